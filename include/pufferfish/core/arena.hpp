@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `stack_arena`: memory given out and taken back in last-in-first-out order. It grows while the first step
+/// finds out how much a step needs and then stays as it is: every later step gets the same addresses.
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/core/tensor.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A stack of blocks, each 64-byte aligned. Blocks never move. Their memory is not zeroed.
+class stack_arena {
+ public:
+  /// A height of the stack: where its top is, and how many bytes lie below.
+  struct mark {
+    std::size_t chunk = 0;
+    std::size_t used = 0;
+    std::size_t depth = 0;
+  };
+
+  /// The new top block, `bytes` long (zero bytes give a valid address too).
+  std::byte* allocate(std::size_t bytes) {
+    const std::size_t need =
+        (std::max<std::size_t>(bytes, 1) + memory_alignment - 1) / memory_alignment * memory_alignment;
+    while (top_.chunk < chunks_.size() && top_.used + need > capacity(top_.chunk)) {
+      ++top_.chunk;
+      top_.used = 0;
+    }
+    if (top_.chunk == chunks_.size()) add_chunk(std::max({need, smallest_chunk, held_bytes() / 2}));
+    std::byte* block = chunks_[top_.chunk].data() + top_.used;
+    top_.used += need;
+    top_.depth += need;
+    peak_ = std::max(peak_, top_.depth);
+    return block;
+  }
+
+  mark top() const { return top_; }
+
+  /// Gives back everything allocated since `height` was the top. An empty stack joins its chunks into one.
+  void release(const mark& height) {
+    PUFFERFISH_ASSERT(height.depth <= top_.depth, "stack_arena: release above the top");
+    top_ = height;
+    if (top_.depth == 0 && chunks_.size() > 1) {
+      const std::size_t total = held_bytes();
+      chunks_.clear();
+      top_ = {};
+      add_chunk(total);
+    }
+  }
+
+  /// Bytes in use now, at most so far, and held from the system.
+  std::size_t in_use() const { return top_.depth; }
+  std::size_t peak_bytes() const { return peak_; }
+  std::size_t held_bytes() const {
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < chunks_.size(); ++i) total += capacity(i);
+    return total;
+  }
+  /// How often the arena asked the system for memory; constant once one step has shown what a step needs.
+  std::size_t system_allocations() const { return system_allocations_; }
+
+ private:
+  static constexpr std::size_t smallest_chunk = std::size_t{1} << 16;
+
+  std::size_t capacity(std::size_t chunk) const { return static_cast<std::size_t>(chunks_[chunk].size()); }
+
+  void add_chunk(std::size_t bytes) {
+    chunks_.emplace_back(static_cast<index_t>(bytes));
+    ++system_allocations_;
+  }
+
+  std::vector<aligned_buffer<std::byte>> chunks_;
+  mark top_;
+  std::size_t peak_ = 0;
+  std::size_t system_allocations_ = 0;
+};
+
+/// Scratch of one scope: blocks taken through a frame go back when the frame ends.
+class scratch_frame {
+ public:
+  explicit scratch_frame(stack_arena& arena) : arena_(arena), start_(arena.top()) {}
+  scratch_frame(const scratch_frame&) = delete;
+  scratch_frame& operator=(const scratch_frame&) = delete;
+  ~scratch_frame() { arena_.release(start_); }
+
+  /// `count` elements, not initialised.
+  template <class T>
+  T* take(index_t count) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return reinterpret_cast<T*>(arena_.allocate(static_cast<std::size_t>(count) * sizeof(T)));
+  }
+
+  /// A dense view of not initialised elements.
+  template <class T, std::size_t N>
+  tensor_view<T, N> take(const extents<N>& shape) {
+    return {take<T>(volume<N>(shape)), shape};
+  }
+
+ private:
+  stack_arena& arena_;
+  stack_arena::mark start_;
+};
+
+PUFFERFISH_NAMESPACE_END

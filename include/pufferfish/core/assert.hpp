@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal checks in two strengths. A failed check is a bug of the caller's or ours: it prints and aborts,
+/// so that it cannot be swallowed. Bad input that a program may want to survive is reported by exceptions
+/// instead.
+
+#include <pufferfish/core/config.hpp>
+
+#if PUFFERFISH_ASSERT_LEVEL > 0
+#include <cstdio>
+#include <cstdlib>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+[[noreturn]] inline void assertion_failed(const char* condition, const char* text, const char* file,
+                                          int line) {
+  std::fprintf(stderr, "%s:%d: pufferfish assertion failed: %s (%s)\n", file, line, text, condition);
+  std::abort();
+}
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
+
+#define PUFFERFISH_DETAIL_CHECK(condition, text) \
+  ((condition) ? void(0) : ::pufferfish::detail::assertion_failed(#condition, text, __FILE__, __LINE__))
+#else
+#define PUFFERFISH_DETAIL_CHECK(condition, text) void(0)
+#endif
+
+/// Checked at levels 1 and 2: once an operation.
+#define PUFFERFISH_ASSERT(condition, text) PUFFERFISH_DETAIL_CHECK(condition, text)
+
+/// Checked at level 2 only: once an element.
+#if PUFFERFISH_ASSERT_LEVEL > 1
+#define PUFFERFISH_ASSERT_FULL(condition, text) PUFFERFISH_DETAIL_CHECK(condition, text)
+#else
+#define PUFFERFISH_ASSERT_FULL(condition, text) void(0)
+#endif

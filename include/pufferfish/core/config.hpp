@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What every other header rests on: the language check, the ABI namespace and the few macros of the library.
+/// No macro of ours changes a type; the ones below that a user may set are
+///   PUFFERFISH_ASSERT_LEVEL  0 off, 1 light (default: argument checks), 2 full (every element access),
+///   PUFFERFISH_THROW(e)      how an exception leaves the library (default: `throw e`).
+
+#if defined(_MSVC_LANG)
+#define PUFFERFISH_CPLUSPLUS _MSVC_LANG
+#else
+#define PUFFERFISH_CPLUSPLUS __cplusplus
+#endif
+#if PUFFERFISH_CPLUSPLUS < 202002L
+#error "pufferfish needs C++20: add -std=c++20 (or newer) to the compiler's flags"
+#endif
+
+#include <pufferfish/core/version.hpp>
+
+#ifndef PUFFERFISH_ASSERT_LEVEL
+#define PUFFERFISH_ASSERT_LEVEL 1
+#endif
+#if PUFFERFISH_ASSERT_LEVEL != 0 && PUFFERFISH_ASSERT_LEVEL != 1 && PUFFERFISH_ASSERT_LEVEL != 2
+#error "PUFFERFISH_ASSERT_LEVEL must be 0 (off), 1 (light) or 2 (full)"
+#endif
+
+#ifndef PUFFERFISH_THROW
+#define PUFFERFISH_THROW(exception) throw exception
+#endif
+
+// The instruction set that this translation unit was compiled for. It is part of the ABI namespace, so that
+// objects built with different flags can be linked into one program without sharing a single symbol.
+#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
+    defined(__FMA__)
+#define PUFFERFISH_BASE_ISA avx512
+#elif defined(__AVX2__) && defined(__FMA__)
+#define PUFFERFISH_BASE_ISA avx2
+#else
+#define PUFFERFISH_BASE_ISA base
+#endif
+
+#define PUFFERFISH_DETAIL_ABI3(major, minor, level, isa) v##major##_##minor##_a##level##_##isa
+#define PUFFERFISH_DETAIL_ABI2(major, minor, level, isa) PUFFERFISH_DETAIL_ABI3(major, minor, level, isa)
+#define PUFFERFISH_DETAIL_STABLE2(major, minor) v##major##_##minor
+#define PUFFERFISH_DETAIL_STABLE1(major, minor) PUFFERFISH_DETAIL_STABLE2(major, minor)
+
+/// Name of the inline namespace: version, assertion level, base instruction set (for example v0_1_a1_avx512).
+#define PUFFERFISH_ABI_NAMESPACE                                                                      \
+  PUFFERFISH_DETAIL_ABI2(PUFFERFISH_VERSION_MAJOR, PUFFERFISH_VERSION_MINOR, PUFFERFISH_ASSERT_LEVEL, \
+                         PUFFERFISH_BASE_ISA)
+#define PUFFERFISH_NAMESPACE_BEGIN \
+  namespace pufferfish {           \
+  inline namespace PUFFERFISH_ABI_NAMESPACE {
+#define PUFFERFISH_NAMESPACE_END \
+  }                              \
+  }
+
+/// For types whose code no flag changes (exceptions): one type in the whole program, so that a catch in one
+/// object sees a throw from another built with other flags.
+#define PUFFERFISH_STABLE_NAMESPACE_BEGIN \
+  namespace pufferfish {                  \
+  inline namespace PUFFERFISH_DETAIL_STABLE1(PUFFERFISH_VERSION_MAJOR, PUFFERFISH_VERSION_MINOR) {
+#define PUFFERFISH_STABLE_NAMESPACE_END \
+  }                                     \
+  }
+
+#if defined(__CUDACC__)
+#define PUFFERFISH_HOST_DEVICE __host__ __device__
+#else
+#define PUFFERFISH_HOST_DEVICE
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define PUFFERFISH_ALWAYS_INLINE inline __attribute__((always_inline))
+#define PUFFERFISH_RESTRICT __restrict__
+#else
+#define PUFFERFISH_ALWAYS_INLINE inline
+#define PUFFERFISH_RESTRICT
+#endif

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `context<device::cpu>`: what a pass through layers needs besides the layers: threads, scratch memory, the
+/// tape, random numbers, and whether it trains or infers.
+
+#include <cstdint>
+#include <optional>
+
+#include <pufferfish/core/arena.hpp>
+#include <pufferfish/core/device.hpp>
+#include <pufferfish/core/parallel.hpp>
+#include <pufferfish/core/parameter.hpp>
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/core/tape.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// In training, forward passes keep what backward passes need, dropout drops, batch norm uses the batch.
+enum class run_mode { inference, training };
+
+struct context_options {
+  int threads = 1;
+  std::uint64_t seed = 0;
+};
+
+/// The CPU's. One context serves one thread of control at a time; layers are shared freely between contexts.
+template <>
+class context<device::cpu> {
+ public:
+  using device_type = device::cpu;
+
+  explicit context(const context_options& options = {}) : threads_(options.threads), seed_(options.seed) {}
+
+  run_mode mode() const { return mode_; }
+  bool training() const { return mode_ == run_mode::training; }
+  void set_mode(run_mode mode) { mode_ = mode; }
+
+  int threads() const { return threads_.size(); }
+
+  /// Calls body(task, worker) for every task; see thread_pool::run. Cut tasks from shapes alone, never from
+  /// `threads()`, or results depend on the number of threads.
+  template <class Body>
+  void parallel_for(index_t tasks, Body&& body) {
+    threads_.run(tasks, body);
+  }
+
+  /// Temporary memory; take it through a scratch_frame.
+  stack_arena& scratch() { return scratch_; }
+  pufferfish::tape& tape() { return tape_; }
+
+  /// Starts training step `step`: clears the tape, and makes the random numbers of this step's passes a
+  /// function of (seed, step). `first_sample` is the position of this rank's first sample in the global
+  /// batch, so that dropout masks do not depend on how a batch is split over ranks.
+  void begin_step(std::uint64_t step, index_t first_sample = 0) {
+    tape_.clear();
+    step_ = step;
+    first_sample_ = first_sample;
+    streams_used_ = 0;
+  }
+
+  std::uint64_t seed() const { return seed_; }
+  std::uint64_t step() const { return step_; }
+  index_t first_sample() const { return first_sample_; }
+
+  /// A random stream of its own for the next layer of this step that asks: layers ask in execution order.
+  random_stream next_random_stream() {
+    return {seed_, substream(substream(stream_id("layer"), step_), streams_used_++)};
+  }
+
+  /// Called by layers when a parameter's gradient is complete for this step.
+  template <class T>
+  void gradient_written(const parameter<T>& p) {
+    if (p.written() && ready_ != nullptr) ready_(ready_object_, p.id());
+  }
+
+  /// `call(object, id)` is told each parameter whose gradient is ready, during backward. nullptr: nobody.
+  void on_gradient_ready(void (*call)(void*, int), void* object) {
+    ready_ = call;
+    ready_object_ = object;
+  }
+
+  /// Most memory that tape and scratch have held at once, each, in bytes.
+  std::size_t peak_bytes() const { return scratch_.peak_bytes() + tape_.memory().peak_bytes(); }
+  /// How often they asked the system for memory; constant from the second step on.
+  std::size_t system_allocations() const {
+    return scratch_.system_allocations() + tape_.memory().system_allocations();
+  }
+
+ private:
+  thread_pool threads_;
+  stack_arena scratch_;
+  pufferfish::tape tape_;
+  run_mode mode_ = run_mode::inference;
+  std::uint64_t seed_;
+  std::uint64_t step_ = 0;
+  index_t first_sample_ = 0;
+  std::uint64_t streams_used_ = 0;
+  void (*ready_)(void*, int) = nullptr;
+  void* ready_object_ = nullptr;
+};
+
+using cpu_context = context<device::cpu>;
+
+PUFFERFISH_NAMESPACE_END

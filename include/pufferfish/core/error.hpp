@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The exceptions of the library. Every one derives from `pufferfish::error`; texts name the layer or file
+/// and the numbers that do not fit. The library throws them through PUFFERFISH_THROW.
+
+#include <stdexcept>
+#include <string>
+
+#include <pufferfish/core/config.hpp>
+
+PUFFERFISH_STABLE_NAMESPACE_BEGIN
+
+/// Base of all exceptions of this library.
+class error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Extents that do not fit each other or the layer.
+class shape_error : public error {
+ public:
+  using error::error;
+};
+
+/// A factorization rank outside 1 .. min(rows, cols).
+class rank_error : public error {
+ public:
+  using error::error;
+};
+
+/// A value that is not usable: a non-finite number, an option out of its range.
+class value_error : public error {
+ public:
+  using error::error;
+};
+
+/// An object used out of order: a stale generation, a backward pass without its forward pass.
+class state_error : public error {
+ public:
+  using error::error;
+};
+
+/// A file that cannot be read, is not what it claims to be, or cannot be written.
+class io_error : public error {
+ public:
+  using error::error;
+};
+
+/// MPI, CUDA or another library below us reported a failure.
+class backend_error : public error {
+ public:
+  using error::error;
+};
+
+/// Somebody who was waited for did not arrive.
+class timeout_error : public error {
+ public:
+  using error::error;
+};
+
+PUFFERFISH_STABLE_NAMESPACE_END

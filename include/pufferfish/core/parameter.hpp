@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `parameter<T>` (a trained tensor with its gradient) and `state_buffer<T>` (a kept tensor that is not
+/// trained). Each owns its memory until a network binds it to a place in an arena.
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include <pufferfish/core/tensor.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// How frameworks and files see a stored tensor: extents in their order, strides (elements) onto our storage.
+/// A convolution's weight lies as [kernel height][kernel width][in][out] and is seen as
+/// [out][in][height][width].
+struct logical_layout {
+  int dims = 0;
+  extents<4> shape{};
+  extents<4> strides{};
+
+  index_t size() const {
+    index_t result = 1;
+    for (int d = 0; d < dims; ++d) result *= shape[static_cast<std::size_t>(d)];
+    return result;
+  }
+  friend bool operator==(const logical_layout&, const logical_layout&) = default;
+
+  /// A vector of n elements.
+  static logical_layout vector(index_t n) { return {1, {n, 1, 1, 1}, {1, 0, 0, 0}}; }
+  /// An [out][in] matrix whose storage is [in][out]: outputs innermost, as the kernels read it.
+  static logical_layout matrix(index_t out, index_t in) { return {2, {out, in, 1, 1}, {1, out, 0, 0}}; }
+  /// An OIHW kernel whose storage is HWIO.
+  static logical_layout kernel(index_t out, index_t in, index_t height, index_t width) {
+    return {4, {out, in, height, width}, {1, out, width * in * out, in * out}};
+  }
+};
+
+/// "[64 x 3 x 3 x 3]": the logical extents.
+inline std::string to_string(const logical_layout& layout) {
+  std::string text = "[";
+  for (int d = 0; d < layout.dims; ++d) {
+    text += (d ? " x " : "") + std::to_string(layout.shape[static_cast<std::size_t>(d)]);
+  }
+  return text + "]";
+}
+
+namespace detail {
+
+/// Elements that are either owned or lie in somebody's arena. A copy is always deep and owned.
+template <class T>
+class bindable_storage {
+ public:
+  explicit bindable_storage(index_t size) : own_(size), data_(own_.data()), size_(size) {}
+  bindable_storage(const bindable_storage& other) : bindable_storage(other.size_) {
+    std::copy_n(other.data_, size_, data_);
+  }
+  bindable_storage(bindable_storage&& other) noexcept
+      : own_(std::move(other.own_)),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)) {}
+  bindable_storage& operator=(bindable_storage other) noexcept {
+    std::swap(own_, other.own_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+
+  T* data() const { return data_; }
+  index_t size() const { return size_; }
+
+  /// Moves the elements to `place` and stays bound to it.
+  void bind(T* place) {
+    std::copy_n(data_, size_, place);
+    data_ = place;
+    own_ = {};
+  }
+
+ private:
+  aligned_buffer<T> own_;
+  T* data_;
+  index_t size_;
+};
+
+}  // namespace detail
+
+/// What the optimizer needs to know: biases and normalisation parameters are usually exempt from weight
+/// decay.
+enum class parameter_role { weight, bias, norm };
+
+/// One trained tensor. A layer holds it as a member; `visit` shows it to the world by name.
+///
+/// Gradients: the first writer of a step overwrites, later ones add, nothing is ever zeroed (`accumulate()`
+/// says which). The gradient is ready when `writers` writes are done: one a backward pass, more for shared
+/// parameters and for several micro-batches a step.
+template <class T>
+class parameter {
+ public:
+  parameter(const logical_layout& layout, parameter_role role)
+      : layout_(layout), role_(role), values_(layout.size()) {}
+
+  const logical_layout& layout() const { return layout_; }
+  parameter_role role() const { return role_; }
+  index_t size() const { return values_.size(); }
+
+  /// Elements in stored order.
+  T* data() { return values_.data(); }
+  const T* data() const { return values_.data(); }
+  std::span<T> values() { return {values_.data(), static_cast<std::size_t>(size())}; }
+  std::span<const T> values() const { return {values_.data(), static_cast<std::size_t>(size())}; }
+
+  /// The elements as frameworks see them (see logical_layout).
+  tensor_view<T, 4> logical() { return {values_.data(), layout_.shape, layout_.strides}; }
+  tensor_view<const T, 4> logical() const { return {values_.data(), layout_.shape, layout_.strides}; }
+
+  /// The gradient in stored order; made on first use for a layer that no network has bound.
+  T* gradient_data() const {
+    if (gradient_ == nullptr) {
+      own_gradient_ = aligned_buffer<T>(size());
+      gradient_ = own_gradient_.data();
+    }
+    return gradient_;
+  }
+  std::span<T> gradient() const { return {gradient_data(), static_cast<std::size_t>(size())}; }
+  tensor_view<T, 4> logical_gradient() const { return {gradient_data(), layout_.shape, layout_.strides}; }
+
+  /// For a backward pass about to write the gradient: whether it must add to what is there.
+  bool accumulate() const { return written_ > 0; }
+  /// A backward pass has written. True if that was the step's last write: the gradient is ready.
+  bool written() const {
+    written_ = written_ + 1 >= writers_ ? 0 : written_ + 1;
+    return written_ == 0;
+  }
+  /// How many writes make a step, >= 1.
+  void set_writers(int writers) {
+    writers_ = writers;
+    written_ = 0;
+  }
+  int writers() const { return writers_; }
+  /// Forgets the writes of an abandoned step.
+  void restart() const { written_ = 0; }
+
+  /// Position in the network's arenas, or -1.
+  int id() const { return id_; }
+
+  /// Moves values and gradient to their places in a network's arenas. The places must outlive the binding.
+  void bind(T* value_place, T* gradient_place, int id) {
+    values_.bind(value_place);
+    gradient_ = gradient_place;
+    own_gradient_ = {};
+    id_ = id;
+    written_ = 0;
+  }
+
+  /// Copies are deep, own their memory and belong to no network; the gradient is not copied.
+  parameter(const parameter& other)
+      : layout_(other.layout_), role_(other.role_), values_(other.values_), writers_(other.writers_) {}
+  parameter(parameter&&) noexcept = default;
+  parameter& operator=(const parameter& other) { return *this = parameter(other); }
+  parameter& operator=(parameter&&) noexcept = default;
+  ~parameter() = default;
+
+ private:
+  logical_layout layout_;
+  parameter_role role_;
+  detail::bindable_storage<T> values_;
+  mutable aligned_buffer<T> own_gradient_;
+  mutable T* gradient_ = nullptr;
+  mutable int written_ = 0;
+  int writers_ = 1;
+  int id_ = -1;
+};
+
+/// A tensor that belongs to the state of a layer but is not trained (running means and variances). Mutable
+/// through a const layer, since a training-mode forward pass updates it.
+template <class T>
+class state_buffer {
+ public:
+  explicit state_buffer(index_t size) : values_(size) {}
+
+  index_t size() const { return values_.size(); }
+  T* data() const { return values_.data(); }
+  std::span<T> values() const { return {values_.data(), static_cast<std::size_t>(size())}; }
+  logical_layout layout() const { return logical_layout::vector(size()); }
+
+  void bind(T* place) { values_.bind(place); }
+
+ private:
+  detail::bindable_storage<T> values_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The tape: what forward passes keep for their backward passes. A stack: layers push on the way forward and
+/// pop the same things in opposite order on the way back, so one layer can run twice in a step.
+
+#include <cstring>
+#include <vector>
+
+#include <pufferfish/core/arena.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Last in, first out. Nothing on it moves while it lies there.
+class tape {
+ public:
+  /// Memory for `count` elements, not initialised, kept until the matching pop.
+  template <class T>
+  T* push(index_t count) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+    const stack_arena::mark below = arena_.top();
+    std::byte* block = arena_.allocate(bytes);
+    entries_.push_back({below, block, bytes});
+    return reinterpret_cast<T*>(block);
+  }
+
+  template <class T, std::size_t N>
+  tensor_view<T, N> push(const extents<N>& shape) {
+    return {push<T>(volume<N>(shape)), shape};
+  }
+
+  /// Takes the top entry off. Its elements stay readable until the next push. Throws state_error if the tape
+  /// is empty or the top entry is not `count` elements of T: the forward pass that belongs here did not run
+  /// in training mode, or passes were mixed up.
+  template <class T>
+  T* pop(index_t count) {
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+    if (entries_.empty() || entries_.back().bytes != bytes) {
+      PUFFERFISH_THROW(state_error(
+          "tape: backward wants an entry of " + std::to_string(bytes) + " bytes, the tape " +
+          (entries_.empty() ? std::string("is empty")
+                            : "has one of " + std::to_string(entries_.back().bytes)) +
+          ": run forward in training mode first, and each backward pass once, in opposite order"));
+    }
+    const entry top = entries_.back();
+    entries_.pop_back();
+    arena_.release(top.below);
+    return reinterpret_cast<T*>(top.block);
+  }
+
+  template <class T, std::size_t N>
+  tensor_view<T, N> pop(const extents<N>& shape) {
+    return {pop<T>(volume<N>(shape)), shape};
+  }
+
+  /// Small values (views, shapes, numbers) as one entry each.
+  template <class V>
+  void push_value(const V& value) {
+    std::memcpy(push<std::byte>(sizeof(V)), &value, sizeof(V));
+  }
+  template <class V>
+  V pop_value() {
+    static_assert(std::is_trivially_copyable_v<V>);
+    V value;
+    std::memcpy(&value, pop<std::byte>(sizeof(V)), sizeof(V));
+    return value;
+  }
+
+  bool empty() const { return entries_.empty(); }
+  std::size_t entries() const { return entries_.size(); }
+  const stack_arena& memory() const { return arena_; }
+
+  /// Drops everything, as after a forward pass whose backward pass was abandoned.
+  void clear() {
+    entries_.clear();
+    arena_.release({});
+  }
+
+ private:
+  struct entry {
+    stack_arena::mark below;
+    std::byte* block;
+    std::size_t bytes;
+  };
+
+  stack_arena arena_;
+  std::vector<entry> entries_;
+};
+
+PUFFERFISH_NAMESPACE_END

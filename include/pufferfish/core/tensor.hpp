@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Memory with an owner: `aligned_buffer<T>` and `tensor<T, N>` on top of it.
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Bytes at which every allocation of ours starts: a cache line, and the widest vector.
+inline constexpr std::size_t memory_alignment = 64;
+
+/// A fixed number of trivially copyable elements, 64-byte aligned, zeroed at first. Copies are deep.
+template <class T>
+class aligned_buffer {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  aligned_buffer() = default;
+  explicit aligned_buffer(index_t count) : size_(count) {
+    if (count < 0) PUFFERFISH_THROW(shape_error("aligned_buffer: negative size " + std::to_string(count)));
+    if (count == 0) return;
+    data_ = static_cast<T*>(
+        ::operator new (static_cast<std::size_t>(count) * sizeof(T), std::align_val_t{memory_alignment}));
+    std::fill_n(data_, count, T{});
+  }
+  aligned_buffer(const aligned_buffer& other) : aligned_buffer(other.size_) {
+    std::copy_n(other.data_, size_, data_);
+  }
+  aligned_buffer(aligned_buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  aligned_buffer& operator=(aligned_buffer other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~aligned_buffer() { ::operator delete (data_, std::align_val_t{memory_alignment}); }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  index_t size() const { return size_; }
+  std::span<T> span() { return {data_, static_cast<std::size_t>(size_)}; }
+  std::span<const T> span() const { return {data_, static_cast<std::size_t>(size_)}; }
+
+ private:
+  T* data_ = nullptr;
+  index_t size_ = 0;
+};
+
+/// An owning dense array of N dimensions, last index fastest, zeroed at first. Copies are deep.
+template <class T, std::size_t N>
+class tensor {
+ public:
+  using value_type = T;
+
+  tensor() = default;
+  explicit tensor(const extents<N>& shape) : buffer_(volume<N>(shape)), extents_(shape) {}
+
+  /// A dense copy of any view.
+  template <class U>
+  explicit tensor(const tensor_view<U, N>& source) : tensor(source.shape()) {
+    copy(source, view());
+  }
+
+  tensor_view<T, N> view() { return {buffer_.data(), extents_}; }
+  tensor_view<const T, N> view() const { return {buffer_.data(), extents_}; }
+  operator tensor_view<T, N>() { return view(); }
+  operator tensor_view<const T, N>() const { return view(); }
+
+  T* data() { return buffer_.data(); }
+  const T* data() const { return buffer_.data(); }
+  const extents<N>& shape() const { return extents_; }
+  index_t extent(std::size_t i) const { return extents_[i]; }
+  index_t size() const { return buffer_.size(); }
+  std::span<T> flat() { return buffer_.span(); }
+  std::span<const T> flat() const { return buffer_.span(); }
+
+  template <class... I>
+  T& operator()(I... i) {
+    return view()(i...);
+  }
+  template <class... I>
+  const T& operator()(I... i) const {
+    return view()(i...);
+  }
+
+ private:
+  aligned_buffer<T> buffer_;
+  extents<N> extents_{};
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `tensor_view<T, N>`: pointer, extents and strides; owns nothing. The only tensor type in the signatures of
+/// layers, exchange and adapters.
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include <pufferfish/core/assert.hpp>
+#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/error.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Signed, so that differences and strides need no casts.
+using index_t = std::ptrdiff_t;
+
+template <std::size_t N>
+using extents = std::array<index_t, N>;
+
+/// Product of all extents; 1 for an empty list.
+template <std::size_t N>
+constexpr index_t volume(const extents<N>& shape) {
+  index_t result = 1;
+  for (index_t extent : shape) result *= extent;
+  return result;
+}
+
+/// Strides (in elements) of a dense array whose last index runs fastest.
+template <std::size_t N>
+constexpr extents<N> row_major(const extents<N>& shape) {
+  extents<N> strides{};
+  index_t step = 1;
+  for (std::size_t i = N; i-- > 0;) {
+    strides[i] = step;
+    step *= shape[i];
+  }
+  return strides;
+}
+
+/// "[2 x 8 x 8 x 64]", as error messages print shapes.
+template <std::size_t N>
+std::string to_string(const extents<N>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < N; ++i) text += (i ? " x " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+/// A strided array of N dimensions over memory that somebody else owns.
+/// Copying a view copies no elements; `T` may be const. Strides are in elements and may be in any order (an
+/// OIHW view of a weight stored HWIO has the output channels' stride 1).
+template <class T, std::size_t N>
+class tensor_view {
+ public:
+  using element_type = T;
+  using value_type = std::remove_cv_t<T>;
+
+  constexpr tensor_view() = default;
+
+  /// Dense, last index fastest.
+  constexpr tensor_view(T* data, const extents<N>& shape) : tensor_view(data, shape, row_major<N>(shape)) {}
+
+  /// With given strides. Throws shape_error for a negative extent.
+  constexpr tensor_view(T* data, const extents<N>& shape, const extents<N>& strides)
+      : data_(data), extents_(shape), strides_(strides) {
+    for (index_t extent : shape) {
+      if (extent < 0) PUFFERFISH_THROW(shape_error("tensor_view: negative extent in " + to_string<N>(shape)));
+    }
+  }
+
+  /// A view of T converts to a view of const T.
+  template <class U>
+  requires(std::is_same_v<const U, T> &&
+           !std::is_same_v<U, T>) constexpr tensor_view(const tensor_view<U, N>& other)
+      : data_(other.data()), extents_(other.shape()), strides_(other.strides()) {}
+
+  constexpr T* data() const { return data_; }
+  constexpr const extents<N>& shape() const { return extents_; }
+  constexpr const extents<N>& strides() const { return strides_; }
+  constexpr index_t extent(std::size_t i) const { return extents_[i]; }
+  constexpr index_t stride(std::size_t i) const { return strides_[i]; }
+  constexpr index_t size() const { return volume<N>(extents_); }
+  constexpr bool empty() const { return size() == 0; }
+
+  /// True for a view of nothing: "this gradient is not wanted".
+  constexpr bool is_null() const { return data_ == nullptr; }
+
+  template <class... I>
+  requires(sizeof...(I) == N) constexpr T& operator()(I... i) const {
+    const extents<N> at{static_cast<index_t>(i)...};
+    index_t offset = 0;
+    for (std::size_t d = 0; d < N; ++d) {
+      PUFFERFISH_ASSERT_FULL(at[d] >= 0 && at[d] < extents_[d], "index_t outside the view");
+      offset += at[d] * strides_[d];
+    }
+    return data_[offset];
+  }
+
+  /// True if the elements lie back to back, last index fastest (strides of extents below two do not matter).
+  constexpr bool is_contiguous() const {
+    index_t step = 1;
+    for (std::size_t i = N; i-- > 0;) {
+      if (extents_[i] > 1 && strides_[i] != step) return false;
+      step *= extents_[i];
+    }
+    return true;
+  }
+
+  /// The elements of a contiguous view. Throws shape_error for any other.
+  constexpr std::span<T> flat() const {
+    if (!empty() && !is_contiguous()) {
+      PUFFERFISH_THROW(shape_error("tensor_view: flat() of a strided view " + to_string<N>(extents_)));
+    }
+    return {data_, static_cast<std::size_t>(size())};
+  }
+
+  /// The same elements under other extents. Contiguous views only; throws shape_error if the volumes differ.
+  template <std::size_t M>
+  constexpr tensor_view<T, M> reshape(const extents<M>& shape) const {
+    if (volume<M>(shape) != size() || (!empty() && !is_contiguous())) {
+      PUFFERFISH_THROW(shape_error("tensor_view: cannot reshape " + to_string<N>(extents_) + " to " +
+                                   to_string<M>(shape)));
+    }
+    return tensor_view<T, M>(data_, shape);
+  }
+
+  /// Elements begin .. begin + count - 1 of dimension d.
+  constexpr tensor_view slice(std::size_t d, index_t begin, index_t count) const {
+    PUFFERFISH_ASSERT(d < N && begin >= 0 && count >= 0 && begin + count <= extents_[d],
+                      "slice outside the view");
+    extents<N> shape = extents_;
+    shape[d] = count;
+    return tensor_view(data_ == nullptr ? nullptr : data_ + begin * strides_[d], shape, strides_);
+  }
+
+  /// Dimension i of the result is dimension order[i] of this view.
+  constexpr tensor_view permute(const std::array<std::size_t, N>& order) const {
+    extents<N> shape{};
+    extents<N> strides{};
+    for (std::size_t i = 0; i < N; ++i) {
+      shape[i] = extents_[order[i]];
+      strides[i] = strides_[order[i]];
+    }
+    return tensor_view(data_, shape, strides);
+  }
+
+ private:
+  T* data_ = nullptr;
+  extents<N> extents_{};
+  extents<N> strides_{};
+};
+
+/// The two dimensions swapped.
+template <class T>
+constexpr tensor_view<T, 2> transpose(const tensor_view<T, 2>& view) {
+  return view.permute({1, 0});
+}
+
+/// Copies element by element, whatever the strides. Shapes must be equal (else shape_error); the views may
+/// not overlap unless they are the same.
+template <class T, class U, std::size_t N>
+void copy(const tensor_view<T, N>& from, const tensor_view<U, N>& to) {
+  if (from.shape() != to.shape()) {
+    PUFFERFISH_THROW(shape_error("copy: source is " + to_string<N>(from.shape()) + ", target " +
+                                 to_string<N>(to.shape())));
+  }
+  if (from.empty()) return;
+  extents<N> at{};
+  for (;;) {
+    index_t source = 0;
+    index_t target = 0;
+    for (std::size_t d = 0; d < N; ++d) {
+      source += at[d] * from.stride(d);
+      target += at[d] * to.stride(d);
+    }
+    to.data()[target] = static_cast<U>(from.data()[source]);
+    std::size_t d = N;
+    while (d > 0 && ++at[d - 1] == from.extent(d - 1)) at[--d] = 0;
+    if (d == 0) return;
+  }
+}
+
+PUFFERFISH_NAMESPACE_END
