@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Labelled image sets in memory, from the layouts in which MNIST, Fashion-MNIST, CIFAR-10 and the bundled
+/// digits come.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/cifar.hpp>
+#include <pufferfish/io/error_text.hpp>
+#include <pufferfish/io/idx.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// `count` images and their labels. The loaders below guarantee that `pixels` has
+/// count * height * width * channels values, `labels` has `count`, and each label is in 0 .. classes - 1.
+struct image_set {
+  index_t count = 0;
+  index_t height = 0;
+  index_t width = 0;
+  index_t channels = 0;
+  index_t classes = 0;
+  std::vector<std::uint8_t> pixels;  ///< NHWC, as stored in the file: not scaled
+  std::vector<std::int32_t> labels;
+};
+
+namespace detail {
+
+/// `path` or `path`.gz, whichever is there (the plain one first). Throws io_error if neither is.
+inline std::string find_plain_or_gzip(const std::string& path) {
+  if (is_regular_file(path)) return path;
+  if (is_regular_file(path + ".gz")) return path + ".gz";
+  PUFFERFISH_THROW(io_error(path + ": neither this file nor " + path + ".gz exists"));
+}
+
+/// Moves checked labels over from an IDX array of one dimension.
+inline void set_labels(image_set& set, const idx_array& labels, const std::string& path) {
+  if (labels.extents.size() != 1) {
+    PUFFERFISH_THROW(
+        io_error(path + ": labels need 1 dimension, the file has shape " + shape_text(labels.extents)));
+  }
+  if (labels.extents[0] != set.count) {
+    PUFFERFISH_THROW(io_error(path + ": " + std::to_string(labels.extents[0]) + " labels for " +
+                              std::to_string(set.count) + " images"));
+  }
+  for (std::size_t i = 0; i < labels.values.size(); ++i) {
+    if (labels.values[i] >= set.classes) {
+      PUFFERFISH_THROW(io_error(path + ": label " + std::to_string(i) + " is " +
+                                std::to_string(labels.values[i]) + ", not in 0.." +
+                                std::to_string(set.classes - 1)));
+    }
+  }
+  set.labels.assign(labels.values.begin(), labels.values.end());
+}
+
+}  // namespace detail
+
+/// Loads two IDX files (plain or gzip): images [N x H x W] or [N x H x W x C] and labels [N].
+/// `classes`: labels must be below it. Throws value_error for classes < 1; io_error for bad files, other
+/// shapes, unequal counts (both are named) and labels out of range.
+inline image_set load_idx_pair(const std::string& images_path, const std::string& labels_path,
+                               index_t classes) {
+  if (classes < 1) PUFFERFISH_THROW(value_error("load_idx_pair: " + std::to_string(classes) + " classes"));
+  idx_array images = read_idx(images_path);
+  const std::size_t rank = images.extents.size();
+  if (rank < 3) {
+    PUFFERFISH_THROW(io_error(images_path + ": images need 3 or 4 dimensions, the file has shape " +
+                              detail::shape_text(images.extents)));
+  }
+  image_set set;
+  set.count = images.extents[0];
+  set.height = images.extents[1];
+  set.width = images.extents[2];
+  set.channels = rank == 4 ? images.extents[3] : 1;
+  set.classes = classes;
+  detail::set_labels(set, read_idx(labels_path), labels_path);
+  set.pixels = std::move(images.values);
+  return set;
+}
+
+/// Loads a folder laid out as MNIST is: {train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte,
+/// each plain or with ".gz". `train` chooses the set. Throws io_error as load_idx_pair does, and for a
+/// missing file.
+inline image_set load_mnist_layout(const std::string& folder, bool train, index_t classes = 10) {
+  const std::string stem = folder + "/" + (train ? "train" : "t10k");
+  return load_idx_pair(detail::find_plain_or_gzip(stem + "-images-idx3-ubyte"),
+                       detail::find_plain_or_gzip(stem + "-labels-idx1-ubyte"), classes);
+}
+
+/// Loads the binary version of CIFAR-10 from a folder: data_batch_1.bin .. data_batch_5.bin in that order
+/// (`train`) or test_batch.bin, each plain or with ".gz". 32 x 32 x 3, 10 classes. Throws io_error as
+/// parse_cifar10 does, and for a missing file.
+inline image_set load_cifar10(const std::string& folder, bool train) {
+  image_set set;
+  set.height = 32;
+  set.width = 32;
+  set.channels = 3;
+  set.classes = 10;
+  for (int batch = 1; batch <= (train ? 5 : 1); ++batch) {
+    const std::string name = train ? "data_batch_" + std::to_string(batch) : std::string("test_batch");
+    const cifar_batch part = read_cifar10(detail::find_plain_or_gzip(folder + "/" + name + ".bin"));
+    set.pixels.insert(set.pixels.end(), part.pixels.begin(), part.pixels.end());
+    set.labels.insert(set.labels.end(), part.labels.begin(), part.labels.end());
+  }
+  set.count = static_cast<index_t>(set.labels.size());
+  return set;
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Whole files in, whole files out: `read_file` with a size limit, and `atomic_writer`, which replaces a file
+/// in one step or not at all. POSIX only.
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/error.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What the readers of this folder accept unless told otherwise: 4 GiB a file, and as much after
+/// decompression.
+inline constexpr std::uint64_t default_read_limit = std::uint64_t{1} << 32;
+
+namespace detail {
+
+[[noreturn]] inline void throw_system_error(const std::string& path, const std::string& what, int code) {
+  PUFFERFISH_THROW(io_error(path + ": " + what + ": " + std::generic_category().message(code)));
+}
+
+/// Closes what it holds.
+class file_descriptor {
+ public:
+  file_descriptor() = default;
+  explicit file_descriptor(int fd) : fd_(fd) {}
+  file_descriptor(file_descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  file_descriptor& operator=(file_descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~file_descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+/// open(2) that survives signals; a descriptor that is not open leaves the reason in errno.
+inline file_descriptor open_file(const std::string& path, int flags) {
+  for (;;) {
+    const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+    if (fd >= 0 || errno != EINTR) return file_descriptor(fd);
+  }
+}
+
+/// Writes every byte. Throws io_error (`path` is only for its text).
+inline void write_all(int fd, std::span<const std::uint8_t> bytes, const std::string& path) {
+  const std::size_t total = bytes.size();
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30));
+    if (written < 0) {
+      const int code = errno;
+      if (code == EINTR) continue;
+      throw_system_error(
+          path, "cannot write " + std::to_string(bytes.size()) + " of " + std::to_string(total) + " bytes",
+          code);
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+inline bool sync(int fd) {
+  for (;;) {
+    if (::fsync(fd) == 0) return true;
+    if (errno != EINTR) return false;
+  }
+}
+
+inline bool lock(int fd, int operation) {
+  for (;;) {
+    if (::flock(fd, operation) == 0) return true;
+    if (errno != EINTR) return false;
+  }
+}
+
+/// True if the path still names the file that the descriptor has open.
+inline bool names_open_file(const std::string& path, int fd) {
+  struct stat by_path {};
+  struct stat by_descriptor {};
+  return ::lstat(path.c_str(), &by_path) == 0 && ::fstat(fd, &by_descriptor) == 0 &&
+         by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev;
+}
+
+/// Folder (with its slash; "./" if the path has none) and last component.
+inline std::pair<std::string, std::string> split_path(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return {"./", path};
+  return {path.substr(0, slash + 1), path.substr(slash + 1)};
+}
+
+inline bool is_regular_file(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+}
+
+/// True for "<target>.tmp-<digits>-<digits>".
+inline bool is_temporary_name(std::string_view name, std::string_view target) {
+  constexpr std::string_view mark = ".tmp-";
+  if (name.substr(0, target.size()) != target) return false;
+  name.remove_prefix(target.size());
+  if (name.substr(0, mark.size()) != mark) return false;
+  name.remove_prefix(mark.size());
+  const std::size_t dash = name.find('-');
+  const auto all_digits = [](std::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  return dash != std::string_view::npos && all_digits(name.substr(0, dash)) &&
+         all_digits(name.substr(dash + 1));
+}
+
+/// Removes temporaries that writers of this target left behind when they were killed. A living writer holds a
+/// lock on its temporary; process ids are no evidence, as they repeat in containers and differ between them.
+/// What cannot be locked or removed stays: a leftover is no reason to refuse the next write.
+inline void remove_stale_temporaries(const std::string& folder, const std::string& target) {
+  DIR* const listing = ::opendir(folder.c_str());
+  if (listing == nullptr) return;
+  std::vector<std::string> found;
+  while (const dirent* entry = ::readdir(listing)) {
+    if (is_temporary_name(entry->d_name, target)) found.push_back(folder + entry->d_name);
+  }
+  ::closedir(listing);
+  for (const std::string& path : found) {
+    const file_descriptor file = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+    if (!file.is_open() || !lock(file.get(), LOCK_EX | LOCK_NB)) continue;
+    // Between the listing and the lock the owner may have renamed this file and begun another of the same
+    // name.
+    if (names_open_file(path, file.get())) ::unlink(path.c_str());
+  }
+}
+
+}  // namespace detail
+
+/// The bytes of a file (or pipe), read to its end.
+/// `limit`: the largest size accepted, in bytes; a regular file above it is refused before memory is taken.
+/// Throws io_error, with the path and the system's reason: missing, unreadable, a directory, above the limit.
+inline std::vector<std::uint8_t> read_file(const std::string& path,
+                                           std::uint64_t limit = default_read_limit) {
+  const detail::file_descriptor file = detail::open_file(path, O_RDONLY);
+  if (!file.is_open()) detail::throw_system_error(path, "cannot open for reading", errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) detail::throw_system_error(path, "cannot read its size", errno);
+  if (S_ISDIR(status.st_mode)) detail::throw_system_error(path, "cannot read", EISDIR);
+  const auto size = S_ISREG(status.st_mode) ? static_cast<std::uint64_t>(status.st_size) : std::uint64_t{0};
+  const std::string above = " is above the limit of " + std::to_string(limit) + " bytes";
+  if (size > limit) {
+    PUFFERFISH_THROW(io_error(path + ": its size of " + std::to_string(size) + " bytes" + above));
+  }
+  // One byte more than the size: the end is then seen without growing.
+  std::vector<std::uint8_t> bytes(std::max<std::size_t>(static_cast<std::size_t>(size) + 1, 4096));
+  std::size_t used = 0;
+  for (;;) {
+    if (used == bytes.size()) bytes.resize(2 * bytes.size());
+    const ssize_t got =
+        ::read(file.get(), bytes.data() + used, std::min(bytes.size() - used, std::size_t{1} << 30));
+    if (got < 0) {
+      const int code = errno;
+      if (code == EINTR) continue;
+      detail::throw_system_error(path, "cannot read after " + std::to_string(used) + " bytes", code);
+    }
+    if (got == 0) break;
+    used += static_cast<std::size_t>(got);
+    if (used > limit) PUFFERFISH_THROW(io_error(path + ": its length" + above));
+  }
+  bytes.resize(used);
+  return bytes;
+}
+
+/// Replaces a file in one step: a reader, or a program that starts after a crash, sees the whole old content
+/// or the whole new one. The bytes go to "<path>.tmp-<pid>-<n>" in the same folder; `commit()` syncs it,
+/// renames it over `path` and syncs the folder. Without commit, or after an error, the temporary is removed
+/// and the old file stays as it was. A killed process leaves its temporary behind; the next writer of the
+/// same path removes it. Several writers of one path may run at once: the last commit wins. The mode bits of
+/// an existing file are kept; a symbolic link is replaced, not followed.
+class atomic_writer {
+ public:
+  /// Opens the temporary. Throws io_error if that fails, or if `path` exists and is not a regular file.
+  explicit atomic_writer(std::string path) : path_(std::move(path)) {
+    struct stat old {};
+    const bool replaces = ::stat(path_.c_str(), &old) == 0;
+    const auto [folder, name] = detail::split_path(path_);
+    if (name.empty() || (replaces && S_ISDIR(old.st_mode))) {
+      detail::throw_system_error(path_, "cannot write", EISDIR);
+    }
+    if (replaces && !S_ISREG(old.st_mode)) {
+      PUFFERFISH_THROW(io_error(path_ + ": cannot replace what is not a regular file"));
+    }
+    folder_ = folder;
+    detail::remove_stale_temporaries(folder, name);
+    open_temporary();
+    // Not every file system has mode bits, so a failure is no error.
+    if (replaces && ::fchmod(file_.get(), old.st_mode & 0777U) != 0) errno = 0;
+  }
+
+  atomic_writer(const atomic_writer&) = delete;
+  atomic_writer& operator=(const atomic_writer&) = delete;
+
+  ~atomic_writer() { discard(); }
+
+  /// Appends. Throws io_error (the temporary is then gone), state_error after commit or an error.
+  void write(std::span<const std::uint8_t> bytes) {
+    check_open();
+    failure_guard guard{this};
+    detail::write_all(file_.get(), bytes, path_);
+    guard.writer = nullptr;
+  }
+
+  /// Makes the new content the file's. Throws io_error; state_error after commit or an error.
+  void commit() {
+    check_open();
+    failure_guard guard{this};
+    if (!detail::sync(file_.get())) detail::throw_system_error(path_, "cannot sync", errno);
+    // Renamed while still locked: an unlocked temporary would be fair game for another writer's cleaning.
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+      const int code = errno;
+      detail::throw_system_error(path_, "cannot rename " + temporary_ + " to it", code);
+    }
+    temporary_.clear();
+    file_ = detail::file_descriptor();
+    sync_folder();
+    guard.writer = nullptr;
+  }
+
+ private:
+  /// Discards the temporary when an exception passes, without a catch.
+  struct failure_guard {
+    atomic_writer* writer;
+    ~failure_guard() {
+      if (writer != nullptr) writer->discard();
+    }
+  };
+
+  void open_temporary() {
+    const std::string stem = path_ + ".tmp-" + std::to_string(::getpid()) + "-";
+    for (int n = 0;; ++n) {
+      std::string name = stem + std::to_string(n);
+      detail::file_descriptor file = detail::open_file(name, O_WRONLY | O_CREAT | O_EXCL);
+      if (!file.is_open()) {
+        const int code = errno;
+        if (code == EEXIST && n < std::numeric_limits<int>::max()) continue;
+        detail::throw_system_error(path_, "cannot create " + name, code);
+      }
+      // Where the file system has no locks, nobody can lock, hence nobody cleans: no reason to fail. Another
+      // writer may have taken the unlocked file for a stale one in between: then the name is gone.
+      const bool locked = detail::lock(file.get(), LOCK_EX);
+      if (locked && !detail::names_open_file(name, file.get())) continue;
+      file_ = std::move(file);
+      temporary_ = std::move(name);
+      return;
+    }
+  }
+
+  void check_open() const {
+    if (!file_.is_open())
+      PUFFERFISH_THROW(state_error(path_ + ": atomic_writer used after commit or an error"));
+  }
+
+  /// The rename is on disk only when the folder is. Some file systems cannot sync a folder (EINVAL).
+  void sync_folder() const {
+    const detail::file_descriptor folder = detail::open_file(folder_, O_RDONLY | O_DIRECTORY);
+    if (!folder.is_open()) return;  // a folder that may be written but not listed
+    if (!detail::sync(folder.get()) && errno != EINVAL) {
+      detail::throw_system_error(path_, "is in place, but its folder cannot be synced", errno);
+    }
+  }
+
+  void discard() noexcept {
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+    temporary_.clear();
+    file_ = detail::file_descriptor();
+  }
+
+  std::string path_;
+  std::string folder_;
+  std::string temporary_;
+  detail::file_descriptor file_;
+};
+
+/// Replaces the content of `path` by `bytes` through an atomic_writer. Throws io_error; the old file is then
+/// untouched.
+inline void write_file_atomically(const std::string& path, std::span<const std::uint8_t> bytes) {
+  atomic_writer writer(path);
+  writer.write(bytes);
+  writer.commit();
+}
+
+PUFFERFISH_NAMESPACE_END

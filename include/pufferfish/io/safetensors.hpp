@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Safetensors: named tensors in one file that Python reads too. Eight bytes (little-endian) give the length
+/// of a JSON header {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {string:
+/// string}}; raw little-endian data follows, without holes. Source: the format description of
+/// github.com/huggingface/safetensors. This is the only header of the library that needs nlohmann-json.
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/error_text.hpp>
+#include <pufferfish/io/file.hpp>
+#include <pufferfish/io/safetensors_header.hpp>
+#include <pufferfish/io/tensor_dtype.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+static_assert(std::endian::native == std::endian::little, "pufferfish: safetensors data is little-endian");
+
+/// What safetensors_file::read accepts unless told otherwise: 64 GiB.
+inline constexpr std::uint64_t default_tensor_file_limit = std::uint64_t{1} << 36;
+
+/// One tensor of an open file. `bytes` points into the safetensors_file it came from, at no particular
+/// alignment.
+struct tensor_info {
+  tensor_dtype dtype{};
+  std::vector<index_t> shape;
+  std::span<const std::uint8_t> bytes;
+
+  /// Number of elements: the product of the shape, 1 for an empty shape.
+  index_t count() const { return static_cast<index_t>(bytes.size() / size_of(dtype)); }
+};
+
+/// One tensor to be written. `bytes` is only read, during the call.
+struct safetensors_entry {
+  std::string name;
+  tensor_dtype dtype{};
+  std::vector<index_t> shape;
+  std::span<const std::uint8_t> bytes;
+};
+
+/// A safetensors file, checked and held in memory.
+class safetensors_file {
+ public:
+  /// Reads and checks a file. `limit`: largest size accepted, in bytes. Throws io_error as parse and
+  /// read_file do.
+  static safetensors_file read(const std::string& path, std::uint64_t limit = default_tensor_file_limit) {
+    return parse(read_file(path, limit), path);
+  }
+
+  /// Takes the bytes of a file over and checks them. `name` is what errors call them.
+  /// Throws io_error, with the tensor's name and the numbers: a header length beyond the data or above 100
+  /// MB, a header that is not this format's JSON (unknown dtypes and fields, names given twice, negative
+  /// numbers), offsets outside the data, overlaps, holes, and shapes that do not fit their bytes.
+  static safetensors_file parse(std::vector<std::uint8_t> bytes, std::string name) {
+    std::uint64_t header = 0;
+    if (bytes.size() < sizeof(header)) {
+      PUFFERFISH_THROW(
+          io_error(name + ": " + std::to_string(bytes.size()) + " bytes are too few for safetensors"));
+    }
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const std::size_t rest = bytes.size() - sizeof(header);
+    if (header > rest || header > detail::safetensors_max_header) {
+      PUFFERFISH_THROW(io_error(name + ": a safetensors header of " + std::to_string(header) +
+                                " bytes, but the file has " + std::to_string(rest) +
+                                " after the length and 100000000 are allowed"));
+    }
+    const auto length = static_cast<std::size_t>(header);
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof(header), length);
+    detail::safetensors_header_sax parsed = detail::parse_safetensors_header(text, name);
+    detail::check_safetensors_layout(parsed.items, rest - length, name);
+
+    safetensors_file result(std::move(bytes), std::move(name));
+    result.metadata_ = std::move(parsed.metadata);
+    const auto data = std::span<const std::uint8_t>(result.bytes_).subspan(sizeof(header) + length);
+    for (detail::safetensors_item& item : parsed.items) result.add(item, data);
+    return result;
+  }
+
+  // The tensors' spans point into bytes_: moving keeps them valid, copying would not.
+  safetensors_file(safetensors_file&&) noexcept = default;
+  safetensors_file& operator=(safetensors_file&&) noexcept = default;
+
+  /// Path or name, as given.
+  const std::string& name() const { return name_; }
+  /// Tensor names, in the order of their data.
+  const std::vector<std::string>& tensor_names() const { return order_; }
+  const safetensors_metadata& metadata() const { return metadata_; }
+  bool contains(std::string_view tensor) const { return tensors_.find(tensor) != tensors_.end(); }
+
+  /// A tensor by name. The reference lives as long as this object. Throws io_error if there is none of that
+  /// name.
+  const tensor_info& tensor(std::string_view tensor) const {
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end()) {
+      PUFFERFISH_THROW(io_error(name_ + ": has no tensor " + detail::quote_name(tensor) + " among its " +
+                                std::to_string(tensors_.size())));
+    }
+    return found->second;
+  }
+
+ private:
+  safetensors_file(std::vector<std::uint8_t> bytes, std::string name)
+      : bytes_(std::move(bytes)), name_(std::move(name)) {}
+
+  void add(detail::safetensors_item& item, std::span<const std::uint8_t> data) {
+    const std::uint64_t begin = (*item.offsets)[0];
+    const std::uint64_t end = (*item.offsets)[1];
+    tensor_info info{*item.dtype, std::move(*item.shape),
+                     data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin))};
+    if (!tensors_.emplace(item.name, std::move(info)).second) {
+      PUFFERFISH_THROW(io_error(name_ + ": tensor " + detail::quote_name(item.name) + " is there twice"));
+    }
+    order_.push_back(std::move(item.name));
+  }
+
+  std::vector<std::uint8_t> bytes_;
+  std::string name_;
+  std::vector<std::string> order_;
+  std::map<std::string, tensor_info, std::less<>> tensors_;
+  safetensors_metadata metadata_;
+};
+
+namespace detail {
+
+/// The tensor, if it has `count` elements; else io_error.
+inline const tensor_info& tensor_of_count(const safetensors_file& file, std::string_view name,
+                                          std::size_t count) {
+  const tensor_info& info = file.tensor(name);
+  if (static_cast<std::size_t>(info.count()) != count) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has shape " +
+                              shape_text(info.shape) + ", that is " + std::to_string(info.count()) +
+                              " elements; wanted are " + std::to_string(count)));
+  }
+  return info;
+}
+
+template <class From, class To>
+void convert_elements(std::span<const std::uint8_t> from, std::span<To> to) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    From value;
+    std::memcpy(&value, from.data() + i * sizeof(From), sizeof(From));
+    if constexpr (std::is_same_v<To, bfloat16>) {
+      to[i] = bfloat16(static_cast<float>(value));
+    } else {
+      to[i] = static_cast<To>(value);
+    }
+  }
+}
+
+}  // namespace detail
+
+/// Copies a tensor's elements to `out`, unchanged. `T` must be the file's dtype exactly.
+/// Throws io_error for a missing tensor, another dtype, another number of elements (both numbers are named).
+template <class T>
+void read_tensor(const safetensors_file& file, std::string_view name, std::span<T> out) {
+  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
+  if (info.dtype != dtype_of_v<T>) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + detail::quote_name(name) + " has dtype " +
+                              std::string(to_string(info.dtype)) + "; wanted is " +
+                              std::string(to_string(dtype_of_v<T>))));
+  }
+  if (!out.empty()) std::memcpy(out.data(), info.bytes.data(), info.bytes.size());
+}
+
+/// Copies a tensor's elements to `out` and converts between F32, F64 and BF16 where the file's dtype is
+/// another. Narrowing rounds to nearest (F64 to BF16 by way of F32); values beyond the range become infinite.
+/// Throws io_error as read_tensor does; dtypes other than these three are never converted.
+template <class T>
+void read_tensor_converted(const safetensors_file& file, std::string_view name, std::span<T> out) {
+  static_assert(is_scalar_v<T>, "pufferfish: read_tensor_converted converts to float, double or bfloat16");
+  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
+  if (info.dtype == tensor_dtype::f32) {
+    detail::convert_elements<float>(info.bytes, out);
+  } else if (info.dtype == tensor_dtype::f64) {
+    detail::convert_elements<double>(info.bytes, out);
+  } else if (info.dtype == tensor_dtype::bf16) {
+    detail::convert_elements<bfloat16>(info.bytes, out);
+  } else {
+    read_tensor(file, name, out);  // reports the dtype
+  }
+}
+
+/// An entry for the writer over the caller's elements, which must stay in place until it has run.
+template <class T>
+safetensors_entry make_safetensors_entry(std::string name, std::vector<index_t> shape,
+                                         std::span<T> elements) {
+  return {std::move(name),
+          dtype_of_v<std::remove_const_t<T>>,
+          std::move(shape),
+          {reinterpret_cast<const std::uint8_t*>(elements.data()), elements.size_bytes()}};
+}
+
+namespace detail {
+
+/// Pointers to the entries in the order in which they are written: wide elements first, so that each is
+/// aligned to its size within the file; then by name. The result does not depend on the caller's order.
+inline std::vector<const safetensors_entry*> ordered_entries(std::span<const safetensors_entry> entries,
+                                                             const std::string& file) {
+  std::vector<const safetensors_entry*> order;
+  for (const safetensors_entry& entry : entries) order.push_back(&entry);
+  const auto by_name = [](const auto* a, const auto* b) { return a->name < b->name; };
+  std::sort(order.begin(), order.end(), by_name);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const safetensors_entry& entry = *order[i];
+    if (entry.name == metadata_key || (i > 0 && order[i - 1]->name == entry.name)) {
+      PUFFERFISH_THROW(io_error(file + ": tensor name " + quote_name(entry.name) + " is taken"));
+    }
+    if (tensor_bytes(entry.dtype, entry.shape) != entry.bytes.size() ||
+        entry.shape.size() > safetensors_max_rank) {
+      PUFFERFISH_THROW(shape_error(file + ": tensor " + quote_name(entry.name) + " of dtype " +
+                                   std::string(to_string(entry.dtype)) + " and shape " +
+                                   shape_text(entry.shape) + " cannot have " +
+                                   std::to_string(entry.bytes.size()) + " bytes"));
+    }
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto* a, const auto* b) { return size_of(a->dtype) > size_of(b->dtype); });
+  return order;
+}
+
+/// Length and header, padded with spaces so that the data starts at a multiple of 8.
+inline std::string safetensors_header(const std::vector<const safetensors_entry*>& order,
+                                      const safetensors_metadata& metadata, const std::string& file) {
+  std::string text(sizeof(std::uint64_t), '\0');
+  text += '{';
+  if (!metadata.empty()) {
+    text += json_string(std::string(metadata_key), file) + ":{";
+    for (const auto& [key, value] : metadata)
+      text += json_string(key, file) + ":" + json_string(value, file) + ",";
+    text.back() = '}';
+    text += ',';
+  }
+  std::uint64_t offset = 0;
+  for (const safetensors_entry* entry : order) {
+    text += json_string(entry->name, file) + ":{\"dtype\":\"" + std::string(to_string(entry->dtype)) +
+            "\",\"shape\":[";
+    for (const index_t extent : entry->shape) text += std::to_string(extent) + ",";
+    if (!entry->shape.empty()) text.pop_back();
+    text += "],\"data_offsets\":[" + std::to_string(offset) + ",";
+    offset += entry->bytes.size();
+    text += std::to_string(offset) + "]},";
+  }
+  if (text.back() == ',') text.pop_back();
+  text += '}';
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const std::uint64_t length = text.size() - sizeof(length);
+  if (length > safetensors_max_header) {
+    PUFFERFISH_THROW(io_error(file + ": a safetensors header of " + std::to_string(length) +
+                              " bytes is above the format's 100000000"));
+  }
+  std::memcpy(text.data(), &length, sizeof(length));
+  return text;
+}
+
+/// Hands the file to `sink` piece by piece: header, then each tensor from where it lies.
+template <class Sink>
+void emit_safetensors(std::span<const safetensors_entry> entries, const safetensors_metadata& metadata,
+                      const std::string& file, const Sink& sink) {
+  const std::vector<const safetensors_entry*> order = ordered_entries(entries, file);
+  const std::string header = safetensors_header(order, metadata, file);
+  sink(std::span(reinterpret_cast<const std::uint8_t*>(header.data()), header.size()));
+  for (const safetensors_entry* entry : order) sink(entry->bytes);
+}
+
+}  // namespace detail
+
+/// The bytes of a safetensors file, for tests and for sending. `name` is what errors call it. Throws as
+/// write_safetensors does.
+inline std::vector<std::uint8_t> encode_safetensors(std::span<const safetensors_entry> entries,
+                                                    const safetensors_metadata& metadata = {},
+                                                    const std::string& name = "encode_safetensors") {
+  std::vector<std::uint8_t> bytes;
+  detail::emit_safetensors(entries, metadata, name, [&](std::span<const std::uint8_t> piece) {
+    bytes.insert(bytes.end(), piece.begin(), piece.end());
+  });
+  return bytes;
+}
+
+/// Writes tensors and metadata to `path` in one step (see atomic_writer), straight from the entries' memory.
+/// Equal content gives equal files, whatever the order of the entries. Throws shape_error for an entry whose
+/// bytes do not fit its shape; io_error for names given twice, the name
+/// "__metadata__", strings that are not UTF-8, and when the file cannot be written (the old one is then
+/// untouched).
+inline void write_safetensors(const std::string& path, std::span<const safetensors_entry> entries,
+                              const safetensors_metadata& metadata = {}) {
+  std::optional<atomic_writer> writer;  // opened with the first piece: bad entries create no file
+  detail::emit_safetensors(entries, metadata, path, [&](std::span<const std::uint8_t> piece) {
+    if (!writer) writer.emplace(path);
+    writer->write(piece);
+  });
+  writer->commit();
+}
+
+PUFFERFISH_NAMESPACE_END

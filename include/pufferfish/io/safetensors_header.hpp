@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The JSON header of safetensors files: parsed token by token, checked against the data. The only header of
+/// the library that needs nlohmann-json; <pufferfish/io/safetensors.hpp> is what users include.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/error_text.hpp>
+#include <pufferfish/io/tensor_dtype.hpp>
+#include <pufferfish/io/utf8.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// String pairs that travel with the tensors.
+using safetensors_metadata = std::map<std::string, std::string>;
+
+namespace detail {
+
+inline constexpr std::uint64_t safetensors_max_header = 100'000'000;  // the reference implementation's cap
+inline constexpr std::size_t safetensors_max_rank = 64;
+inline constexpr std::string_view metadata_key = "__metadata__";
+
+/// Bytes of a tensor; nothing if an extent is negative or if the product does not fit in `index_t`. Zeros are
+/// left out of the overflow check's product, so that strides computed from the shape cannot overflow either.
+inline std::optional<std::uint64_t> tensor_bytes(tensor_dtype dtype, const std::vector<index_t>& shape) {
+  index_t bytes = static_cast<index_t>(size_of(dtype));
+  bool empty = false;
+  for (const index_t extent : shape) {
+    empty = empty || extent == 0;
+    if (extent < 0 || (extent > 0 && __builtin_mul_overflow(bytes, extent, &bytes))) return std::nullopt;
+  }
+  return empty ? 0 : static_cast<std::uint64_t>(bytes);
+}
+
+/// A tensor as its header describes it, before the numbers are checked.
+struct safetensors_item {
+  std::string name;
+  std::optional<tensor_dtype> dtype;
+  std::optional<std::vector<index_t>> shape;
+  std::optional<std::vector<std::uint64_t>> offsets;
+};
+
+/// Receives the header's JSON token by token and accepts exactly the format's structure: no document is
+/// built, a fourth nesting level cannot be entered, and memory stays proportional to the header.
+class safetensors_header_sax {
+ public:
+  std::vector<safetensors_item> items;
+  safetensors_metadata metadata;
+  std::string problem;
+
+  bool null() { return fail("has a null"); }
+  bool boolean(bool) { return fail("has a boolean"); }
+  bool binary(nlohmann::json::binary_t&) { return fail("has a binary value"); }
+  bool number_integer(std::int64_t value) { return fail("has the negative number " + std::to_string(value)); }
+  bool number_float(double, const std::string& text) {
+    return fail("has the number " + quote_name(text) + ", which is no integer below 2^64");
+  }
+
+  bool number_unsigned(std::uint64_t value) {
+    if (where_ == place::shape) {
+      if (value > static_cast<std::uint64_t>(std::numeric_limits<index_t>::max())) {
+        return fail("has the extent " + std::to_string(value));
+      }
+      if (items.back().shape->size() == safetensors_max_rank) return fail("has more than 64 dimensions");
+      items.back().shape->push_back(static_cast<index_t>(value));
+      return true;
+    }
+    if (where_ == place::offsets) {
+      if (items.back().offsets->size() == 2) return fail("has more than two data offsets");
+      items.back().offsets->push_back(value);
+      return true;
+    }
+    return fail("has a number where none belongs");
+  }
+
+  bool string(std::string& value) {
+    if (where_ == place::metadata) {
+      if (!metadata.emplace(key_, std::move(value)).second)
+        return fail("has metadata " + quote_name(key_) + " twice");
+      return true;
+    }
+    if (where_ != place::tensor || key_ != "dtype") return fail("has a string where none belongs");
+    if (items.back().dtype) return fail("has two dtypes");
+    items.back().dtype = parse_dtype(value);
+    return items.back().dtype ? true : fail("has the unknown dtype " + quote_name(value));
+  }
+
+  bool key(std::string& value) {
+    key_ = std::move(value);
+    return true;
+  }
+
+  bool start_object(std::size_t) {
+    if (where_ == place::nowhere) {
+      where_ = place::root;
+    } else if (where_ != place::root) {
+      return fail("has an object where none belongs");
+    } else if (key_ != metadata_key) {
+      where_ = place::tensor;
+      items.emplace_back().name = key_;
+    } else if (std::exchange(metadata_seen_, true)) {
+      return fail("has metadata twice");
+    } else {
+      where_ = place::metadata;
+    }
+    return true;
+  }
+
+  bool end_object() {
+    if (where_ == place::tensor) {
+      const safetensors_item& item = items.back();
+      if (!item.dtype || !item.shape || !item.offsets) return fail("lacks dtype, shape or data_offsets");
+      if (item.offsets->size() != 2) return fail("has fewer than two data offsets");
+    }
+    where_ = where_ == place::root ? place::nowhere : place::root;
+    return true;
+  }
+
+  bool start_array(std::size_t) {
+    if (where_ == place::tensor && key_ == "shape" && !items.back().shape) {
+      where_ = place::shape;
+      items.back().shape.emplace();
+      return true;
+    }
+    if (where_ == place::tensor && key_ == "data_offsets" && !items.back().offsets) {
+      where_ = place::offsets;
+      items.back().offsets.emplace();
+      return true;
+    }
+    return fail("has an array where none belongs");
+  }
+
+  bool end_array() {
+    where_ = place::tensor;
+    return true;
+  }
+
+  template <class Exception>
+  bool parse_error(std::size_t position, const std::string&, const Exception&) {
+    problem = "the header is not valid JSON at its byte " + std::to_string(position);
+    return false;
+  }
+
+ private:
+  enum class place { nowhere, root, tensor, shape, offsets, metadata };
+
+  bool fail(const std::string& what) {
+    const bool in_tensor = where_ == place::tensor || where_ == place::shape || where_ == place::offsets;
+    problem =
+        (in_tensor ? "tensor " + quote_name(items.back().name) : std::string("the header")) + " " + what;
+    return false;
+  }
+
+  place where_ = place::nowhere;
+  std::string key_;
+  bool metadata_seen_ = false;
+};
+
+/// Parses and checks everything that can be told from the JSON text alone.
+inline safetensors_header_sax parse_safetensors_header(std::string_view text, const std::string& file) {
+  // The parser would take a NUL for the end of the text and skip a byte order mark.
+  if (text.empty() || text.front() != '{' || text.find('\0') != std::string_view::npos) {
+    PUFFERFISH_THROW(io_error(file + ": the safetensors header of " + std::to_string(text.size()) +
+                              " bytes is not a JSON object"));
+  }
+  safetensors_header_sax sax;
+  if (!nlohmann::json::sax_parse(text.begin(), text.end(), &sax)) {
+    PUFFERFISH_THROW(io_error(file + ": " + sax.problem));
+  }
+  return sax;
+}
+
+/// Sorts by offsets and demands that the tensors cover the data exactly, in pieces that fit their shapes.
+inline void check_safetensors_layout(std::vector<safetensors_item>& items, std::uint64_t data_size,
+                                     const std::string& file) {
+  std::sort(items.begin(), items.end(), [](const safetensors_item& a, const safetensors_item& b) {
+    return *a.offsets != *b.offsets ? *a.offsets < *b.offsets : a.name < b.name;
+  });
+  std::uint64_t covered = 0;
+  for (const safetensors_item& item : items) {
+    const std::uint64_t begin = (*item.offsets)[0];
+    const std::uint64_t end = (*item.offsets)[1];
+    const std::string what = file + ": tensor " + quote_name(item.name) + " at bytes " +
+                             std::to_string(begin) + " to " + std::to_string(end);
+    if (begin > end || end > data_size) {
+      PUFFERFISH_THROW(io_error(what + " is not within the data of " + std::to_string(data_size) + " bytes"));
+    }
+    if (begin != covered) {
+      PUFFERFISH_THROW(io_error(what + (begin > covered ? " leaves a hole" : " overlaps another tensor") +
+                                ": the data before it ends at byte " + std::to_string(covered)));
+    }
+    const std::optional<std::uint64_t> bytes = tensor_bytes(*item.dtype, *item.shape);
+    if (!bytes || *bytes != end - begin) {
+      PUFFERFISH_THROW(io_error(what + " has dtype " + std::string(to_string(*item.dtype)) + " and shape " +
+                                shape_text(*item.shape) + ", which needs " +
+                                (bytes ? std::to_string(*bytes) : std::string("too many")) + " bytes"));
+    }
+    covered = end;
+  }
+  if (covered != data_size) {
+    PUFFERFISH_THROW(io_error(file + ": the tensors end at byte " + std::to_string(covered) + " of " +
+                              std::to_string(data_size) + " bytes of data"));
+  }
+}
+
+/// A string as JSON. Its bytes must be UTF-8: what is written here could not be read back otherwise.
+inline std::string json_string(const std::string& text, const std::string& file) {
+  if (first_invalid_utf8(text) != text.size()) {
+    PUFFERFISH_THROW(io_error(file + ": the name or metadata " + quote_name(text) + " is not UTF-8"));
+  }
+  return nlohmann::json(text).dump();
+}
+
+}  // namespace detail
+
+PUFFERFISH_NAMESPACE_END

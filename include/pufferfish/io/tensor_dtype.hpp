@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The element types that a safetensors file can hold, with their names and sizes.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/scalar.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Element types by the names of the safetensors format, whole bytes only.
+enum class tensor_dtype : std::uint8_t {
+  boolean,
+  u8,
+  i8,
+  f8_e4m3,
+  f8_e5m2,
+  f8_e8m0,
+  u16,
+  i16,
+  f16,
+  bf16,
+  u32,
+  i32,
+  f32,
+  u64,
+  i64,
+  f64,
+  c64
+};
+
+namespace detail {
+
+struct dtype_row {
+  tensor_dtype dtype;
+  std::string_view name;
+  std::size_t size;
+};
+
+/// In the order of the enumerators.
+inline constexpr std::array<dtype_row, 17> dtype_table{{
+    {tensor_dtype::boolean, "BOOL", 1},
+    {tensor_dtype::u8, "U8", 1},
+    {tensor_dtype::i8, "I8", 1},
+    {tensor_dtype::f8_e4m3, "F8_E4M3", 1},
+    {tensor_dtype::f8_e5m2, "F8_E5M2", 1},
+    {tensor_dtype::f8_e8m0, "F8_E8M0", 1},
+    {tensor_dtype::u16, "U16", 2},
+    {tensor_dtype::i16, "I16", 2},
+    {tensor_dtype::f16, "F16", 2},
+    {tensor_dtype::bf16, "BF16", 2},
+    {tensor_dtype::u32, "U32", 4},
+    {tensor_dtype::i32, "I32", 4},
+    {tensor_dtype::f32, "F32", 4},
+    {tensor_dtype::u64, "U64", 8},
+    {tensor_dtype::i64, "I64", 8},
+    {tensor_dtype::f64, "F64", 8},
+    {tensor_dtype::c64, "C64", 8},
+}};
+
+template <class T>
+struct dtype_of;
+template <>
+struct dtype_of<bool> {
+  static constexpr tensor_dtype value = tensor_dtype::boolean;
+};
+template <>
+struct dtype_of<std::uint8_t> {
+  static constexpr tensor_dtype value = tensor_dtype::u8;
+};
+template <>
+struct dtype_of<std::int8_t> {
+  static constexpr tensor_dtype value = tensor_dtype::i8;
+};
+template <>
+struct dtype_of<std::uint16_t> {
+  static constexpr tensor_dtype value = tensor_dtype::u16;
+};
+template <>
+struct dtype_of<std::int16_t> {
+  static constexpr tensor_dtype value = tensor_dtype::i16;
+};
+template <>
+struct dtype_of<bfloat16> {
+  static constexpr tensor_dtype value = tensor_dtype::bf16;
+};
+template <>
+struct dtype_of<std::uint32_t> {
+  static constexpr tensor_dtype value = tensor_dtype::u32;
+};
+template <>
+struct dtype_of<std::int32_t> {
+  static constexpr tensor_dtype value = tensor_dtype::i32;
+};
+template <>
+struct dtype_of<float> {
+  static constexpr tensor_dtype value = tensor_dtype::f32;
+};
+template <>
+struct dtype_of<std::uint64_t> {
+  static constexpr tensor_dtype value = tensor_dtype::u64;
+};
+template <>
+struct dtype_of<std::int64_t> {
+  static constexpr tensor_dtype value = tensor_dtype::i64;
+};
+template <>
+struct dtype_of<double> {
+  static constexpr tensor_dtype value = tensor_dtype::f64;
+};
+
+}  // namespace detail
+
+/// The dtype that holds values of T: bool, fixed-width integers, float, double, bfloat16. Others do not
+/// compile.
+template <class T>
+inline constexpr tensor_dtype dtype_of_v = detail::dtype_of<T>::value;
+
+/// "F32", "BF16", ...
+constexpr std::string_view to_string(tensor_dtype dtype) {
+  return detail::dtype_table[static_cast<std::size_t>(dtype)].name;
+}
+
+/// Bytes of one element.
+constexpr std::size_t size_of(tensor_dtype dtype) {
+  return detail::dtype_table[static_cast<std::size_t>(dtype)].size;
+}
+
+/// The dtype of a name, nothing for an unknown one.
+constexpr std::optional<tensor_dtype> parse_dtype(std::string_view name) {
+  for (const detail::dtype_row& row : detail::dtype_table) {
+    if (row.name == name) return row.dtype;
+  }
+  return std::nullopt;
+}
+
+PUFFERFISH_NAMESPACE_END
