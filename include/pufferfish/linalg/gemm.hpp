@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What a general matrix product is to this library: the concept, and its plain reference form.
+
+#include <concepts>
+
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A back end for C = A B and C += A B: `multiply(a, b, c, accumulate)` with a: M x K, b: K x N, c: M x N,
+/// any strides, c overlapping neither a nor b. K = 0 is a sum over nothing: it gives zero (or adds nothing).
+template <class G, class T>
+concept gemm_engine = requires(const G& engine, tensor_view<const T, 2> a, tensor_view<const T, 2> b,
+                               tensor_view<T, 2> c, bool accumulate) {
+  { engine.multiply(a, b, c, accumulate) } -> std::same_as<void>;
+};
+
+namespace detail {
+
+/// Throws shape_error unless a b fits c.
+template <class A, class B, class C>
+void check_product(const tensor_view<A, 2>& a, const tensor_view<B, 2>& b, const tensor_view<C, 2>& c) {
+  if (a.extent(1) != b.extent(0) || a.extent(0) != c.extent(0) || b.extent(1) != c.extent(1)) {
+    PUFFERFISH_THROW(shape_error("gemm: " + to_string<2>(a.shape()) + " times " + to_string<2>(b.shape()) +
+                                 " does not fit the result " + to_string<2>(c.shape())));
+  }
+}
+
+}  // namespace detail
+
+/// The definition, written down: c_ij = sum_k a_ik b_kj, each sum in double. What the others are tested
+/// against.
+struct reference_gemm {
+  /// Throws shape_error if the shapes do not fit. c may overlap neither a nor b.
+  template <class T>
+  void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
+                const tensor_view<T, 2>& c, bool accumulate = false) const {
+    detail::check_product(a, b, c);
+    for (index_t i = 0; i < c.extent(0); ++i) {
+      for (index_t j = 0; j < c.extent(1); ++j) {
+        double sum = accumulate ? static_cast<double>(c(i, j)) : 0.0;
+        for (index_t k = 0; k < a.extent(1); ++k) {
+          sum += static_cast<double>(a(i, k)) * static_cast<double>(b(k, j));
+        }
+        c(i, j) = static_cast<T>(sum);
+      }
+    }
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

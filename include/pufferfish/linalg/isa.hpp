@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Instruction sets that kernels are compiled for, and which of them this machine has.
+///
+/// A kernel file (*.inc) is included once a target, between pragmas that switch the compiler to it, in a
+/// namespace of its own. So a program compiled with plain -O2 still runs AVX-512 kernels, chosen at run time.
+
+#include <initializer_list>
+
+#include <pufferfish/core/config.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// From narrow to wide. `portable` is whatever the compiler's flags say.
+enum class isa { portable, avx2, avx512 };
+
+constexpr const char* to_string(isa target) {
+  return target == isa::avx512 ? "avx512" : target == isa::avx2 ? "avx2" : "portable";
+}
+
+// Which forms this translation unit compiles: those at least as wide as its flags. Where the flags say
+// AVX-512, that is the only one.
+#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#define PUFFERFISH_KERNELS_AVX512 1
+#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
+    defined(__FMA__)
+#define PUFFERFISH_KERNELS_AVX2 0
+#define PUFFERFISH_KERNELS_PORTABLE 0
+#elif defined(__AVX2__) && defined(__FMA__)
+#define PUFFERFISH_KERNELS_AVX2 1
+#define PUFFERFISH_KERNELS_PORTABLE 0
+#else
+#define PUFFERFISH_KERNELS_AVX2 1
+#define PUFFERFISH_KERNELS_PORTABLE 1
+#endif
+#else
+#define PUFFERFISH_KERNELS_AVX512 0
+#define PUFFERFISH_KERNELS_AVX2 0
+#define PUFFERFISH_KERNELS_PORTABLE 1
+#endif
+
+/// True if kernels for `target` are compiled into this unit and this machine can run them.
+inline bool isa_available(isa target) {
+  switch (target) {
+    case isa::avx512:
+#if PUFFERFISH_KERNELS_AVX512
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#else
+      return false;
+#endif
+    case isa::avx2:
+#if PUFFERFISH_KERNELS_AVX2
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+      return false;
+#endif
+    case isa::portable:
+      return PUFFERFISH_KERNELS_PORTABLE != 0;
+  }
+  return false;
+}
+
+/// The widest one that isa_available() allows.
+inline isa widest_isa() {
+#if PUFFERFISH_KERNELS_AVX512 && !PUFFERFISH_KERNELS_AVX2
+  return isa::avx512;
+#else
+  for (isa target : {isa::avx512, isa::avx2}) {
+    if (isa_available(target)) return target;
+  }
+#if PUFFERFISH_KERNELS_PORTABLE
+  return isa::portable;
+#else
+  return isa::avx2;
+#endif
+#endif
+}
+
+PUFFERFISH_NAMESPACE_END
