@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `communicator`: what the gradient exchange asks of a group of processes, and helpers written on it.
+/// `self` (dist/self.hpp) and `mpi::communicator` (dist/mpi.hpp) satisfy it.
+///
+/// Rules for every communicator:
+/// - A *collective* is called by all ranks, in the same order, with the same lengths, types and roots.
+/// `agree` is
+///   there to find out before data is mixed whether the ranks are about to do so.
+/// - One thread at a time uses a communicator and its requests.
+/// - Blocking collectives work in place and return when this rank's memory holds the result.
+/// - A started reduction owns the span's memory until `wait()` returned or `done()` was true: nobody else may
+///   read or write it, and it may overlap no other collective's span. It must stay alive that long. Any
+///   number may be in flight; a blocking collective may be called meanwhile.
+/// - An empty span does nothing (on all ranks, as lengths are equal).
+/// - Failures of the layer below are thrown as backend_error, on the ranks that see them.
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/hash.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Types that collectives can add and compare: float, double and integers of 4 or 8 bytes, not const.
+template <class T>
+inline constexpr bool is_reducible_v =
+    !std::is_const_v<T> && (std::is_same_v<T, float> || std::is_same_v<T, double> ||
+                            (std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8)));
+
+/// A started collective. Move-only.
+///   done()  true once the result is in place; each call lets the transfer make progress. Stays true.
+///   wait()  returns once the result is in place. Further calls return at once.
+/// A moved-from request is done. Destroying (or assigning to) an unfinished one waits for it.
+template <class R>
+concept collective_request = std::movable<R> && !std::copy_constructible<R> && requires(R & request) {
+  { request.done() } -> std::same_as<bool>;
+  { request.wait() } -> std::same_as<void>;
+};
+
+/// A group of processes, numbered 0 .. size() - 1.
+///   rank(), size()             of the calling process, of the group; local
+///   all_reduce_sum(span<T>)    element i becomes the sum of all ranks' elements i; in place, the same bits
+///   on all
+///                              ranks (NaNs apart). Rounding may depend on length and number of ranks.
+///   all_reduce_min(span<T>), all_reduce_max(span<T>)  likewise; undefined where an element is NaN
+///   start_all_reduce_sum(span<T>)  the same sum, started; returns a collective_request
+///   broadcast(span<T>, root)   copies root's elements to all ranks, T trivially copyable
+///   broadcast_bytes(span<std::byte>, root)  the same for raw memory of any size
+///   all_gather(value)          std::vector<T> of all ranks' values, by rank; T trivially copyable, 4 KiB at
+///   most barrier()                  returns when all ranks have called it
+/// Spans have dynamic extent; T as is_reducible_v says. A root outside the group throws value_error.
+template <class C>
+concept communicator = requires(C& comm, const C& observer, std::span<float> floats,
+                                std::span<double> doubles, std::span<std::int64_t> integers,
+                                std::span<std::uint64_t> words, std::span<std::byte> bytes, int root,
+                                std::uint64_t word) {
+  { observer.rank() } -> std::same_as<int>;
+  { observer.size() } -> std::same_as<int>;
+  comm.all_reduce_sum(floats);
+  comm.all_reduce_sum(doubles);
+  comm.all_reduce_sum(integers);
+  { comm.start_all_reduce_sum(floats) } -> collective_request;
+  { comm.start_all_reduce_sum(doubles) } -> collective_request;
+  comm.all_reduce_min(integers);
+  comm.all_reduce_max(integers);
+  comm.all_reduce_min(words);
+  comm.all_reduce_max(words);
+  comm.broadcast(floats, root);
+  comm.broadcast(words, root);
+  comm.broadcast_bytes(bytes, root);
+  { comm.all_gather(word) } -> std::same_as<std::vector<std::uint64_t>>;
+  comm.barrier();
+};
+
+namespace detail {
+
+template <class C>
+constexpr void check_communicator() {
+  static_assert(
+      communicator<C>,
+      "pufferfish: this argument must be a communicator: pufferfish::self, pufferfish::mpi::communicator "
+      "or a class with the members listed in <pufferfish/dist/communicator.hpp>");
+}
+
+template <class T>
+constexpr void check_reducible() {
+  static_assert(
+      is_reducible_v<T>,
+      "pufferfish: collectives add and compare float, double and integers of 4 or 8 bytes, in memory "
+      "that is not const");
+}
+
+template <class T>
+constexpr void check_gatherable() {
+  static_assert(
+      std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool> && sizeof(T) <= 4096,
+      "pufferfish: all_gather takes trivially copyable records of at most 4096 bytes (and not bool)");
+}
+
+template <class T>
+constexpr void check_broadcastable() {
+  static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
+                "pufferfish: broadcast copies bytes: the elements must be trivially copyable and not const");
+}
+
+inline void check_root(const char* where, int root, int size) {
+  if (root < 0 || root >= size) {
+    PUFFERFISH_THROW(value_error(std::string(where) + ": root " + std::to_string(root) +
+                                 " is outside the group of " + std::to_string(size) + " ranks"));
+  }
+}
+
+inline std::string hexadecimal(std::uint64_t value) {
+  std::string text(16, '0');
+  for (std::size_t i = 16; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15U];
+  return "0x" + text;
+}
+
+/// Ranks that hold the same value; ascending.
+struct rank_group {
+  std::uint64_t digest = 0;
+  std::vector<int> ranks;
+};
+
+/// Smallest group first: that is most likely the one that is wrong. Ties: lowest rank first.
+inline std::vector<rank_group> group_ranks(std::span<const std::uint64_t> digests) {
+  std::map<std::uint64_t, std::vector<int>> ranks;
+  for (std::size_t i = 0; i < digests.size(); ++i) ranks[digests[i]].push_back(static_cast<int>(i));
+  std::vector<rank_group> groups;
+  for (const auto& [digest, members] : ranks) groups.push_back({digest, members});
+  std::sort(groups.begin(), groups.end(), [](const rank_group& a, const rank_group& b) {
+    if (a.ranks.size() != b.ranks.size()) return a.ranks.size() < b.ranks.size();
+    return a.ranks.front() < b.ranks.front();
+  });
+  return groups;
+}
+
+/// "rank 2 has", "ranks 0, 1, 3 have", "ranks 0-5, 7 have": runs of three or more are joined.
+inline std::string describe_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (last - i < 2) last = i;
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (last > i) text += "-" + std::to_string(ranks[last]);
+    i = last + 1;
+  }
+  return text + (ranks.size() == 1 ? " has" : " have");
+}
+
+/// Groups that an error message lists; a larger disagreement needs no longer text.
+inline constexpr std::size_t listed_groups = 4;
+
+/// Joins `describe(group)` of the first groups by "; ".
+template <class Describe>
+std::string describe_groups(const std::vector<rank_group>& groups, const Describe& describe) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(groups.size(), listed_groups); ++i) {
+    text += (i > 0 ? "; " : "") + describe_ranks(groups[i].ranks) + " " + describe(groups[i], i);
+  }
+  if (groups.size() > listed_groups) {
+    text += "; and " + std::to_string(groups.size() - listed_groups) + " more groups";
+  }
+  return text;
+}
+
+/// Line `number` (from 0) of a text, quoted; "nothing" behind the last. A text of n newlines has n + 1 lines,
+/// so texts that differ at all differ in a line.
+inline std::string line_of(std::string_view text, std::size_t number) {
+  for (; number > 0; --number) {
+    const std::size_t end = text.find('\n');
+    if (end == std::string_view::npos) return "nothing";
+    text.remove_prefix(end + 1);
+  }
+  return "\"" + std::string(text.substr(0, text.find('\n'))) + "\"";
+}
+
+/// The first line that is not the same in all texts. The texts differ.
+inline std::size_t first_difference(const std::vector<std::string>& texts) {
+  for (std::size_t line = 0;; ++line) {
+    const std::string first = line_of(texts.front(), line);
+    for (const std::string& text : texts) {
+      if (line_of(text, line) != first) return line;
+    }
+  }
+}
+
+/// `text` of rank `root`, on all ranks.
+template <class C>
+std::string broadcast_text(C& comm, const std::string& text, int root) {
+  std::array<std::uint64_t, 1> length{text.size()};
+  comm.broadcast(std::span<std::uint64_t>(length), root);
+  std::string result = comm.rank() == root ? text : std::string(static_cast<std::size_t>(length[0]), '\0');
+  comm.broadcast(std::span<char>(result.data(), result.size()), root);
+  return result;
+}
+
+}  // namespace detail
+
+/// Element i becomes the mean over all ranks: the sum times the rounded 1 / size(). In place, float or
+/// double, the same bits on all ranks. Collective.
+template <class C, class T>
+void mean(C& comm, std::span<T> values) {
+  detail::check_communicator<C>();
+  static_assert(std::is_floating_point_v<T>, "pufferfish::mean: takes a span of float or double");
+  comm.all_reduce_sum(values);
+  if (comm.size() == 1) return;
+  const T factor = T(1) / static_cast<T>(comm.size());
+  for (T& value : values) value *= factor;
+}
+
+/// Holds one number of every rank against the others'. Returns if all are equal; else throws state_error on
+/// *all* ranks, so that none goes on alone, saying which ranks have what: 'network differs between ranks:
+/// rank 2 has digest 0x...; ranks 0, 1, 3 have digest 0x...'. Collective; `name` says what is compared.
+template <class C>
+void agree(C& comm, std::string_view name, std::uint64_t digest) {
+  detail::check_communicator<C>();
+  const std::vector<std::uint64_t> digests = comm.all_gather(digest);
+  const std::vector<detail::rank_group> groups = detail::group_ranks(digests);
+  if (groups.size() < 2) return;
+  const auto describe = [](const detail::rank_group& group, std::size_t) {
+    return "digest " + detail::hexadecimal(group.digest);
+  };
+  PUFFERFISH_THROW(state_error(std::string(name) +
+                               " differs between ranks: " + detail::describe_groups(groups, describe)));
+}
+
+/// The same for a description in lines (one a parameter, say "conv1.weight float [16 x 3 x 3 x 3]"), of any
+/// length on each rank. The error quotes the first line that differs: 'network differs between ranks at line
+/// 7: rank 2 has "stage2.conv.down float [24 x 3 x 3 x 96]"; ranks 0, 1, 3 have "..."'. Collective; where all
+/// agree it costs one all_gather of eight bytes.
+template <class C>
+void agree_on_lines(C& comm, std::string_view name, const std::string& lines) {
+  detail::check_communicator<C>();
+  const std::vector<std::uint64_t> digests = comm.all_gather(digest(std::string_view(lines)));
+  const std::vector<detail::rank_group> groups = detail::group_ranks(digests);
+  if (groups.size() < 2) return;
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < std::min(groups.size(), detail::listed_groups); ++i) {
+    texts.push_back(detail::broadcast_text(comm, lines, groups[i].ranks.front()));
+  }
+  const std::size_t line = detail::first_difference(texts);
+  const auto describe = [&](const detail::rank_group&, std::size_t i) {
+    return detail::line_of(texts[i], line);
+  };
+  PUFFERFISH_THROW(state_error(std::string(name) + " differs between ranks at line " +
+                               std::to_string(line + 1) + ": " + detail::describe_groups(groups, describe)));
+}
+
+PUFFERFISH_NAMESPACE_END
