@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/core/view.hpp>

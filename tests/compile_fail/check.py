@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""check.py CASE -- COMPILER ARGS...
+
+A case is a .cpp file with comment lines
+    // expected-error: TEXT [|| TEXT ...]   what the compiler must print (one of the texts; every line must match)
+    // fail-args: ARGS                      further arguments of the build that must fail
+It must compile as it is, and must not with -DPUFFERFISH_FAIL.
+"""
+import re
+import subprocess
+import sys
+
+
+def compile_case(command):
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.returncode, result.stdout + result.stderr
+
+
+def main():
+    case = sys.argv[1]
+    command = [*sys.argv[sys.argv.index("--") + 1:], "-c", case, "-o", "/dev/null"]
+    with open(case, encoding="utf-8") as file:
+        text = file.read()
+    expected = re.findall(r"^// expected-error: (.*)$", text, re.MULTILINE)
+    extra = [arg for line in re.findall(r"^// fail-args: (.*)$", text, re.MULTILINE) for arg in line.split()]
+    if not expected:
+        sys.exit(f"{case}: no line `// expected-error: TEXT`")
+
+    code, output = compile_case(command)
+    if code != 0:
+        sys.exit(f"{case}: does not compile without PUFFERFISH_FAIL:\n{output}")
+    code, output = compile_case([*command, "-DPUFFERFISH_FAIL", *extra])
+    if code == 0:
+        sys.exit(f"{case}: compiles although it must not")
+    # A compiler may break our line at its own width or quote it: compare without extra white space.
+    squeezed = re.sub(r"\s+", " ", output)
+    for line in expected:
+        if not any(re.sub(r"\s+", " ", choice.strip()) in squeezed for choice in line.split("||")):
+            sys.exit(f"{case}: the error does not say\n  {line}\nbut\n{output}")
+
+
+if __name__ == "__main__":
+    main()

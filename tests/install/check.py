@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""check.py ROOT WAY -- COMPILER...
+
+Installs the library into a scratch prefix (or copies its sources, for the ways that build from them), then builds
+and runs the consumer program in ways its users do. Exit code 77 (skipped) where a way's build system is absent.
+"""
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+SKIP = 77
+HERE = pathlib.Path(__file__).resolve().parent
+CONSUMER = HERE / "consumer"
+NO_PROGRAMS = ["-Dtests=disabled", "-Dexamples=disabled", "-Dbench=disabled"]
+
+
+def run(*command, env=None, cwd=None, fails=False):
+    """Runs a command that must succeed (or must fail); returns what it printed."""
+    command = [str(c) for c in command]
+    result = subprocess.run(command, env={**os.environ, **(env or {})}, cwd=cwd, check=False,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if (result.returncode != 0) != fails:
+        sys.exit(f"{shlex.join(command)}\n{result.stdout}\n"
+                 f"exit code {result.returncode}, expected {'a failure' if fails else 'success'}")
+    return result.stdout
+
+
+def require(*programs):
+    for program in programs:
+        if shutil.which(program) is None:
+            print(f"{program} is not installed")
+            sys.exit(SKIP)
+
+
+def version(root):
+    for line in (root / "include/pufferfish/core/version.hpp").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#define PUFFERFISH_VERSION_STRING"):
+            return line.split('"')[1]
+    sys.exit("no version found")
+
+
+def install(root, scratch):
+    prefix = scratch / "prefix"
+    run("meson", "setup", scratch / "build", root, f"--prefix={prefix}", *NO_PROGRAMS)
+    run("meson", "install", "-C", scratch / "build")
+    installed = sorted(p.relative_to(prefix).as_posix() for p in prefix.rglob("*") if p.is_file())
+    beside = [p for p in installed if not p.startswith("include/pufferfish/")]
+    wanted = ["share/cmake/pufferfish/pufferfish-config-version.cmake", "share/cmake/pufferfish/pufferfish-config.cmake",
+              "share/pkgconfig/pufferfish.pc"]
+    if beside != wanted:
+        sys.exit(f"installed beside the headers: {beside}")
+    headers = {p.relative_to(root).as_posix() for p in (root / "include").rglob("*") if p.is_file()}
+    if headers != set(installed) - set(beside):
+        sys.exit(f"not all headers are installed: {sorted(headers ^ (set(installed) - set(beside)))}")
+    return prefix
+
+
+def copy_sources(root, target):
+    """What a clone brings, without builds and history."""
+    shutil.copytree(root, target, ignore=shutil.ignore_patterns("build*", ".git", "data", "__pycache__", ".cache"))
+    return target
+
+
+def expect_version(root, output):
+    if f"pufferfish {version(root)}" not in output:
+        sys.exit(f"the consumer says {output!r}, expected version {version(root)}")
+
+
+def pkg_config(root, scratch, compiler):
+    require("pkg-config")
+    env = {"PKG_CONFIG_PATH": str(install(root, scratch) / "share" / "pkgconfig")}
+    flags = run("pkg-config", "--cflags", "--libs", "pufferfish", env=env).split()
+    if any(flag.startswith(("-m", "-O", "-std")) for flag in flags):
+        sys.exit(f"flags of our own build leak to users: {flags}")
+    if run("pkg-config", "--modversion", "pufferfish", env=env).strip() != version(root):
+        sys.exit("pkg-config knows another version")
+    run(*compiler, "-std=c++20", CONSUMER / "main.cpp", *flags, "-o", scratch / "consumer")
+    expect_version(root, run(scratch / "consumer"))
+
+
+def cmake_project(scratch, name, compiler, *arguments, fails=False):
+    build = scratch / name
+    output = run("cmake", "-S", CONSUMER, "-B", build, f"-DCMAKE_CXX_COMPILER={';'.join(compiler)}", *arguments,
+                 fails=fails)
+    if fails:
+        return output
+    run("cmake", "--build", build)
+    return run(build / "consumer")
+
+
+def cmake_find_package(root, scratch, compiler):
+    require("cmake")
+    prefix = install(root, scratch)
+    expect_version(root, cmake_project(scratch, "found", compiler, f"-DCMAKE_PREFIX_PATH={prefix}"))
+    major, minor = version(root).split(".")[:2]
+    wrong = f"{major}.{int(minor) + 1}"
+    output = cmake_project(scratch, "refused", compiler, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DWANTED={wrong}", fails=True)
+    if f'requested version "{wrong}"' not in " ".join(output.split()):
+        sys.exit(f"version {wrong} was refused for another reason:\n{output}")
+    moved = scratch / "elsewhere" / "copy"
+    shutil.copytree(prefix, moved)
+    shutil.rmtree(prefix)
+    expect_version(root, cmake_project(scratch, "moved", compiler, f"-DCMAKE_PREFIX_PATH={moved}"))
+
+
+def cmake_add_subdirectory(root, scratch, compiler):
+    require("cmake")
+    source = copy_sources(root, scratch / "pufferfish")
+    expect_version(root, cmake_project(scratch, "added", compiler, f"-DPUFFERFISH_SOURCE={source}"))
+
+
+def meson_subproject(root, scratch, compiler):
+    project = scratch / "project"
+    shutil.copytree(CONSUMER, project)
+    copy_sources(root, project / "subprojects" / "pufferfish")
+    run("meson", "setup", scratch / "build", project, env={"CXX": shlex.join(compiler)})
+    run("meson", "compile", "-C", scratch / "build")
+    expect_version(root, run(scratch / "build" / "consumer"))
+    destination = scratch / "destination"
+    run("meson", "install", "-C", scratch / "build", "--destdir", destination)
+    if any(p.is_file() for p in destination.rglob("*")):
+        sys.exit("a subproject installs files into its parent's prefix")
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    way = {f.__name__: f for f in (pkg_config, cmake_find_package, cmake_add_subdirectory, meson_subproject)}[sys.argv[2]]
+    compiler = sys.argv[sys.argv.index("--") + 1:]
+    with tempfile.TemporaryDirectory(prefix="pufferfish-install-") as scratch:
+        way(root, pathlib.Path(scratch), compiler)
+
+
+if __name__ == "__main__":
+    main()

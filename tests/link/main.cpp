@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include "object.hpp"
+
+TEST_CASE("objects with different flags live in one program") {
+  const object_report a = light::run();
+  const object_report b = full::run();
+  CHECK(a.assert_level == 0);
+  CHECK(b.assert_level == 2);
+  CHECK(a.abi != b.abi);
+  CHECK(a.checksum == doctest::Approx(b.checksum).epsilon(1e-6));
+  CHECK(a.checksum > 0);
+  CHECK(a.caught_own);
+  CHECK(b.caught_own);
+}
+
+TEST_CASE("an exception thrown in one object is caught by its type in the other") {
+  CHECK(light::catches(&full::throw_shape_error));
+  CHECK(full::catches(&light::throw_shape_error));
+}

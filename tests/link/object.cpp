@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Compiled once for each object, with OBJECT naming its namespace. Uses the same templates with the same
+// arguments in all of them: if they shared a symbol, the linker would keep the code of one for both.
+
+#include "object.hpp"
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/scalar.hpp>
+#include <pufferfish/core/tensor.hpp>
+#include <string>
+
+#define OBJECT_STRING2(name) #name
+#define OBJECT_STRING(name) OBJECT_STRING2(name)
+
+namespace OBJECT {
+namespace {
+
+using namespace pufferfish;
+
+double checksum_of_tensors() {
+  tensor<float, 2> a({5, 7});
+  for (index_t i = 0; i < 5; ++i) {
+    for (index_t j = 0; j < 7; ++j) a(i, j) = static_cast<float>(i * 7 + j);
+  }
+  const tensor<double, 2> transposed(transpose(tensor_view<const float, 2>(a)));
+  double sum = 0;
+  for (index_t j = 0; j < 7; ++j) {
+    for (index_t i = 0; i < 5; ++i) sum += transposed(j, i) * static_cast<double>(j + 2 * i);
+  }
+  return sum + static_cast<double>(static_cast<float>(bfloat16(3.14159F)));
+}
+
+}  // namespace
+
+void throw_shape_error() { tensor<float, 1> impossible({-1}); }
+
+bool catches(void (*thrower)()) {
+  try {
+    thrower();
+  } catch (const shape_error& caught) {
+    return std::string(caught.what()).find("-1") != std::string::npos;
+  } catch (...) {
+  }
+  return false;
+}
+
+object_report run() {
+  object_report report;
+  report.abi = OBJECT_STRING(PUFFERFISH_ABI_NAMESPACE);
+  report.assert_level = PUFFERFISH_ASSERT_LEVEL;
+  report.checksum = checksum_of_tensors();
+  report.caught_own = catches(&throw_shape_error);
+  return report;
+}
+
+}  // namespace OBJECT

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""check_layout.py ROOT BUILD HAVE -- COMPILER ARGS...
+
+Holds the sources against the rules of the layout: the order of the folders (from the compiler's dependency output),
+what umbrella headers may pull in, no <iostream>, the length of headers, SPDX lines. HAVE names the third parties that
+are installed, joined by commas; where theirs are comes from BUILD's compile commands.
+"""
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from sources import headers, includes, need_of, needs
+
+# A folder may include itself and what stands before it.
+ORDER = ["core", "io", "linalg", "ops", "lowrank", "nn", "optim", "dist", "compress", "prune", "models", "train",
+         "adapters"]
+# gpu stands apart: it may use all of ORDER up to compress, and only gpu.hpp may include it.
+GPU_MAY = ORDER[: ORDER.index("compress") + 1] + ["gpu"]
+# Umbrella headers: the last folder of ORDER they may reach, folders left out, third parties they may pull in.
+UMBRELLAS = {
+    "lowrank.hpp": ("lowrank", {"io"}, set()),
+    "nn.hpp": ("train", {"dist"}, {"zlib", "json"}),
+    "distributed.hpp": ("train", set(), {"mpi", "zlib", "json"}),
+    "gpu.hpp": ("train", set(), {"cuda", "zlib", "json"}),
+}
+# Third parties that a folder's own headers may name.
+MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "dist": {"mpi"}, "gpu": {"cuda", "mpi"},
+            "adapters": {"eigen", "torch", "dlib", "tiny_dnn"}}
+MAX_LINES = 500
+SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
+SPDX_KINDS = {".hpp", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
+SPDX_NAMES = {"CMakeLists.txt", "meson_options.txt", "run", "compile_time", ".clang-format", ".clang-tidy"}
+
+
+def folder_of(name):
+    return name.split("/")[0] if "/" in name else ""
+
+
+def allowed_folders(name):
+    folder = folder_of(name)
+    if folder == "gpu":
+        return set(GPU_MAY)
+    if folder:
+        return set(ORDER[: ORDER.index(folder) + 1]) if folder in ORDER else None
+    if name in UMBRELLAS:
+        last, without, _ = UMBRELLAS[name]
+        return set(ORDER[: ORDER.index(last) + 1]) - without | ({"gpu"} if name == "gpu.hpp" else set())
+    return None
+
+
+def include_flags(build):
+    """Where the program that includes every header finds those of third parties."""
+    commands = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
+    command = next(c["command"] for c in commands if c["file"].endswith("tests/headers/all.cpp"))
+    return [flag for flag in shlex.split(command) if flag.startswith("-isystem")]
+
+
+def dependencies(compiler, root, path):
+    """Every file the compiler opens for a header."""
+    command = [*compiler, f"-I{root / 'include'}", "-M", "-x", "c++", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{shlex.join(command)}\n{result.stderr}")
+    return result.stdout.replace("\\\n", " ").split()[1:]
+
+
+def check_header(compiler, root, path):
+    base = root / "include" / "pufferfish"
+    name = path.relative_to(base).as_posix()
+    allowed = allowed_folders(name)
+    if allowed is None:
+        return [f"{name}: neither an umbrella header nor in a folder of the layout"]
+    problems = []
+    third_parties = set()
+    for dependency in dependencies(compiler, root, path):
+        resolved = pathlib.Path(dependency).resolve()
+        if resolved == path or base not in resolved.parents:
+            continue
+        other = resolved.relative_to(base).as_posix()
+        if not folder_of(other):
+            problems.append(f"{name} includes the umbrella header {other}")
+        elif folder_of(other) not in allowed:
+            problems.append(f"{name} reaches {other}, which its folder may not")
+        third_parties |= {need_of(n) for n, _ in includes(resolved)}
+    own = {need_of(n) for n, _ in includes(path)} - {None}
+    for need in sorted(own - MAY_NAME.get(folder_of(name), set())):
+        problems.append(f"{name} includes a header of {need}, which its folder may not name")
+    if name in UMBRELLAS:
+        for need in sorted(third_parties - {None} - UMBRELLAS[name][2]):
+            problems.append(f"{name} pulls in {need}")
+    if "iostream" in {n for n, _ in includes(path)}:
+        problems.append(f"{name} includes <iostream>")
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    if lines > MAX_LINES:
+        problems.append(f"{name} has {lines} lines, more than {MAX_LINES}")
+    return problems
+
+
+def check_spdx(root):
+    problems = []
+    for directory, folders, files in os.walk(root):
+        folders[:] = [f for f in folders
+                      if (not f.startswith((".", "build")) or f == ".ci") and f not in ("data", "__pycache__")]
+        for name in files:
+            path = pathlib.Path(directory) / name
+            if path.suffix not in SPDX_KINDS and name not in SPDX_NAMES:
+                continue
+            head = path.read_text(encoding="utf-8").splitlines()[:2]
+            if not head or not any(SPDX in line for line in head[: 2 if head[0].startswith("#!") else 1]):
+                problems.append(f"{path.relative_to(root)}: no SPDX line at its top")
+    return problems
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    compiler = sys.argv[sys.argv.index("--") + 1:] + include_flags(pathlib.Path(sys.argv[2]))
+    have = set(sys.argv[3].split(","))
+    files = [path for path in headers(root) if needs(path, root) <= have]
+    if not files:
+        sys.exit("no headers found")
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        problems = [p for found in pool.map(lambda f: check_header(compiler, root, f), files) for p in found]
+    for path in sorted((root / "include" / "pufferfish").rglob("*.cuh")):
+        if re.search(r"#\s*include\s*<(unsupported/)?Eigen/", path.read_text(encoding="utf-8")):
+            problems.append(f"{path.name}: Eigen in a .cuh")
+    problems += check_spdx(root)
+    print("\n".join(problems))
+    print(f"{len(files)} headers checked, {len(problems)} problems")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Lists sources and what each needs beyond the standard library, from its includes.
+
+sources.py ROOT HAVE headers        every public header
+sources.py ROOT HAVE DIR            every .cpp directly in DIR (not main.cpp)
+
+HAVE names the needs that are installed, joined by commas. Prints one line a file: path relative to ROOT, needs that
+are installed, needs that are not; with semicolons between and commas within. Meson cannot glob, and no list written
+by hand stays true.
+"""
+import pathlib
+import re
+import sys
+
+# The one table of third-party includes: prefix -> name of the need.
+THIRD_PARTY = {
+    "mpi.h": "mpi",
+    "mpi-ext.h": "mpi",
+    "zlib.h": "zlib",
+    "nlohmann/": "json",
+    "Eigen/": "eigen",
+    "unsupported/Eigen/": "eigen",
+    "CLI/": "cli11",
+    "cuda": "cuda",
+    "cublas": "cuda",
+    "cusolver": "cuda",
+    "cudnn": "cuda",
+    "nccl.h": "cuda",
+    "torch/": "torch",
+    "dlib/": "dlib",
+    "tiny_dnn/": "tiny_dnn",
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def includes(path):
+    """The (name, quoted) pairs that a file includes itself."""
+    return [(name, mark == '"') for mark, name in INCLUDE.findall(path.read_text(encoding="utf-8"))]
+
+
+def need_of(name):
+    for prefix, need in THIRD_PARTY.items():
+        if name.startswith(prefix):
+            return need
+    return None
+
+
+def needs(path, root, seen=None):
+    """Needs of a file and of every file of ours that it includes."""
+    seen = set() if seen is None else seen
+    if path in seen or not path.is_file():
+        return set()
+    seen.add(path)
+    found = set()
+    for name, quoted in includes(path):
+        need = need_of(name)
+        if need:
+            found.add(need)
+        elif quoted:
+            found |= needs((path.parent / name).resolve(), root, seen)
+        elif name.startswith("pufferfish/"):
+            found |= needs(root / "include" / name, root, seen)
+    return found
+
+
+def headers(root):
+    return sorted((root / "include" / "pufferfish").rglob("*.hpp"))
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    have = set(sys.argv[2].split(","))
+    if sys.argv[3] == "headers":
+        files = headers(root)
+    else:
+        files = sorted(p for p in (root / sys.argv[3]).glob("*.cpp") if p.name != "main.cpp")
+    for path in files:
+        need = needs(path, root)
+        print(f"{path.relative_to(root).as_posix()};{','.join(sorted(need & have))};{','.join(sorted(need - have))}")
+
+
+if __name__ == "__main__":
+    main()
