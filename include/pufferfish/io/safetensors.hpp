@@ -5,7 +5,7 @@
 /// Safetensors: named tensors in one file that Python reads too. Eight bytes (little-endian) give the length
 /// of a JSON header {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {string:
 /// string}}; raw little-endian data follows, without holes. Source: the format description of
-/// github.com/huggingface/safetensors. This is the only header of the library that needs nlohmann-json.
+/// github.com/huggingface/safetensors.
 
 #include <algorithm>
 #include <bit>

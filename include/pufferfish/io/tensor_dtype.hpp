@@ -68,10 +68,6 @@ inline constexpr std::array<dtype_row, 17> dtype_table{{
 template <class T>
 struct dtype_of;
 template <>
-struct dtype_of<bool> {
-  static constexpr tensor_dtype value = tensor_dtype::boolean;
-};
-template <>
 struct dtype_of<std::uint8_t> {
   static constexpr tensor_dtype value = tensor_dtype::u8;
 };
@@ -118,8 +114,8 @@ struct dtype_of<double> {
 
 }  // namespace detail
 
-/// The dtype that holds values of T: bool, fixed-width integers, float, double, bfloat16. Others do not
-/// compile.
+/// The dtype that holds values of T: fixed-width integers, float, double, bfloat16. Others do not compile;
+/// bool neither, as a byte from a file may be no valid bool.
 template <class T>
 inline constexpr tensor_dtype dtype_of_v = detail::dtype_of<T>::value;
 
