@@ -90,8 +90,9 @@ inline image_set load_idx_pair(const std::string& images_path, const std::string
 /// missing file.
 inline image_set load_mnist_layout(const std::string& folder, bool train, index_t classes = 10) {
   const std::string stem = folder + "/" + (train ? "train" : "t10k");
-  return load_idx_pair(detail::find_plain_or_gzip(stem + "-images-idx3-ubyte"),
-                       detail::find_plain_or_gzip(stem + "-labels-idx1-ubyte"), classes);
+  const std::string images = detail::find_plain_or_gzip(stem + "-images-idx3-ubyte");
+  const std::string labels = detail::find_plain_or_gzip(stem + "-labels-idx1-ubyte");
+  return load_idx_pair(images, labels, classes);
 }
 
 /// Loads the binary version of CIFAR-10 from a folder: data_batch_1.bin .. data_batch_5.bin in that order

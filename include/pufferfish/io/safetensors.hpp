@@ -197,9 +197,9 @@ void read_tensor_converted(const safetensors_file& file, std::string_view name, 
 }
 
 /// An entry for the writer over the caller's elements, which must stay in place until it has run.
-template <class T>
+template <class T, std::size_t N>
 safetensors_entry make_safetensors_entry(std::string name, std::vector<index_t> shape,
-                                         std::span<T> elements) {
+                                         std::span<T, N> elements) {
   return {std::move(name),
           dtype_of_v<std::remove_const_t<T>>,
           std::move(shape),

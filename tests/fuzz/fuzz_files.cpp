@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+/// \file
+/// libFuzzer harness of every file parser: the first byte chooses the format, the rest is the file. A parser
+/// may accept or throw io_error; what it accepts must be consistent.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+#include <pufferfish/io/cifar.hpp>
+#include <pufferfish/io/gzip.hpp>
+#include <pufferfish/io/idx.hpp>
+#include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/io/text.hpp>
+
+namespace {
+
+constexpr std::uint64_t output_limit = std::uint64_t{1} << 22;
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+std::size_t product(const std::vector<pufferfish::index_t>& shape) {
+  std::size_t count = 1;
+  for (const pufferfish::index_t extent : shape) count *= static_cast<std::size_t>(extent);
+  return count;
+}
+
+void try_idx(std::span<const std::uint8_t> file) {
+  const pufferfish::idx_array array = pufferfish::parse_idx(file, "fuzz");
+  require(product(array.extents) == array.values.size());
+  const auto again = pufferfish::encode_idx(array.extents, array.values);
+  require(std::vector<std::uint8_t>(file.begin(), file.end()) == again);
+}
+
+void try_gzip(std::span<const std::uint8_t> file) {
+  require(pufferfish::gunzip(file, "fuzz", output_limit).size() <= output_limit);
+}
+
+void try_cifar(std::span<const std::uint8_t> file) {
+  const pufferfish::cifar_batch batch = pufferfish::parse_cifar10(file, "fuzz");
+  require(batch.pixels.size() == batch.labels.size() * 3072);
+}
+
+void try_safetensors(std::span<const std::uint8_t> bytes) {
+  const auto file = pufferfish::safetensors_file::parse({bytes.begin(), bytes.end()}, "fuzz");
+  std::vector<pufferfish::safetensors_entry> entries;
+  for (const std::string& name : file.tensor_names()) {
+    const pufferfish::tensor_info& info = file.tensor(name);
+    require(product(info.shape) * pufferfish::size_of(info.dtype) == info.bytes.size());
+    entries.push_back({name, info.dtype, info.shape, info.bytes});
+  }
+  // What was accepted can be written, and is read back the same.
+  const auto encoded = pufferfish::encode_safetensors(entries, file.metadata());
+  const auto again = pufferfish::safetensors_file::parse(encoded, "again");
+  require(again.tensor_names().size() == entries.size());
+  require(again.metadata() == file.metadata());
+}
+
+void try_text(std::span<const std::uint8_t> file) {
+  for (const std::string& line : pufferfish::parse_lines(file, "fuzz")) {
+    for (const std::string_view word : pufferfish::split_words(line)) require(!word.empty());
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::span<const std::uint8_t> file(data + 1, size - 1);
+  try {
+    switch (data[0] % 5) {
+      case 0:
+        try_idx(file);
+        break;
+      case 1:
+        try_gzip(file);
+        break;
+      case 2:
+        try_cifar(file);
+        break;
+      case 3:
+        try_safetensors(file);
+        break;
+      default:
+        try_text(file);
+        break;
+    }
+  } catch (const pufferfish::io_error&) {
+  }
+  return 0;
+}

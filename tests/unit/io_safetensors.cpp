@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "io_support.hpp"
+
+#include <sys/resource.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <limits>
+
+#include <doctest/doctest.h>
+
+#include <pufferfish/io/safetensors.hpp>
+
+using namespace pufferfish;
+using namespace io_test;
+
+namespace {
+
+/// A file from any header text and data.
+bytes assemble(std::string_view header, const bytes& data = {}) {
+  const std::uint64_t length = header.size();
+  bytes file(8);
+  std::memcpy(file.data(), &length, 8);
+  file.insert(file.end(), header.begin(), header.end());
+  file.insert(file.end(), data.begin(), data.end());
+  return file;
+}
+
+/// The error of parsing a header with `data_size` bytes of data; "" if it is accepted.
+std::string problem(std::string_view header, std::size_t data_size = 0) {
+  return io_error_of(
+      [&] { safetensors_file::parse(assemble(header, bytes(data_size)), "some.safetensors"); });
+}
+
+std::string one(const std::string& fields) { return R"({"w":{)" + fields + "}}"; }
+
+std::string tensor(const std::string& dtype, const std::string& shape, const std::string& offsets) {
+  return one(R"("dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets);
+}
+
+void parse_or_throw(const bytes& b) {
+  const safetensors_file file = safetensors_file::parse(b, "x");
+  std::size_t total = 0;
+  for (const std::string& name : file.tensor_names()) {
+    const tensor_info& info = file.tensor(name);
+    std::size_t count = 1;
+    for (const index_t extent : info.shape) count *= static_cast<std::size_t>(extent);
+    if (count * size_of(info.dtype) != info.bytes.size()) throw std::logic_error("shape does not fit");
+    for (const std::uint8_t byte : info.bytes) total += byte;  // a sanitizer sees a span outside the file
+  }
+  if (total > 255 * b.size()) throw std::logic_error("impossible");
+}
+
+}  // namespace
+
+TEST_CASE("the bytes of a safetensors file are the documented ones") {
+  const float values[2] = {1.0F, -2.0F};
+  const std::vector<safetensors_entry> entries{make_safetensors_entry("w", {2}, std::span(values))};
+  const std::string text = to_text(encode_safetensors(entries, {{"k", "v"}}));
+  const std::string header =
+      R"({"__metadata__":{"k":"v"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  const std::string padded = header + std::string((8 - header.size() % 8) % 8, ' ');
+  CHECK(text.substr(8, padded.size()) == padded);
+  CHECK(text.size() == 8 + padded.size() + 8);
+  CHECK(static_cast<unsigned char>(text[0]) == padded.size());
+  CHECK(to_bytes(text.substr(text.size() - 8)) == bytes{0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0});
+  CHECK(padded.size() % 8 == 0);
+}
+
+TEST_CASE("round trip of every type, with random shapes") {
+  const scratch_folder folder;
+  std::mt19937 random(3);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<bytes> storage;
+    std::vector<safetensors_entry> entries;
+    const auto count = static_cast<unsigned>(random() % 12);
+    for (unsigned t = 0; t < count; ++t) {
+      safetensors_entry entry;
+      entry.name = "layer" + std::to_string(t) + (t % 3 == 0 ? ".w\"\\\n\xc3\xa4" : ".bias");
+      entry.dtype = detail::dtype_table[random() % detail::dtype_table.size()].dtype;
+      std::size_t size = size_of(entry.dtype);
+      for (auto d = random() % 5; d > 0; --d) {
+        entry.shape.push_back(static_cast<index_t>(random() % 5));
+        size *= static_cast<std::size_t>(entry.shape.back());
+      }
+      storage.emplace_back(size);
+      for (auto& b : storage.back()) b = static_cast<std::uint8_t>(random());
+      entries.push_back(entry);
+    }
+    for (unsigned t = 0; t < count; ++t) entries[t].bytes = storage[t];
+    const safetensors_metadata metadata =
+        round % 2 ? safetensors_metadata{}
+                  : safetensors_metadata{{"", "empty"}, {"quote\"", "line\n\xe2\x82\xac"}};
+    write_safetensors(folder / "a", entries, metadata);
+    const safetensors_file file = safetensors_file::read(folder / "a");
+    CHECK(file.metadata() == metadata);
+    REQUIRE(file.tensor_names().size() == count);
+    for (const safetensors_entry& entry : entries) {
+      const tensor_info& info = file.tensor(entry.name);
+      CHECK(info.dtype == entry.dtype);
+      CHECK(info.shape == entry.shape);
+      CHECK(bytes(info.bytes.begin(), info.bytes.end()) == bytes(entry.bytes.begin(), entry.bytes.end()));
+    }
+    // The caller's order does not matter, and the form in memory is the file's.
+    const bytes written = read_file(folder / "a");
+    std::shuffle(entries.begin(), entries.end(), random);
+    CHECK(encode_safetensors(entries, metadata) == written);
+  }
+  CHECK(list(folder.path()) == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("elements are aligned within the file") {
+  const std::uint8_t small[3] = {1, 2, 3};
+  const double wide[2] = {1, 2};
+  const float middle[1] = {3};
+  const std::vector<safetensors_entry> entries{make_safetensors_entry("a", {3}, std::span(small)),
+                                               make_safetensors_entry("b", {2}, std::span(wide)),
+                                               make_safetensors_entry("c", {}, std::span(middle))};
+  const bytes encoded = encode_safetensors(entries);
+  const safetensors_file file = safetensors_file::parse(encoded, "x");
+  CHECK(file.tensor_names() == std::vector<std::string>{"b", "c", "a"});
+  std::uint64_t header = 0;
+  std::memcpy(&header, encoded.data(), 8);
+  CHECK((8 + header) % 8 == 0);
+}
+
+TEST_CASE("read_tensor demands type and size; conversion is asked for") {
+  const float f32[3] = {0.1F, -1e30F, 3.0F};
+  const double f64[3] = {0.1, 1e300, -2.5};
+  const bfloat16 bf16[2] = {bfloat16(1.5F), bfloat16(-3.0F)};
+  const std::int64_t i64[1] = {-(std::int64_t{1} << 60)};
+  const std::vector<safetensors_entry> entries{
+      make_safetensors_entry("f32", {3}, std::span(f32)),
+      make_safetensors_entry("f64", {3, 1}, std::span(f64)),
+      make_safetensors_entry("bf16", {2}, std::span(bf16)), make_safetensors_entry("i64", {}, std::span(i64)),
+      make_safetensors_entry("none", {0, 5}, std::span<const float>())};
+  const safetensors_file file = safetensors_file::parse(encode_safetensors(entries), "some.safetensors");
+  float single[3];
+  double twice[3];
+  read_tensor<float>(file, "f32", single);
+  CHECK(std::memcmp(single, f32, sizeof f32) == 0);
+  read_tensor<double>(file, "f64", twice);
+  CHECK(std::memcmp(twice, f64, sizeof f64) == 0);
+  std::int64_t integer[1];
+  read_tensor<std::int64_t>(file, "i64", integer);
+  CHECK(integer[0] == i64[0]);
+  read_tensor(file, "none", std::span<float>());
+
+  const std::string type = io_error_of([&] { read_tensor<float>(file, "f64", single); });
+  CHECK(mentions(type, "some.safetensors"));
+  CHECK(mentions(type, "'f64' has dtype F64; wanted is F32"));
+  const std::string size = io_error_of([&] { read_tensor<float>(file, "f32", std::span(single).first(2)); });
+  CHECK(mentions(size, "[3]"));
+  CHECK(mentions(size, "wanted are 2"));
+  CHECK(mentions(io_error_of([&] { read_tensor<float>(file, "nope", single); }),
+                 "no tensor 'nope' among its 5"));
+
+  read_tensor_converted<double>(file, "f32", twice);
+  CHECK(twice[0] == static_cast<double>(0.1F));
+  read_tensor_converted<float>(file, "f64", single);
+  CHECK(single[0] == 0.1F);
+  CHECK(std::isinf(single[1]));
+  CHECK(single[2] == -2.5F);
+  read_tensor_converted<float>(file, "f32", single);
+  CHECK(std::memcmp(single, f32, sizeof f32) == 0);
+  read_tensor_converted<float>(file, "bf16", std::span(single).first(2));
+  CHECK(single[1] == -3.0F);
+  bfloat16 brain[3];
+  read_tensor_converted<bfloat16>(file, "f32", brain);
+  CHECK(brain[0].bits() == bfloat16(0.1F).bits());
+  CHECK(mentions(io_error_of([&] { read_tensor_converted<float>(file, "i64", std::span(single).first(1)); }),
+                 "I64; wanted is F32"));
+}
+
+TEST_CASE("a moved file keeps its tensors") {
+  const float f32[3] = {1, 2, 3};
+  const std::vector<safetensors_entry> entries{make_safetensors_entry("w", {3}, std::span(f32))};
+  safetensors_file first = safetensors_file::parse(encode_safetensors(entries), "x");
+  const safetensors_file second = std::move(first);
+  float out[3] = {};
+  read_tensor<float>(second, "w", out);
+  CHECK(out[2] == 3);
+  CHECK(second.contains("w"));
+  CHECK(!second.contains("v"));
+  static_assert(!std::is_copy_constructible_v<safetensors_file>);
+}
+
+TEST_CASE("the writer refuses bad entries and creates no file") {
+  const scratch_folder folder;
+  const float f32[2] = {1, 2};
+  const auto write = [&](std::vector<safetensors_entry> entries, const safetensors_metadata& metadata = {}) {
+    write_safetensors(folder / "a", entries, metadata);
+  };
+  const auto entry = [&](std::string name, std::vector<index_t> shape) {
+    return make_safetensors_entry(std::move(name), std::move(shape), std::span(f32));
+  };
+  CHECK(mentions(io_error_of([&] { write({entry("w", {2}), entry("w", {2})}); }), "'w' is taken"));
+  CHECK(mentions(io_error_of([&] { write({entry("__metadata__", {2})}); }), "taken"));
+  CHECK(mentions(io_error_of([&] { write({entry("\xff", {2})}); }), "not UTF-8"));
+  CHECK(mentions(io_error_of([&] { write({}, {{"k", "\xc3"}}); }), "not UTF-8"));
+  CHECK_THROWS_AS(write({entry("w", {3})}), shape_error);
+  CHECK_THROWS_AS(write({entry("w", {-2, -1})}), shape_error);
+  CHECK_THROWS_AS(write({entry("w", std::vector<index_t>(65, 1))}), shape_error);
+  CHECK_THROWS_AS(write({entry("w", {0, index_t{1} << 40, index_t{1} << 40})}), shape_error);
+  CHECK(list(folder.path()).empty());
+  write({});
+  CHECK(safetensors_file::read(folder / "a").tensor_names().empty());
+}
+
+TEST_CASE("what the format allows") {
+  CHECK(problem("{}").empty());
+  CHECK(problem("{}      ").empty());
+  CHECK(problem(R"({"__metadata__":{}})").empty());
+  CHECK(problem(tensor("F32", "[]", "[0,4]"), 4).empty());
+  CHECK(problem(tensor("F32", "[0]", "[0,0]")).empty());
+  CHECK(problem(tensor("F8_E4M3", "[2,3]", "[0,6]"), 6).empty());
+  CHECK(
+      problem(
+          R"({"a":{"data_offsets":[4,8],"shape":[1],"dtype":"F32"},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+          8)
+          .empty());
+}
+
+TEST_CASE("hostile headers: lengths") {
+  const auto of = [](bytes b) { return io_error_of([&] { safetensors_file::parse(std::move(b), "x"); }); };
+  CHECK(mentions(of({}), "0 bytes are too few"));
+  CHECK(mentions(of(bytes(7)), "7 bytes are too few"));
+  CHECK(mentions(of(bytes(8)), "is not a JSON object"));
+  CHECK(mentions(of(bytes(8, 0xff)), "18446744073709551615"));
+  bytes long_header = assemble("{}");
+  long_header[0] = 3;
+  CHECK(mentions(of(long_header), "header of 3 bytes, but the file has 2"));
+  // Above the cap of 100 MB although the file is that long.
+  bytes huge = assemble(std::string(100'000'001, ' '));
+  CHECK(mentions(of(std::move(huge)), "100000001"));
+}
+
+TEST_CASE("hostile headers: JSON") {
+  for (const char* text : {"",
+                           " ",
+                           " {}",
+                           "[]",
+                           "null",
+                           "1",
+                           "\"w\"",
+                           "\xef\xbb\xbf{}",
+                           "{",
+                           "}",
+                           "{}}",
+                           "{}{}",
+                           "{} x",
+                           "{\"w\"}",
+                           "{\"w\":}",
+                           "{,}",
+                           "{\"w\":{}",
+                           "{'w':{}}",
+                           "// c\n{}",
+                           "{}// c",
+                           "{\"\xff\":{}}",
+                           "{\"\\ud800\":{}}",
+                           "{\"w\":{\"shape\":[1,]}}",
+                           "{\"w\":{\"shape\":[NaN]}}"}) {
+    CAPTURE(text);
+    CHECK(mentions(problem(text), "some.safetensors"));
+  }
+  CHECK(mentions(problem(std::string_view("{}\0 ", 4)), "is not a JSON object"));
+  CHECK(mentions(problem(R"({"w":1})"), "number where none"));
+  CHECK(mentions(problem(R"({"w":null})"), "null"));
+  CHECK(mentions(problem(R"({"w":true})"), "boolean"));
+  CHECK(mentions(problem(R"({"w":"x"})"), "string where none"));
+  CHECK(mentions(problem(R"({"w":[]})"), "array where none"));
+  CHECK(mentions(problem(R"({"w":{}})"), "'w' lacks"));
+  CHECK(mentions(problem(R"({"w":{"dtype":"F32","shape":[]}})"), "lacks"));
+  CHECK(mentions(problem(one(R"("dtype":"F32","shape":[],"data_offsets":[0,4],"more":1)"), 4),
+                 "number where none"));
+  CHECK(mentions(problem(one(R"("dtype":"F32","dtype":"F32")")), "two dtypes"));
+  CHECK(mentions(problem(one(R"("shape":[],"shape":[])")), "array where none"));
+  CHECK(mentions(problem(one(R"("shape":[[]])")), "array where none"));
+  CHECK(mentions(problem(one(R"("shape":[{}])")), "object where none"));
+  CHECK(mentions(problem(one(R"("shape":{})")), "object where none"));
+  CHECK(mentions(problem(R"({"__metadata__":{"k":1}})"), "number where none"));
+  CHECK(mentions(problem(R"({"__metadata__":{"k":{}}})"), "object where none"));
+  CHECK(mentions(problem(R"({"__metadata__":[]})"), "array where none"));
+  CHECK(mentions(problem(R"({"__metadata__":{"k":"a","k":"b"}})"), "'k' twice"));
+  CHECK(mentions(problem(R"({"__metadata__":{},"__metadata__":{}})"), "metadata twice"));
+  const std::string empty_tensor = R"("w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  CHECK(mentions(problem("{" + empty_tensor + "," + empty_tensor + "}"), "'w' is there twice"));
+  CHECK(mentions(
+      problem(
+          R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"\u0077":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})"),
+      "twice"));
+  // Depth bombs, and names that would fill a log.
+  CHECK(mentions(problem(std::string(1'000'000, '{')), "some.safetensors"));
+  CHECK(mentions(problem("{\"w\":" + std::string(1'000'000, '[')), "array where none"));
+  CHECK(mentions(problem(one("\"shape\":" + std::string(1'000'000, '['))), "array where none"));
+  const std::string loud = problem("{\"" + std::string(100'000, 'n') + "\\u001b[31m\":{}}");
+  CHECK(loud.size() < 300);
+  CHECK(mentions(problem("{\"\\u001b[31m\":{}}"), "'?[31m'"));
+}
+
+TEST_CASE("hostile headers: types, shapes and offsets") {
+  CHECK(mentions(problem(tensor("F31", "[1]", "[0,4]"), 4), "'w' has the unknown dtype 'F31'"));
+  CHECK(mentions(problem(tensor("f32", "[1]", "[0,4]"), 4), "unknown dtype"));
+  CHECK(mentions(problem(tensor("F32", "[-1]", "[0,4]"), 4), "negative number -1"));
+  CHECK(mentions(problem(tensor("F32", "[1.0]", "[0,4]"), 4), "'1.0'"));
+  CHECK(mentions(problem(tensor("F32", "[1e400]", "[0,4]"), 4), "some.safetensors"));
+  CHECK(mentions(problem(tensor("F32", "[99999999999999999999]", "[0,4]"), 4), "no integer below 2^64"));
+  CHECK(
+      mentions(problem(tensor("F32", "[18446744073709551615]", "[0,4]"), 4), "extent 18446744073709551615"));
+  CHECK(mentions(problem(tensor("F32", "[9223372036854775807]", "[0,4]"), 4), "too many"));
+  // 2^62 * 4 and 2^32 * 2^32 are 0 modulo 2^64.
+  CHECK(mentions(problem(tensor("F32", "[4611686018427387904]", "[0,0]")), "too many"));
+  CHECK(mentions(problem(tensor("U8", "[4294967296,4294967296]", "[0,0]")), "too many"));
+  CHECK(mentions(problem(tensor("U8", "[0,4294967296,4294967296]", "[0,0]")), "too many"));
+  std::string ones = "[1";
+  for (int d = 1; d < 64; ++d) ones += ",1";
+  CHECK(problem(tensor("U8", ones + "]", "[0,1]"), 1).empty());
+  CHECK(mentions(problem(tensor("U8", ones + ",1]", "[0,1]"), 1), "more than 64"));
+
+  CHECK(mentions(problem(tensor("F32", "[1]", "[0]"), 4), "fewer than two"));
+  CHECK(mentions(problem(tensor("F32", "[1]", "[]"), 4), "fewer than two"));
+  CHECK(mentions(problem(tensor("F32", "[1]", "[0,4,8]"), 4), "more than two"));
+  CHECK(
+      mentions(problem(tensor("F32", "[1]", "[4,0]"), 4), "'w' at bytes 4 to 0 is not within the data of 4"));
+  CHECK(mentions(problem(tensor("F32", "[1]", "[0,8]"), 4), "0 to 8 is not within the data of 4"));
+  CHECK(mentions(problem(tensor("F32", "[1]", "[0,18446744073709551615]"), 4), "not within"));
+  CHECK(mentions(problem(tensor("F32", "[1]", "[18446744073709551612,0]"), 4), "not within"));
+  CHECK(mentions(problem(tensor("F32", "[1]", "[0,-4]"), 4), "negative"));
+  CHECK(mentions(problem(tensor("F32", "[2]", "[0,4]"), 4), "shape [2], which needs 8 bytes"));
+  CHECK(mentions(problem(tensor("F64", "[1]", "[0,4]"), 4), "dtype F64"));
+  CHECK(mentions(problem(tensor("F32", "[1]", "[4,8]"), 8), "leaves a hole"));
+  CHECK(mentions(problem(tensor("F32", "[1]", "[0,4]"), 5), "end at byte 4 of 5"));
+  CHECK(mentions(problem("{}", 1), "end at byte 0 of 1"));
+  const std::string a = R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)";
+  CHECK(mentions(problem(a + R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6),
+                 "'b' at bytes 2 to 6 overlaps"));
+  CHECK(mentions(problem(a + R"("b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4), "overlaps"));
+  CHECK(mentions(problem(a + R"("b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}})", 6), "hole"));
+  CHECK(mentions(problem(a + R"("b":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}})", 4), "overlaps"));
+}
+
+TEST_CASE("a safetensors file cut anywhere, or damaged") {
+  const float f32[3] = {1, 2, 3};
+  const std::uint8_t u8[2] = {4, 5};
+  const std::vector<safetensors_entry> entries{make_safetensors_entry("weight", {3, 1}, std::span(f32)),
+                                               make_safetensors_entry("b", {2}, std::span(u8))};
+  bytes good = encode_safetensors(entries, {{"epoch", "3"}});
+  CHECK(accepted_prefixes(good, parse_or_throw) == 0);
+  CHECK(refused_damaged(good, 8000, 41, parse_or_throw) > 4000);
+  good.push_back(0);
+  CHECK(mentions(io_error_of([&] { parse_or_throw(good); }), "of 15 bytes of data"));
+}
+
+TEST_CASE("files that cannot be read or written") {
+  const scratch_folder folder;
+  CHECK(mentions(io_error_of([&] { safetensors_file::read(folder / "none"); }), "No such file"));
+  CHECK(mentions(io_error_of([&] { safetensors_file::read(folder.path()); }), "Is a directory"));
+  const std::vector<double> values(4000, 1.0);
+  const std::vector<safetensors_entry> entries{make_safetensors_entry("w", {4000}, std::span(values))};
+  write_safetensors(folder / "a", entries);
+  const bytes old = read_file(folder / "a");
+  CHECK(mentions(io_error_of([&] { safetensors_file::read(folder / "a", 32000); }), "limit of 32000"));
+  CHECK(mentions(io_error_of([&] { write_safetensors(folder.path(), entries); }), "Is a directory"));
+
+  // A disk that fills up in the middle of a tensor.
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit unlimited{};
+  ::getrlimit(RLIMIT_FSIZE, &unlimited);
+  rlimit limited = unlimited;
+  limited.rlim_cur = 20000;
+  ::setrlimit(RLIMIT_FSIZE, &limited);
+  const std::string text = io_error_of([&] { write_safetensors(folder / "a", entries, {{"epoch", "4"}}); });
+  ::setrlimit(RLIMIT_FSIZE, &unlimited);
+  std::signal(SIGXFSZ, handler);
+  CHECK(mentions(text, folder / "a"));
+  CHECK(mentions(text, "32000 bytes: File too large"));
+  CHECK(read_file(folder / "a") == old);
+  CHECK(list(folder.path()) == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("dtypes: names, sizes, order of the table") {
+  for (std::size_t i = 0; i < detail::dtype_table.size(); ++i) {
+    const detail::dtype_row& row = detail::dtype_table[i];
+    CHECK(static_cast<std::size_t>(row.dtype) == i);
+    CHECK(parse_dtype(to_string(row.dtype)) == row.dtype);
+    CHECK(size_of(row.dtype) == row.size);
+  }
+  CHECK(!parse_dtype("F4"));
+  CHECK(dtype_of_v<float> == tensor_dtype::f32);
+  CHECK(size_of(dtype_of_v<bfloat16>) == sizeof(bfloat16));
+}
