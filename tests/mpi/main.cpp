@@ -63,6 +63,7 @@ int main(int argc, char** argv) {
   std::ostringstream log;
   doctest::Context context(argc, argv);
   context.setCout(&log);
+  context.setOption("no-colors", true);
   if (context.run() != 0) failures = 1;
   // Printed before anybody is waited for, so that a hang does not hide its cause.
   if (failures != 0 || rank == 0)
