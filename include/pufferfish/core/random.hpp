@@ -55,6 +55,11 @@ class random_stream {
  public:
   constexpr random_stream(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
 
+  /// A stream further down: for the parts of a thing that has this one.
+  constexpr random_stream child(std::string_view part) const {
+    return {seed_, substream(stream_, stream_id(part))};
+  }
+
   /// 64 random bits.
   constexpr std::uint64_t bits(std::uint64_t i) const {
     const auto words = block(i);

@@ -68,6 +68,15 @@ class tape {
     return value;
   }
 
+  /// The value on top, left where it is. Throws as pop does.
+  template <class V>
+  V top_value() {
+    if (entries_.empty() || entries_.back().bytes != sizeof(V)) return pop_value<V>();
+    V value;
+    std::memcpy(&value, entries_.back().block, sizeof(V));
+    return value;
+  }
+
   bool empty() const { return entries_.empty(); }
   std::size_t entries() const { return entries_.size(); }
   const stack_arena& memory() const { return arena_; }

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `LowRankConv`: a convolution of rank r as two: a k x k convolution to r channels, then a 1x1 convolution.
+
+#include <pufferfish/lowrank/linear.hpp>
+#include <pufferfish/ops/conv.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// The rank-agnostic core of LowRankConv.
+template <class T>
+class low_rank_conv {
+ public:
+  using value_type = T;
+
+  low_rank_conv(const conv_shape& shape, index_t rank, bool bias)
+      : shape_(shape),
+        down_shape_(shape),
+        rank_(rank),
+        down_(checked(shape, rank), parameter_role::weight),
+        up_(logical_layout::kernel(shape.out_channels, rank, 1, 1), parameter_role::weight),
+        bias_(logical_layout::vector(bias ? shape.out_channels : 0), parameter_role::bias) {
+    down_shape_.out_channels = rank;
+  }
+
+  /// The dense convolution's geometry: stride, padding and dilation are those of `down`.
+  const conv_shape& shape() const { return shape_; }
+  index_t rank() const { return rank_; }
+  bool has_bias() const { return bias_.size() > 0; }
+
+  /// The factors as frameworks see them: down [rank][in][height][width], up [out][rank][1][1]; bias: out
+  /// elements (null view: none). Views onto the kernels' own storage.
+  tensor_view<T, 4> down() { return down_.logical(); }
+  tensor_view<const T, 4> down() const { return down_.logical(); }
+  tensor_view<T, 4> up() { return up_.logical(); }
+  tensor_view<const T, 4> up() const { return up_.logical(); }
+  tensor_view<T, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+
+  /// up * down, the dense convolution's weight [out][in][height][width].
+  tensor<T, 4> to_dense() const {
+    const index_t patch = shape_.patch(), out = shape_.out_channels;
+    tensor<T, 2> stored({patch, out});
+    stack_arena scratch;
+    native_gemm(scratch).multiply<T>(tensor_view<const T, 2>(down_.data(), {patch, rank_}),
+                                     tensor_view<const T, 2>(up_.data(), {rank_, out}), stored.view());
+    const logical_layout layout =
+        logical_layout::kernel(out, shape_.in_channels, shape_.kernel.height, shape_.kernel.width);
+    return tensor<T, 4>(tensor_view<const T, 4>(stored.data(), layout.shape, layout.strides));
+  }
+
+  std::string describe() const {
+    return "LowRankConv rank " + std::to_string(rank_) + ", " + shape_.describe();
+  }
+
+  /// NHWC extents of the output. Throws shape_error.
+  extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, describe()); }
+
+  /// y = up * (down * x) + b. x, y: NHWC, dense; y has output_shape(x) and does not overlap x. In training, x
+  /// must stay as it is until the backward pass. Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    check(x.shape(), y.shape());
+    scratch_frame frame(ctx.scratch());
+    const extents<4> inner = inner_shape(y.shape());
+    const tensor_view<T, 4> t = ctx.training() ? ctx.tape().push<T>(inner) : frame.take<T>(inner);
+    if (ctx.training()) ctx.tape().push_value(x);
+    ops::conv_forward<T>(ctx, down_shape_, x, down_.data(), nullptr, t);
+    ops::linear_forward<T>(ctx, rows(tensor_view<const T, 4>(t)), up_matrix(),
+                           has_bias() ? bias_.data() : nullptr, rows(y));
+  }
+
+  /// Gradients from dy (shaped as y) to the factors and, unless dx is a null view, to x (dx shaped as x,
+  /// overlaps nothing). Throws shape_error, and state_error without a forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    check(x.shape(), dy.shape());
+    const tensor_view<const T, 4> t = ctx.tape().pop<T>(inner_shape(dy.shape()));
+    const tensor_view<T, 2> up_gradient(up_.gradient_data(), {rank_, shape_.out_channels});
+    ops::linear_backward_weight<T>(ctx, rows(t), rows(dy), up_gradient, up_.accumulate());
+    ctx.gradient_written(up_);
+    if (has_bias()) {
+      ops::bias_gradient<T>(ctx, rows(dy), bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+    }
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 4> dt = frame.take<T>(t.shape());
+    ops::linear_backward_input<T>(ctx, rows(dy), up_matrix(), rows(dt));
+    ops::conv_backward_weight<T>(ctx, down_shape_, x, dt, down_.gradient_data(), down_.accumulate());
+    ctx.gradient_written(down_);
+    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.data(), dx);
+  }
+
+  /// The same with a result of its own: convenient, allocates.
+  tensor<T, 4> forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x) const {
+    tensor<T, 4> y(output_shape(x.shape()));
+    forward(ctx, x, y.view());
+    return y;
+  }
+  tensor<T, 4> backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy) const {
+    tensor<T, 4> dx(ctx.tape().template top_value<tensor_view<const T, 4>>().shape());
+    backward(ctx, dy, dx.view());
+    return dx;
+  }
+
+  /// Random factors for training from scratch: each like a convolution of its own in PyTorch, U(+-1/sqrt(fan
+  /// in)).
+  void initialize(random_stream random) {
+    fill_fan_in(down_, shape_.patch(), random.child("down.weight"));
+    fill_fan_in(up_, rank_, random.child("up.weight"));
+    fill_fan_in(bias_, rank_, random.child("up.bias"));
+  }
+
+  /// f(name, parameter) for each parameter, in execution order.
+  template <class F>
+  void visit(F&& f) {
+    f("down.weight", down_);
+    f("up.weight", up_);
+    if (has_bias()) f("up.bias", bias_);
+  }
+
+ private:
+  static logical_layout checked(const conv_shape& shape, index_t rank) {
+    shape.validate("LowRankConv");
+    check_rank("LowRankConv, " + shape.describe(), shape.out_channels, shape.patch(), rank);
+    return logical_layout::kernel(rank, shape.in_channels, shape.kernel.height, shape.kernel.width);
+  }
+  void check(const extents<4>& x, const extents<4>& y) const {
+    const extents<4> expected = output_shape(x);
+    if (y != expected) {
+      PUFFERFISH_THROW(shape_error(describe() + ": input " + to_string<4>(x) + " gives output " +
+                                   to_string<4>(expected) + ", not " + to_string<4>(y)));
+    }
+  }
+  extents<4> inner_shape(extents<4> output) const {
+    output[3] = rank_;
+    return output;
+  }
+  template <class U>
+  static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
+    return ops::detail::as_rows(view);
+  }
+  tensor_view<const T, 2> up_matrix() const { return {up_.data(), {rank_, shape_.out_channels}}; }
+
+  conv_shape shape_, down_shape_;
+  index_t rank_;
+  parameter<T> down_, up_, bias_;
+};
+
+}  // namespace detail
+
+/// A convolution whose weight, unrolled to out x (in * kernel height * kernel width), is up * down: `down` is
+/// the same convolution to `rank` channels without bias, `up` a 1x1 convolution that carries the bias (Wang
+/// et al., Pufferfish, MLSys 2021, section 2). Any kernel size, stride, padding and dilation; one group.
+///
+/// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. Either way the code
+/// that runs is the same: the rank chooses among micro-kernels at run time.
+template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
+class LowRankConv : public detail::low_rank_conv<T> {
+  static_assert(Rank > 0, "pufferfish: LowRankConv<T, Rank>: a static rank must be at least 1");
+  static_assert(std::is_same_v<Device, device::cpu>,
+                "pufferfish: LowRankConv on this device needs the header of that device's back end");
+
+ public:
+  /// Throws shape_error for a shape that is none, rank_error unless Rank <= min(out, in * kernel height *
+  /// kernel width).
+  explicit LowRankConv(const conv_shape& shape, bool bias = false)
+      : detail::low_rank_conv<T>(shape, Rank, bias) {}
+};
+
+template <class T>
+class LowRankConv<T, dynamic_rank, device::cpu> : public detail::low_rank_conv<T> {
+ public:
+  /// As above, with the rank as an argument.
+  LowRankConv(const conv_shape& shape, index_t rank, bool bias = false)
+      : detail::low_rank_conv<T>(shape, rank, bias) {}
+};
+
+PUFFERFISH_NAMESPACE_END

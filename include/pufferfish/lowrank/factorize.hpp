@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `svd_factorize`: a dense layer of any framework, through its layer_traits, becomes a low-rank layer.
+///
+///     auto a = svd_factorize<LowRankConv<float, 16>>(dense);      // the type says everything
+///     auto b = svd_factorize<16>(dense);                          // the kind of layer from the traits
+///     svd_factorize(dense, existing_low_rank_layer);              // into a layer that is there already
+///     auto c = svd_factorize<LowRankConv<float>>(dense, rank_ratio{0.25});   // the rank from a policy
+///     factors<float> d = svd_factors(dense, energy_kept{0.9});    // plain matrices, for a host's own layers
+
+#include <type_traits>
+#include <utility>
+
+#include <pufferfish/lowrank/conv.hpp>
+#include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/lowrank/linear.hpp>
+#include <pufferfish/lowrank/traits.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+template <class Layer>
+inline constexpr bool check_layer_traits() {
+  static_assert(
+      has_layer_traits<Layer>,
+      "pufferfish: this layer type is unknown: specialise pufferfish::layer_traits for it, with `kind` and "
+      "`matrices(layer)` (and `shape(layer)` for a convolution); see pufferfish/lowrank/traits.hpp and "
+      "examples/embed");
+  return has_layer_traits<Layer>;
+}
+
+/// How a low-rank layer is told from others, and its static rank.
+template <class Layer>
+struct low_rank_kind {
+  static constexpr bool known = false;
+};
+template <class T, index_t Rank, class Device>
+struct low_rank_kind<LowRankConv<T, Rank, Device>> {
+  static constexpr bool known = true;
+  static constexpr layer_kind kind = layer_kind::conv;
+  static constexpr index_t rank = Rank;
+};
+template <class T, index_t Rank, class Device>
+struct low_rank_kind<LowRankLinear<T, Rank, Device>> {
+  static constexpr bool known = true;
+  static constexpr layer_kind kind = layer_kind::linear;
+  static constexpr index_t rank = Rank;
+};
+
+/// The host's bias, or a null view.
+template <class Layer>
+tensor_view<const weight_scalar_t<Layer>, 1> host_bias(const Layer& layer) {
+  if constexpr (has_bias_trait<Layer>) {
+    return layer_traits<Layer>::bias(layer);
+  } else {
+    return {};
+  }
+}
+
+/// A weight as the matrix out x (everything else, in the order of its view), dense.
+template <class T, std::size_t N>
+tensor<std::remove_const_t<T>, 2> unroll(const tensor_view<T, N>& weight) {
+  tensor<std::remove_const_t<T>, 2> matrix(
+      {weight.extent(0), weight.extent(0) == 0 ? 0 : weight.size() / weight.extent(0)});
+  copy(weight, tensor_view<std::remove_const_t<T>, N>(matrix.data(), weight.shape()));
+  return matrix;
+}
+
+/// Throws shape_error if the weight view of a convolution is not what its shape says.
+template <class T>
+void check_weight(const std::string& name, const conv_shape& shape, const tensor_view<T, 4>& weight) {
+  const extents<4> expected{shape.out_channels, shape.in_channels, shape.kernel.height, shape.kernel.width};
+  if (weight.shape() != expected) {
+    PUFFERFISH_THROW(shape_error(name + ": layer_traits give a weight " + to_string<4>(weight.shape()) +
+                                 " where the shape says " + to_string<4>(expected) + " (OIHW)"));
+  }
+}
+
+template <class Layer>
+std::string host_description(const Layer& dense, const std::string& name) {
+  if constexpr (layer_traits<Layer>::kind == layer_kind::conv) {
+    return name + " (" + layer_traits<Layer>::shape(dense).describe() + ")";
+  } else {
+    return name;
+  }
+}
+
+/// Copies factors and the host's bias (zeros if it has none) into a low-rank layer of the same shape and
+/// rank.
+template <class Dense, class LowRank, class T>
+void load_factors(const Dense& dense, const factors<T>& made, LowRank& layer) {
+  if constexpr (layer_traits<Dense>::kind == layer_kind::conv) {
+    copy(made.down_oihw(), layer.down());
+    copy(made.up_oihw(), layer.up());
+  } else {
+    copy(tensor_view<const T, 2>(made.down), layer.down());
+    copy(tensor_view<const T, 2>(made.up), layer.up());
+  }
+  const tensor_view<const T, 1> bias = host_bias(dense);
+  const tensor_view<T, 1> target = layer.bias();
+  if (!bias.is_null()) {
+    copy(bias, target);
+  } else if (!target.is_null()) {
+    std::fill_n(target.data(), target.size(), T{});
+  }
+}
+
+/// An empty low-rank layer of the dense layer's shape.
+template <class LowRank, class Dense>
+LowRank make_low_rank(const Dense& dense, index_t rank) {
+  using traits = layer_traits<Dense>;
+  const bool bias = !host_bias(dense).is_null();
+  constexpr bool is_static = low_rank_kind<LowRank>::rank != dynamic_rank;
+  if constexpr (traits::kind == layer_kind::conv) {
+    if constexpr (is_static) {
+      return LowRank(traits::shape(dense), bias);
+    } else {
+      return LowRank(traits::shape(dense), rank, bias);
+    }
+  } else {
+    const auto weight = traits::matrices(dense)[0].view;
+    if constexpr (is_static) {
+      return LowRank(weight.extent(1), weight.extent(0), bias);
+    } else {
+      return LowRank(weight.extent(1), weight.extent(0), rank, bias);
+    }
+  }
+}
+
+template <class LowRank, class Dense>
+constexpr bool check_pair() {
+  static_assert(
+      low_rank_kind<LowRank>::known,
+      "pufferfish: svd_factorize<L>(dense): L must be one of the library's low-rank layers, for example "
+      "LowRankConv<float, 16> or LowRankLinear<float>");
+  if constexpr (low_rank_kind<LowRank>::known && has_layer_traits<Dense>) {
+    static_assert(
+        low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind,
+        "pufferfish: the dense and the low-rank layer are of different kinds (convolution and linear)");
+    static_assert(std::is_same_v<typename LowRank::value_type, weight_scalar_t<Dense>>,
+                  "pufferfish: the dense and the low-rank layer have different scalars");
+    return low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind &&
+           std::is_same_v<typename LowRank::value_type, weight_scalar_t<Dense>>;
+  }
+  return false;
+}
+
+/// Throws shape_error unless a low-rank layer has the shape of the dense one, bias included.
+template <class Dense, class LowRank>
+void check_same_shape(const Dense& dense, const LowRank& layer, const std::string& name) {
+  const auto bias = host_bias(dense);
+  if (!bias.is_null() && bias.shape() != layer.bias().shape()) {
+    PUFFERFISH_THROW(shape_error(name + ": a bias of " + to_string<1>(bias.shape()) + " does not fit " +
+                                 layer.describe() + ", whose bias has " +
+                                 to_string<1>(layer.bias().shape())));
+  }
+  if constexpr (layer_traits<Dense>::kind == layer_kind::conv) {
+    const conv_shape shape = layer_traits<Dense>::shape(dense);
+    if (shape != layer.shape()) {
+      PUFFERFISH_THROW(shape_error(name + ": " + shape.describe() + " does not fit " + layer.describe()));
+    }
+  } else {
+    const auto weight = layer_traits<Dense>::matrices(dense)[0].view;
+    if (weight.extent(0) != layer.out_features() || weight.extent(1) != layer.in_features()) {
+      PUFFERFISH_THROW(shape_error(name + ": a weight " + to_string<2>(weight.shape()) +
+                                   " [out x in] does not fit " + layer.describe()));
+    }
+  }
+}
+
+}  // namespace detail
+
+/// The factors of a layer's weight as owned plain matrices, with their report: for hosts that would rather
+/// run two layers of their own. Linear layers and convolutions (layers with one matrix). Errors as
+/// factorize_matrix, and shape_error if the traits contradict themselves.
+template <class Dense>
+auto svd_factors(const Dense& dense, const rank_policy& policy, factorize_options options = {}) {
+  if constexpr (detail::check_layer_traits<Dense>()) {
+    using traits = layer_traits<Dense>;
+    using T = detail::weight_scalar_t<Dense>;
+    const auto weight = traits::matrices(dense)[0].view;
+    if constexpr (traits::kind == layer_kind::conv) {
+      detail::check_weight(options.name, traits::shape(dense), weight);
+    }
+    options.name = detail::host_description(dense, options.name);
+    const tensor<T, 2> matrix = detail::unroll(weight);
+    factors<T> made = factorize_matrix<T>(matrix, policy, options);
+    if constexpr (traits::kind == layer_kind::conv) made.kernel = {weight.extent(2), weight.extent(3)};
+    return made;
+  }
+}
+
+namespace detail {
+
+template <class LowRank, class Dense>
+LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factorize_options& options,
+                     factor_report* report) {
+  const auto made = svd_factors(dense, policy, options);
+  LowRank layer = make_low_rank<LowRank>(dense, made.rank());
+  load_factors(dense, made, layer);
+  if (report != nullptr) *report = made.report;
+  return layer;
+}
+
+template <class T, layer_kind Kind, index_t Rank>
+struct low_rank_layer;
+template <class T, index_t Rank>
+struct low_rank_layer<T, layer_kind::conv, Rank> {
+  using type = LowRankConv<T, Rank>;
+};
+template <class T, index_t Rank>
+struct low_rank_layer<T, layer_kind::linear, Rank> {
+  using type = LowRankLinear<T, Rank>;
+};
+
+}  // namespace detail
+
+/// A low-rank layer with a static rank from a dense layer: its type says everything. `report`, if given,
+/// receives what happened. Errors as svd_factors.
+template <class LowRank, class Dense>
+LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
+                      factor_report* report = nullptr) {
+  if constexpr (detail::check_layer_traits<Dense>() && detail::check_pair<LowRank, Dense>()) {
+    static_assert(detail::low_rank_kind<LowRank>::rank != dynamic_rank,
+                  "pufferfish: a layer with dynamic rank needs a rank policy: svd_factorize<L>(dense, "
+                  "rank_ratio{0.25})");
+    return detail::factorize_to<LowRank>(dense, fixed_rank{detail::low_rank_kind<LowRank>::rank}, options,
+                                         report);
+  }
+}
+
+/// A low-rank layer with a dynamic rank, which `policy` chooses. Otherwise as above.
+template <class LowRank, class Dense>
+LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const factorize_options& options = {},
+                      factor_report* report = nullptr) {
+  if constexpr (detail::check_layer_traits<Dense>() && detail::check_pair<LowRank, Dense>()) {
+    static_assert(detail::low_rank_kind<LowRank>::rank == dynamic_rank,
+                  "pufferfish: a layer with static rank takes no rank policy: svd_factorize<L>(dense)");
+    return detail::factorize_to<LowRank>(dense, policy, options, report);
+  }
+}
+
+/// A low-rank layer of static rank `Rank`, of the kind that the traits tell: svd_factorize<16>(dense).
+template <index_t Rank, class Dense>
+auto svd_factorize(const Dense& dense, const factorize_options& options = {},
+                   factor_report* report = nullptr) {
+  if constexpr (detail::check_layer_traits<Dense>()) {
+    using layer = typename detail::low_rank_layer<detail::weight_scalar_t<Dense>, layer_traits<Dense>::kind,
+                                                  Rank>::type;
+    return svd_factorize<layer>(dense, options, report);
+  }
+}
+
+/// Fills an existing low-rank layer, at the rank it has. Throws shape_error, naming the layer and both
+/// shapes, if it is not of the dense layer's shape; other errors as svd_factors. The layer is unchanged if
+/// anything is thrown.
+template <class Dense, class LowRank>
+requires(detail::low_rank_kind<LowRank>::known) factor_report
+    svd_factorize(const Dense& dense, LowRank& layer, const factorize_options& options = {}) {
+  if constexpr (detail::check_layer_traits<Dense>() && detail::check_pair<LowRank, Dense>()) {
+    detail::check_same_shape(dense, layer, options.name);
+    const auto made = svd_factors(dense, fixed_rank{layer.rank()}, options);
+    detail::load_factors(dense, made, layer);
+    return made.report;
+  }
+}
+
+PUFFERFISH_NAMESPACE_END

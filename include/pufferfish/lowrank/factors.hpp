@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `factors<T>`: a weight matrix as the product up * down, with a report of what was lost and won; and the
+/// engine that makes them.
+
+#include <cmath>
+#include <string>
+
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/lowrank/rank.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What a factorization did to one weight matrix (rows x cols = out x inputs of one output).
+struct factor_report {
+  std::string name;
+  index_t rows = 0;
+  index_t cols = 0;
+  index_t rank = 0;
+  double kept_energy = 1.0;       ///< sum of kept sigma^2 / ||A||_F^2; 1 for a zero matrix
+  double truncation_error = 0.0;  ///< ||A - up down||_F = sqrt(sum of discarded sigma^2)
+  double relative_error = 0.0;    ///< truncation_error / ||A||_F; 0 for a zero matrix
+  index_t parameters_before = 0;  ///< weights only: biases do not change
+  index_t parameters_after = 0;
+  index_t macs_before = 0;  ///< multiply-accumulates for one output row or pixel
+  index_t macs_after = 0;
+};
+
+/// A rank-r approximation A ~ up * down with balanced factors: row i of `down` and column i of `up` both have
+/// norm sqrt(sigma_i). Owned, dense, in the order of frameworks.
+template <class T>
+struct factors {
+  tensor<T, 2> down;  ///< r x cols; for a convolution cols = in * kernel height * kernel width, in that order
+  tensor<T, 2> up;    ///< rows x r
+  extents<2> kernel{1, 1};
+  factor_report report;
+
+  index_t rank() const { return up.extent(1); }
+
+  /// The first factor as a convolution's weight: [rank][in][kernel height][kernel width].
+  tensor_view<const T, 4> down_oihw() const {
+    const index_t in = down.extent(1) / (kernel[0] * kernel[1]);
+    return {down.data(), {rank(), in, kernel[0], kernel[1]}};
+  }
+  /// The second factor as a 1x1 convolution's weight: [out][rank][1][1].
+  tensor_view<const T, 4> up_oihw() const { return {up.data(), {up.extent(0), rank(), 1, 1}}; }
+};
+
+struct factorize_options {
+  std::string name = "layer";  ///< for errors and the report
+  bool allow_growth = false;   ///< do not refuse a rank that makes the layer larger
+  svd_method method = svd_method::automatic;
+  std::uint64_t seed = 0;  ///< of the randomized method
+};
+
+namespace detail {
+
+/// sum of sigma^2 beyond the first `rank`: added up where all are known, since the difference of two nearly
+/// equal norms has no correct digits.
+inline double discarded_energy(const svd_result& of, index_t rank, index_t full, double kept) {
+  if (static_cast<index_t>(of.singular_values.size()) < full) return std::max(0.0, of.squared_norm - kept);
+  double sum = 0.0;
+  for (std::size_t i = of.singular_values.size(); i-- > static_cast<std::size_t>(rank);) {
+    sum += of.singular_values[i] * of.singular_values[i];
+  }
+  return sum;
+}
+
+}  // namespace detail
+
+/// Factorizes a matrix (out x in, any strides): up = U_r sqrt(S_r), down = sqrt(S_r) V_r^T, where A = U S V^T
+/// (Wang et al., Pufferfish, MLSys 2021, section 3: the warm start). The reference code fills its "v" layer
+/// from U and its "u" layer from V; ours are named after the way the data goes: `down` first, then `up`.
+///
+/// Throws value_error for a non-finite element, rank_error for a rank outside 1 .. min(rows, cols), and for
+/// one that does not make the layer smaller unless options.allow_growth.
+template <class T>
+factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_policy& policy,
+                            const factorize_options& options = {}) {
+  const index_t rows = matrix.extent(0), cols = matrix.extent(1);
+  svd_options how;
+  how.method = options.method;
+  how.seed = options.seed;
+  if (!needs_spectrum(policy)) {
+    const index_t rank = choose_rank(policy, rows, cols, {}, 0.0);
+    check_rank(options.name, rows, cols, rank);
+    if (!options.allow_growth) check_shrinks(options.name, rows, cols, rank);
+    how.max_rank = rank;
+  }
+  const svd_result svd_of = svd(matrix, how);
+  const index_t rank = choose_rank(policy, rows, cols, svd_of.singular_values, svd_of.squared_norm);
+  check_rank(options.name, rows, cols, rank);
+  if (!options.allow_growth) check_shrinks(options.name, rows, cols, rank);
+
+  factors<T> result;
+  result.down = tensor<T, 2>({rank, cols});
+  result.up = tensor<T, 2>({rows, rank});
+  double kept = 0.0;
+  for (index_t r = 0; r < rank; ++r) {
+    const double sigma = svd_of.singular_values[static_cast<std::size_t>(r)];
+    const double root = std::sqrt(sigma);
+    kept += sigma * sigma;
+    for (index_t j = 0; j < cols; ++j) result.down(r, j) = static_cast<T>(root * svd_of.v(j, r));
+    for (index_t i = 0; i < rows; ++i) result.up(i, r) = static_cast<T>(root * svd_of.u(i, r));
+  }
+  const double norm2 = svd_of.squared_norm;
+  factor_report& report = result.report;
+  report.name = options.name;
+  report.rows = rows;
+  report.cols = cols;
+  report.rank = rank;
+  report.kept_energy = norm2 > 0.0 ? std::min(1.0, kept / norm2) : 1.0;
+  report.truncation_error = std::sqrt(detail::discarded_energy(svd_of, rank, std::min(rows, cols), kept));
+  report.relative_error = norm2 > 0.0 ? report.truncation_error / std::sqrt(norm2) : 0.0;
+  report.parameters_before = report.macs_before = rows * cols;
+  report.parameters_after = report.macs_after = factor_parameters(rows, cols, rank);
+  return result;
+}
+
+PUFFERFISH_NAMESPACE_END

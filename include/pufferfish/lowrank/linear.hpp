@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `LowRankLinear`: y = up (down x) + b, a fully connected layer of rank r.
+
+#include <cmath>
+
+#include <pufferfish/lowrank/rank.hpp>
+#include <pufferfish/ops/linear.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// "The rank is a constructor argument."
+inline constexpr index_t dynamic_rank = -1;
+
+namespace detail {
+
+/// Uniform in +-1/sqrt(fan_in): the default of PyTorch's linear layers and convolutions.
+template <class T>
+void fill_fan_in(parameter<T>& p, index_t fan_in, random_stream random) {
+  const double bound = 1.0 / std::sqrt(static_cast<double>(std::max<index_t>(1, fan_in)));
+  fill_uniform(p.values(), -bound, bound, random);
+}
+
+/// The rank-agnostic core of LowRankLinear.
+template <class T>
+class low_rank_linear {
+ public:
+  using value_type = T;
+
+  low_rank_linear(index_t in, index_t out, index_t rank, bool bias)
+      : in_(in),
+        out_(out),
+        rank_(rank),
+        down_(checked(in, out, rank), parameter_role::weight),
+        up_(logical_layout::matrix(out, rank), parameter_role::weight),
+        bias_(logical_layout::vector(bias ? out : 0), parameter_role::bias) {}
+
+  index_t in_features() const { return in_; }
+  index_t out_features() const { return out_; }
+  index_t rank() const { return rank_; }
+  bool has_bias() const { return bias_.size() > 0; }
+
+  /// The factors as frameworks see them: down [rank][in], up [out][rank]; bias: out elements (null view:
+  /// none).
+  tensor_view<T, 2> down() { return as_matrix(down_); }
+  tensor_view<const T, 2> down() const { return as_matrix(down_); }
+  tensor_view<T, 2> up() { return as_matrix(up_); }
+  tensor_view<const T, 2> up() const { return as_matrix(up_); }
+  tensor_view<T, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+
+  /// up * down, the dense layer's weight [out][in].
+  tensor<T, 2> to_dense() const {
+    tensor<T, 2> dense({out_, in_});
+    stack_arena scratch;
+    native_gemm(scratch).multiply<T>(up(), down(), dense.view());
+    return dense;
+  }
+
+  std::string describe() const {
+    return "LowRankLinear " + std::to_string(in_) + " -> " + std::to_string(rank_) + " -> " +
+           std::to_string(out_);
+  }
+
+  /// y = up (down x) + b over rows. x: M x in, y: M x out, both dense; y does not overlap x. In training, x
+  /// must stay as it is until the backward pass. Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+               const tensor_view<T, 2>& y) const {
+    check(x.shape(), y.shape());
+    scratch_frame frame(ctx.scratch());
+    const extents<2> inner{x.extent(0), rank_};
+    const tensor_view<T, 2> t = ctx.training() ? ctx.tape().push<T>(inner) : frame.take<T>(inner);
+    if (ctx.training()) ctx.tape().push_value(x);
+    ops::linear_forward<T>(ctx, x, stored(down_), nullptr, t);
+    ops::linear_forward<T>(ctx, t, stored(up_), has_bias() ? bias_.data() : nullptr, y);
+  }
+
+  /// Gradients from dy (M x out) to the factors and, unless dx is a null view, to x (dx: M x in, overlaps
+  /// nothing). Throws shape_error, and state_error without a forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+                const tensor_view<T, 2>& dx) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 2>>();
+    check(x.shape(), dy.shape());
+    const tensor_view<const T, 2> t = ctx.tape().pop<T>(extents<2>{x.extent(0), rank_});
+    ops::linear_backward_weight<T>(ctx, t, dy, gradient(up_), up_.accumulate());
+    ctx.gradient_written(up_);
+    if (has_bias()) {
+      ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+    }
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> dt = frame.take<T>(t.shape());
+    ops::linear_backward_input<T>(ctx, dy, stored(up_), dt);
+    ops::linear_backward_weight<T>(ctx, x, dt, gradient(down_), down_.accumulate());
+    ctx.gradient_written(down_);
+    if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dt, stored(down_), dx);
+  }
+
+  /// The same with a result of its own: convenient, allocates.
+  tensor<T, 2> forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x) const {
+    tensor<T, 2> y({x.extent(0), out_});
+    forward(ctx, x, y.view());
+    return y;
+  }
+  tensor<T, 2> backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy) const {
+    tensor<T, 2> dx(ctx.tape().template top_value<tensor_view<const T, 2>>().shape());
+    backward(ctx, dy, dx.view());
+    return dx;
+  }
+
+  /// Random factors for training from scratch: each like a linear layer of its own in PyTorch, U(+-1/sqrt(fan
+  /// in)).
+  void initialize(random_stream random) {
+    fill_fan_in(down_, in_, random.child("down.weight"));
+    fill_fan_in(up_, rank_, random.child("up.weight"));
+    fill_fan_in(bias_, rank_, random.child("up.bias"));
+  }
+
+  /// f(name, parameter) for each parameter, in execution order.
+  template <class F>
+  void visit(F&& f) {
+    f("down.weight", down_);
+    f("up.weight", up_);
+    if (has_bias()) f("up.bias", bias_);
+  }
+
+ private:
+  static logical_layout checked(index_t in, index_t out, index_t rank) {
+    check_rank("LowRankLinear " + std::to_string(in) + " -> " + std::to_string(out), out, in, rank);
+    return logical_layout::matrix(rank, in);
+  }
+  void check(const extents<2>& x, const extents<2>& y) const {
+    if (x[1] != in_ || y[1] != out_ || x[0] != y[0]) {
+      PUFFERFISH_THROW(
+          shape_error(describe() + ": input " + to_string<2>(x) + " does not fit output " + to_string<2>(y)));
+    }
+  }
+  template <class P>
+  static auto as_matrix(P& p) {
+    const auto all = p.logical();
+    using element = typename decltype(all)::element_type;
+    return tensor_view<element, 2>(all.data(), {all.extent(0), all.extent(1)},
+                                   {all.stride(0), all.stride(1)});
+  }
+  static tensor_view<const T, 2> stored(const parameter<T>& p) {
+    return {p.data(), {p.layout().shape[1], p.layout().shape[0]}};
+  }
+  static tensor_view<T, 2> gradient(const parameter<T>& p) {
+    return {p.gradient_data(), {p.layout().shape[1], p.layout().shape[0]}};
+  }
+
+  index_t in_, out_, rank_;
+  parameter<T> down_, up_, bias_;
+};
+
+}  // namespace detail
+
+/// A fully connected layer in -> out whose weight is up * down: down rank x in, up out x rank, the bias on
+/// `up` (Wang et al., Pufferfish, MLSys 2021, section 2). No nonlinearity between the two.
+///
+/// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. Either way the code
+/// that runs is the same: the rank chooses among micro-kernels at run time.
+template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
+class LowRankLinear : public detail::low_rank_linear<T> {
+  static_assert(Rank > 0, "pufferfish: LowRankLinear<T, Rank>: a static rank must be at least 1");
+  static_assert(std::is_same_v<Device, device::cpu>,
+                "pufferfish: LowRankLinear on this device needs the header of that device's back end");
+
+ public:
+  /// Throws rank_error unless Rank <= min(in, out).
+  LowRankLinear(index_t in, index_t out, bool bias = true)
+      : detail::low_rank_linear<T>(in, out, Rank, bias) {}
+};
+
+template <class T>
+class LowRankLinear<T, dynamic_rank, device::cpu> : public detail::low_rank_linear<T> {
+ public:
+  /// Throws rank_error unless 1 <= rank <= min(in, out).
+  LowRankLinear(index_t in, index_t out, index_t rank, bool bias = true)
+      : detail::low_rank_linear<T>(in, out, rank, bias) {}
+};
+
+PUFFERFISH_NAMESPACE_END

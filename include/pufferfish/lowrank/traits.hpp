@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The contract with a host framework: specialise `layer_traits` for its layer, and the layer can be
+/// factorized.
+
+#include <cstddef>
+
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/ops/conv_shape.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+enum class layer_kind { linear, conv, lstm, attention };
+
+/// A weight of a layer under a name of its own ("weight", "input_gate", "query").
+template <class T, std::size_t N>
+struct named_view {
+  const char* name;
+  tensor_view<T, N> view;
+};
+
+/// What the library has to know about a layer of type `Layer`. There is no general definition: specialise it.
+///
+///     template <>
+///     struct pufferfish::layer_traits<host::Conv2d> {
+///       static constexpr auto kind = pufferfish::layer_kind::conv;
+///       // Stride, padding and the like; convolutions only.
+///       static pufferfish::conv_shape shape(const host::Conv2d& layer);
+///       // A std::array (or vector) of the layer's weight matrices: one for linear [out][in] and for conv
+///       [out][in][height]
+///       // [width]; several for an LSTM or attention. Views onto the layer's own memory, any strides.
+///       static std::array<pufferfish::named_view<const float, 4>, 1> matrices(const host::Conv2d& layer);
+///       // Optional: out elements, or a null view for a layer without bias.
+///       static pufferfish::tensor_view<const float, 1> bias(const host::Conv2d& layer);
+///     };
+template <class Layer>
+struct layer_traits;
+
+namespace detail {
+
+template <class Layer>
+concept has_layer_traits = requires(const Layer& layer) {
+  layer_traits<Layer>::kind;
+  layer_traits<Layer>::matrices(layer);
+};
+
+template <class Layer>
+concept has_bias_trait = requires(const Layer& layer) {
+  layer_traits<Layer>::bias(layer);
+};
+
+/// The scalar of a layer's weights.
+template <class Layer>
+using weight_scalar_t =
+    typename decltype(layer_traits<Layer>::matrices(std::declval<const Layer&>())[0].view)::value_type;
+
+}  // namespace detail
+
+PUFFERFISH_NAMESPACE_END

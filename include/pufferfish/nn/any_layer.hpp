@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `any_layer<T>`: any layer behind one type, so that networks are values and nobody waits for a network's
+/// type to compile. The price is one virtual call a layer.
+///
+/// What a layer must have to go in (a documented class that does not exist):
+///
+///     class ExampleLayer {
+///      public:
+///       using value_type = T;
+///       std::string describe() const;                              // "Conv 3 -> 16, kernel 3x3": for
+///       errors, tables extents<4> output_shape(const extents<4>& input) const;    // NHWC; throws
+///       shape_error void forward(context<Device>&, const tensor_view<const T, 4>& x, const tensor_view<T,
+///       4>& y) const; void backward(context<Device>&, const tensor_view<const T, 4>& dy, const
+///       tensor_view<T, 4>& dx) const;
+///       // and, where they apply:
+///       template <class F> void visit(F&& f);                      // f("weight", parameter) or f("mean",
+///       state_buffer) void initialize(random_stream);                            // random parameters
+///       index_t macs(const extents<4>& input) const;               // multiply-accumulates of convolutions
+///       and products
+///     };
+///
+/// Activations are NHWC and dense; a vector is N x 1 x 1 x C. In training both x and y stay as they are until
+/// the layer's backward pass. dx is a null view where nobody wants it. A layer of rows (LowRankLinear:
+/// in_features(), out_features(), forward over M x in) works on the last dimension.
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <typeinfo>
+#include <utility>
+
+#include <pufferfish/core/context.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+template <class T, class Device = device::cpu>
+class any_layer;
+
+/// Receives the state of a network, name by name.
+template <class T>
+class state_visitor {
+ public:
+  virtual ~state_visitor() = default;
+  virtual void on_parameter(const std::string& name, parameter<T>& p) = 0;
+  virtual void on_buffer(const std::string& name, state_buffer<T>& b) = 0;
+};
+
+/// Receives the layers of a network, name by name; `slot` may be replaced by another layer of the same shape.
+template <class T, class Device>
+class layer_visitor {
+ public:
+  virtual ~layer_visitor() = default;
+  virtual void on_layer(const std::string& name, any_layer<T, Device>& slot) = 0;
+};
+
+/// Receives the layers that compute (no containers) with the shapes that an input gives them.
+template <class T, class Device>
+class layer_tracer {
+ public:
+  virtual ~layer_tracer() = default;
+  virtual void on_trace(const std::string& name, const any_layer<T, Device>& layer, const extents<4>& input,
+                        const extents<4>& output) = 0;
+};
+
+namespace detail {
+
+inline std::string join_name(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : name.empty() ? prefix : prefix + "." + name;
+}
+
+template <class T>
+tensor_view<T, 2> rows_of(const tensor_view<T, 4>& view) {
+  if (view.is_null()) return {};
+  return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
+}
+
+template <class L>
+concept row_layer = requires(const L& layer) {
+  layer.in_features();
+  layer.out_features();
+};
+
+/// Names the state of one layer on its way to a visitor.
+template <class T>
+struct named_forwarder {
+  state_visitor<T>& visitor;
+  const std::string& prefix;
+  void operator()(const char* name, parameter<T>& p) const {
+    visitor.on_parameter(join_name(prefix, name), p);
+  }
+  void operator()(const char* name, state_buffer<T>& b) const {
+    visitor.on_buffer(join_name(prefix, name), b);
+  }
+};
+
+}  // namespace detail
+
+/// A layer of any type, held by value: copies are deep.
+template <class T, class Device>
+class any_layer {
+ public:
+  using value_type = T;
+
+  template <class L>
+  requires(!std::same_as<std::remove_cvref_t<L>, any_layer>) any_layer(L&& layer)
+      : self_(std::make_unique<model<std::remove_cvref_t<L>>>(std::forward<L>(layer))) {}
+  any_layer(const any_layer& other) : self_(other.self_->clone()) {}
+  any_layer(any_layer&&) noexcept = default;
+  any_layer& operator=(any_layer other) noexcept {
+    self_ = std::move(other.self_);
+    return *this;
+  }
+  ~any_layer() = default;
+
+  std::string describe() const { return self_->describe(); }
+  /// NHWC extents of the output for an input. Throws shape_error.
+  extents<4> output_shape(const extents<4>& input) const { return self_->output_shape(input); }
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    self_->forward(ctx, x, y);
+  }
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    self_->backward(ctx, dy, dx);
+  }
+
+  /// All parameters and buffers below, in execution order, under names joined by dots.
+  void visit_state(state_visitor<T>& visitor, const std::string& prefix = {}) {
+    self_->visit_state(visitor, prefix);
+  }
+  /// The layers below (not this one), containers before their contents.
+  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
+    self_->visit_layers(visitor, prefix);
+  }
+  /// The layers that compute, in execution order, with their shapes. Throws shape_error where they do not
+  /// fit.
+  void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix = {}) const {
+    self_->trace(*this, tracer, input, prefix);
+  }
+  /// Multiply-accumulates of convolutions and matrix products in one forward pass; 0 for other layers.
+  index_t macs(const extents<4>& input) const { return self_->macs(input); }
+  /// Random initial values for all parameters below; a layer draws from a stream of its name.
+  void initialize(random_stream random) { self_->initialize(random); }
+
+  /// The layer inside if it is an L, else nullptr.
+  template <class L>
+  L* target() {
+    auto* held = dynamic_cast<model<L>*>(self_.get());
+    return held == nullptr ? nullptr : &held->layer;
+  }
+  template <class L>
+  const L* target() const {
+    const auto* held = dynamic_cast<const model<L>*>(self_.get());
+    return held == nullptr ? nullptr : &held->layer;
+  }
+
+ private:
+  struct interface {
+    virtual ~interface() = default;
+    virtual std::unique_ptr<interface> clone() const = 0;
+    virtual std::string describe() const = 0;
+    virtual extents<4> output_shape(const extents<4>& input) const = 0;
+    virtual void forward(context<Device>&, const tensor_view<const T, 4>&,
+                         const tensor_view<T, 4>&) const = 0;
+    virtual void backward(context<Device>&, const tensor_view<const T, 4>&,
+                          const tensor_view<T, 4>&) const = 0;
+    virtual void visit_state(state_visitor<T>&, const std::string&) = 0;
+    virtual void visit_layers(layer_visitor<T, Device>&, const std::string&) = 0;
+    virtual void trace(const any_layer&, layer_tracer<T, Device>&, const extents<4>&,
+                       const std::string&) const = 0;
+    virtual index_t macs(const extents<4>&) const = 0;
+    virtual void initialize(random_stream) = 0;
+  };
+
+  template <class L>
+  struct model final : interface {
+    explicit model(const L& l) : layer(l) {}
+    explicit model(L&& l) : layer(std::move(l)) {}
+
+    std::unique_ptr<interface> clone() const override { return std::make_unique<model>(layer); }
+    std::string describe() const override { return layer.describe(); }
+
+    extents<4> output_shape(const extents<4>& input) const override {
+      if constexpr (detail::row_layer<L>) {
+        if (input[3] != layer.in_features()) {
+          PUFFERFISH_THROW(shape_error(layer.describe() + ": input " + to_string<4>(input) + " has " +
+                                       std::to_string(input[3]) + " features, not " +
+                                       std::to_string(layer.in_features())));
+        }
+        return {input[0], input[1], input[2], layer.out_features()};
+      } else {
+        return layer.output_shape(input);
+      }
+    }
+
+    void forward(context<Device>& ctx, const tensor_view<const T, 4>& x,
+                 const tensor_view<T, 4>& y) const override {
+      if constexpr (detail::row_layer<L>) {
+        layer.forward(ctx, detail::rows_of(x), detail::rows_of(y));
+      } else {
+        layer.forward(ctx, x, y);
+      }
+    }
+    void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy,
+                  const tensor_view<T, 4>& dx) const override {
+      if constexpr (detail::row_layer<L>) {
+        layer.backward(ctx, detail::rows_of(dy), detail::rows_of(dx));
+      } else {
+        layer.backward(ctx, dy, dx);
+      }
+    }
+
+    void visit_state(state_visitor<T>& visitor, const std::string& prefix) override {
+      if constexpr (requires { layer.visit_state(visitor, prefix); }) {
+        layer.visit_state(visitor, prefix);
+      } else if constexpr (requires { layer.visit(detail::named_forwarder<T>{visitor, prefix}); }) {
+        layer.visit(detail::named_forwarder<T>{visitor, prefix});
+      }
+    }
+    void visit_layers([[maybe_unused]] layer_visitor<T, Device>& visitor,
+                      [[maybe_unused]] const std::string& prefix) override {
+      if constexpr (requires { layer.visit_layers(visitor, prefix); }) layer.visit_layers(visitor, prefix);
+    }
+    void trace(const any_layer& self, layer_tracer<T, Device>& tracer, const extents<4>& input,
+               const std::string& prefix) const override {
+      if constexpr (requires { layer.trace(tracer, input, prefix); }) {
+        layer.trace(tracer, input, prefix);
+      } else {
+        tracer.on_trace(prefix, self, input, output_shape(input));
+      }
+    }
+    index_t macs(const extents<4>& input) const override {
+      if constexpr (requires { layer.macs(input); }) {
+        return layer.macs(input);
+      } else {
+        return 0 * input[0];
+      }
+    }
+    void initialize([[maybe_unused]] random_stream random) override {
+      if constexpr (requires { layer.initialize(random); }) layer.initialize(random);
+    }
+
+    L layer;
+  };
+
+  std::unique_ptr<interface> self_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The geometry of a two-dimensional convolution (groups = 1).
+
+#include <string>
+
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Height and width, in that order.
+struct size2 {
+  index_t height = 0;
+  index_t width = 0;
+  friend bool operator==(const size2&, const size2&) = default;
+};
+
+/// Everything that a convolution is, except its numbers. Lengths in pixels.
+struct conv_shape {
+  index_t in_channels = 0;
+  index_t out_channels = 0;
+  size2 kernel{1, 1};
+  size2 stride{1, 1};
+  size2 padding{0, 0};
+  size2 dilation{1, 1};
+  friend bool operator==(const conv_shape&, const conv_shape&) = default;
+
+  /// A square kernel with equal stride, padding and dilation in both directions.
+  static conv_shape square(index_t in, index_t out, index_t kernel, index_t stride = 1, index_t padding = 0,
+                           index_t dilation = 1) {
+    return {in, out, {kernel, kernel}, {stride, stride}, {padding, padding}, {dilation, dilation}};
+  }
+
+  /// Inputs that one output pixel sees: kernel height * kernel width * in_channels.
+  index_t patch() const { return kernel.height * kernel.width * in_channels; }
+
+  /// True if the convolution is a matrix product over pixels: 1x1, stride 1, no padding.
+  bool is_pointwise() const {
+    return kernel == size2{1, 1} && stride == size2{1, 1} && padding == size2{0, 0};
+  }
+
+  /// Throws shape_error, naming `layer`, unless channels, kernel, stride and dilation are positive and
+  /// padding is not negative.
+  void validate(const std::string& layer) const {
+    const bool positive = in_channels > 0 && out_channels > 0 && kernel.height > 0 && kernel.width > 0 &&
+                          stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0;
+    if (!positive || padding.height < 0 || padding.width < 0) {
+      PUFFERFISH_THROW(shape_error(layer + ": not a convolution: " + describe()));
+    }
+  }
+
+  /// NHWC extents of the output for an NHWC input: floor((in + 2 padding - dilation (kernel - 1) - 1) /
+  /// stride) + 1 in each direction. Throws shape_error, naming `layer`, if the channels differ or the kernel
+  /// does not fit.
+  extents<4> output(const extents<4>& input, const std::string& layer) const {
+    const index_t height =
+        output_length(input[1], kernel.height, stride.height, padding.height, dilation.height);
+    const index_t width = output_length(input[2], kernel.width, stride.width, padding.width, dilation.width);
+    if (input[3] != in_channels || height <= 0 || width <= 0) {
+      PUFFERFISH_THROW(
+          shape_error(layer + ": input " + to_string<4>(input) + " (NHWC) does not fit " + describe()));
+    }
+    return {input[0], height, width, out_channels};
+  }
+
+  std::string describe() const {
+    const auto pair = [](size2 s) { return std::to_string(s.height) + "x" + std::to_string(s.width); };
+    return "convolution " + std::to_string(in_channels) + " -> " + std::to_string(out_channels) +
+           ", kernel " + pair(kernel) + ", stride " + pair(stride) + ", padding " + pair(padding) +
+           ", dilation " + pair(dilation);
+  }
+
+  static index_t output_length(index_t length, index_t kernel, index_t stride, index_t padding,
+                               index_t dilation) {
+    const index_t room = length + 2 * padding - dilation * (kernel - 1) - 1;
+    return room < 0 ? 0 : room / stride + 1;
+  }
+};
+
+PUFFERFISH_NAMESPACE_END
