@@ -217,11 +217,11 @@ class communicator {
   }
   template <class T>
   void all_reduce_min(std::span<T> values) {
-    all_reduce(values, MPI_MIN);
+    compare(values, MPI_MIN);
   }
   template <class T>
   void all_reduce_max(std::span<T> values) {
-    all_reduce(values, MPI_MAX);
+    compare(values, MPI_MAX);
   }
 
   /// Neither Open MPI nor MPICH makes progress by itself: call done() now and then while computing.
@@ -284,6 +284,24 @@ class communicator {
       detail::check(MPI_Allreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), operation, comm_),
                     "MPI_Allreduce");
     });
+  }
+
+  /// Minimum or maximum. MPICH 4.0.2 compares unsigned integers as signed ones (its issue 6083; Open
+  /// MPI 4.1.4 does so for unsigned long), so these go as signed ones: with the top bit flipped both have the
+  /// same order.
+  template <class T>
+  void compare(std::span<T> values, MPI_Op operation) {
+    pufferfish::detail::check_reducible<T>();
+    if constexpr (std::is_unsigned_v<T>) {
+      const auto flip = [](T value) { return static_cast<T>(value ^ (T{1} << (8 * sizeof(T) - 1))); };
+      std::transform(values.begin(), values.end(), values.begin(), flip);
+      // The signed type of an unsigned one may alias it.
+      using signed_type = std::make_signed_t<T>;
+      all_reduce(std::span(reinterpret_cast<signed_type*>(values.data()), values.size()), operation);
+      std::transform(values.begin(), values.end(), values.begin(), flip);
+    } else {
+      all_reduce(values, operation);
+    }
   }
 
   MPI_Comm comm_ = MPI_COMM_NULL;
