@@ -3,7 +3,8 @@
 """check_docs.py ROOT
 
 Code shown in the documentation is code that is built: a fenced block right below a line `<!-- code: PATH -->` must
-stand in that file, line for line (common indentation aside). A block of C++ without such a line is an error in
+stand in that file, line for line (common indentation aside); below `<!-- code: PATH TAG -->` it must be all that
+stands there between two lines `// [TAG]`. A block of C++ without such a line is an error in
 README.md, where code is what people copy. Links to files of the repository must lead somewhere.
 """
 import pathlib
@@ -11,7 +12,7 @@ import re
 import sys
 import textwrap
 
-BLOCK = re.compile(r"(?:<!-- code: (?P<path>\S+) -->\n)?^```(?P<kind>[\w+]*)\n(?P<text>.*?)^```$",
+BLOCK = re.compile(r"(?:<!-- code: (?P<path>\S+)(?: (?P<tag>\S+))? -->\n)?^```(?P<kind>[\w+]*)\n(?P<text>.*?)^```$",
                    re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -28,6 +29,19 @@ def contains(source, block):
     return any(plain("\n".join(lines[i : i + count])) == "\n".join(wanted) for i in range(len(lines) - count + 1))
 
 
+def between(source, tag):
+    """What stands between the two marks; None if there are not two."""
+    parts = re.split(rf"^[ \t]*(?://|#) \[{re.escape(tag)}\][ \t]*\n", source, flags=re.MULTILINE)
+    return parts[1] if len(parts) == 3 else None
+
+
+def shows(source, tag, block):
+    if tag is None:
+        return contains(source, block)
+    part = between(source, tag)
+    return part is not None and plain(part) == plain(block)
+
+
 def check(root, path):
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(root)
@@ -39,7 +53,7 @@ def check(root, path):
             source = root / match["path"]
             if not source.is_file():
                 problems.append(f"{name}: shows code of {match['path']}, which does not exist")
-            elif not contains(source.read_text(encoding="utf-8"), match["text"]):
+            elif not shows(source.read_text(encoding="utf-8"), match["tag"], match["text"]):
                 problems.append(f"{name}: the code shown is not what {match['path']} says")
         elif path.name == "README.md" and match["kind"] in ("cpp", "c++", "cxx"):
             problems.append(f"{name}: a block of C++ without a line `<!-- code: PATH -->` above it")

@@ -34,7 +34,7 @@ MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "dist": {"mpi"}, "gpu":
             "adapters": {"eigen", "torch", "dlib", "tiny_dnn"}}
 MAX_LINES = 500
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
-SPDX_KINDS = {".hpp", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
+SPDX_KINDS = {".hpp", ".inc", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
 SPDX_NAMES = {"CMakeLists.txt", "meson_options.txt", "run", "compile_time", ".clang-format", ".clang-tidy"}
 
 
@@ -96,9 +96,6 @@ def check_header(compiler, root, path):
             problems.append(f"{name} pulls in {need}")
     if "iostream" in {n for n, _ in includes(path)}:
         problems.append(f"{name} includes <iostream>")
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    if lines > MAX_LINES:
-        problems.append(f"{name} has {lines} lines, more than {MAX_LINES}")
     return problems
 
 
@@ -129,6 +126,10 @@ def main():
     for path in sorted((root / "include" / "pufferfish").rglob("*.cuh")):
         if re.search(r"#\s*include\s*<(unsupported/)?Eigen/", path.read_text(encoding="utf-8")):
             problems.append(f"{path.name}: Eigen in a .cuh")
+    for path in sorted(p for p in (root / "include").rglob("*") if p.is_file()):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MAX_LINES:
+            problems.append(f"{path.relative_to(root)} has {lines} lines, more than {MAX_LINES}")
     problems += check_spdx(root)
     print("\n".join(problems))
     print(f"{len(files)} headers checked, {len(problems)} problems")
