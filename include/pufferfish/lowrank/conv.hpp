@@ -115,6 +115,12 @@ class low_rank_conv {
     fill_fan_in(bias_, rank_, random.child("up.bias"));
   }
 
+  /// Multiply-accumulates for an NHWC input: output pixels * rank * (patch + out channels).
+  index_t macs(const extents<4>& input) const {
+    const extents<4> output = output_shape(input);
+    return output[0] * output[1] * output[2] * rank_ * (shape_.patch() + shape_.out_channels);
+  }
+
   /// f(name, parameter) for each parameter, in execution order.
   template <class F>
   void visit(F&& f) {

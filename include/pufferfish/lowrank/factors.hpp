@@ -20,6 +20,7 @@ struct factor_report {
   index_t rows = 0;
   index_t cols = 0;
   index_t rank = 0;
+  double squared_norm = 0.0;      ///< ||A||_F^2
   double kept_energy = 1.0;       ///< sum of kept sigma^2 / ||A||_F^2; 1 for a zero matrix
   double truncation_error = 0.0;  ///< ||A - up down||_F = sqrt(sum of discarded sigma^2)
   double relative_error = 0.0;    ///< truncation_error / ||A||_F; 0 for a zero matrix
@@ -112,6 +113,7 @@ factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_po
   report.rows = rows;
   report.cols = cols;
   report.rank = rank;
+  report.squared_norm = norm2;
   report.kept_energy = norm2 > 0.0 ? std::min(1.0, kept / norm2) : 1.0;
   report.truncation_error = std::sqrt(detail::discarded_energy(svd_of, rank, std::min(rows, cols), kept));
   report.relative_error = norm2 > 0.0 ? report.truncation_error / std::sqrt(norm2) : 0.0;

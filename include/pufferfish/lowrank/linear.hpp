@@ -118,6 +118,11 @@ class low_rank_linear {
     fill_fan_in(bias_, rank_, random.child("up.bias"));
   }
 
+  /// Multiply-accumulates for an NHWC input whose last dimension is `in`.
+  index_t macs(const extents<4>& input) const {
+    return input[0] * input[1] * input[2] * rank_ * (in_ + out_);
+  }
+
   /// f(name, parameter) for each parameter, in execution order.
   template <class F>
   void visit(F&& f) {

@@ -33,6 +33,7 @@
 #include <utility>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/lowrank/factorize.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -54,6 +55,9 @@ class layer_visitor {
  public:
   virtual ~layer_visitor() = default;
   virtual void on_layer(const std::string& name, any_layer<T, Device>& slot) = 0;
+  /// What is visited between the two lies on the shortcut of a residual block.
+  virtual void enter_shortcut() {}
+  virtual void leave_shortcut() {}
 };
 
 /// Receives the layers that compute (no containers) with the shapes that an input gives them.
@@ -83,6 +87,14 @@ concept row_layer = requires(const L& layer) {
   layer.out_features();
 };
 
+/// Layers with one weight matrix that svd_factorize can turn into one of our low-rank layers.
+template <class L>
+concept factorizable_layer = has_layer_traits<L> &&
+    (layer_traits<L>::kind == layer_kind::conv || layer_traits<L>::kind == layer_kind::linear);
+
+template <class T, class L>
+using low_rank_twin_t = typename low_rank_layer<T, layer_traits<L>::kind, dynamic_rank>::type;
+
 /// Names the state of one layer on its way to a visitor.
 template <class T>
 struct named_forwarder {
@@ -97,6 +109,13 @@ struct named_forwarder {
 };
 
 }  // namespace detail
+
+/// Rows and columns of a layer's weight as a matrix: out x inputs of one output; zeros for a layer without.
+struct matrix_size {
+  index_t rows = 0;
+  index_t cols = 0;
+  bool empty() const { return rows == 0; }
+};
 
 /// A layer of any type, held by value: copies are deep.
 template <class T, class Device>
@@ -143,6 +162,20 @@ class any_layer {
   /// Random initial values for all parameters below; a layer draws from a stream of its name.
   void initialize(random_stream random) { self_->initialize(random); }
 
+  /// The weight matrix of a layer that can be factorized (one with layer_traits, foreign ones too).
+  matrix_size weight_matrix() const { return self_->weight_matrix(); }
+  /// The low-rank layer that svd_factorize makes of this one. Throws state_error if weight_matrix() is empty,
+  /// else as svd_factorize.
+  any_layer factorized(const rank_policy& policy, const factorize_options& options,
+                       factor_report& report) const {
+    return self_->factorized(policy, options, report);
+  }
+  /// A low-rank layer of the same shape and the given rank, with zeros for numbers.
+  any_layer low_rank_twin(index_t rank) const { return self_->low_rank_twin(rank); }
+  /// The low-rank layer inside, of whatever rank, else nullptr.
+  const detail::low_rank_conv<T>* low_rank_conv() const { return self_->low_rank_conv(); }
+  const detail::low_rank_linear<T>* low_rank_linear() const { return self_->low_rank_linear(); }
+
   /// The layer inside if it is an L, else nullptr.
   template <class L>
   L* target() {
@@ -171,6 +204,11 @@ class any_layer {
                        const std::string&) const = 0;
     virtual index_t macs(const extents<4>&) const = 0;
     virtual void initialize(random_stream) = 0;
+    virtual matrix_size weight_matrix() const = 0;
+    virtual any_layer factorized(const rank_policy&, const factorize_options&, factor_report&) const = 0;
+    virtual any_layer low_rank_twin(index_t) const = 0;
+    virtual const detail::low_rank_conv<T>* low_rank_conv() const = 0;
+    virtual const detail::low_rank_linear<T>* low_rank_linear() const = 0;
   };
 
   template <class L>
@@ -239,6 +277,45 @@ class any_layer {
     }
     void initialize([[maybe_unused]] random_stream random) override {
       if constexpr (requires { layer.initialize(random); }) layer.initialize(random);
+    }
+
+    matrix_size weight_matrix() const override {
+      if constexpr (detail::factorizable_layer<L>) {
+        const auto weight = layer_traits<L>::matrices(layer)[0].view;
+        return {weight.extent(0), weight.extent(0) == 0 ? 0 : weight.size() / weight.extent(0)};
+      } else {
+        return {};
+      }
+    }
+    any_layer factorized([[maybe_unused]] const rank_policy& policy,
+                         [[maybe_unused]] const factorize_options& options,
+                         [[maybe_unused]] factor_report& report) const override {
+      if constexpr (detail::factorizable_layer<L>) {
+        return svd_factorize<detail::low_rank_twin_t<T, L>>(layer, policy, options, &report);
+      } else {
+        PUFFERFISH_THROW(state_error(layer.describe() + " has no weight matrix to factorize"));
+      }
+    }
+    any_layer low_rank_twin([[maybe_unused]] index_t rank) const override {
+      if constexpr (detail::factorizable_layer<L>) {
+        return detail::make_low_rank<detail::low_rank_twin_t<T, L>>(layer, rank);
+      } else {
+        PUFFERFISH_THROW(state_error(layer.describe() + " has no weight matrix to factorize"));
+      }
+    }
+    const detail::low_rank_conv<T>* low_rank_conv() const override {
+      return base<detail::low_rank_conv<T>>();
+    }
+    const detail::low_rank_linear<T>* low_rank_linear() const override {
+      return base<detail::low_rank_linear<T>>();
+    }
+    template <class Base>
+    const Base* base() const {
+      if constexpr (std::is_base_of_v<Base, L>) {
+        return &layer;
+      } else {
+        return nullptr;
+      }
     }
 
     L layer;

@@ -80,7 +80,9 @@ class residual {
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
     branch_.visit_layers(visitor, prefix);
+    visitor.enter_shortcut();
     shortcut_.visit_layers(visitor, detail::join_name(prefix, shortcut_name_));
+    visitor.leave_shortcut();
   }
   void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix) const {
     branch_.trace(tracer, input, prefix);
@@ -102,7 +104,10 @@ class residual {
   void add(context<Device>& ctx, const tensor_view<const T, 4>& from, const tensor_view<T, 4>& to) const {
     if (!relu_) return sum_into(ctx, from, to);
     for_chunks(ctx, to.size(), [&](index_t begin, index_t end) {
-      for (index_t i = begin; i < end; ++i) to.data()[i] = std::max(T{}, to.data()[i] + from.data()[i]);
+      for (index_t i = begin; i < end; ++i) {
+        const T sum = to.data()[i] + from.data()[i];
+        to.data()[i] = sum < T{} ? T{} : sum;  // a NaN passes
+      }
     });
   }
   static void sum_into(context<Device>& ctx, const tensor_view<const T, 4>& from,

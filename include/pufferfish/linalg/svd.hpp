@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `svd`: the truncated thin singular value decomposition of a matrix of any strides. No other library below
+/// it.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/linalg/double_product.hpp>
+#include <pufferfish/linalg/jacobi_svd.hpp>
+#include <pufferfish/linalg/orthonormal_rows.hpp>
+#include <pufferfish/linalg/symmetric_eigen.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// How `svd` works.
+enum class svd_method {
+  /// `gram`, then `jacobi` if a kept singular value is below 1e-6 of the largest; `randomized` if the smaller
+  /// side
+  /// is at least 2048 and at most an eighth of it is wanted (by max_rank).
+  automatic,
+  /// Eigenvectors of the Gram matrix of the smaller side, accumulated in double. The fast one. Errors of
+  /// singular
+  /// values are about 1e-16 sigma_1^2 / sigma_i, so those below 1e-8 sigma_1 are noise.
+  gram,
+  /// One-sided Jacobi after a pivoted QR factorization: small singular values of a matrix that is bad by
+  /// scaling
+  /// only (of rows or columns) keep nearly all their digits, down to 1e-150 of the largest entry.
+  jacobi,
+  /// Subspace iteration from a random start (Halko, Martinsson & Tropp 2011). Near-optimal, not optimal.
+  randomized,
+  /// Another library, through a header of its own (linalg/svd_eigen.hpp): in results only.
+  external
+};
+
+struct svd_options {
+  /// At most so many singular vectors; 0: as many as there are.
+  index_t max_rank = 0;
+  svd_method method = svd_method::automatic;
+  /// Start of the randomized method; equal seeds give equal bits.
+  std::uint64_t seed = 0;
+  /// Randomized: directions beyond max_rank, and rounds of power iteration.
+  index_t oversampling = 8;
+  int power_iterations = 2;
+};
+
+/// A ~ U diag(singular_values[0 .. k-1]) V^T with A [rows x columns].
+struct svd_result {
+  /// Descending, every one known: min(rows, columns) of them; max_rank for the randomized method.
+  std::vector<double> singular_values;
+  /// [rows x k], orthonormal columns, whatever the rank of A. In each, the entry of largest magnitude (the
+  /// first of equal ones) is positive.
+  tensor<double, 2> u;
+  /// [columns x k], orthonormal columns.
+  tensor<double, 2> v;
+  /// Sum of the squares of all entries of A, summed in double: what a truncation loses is this less the sum
+  /// of the squares of the kept singular values.
+  double squared_norm = 0;
+  /// What was done; never `automatic`.
+  svd_method used = svd_method::gram;
+};
+
+namespace detail {
+
+/// The smaller side from which `automatic` considers the randomized method.
+inline constexpr index_t randomized_side = 2048;
+/// The least ratio of a kept singular value to the first that the Gram matrix is trusted with.
+inline constexpr double gram_trusted_ratio = 1e-6;
+
+/// Throws value_error for the first element, in row order, that is not finite; does nothing if all are.
+template <class T>
+void require_finite(const tensor_view<const T, 2>& a) {
+  for (index_t i = 0; i < a.extent(0); ++i) {
+    for (index_t j = 0; j < a.extent(1); ++j) {
+      if (std::isfinite(a(i, j))) continue;
+      PUFFERFISH_THROW(value_error("svd: element (" + std::to_string(i) + ", " + std::to_string(j) +
+                                   ") of the matrix " + to_string<2>(a.shape()) + " is " +
+                                   (std::isnan(a(i, j)) ? "not a number" : "infinite")));
+    }
+  }
+}
+
+/// Sum of squares: four sums a row, added over the rows with compensation (Neumaier). Not finite if an
+/// element is not, or on overflow.
+template <class T>
+double sum_of_squares(const tensor_view<const T, 2>& a) {
+  const bool by_rows = a.stride(1) == 1;
+  const tensor_view<const T, 2> lines = by_rows ? a : transpose(a);
+  const index_t length = lines.extent(1);
+  const index_t step = lines.stride(1);
+  double total = 0;
+  double lost = 0;
+  for (index_t i = 0; i < lines.extent(0); ++i) {
+    const T* line = lines.data() + i * lines.stride(0);
+    double sums[4] = {};
+    const auto square = [&](index_t j) {
+      const double value = static_cast<double>(line[j * step]);
+      return value * value;
+    };
+    index_t j = 0;
+    for (; j + 4 <= length; j += 4) {
+      sums[0] += square(j);
+      sums[1] += square(j + 1);
+      sums[2] += square(j + 2);
+      sums[3] += square(j + 3);
+    }
+    for (; j < length; ++j) sums[0] += square(j);
+    const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const double next = total + sum;
+    lost += total >= sum ? (total - next) + sum : (sum - next) + total;
+    total = next;
+  }
+  return total + lost;
+}
+
+/// Singular vectors as rows, of a wide matrix: left [k x n], right [k x m].
+struct vector_rows {
+  tensor<double, 2> left;
+  tensor<double, 2> right;
+};
+
+/// The spectrum of a wide matrix through its Gram matrix, and vectors on demand.
+template <class T>
+class gram_decomposition {
+ public:
+  explicit gram_decomposition(const tensor_view<const T, 2>& b) : b_(b), eigen_(gram(b)) {
+    for (double value : eigen_.values()) values_.push_back(std::sqrt(std::max(value, 0.0)));
+  }
+
+  const std::vector<double>& values() const { return values_; }
+
+  vector_rows vectors(index_t k) const {
+    vector_rows result{eigen_.vectors(k), tensor<double, 2>({k, b_.extent(1)})};
+    // B^T x_i has length sigma_i; lengths are taken from the rows themselves, directions are made orthogonal
+    // where the division by a small sigma has magnified rounding.
+    const auto left = tensor_view<const double, 2>(result.left);
+    add_product_tn(transpose(left), b_, result.right.view());
+    for (index_t i = 0; i < k; ++i) {
+      normalize_row(result.right.data() + i * b_.extent(1), b_.extent(1), 0.0);
+    }
+    return result;
+  }
+
+ private:
+  static tensor<double, 2> gram(const tensor_view<const T, 2>& b) {
+    tensor<double, 2> g({b.extent(0), b.extent(0)});
+    add_product_tn(transpose(b), transpose(b), g.view(), product_part::lower);
+    return g;
+  }
+
+  tensor_view<const T, 2> b_;
+  symmetric_eigen eigen_;
+  std::vector<double> values_;
+};
+
+/// Rows: an orthonormal basis [size x n] of a space that nearly holds the leading left singular vectors of a
+/// wide matrix b [n x m].
+template <class T>
+tensor<double, 2> dominant_rows(const tensor_view<const T, 2>& b, index_t size, const svd_options& options) {
+  const index_t n = b.extent(0);
+  const index_t m = b.extent(1);
+  start_values random(options.seed);
+  tensor<double, 2> wide({size, m});
+  for (double& value : wide.flat()) value = random.next();
+  tensor<double, 2> basis({size, n});
+  for (int round = 0;; ++round) {
+    std::fill_n(basis.data(), basis.size(), 0.0);
+    add_product_tn(transpose(tensor_view<const double, 2>(wide)), transpose(b), basis.view());
+    orthonormalize_rows(basis);
+    if (round == options.power_iterations) return basis;
+    std::fill_n(wide.data(), wide.size(), 0.0);
+    add_product_tn(transpose(tensor_view<const double, 2>(basis)), b, wide.view());
+    orthonormalize_rows(wide);
+  }
+}
+
+/// Row i of `rows` becomes column i of the result, times sign[i].
+inline tensor<double, 2> to_columns(const tensor<double, 2>& rows, const std::vector<double>& sign) {
+  constexpr index_t block = 8;
+  const index_t k = rows.extent(0);
+  const index_t length = rows.extent(1);
+  tensor<double, 2> columns({length, k});
+  for (index_t first = 0; first < k; first += block) {
+    const index_t last = std::min(k, first + block);
+    for (index_t j = 0; j < length; ++j) {
+      for (index_t i = first; i < last; ++i) {
+        columns.data()[j * k + i] = sign[static_cast<std::size_t>(i)] * rows.data()[i * length + j];
+      }
+    }
+  }
+  return columns;
+}
+
+/// Moves the vectors into the result: orthonormal, with signs by convention, sides as the caller's matrix has
+/// them.
+inline void finish_svd(svd_result& result, vector_rows rows, bool transposed) {
+  orthonormalize_rows(rows.left);
+  orthonormalize_rows(rows.right);
+  tensor<double, 2>& u = transposed ? rows.right : rows.left;
+  tensor<double, 2>& v = transposed ? rows.left : rows.right;
+  std::vector<double> sign;
+  for (index_t i = 0; i < u.extent(0); ++i) {
+    const double* row = u.data() + i * u.extent(1);
+    const double* largest = std::max_element(row, row + u.extent(1),
+                                             [](double x, double y) { return std::abs(x) < std::abs(y); });
+    sign.push_back(*largest < 0 ? -1.0 : 1.0);
+  }
+  result.u = to_columns(u, sign);
+  result.v = to_columns(v, sign);
+}
+
+/// The caller's choice for this spectrum, at most `most`.
+template <class ChooseRank>
+index_t ask_rank(const svd_result& result, index_t most, ChooseRank&& choose) {
+  const std::span<const double> spectrum(result.singular_values);
+  const index_t rank = choose(spectrum, result.squared_norm);
+  if (rank < 0 || rank > static_cast<index_t>(spectrum.size())) {
+    PUFFERFISH_THROW(rank_error("svd: rank " + std::to_string(rank) + " chosen from " +
+                                std::to_string(spectrum.size()) + " singular values"));
+  }
+  return std::min(rank, most);
+}
+
+/// Everything after the input is known to be finite and well within double's range.
+template <class T>
+class svd_run {
+ public:
+  svd_run(const tensor_view<const T, 2>& a, const svd_options& options)
+      : options_(options),
+        transposed_(a.extent(0) > a.extent(1)),
+        b_(transposed_ ? transpose(a) : a),
+        most_(options.max_rank == 0 ? b_.extent(0) : std::min(options.max_rank, b_.extent(0))) {}
+
+  template <class ChooseRank>
+  svd_result operator()(double squared_norm, ChooseRank&& choose) const {
+    svd_result result;
+    result.squared_norm = squared_norm;
+    result.used = first_method();
+    if (result.used == svd_method::randomized) {
+      run_randomized(result, choose);
+    } else if (result.used == svd_method::jacobi || !run_gram(result, choose)) {
+      run_jacobi(result, choose);
+    }
+    return result;
+  }
+
+ private:
+  svd_method first_method() const {
+    if (options_.method != svd_method::automatic) return options_.method;
+    const bool large = b_.extent(0) >= randomized_side && 8 * most_ <= b_.extent(0);
+    return large ? svd_method::randomized : svd_method::gram;
+  }
+
+  template <class ChooseRank>
+  index_t ask(const svd_result& result, ChooseRank&& choose) const {
+    return ask_rank(result, most_, choose);
+  }
+
+  /// False, with nothing decided, if a value that was to be kept is beyond what a Gram matrix can tell.
+  template <class ChooseRank>
+  bool run_gram(svd_result& result, ChooseRank&& choose) const {
+    const gram_decomposition<T> gram(b_);
+    result.singular_values = gram.values();
+    const index_t rank = ask(result, choose);
+    if (options_.method == svd_method::automatic && rank > 0) {
+      const double first = gram.values().front();
+      const double last = gram.values()[static_cast<std::size_t>(rank - 1)];
+      if (last < gram_trusted_ratio * first) return false;
+    }
+    finish_svd(result, gram.vectors(rank), transposed_);
+    return true;
+  }
+
+  template <class ChooseRank>
+  void run_jacobi(svd_result& result, ChooseRank&& choose) const {
+    result.used = svd_method::jacobi;
+    // Scaled, so that the squares of small entries stay above the least double as long as possible.
+    double largest = 0;
+    for (index_t i = 0; i < b_.extent(0); ++i) {
+      for (index_t j = 0; j < b_.extent(1); ++j) {
+        largest = std::max(largest, std::abs(static_cast<double>(b_(i, j))));
+      }
+    }
+    const double scale = unit_scale(largest);
+    tensor<double, 2> scaled(b_);
+    scale_by(scale, scaled.data(), scaled.size());
+    const jacobi_decomposition jacobi(tensor_view<const double, 2>{scaled});
+    result.singular_values = jacobi.values();
+    for (double& value : result.singular_values) value /= scale;
+    const index_t rank = ask(result, choose);
+    vector_rows rows{tensor<double, 2>({rank, b_.extent(0)}), tensor<double, 2>({rank, b_.extent(1)})};
+    jacobi.vectors(rows.left, rows.right);
+    finish_svd(result, std::move(rows), transposed_);
+  }
+
+  template <class ChooseRank>
+  void run_randomized(svd_result& result, ChooseRank&& choose) const {
+    const index_t size = std::min(b_.extent(0), most_ + options_.oversampling);
+    const tensor<double, 2> basis = dominant_rows(b_, size, options_);
+    tensor<double, 2> projected({size, b_.extent(1)});
+    add_product_tn(transpose(basis.view()), b_, projected.view());
+    const gram_decomposition<double> gram{tensor_view<const double, 2>(projected)};
+    result.singular_values.assign(gram.values().begin(), gram.values().begin() + most_);
+    const index_t rank = ask(result, choose);
+    vector_rows inner = gram.vectors(rank);
+    vector_rows rows{tensor<double, 2>({rank, b_.extent(0)}), std::move(inner.right)};
+    const auto inner_left = tensor_view<const double, 2>(inner.left);
+    add_product_tn(transpose(inner_left), basis.view(), rows.left.view());
+    finish_svd(result, std::move(rows), transposed_);
+  }
+
+  svd_options options_;
+  bool transposed_;
+  tensor_view<const T, 2> b_;
+  index_t most_;
+};
+
+inline void check_svd_options(const svd_options& options) {
+  if (options.max_rank < 0) {
+    PUFFERFISH_THROW(rank_error("svd: max_rank is " + std::to_string(options.max_rank)));
+  }
+  if (options.oversampling < 0 || options.power_iterations < 0) {
+    PUFFERFISH_THROW(value_error("svd: oversampling is " + std::to_string(options.oversampling) +
+                                 ", power_iterations is " + std::to_string(options.power_iterations)));
+  }
+  if (options.method == svd_method::external) {
+    PUFFERFISH_THROW(
+        value_error("svd: method external is what another library's header reports, not a choice"));
+  }
+}
+
+/// A matrix of doubles whose squares leave the range of double is decomposed as a scaled copy.
+template <class ChooseRank>
+svd_result svd_of_scaled(const tensor_view<const double, 2>& a, const svd_options& options,
+                         ChooseRank&& choose) {
+  double largest = 0;
+  for (index_t i = 0; i < a.extent(0); ++i) {
+    for (index_t j = 0; j < a.extent(1); ++j) largest = std::max(largest, std::abs(a(i, j)));
+  }
+  const double scale = unit_scale(largest);
+  tensor<double, 2> scaled(a);
+  scale_by(scale, scaled.data(), scaled.size());
+  const auto view = tensor_view<const double, 2>(scaled);
+  std::vector<double> unscaled;
+  svd_result result = svd_run<double>(view, options)(
+      sum_of_squares(view), [&](std::span<const double> values, double squared_norm) -> index_t {
+        unscaled.assign(values.begin(), values.end());
+        for (double& value : unscaled) value /= scale;
+        return choose(std::span<const double>(unscaled), squared_norm / scale / scale);
+      });
+  for (double& value : result.singular_values) value /= scale;
+  result.squared_norm = result.squared_norm / scale / scale;
+  return result;
+}
+
+}  // namespace detail
+
+/// Singular value decomposition of a [rows x columns], T float or double, any strides (a may be a transposed
+/// or sliced view); a is not changed and not referred to afterwards. The rank is chosen when the spectrum is
+/// known: `choose(std::span<const double> singular_values, double squared_norm)` returns how many singular
+/// vectors to form (at most max_rank of them are), 0 .. singular_values.size(). It is asked again if the
+/// method changes; not at all for a matrix without elements. The randomized method knows max_rank values
+/// only. squared_norm overflows to infinity, or underflows, where the squares of a double matrix do; nothing
+/// else does. Throws value_error naming the first element that is not finite or an option out of its range,
+/// rank_error for a negative max_rank or a chosen rank that there is not. Deterministic: equal input gives
+/// equal bits.
+template <class T, class ChooseRank>
+svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, ChooseRank&& choose) {
+  static_assert(
+      std::is_same_v<T, float> || std::is_same_v<T, double>,
+      "pufferfish: svd() takes a tensor_view<const float, 2> or tensor_view<const double, 2>; convert "
+      "other scalars first (a bfloat16 network is factorized from its float master weights)");
+  detail::check_svd_options(options);
+  if (a.empty()) {
+    svd_result result;
+    result.u = tensor<double, 2>({a.extent(0), 0});
+    result.v = tensor<double, 2>({a.extent(1), 0});
+    if (options.method != svd_method::automatic) result.used = options.method;
+    return result;
+  }
+  const double squared_norm = detail::sum_of_squares(a);
+  if (!std::isfinite(squared_norm)) detail::require_finite(a);
+  if constexpr (std::is_same_v<T, double>) {
+    // Between these, neither the sum nor any part of it that matters has left the range.
+    if (!(squared_norm > 1e-200 && squared_norm < 1e200)) return detail::svd_of_scaled(a, options, choose);
+  }
+  return detail::svd_run<T>(a, options)(squared_norm, choose);
+}
+
+/// The same with the rank known beforehand: options.max_rank singular vectors, or all min(rows, columns).
+template <class T>
+svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options = {}) {
+  return svd(a, options,
+             [](std::span<const double> values, double) { return static_cast<index_t>(values.size()); });
+}
+
+PUFFERFISH_NAMESPACE_END

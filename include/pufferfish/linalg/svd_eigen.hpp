@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `svd_with_eigen`: the result of `svd` from Eigen's divide-and-conquer SVD. Opt-in, because compiling that
+/// takes a quarter of a minute in every file that calls it; `svd` needs no Eigen, and is faster.
+
+#include <utility>
+
+#include <Eigen/SVD>
+
+#include <pufferfish/linalg/svd.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// As svd(a, options, choose), through Eigen::BDCSVD in double; of the options only max_rank counts, and
+/// `choose` is asked once. All singular vectors are computed, whatever is kept. Throws what svd throws, and
+/// backend_error if Eigen reports that it failed. result.used is svd_method::external.
+template <class T, class ChooseRank>
+svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& options, ChooseRank&& choose) {
+  static_assert(
+      std::is_same_v<T, float> || std::is_same_v<T, double>,
+      "pufferfish: svd_with_eigen() takes a tensor_view<const float, 2> or tensor_view<const double, 2>");
+  detail::check_svd_options(options);
+  detail::require_finite(a);
+  const index_t rows = a.extent(0);
+  const index_t columns = a.extent(1);
+  svd_result result;
+  result.used = svd_method::external;
+  result.u = tensor<double, 2>({rows, 0});
+  result.v = tensor<double, 2>({columns, 0});
+  if (a.empty()) return result;
+  Eigen::MatrixXd matrix(rows, columns);
+  for (index_t i = 0; i < rows; ++i) {
+    for (index_t j = 0; j < columns; ++j) matrix(i, j) = static_cast<double>(a(i, j));
+  }
+  const Eigen::BDCSVD<Eigen::MatrixXd> decomposition(matrix, Eigen::ComputeThinU | Eigen::ComputeThinV);
+  if (decomposition.info() != Eigen::Success) {
+    PUFFERFISH_THROW(
+        backend_error("svd_with_eigen: Eigen's BDCSVD failed for a matrix " + to_string<2>(a.shape())));
+  }
+  result.squared_norm = detail::sum_of_squares(a);
+  for (index_t i = 0; i < std::min(rows, columns); ++i) {
+    result.singular_values.push_back(decomposition.singularValues()(i));
+  }
+  const index_t most = options.max_rank == 0 ? std::min(rows, columns) : options.max_rank;
+  const index_t rank = detail::ask_rank(result, most, choose);
+  detail::vector_rows vectors{tensor<double, 2>({rank, rows}), tensor<double, 2>({rank, columns})};
+  for (index_t i = 0; i < rank; ++i) {
+    for (index_t j = 0; j < rows; ++j) vectors.left(i, j) = decomposition.matrixU()(j, i);
+    for (index_t j = 0; j < columns; ++j) vectors.right(i, j) = decomposition.matrixV()(j, i);
+  }
+  detail::finish_svd(result, std::move(vectors), false);
+  return result;
+}
+
+/// The same with the rank known beforehand.
+template <class T>
+svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& options = {}) {
+  return svd_with_eigen(
+      a, options, [](std::span<const double> values, double) { return static_cast<index_t>(values.size()); });
+}
+
+PUFFERFISH_NAMESPACE_END

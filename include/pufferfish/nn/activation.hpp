@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `ReLU`: y = max(x, 0).
+
+#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/ops/relu.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// y = max(x, 0), element by element. Keeps a view of y, no copy, for the backward pass.
+template <class T>
+class ReLU {
+ public:
+  using value_type = T;
+
+  std::string describe() const { return "ReLU"; }
+  extents<4> output_shape(const extents<4>& input) const { return input; }
+
+  /// x, y: dense, of one shape; y may be x. In training, y must stay as it is until the backward pass.
+  /// Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    ops::relu_forward<T>(ctx, x.flat(), y.flat());
+    if (ctx.training()) ctx.tape().push_value(tensor_view<const T, 4>(y));
+  }
+
+  /// dx = dy where y > 0, else 0; dx may be dy, or a null view. Throws shape_error, and state_error without a
+  /// forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    const auto y = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    detail::check_shapes(*this, y.shape(), dy.shape());
+    if (dx.is_null()) return;
+    detail::check_shapes(*this, dx.shape(), dy.shape());
+    ops::relu_backward<T>(ctx, y.flat(), dy.flat(), dx.flat());
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

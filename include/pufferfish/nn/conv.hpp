@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `Conv`: the dense two-dimensional convolution.
+
+#include <array>
+
+#include <pufferfish/lowrank/factorize.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// y = x * W + b over NHWC images; W is OIHW to the world, stored [height][width][in][out].
+template <class T>
+class Conv {
+ public:
+  using value_type = T;
+
+  explicit Conv(const conv_shape& shape, bool bias = false)
+      : shape_(shape),
+        weight_(checked(shape), parameter_role::weight),
+        bias_(logical_layout::vector(bias ? shape.out_channels : 0), parameter_role::bias) {}
+
+  const conv_shape& shape() const { return shape_; }
+  bool has_bias() const { return bias_.size() > 0; }
+
+  /// Weight [out][in][height][width] and bias (null view: none), as frameworks see them.
+  tensor_view<T, 4> weight() { return weight_.logical(); }
+  tensor_view<const T, 4> weight() const { return weight_.logical(); }
+  tensor_view<T, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+
+  std::string describe() const { return "Conv, " + shape_.describe(); }
+  extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, describe()); }
+
+  /// x, y: NHWC, dense; y does not overlap x. In training, x must stay as it is until backward.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    if (ctx.training()) ctx.tape().push_value(x);
+    ops::conv_forward<T>(ctx, shape_, x, weight_.data(), has_bias() ? bias_.data() : nullptr, y);
+  }
+
+  /// Gradients from dy; dx may be a null view and overlaps nothing.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    ops::conv_backward_weight<T>(ctx, shape_, x, dy, weight_.gradient_data(), weight_.accumulate());
+    ctx.gradient_written(weight_);
+    if (has_bias()) {
+      ops::bias_gradient<T>(ctx, ops::detail::as_rows(dy), bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+    }
+    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.data(), dx);
+  }
+
+  /// U(+-1/sqrt(in * height * width)) for weight and bias, PyTorch's default.
+  void initialize(random_stream random) {
+    detail::fill_fan_in(weight_, shape_.patch(), random.child("weight"));
+    detail::fill_fan_in(bias_, shape_.patch(), random.child("bias"));
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    f("weight", weight_);
+    if (has_bias()) f("bias", bias_);
+  }
+
+  index_t macs(const extents<4>& input) const {
+    const extents<4> output = output_shape(input);
+    return output[0] * output[1] * output[2] * shape_.patch() * shape_.out_channels;
+  }
+
+ private:
+  static logical_layout checked(const conv_shape& shape) {
+    shape.validate("Conv");
+    return logical_layout::kernel(shape.out_channels, shape.in_channels, shape.kernel.height,
+                                  shape.kernel.width);
+  }
+
+  conv_shape shape_;
+  parameter<T> weight_, bias_;
+};
+
+template <class T>
+struct layer_traits<Conv<T>> {
+  static constexpr auto kind = layer_kind::conv;
+  static const conv_shape& shape(const Conv<T>& layer) { return layer.shape(); }
+  static auto matrices(const Conv<T>& layer) {
+    return std::array{named_view<const T, 4>{"weight", layer.weight()}};
+  }
+  static tensor_view<const T, 1> bias(const Conv<T>& layer) { return layer.bias(); }
+};
+
+PUFFERFISH_NAMESPACE_END

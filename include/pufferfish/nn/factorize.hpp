@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Whole networks from dense to low rank (`factorize`) and back (`merge`).
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/nn/conv.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/network.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Which layers of a network to factorize, and to what rank. The default is the paper's: rank ratio 1/4, the
+/// last layer dense, shortcuts dense (Wang et al., Pufferfish, MLSys 2021, section 3).
+struct factorize_policy {
+  rank_policy rank = rank_ratio{0.25};
+  /// K: layers 1 .. K-1 stay dense (the hybrid network), counting those with a weight matrix in execution
+  /// order, shortcuts not counted. 1 factorizes from the first layer on; the paper never factorizes that
+  /// one: 2.
+  index_t first_layer = 2;
+  bool last_layer_dense = true;
+  bool shortcuts_dense = true;
+  /// Asked for each layer that the rules above would factorize; empty: all of them.
+  std::function<bool(const std::string& name, matrix_size size)> also_if;
+  /// Layers that would not become smaller stay dense (true), or are refused with a rank_error (false).
+  bool keep_dense_if_larger = true;
+  svd_method method = svd_method::automatic;
+  std::uint64_t seed = 0;
+};
+
+/// A layer and the rank it has, or should have.
+struct layer_rank {
+  std::string name;
+  index_t rank = 0;
+  friend bool operator==(const layer_rank&, const layer_rank&) = default;
+};
+
+/// What factorize did to a network.
+struct factorization {
+  std::vector<factor_report> layers;    ///< the factorized ones, in execution order
+  std::vector<std::string> kept_dense;  ///< those that the policy wanted but that would have grown
+  index_t parameters_before = 0;        ///< of the whole network
+  index_t parameters_after = 0;
+
+  /// Over all factorized layers together: sum of kept sigma^2 / sum of ||A||_F^2. 1 if there are none.
+  double kept_energy() const {
+    double kept = 0.0, all = 0.0;
+    for (const factor_report& layer : layers) {
+      kept += layer.squared_norm * layer.kept_energy;
+      all += layer.squared_norm;
+    }
+    return all > 0.0 ? kept / all : 1.0;
+  }
+
+  /// What another rank of a distributed run needs to build the same structure.
+  std::vector<layer_rank> ranks() const {
+    std::vector<layer_rank> result;
+    for (const factor_report& layer : layers) result.push_back({layer.name, layer.rank});
+    return result;
+  }
+};
+
+namespace detail {
+
+/// Finds the slots that a policy wants factorized.
+template <class T, class Device>
+class slot_selector final : public layer_visitor<T, Device> {
+ public:
+  struct found {
+    std::string name;
+    any_layer<T, Device>* slot;
+    index_t number;  // 1, 2, ... along the main path; 0 on a shortcut
+  };
+
+  void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
+    if (slot.weight_matrix().empty()) {
+      // A low-rank layer holds its place in the count, so that numbers do not shift after a switch.
+      if (slot.low_rank_conv() == nullptr && slot.low_rank_linear() == nullptr) return;
+    }
+    slots_.push_back({name, &slot, shortcuts_ > 0 ? 0 : ++last_number_});
+  }
+  void enter_shortcut() override { ++shortcuts_; }
+  void leave_shortcut() override { --shortcuts_; }
+
+  std::vector<found> select(const factorize_policy& policy) const {
+    std::vector<found> chosen;
+    for (const found& f : slots_) {
+      const bool shortcut = f.number == 0;
+      if (shortcut ? policy.shortcuts_dense : f.number < policy.first_layer) continue;
+      if (!shortcut && policy.last_layer_dense && f.number == last_number_) continue;
+      const matrix_size size = f.slot->weight_matrix();
+      if (size.empty() || (policy.also_if && !policy.also_if(f.name, size))) continue;
+      chosen.push_back(f);
+    }
+    return chosen;
+  }
+
+ private:
+  std::vector<found> slots_;
+  index_t last_number_ = 0;
+  int shortcuts_ = 0;
+};
+
+}  // namespace detail
+
+/// Replaces the layers that `policy` chooses by their low-rank factors, all other layers, parameters and
+/// buffers carried over bit for bit. New arenas, a new generation: optimizers and exchanges of the old one
+/// throw from now on.
+///
+/// Errors as svd_factorize, naming the layer; the network is unchanged if anything is thrown.
+template <class T, class Device>
+factorization factorize(network<T, Device>& net, const factorize_policy& policy) {
+  factorization result;
+  result.parameters_before = net.parameter_count();
+  net.modify([&](any_layer<T, Device>& root) {
+    detail::slot_selector<T, Device> selector;
+    root.visit_layers(selector);
+    std::vector<std::pair<any_layer<T, Device>*, any_layer<T, Device>>> replacements;
+    for (const auto& found : selector.select(policy)) {
+      factorize_options options;
+      options.name = found.name;
+      options.method = policy.method;
+      options.seed = policy.seed;
+      const matrix_size size = found.slot->weight_matrix();
+      if (policy.keep_dense_if_larger && largest_shrinking_rank(size.rows, size.cols) < 1) {
+        result.kept_dense.push_back(found.name);
+        continue;
+      }
+      options.allow_growth = policy.keep_dense_if_larger;
+      factor_report report;
+      any_layer<T, Device> low_rank = found.slot->factorized(policy.rank, options, report);
+      report.name = found.name;
+      if (policy.keep_dense_if_larger && report.parameters_after >= report.parameters_before) {
+        result.kept_dense.push_back(found.name);
+        continue;
+      }
+      replacements.emplace_back(found.slot, std::move(low_rank));
+      result.layers.push_back(std::move(report));
+    }
+    for (auto& [slot, layer] : replacements) *slot = std::move(layer);
+  });
+  result.parameters_after = net.parameter_count();
+  return result;
+}
+
+/// Gives a dense network the structure that factorize would: the named layers become low-rank layers of the
+/// given ranks, with zeros for numbers. For ranks that receive the numbers from another, and for loading
+/// checkpoints. Throws state_error for a name that is not a dense layer of the network, rank_error for an
+/// impossible rank.
+template <class T, class Device>
+void apply_ranks(network<T, Device>& net, const std::vector<layer_rank>& ranks) {
+  net.modify([&](any_layer<T, Device>& root) {
+    struct finder final : layer_visitor<T, Device> {
+      void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
+        slots.emplace_back(name, &slot);
+      }
+      std::vector<std::pair<std::string, any_layer<T, Device>*>> slots;
+    } finder;
+    root.visit_layers(finder);
+    std::vector<std::pair<any_layer<T, Device>*, any_layer<T, Device>>> replacements;
+    for (const layer_rank& wanted : ranks) {
+      const auto at = std::find_if(finder.slots.begin(), finder.slots.end(),
+                                   [&](const auto& slot) { return slot.first == wanted.name; });
+      if (at == finder.slots.end() || at->second->weight_matrix().empty()) {
+        PUFFERFISH_THROW(state_error("apply_ranks: the network has no dense layer called " + wanted.name));
+      }
+      const matrix_size size = at->second->weight_matrix();
+      check_rank(wanted.name, size.rows, size.cols, wanted.rank);
+      replacements.emplace_back(at->second, at->second->low_rank_twin(wanted.rank));
+    }
+    for (auto& [slot, layer] : replacements) *slot = std::move(layer);
+  });
+}
+
+/// The low-rank layers that a network has now, with their ranks.
+template <class T, class Device>
+std::vector<layer_rank> low_rank_layers(const network<T, Device>& net) {
+  std::vector<layer_rank> result;
+  net.for_each_layer([&](const std::string& name, const any_layer<T, Device>& layer) {
+    if (const auto* conv = layer.low_rank_conv()) result.push_back({name, conv->rank()});
+    if (const auto* linear = layer.low_rank_linear()) result.push_back({name, linear->rank()});
+  });
+  return result;
+}
+
+namespace detail {
+
+template <class T>
+Conv<T> merged(const low_rank_conv<T>& layer) {
+  Conv<T> dense(layer.shape(), layer.has_bias());
+  copy(tensor_view<const T, 4>(layer.to_dense()), dense.weight());
+  if (layer.has_bias()) copy(layer.bias(), dense.bias());
+  return dense;
+}
+template <class T>
+Linear<T> merged(const low_rank_linear<T>& layer) {
+  Linear<T> dense(layer.in_features(), layer.out_features(), layer.has_bias());
+  copy(tensor_view<const T, 2>(layer.to_dense()), dense.weight());
+  if (layer.has_bias()) copy(layer.bias(), dense.bias());
+  return dense;
+}
+
+}  // namespace detail
+
+/// Multiplies the factors of every low-rank layer out: a dense network of the same function up to rounding,
+/// for programs that know dense layers only. New arenas, a new generation.
+template <class T, class Device>
+void merge(network<T, Device>& net) {
+  net.modify([](any_layer<T, Device>& root) {
+    struct merger final : layer_visitor<T, Device> {
+      void on_layer(const std::string&, any_layer<T, Device>& slot) override {
+        if (const auto* conv = slot.low_rank_conv()) {
+          slot = any_layer<T, Device>(detail::merged(*conv));
+        } else if (const auto* linear = slot.low_rank_linear()) {
+          slot = any_layer<T, Device>(detail::merged(*linear));
+        }
+      }
+    } merger;
+    root.visit_layers(merger);
+  });
+}
+
+PUFFERFISH_NAMESPACE_END

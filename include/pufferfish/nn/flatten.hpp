@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `Flatten`: images to vectors.
+
+#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// N x H x W x C to N x 1 x 1 x HWC, in the order in which NHWC images lie: channels run fastest. (PyTorch
+/// flattens NCHW, columns fastest: the inputs of a linear layer that follows come in another order there
+/// unless H = W = 1.)
+template <class T>
+class Flatten {
+ public:
+  using value_type = T;
+
+  std::string describe() const { return "Flatten"; }
+  extents<4> output_shape(const extents<4>& input) const {
+    return {input[0], 1, 1, input[1] * input[2] * input[3]};
+  }
+
+  /// x, y: dense; y does not overlap x. Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    ops::copy_elements<T>(ctx, x.flat().data(), y.flat().data(), x.size());
+    if (ctx.training()) ctx.tape().push_value(x.shape());
+  }
+
+  /// dx = dy in x's shape; dx may be a null view. Throws shape_error, and state_error without a forward pass
+  /// in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    const auto input = ctx.tape().pop_value<extents<4>>();
+    detail::check_shapes(*this, input, dy.shape());
+    if (dx.is_null()) return;
+    detail::check_shapes(*this, dx.shape(), dy.shape());
+    ops::copy_elements<T>(ctx, dy.flat().data(), dx.flat().data(), dy.size());
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

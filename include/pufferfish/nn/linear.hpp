@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `Linear`: the dense fully connected layer.
+
+#include <array>
+
+#include <pufferfish/lowrank/factorize.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// y = W x + b over rows; W is out x in, stored [in][out].
+template <class T>
+class Linear {
+ public:
+  using value_type = T;
+
+  Linear(index_t in, index_t out, bool bias = true)
+      : in_(in),
+        out_(out),
+        weight_(checked(in, out), parameter_role::weight),
+        bias_(logical_layout::vector(bias ? out : 0), parameter_role::bias) {}
+
+  index_t in_features() const { return in_; }
+  index_t out_features() const { return out_; }
+  bool has_bias() const { return bias_.size() > 0; }
+
+  /// Weight [out][in] and bias (null view: none), as frameworks see them.
+  tensor_view<T, 2> weight() { return {weight_.data(), {out_, in_}, {1, out_}}; }
+  tensor_view<const T, 2> weight() const { return {weight_.data(), {out_, in_}, {1, out_}}; }
+  tensor_view<T, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+
+  std::string describe() const { return "Linear " + std::to_string(in_) + " -> " + std::to_string(out_); }
+
+  /// x: M x in, y: M x out, dense; y does not overlap x. In training, x must stay as it is until backward.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+               const tensor_view<T, 2>& y) const {
+    if (ctx.training()) ctx.tape().push_value(x);
+    ops::linear_forward<T>(ctx, x, stored(), has_bias() ? bias_.data() : nullptr, y);
+  }
+
+  /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+                const tensor_view<T, 2>& dx) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 2>>();
+    ops::linear_backward_weight<T>(ctx, x, dy, {weight_.gradient_data(), {in_, out_}}, weight_.accumulate());
+    ctx.gradient_written(weight_);
+    if (has_bias()) {
+      ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+    }
+    if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dy, stored(), dx);
+  }
+
+  /// U(+-1/sqrt(in)) for weight and bias, PyTorch's default.
+  void initialize(random_stream random) {
+    detail::fill_fan_in(weight_, in_, random.child("weight"));
+    detail::fill_fan_in(bias_, in_, random.child("bias"));
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    f("weight", weight_);
+    if (has_bias()) f("bias", bias_);
+  }
+
+  index_t macs(const extents<4>& input) const { return input[0] * input[1] * input[2] * in_ * out_; }
+
+ private:
+  static logical_layout checked(index_t in, index_t out) {
+    if (in < 1 || out < 1) {
+      PUFFERFISH_THROW(shape_error("Linear: " + std::to_string(in) + " -> " + std::to_string(out) +
+                                   " features; both must be positive"));
+    }
+    return logical_layout::matrix(out, in);
+  }
+  tensor_view<const T, 2> stored() const { return {weight_.data(), {in_, out_}}; }
+
+  index_t in_, out_;
+  parameter<T> weight_, bias_;
+};
+
+template <class T>
+struct layer_traits<Linear<T>> {
+  static constexpr auto kind = layer_kind::linear;
+  static auto matrices(const Linear<T>& layer) {
+    return std::array{named_view<const T, 2>{"weight", layer.weight()}};
+  }
+  static tensor_view<const T, 1> bias(const Linear<T>& layer) { return layer.bias(); }
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `parameter_store`: the arenas of a network. Values, gradients and buffers each lie in one piece, so that
+/// an optimizer is one loop and a gradient bucket is a range.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <pufferfish/nn/any_layer.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Where one named tensor lies in its arena (elements).
+template <class Thing>
+struct stored_entry {
+  std::string name;
+  Thing* thing;
+  index_t offset;
+};
+
+/// Collects the state of something visitable and lays it out, parameters packed without padding in reverse
+/// execution order: the order in which a backward pass finishes them, the same on every rank. The visited
+/// objects keep pointers into the arenas: the store must live as long as they are used, and moves with them.
+template <class T>
+class parameter_store {
+ public:
+  using parameter_entry = stored_entry<parameter<T>>;
+  using buffer_entry = stored_entry<state_buffer<T>>;
+
+  /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
+  /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone.
+  template <class Visit>
+  void pack(Visit&& visit) {
+    collector found;
+    visit(found);
+    std::reverse(found.parameters.begin(), found.parameters.end());
+    aligned_buffer<T> values(place(found.parameters)), gradients(values.size()),
+        buffers(place(found.buffers));
+    int id = 0;
+    for (const parameter_entry& entry : found.parameters) {
+      entry.thing->bind(values.data() + entry.offset, gradients.data() + entry.offset, id++);
+    }
+    for (const buffer_entry& entry : found.buffers) entry.thing->bind(buffers.data() + entry.offset);
+    parameters_ = std::move(found.parameters);
+    buffer_entries_ = std::move(found.buffers);
+    values_ = std::move(values);
+    gradients_ = std::move(gradients);
+    buffers_ = std::move(buffers);
+    ++generation_;
+  }
+
+  std::span<T> values() { return values_.span(); }
+  std::span<const T> values() const { return values_.span(); }
+  std::span<T> gradients() { return gradients_.span(); }
+  std::span<T> buffers() { return buffers_.span(); }
+  std::span<const T> buffers() const { return buffers_.span(); }
+
+  /// In arena order; position is the parameter's id.
+  const std::vector<parameter_entry>& parameters() const { return parameters_; }
+  const std::vector<buffer_entry>& buffer_entries() const { return buffer_entries_; }
+
+  /// Counts the layouts so far.
+  const std::uint64_t& generation() const { return generation_; }
+
+ private:
+  struct collector final : state_visitor<T> {
+    void on_parameter(const std::string& name, parameter<T>& p) override {
+      parameters.push_back({name, &p, 0});
+    }
+    void on_buffer(const std::string& name, state_buffer<T>& b) override { buffers.push_back({name, &b, 0}); }
+    std::vector<parameter_entry> parameters;
+    std::vector<buffer_entry> buffers;
+  };
+
+  template <class Entries>
+  static index_t place(Entries& entries) {
+    index_t offset = 0;
+    for (auto& entry : entries) {
+      entry.offset = offset;
+      offset += entry.thing->size();
+    }
+    return offset;
+  }
+
+  std::vector<parameter_entry> parameters_;
+  std::vector<buffer_entry> buffer_entries_;
+  aligned_buffer<T> values_, gradients_, buffers_;
+  std::uint64_t generation_ = 0;
+};
+
+PUFFERFISH_NAMESPACE_END
