@@ -272,6 +272,7 @@ TEST_CASE("SIGKILL at any moment leaves the old content or the new, and at most 
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
+      ::alarm(10);  // should the parent die first
       for (unsigned i = 0;; ++i) {
         atomic_writer writer(path);
         const bytes quarter(10000, static_cast<std::uint8_t>('a' + i % 26));
