@@ -108,17 +108,17 @@ class network {
   /// Multiply-accumulates of convolutions and matrix products in one forward pass.
   index_t macs(const extents<4>& input) const { return state_->root.macs(input); }
 
-  /// A digest of the structure: names and shapes of all parameters and buffers, in arena order. Ranks that
-  /// disagree do not have the same network.
-  std::uint64_t structure_digest() const {
+  /// The structure in lines, "layer1.0.conv1.weight [16 x 16 x 3 x 3]": all parameters, then all buffers, in
+  /// arena order. Ranks whose lines differ do not have the same network.
+  std::string structure() const {
     std::string text;
     for (const auto& entry : state_->store.parameters()) {
-      text += entry.name + to_string(entry.thing->layout()) + ";";
+      text += entry.name + " " + to_string(entry.thing->layout()) + "\n";
     }
     for (const auto& entry : state_->store.buffer_entries()) {
-      text += entry.name + to_string(entry.thing->layout()) + ";";
+      text += entry.name + " " + to_string(entry.thing->layout()) + "\n";
     }
-    return stream_id(text);
+    return text;
   }
 
  private:

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What a training run is asked to do, and what it tells about itself while it does it.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/optim/schedule.hpp>
+#include <pufferfish/optim/sgd.hpp>
+#include <pufferfish/train/loader.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// `dense`: never factorized. `hybrid`: the Pufferfish procedure, dense for the warm-up epochs, then
+/// factorized by SVD and trained on. `lowrank`: low rank from random initial values, without warm-up and
+/// without SVD (the ablation).
+enum class training_mode { dense, hybrid, lowrank };
+
+constexpr const char* to_string(training_mode mode) {
+  return mode == training_mode::dense ? "dense" : mode == training_mode::hybrid ? "hybrid" : "lowrank";
+}
+
+struct training_options {
+  training_mode mode = training_mode::hybrid;
+  index_t epochs = 20;
+  /// E: epochs before the switch; the switch happens at the start of epoch E (0-based). Hybrid only; 0
+  /// factorizes the initial values.
+  index_t warmup_epochs = 5;
+  factorize_policy factorize;
+
+  schedule learning_rate;  ///< of the epoch, as a real number; goes on across the switch
+  sgd_options optimizer;
+  double label_smoothing = 0.0;
+  double clip_norm = 0.0;  ///< global gradient norm; 0: no clipping
+
+  index_t batch = 128;  ///< samples a step over all ranks
+  augmentation augment;
+  std::uint64_t seed = 1;  ///< initial values, order of samples, augmentation, dropout
+};
+
+/// One epoch, as all ranks together saw it.
+struct epoch_result {
+  index_t epoch = 0;      ///< 0-based
+  bool low_rank = false;  ///< whether the epoch trained factors
+  double learning_rate = 0.0;
+  double train_loss = 0.0;
+  double train_accuracy = 0.0;  ///< percent, of augmented samples, while training
+  double test_loss = 0.0;
+  double test_accuracy = 0.0;  ///< percent
+  double seconds = 0.0;        ///< training steps, without evaluation
+  double step_ms = 0.0;        ///< median over the epoch's steps
+  double exchange_ms = 0.0;    ///< of it, mean time in the gradient all-reduce
+};
+
+/// The switch from dense to low rank.
+struct switch_result {
+  index_t epoch = 0;
+  double milliseconds = 0.0;  ///< all of it: averaging statistics, SVDs, broadcast, new arenas and optimizer
+  factorization factors;      ///< per-layer reports on rank 0 only
+};
+
+/// Where a run is, for progress displays.
+struct training_position {
+  index_t epoch = 0;
+  index_t epochs = 0;
+  index_t step = 0;  ///< steps of this epoch that are done
+  index_t steps = 0;
+  bool low_rank = false;
+  double loss = 0.0;      ///< mean over this rank's part of the epoch so far
+  double accuracy = 0.0;  ///< percent, likewise
+};
+
+/// Told what happens. All calls come on every rank, from the thread that trains.
+class training_observer {
+ public:
+  virtual ~training_observer() = default;
+  virtual void on_step(const training_position&) {}
+  virtual void on_epoch(const epoch_result&) {}
+  virtual void on_switch(const switch_result&) {}
+};
+
+PUFFERFISH_NAMESPACE_END
