@@ -126,9 +126,10 @@ inline void check_root(const char* where, int root, int size) {
 }
 
 inline std::string hexadecimal(std::uint64_t value) {
-  std::string text(16, '0');
-  for (std::size_t i = 16; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15U];
-  return "0x" + text;
+  std::string text(18, '0');
+  text[1] = 'x';
+  for (std::size_t i = 18; i-- > 2; value >>= 4) text[i] = "0123456789abcdef"[value & 15U];
+  return text;
 }
 
 /// Ranks that hold the same value; ascending.
@@ -159,7 +160,7 @@ inline std::string describe_ranks(const std::vector<int>& ranks) {
     if (last - i < 2) last = i;
     if (i > 0) text += ", ";
     text += std::to_string(ranks[i]);
-    if (last > i) text += "-" + std::to_string(ranks[last]);
+    if (last > i) text.append("-").append(std::to_string(ranks[last]));
     i = last + 1;
   }
   return text + (ranks.size() == 1 ? " has" : " have");
@@ -168,15 +169,16 @@ inline std::string describe_ranks(const std::vector<int>& ranks) {
 /// Groups that an error message lists; a larger disagreement needs no longer text.
 inline constexpr std::size_t listed_groups = 4;
 
-/// Joins `describe(group)` of the first groups by "; ".
+/// Joins "ranks ... have " + describe(group, number) of the first groups by "; ".
 template <class Describe>
 std::string describe_groups(const std::vector<rank_group>& groups, const Describe& describe) {
   std::string text;
   for (std::size_t i = 0; i < std::min(groups.size(), listed_groups); ++i) {
-    text += (i > 0 ? "; " : "") + describe_ranks(groups[i].ranks) + " " + describe(groups[i], i);
+    if (i > 0) text += "; ";
+    text.append(describe_ranks(groups[i].ranks)).append(" ").append(describe(groups[i], i));
   }
   if (groups.size() > listed_groups) {
-    text += "; and " + std::to_string(groups.size() - listed_groups) + " more groups";
+    text.append("; and ").append(std::to_string(groups.size() - listed_groups)).append(" more groups");
   }
   return text;
 }
@@ -189,7 +191,7 @@ inline std::string line_of(std::string_view text, std::size_t number) {
     if (end == std::string_view::npos) return "nothing";
     text.remove_prefix(end + 1);
   }
-  return "\"" + std::string(text.substr(0, text.find('\n'))) + "\"";
+  return std::string("\"").append(text.substr(0, text.find('\n'))).append("\"");
 }
 
 /// The first line that is not the same in all texts. The texts differ.
@@ -236,7 +238,7 @@ void agree(C& comm, std::string_view name, std::uint64_t digest) {
   const std::vector<detail::rank_group> groups = detail::group_ranks(digests);
   if (groups.size() < 2) return;
   const auto describe = [](const detail::rank_group& group, std::size_t) {
-    return "digest " + detail::hexadecimal(group.digest);
+    return std::string("digest ").append(detail::hexadecimal(group.digest));
   };
   PUFFERFISH_THROW(state_error(std::string(name) +
                                " differs between ranks: " + detail::describe_groups(groups, describe)));

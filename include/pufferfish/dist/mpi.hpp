@@ -48,7 +48,7 @@ inline std::string error_text(int code) {
 /// Throws backend_error unless `code` says success.
 inline void check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
-  PUFFERFISH_THROW(backend_error("mpi::communicator: " + std::string(call) + " failed: " + error_text(code)));
+  PUFFERFISH_THROW(backend_error(std::string("mpi::communicator: ") + call + " failed: " + error_text(code)));
 }
 
 inline bool is_initialized() {
@@ -178,7 +178,7 @@ class communicator {
     detail::check_running("mpi::communicator");
     if (comm == MPI_COMM_NULL) PUFFERFISH_THROW(value_error("mpi::communicator: MPI_COMM_NULL given"));
     if (chunk < 1 || chunk > std::size_t{INT_MAX}) {
-      PUFFERFISH_THROW(value_error("mpi::communicator: chunk of " + std::to_string(chunk) +
+      PUFFERFISH_THROW(value_error(std::string("mpi::communicator: chunk of ") + std::to_string(chunk) +
                                    " elements is outside 1 .. " + std::to_string(INT_MAX)));
     }
     int inter = 0;
