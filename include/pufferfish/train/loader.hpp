@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `loader`: batches of normalised, augmented images out of an image set, cut over the ranks of a run.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/dataset.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Random changes to training images.
+struct augmentation {
+  index_t pad_crop = 0;  ///< pad each side by so many pixels, then cut a window of the old size at random
+  bool reflect = false;  ///< pad with the mirror image (the edge not repeated) instead of zero pixels
+  bool flip = false;     ///< mirror left and right with probability 1/2
+};
+
+/// A pixel v (0 .. 255) of channel c becomes (v - mean[c]) / deviation[c]. Both empty: it stays v.
+struct normalization {
+  std::vector<float> mean, deviation;
+};
+
+namespace detail {
+
+inline void check_image_set(const image_set& set, const char* who) {
+  const std::string name(who);
+  const auto numbers = [](index_t have, index_t want) {
+    return std::to_string(have) + ", not " + std::to_string(want);
+  };
+  if (set.count < 1 || set.height < 1 || set.width < 1 || set.channels < 1) {
+    PUFFERFISH_THROW(value_error(name + ": an image set of " +
+                                 to_string<4>({set.count, set.height, set.width, set.channels}) +
+                                 " (NHWC) has no pixels"));
+  }
+  const index_t pixels = set.count * set.height * set.width * set.channels;
+  if (static_cast<index_t>(set.pixels.size()) != pixels) {
+    PUFFERFISH_THROW(shape_error(name + ": the number of pixel values is " +
+                                 numbers(static_cast<index_t>(set.pixels.size()), pixels)));
+  }
+  if (static_cast<index_t>(set.labels.size()) != set.count) {
+    PUFFERFISH_THROW(shape_error(name + ": the number of labels is " +
+                                 numbers(static_cast<index_t>(set.labels.size()), set.count)));
+  }
+  for (std::size_t i = 0; i < set.labels.size(); ++i) {
+    if (set.labels[i] < 0 || set.labels[i] >= set.classes) {
+      PUFFERFISH_THROW(value_error(name + ": label " + std::to_string(i) + " is " +
+                                   std::to_string(set.labels[i]) + ", not in 0 .. " +
+                                   std::to_string(set.classes - 1)));
+    }
+  }
+}
+
+/// Position p of a line of n pixels mirrored about its ends, -n < p < 2n - 1.
+constexpr index_t reflected(index_t p, index_t n) { return p < 0 ? -p : p >= n ? 2 * (n - 1) - p : p; }
+
+}  // namespace detail
+
+/// Mean and standard deviation of each channel over all pixels of a set (the training set). A deviation of 0
+/// becomes 1. Throws as loader does for an empty or contradictory set.
+inline normalization measure_normalization(const image_set& set) {
+  detail::check_image_set(set, "measure_normalization");
+  const auto channels = static_cast<std::size_t>(set.channels);
+  // Counting values first makes both sums exact, whatever the size of the set.
+  std::vector<std::array<std::uint64_t, 256>> counts(channels);
+  for (std::size_t i = 0; i < set.pixels.size(); ++i) ++counts[i % channels][set.pixels[i]];
+  const double total = static_cast<double>(set.pixels.size() / channels);
+  normalization result;
+  for (const auto& count : counts) {
+    double sum = 0.0, squares = 0.0;
+    for (std::size_t v = 0; v < 256; ++v) sum += static_cast<double>(v) * static_cast<double>(count[v]);
+    const double mean = sum / total;
+    for (std::size_t v = 0; v < 256; ++v) {
+      const double distance = static_cast<double>(v) - mean;
+      squares += distance * distance * static_cast<double>(count[v]);
+    }
+    const double deviation = std::sqrt(squares / total);
+    result.mean.push_back(static_cast<float>(mean));
+    result.deviation.push_back(deviation > 0.0 ? static_cast<float>(deviation) : 1.0F);
+  }
+  return result;
+}
+
+struct loader_options {
+  index_t batch = 128;  ///< samples of all ranks together; an epoch's last batch may have fewer
+  bool shuffle = true;  ///< a new order every epoch; else the order of the set
+  augmentation augment;
+  normalization normalize;
+  std::uint64_t seed = 0;
+  int rank = 0;
+  int ranks = 1;
+};
+
+/// A rank's part of one global batch. `count` may be 0 in a batch smaller than the number of ranks.
+struct batch_place {
+  index_t first = 0;         ///< position of this rank's first sample in the global batch
+  index_t count = 0;         ///< this rank's samples
+  index_t global_count = 0;  ///< samples of all ranks
+};
+
+/// Serves the batches of an image set. Order and augmentation of a sample are pure functions of (seed, epoch,
+/// position of the sample in the set): any number of ranks sees the same global batches, of which rank r of p
+/// gets the samples B r / p .. B (r + 1) / p - 1. The set must outlive the loader and stay as it is.
+class loader {
+ public:
+  /// Throws value_error for an empty set, a label outside 0 .. classes - 1, a batch below 1, a rank outside 0
+  /// .. ranks - 1, padding that is negative (or not smaller than the image, where it reflects), a deviation
+  /// that is not positive; shape_error if pixels or labels of the set, or the lengths of mean and deviation,
+  /// do not fit its extents. All name the numbers.
+  loader(const image_set& set, loader_options options) : set_(&set), options_(std::move(options)) {
+    detail::check_image_set(set, "loader");
+    check_options();
+    fill_table();
+  }
+  loader(image_set&&, loader_options) = delete;
+
+  const image_set& set() const { return *set_; }
+  const loader_options& options() const { return options_; }
+
+  /// Global batches an epoch, the last smaller one included.
+  index_t steps_per_epoch() const { return (set_->count + options_.batch - 1) / options_.batch; }
+
+  /// Most samples that any rank gets in a step.
+  index_t max_local_batch() const {
+    return (std::min(options_.batch, set_->count) + options_.ranks - 1) / options_.ranks;
+  }
+
+  /// Which samples of a step's global batch are this rank's. Throws value_error for an epoch or step that
+  /// there is not.
+  batch_place place(index_t epoch, index_t step) const {
+    if (epoch < 0 || step < 0 || step >= steps_per_epoch()) {
+      PUFFERFISH_THROW(value_error("loader: epoch " + std::to_string(epoch) + ", step " +
+                                   std::to_string(step) + "; steps are 0 .. " +
+                                   std::to_string(steps_per_epoch() - 1)));
+    }
+    const index_t count = std::min(options_.batch, set_->count - step * options_.batch);
+    const index_t first = count * options_.rank / options_.ranks;
+    return {first, count * (options_.rank + 1) / options_.ranks - first, count};
+  }
+
+  /// Fills rows 0 .. count - 1 of `images` (N x height x width x channels, dense) and of `labels` with this
+  /// rank's part of a global batch; what follows stays as it was. Throws value_error as place(), shape_error
+  /// if there is no room for count samples or the images have another size.
+  template <class T>
+  batch_place load(index_t epoch, index_t step, const tensor_view<T, 4>& images,
+                   std::span<std::int32_t> labels) {
+    const batch_place part = place(epoch, step);
+    const extents<4> expected{part.count, set_->height, set_->width, set_->channels};
+    const extents<4>& given = images.shape();
+    if (given[0] < part.count || static_cast<index_t>(labels.size()) < part.count ||
+        !std::equal(given.begin() + 1, given.end(), expected.begin() + 1)) {
+      PUFFERFISH_THROW(shape_error("loader: a batch of " + to_string<4>(expected) + " (NHWC) and " +
+                                   std::to_string(part.count) + " labels does not fit into " +
+                                   to_string<4>(given) + " and " + std::to_string(labels.size())));
+    }
+    T* row = images.flat().data();
+    const index_t row_size = set_->height * set_->width * set_->channels;
+    for (index_t i = 0; i < part.count; ++i) {
+      const index_t sample = sample_at(epoch, step * options_.batch + part.first + i);
+      write_image(epoch, sample, row + i * row_size);
+      labels[static_cast<std::size_t>(i)] = set_->labels[static_cast<std::size_t>(sample)];
+    }
+    return part;
+  }
+
+  /// Position in the set of the sample at position 0 .. count - 1 of an epoch's order.
+  index_t sample_at(index_t epoch, index_t position) {
+    if (!options_.shuffle) return position;
+    if (epoch != order_epoch_) {
+      order_ = random_permutation(set_->count, stream("shuffle", epoch));
+      order_epoch_ = epoch;
+    }
+    return static_cast<index_t>(order_[static_cast<std::size_t>(position)]);
+  }
+
+ private:
+  /// How one sample is cut and mirrored in one epoch: its window starts at (top, left) of the unpadded image.
+  struct window {
+    index_t top = 0;
+    index_t left = 0;
+    bool flipped = false;
+  };
+
+  random_stream stream(const char* purpose, index_t epoch) const {
+    return {options_.seed, substream(stream_id(purpose), static_cast<std::uint64_t>(epoch))};
+  }
+
+  window draw_window(index_t epoch, index_t sample) const {
+    const random_stream random = stream("augment", epoch);
+    const auto number = 3 * static_cast<std::uint64_t>(sample);
+    const index_t pad = options_.augment.pad_crop;
+    const auto positions = static_cast<std::uint64_t>(2 * pad + 1);
+    window result;
+    result.top = static_cast<index_t>(random.below(number, positions)) - pad;
+    result.left = static_cast<index_t>(random.below(number + 1, positions)) - pad;
+    result.flipped = options_.augment.flip && random.below(number + 2, 2) == 1;
+    return result;
+  }
+
+  template <class T>
+  void write_image(index_t epoch, index_t sample, T* to) const {
+    const window cut = draw_window(epoch, sample);
+    const index_t height = set_->height, width = set_->width, channels = set_->channels;
+    const std::uint8_t* const image = set_->pixels.data() + sample * height * width * channels;
+    for (index_t y = 0; y < height; ++y) {
+      const index_t source_y = source_position(cut.top + y, height);
+      for (index_t x = 0; x < width; ++x, to += channels) {
+        const index_t source_x = source_position(cut.left + (cut.flipped ? width - 1 - x : x), width);
+        const bool outside = source_y < 0 || source_x < 0;
+        const std::uint8_t* const pixel =
+            outside ? nullptr : image + (source_y * width + source_x) * channels;
+        for (index_t c = 0; c < channels; ++c) {
+          const index_t value = outside ? 0 : pixel[c];
+          to[c] = static_cast<T>(table_[static_cast<std::size_t>(256 * c + value)]);
+        }
+      }
+    }
+  }
+
+  /// The image's position that a position of the padded image shows, or -1 for a zero pixel.
+  index_t source_position(index_t position, index_t length) const {
+    if (position >= 0 && position < length) return position;
+    return options_.augment.reflect ? detail::reflected(position, length) : -1;
+  }
+
+  void check_options() const {
+    const loader_options& o = options_;
+    if (o.batch < 1) PUFFERFISH_THROW(value_error("loader: a batch of " + std::to_string(o.batch)));
+    if (o.ranks < 1 || o.rank < 0 || o.rank >= o.ranks) {
+      PUFFERFISH_THROW(
+          value_error("loader: rank " + std::to_string(o.rank) + " of " + std::to_string(o.ranks)));
+    }
+    const index_t pad = o.augment.pad_crop;
+    if (pad < 0 || (o.augment.reflect && pad >= std::min(set_->height, set_->width))) {
+      PUFFERFISH_THROW(value_error("loader: cannot pad images of " + std::to_string(set_->height) + " x " +
+                                   std::to_string(set_->width) + " pixels by " + std::to_string(pad) +
+                                   (o.augment.reflect ? " reflected pixels" : " pixels")));
+    }
+    const auto channels = o.normalize.mean.empty() && o.normalize.deviation.empty()
+                              ? 0
+                              : static_cast<std::size_t>(set_->channels);
+    if (o.normalize.mean.size() != channels || o.normalize.deviation.size() != channels) {
+      PUFFERFISH_THROW(shape_error("loader: normalization has " + std::to_string(o.normalize.mean.size()) +
+                                   " means and " + std::to_string(o.normalize.deviation.size()) +
+                                   " deviations for " + std::to_string(set_->channels) + " channels"));
+    }
+    for (std::size_t c = 0; c < channels; ++c) {
+      if (!std::isfinite(o.normalize.mean[c]) || !(o.normalize.deviation[c] > 0.0F)) {
+        PUFFERFISH_THROW(value_error("loader: channel " + std::to_string(c) + " has mean " +
+                                     std::to_string(o.normalize.mean[c]) + " and deviation " +
+                                     std::to_string(o.normalize.deviation[c])));
+      }
+    }
+  }
+
+  /// The normalised value of each pixel value of each channel.
+  void fill_table() {
+    for (std::size_t c = 0; c < static_cast<std::size_t>(set_->channels); ++c) {
+      const bool plain = options_.normalize.mean.empty();
+      const double mean = plain ? 0.0 : static_cast<double>(options_.normalize.mean[c]);
+      const double deviation = plain ? 1.0 : static_cast<double>(options_.normalize.deviation[c]);
+      for (int v = 0; v < 256; ++v) table_.push_back(static_cast<float>((v - mean) / deviation));
+    }
+  }
+
+  const image_set* set_;
+  loader_options options_;
+  std::vector<float> table_;
+  std::vector<std::uint32_t> order_;
+  index_t order_epoch_ = -1;
+};
+
+PUFFERFISH_NAMESPACE_END
