@@ -78,7 +78,11 @@ def check_header(compiler, root, path):
         return [f"{name}: neither an umbrella header nor in a folder of the layout"]
     problems = []
     third_parties = set()
-    for dependency in dependencies(compiler, root, path):
+    try:
+        found = dependencies(compiler, root, path)
+    except RuntimeError as error:
+        return [f"{name} cannot be preprocessed:\n{error}"]
+    for dependency in found:
         resolved = pathlib.Path(dependency).resolve()
         if resolved == path or base not in resolved.parents:
             continue

@@ -43,14 +43,17 @@ class stack_arena {
   mark top() const { return top_; }
 
   /// Gives back everything allocated since `height` was the top. An empty stack joins its chunks into one.
-  void release(const mark& height) {
+  void release(const mark& height) noexcept {
     PUFFERFISH_ASSERT(height.depth <= top_.depth, "stack_arena: release above the top");
     top_ = height;
     if (top_.depth == 0 && chunks_.size() > 1) {
       const std::size_t total = held_bytes();
       chunks_.clear();
       top_ = {};
-      add_chunk(total);
+      try {
+        add_chunk(total);
+      } catch (...) {  // frames release in destructors; without the memory, the next allocate() asks again
+      }
     }
   }
 
