@@ -5,6 +5,8 @@
 /// The tape: what forward passes keep for their backward passes. A stack: layers push on the way forward and
 /// pop the same things in opposite order on the way back, so one layer can run twice in a step.
 
+#include <array>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -62,19 +64,14 @@ class tape {
   }
   template <class V>
   V pop_value() {
-    static_assert(std::is_trivially_copyable_v<V>);
-    V value;
-    std::memcpy(&value, pop<std::byte>(sizeof(V)), sizeof(V));
-    return value;
+    return value_at<V>(pop<std::byte>(sizeof(V)));
   }
 
   /// The value on top, left where it is. Throws as pop does.
   template <class V>
   V top_value() {
     if (entries_.empty() || entries_.back().bytes != sizeof(V)) return pop_value<V>();
-    V value;
-    std::memcpy(&value, entries_.back().block, sizeof(V));
-    return value;
+    return value_at<V>(entries_.back().block);
   }
 
   bool empty() const { return entries_.empty(); }
@@ -88,6 +85,15 @@ class tape {
   }
 
  private:
+  // By way of bytes, so that V needs no default constructor.
+  template <class V>
+  static V value_at(const std::byte* block) {
+    static_assert(std::is_trivially_copyable_v<V>);
+    std::array<std::byte, sizeof(V)> bytes;
+    std::memcpy(bytes.data(), block, sizeof(V));
+    return std::bit_cast<V>(bytes);
+  }
+
   struct entry {
     stack_arena::mark below;
     std::byte* block;

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `BatchNorm`: batch normalisation of NHWC images, one mean and variance a channel.
+
+#include <cmath>
+
+#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/ops/batch_norm.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// y = (x - mean) / sqrt(variance + eps) weight + bias for each channel (Ioffe, Szegedy, ICML 2015). Training
+/// uses mean and biased variance of the batch, over images and pixels, and moves the running statistics
+/// towards them: running = (1 - momentum) running + momentum batch, with the unbiased variance, as PyTorch
+/// does. Inference uses the running statistics. Vectors (N x 1 x 1 x C) are normalised over the batch.
+template <class T>
+class BatchNorm {
+ public:
+  using value_type = T;
+
+  /// Weight 1, bias 0, running mean 0, running variance 1. Throws shape_error unless channels > 0,
+  /// value_error unless eps > 0 and 0 <= momentum <= 1.
+  explicit BatchNorm(index_t channels, double eps = 1e-5, double momentum = 0.1)
+      : eps_(eps),
+        momentum_(momentum),
+        weight_(logical_layout::vector(checked(channels, eps, momentum)), parameter_role::norm),
+        bias_(logical_layout::vector(channels), parameter_role::norm),
+        running_mean_(channels),
+        running_var_(channels) {
+    reset();
+  }
+
+  index_t channels() const { return weight_.size(); }
+  double eps() const { return eps_; }
+  double momentum() const { return momentum_; }
+  std::string describe() const { return "BatchNorm " + std::to_string(channels()); }
+
+  /// Throws shape_error if the channels differ.
+  extents<4> output_shape(const extents<4>& input) const {
+    if (input[3] != channels()) {
+      PUFFERFISH_THROW(shape_error(describe() + ": input " + to_string<4>(input) + " (NHWC) has " +
+                                   std::to_string(input[3]) + " channels, not " +
+                                   std::to_string(channels())));
+    }
+    return input;
+  }
+
+  /// x, y: dense, of one shape; y does not overlap x. In training, x must stay as it is until the backward
+  /// pass, and a batch of zero images changes no statistics. Throws shape_error, and value_error in training
+  /// with a single value a channel, which has no variance.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    if (ctx.training() && x.size() == channels()) {
+      PUFFERFISH_THROW(value_error(describe() +
+                                   ": training needs more than one value a channel, the input is " +
+                                   to_string<4>(x.shape())));
+    }
+    scratch_frame frame(ctx.scratch());
+    const index_t size = channels();
+    T* statistics = ctx.training() ? ctx.tape().push<T>(2 * size) : frame.take<T>(2 * size);
+    if (ctx.training()) ctx.tape().push_value(x);
+    if (x.empty()) {
+      std::fill_n(statistics, 2 * size, T{});
+      return;
+    }
+    if (ctx.training()) {
+      use_batch(ctx, rows(x), statistics);
+    } else {
+      for (index_t c = 0; c < size; ++c) {
+        statistics[c] = running_mean_.data()[c];
+        statistics[size + c] = inverse_deviation(static_cast<double>(running_var_.data()[c]));
+      }
+    }
+    ops::batch_norm_apply<T>(ctx, rows(x), statistics, statistics + size, weight_.data(), bias_.data(),
+                             rows(y));
+  }
+
+  /// Gradients from dy to weight and bias and, unless dx is a null view, to x. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    const index_t size = channels();
+    const T* statistics = ctx.tape().pop<T>(2 * size);
+    detail::check_shapes(*this, x.shape(), dy.shape());
+    if (!dx.is_null()) detail::check_shapes(*this, x.shape(), dx.shape());
+    scratch_frame frame(ctx.scratch());
+    double* sums = frame.take<double>(2 * size);
+    ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(), sums,
+                                sums + size, dx.is_null() ? tensor_view<T, 2>() : rows(dx));
+    store(weight_, sums);
+    store(bias_, sums + size);
+    ctx.gradient_written(bias_);
+    ctx.gradient_written(weight_);
+  }
+
+  /// Weight 1, bias 0, and the statistics of nothing seen yet: mean 0, variance 1. No random numbers.
+  void initialize(random_stream) { reset(); }
+
+  /// f("weight"), f("bias"), then the buffers f("running_mean"), f("running_var").
+  template <class F>
+  void visit(F&& f) {
+    f("weight", weight_);
+    f("bias", bias_);
+    f("running_mean", running_mean_);
+    f("running_var", running_var_);
+  }
+
+ private:
+  static index_t checked(index_t channels, double eps, double momentum) {
+    if (channels < 1) {
+      PUFFERFISH_THROW(shape_error("BatchNorm: " + std::to_string(channels) + " channels; at least 1"));
+    }
+    if (!(eps > 0.0) || !(momentum >= 0.0 && momentum <= 1.0)) {
+      PUFFERFISH_THROW(value_error("BatchNorm " + std::to_string(channels) + ": eps " + std::to_string(eps) +
+                                   " must be positive, momentum " + std::to_string(momentum) + " in 0 .. 1"));
+    }
+    return channels;
+  }
+
+  void reset() {
+    std::fill_n(weight_.data(), channels(), T{1});
+    std::fill_n(bias_.data(), channels(), T{});
+    std::fill_n(running_mean_.data(), channels(), T{});
+    std::fill_n(running_var_.data(), channels(), T{1});
+  }
+
+  T inverse_deviation(double variance) const { return static_cast<T>(1.0 / std::sqrt(variance + eps_)); }
+
+  template <class U>
+  static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
+    return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
+  }
+
+  // Mean and inverse deviation of the batch to `statistics`, and the batch into the running statistics.
+  void use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T* statistics) const {
+    const index_t size = channels(), count = x.extent(0);
+    scratch_frame frame(ctx.scratch());
+    double* mean = frame.take<double>(2 * size);
+    double* variance = mean + size;
+    ops::batch_norm_statistics<T>(ctx, x, mean, variance);
+    const double unbiased = static_cast<double>(count) / static_cast<double>(count - 1);
+    for (index_t c = 0; c < size; ++c) {
+      statistics[c] = static_cast<T>(mean[c]);
+      statistics[size + c] = inverse_deviation(variance[c]);
+      move_towards(running_mean_.data()[c], mean[c]);
+      move_towards(running_var_.data()[c], variance[c] * unbiased);
+    }
+  }
+
+  void move_towards(T& running, double value) const {
+    running = static_cast<T>((1.0 - momentum_) * static_cast<double>(running) + momentum_ * value);
+  }
+
+  static void store(const parameter<T>& p, const double* sums) {
+    T* gradient = p.gradient_data();
+    for (index_t c = 0; c < p.size(); ++c) {
+      gradient[c] = static_cast<T>(p.accumulate() ? static_cast<double>(gradient[c]) + sums[c] : sums[c]);
+    }
+  }
+
+  double eps_, momentum_;
+  parameter<T> weight_, bias_;
+  state_buffer<T> running_mean_, running_var_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `SoftmaxCrossEntropy`: the loss of a classifier.
+
+#include <pufferfish/ops/softmax_cross_entropy.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Cross entropy of the softmax of a network's output, with or without label smoothing. Keeps nothing between
+/// calls: loss and gradient come from one call.
+template <class T>
+class SoftmaxCrossEntropy {
+ public:
+  using value_type = T;
+
+  explicit SoftmaxCrossEntropy(const label_smoothing& smoothing = {}) : smoothing_(smoothing) {}
+
+  const label_smoothing& smoothing() const { return smoothing_; }
+
+  /// Loss, hits and rows of logits N x H x W x K (dense; a classifier's are N x 1 x 1 x K) against N H W
+  /// labels in 0 .. K - 1. Writes the gradient divided by `normalizer` to dlogits: with the global batch size
+  /// over the number of ranks there, the mean over ranks of all gradients is the gradient of the mean loss.
+  /// dlogits: shaped as logits, or a null view. Errors as ops::softmax_cross_entropy.
+  loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
+                         std::span<const std::int32_t> labels, double normalizer,
+                         const tensor_view<T, 4>& dlogits) const {
+    return ops::softmax_cross_entropy<T>(ctx, rows(logits), labels, smoothing_, normalizer, rows(dlogits));
+  }
+
+  /// Without a gradient.
+  loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
+                         std::span<const std::int32_t> labels) const {
+    return (*this)(ctx, logits, labels, 1.0, {});
+  }
+
+ private:
+  template <class U>
+  static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
+    return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
+  }
+
+  label_smoothing smoothing_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `MaxPool`, `AvgPool`, `GlobalAvgPool`.
+
+#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/ops/global_average.hpp>
+#include <pufferfish/ops/pooling.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// The largest value of each window. Ties: the first in row order gets the gradient. Padding never wins.
+/// Keeps views of x and y, no copies, for the backward pass.
+template <class T>
+class MaxPool {
+ public:
+  using value_type = T;
+
+  /// Throws shape_error unless kernel and stride are positive and 0 <= padding <= kernel / 2.
+  explicit MaxPool(const pool_shape& shape) : shape_(shape) { shape_.validate("MaxPool"); }
+  /// Square windows side by side.
+  explicit MaxPool(index_t kernel) : MaxPool(kernel, kernel) {}
+  MaxPool(index_t kernel, index_t stride, index_t padding = 0)
+      : MaxPool(pool_shape::square(kernel, stride, padding)) {}
+
+  const pool_shape& shape() const { return shape_; }
+  std::string describe() const { return "MaxPool, " + shape_.describe(); }
+  /// Throws shape_error if the window does not fit.
+  extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
+
+  /// x, y: NHWC, dense; y does not overlap x. In training both must stay as they are until the backward pass.
+  /// Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    ops::max_pool_forward<T>(ctx, shape_, x, y);
+    if (ctx.training()) ctx.tape().push_value(kept{x, y});
+  }
+
+  /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
+  /// forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    const auto views = ctx.tape().pop_value<kept>();
+    detail::check_shapes(*this, views.x.shape(), dy.shape());
+    if (dx.is_null()) return;
+    detail::check_shapes(*this, dx.shape(), dy.shape());
+    ops::max_pool_backward<T>(ctx, shape_, views.x, views.y, dy, dx);
+  }
+
+ private:
+  struct kept {
+    tensor_view<const T, 4> x, y;
+  };
+
+  pool_shape shape_;
+};
+
+/// The average of each window. `count_padding`: padded zeros count as pixels (PyTorch's count_include_pad,
+/// and its default), else windows at the border are averages of their real pixels.
+template <class T>
+class AvgPool {
+ public:
+  using value_type = T;
+
+  /// Throws shape_error unless kernel and stride are positive and 0 <= padding <= kernel / 2.
+  explicit AvgPool(const pool_shape& shape, bool count_padding = true)
+      : shape_(shape), count_padding_(count_padding) {
+    shape_.validate("AvgPool");
+  }
+  /// Square windows side by side.
+  explicit AvgPool(index_t kernel) : AvgPool(kernel, kernel) {}
+  AvgPool(index_t kernel, index_t stride, index_t padding = 0, bool count_padding = true)
+      : AvgPool(pool_shape::square(kernel, stride, padding), count_padding) {}
+
+  const pool_shape& shape() const { return shape_; }
+  bool counts_padding() const { return count_padding_; }
+  std::string describe() const { return "AvgPool, " + shape_.describe(); }
+  /// Throws shape_error if the window does not fit.
+  extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
+
+  /// x, y: NHWC, dense; y does not overlap x. Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    ops::average_pool_forward<T>(ctx, shape_, count_padding_, x, y);
+    if (ctx.training()) ctx.tape().push_value(x.shape());
+  }
+
+  /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
+  /// forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    detail::check_shapes(*this, ctx.tape().pop_value<extents<4>>(), dy.shape());
+    if (dx.is_null()) return;
+    detail::check_shapes(*this, dx.shape(), dy.shape());
+    ops::average_pool_backward<T>(ctx, shape_, count_padding_, dy, dx);
+  }
+
+ private:
+  pool_shape shape_;
+  bool count_padding_;
+};
+
+/// The average over all pixels: N x H x W x C to N x 1 x 1 x C. Takes any image size but none without pixels.
+template <class T>
+class GlobalAvgPool {
+ public:
+  using value_type = T;
+
+  std::string describe() const { return "GlobalAvgPool"; }
+  /// Throws shape_error for images without pixels.
+  extents<4> output_shape(const extents<4>& input) const {
+    if (input[1] == 0 || input[2] == 0) {
+      PUFFERFISH_THROW(shape_error(describe() + ": input " + to_string<4>(input) + " (NHWC) has no pixels"));
+    }
+    return {input[0], 1, 1, input[3]};
+  }
+
+  /// x, y: NHWC, dense; y does not overlap x. Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    ops::global_average_forward<T>(ctx, x, y);
+    if (ctx.training()) ctx.tape().push_value(x.shape());
+  }
+
+  /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
+  /// forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    detail::check_shapes(*this, ctx.tape().pop_value<extents<4>>(), dy.shape());
+    if (dx.is_null()) return;
+    detail::check_shapes(*this, dx.shape(), dy.shape());
+    ops::global_average_backward<T>(ctx, dy, dx);
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Cutting element-by-element work into tasks of a size that pays for starting them.
+
+#include <algorithm>
+
+#include <pufferfish/core/context.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+/// Calls f(begin, end) for consecutive pieces of 0 .. size - 1, in parallel. Where the cuts are depends on
+/// the size alone.
+template <class F>
+void for_chunks(context<device::cpu>& ctx, index_t size, F&& f) {
+  constexpr index_t chunk = 16384;
+  ctx.parallel_for((size + chunk - 1) / chunk,
+                   [&](index_t task, int) { f(task * chunk, std::min(size, (task + 1) * chunk)); });
+}
+
+/// Calls f(begin, end) for consecutive ranges of rows that hold about as many elements as a chunk.
+template <class F>
+void for_row_chunks(context<device::cpu>& ctx, index_t rows, index_t columns, F&& f) {
+  const index_t count = std::max<index_t>(1, 16384 / std::max<index_t>(1, columns));
+  ctx.parallel_for((rows + count - 1) / count,
+                   [&](index_t task, int) { f(task * count, std::min(rows, (task + 1) * count)); });
+}
+
+/// to = from, element by element; dense arrays of `size` elements that do not overlap.
+template <class T>
+void copy_elements(context<device::cpu>& ctx, const T* from, T* to, index_t size) {
+  for_chunks(ctx, size, [&](index_t begin, index_t end) { std::copy(from + begin, from + end, to + begin); });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

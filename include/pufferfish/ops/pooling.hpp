@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Maximum and average over windows of NHWC images, with gradients: the plain reference and the fast CPU
+/// form.
+
+#include <algorithm>
+#include <string>
+
+#include <pufferfish/ops/chunks.hpp>
+#include <pufferfish/ops/conv_shape.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// The windows of a pooling operation. Lengths in pixels.
+struct pool_shape {
+  size2 kernel{1, 1};
+  size2 stride{1, 1};
+  size2 padding{0, 0};
+  friend bool operator==(const pool_shape&, const pool_shape&) = default;
+
+  static pool_shape square(index_t kernel, index_t stride, index_t padding = 0) {
+    return {{kernel, kernel}, {stride, stride}, {padding, padding}};
+  }
+
+  /// Throws shape_error, naming `layer`, unless kernel and stride are positive and 0 <= padding <= kernel /
+  /// 2, so that every window holds a real pixel.
+  void validate(const std::string& layer) const {
+    const auto fits = [](index_t k, index_t s, index_t p) { return k > 0 && s > 0 && p >= 0 && 2 * p <= k; };
+    if (!fits(kernel.height, stride.height, padding.height) ||
+        !fits(kernel.width, stride.width, padding.width)) {
+      PUFFERFISH_THROW(shape_error(layer + ": not a pooling window: " + describe() +
+                                   " (padding may be at most half the kernel)"));
+    }
+  }
+
+  /// NHWC extents of the output: floor((in + 2 padding - kernel) / stride) + 1 in each direction. Throws
+  /// shape_error, naming `layer.describe()`, if the window does not fit.
+  template <class Layer>
+  extents<4> output(const extents<4>& input, const Layer& layer) const {
+    const index_t height =
+        conv_shape::output_length(input[1], kernel.height, stride.height, padding.height, 1);
+    const index_t width = conv_shape::output_length(input[2], kernel.width, stride.width, padding.width, 1);
+    if (height <= 0 || width <= 0 || input[1] == 0 || input[2] == 0) {
+      PUFFERFISH_THROW(shape_error(layer.describe() + ": input " + to_string<4>(input) +
+                                   " (NHWC) is smaller than the window"));
+    }
+    return {input[0], height, width, input[3]};
+  }
+
+  std::string describe() const {
+    const auto pair = [](size2 s) { return std::to_string(s.height) + "x" + std::to_string(s.width); };
+    return "kernel " + pair(kernel) + ", stride " + pair(stride) + ", padding " + pair(padding);
+  }
+};
+
+namespace ops {
+namespace detail {
+
+/// The real pixels of one window, rows y0 .. y1 - 1 and columns x0 .. x1 - 1.
+struct pool_window {
+  index_t y0, y1, x0, x1;
+  index_t pixels() const { return (y1 - y0) * (x1 - x0); }
+};
+
+inline pool_window window_at(const pool_shape& shape, const extents<4>& input, index_t oy, index_t ox) {
+  const index_t top = oy * shape.stride.height - shape.padding.height;
+  const index_t left = ox * shape.stride.width - shape.padding.width;
+  return {std::max<index_t>(top, 0), std::min(top + shape.kernel.height, input[1]),
+          std::max<index_t>(left, 0), std::min(left + shape.kernel.width, input[2])};
+}
+
+/// What an average divides by: the window's real pixels, or all of them.
+inline index_t average_over(const pool_shape& shape, const pool_window& window, bool count_padding) {
+  return count_padding ? shape.kernel.height * shape.kernel.width : window.pixels();
+}
+
+/// `a` beats `best` as a maximum; a NaN beats everything, so that it is noticed.
+template <class T>
+bool beats(T a, T best) {
+  return a > best || a != a;
+}
+
+/// Calls f(oy, ox, window) for the windows of one image.
+template <class F>
+void for_each_window(const pool_shape& shape, const extents<4>& input, const extents<4>& output, F&& f) {
+  for (index_t oy = 0; oy < output[1]; ++oy) {
+    for (index_t ox = 0; ox < output[2]; ++ox) f(oy, ox, window_at(shape, input, oy, ox));
+  }
+}
+
+}  // namespace detail
+
+namespace reference {
+
+/// y[n,oy,ox,c] = the largest of x[n,:,:,c] in the window; padding never wins.
+template <class T>
+void max_pool_forward(const pool_shape& shape, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
+  for (index_t n = 0; n < y.extent(0); ++n) {
+    ops::detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      for (index_t c = 0; c < y.extent(3); ++c) {
+        T best = x(n, w.y0, w.x0, c);
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) {
+            if (ops::detail::beats(x(n, iy, ix, c), best)) best = x(n, iy, ix, c);
+          }
+        }
+        y(n, oy, ox, c) = best;
+      }
+    });
+  }
+}
+
+/// dx: each dy is added at the first pixel of its window, row by row, that equals the largest.
+template <class T>
+void max_pool_backward(const pool_shape& shape, const tensor_view<const T, 4>& x,
+                       const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
+  for (T& value : dx.flat()) value = T{};
+  for (index_t n = 0; n < dy.extent(0); ++n) {
+    ops::detail::for_each_window(shape, x.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      for (index_t c = 0; c < dy.extent(3); ++c) {
+        index_t best_y = w.y0, best_x = w.x0;
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) {
+            if (x(n, iy, ix, c) > x(n, best_y, best_x, c)) best_y = iy, best_x = ix;
+          }
+        }
+        dx(n, best_y, best_x, c) += dy(n, oy, ox, c);
+      }
+    });
+  }
+}
+
+/// y[n,oy,ox,c] = sum of x[n,:,:,c] in the window / (all of the window's pixels, or the real ones).
+template <class T>
+void average_pool_forward(const pool_shape& shape, bool count_padding, const tensor_view<const T, 4>& x,
+                          const tensor_view<T, 4>& y) {
+  for (index_t n = 0; n < y.extent(0); ++n) {
+    ops::detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      for (index_t c = 0; c < y.extent(3); ++c) {
+        T sum{};
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) sum += x(n, iy, ix, c);
+        }
+        y(n, oy, ox, c) = sum / static_cast<T>(ops::detail::average_over(shape, w, count_padding));
+      }
+    });
+  }
+}
+
+/// dx: each dy, divided as in the forward pass, is added to all pixels of its window.
+template <class T>
+void average_pool_backward(const pool_shape& shape, bool count_padding, const tensor_view<const T, 4>& dy,
+                           const tensor_view<T, 4>& dx) {
+  for (T& value : dx.flat()) value = T{};
+  for (index_t n = 0; n < dy.extent(0); ++n) {
+    ops::detail::for_each_window(shape, dx.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      for (index_t c = 0; c < dy.extent(3); ++c) {
+        const T share = dy(n, oy, ox, c) / static_cast<T>(ops::detail::average_over(shape, w, count_padding));
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) dx(n, iy, ix, c) += share;
+        }
+      }
+    });
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Calls f(n, oy, ox, window) for all windows; a row of windows is a task.
+template <class F>
+void for_each_output(context<device::cpu>& ctx, const pool_shape& shape, const extents<4>& input,
+                     const extents<4>& output, F&& f) {
+  ctx.parallel_for(output[0] * output[1], [&](index_t task, int) {
+    const index_t n = task / output[1], oy = task % output[1];
+    for (index_t ox = 0; ox < output[2]; ++ox) f(n, oy, ox, window_at(shape, input, oy, ox));
+  });
+}
+
+}  // namespace detail
+
+/// y = the largest value of each window (formula: reference::max_pool_forward). x, y: NHWC, dense, y shaped
+/// shape.output(x); y does not overlap x.
+template <class T>
+void max_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                      const tensor_view<T, 4>& y) {
+  const index_t width = x.extent(2), channels = x.extent(3);
+  const T* input = x.flat().data();
+  T* output = y.flat().data();
+  detail::for_each_output(
+      ctx, shape, x.shape(), y.shape(), [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
+        const T* image = input + n * x.extent(1) * width * channels;
+        T* PUFFERFISH_RESTRICT best = output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * channels;
+        std::copy_n(image + (w.y0 * width + w.x0) * channels, channels, best);
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) {
+            const T* pixel = image + (iy * width + ix) * channels;
+            for (index_t c = 0; c < channels; ++c)
+              best[c] = detail::beats(pixel[c], best[c]) ? pixel[c] : best[c];
+          }
+        }
+      });
+}
+
+/// dx from dy (formula: reference::max_pool_backward); finds the winners again from x and y = the result of
+/// the forward pass, so that nothing needs to be kept. Shapes as there; dx overlaps nothing. Where y is NaN,
+/// nothing gets dy.
+template <class T>
+void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                       const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
+                       const tensor_view<T, 4>& dx) {
+  const index_t width = x.extent(2), channels = x.extent(3), image = x.extent(1) * width * channels;
+  const T* input = x.flat().data();
+  const T* largest = y.flat().data();
+  const T* gradient = dy.flat().data();
+  T* result = dx.flat().data();
+  scratch_frame frame(ctx.scratch());
+  T* buffers = frame.take<T>(channels * ctx.threads());
+  ctx.parallel_for(x.extent(0), [&](index_t n, int worker) {
+    // What of the window's dy has not found its pixel yet.
+    T* PUFFERFISH_RESTRICT left = buffers + worker * channels;
+    std::fill_n(result + n * image, image, T{});
+    detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      const index_t at = ((n * y.extent(1) + oy) * y.extent(2) + ox) * channels;
+      std::copy_n(gradient + at, channels, left);
+      for (index_t iy = w.y0; iy < w.y1; ++iy) {
+        for (index_t ix = w.x0; ix < w.x1; ++ix) {
+          const index_t pixel = n * image + (iy * width + ix) * channels;
+          const T* PUFFERFISH_RESTRICT from = input + pixel;
+          T* PUFFERFISH_RESTRICT to = result + pixel;
+          for (index_t c = 0; c < channels; ++c) {
+            const bool wins = from[c] == largest[at + c];
+            to[c] += wins ? left[c] : T{};
+            left[c] = wins ? T{} : left[c];
+          }
+        }
+      }
+    });
+  });
+}
+
+/// y = the average of each window (formula: reference::average_pool_forward). Shapes as max_pool_forward.
+template <class T>
+void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
+                          const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
+  const index_t width = x.extent(2), channels = x.extent(3);
+  const T* input = x.flat().data();
+  T* output = y.flat().data();
+  detail::for_each_output(
+      ctx, shape, x.shape(), y.shape(), [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
+        const T* image = input + n * x.extent(1) * width * channels;
+        T* PUFFERFISH_RESTRICT sum = output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * channels;
+        std::fill_n(sum, channels, T{});
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) {
+            const T* pixel = image + (iy * width + ix) * channels;
+            for (index_t c = 0; c < channels; ++c) sum[c] += pixel[c];
+          }
+        }
+        const T share = T{1} / static_cast<T>(detail::average_over(shape, w, count_padding));
+        for (index_t c = 0; c < channels; ++c) sum[c] *= share;
+      });
+}
+
+/// dx from dy (formula: reference::average_pool_backward). dx overlaps nothing.
+template <class T>
+void average_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
+                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
+  const index_t width = dx.extent(2), channels = dx.extent(3), image = dx.extent(1) * width * channels;
+  const T* gradient = dy.flat().data();
+  T* result = dx.flat().data();
+  ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
+    std::fill_n(result + n * image, image, T{});
+    detail::for_each_window(shape, dx.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      const T* from = gradient + ((n * dy.extent(1) + oy) * dy.extent(2) + ox) * channels;
+      const T share = T{1} / static_cast<T>(detail::average_over(shape, w, count_padding));
+      for (index_t iy = w.y0; iy < w.y1; ++iy) {
+        for (index_t ix = w.x0; ix < w.x1; ++ix) {
+          T* PUFFERFISH_RESTRICT to = result + n * image + (iy * width + ix) * channels;
+          for (index_t c = 0; c < channels; ++c) to[c] += share * from[c];
+        }
+      }
+    });
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

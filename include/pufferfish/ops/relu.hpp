@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// y = max(x, 0), with its gradient.
+
+#include <span>
+
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// y_i = x_i where x_i >= 0, else 0; a NaN stays NaN, so that it is noticed.
+template <class T>
+void relu_forward(std::span<const T> x, std::span<T> y) {
+  for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] < T{} ? T{} : x[i];
+}
+
+/// dx_i = dy_i where y_i > 0, else 0 (also at y_i = 0, as PyTorch has it).
+template <class T>
+void relu_backward(std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
+  for (std::size_t i = 0; i < y.size(); ++i) dx[i] = y[i] <= T{} ? T{} : dy[i];
+}
+
+}  // namespace reference
+
+/// y_i = x_i where x_i >= 0, else 0. Spans of one length; y may be x.
+template <class T>
+void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "relu_forward: lengths differ");
+  for_chunks(ctx, static_cast<index_t>(y.size()), [&](index_t begin, index_t end) {
+    for (index_t i = begin; i < end; ++i) y.data()[i] = x.data()[i] < T{} ? T{} : x.data()[i];
+  });
+}
+
+/// dx_i = dy_i where y_i > 0, else 0. Spans of one length; dx may be dy.
+template <class T>
+void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
+  PUFFERFISH_ASSERT(y.size() == dy.size() && dy.size() == dx.size(), "relu_backward: lengths differ");
+  for_chunks(ctx, static_cast<index_t>(dx.size()), [&](index_t begin, index_t end) {
+    for (index_t i = begin; i < end; ++i) dx.data()[i] = y.data()[i] <= T{} ? T{} : dy.data()[i];
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

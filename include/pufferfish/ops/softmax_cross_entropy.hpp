@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Softmax and cross entropy in one, with label smoothing, and the gradient of the two.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Which distribution replaces the one-hot label, for K classes.
+enum class smoothing_kind {
+  all_classes,   ///< (1 - epsilon) one-hot + epsilon / K everywhere (Szegedy et al., CVPR 2016; PyTorch)
+  wrong_classes  ///< 1 - epsilon for the label, epsilon / (K - 1) for every other (Pufferfish's own training)
+};
+
+/// epsilon in [0, 1); 0: none.
+struct label_smoothing {
+  double epsilon = 0.0;
+  smoothing_kind kind = smoothing_kind::all_classes;
+};
+
+/// Sums over a batch; add them up over batches and ranks, then divide.
+struct loss_result {
+  double loss_sum = 0.0;
+  index_t correct = 0;  ///< rows whose largest logit (the first of equals) is the label's
+  index_t count = 0;    ///< rows
+
+  double mean_loss() const { return count == 0 ? 0.0 : loss_sum / static_cast<double>(count); }
+  double accuracy() const {
+    return count == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(count);
+  }
+  loss_result& operator+=(const loss_result& other) {
+    loss_sum += other.loss_sum;
+    correct += other.correct;
+    count += other.count;
+    return *this;
+  }
+};
+
+namespace ops {
+namespace detail {
+
+/// The smoothed target: one value for the label, one for all other classes.
+struct smoothed_target {
+  double right, wrong;
+
+  smoothed_target(const label_smoothing& smoothing, index_t classes) {
+    const auto k = static_cast<double>(classes);
+    if (smoothing.kind == smoothing_kind::all_classes) {
+      wrong = smoothing.epsilon / k;
+      right = 1.0 - smoothing.epsilon + wrong;
+    } else {
+      wrong = classes > 1 ? smoothing.epsilon / (k - 1.0) : 0.0;
+      right = classes > 1 ? 1.0 - smoothing.epsilon : 1.0;
+    }
+  }
+};
+
+inline void check_labels(std::span<const std::int32_t> labels, const extents<2>& logits) {
+  if (static_cast<index_t>(labels.size()) != logits[0]) {
+    PUFFERFISH_THROW(shape_error("softmax_cross_entropy: " + std::to_string(labels.size()) + " labels for " +
+                                 std::to_string(logits[0]) + " rows of logits " + to_string<2>(logits)));
+  }
+  for (std::size_t m = 0; m < labels.size(); ++m) {
+    if (labels[m] < 0 || labels[m] >= logits[1]) {
+      PUFFERFISH_THROW(value_error("softmax_cross_entropy: label " + std::to_string(labels[m]) +
+                                   " at position " + std::to_string(m) + " is not in 0 .. " +
+                                   std::to_string(logits[1] - 1)));
+    }
+  }
+}
+
+}  // namespace detail
+
+namespace reference {
+
+/// With p = softmax(z) and target t: loss = -sum_k t_k log p_k, dz_k = (p_k - t_k) / normalizer, row by row.
+template <class T>
+loss_result softmax_cross_entropy(const tensor_view<const T, 2>& logits, std::span<const std::int32_t> labels,
+                                  const label_smoothing& smoothing, double normalizer,
+                                  const tensor_view<T, 2>& dlogits) {
+  const index_t classes = logits.extent(1);
+  const ops::detail::smoothed_target target(smoothing, classes);
+  loss_result result;
+  for (index_t m = 0; m < logits.extent(0); ++m) {
+    const index_t label = labels[static_cast<std::size_t>(m)];
+    index_t best = 0;
+    for (index_t k = 1; k < classes; ++k) {
+      if (logits(m, k) > logits(m, best)) best = k;
+    }
+    const auto shifted = [&](index_t k) { return static_cast<double>(logits(m, k) - logits(m, best)); };
+    double sum = 0.0;
+    for (index_t k = 0; k < classes; ++k) sum += std::exp(shifted(k));
+    for (index_t k = 0; k < classes; ++k) {
+      const double t = k == label ? target.right : target.wrong;
+      if (t != 0.0) result.loss_sum -= t * (shifted(k) - std::log(sum));
+      if (!dlogits.is_null()) {
+        dlogits(m, k) = static_cast<T>((std::exp(shifted(k)) / sum - t) / normalizer);
+      }
+    }
+    result.correct += best == label ? 1 : 0;
+    ++result.count;
+  }
+  return result;
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// The loss of one row of K logits z; writes p - t, times `scale`, to dz unless that is nullptr.
+template <class T>
+double softmax_row(const T* z, index_t classes, index_t label, const smoothed_target& target, T scale,
+                   T* dz) {
+  T largest = z[0];
+  for (index_t k = 1; k < classes; ++k) largest = z[k] > largest ? z[k] : largest;
+  double sum = 0.0, shifted_sum = 0.0;
+  for (index_t k = 0; k < classes; ++k) {
+    const T shifted = z[k] - largest, power = std::exp(shifted);
+    shifted_sum += static_cast<double>(shifted);
+    sum += static_cast<double>(power);
+    if (dz != nullptr) dz[k] = power;
+  }
+  if (dz != nullptr) {
+    const T share = static_cast<T>(1.0 / sum), wrong = static_cast<T>(target.wrong);
+    const T own = dz[label];
+    for (index_t k = 0; k < classes; ++k) dz[k] = (dz[k] * share - wrong) * scale;
+    dz[label] = (own * share - static_cast<T>(target.right)) * scale;
+  }
+  const double own = static_cast<double>(z[label] - largest);
+  // -sum_k t_k (shifted_k - log sum), where the t_k add up to one. A zero weight must not meet an infinity.
+  const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (shifted_sum - own);
+  return std::log(sum) - target.right * own - rest;
+}
+
+/// True if z[label] is the largest, the first of equals; never where there is a NaN.
+template <class T>
+bool is_first_largest(const T* z, index_t classes, index_t label) {
+  for (index_t k = 0; k < classes; ++k) {
+    if (k < label ? !(z[k] < z[label]) : !(z[k] <= z[label])) return false;
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// Cross entropy between softmax(logits) and the smoothed labels, summed over the rows, and its gradient:
+/// dlogits = (softmax - target) / normalizer, with which normalizer = batch size gives the gradient of the
+/// mean. logits: M x K dense; labels: M values in 0 .. K - 1; dlogits: M x K dense (it may be logits), or a
+/// null view where not wanted. Logits of any size are safe; a NaN or +infinity among them makes the loss NaN.
+/// Summed in double, in row order. Throws shape_error if the sizes differ; value_error, before anything is
+/// written, for a label out of range (with its position), an epsilon outside [0, 1) or a normalizer that is
+/// not positive.
+template <class T>
+loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
+                                  std::span<const std::int32_t> labels, const label_smoothing& smoothing,
+                                  double normalizer, const tensor_view<T, 2>& dlogits) {
+  const index_t rows = logits.extent(0), classes = logits.extent(1);
+  detail::check_labels(labels, logits.shape());
+  if (!(smoothing.epsilon >= 0.0 && smoothing.epsilon < 1.0) || !(normalizer > 0.0)) {
+    PUFFERFISH_THROW(value_error("softmax_cross_entropy: epsilon " + std::to_string(smoothing.epsilon) +
+                                 " must be in [0, 1), normalizer " + std::to_string(normalizer) +
+                                 " positive"));
+  }
+  if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
+    PUFFERFISH_THROW(shape_error("softmax_cross_entropy: logits " + to_string<2>(logits.shape()) +
+                                 ", gradient " + to_string<2>(dlogits.shape())));
+  }
+  const detail::smoothed_target target(smoothing, classes);
+  const T scale = static_cast<T>(1.0 / normalizer);
+  const T* from = logits.flat().data();
+  T* to = dlogits.is_null() ? nullptr : dlogits.flat().data();
+  scratch_frame frame(ctx.scratch());
+  double* losses = frame.take<double>(rows);
+  unsigned char* hits = frame.take<unsigned char>(rows);
+  for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
+    for (index_t m = begin; m < end; ++m) {
+      const T* z = from + m * classes;
+      const index_t label = labels[static_cast<std::size_t>(m)];
+      hits[m] = detail::is_first_largest(z, classes, label) ? 1 : 0;
+      losses[m] =
+          detail::softmax_row(z, classes, label, target, scale, to == nullptr ? to : to + m * classes);
+    }
+  });
+  loss_result result{0.0, 0, rows};
+  for (index_t m = 0; m < rows; ++m) {
+    result.loss_sum += losses[m];
+    result.correct += hits[m];
+  }
+  return result;
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Clipping a gradient by its global norm.
+
+#include <cmath>
+#include <span>
+#include <string>
+
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// sqrt(sum of squares), accumulated in double in an order that does not depend on threads. Not finite if an
+/// element is not finite (or, for double, above about 1e154).
+template <class T>
+double gradient_norm(context<device::cpu>& ctx, std::span<const T> gradients) {
+  constexpr index_t piece = 16384;
+  const auto size = static_cast<index_t>(gradients.size());
+  const index_t pieces = (size + piece - 1) / piece;
+  scratch_frame frame(ctx.scratch());
+  double* sums = frame.take<double>(pieces);
+  ctx.parallel_for(pieces, [&](index_t task, int) {
+    // Eight sums side by side, so that the loop can run in vectors without changing its order of additions.
+    double lanes[8] = {};
+    const index_t begin = task * piece, end = std::min(size, begin + piece);
+    index_t i = begin;
+    for (; i + 8 <= end; i += 8) {
+      for (index_t lane = 0; lane < 8; ++lane) {
+        const double value = static_cast<double>(gradients.data()[i + lane]);
+        lanes[lane] += value * value;
+      }
+    }
+    for (; i < end; ++i)
+      lanes[0] += static_cast<double>(gradients.data()[i]) * static_cast<double>(gradients.data()[i]);
+    sums[task] = 0.0;
+    for (double lane : lanes) sums[task] += lane;
+  });
+  double sum = 0.0;
+  for (index_t task = 0; task < pieces; ++task) sum += sums[task];
+  return std::sqrt(sum);
+}
+
+/// What clip_gradient_norm found and did.
+struct clip_result {
+  double norm = 0.0;   ///< before clipping
+  bool finite = true;  ///< false: the gradient holds a NaN or infinity and was left as it is
+  bool clipped = false;
+};
+
+/// Scales the gradient by max_norm / norm if its norm is above max_norm. A gradient that is not finite is
+/// reported and left alone: scaling would only spread it. Throws value_error unless max_norm > 0.
+template <class T>
+clip_result clip_gradient_norm(context<device::cpu>& ctx, std::span<T> gradients, double max_norm) {
+  if (!(max_norm > 0.0)) {
+    PUFFERFISH_THROW(
+        value_error("clip_gradient_norm: maximal norm " + std::to_string(max_norm) + " is not positive"));
+  }
+  clip_result result;
+  result.norm = gradient_norm<T>(ctx, gradients);
+  result.finite = std::isfinite(result.norm);
+  result.clipped = result.finite && result.norm > max_norm;
+  if (!result.clipped) return result;
+  const T scale = static_cast<T>(max_norm / result.norm);
+  ops::for_chunks(ctx, static_cast<index_t>(gradients.size()), [&](index_t begin, index_t end) {
+    for (index_t i = begin; i < end; ++i) gradients.data()[i] *= scale;
+  });
+  return result;
+}
+
+PUFFERFISH_NAMESPACE_END
