@@ -12,6 +12,8 @@ TEST_CASE("objects with different flags live in one program") {
   CHECK(a.abi != b.abi);
   CHECK(a.checksum == doctest::Approx(b.checksum).epsilon(1e-6));
   CHECK(a.checksum > 0);
+  CHECK(a.layers == doctest::Approx(b.layers).epsilon(1e-4));
+  CHECK(a.layers > 0);
   CHECK(a.caught_own);
   CHECK(b.caught_own);
 }

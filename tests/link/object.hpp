@@ -9,6 +9,7 @@ struct object_report {
   std::string abi;          // the name of its ABI namespace
   int assert_level = -1;    // the level it was compiled with
   double checksum = 0;      // over what it computed: the same in every object
+  double layers = 0;        // likewise, to rounding: kernels of another instruction set add in another order
   bool caught_own = false;  // it caught what it threw itself
 };
 

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// expected-error: the dense and the low-rank layer are of different kinds
+
+#include "host_linear.hpp"
+
+void factorize(const host::Dense& dense) {
+  (void)pufferfish::svd_factorize<8>(dense);
+#ifdef PUFFERFISH_FAIL
+  (void)pufferfish::svd_factorize<pufferfish::LowRankConv<float, 8>>(dense);
+#endif
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// expected-error: this layer type is unknown: specialise pufferfish::layer_traits for it
+
+#include <pufferfish/lowrank.hpp>
+
+namespace host {
+struct Conv2d {};
+}  // namespace host
+
+#ifdef PUFFERFISH_FAIL
+void factorize(const host::Conv2d& dense) {
+  pufferfish::svd_factorize<pufferfish::LowRankConv<float, 16>>(dense);
+}
+#endif
