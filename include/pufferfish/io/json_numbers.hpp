@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Names with whole numbers as a line of JSON: {"layer1.0.conv2":16,"fc":4}. For the metadata of checkpoints.
+
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/error_text.hpp>
+#include <pufferfish/io/safetensors_header.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Names with numbers >= 0, in the order in which they are written and read.
+using named_numbers = std::vector<std::pair<std::string, index_t>>;
+
+namespace detail {
+
+/// Accepts one flat JSON object whose values are whole numbers and whose names differ, nothing else.
+class json_numbers_sax {
+ public:
+  named_numbers pairs;
+  std::string problem;
+
+  bool null() { return fail("has a null"); }
+  bool boolean(bool) { return fail("has a boolean"); }
+  bool binary(nlohmann::json::binary_t&) { return fail("has a binary value"); }
+  bool string(std::string&) { return fail("has a string for a value"); }
+  bool number_float(double, const std::string& text) { return fail("has the number " + quote_name(text)); }
+  bool number_integer(std::int64_t value) { return fail("has the number " + std::to_string(value)); }
+  bool number_unsigned(std::uint64_t value) {
+    if (!inside_) return fail("is a number");
+    if (value > static_cast<std::uint64_t>(std::numeric_limits<index_t>::max())) {
+      return fail("has the number " + std::to_string(value));
+    }
+    pairs.back().second = static_cast<index_t>(value);
+    return true;
+  }
+  bool key(std::string& name) {
+    if (!seen_.insert(name).second) return fail("has the name " + quote_name(name) + " twice");
+    pairs.emplace_back(std::move(name), 0);
+    return true;
+  }
+  bool start_object(std::size_t) {
+    return std::exchange(inside_, true) ? fail("has an object for a value") : true;
+  }
+  bool end_object() { return true; }
+  bool start_array(std::size_t) { return fail("has an array"); }
+  bool end_array() { return true; }
+  template <class Exception>
+  bool parse_error(std::size_t position, const std::string&, const Exception&) {
+    problem = "is not valid JSON at its byte " + std::to_string(position);
+    return false;
+  }
+
+ private:
+  bool fail(std::string what) {
+    problem = std::move(what);
+    return false;
+  }
+
+  bool inside_ = false;
+  std::set<std::string> seen_;
+};
+
+}  // namespace detail
+
+/// {"a":1,"b":2}. `where` is what errors call it. Throws io_error for a name that is not UTF-8.
+inline std::string encode_json_numbers(const named_numbers& pairs, const std::string& where) {
+  std::string text = "{";
+  for (const auto& [name, number] : pairs) {
+    text += (text.size() > 1 ? "," : "") + detail::json_string(name, where) + ":" + std::to_string(number);
+  }
+  return text + "}";
+}
+
+/// The pairs of such a line. Throws io_error for anything else: other values, numbers below 0 or beyond
+/// index_t, names given twice.
+inline named_numbers parse_json_numbers(std::string_view text, const std::string& where) {
+  detail::json_numbers_sax sax;
+  if (text.find('\0') != std::string_view::npos || text.substr(0, 1) != "{") {
+    PUFFERFISH_THROW(io_error(where + " is not a JSON object"));
+  }
+  if (!nlohmann::json::sax_parse(text.begin(), text.end(), &sax)) {
+    PUFFERFISH_THROW(io_error(where + " " + sax.problem));
+  }
+  return std::move(sax.pairs);
+}
+
+PUFFERFISH_NAMESPACE_END

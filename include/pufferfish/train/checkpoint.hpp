@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Networks in files: `save_checkpoint`, and `open_checkpoint` with `checkpoint_file::restore`. A safetensors
+/// file that Python reads too; without optimizer state it is a model file for inference.
+///
+///     save_checkpoint<float>("run.safetensors", net, state, {{"epoch", "12"}});
+///     checkpoint_file file = open_checkpoint("run.safetensors");
+///     network<float> again = make_the_same_dense_model();
+///     file.restore(again);
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/io/json_numbers.hpp>
+#include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/nn/factorize.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A flat array that goes into a checkpoint beside the network, such as the optimizer's momentum
+/// ("optimizer.momentum"), in the order of the network's arenas.
+template <class T>
+struct named_state {
+  std::string name;
+  std::span<T> values;
+};
+
+namespace detail {
+
+inline constexpr std::string_view checkpoint_prefix = "pufferfish.";
+inline constexpr std::string_view checkpoint_format = "1";
+
+inline std::string metadata_name(std::string_view name) {
+  return std::string(checkpoint_prefix).append(name);
+}
+
+inline std::vector<index_t> shape_of(const logical_layout& layout) {
+  return {layout.shape.begin(), layout.shape.begin() + layout.dims};
+}
+
+/// Names joined by commas, at most ten of them.
+inline std::string list_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 10); ++i) {
+    text += (i > 0 ? ", " : "") + quote_name(names[i]);
+  }
+  return text + (names.size() > 10 ? " and " + std::to_string(names.size() - 10) + " more" : "");
+}
+
+/// Tells arenas apart: the offsets of flat state mean something for one layout only.
+template <class T>
+std::string layout_digest(const network<T>& net) {
+  return std::to_string(digest(std::string_view(net.structure())));
+}
+
+/// The ranks of a network in an order that does not depend on the network's.
+template <class T>
+std::vector<layer_rank> sorted_ranks(const network<T>& net) {
+  std::vector<layer_rank> ranks = low_rank_layers(net);
+  std::sort(ranks.begin(), ranks.end(),
+            [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
+  return ranks;
+}
+
+}  // namespace detail
+
+/// An open checkpoint, checked as a safetensors file and as a checkpoint; not yet against a network.
+class checkpoint_file {
+ public:
+  /// Path or name, as given.
+  const std::string& name() const { return file_.name(); }
+
+  /// What the writer stored with it, name by name.
+  const std::map<std::string, std::string>& facts() const { return facts_; }
+  /// One of them. Throws io_error if there is none of that name.
+  const std::string& fact(const std::string& fact_name) const {
+    const auto found = facts_.find(fact_name);
+    if (found == facts_.end()) {
+      PUFFERFISH_THROW(io_error(name() + ": the checkpoint says nothing about " +
+                                detail::quote_name(fact_name) + " among its " +
+                                std::to_string(facts_.size()) + " facts"));
+    }
+    return found->second;
+  }
+
+  /// Version of the library that wrote it.
+  const std::string& library_version() const { return version_; }
+  /// The network's low-rank layers, sorted by name; empty for a dense one.
+  const std::vector<layer_rank>& ranks() const { return ranks_; }
+  /// Parameters, buffers and state.
+  const std::vector<std::string>& tensor_names() const { return file_.tensor_names(); }
+  /// Flat arrays beside the network, with their numbers of elements.
+  const named_numbers& states() const { return states_; }
+  /// Elements of one of them. Throws io_error if there is none of that name.
+  index_t stored_size(const std::string& state) const {
+    for (const auto& [stored, size] : states_) {
+      if (stored == state) return size;
+    }
+    PUFFERFISH_THROW(io_error(name() + ": the checkpoint has no state " + detail::quote_name(state) +
+                              " among its " + std::to_string(states_.size())));
+  }
+
+  /// Gives the network the stored structure (which layers are low-rank, and their ranks) and then all stored
+  /// values, bit for bit. `net` is a network of the same model, freshly built or not, dense or factorized in
+  /// any way. If its structure is the stored one already, no arena moves and the generation stays; otherwise
+  /// it rises.
+  ///
+  /// `states` are filled too; each must be in the file under its name with as many elements. An empty list
+  /// leaves stored state aside: a model for inference.
+  ///
+  /// Throws io_error, naming tensors and both shapes or dtypes, if anything does not fit: layers, names (all
+  /// that are missing and all that are unexpected are listed), dtypes, shapes, or, for states, the order of
+  /// the arenas. Then neither `net` nor `states` has changed.
+  template <class T>
+  void restore(network<T>& net, std::type_identity_t<std::span<const named_state<T>>> states = {}) const {
+    check_states<T>(states);
+    if (detail::sorted_ranks(net) == ranks_) {
+      check<T>(net, states);
+      read_all(net);
+    } else {
+      network<T> other = with_structure(net);
+      check<T>(other, states);
+      read_all(other);
+      // Through modify on both, so that `net` keeps its identity and counts its generations on.
+      other.modify([&](any_layer<T>& from) { net.modify([&](any_layer<T>& to) { to = from; }); });
+    }
+    for (const named_state<T>& state : states) read_tensor<T>(file_, state.name, state.values);
+  }
+
+ private:
+  friend checkpoint_file open_checkpoint(const std::string& path, std::uint64_t limit);
+  friend checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::string name);
+
+  explicit checkpoint_file(safetensors_file file) : file_(std::move(file)) {
+    const std::string& format = own_entry("format");
+    if (format != detail::checkpoint_format) {
+      PUFFERFISH_THROW(io_error(name() + ": checkpoint format " + detail::quote_name(format) +
+                                "; this library reads format " + std::string(detail::checkpoint_format)));
+    }
+    version_ = own_entry("version");
+    layout_ = own_entry("layout");
+    for (auto& [layer, rank] : parse_json_numbers(own_entry("ranks"), name() + ": the list of ranks")) {
+      ranks_.push_back({layer, rank});
+    }
+    std::sort(ranks_.begin(), ranks_.end(),
+              [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
+    states_ = parse_json_numbers(own_entry("states"), name() + ": the list of states");
+    for (const auto& [state, size] : states_) {
+      if (file_.tensor(state).count() != size) {
+        PUFFERFISH_THROW(io_error(name() + ": state " + detail::quote_name(state) + " has " +
+                                  std::to_string(file_.tensor(state).count()) + " elements, its list says " +
+                                  std::to_string(size)));
+      }
+    }
+    for (const auto& [key, value] : file_.metadata()) {
+      if (!is_own(key)) facts_.emplace(key, value);
+    }
+  }
+
+  static bool is_own(std::string_view key) {
+    return key.substr(0, detail::checkpoint_prefix.size()) == detail::checkpoint_prefix;
+  }
+
+  const std::string& own_entry(std::string_view key) const {
+    const auto found = file_.metadata().find(detail::metadata_name(key));
+    if (found == file_.metadata().end()) {
+      PUFFERFISH_THROW(io_error(name() + ": not a checkpoint of this library: its metadata lack " +
+                                detail::metadata_name(key)));
+    }
+    return found->second;
+  }
+
+  bool is_state(std::string_view tensor) const {
+    return std::any_of(states_.begin(), states_.end(), [&](const auto& s) { return s.first == tensor; });
+  }
+
+  /// A copy of the network, brought to the stored structure.
+  template <class T>
+  network<T> with_structure(const network<T>& net) const {
+    network<T> result = net;
+    try {
+      if (!low_rank_layers(result).empty()) merge(result);
+      if (!ranks_.empty()) apply_ranks(result, ranks_);
+    } catch (const error& e) {
+      PUFFERFISH_THROW(io_error(name() + ": the network is of another model: " + e.what()));
+    }
+    return result;
+  }
+
+  template <class T>
+  void check_states(std::span<const named_state<T>> states) const {
+    for (const named_state<T>& state : states) {
+      stored_size(state.name);
+      check_tensor<T>(state.name, {static_cast<index_t>(state.values.size())});
+    }
+  }
+
+  template <class T>
+  void check_tensor(const std::string& tensor, const std::vector<index_t>& shape) const {
+    const tensor_info& info = file_.tensor(tensor);
+    if (info.shape != shape || info.dtype != dtype_of_v<T>) {
+      PUFFERFISH_THROW(io_error(name() + ": tensor " + detail::quote_name(tensor) + " is " +
+                                std::string(to_string(info.dtype)) + " " + detail::shape_text(info.shape) +
+                                " in the file, " + std::string(to_string(dtype_of_v<T>)) + " " +
+                                detail::shape_text(shape) + " here"));
+    }
+  }
+
+  template <class T>
+  void check(const network<T>& net, std::span<const named_state<T>> states) const {
+    std::vector<std::string> missing, unexpected, known;
+    for (const auto& entry : net.store().parameters()) known.push_back(entry.name);
+    for (const auto& entry : net.store().buffer_entries()) known.push_back(entry.name);
+    for (const std::string& tensor : known) {
+      if (!file_.contains(tensor) || is_state(tensor)) missing.push_back(tensor);
+    }
+    std::sort(known.begin(), known.end());
+    for (const std::string& tensor : file_.tensor_names()) {
+      if (!is_state(tensor) && !std::binary_search(known.begin(), known.end(), tensor)) {
+        unexpected.push_back(tensor);
+      }
+    }
+    if (!missing.empty() || !unexpected.empty()) {
+      PUFFERFISH_THROW(io_error(
+          name() + ": the file is of another network" +
+          (missing.empty() ? "" : "; missing in the file: " + detail::list_names(missing)) +
+          (unexpected.empty() ? "" : "; unknown to the network: " + detail::list_names(unexpected))));
+    }
+    for (const auto& entry : net.store().parameters()) {
+      check_tensor<T>(entry.name, detail::shape_of(entry.thing->layout()));
+    }
+    for (const auto& entry : net.store().buffer_entries()) {
+      check_tensor<T>(entry.name, detail::shape_of(entry.thing->layout()));
+    }
+    if (!states.empty() && detail::layout_digest(net) != layout_) {
+      PUFFERFISH_THROW(io_error(name() + ": the network lays its parameters out in another order (digest " +
+                                detail::layout_digest(net) + ", in the file " + layout_ +
+                                "): stored optimizer state does not fit"));
+    }
+  }
+
+  /// After check(): cannot fail.
+  template <class T>
+  void read_all(network<T>& net) const {
+    for (const auto& entry : net.store().parameters()) {
+      read_strided(file_.tensor(entry.name).bytes, entry.thing->logical());
+    }
+    for (const auto& entry : net.store().buffer_entries()) {
+      read_tensor<T>(file_, entry.name, entry.thing->values());
+    }
+  }
+
+  // The file's elements lie at no particular alignment: by way of memcpy, one at a time.
+  template <class T>
+  static void read_strided(std::span<const std::uint8_t> bytes, const tensor_view<T, 4>& to) {
+    const std::uint8_t* from = bytes.data();
+    for (index_t a = 0; a < to.extent(0); ++a) {
+      for (index_t b = 0; b < to.extent(1); ++b) {
+        for (index_t c = 0; c < to.extent(2); ++c) {
+          for (index_t d = 0; d < to.extent(3); ++d, from += sizeof(T)) {
+            std::memcpy(&to(a, b, c, d), from, sizeof(T));
+          }
+        }
+      }
+    }
+  }
+
+  safetensors_file file_;
+  std::string version_, layout_;
+  std::vector<layer_rank> ranks_;
+  named_numbers states_;
+  std::map<std::string, std::string> facts_;
+};
+
+/// Reads and checks a checkpoint. `limit`: largest file accepted, in bytes. Throws io_error as
+/// safetensors_file::read, and for a file that is no checkpoint or of a format from the future.
+inline checkpoint_file open_checkpoint(const std::string& path,
+                                       std::uint64_t limit = default_tensor_file_limit) {
+  return checkpoint_file(safetensors_file::read(path, limit));
+}
+
+/// The same from bytes in memory; `name` is what errors call them.
+inline checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::string name) {
+  return checkpoint_file(safetensors_file::parse(std::move(bytes), std::move(name)));
+}
+
+/// Writes the network's parameters and buffers under their names, parameters as frameworks see them (OIHW,
+/// [out][in]), and `states` as flat arrays. `facts` is free text that comes back from
+/// checkpoint_file::facts(); names that start with "pufferfish." are the library's own (value_error). The
+/// file is replaced in one step (see atomic_writer): after an error the old one is still there. Throws
+/// io_error if it cannot be written or if two tensors share a name.
+template <class T>
+void save_checkpoint(const std::string& path, const network<T>& net,
+                     std::type_identity_t<std::span<const named_state<T>>> states = {},
+                     const std::map<std::string, std::string>& facts = {}) {
+  safetensors_metadata metadata;
+  for (const auto& [key, value] : facts) {
+    if (key.compare(0, detail::checkpoint_prefix.size(), detail::checkpoint_prefix) == 0) {
+      PUFFERFISH_THROW(value_error(path + ": the fact " + detail::quote_name(key) +
+                                   " has a name that is kept for the library"));
+    }
+    metadata.emplace(key, value);
+  }
+  named_numbers ranks, sizes;
+  for (const layer_rank& layer : low_rank_layers(net)) ranks.emplace_back(layer.name, layer.rank);
+  for (const auto& state : states) {
+    sizes.emplace_back(state.name, static_cast<index_t>(state.values.size()));
+  }
+  metadata[detail::metadata_name("format")] = detail::checkpoint_format;
+  metadata[detail::metadata_name("version")] = PUFFERFISH_VERSION_STRING;
+  metadata[detail::metadata_name("layout")] = detail::layout_digest(net);
+  metadata[detail::metadata_name("ranks")] = encode_json_numbers(ranks, path);
+  metadata[detail::metadata_name("states")] = encode_json_numbers(sizes, path);
+
+  std::vector<aligned_buffer<T>> logical;  // each parameter in the order of the file
+  std::vector<safetensors_entry> entries;
+  for (const auto& entry : net.store().parameters()) {
+    const parameter<T>& p = *entry.thing;
+    const aligned_buffer<T>& values = logical.emplace_back(p.size());
+    copy(p.logical(), tensor_view<T, 4>(logical.back().data(), p.layout().shape));
+    entries.push_back(make_safetensors_entry(entry.name, detail::shape_of(p.layout()), values.span()));
+  }
+  for (const auto& entry : net.store().buffer_entries()) {
+    const state_buffer<T>& b = *entry.thing;
+    entries.push_back(make_safetensors_entry(entry.name, detail::shape_of(b.layout()), b.values()));
+  }
+  for (const auto& state : states) {
+    entries.push_back(
+        make_safetensors_entry(state.name, {static_cast<index_t>(state.values.size())}, state.values));
+  }
+  write_safetensors(path, entries, metadata);
+}
+
+PUFFERFISH_NAMESPACE_END
