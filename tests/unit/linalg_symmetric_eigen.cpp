@@ -195,7 +195,7 @@ TEST_CASE("tridiagonal vectors: inverse iteration agrees with QL, or says that i
     t.off.push_back(i == 119 ? 0.0 : 0.5 * random.next());
   }
   pf::detail::tridiagonal work = t;
-  pf::detail::run_ql(work, [](const pf::detail::plane_rotation&) {});
+  pf::detail::run_ql(work);
   std::vector<double> values;
   for (index_t i : pf::detail::descending_order(work.diagonal)) {
     values.push_back(work.diagonal[static_cast<std::size_t>(i)]);

@@ -6,6 +6,8 @@
 /// converted while they are packed, so a float matrix is never copied to double as a whole.
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/linalg/vector_loops.hpp>
@@ -18,30 +20,66 @@ inline constexpr index_t product_depth = 128;
 /// Columns of A packed at once: the block stays in the second-level cache.
 inline constexpr index_t product_rows = 512;
 
-/// Packs columns first .. first + count - 1 of rows begin .. begin + depth - 1 as panels of `Width` columns:
-/// panel by panel, row by row; missing columns are zero.
-template <index_t Width, class T>
-void pack_columns(const tensor_view<const T, 2>& source, index_t begin, index_t depth, index_t first,
-                  index_t count, double* to) {
-  const index_t row_step = source.stride(0);
-  const index_t column_step = source.stride(1);
-  for (index_t panel = 0; panel < count; panel += Width, to += Width * depth) {
-    const index_t width = std::min(Width, count - panel);
-    const T* from = source.data() + begin * row_step + (first + panel) * column_step;
-    if (width < Width) std::fill_n(to, Width * depth, 0.0);
-    if (width == Width && column_step == 1) {
+/// Packs `count` columns of `depth` rows from `source` as panels of `width` columns: panel by panel, row by
+/// row; missing columns are zero.
+template <class T>
+void pack_columns(const T* source, index_t row_step, index_t column_step, index_t depth, index_t count,
+                  index_t width, double* to) {
+  for (index_t panel = 0; panel < count; panel += width, to += width * depth) {
+    const index_t present = std::min(width, count - panel);
+    const T* from = source + panel * column_step;
+    if (present < width) std::fill_n(to, width * depth, 0.0);
+    if (column_step == 1) {
       for (index_t p = 0; p < depth; ++p) {
-        for (index_t q = 0; q < Width; ++q) to[p * Width + q] = static_cast<double>(from[p * row_step + q]);
+        for (index_t q = 0; q < present; ++q) to[p * width + q] = static_cast<double>(from[p * row_step + q]);
       }
     } else {
-      for (index_t q = 0; q < width; ++q) {
+      for (index_t q = 0; q < present; ++q) {
         for (index_t p = 0; p < depth; ++p) {
-          to[p * Width + q] = static_cast<double>(from[p * row_step + q * column_step]);
+          to[p * width + q] = static_cast<double>(from[p * row_step + q * column_step]);
         }
       }
     }
   }
 }
+
+/// A matrix of float or double. Known at run time, so that the product is compiled once.
+struct product_operand {
+  template <class T>
+  explicit product_operand(const tensor_view<const T, 2>& a)
+      : data(a.data()), is_float(sizeof(T) == 4), extent(a.shape()), stride(a.strides()) {
+    static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>);
+  }
+
+  void pack(index_t row, index_t depth, index_t column, index_t count, index_t width, double* to) const {
+    const index_t offset = row * stride[0] + column * stride[1];
+    if (is_float) {
+      pack_columns(static_cast<const float*>(data) + offset, stride[0], stride[1], depth, count, width, to);
+    } else {
+      pack_columns(static_cast<const double*>(data) + offset, stride[0], stride[1], depth, count, width, to);
+    }
+  }
+
+  /// Rows and columns swapped.
+  product_operand transposed() const {
+    product_operand result = *this;
+    std::swap(result.extent[0], result.extent[1]);
+    std::swap(result.stride[0], result.stride[1]);
+    return result;
+  }
+
+  /// A dense copy.
+  tensor<double, 2> copy() const {
+    tensor<double, 2> result(extent);
+    if (result.size() > 0) pack(0, extent[0], 0, extent[1], extent[1], result.data());
+    return result;
+  }
+
+  const void* data;
+  bool is_float;
+  extents<2> extent;
+  extents<2> stride;
+};
 
 /// A tile at the edge of C, of which only `rows` x `columns` exist.
 inline void multiply_edge_tile(index_t depth, const double* a, const double* b, double* c, index_t step,
@@ -56,15 +94,14 @@ inline void multiply_edge_tile(index_t depth, const double* a, const double* b, 
 /// Which part of C is wanted. `lower` also writes some entries above the diagonal: they are unspecified.
 enum class product_part { full, lower };
 
-/// C += A^T B. a: [depth x M], b: [depth x N], any strides; c: [M x N] with rows of adjacent elements, no
-/// alias of a or b. The order of additions depends on the shapes only.
-template <class A, class B>
-void add_product_tn(const tensor_view<const A, 2>& a, const tensor_view<const B, 2>& b,
-                    const tensor_view<double, 2>& c, product_part part = product_part::full) {
-  const index_t depth = a.extent(0);
-  const index_t rows = a.extent(1);
-  const index_t columns = b.extent(1);
-  PUFFERFISH_ASSERT(b.extent(0) == depth && c.extent(0) == rows && c.extent(1) == columns,
+/// C += A^T B. a: [depth x M], b: [depth x N], float or double, any strides; c: [M x N] with rows of adjacent
+/// elements, no alias of a or b. The order of additions depends on the shapes only.
+inline void add_product(const product_operand& a, const product_operand& b, const tensor_view<double, 2>& c,
+                        product_part part = product_part::full) {
+  const index_t depth = a.extent[0];
+  const index_t rows = a.extent[1];
+  const index_t columns = b.extent[1];
+  PUFFERFISH_ASSERT(b.extent[0] == depth && c.extent(0) == rows && c.extent(1) == columns,
                     "shapes do not fit");
   PUFFERFISH_ASSERT(columns <= 1 || c.stride(1) == 1, "rows of the result must be contiguous");
   const auto round_up = [](index_t value, index_t unit) { return (value + unit - 1) / unit * unit; };
@@ -78,11 +115,11 @@ void add_product_tn(const tensor_view<const A, 2>& a, const tensor_view<const B,
     const index_t deep = std::min(product_depth, depth - p0);
     for (index_t i0 = 0; i0 < rows; i0 += product_rows) {
       const index_t tall = std::min(product_rows, rows - i0);
-      pack_columns<tile_rows>(a, p0, deep, i0, tall, packed_a.data());
+      a.pack(p0, deep, i0, tall, tile_rows, packed_a.data());
       for (index_t j = 0; j < columns; j += panel_width) {
         const index_t wide = std::min(panel_width, columns - j);
         double* right = packed_b.data() + (one_block ? 0 : j * deep);
-        if (i0 == 0) pack_columns<panel_width>(b, p0, deep, j, wide, right);
+        if (i0 == 0) b.pack(p0, deep, j, wide, panel_width, right);
         for (index_t i = 0; i < tall; i += tile_rows) {
           if (part == product_part::lower && i0 + i + tile_rows <= j) continue;
           const double* left = packed_a.data() + i * deep;
@@ -97,6 +134,13 @@ void add_product_tn(const tensor_view<const A, 2>& a, const tensor_view<const B,
       }
     }
   }
+}
+
+/// The same for views.
+template <class A, class B>
+void add_product_tn(const tensor_view<const A, 2>& a, const tensor_view<const B, 2>& b,
+                    const tensor_view<double, 2>& c, product_part part = product_part::full) {
+  add_product(product_operand(a), product_operand(b), c, part);
 }
 
 }  // namespace detail

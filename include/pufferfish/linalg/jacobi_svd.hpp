@@ -126,8 +126,7 @@ inline void orthogonalize_by_rotation(tensor<double, 2>& w, tensor<double, 2>& z
 class jacobi_decomposition {
  public:
   /// b: [n x m], n <= m, entries at most about one in magnitude.
-  explicit jacobi_decomposition(const tensor_view<const double, 2>& b)
-      : columns_(static_cast<std::size_t>(b.extent(1))) {
+  explicit jacobi_decomposition(const tensor_view<const double, 2>& b) {
     const index_t n = b.extent(0);
     const index_t m = b.extent(1);
     // Large columns first: then the reflectors keep the small ones' digits.
@@ -137,10 +136,7 @@ class jacobi_decomposition {
         size[static_cast<std::size_t>(j)] = std::max(size[static_cast<std::size_t>(j)], std::abs(b(i, j)));
       }
     }
-    std::iota(columns_.begin(), columns_.end(), index_t{0});
-    std::stable_sort(columns_.begin(), columns_.end(), [&](index_t x, index_t y) {
-      return size[static_cast<std::size_t>(x)] > size[static_cast<std::size_t>(y)];
-    });
+    columns_ = descending_order(size);
     tensor<double, 2> sorted({n, m});
     for (index_t i = 0; i < n; ++i) {
       for (index_t j = 0; j < m; ++j) sorted.data()[i * m + j] = b(i, columns_[static_cast<std::size_t>(j)]);

@@ -130,56 +130,55 @@ struct vector_rows {
 };
 
 /// The spectrum of a wide matrix through its Gram matrix, and vectors on demand.
-template <class T>
 class gram_decomposition {
  public:
-  explicit gram_decomposition(const tensor_view<const T, 2>& b) : b_(b), eigen_(gram(b)) {
+  explicit gram_decomposition(const product_operand& b) : b_(b), eigen_(gram(b)) {
     for (double value : eigen_.values()) values_.push_back(std::sqrt(std::max(value, 0.0)));
   }
 
   const std::vector<double>& values() const { return values_; }
 
   vector_rows vectors(index_t k) const {
-    vector_rows result{eigen_.vectors(k), tensor<double, 2>({k, b_.extent(1)})};
+    vector_rows result{eigen_.vectors(k), tensor<double, 2>({k, b_.extent[1]})};
     // B^T x_i has length sigma_i; lengths are taken from the rows themselves, directions are made orthogonal
     // where the division by a small sigma has magnified rounding.
     const auto left = tensor_view<const double, 2>(result.left);
-    add_product_tn(transpose(left), b_, result.right.view());
+    add_product(product_operand(transpose(left)), b_, result.right.view());
     for (index_t i = 0; i < k; ++i) {
-      normalize_row(result.right.data() + i * b_.extent(1), b_.extent(1), 0.0);
+      normalize_row(result.right.data() + i * b_.extent[1], b_.extent[1], 0.0);
     }
     return result;
   }
 
  private:
-  static tensor<double, 2> gram(const tensor_view<const T, 2>& b) {
-    tensor<double, 2> g({b.extent(0), b.extent(0)});
-    add_product_tn(transpose(b), transpose(b), g.view(), product_part::lower);
+  static tensor<double, 2> gram(const product_operand& b) {
+    tensor<double, 2> g({b.extent[0], b.extent[0]});
+    add_product(b.transposed(), b.transposed(), g.view(), product_part::lower);
     return g;
   }
 
-  tensor_view<const T, 2> b_;
+  product_operand b_;
   symmetric_eigen eigen_;
   std::vector<double> values_;
 };
 
 /// Rows: an orthonormal basis [size x n] of a space that nearly holds the leading left singular vectors of a
 /// wide matrix b [n x m].
-template <class T>
-tensor<double, 2> dominant_rows(const tensor_view<const T, 2>& b, index_t size, const svd_options& options) {
-  const index_t n = b.extent(0);
-  const index_t m = b.extent(1);
+inline tensor<double, 2> dominant_rows(const product_operand& b, index_t size, const svd_options& options) {
+  const index_t n = b.extent[0];
+  const index_t m = b.extent[1];
   start_values random(options.seed);
   tensor<double, 2> wide({size, m});
   for (double& value : wide.flat()) value = random.next();
   tensor<double, 2> basis({size, n});
   for (int round = 0;; ++round) {
     std::fill_n(basis.data(), basis.size(), 0.0);
-    add_product_tn(transpose(tensor_view<const double, 2>(wide)), transpose(b), basis.view());
+    add_product(product_operand(tensor_view<const double, 2>(wide)).transposed(), b.transposed(),
+                basis.view());
     orthonormalize_rows(basis);
     if (round == options.power_iterations) return basis;
     std::fill_n(wide.data(), wide.size(), 0.0);
-    add_product_tn(transpose(tensor_view<const double, 2>(basis)), b, wide.view());
+    add_product(product_operand(tensor_view<const double, 2>(basis)).transposed(), b, wide.view());
     orthonormalize_rows(wide);
   }
 }
@@ -219,30 +218,47 @@ inline void finish_svd(svd_result& result, vector_rows rows, bool transposed) {
   result.v = to_columns(v, sign);
 }
 
-/// The caller's choice for this spectrum, at most `most`.
-template <class ChooseRank>
-index_t ask_rank(const svd_result& result, index_t most, ChooseRank&& choose) {
-  const std::span<const double> spectrum(result.singular_values);
-  const index_t rank = choose(spectrum, result.squared_norm);
-  if (rank < 0 || rank > static_cast<index_t>(spectrum.size())) {
-    PUFFERFISH_THROW(rank_error("svd: rank " + std::to_string(rank) + " chosen from " +
-                                std::to_string(spectrum.size()) + " singular values"));
+/// A reference to the caller's choice of a rank: what follows is compiled once, not once a callable.
+class rank_choice {
+ public:
+  template <class ChooseRank>
+  explicit rank_choice(ChooseRank& choose)
+      : object_(&choose),
+        call_([](const void* object, std::span<const double> values, double norm) -> index_t {
+          return (*static_cast<ChooseRank*>(const_cast<void*>(object)))(values, norm);
+        }) {}
+
+  /// The rank for this spectrum, at most `most`.
+  index_t operator()(const svd_result& result, index_t most) const {
+    const index_t rank = call_(object_, result.singular_values, result.squared_norm);
+    if (rank < 0 || rank > static_cast<index_t>(result.singular_values.size())) {
+      PUFFERFISH_THROW(rank_error("svd: rank " + std::to_string(rank) + " chosen from " +
+                                  std::to_string(result.singular_values.size()) + " singular values"));
+    }
+    return std::min(rank, most);
   }
-  return std::min(rank, most);
+
+ private:
+  const void* object_;
+  index_t (*call_)(const void*, std::span<const double>, double);
+};
+
+inline double largest_magnitude(const tensor<double, 2>& a) {
+  double largest = 0;
+  for (double value : a.flat()) largest = std::max(largest, std::abs(value));
+  return largest;
 }
 
 /// Everything after the input is known to be finite and well within double's range.
-template <class T>
 class svd_run {
  public:
-  svd_run(const tensor_view<const T, 2>& a, const svd_options& options)
+  svd_run(const product_operand& a, const svd_options& options)
       : options_(options),
-        transposed_(a.extent(0) > a.extent(1)),
-        b_(transposed_ ? transpose(a) : a),
-        most_(options.max_rank == 0 ? b_.extent(0) : std::min(options.max_rank, b_.extent(0))) {}
+        transposed_(a.extent[0] > a.extent[1]),
+        b_(transposed_ ? a.transposed() : a),
+        most_(options.max_rank == 0 ? b_.extent[0] : std::min(options.max_rank, b_.extent[0])) {}
 
-  template <class ChooseRank>
-  svd_result operator()(double squared_norm, ChooseRank&& choose) const {
+  svd_result operator()(double squared_norm, const rank_choice& choose) const {
     svd_result result;
     result.squared_norm = squared_norm;
     result.used = first_method();
@@ -257,21 +273,15 @@ class svd_run {
  private:
   svd_method first_method() const {
     if (options_.method != svd_method::automatic) return options_.method;
-    const bool large = b_.extent(0) >= randomized_side && 8 * most_ <= b_.extent(0);
+    const bool large = b_.extent[0] >= randomized_side && 8 * most_ <= b_.extent[0];
     return large ? svd_method::randomized : svd_method::gram;
   }
 
-  template <class ChooseRank>
-  index_t ask(const svd_result& result, ChooseRank&& choose) const {
-    return ask_rank(result, most_, choose);
-  }
-
   /// False, with nothing decided, if a value that was to be kept is beyond what a Gram matrix can tell.
-  template <class ChooseRank>
-  bool run_gram(svd_result& result, ChooseRank&& choose) const {
-    const gram_decomposition<T> gram(b_);
+  bool run_gram(svd_result& result, const rank_choice& choose) const {
+    const gram_decomposition gram(b_);
     result.singular_values = gram.values();
-    const index_t rank = ask(result, choose);
+    const index_t rank = choose(result, most_);
     if (options_.method == svd_method::automatic && rank > 0) {
       const double first = gram.values().front();
       const double last = gram.values()[static_cast<std::size_t>(rank - 1)];
@@ -281,47 +291,40 @@ class svd_run {
     return true;
   }
 
-  template <class ChooseRank>
-  void run_jacobi(svd_result& result, ChooseRank&& choose) const {
+  void run_jacobi(svd_result& result, const rank_choice& choose) const {
     result.used = svd_method::jacobi;
     // Scaled, so that the squares of small entries stay above the least double as long as possible.
-    double largest = 0;
-    for (index_t i = 0; i < b_.extent(0); ++i) {
-      for (index_t j = 0; j < b_.extent(1); ++j) {
-        largest = std::max(largest, std::abs(static_cast<double>(b_(i, j))));
-      }
-    }
-    const double scale = unit_scale(largest);
-    tensor<double, 2> scaled(b_);
+    tensor<double, 2> scaled = b_.copy();
+    const double scale = unit_scale(largest_magnitude(scaled));
     scale_by(scale, scaled.data(), scaled.size());
     const jacobi_decomposition jacobi(tensor_view<const double, 2>{scaled});
     result.singular_values = jacobi.values();
     for (double& value : result.singular_values) value /= scale;
-    const index_t rank = ask(result, choose);
-    vector_rows rows{tensor<double, 2>({rank, b_.extent(0)}), tensor<double, 2>({rank, b_.extent(1)})};
+    const index_t rank = choose(result, most_);
+    vector_rows rows{tensor<double, 2>({rank, b_.extent[0]}), tensor<double, 2>({rank, b_.extent[1]})};
     jacobi.vectors(rows.left, rows.right);
     finish_svd(result, std::move(rows), transposed_);
   }
 
-  template <class ChooseRank>
-  void run_randomized(svd_result& result, ChooseRank&& choose) const {
-    const index_t size = std::min(b_.extent(0), most_ + options_.oversampling);
+  void run_randomized(svd_result& result, const rank_choice& choose) const {
+    const index_t size = std::min(b_.extent[0], most_ + options_.oversampling);
     const tensor<double, 2> basis = dominant_rows(b_, size, options_);
-    tensor<double, 2> projected({size, b_.extent(1)});
-    add_product_tn(transpose(basis.view()), b_, projected.view());
-    const gram_decomposition<double> gram{tensor_view<const double, 2>(projected)};
+    tensor<double, 2> projected({size, b_.extent[1]});
+    const auto rows_of_basis = product_operand(basis.view());
+    add_product(rows_of_basis.transposed(), b_, projected.view());
+    const gram_decomposition gram{product_operand(tensor_view<const double, 2>(projected))};
     result.singular_values.assign(gram.values().begin(), gram.values().begin() + most_);
-    const index_t rank = ask(result, choose);
+    const index_t rank = choose(result, most_);
     vector_rows inner = gram.vectors(rank);
-    vector_rows rows{tensor<double, 2>({rank, b_.extent(0)}), std::move(inner.right)};
-    const auto inner_left = tensor_view<const double, 2>(inner.left);
-    add_product_tn(transpose(inner_left), basis.view(), rows.left.view());
+    vector_rows rows{tensor<double, 2>({rank, b_.extent[0]}), std::move(inner.right)};
+    const auto inner_left = product_operand(tensor_view<const double, 2>(inner.left));
+    add_product(inner_left.transposed(), rows_of_basis, rows.left.view());
     finish_svd(result, std::move(rows), transposed_);
   }
 
   svd_options options_;
   bool transposed_;
-  tensor_view<const T, 2> b_;
+  product_operand b_;
   index_t most_;
 };
 
@@ -340,24 +343,21 @@ inline void check_svd_options(const svd_options& options) {
 }
 
 /// A matrix of doubles whose squares leave the range of double is decomposed as a scaled copy.
-template <class ChooseRank>
-svd_result svd_of_scaled(const tensor_view<const double, 2>& a, const svd_options& options,
-                         ChooseRank&& choose) {
-  double largest = 0;
-  for (index_t i = 0; i < a.extent(0); ++i) {
-    for (index_t j = 0; j < a.extent(1); ++j) largest = std::max(largest, std::abs(a(i, j)));
-  }
-  const double scale = unit_scale(largest);
-  tensor<double, 2> scaled(a);
+inline svd_result svd_of_scaled(const product_operand& a, const svd_options& options,
+                                const rank_choice& choose) {
+  tensor<double, 2> scaled = a.copy();
+  const double scale = unit_scale(largest_magnitude(scaled));
   scale_by(scale, scaled.data(), scaled.size());
   const auto view = tensor_view<const double, 2>(scaled);
-  std::vector<double> unscaled;
-  svd_result result = svd_run<double>(view, options)(
-      sum_of_squares(view), [&](std::span<const double> values, double squared_norm) -> index_t {
-        unscaled.assign(values.begin(), values.end());
-        for (double& value : unscaled) value /= scale;
-        return choose(std::span<const double>(unscaled), squared_norm / scale / scale);
-      });
+  svd_result seen;
+  const auto choose_unscaled = [&](std::span<const double> values, double squared_norm) {
+    seen.singular_values.assign(values.begin(), values.end());
+    for (double& value : seen.singular_values) value /= scale;
+    seen.squared_norm = squared_norm / scale / scale;
+    return choose(seen, static_cast<index_t>(values.size()));
+  };
+  const svd_run run(product_operand(view), options);
+  svd_result result = run(sum_of_squares(view), rank_choice(choose_unscaled));
   for (double& value : result.singular_values) value /= scale;
   result.squared_norm = result.squared_norm / scale / scale;
   return result;
@@ -392,9 +392,12 @@ svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, Cho
   if (!std::isfinite(squared_norm)) detail::require_finite(a);
   if constexpr (std::is_same_v<T, double>) {
     // Between these, neither the sum nor any part of it that matters has left the range.
-    if (!(squared_norm > 1e-200 && squared_norm < 1e200)) return detail::svd_of_scaled(a, options, choose);
+    if (!(squared_norm > 1e-200 && squared_norm < 1e200)) {
+      return detail::svd_of_scaled(detail::product_operand(a), options, detail::rank_choice(choose));
+    }
   }
-  return detail::svd_run<T>(a, options)(squared_norm, choose);
+  const detail::svd_run run(detail::product_operand(a), options);
+  return run(squared_norm, detail::rank_choice(choose));
 }
 
 /// The same with the rank known beforehand: options.max_rank singular vectors, or all min(rows, columns).

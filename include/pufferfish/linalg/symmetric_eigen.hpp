@@ -163,7 +163,7 @@ inline symmetric_eigen::symmetric_eigen(const tensor_view<const double, 2>& a) :
   for (index_t i = 0; i < n; ++i) detail::scale_by(scale, reflectors_.data() + i * n, i + 1);
   t_ = detail::reduce_to_tridiagonal(reflectors_, betas_);
   detail::tridiagonal work = t_;
-  detail::run_ql(work, [](const detail::plane_rotation&) {});
+  detail::run_ql(work);
   for (index_t i : detail::descending_order(work.diagonal)) {
     scaled_values_.push_back(work.diagonal[static_cast<std::size_t>(i)]);
     values_.push_back(scaled_values_.back() / scale);

@@ -28,10 +28,56 @@ struct tridiagonal {
   index_t size() const { return static_cast<index_t>(diagonal.size()); }
 };
 
+/// Positions of the entries of `values` from the largest to the smallest; equal ones in the order of
+/// position.
+inline std::vector<index_t> descending_order(const std::vector<double>& values) {
+  std::vector<index_t> order(values.size());
+  std::iota(order.begin(), order.end(), index_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) {
+    return values[static_cast<std::size_t>(a)] > values[static_cast<std::size_t>(b)];
+  });
+  return order;
+}
+
+/// The eigenvector matrix while QL runs, in panels of a few rows (panel, column, row in panel): rotations are
+/// collected and then applied panel by panel, each panel staying in the cache. A sweep runs from high columns
+/// to low ones, so one of the two columns of a rotation is still in registers from the one before.
+class rotated_columns {
+ public:
+  explicit rotated_columns(index_t n) : n_(n), panels_((n + width - 1) / width), data_(panels_ * n * width) {
+    for (index_t i = 0; i < n; ++i) data_.data()[((i / width) * n + i) * width + i % width] = 1;
+    pending_.reserve(batch);
+  }
+
+  void add(const plane_rotation& rotation) {
+    pending_.push_back(rotation);
+    if (pending_.size() == batch) apply();
+  }
+
+  void apply() {
+    for (index_t panel = 0; panel < panels_ && !pending_.empty(); ++panel) {
+      rotate_panel(pending_.data(), static_cast<index_t>(pending_.size()), data_.data() + panel * n_ * width);
+    }
+    pending_.clear();
+  }
+
+  void copy_column(index_t column, double* to) const {
+    for (index_t i = 0; i < n_; ++i) to[i] = data_.data()[((i / width) * n_ + column) * width + i % width];
+  }
+
+ private:
+  static constexpr index_t width = panel_width;
+  static constexpr std::size_t batch = 4096;
+
+  index_t n_;
+  index_t panels_;
+  aligned_buffer<double> data_;
+  std::vector<plane_rotation> pending_;
+};
+
 /// Implicit QL with Wilkinson's shift. On return t.diagonal holds the eigenvalues in no order; `on_rotation`
 /// sees every rotation in the order in which the eigenvector matrix has to be multiplied by it.
-template <class OnRotation>
-void run_ql(tridiagonal& t, OnRotation&& on_rotation) {
+inline void run_ql(tridiagonal& t, rotated_columns* vectors = nullptr) {
   constexpr double epsilon = std::numeric_limits<double>::epsilon();
   constexpr int most_sweeps = 80;
   const index_t n = t.size();
@@ -80,7 +126,7 @@ void run_ql(tridiagonal& t, OnRotation&& on_rotation) {
         p = s * q;
         d[i + 1] = g + p;
         g = c * q - b;
-        on_rotation(plane_rotation{i, c, s});
+        if (vectors != nullptr) vectors->add(plane_rotation{i, c, s});
       }
       if (i >= l) {  // the chain broke early: the matrix splits here
         d[i + 1] -= p;
@@ -93,58 +139,11 @@ void run_ql(tridiagonal& t, OnRotation&& on_rotation) {
   }
 }
 
-/// Positions of the entries of `values` from the largest to the smallest; equal ones in the order of
-/// position.
-inline std::vector<index_t> descending_order(const std::vector<double>& values) {
-  std::vector<index_t> order(values.size());
-  std::iota(order.begin(), order.end(), index_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) {
-    return values[static_cast<std::size_t>(a)] > values[static_cast<std::size_t>(b)];
-  });
-  return order;
-}
-
-/// The eigenvector matrix while QL runs, in panels of a few rows (panel, column, row in panel): rotations are
-/// collected and then applied panel by panel, each panel staying in the cache. A sweep runs from high columns
-/// to low ones, so one of the two columns of a rotation is still in registers from the one before.
-class rotated_columns {
- public:
-  explicit rotated_columns(index_t n) : n_(n), panels_((n + width - 1) / width), data_(panels_ * n * width) {
-    for (index_t i = 0; i < n; ++i) data_.data()[((i / width) * n + i) * width + i % width] = 1;
-    pending_.reserve(batch);
-  }
-
-  void add(const plane_rotation& rotation) {
-    pending_.push_back(rotation);
-    if (pending_.size() == batch) apply();
-  }
-
-  void apply() {
-    for (index_t panel = 0; panel < panels_ && !pending_.empty(); ++panel) {
-      rotate_panel(pending_.data(), static_cast<index_t>(pending_.size()), data_.data() + panel * n_ * width);
-    }
-    pending_.clear();
-  }
-
-  void copy_column(index_t column, double* to) const {
-    for (index_t i = 0; i < n_; ++i) to[i] = data_.data()[((i / width) * n_ + column) * width + i % width];
-  }
-
- private:
-  static constexpr index_t width = panel_width;
-  static constexpr std::size_t batch = 4096;
-
-  index_t n_;
-  index_t panels_;
-  aligned_buffer<double> data_;
-  std::vector<plane_rotation> pending_;
-};
-
 /// Rows of z := eigenvectors of the z.extent(0) largest eigenvalues, by accumulated QL rotations.
 inline void tridiagonal_vectors_by_ql(const tridiagonal& source, const tensor_view<double, 2>& z) {
   tridiagonal t = source;
   rotated_columns columns(t.size());
-  run_ql(t, [&](const plane_rotation& rotation) { columns.add(rotation); });
+  run_ql(t, &columns);
   columns.apply();
   const std::vector<index_t> order = descending_order(t.diagonal);
   for (index_t i = 0; i < z.extent(0); ++i) {
