@@ -56,15 +56,14 @@ evaluation evaluate(context<device::cpu>& ctx, const network<T>& net, Comm& comm
   ctx.set_mode(run_mode::inference);
   evaluation local;
   tensor<T, 4> logits(net.output_shape(images.shape()));
-  tensor<T, 4> unused(logits.shape());
+  const SoftmaxCrossEntropy<T> criterion;
   for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
     const index_t count = source.load(0, step, images.view(), std::span<std::int32_t>(labels)).count;
     if (count == 0) continue;
     const tensor_view<T, 4> y = logits.view().slice(0, 0, count);
     net.forward(ctx, images.view().slice(0, 0, count), y);
-    const auto loss = softmax_cross_entropy<T>(
-        ctx, y, std::span<const std::int32_t>(labels.data(), static_cast<std::size_t>(count)),
-        unused.view().slice(0, 0, count), 1.0);
+    const loss_result loss =
+        criterion(ctx, y, std::span<const std::int32_t>(labels.data(), static_cast<std::size_t>(count)));
     local.loss_sum += loss.loss_sum;
     local.correct += loss.correct;
     local.count += loss.count;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/loss.hpp>
 #include <pufferfish/optim/schedule.hpp>
 #include <pufferfish/optim/sgd.hpp>
 #include <pufferfish/train/loader.hpp>
@@ -32,9 +33,10 @@ struct training_options {
   index_t warmup_epochs = 5;
   factorize_policy factorize;
 
-  schedule learning_rate;  ///< of the epoch, as a real number; goes on across the switch
-  sgd_options optimizer;
-  double label_smoothing = 0.0;
+  double learning_rate = 0.1;  ///< base rate, times the schedule's factor
+  schedule rate_schedule;      ///< of the epoch, as a real number; goes on across the switch
+  sgd_options optimizer{0.9, 0.0, false, 1e-4, false};
+  label_smoothing smoothing;
   double clip_norm = 0.0;  ///< global gradient norm; 0: no clipping
 
   index_t batch = 128;  ///< samples a step over all ranks

@@ -9,6 +9,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -104,10 +107,11 @@ class procedure {
     average_buffers();
     training_record whole = record_;
     whole.seen = reduce(*comm_, record_.seen);
+    whole.optimizer_steps = optimizer_->steps();
     on_root([&] {
       facts["training.record"] = whole.to_text();
       facts["training.options"] = resume_lines();
-      const named_state<T> momentum{"optimizer.momentum", optimizer_->state()};
+      const named_state<T> momentum{"optimizer.momentum", optimizer_->velocity()};
       save_checkpoint<T>(path, net_, std::span<const named_state<T>>(&momentum, 1), facts);
       return std::string();
     });
@@ -133,8 +137,9 @@ class procedure {
     net_ = std::move(loaded);
     broadcast_state();
     make_optimizer();
-    if (comm_->rank() == 0) std::copy_n(momentum.data(), momentum.size(), optimizer_->state().data());
-    comm_->broadcast(optimizer_->state(), 0);
+    if (comm_->rank() == 0) std::copy_n(momentum.data(), momentum.size(), optimizer_->velocity().data());
+    comm_->broadcast(optimizer_->velocity(), 0);
+    optimizer_->set_steps(record.optimizer_steps);
     record_ = record;
     if (comm_->rank() != 0) record_.seen = {};
     ctx_.tape().clear();
@@ -200,10 +205,10 @@ class procedure {
     line("mode", to_string(options_.mode));
     line("warm-up epochs", std::to_string(options_.warmup_epochs));
     line("first factorized layer", std::to_string(options_.factorize.first_layer));
-    line("learning rate", options_.learning_rate.describe());
+    line("learning rate", real(options_.learning_rate) + ", " + options_.rate_schedule.describe());
     line("momentum", real(options_.optimizer.momentum));
     line("weight decay", real(options_.optimizer.weight_decay));
-    line("label smoothing", real(options_.label_smoothing));
+    line("label smoothing", real(options_.smoothing.epsilon));
     line("clip norm", real(options_.clip_norm));
     line("batch", std::to_string(options_.batch));
     line("crop padding", std::to_string(options_.augment.pad_crop));
@@ -236,7 +241,7 @@ class procedure {
     comm_->broadcast(net_.store().buffers(), 0);
   }
 
-  void make_optimizer() { optimizer_.emplace(net_, options_.optimizer); }
+  void make_optimizer() { optimizer_.emplace(make_optimizer_target(net_.store()), options_.optimizer); }
 
   // Low rank from the start: the structure that the policy would give, with random factors.
   void start_low_rank() {
@@ -290,9 +295,10 @@ class procedure {
     // Each rank divides by its share of the global batch, so that the mean over ranks is the mean over
     // samples even where the shares differ by one.
     const double share = static_cast<double>(place.global_count) / comm_->size();
-    const auto loss = softmax_cross_entropy<T>(
-        ctx_, y, std::span<const std::int32_t>(labels_.data(), static_cast<std::size_t>(place.count)), dy,
-        share, options_.label_smoothing);
+    const SoftmaxCrossEntropy<T> criterion(options_.smoothing);
+    const loss_result loss = criterion(
+        ctx_, y, std::span<const std::int32_t>(labels_.data(), static_cast<std::size_t>(place.count)), share,
+        dy);
     net_.backward(ctx_, dy);
     const clock::time_point exchange_start = clock::now();
     mean(*comm_, net_.store().gradients());
@@ -308,8 +314,8 @@ class procedure {
   }
 
   double learning_rate() const {
-    return options_.learning_rate(static_cast<double>(record_.epoch) +
-                                  static_cast<double>(record_.step) / static_cast<double>(steps_per_epoch()));
+    const double part = static_cast<double>(record_.step) / static_cast<double>(steps_per_epoch());
+    return options_.learning_rate * options_.rate_schedule(static_cast<double>(record_.epoch) + part);
   }
 
   void end_epoch(training_observer& observer) {
@@ -376,7 +382,7 @@ class procedure {
   tensor<T, 4> images_;
   std::vector<std::int32_t> labels_;
   tensor<T, 4> logits_, gradient_;
-  std::optional<sgd<T>> optimizer_;
+  std::optional<SGD<T>> optimizer_;
   training_record record_;
   std::vector<double> step_ms_;
 };

@@ -53,6 +53,7 @@ struct training_record {
   index_t epoch = 0;
   index_t step = 0;  ///< of this epoch, done
   std::uint64_t total_steps = 0;
+  std::uint64_t optimizer_steps = 0;  ///< since the optimizer was made: since the switch, or the start
   bool low_rank = false;
   evaluation seen;           ///< this epoch's training samples, of this rank
   double exchange_ms = 0.0;  ///< spent in this epoch's all-reduces
@@ -63,7 +64,8 @@ struct training_record {
   std::string to_text() const {
     using detail::exact;
     std::string text = "position " + std::to_string(epoch) + " " + std::to_string(step) + " " +
-                       std::to_string(total_steps) + " " + std::to_string(low_rank ? 1 : 0) + "\n";
+                       std::to_string(total_steps) + " " + std::to_string(optimizer_steps) + " " +
+                       std::to_string(low_rank ? 1 : 0) + "\n";
     text += "seen " + exact(seen.loss_sum) + " " + std::to_string(seen.correct) + " " +
             std::to_string(seen.count) + " " + exact(exchange_ms) + "\n";
     for (const epoch_result& e : history) {
@@ -118,7 +120,7 @@ struct training_record {
   bool read_line(const std::string& kind, std::istringstream& line) {
     using detail::read_exact;
     if (kind == "position") {
-      line >> epoch >> step >> total_steps >> low_rank;
+      line >> epoch >> step >> total_steps >> optimizer_steps >> low_rank;
     } else if (kind == "seen") {
       seen.loss_sum = read_exact(line);
       line >> seen.correct >> seen.count;
