@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Models by name, for programs that let their users choose one.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <pufferfish/models/mlp.hpp>
+#include <pufferfish/models/small_resnet.hpp>
+#include <pufferfish/models/small_vgg.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A model with its own choice of options, for images (NHWC; N does not matter) and classes.
+template <class T>
+struct named_model {
+  std::string_view name;
+  network<T> (*make)(const extents<4>& image, index_t classes);
+};
+
+template <class T>
+network<T> default_small_resnet(const extents<4>& image, index_t classes) {
+  small_resnet_options options;
+  options.channels_in = image[3];
+  options.classes = classes;
+  return small_resnet<T>(options);
+}
+
+template <class T>
+network<T> default_small_vgg(const extents<4>& image, index_t classes) {
+  small_vgg_options options;
+  options.image = {image[1], image[2]};
+  options.channels_in = image[3];
+  options.classes = classes;
+  return small_vgg<T>(options);
+}
+
+template <class T>
+network<T> default_mlp(const extents<4>& image, index_t classes) {
+  mlp_options options;
+  options.inputs = image[1] * image[2] * image[3];
+  options.classes = classes;
+  return mlp<T>(options);
+}
+
+template <class T>
+inline constexpr std::array<named_model<T>, 3> named_models{{
+    {"mlp", &default_mlp<T>},
+    {"small-resnet", &default_small_resnet<T>},
+    {"small-vgg", &default_small_vgg<T>},
+}};
+
+}  // namespace detail
+
+/// The names that make_model knows, sorted.
+inline std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const auto& model : detail::named_models<float>) names.emplace_back(model.name);
+  return names;
+}
+
+/// A dense network by name, its parameters initialized from `seed`. `image`: NHWC extents of its inputs (N
+/// does not matter). Throws value_error, listing the names, for an unknown one; value_error or shape_error if
+/// the model does not take such images.
+template <class T>
+network<T> make_model(std::string_view name, const extents<4>& image, index_t classes, std::uint64_t seed) {
+  for (const auto& model : detail::named_models<T>) {
+    if (model.name != name) continue;
+    network<T> net = model.make(image, classes);
+    net.output_shape(image);
+    net.initialize(seed);
+    return net;
+  }
+  std::string known;
+  for (const std::string& other : model_names()) known += (known.empty() ? "" : ", ") + other;
+  PUFFERFISH_THROW(value_error("no model is called " + std::string(name) + "; there are " + known));
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `mlp`: fully connected networks.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/models/small_resnet.hpp>
+#include <pufferfish/nn/flatten.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct mlp_options {
+  index_t inputs = 784;  ///< values of one image or vector
+  std::vector<index_t> hidden{256, 256};
+  index_t classes = 10;
+};
+
+/// Linear layers with ReLU between them, over flattened images: fc1, relu1, fc2, ..., fcN.
+///
+/// Parameters are zero until network::initialize. Throws value_error for an option out of its range.
+template <class T>
+network<T> mlp(const mlp_options& options) {
+  detail::check_option("mlp", "inputs", options.inputs, 1, index_t{1} << 40);
+  detail::check_option("mlp", "classes", options.classes, 1, detail::largest_option);
+  sequential<T> net;
+  net.add("flatten", Flatten<T>());
+  index_t features = options.inputs;
+  for (std::size_t i = 0; i < options.hidden.size(); ++i) {
+    detail::check_option("mlp", "a hidden layer", options.hidden[i], 1, detail::largest_option);
+    net.add("fc" + std::to_string(i + 1), Linear<T>(features, options.hidden[i]));
+    net.add("relu" + std::to_string(i + 1), ReLU<T>());
+    features = options.hidden[i];
+  }
+  net.add("fc" + std::to_string(options.hidden.size() + 1), Linear<T>(features, options.classes));
+  return network<T>{any_layer<T>(std::move(net))};
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `small_resnet`: residual networks for small images.
+
+#include <string>
+#include <utility>
+
+#include <pufferfish/nn/activation.hpp>
+#include <pufferfish/nn/batch_norm.hpp>
+#include <pufferfish/nn/conv.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/network.hpp>
+#include <pufferfish/nn/pooling.hpp>
+#include <pufferfish/nn/residual.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct small_resnet_options {
+  index_t channels_in = 3;
+  index_t classes = 10;
+  index_t width = 16;       ///< channels of the first stage; each further stage has twice as many
+  index_t blocks = 1;       ///< a stage; blocks = n makes the paper's network of 6n + 2 layers
+  index_t stages = 3;       ///< 1 .. 16; all but the first halve height and width
+  index_t stem_stride = 1;  ///< of the first convolution
+  bool batch_norm = true;   ///< else convolutions have biases, and no sample's output depends on another's
+};
+
+namespace detail {
+
+template <class T>
+void add_conv(sequential<T>& to, const std::string& name, const std::string& norm_name,
+              const conv_shape& shape, bool batch_norm) {
+  to.add(name, Conv<T>(shape, !batch_norm));
+  if (batch_norm) to.add(norm_name, BatchNorm<T>(shape.out_channels));
+}
+
+/// Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where the shape changes.
+template <class T>
+residual<T> basic_block(index_t in, index_t out, index_t stride, bool batch_norm) {
+  sequential<T> branch, shortcut;
+  add_conv(branch, "conv1", "bn1", conv_shape::square(in, out, 3, stride, 1), batch_norm);
+  branch.add("relu", ReLU<T>());
+  add_conv(branch, "conv2", "bn2", conv_shape::square(out, out, 3, 1, 1), batch_norm);
+  if (stride != 1 || in != out) {
+    add_conv(shortcut, "0", "1", conv_shape::square(in, out, 1, stride), batch_norm);
+  }
+  return residual<T>(std::move(branch), std::move(shortcut));
+}
+
+/// Throws value_error unless low <= value <= high.
+inline void check_option(const char* model, const char* option, index_t value, index_t low, index_t high) {
+  if (value >= low && value <= high) return;
+  PUFFERFISH_THROW(value_error(std::string(model) + ": " + option + " is " + std::to_string(value) +
+                               ", not in " + std::to_string(low) + " .. " + std::to_string(high)));
+}
+
+inline constexpr index_t largest_option = index_t{1} << 20;
+
+}  // namespace detail
+
+/// The residual network of He, Zhang, Ren and Sun (Deep residual learning for image recognition, CVPR 2016,
+/// section 4.2): a 3x3 stem, stages of basic blocks of width, 2 width, 4 width, ... channels, the first block
+/// of stages 2, 3, ... with stride 2; global average pooling; a linear layer. Where the paper's shortcuts pad
+/// with zeros (option A), these are 1x1 convolutions (option B). Names are those of a PyTorch module: conv1,
+/// bn1, layer1.0.conv1, ..., layer2.0.shortcut.0, fc. Takes any image that the strides leave a pixel of.
+///
+/// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
+/// out of its range.
+template <class T>
+network<T> small_resnet(const small_resnet_options& options) {
+  const auto check = [](const char* name, index_t value, index_t high) {
+    detail::check_option("small_resnet", name, value, 1, high);
+  };
+  check("channels_in", options.channels_in, detail::largest_option);
+  check("classes", options.classes, detail::largest_option);
+  check("width", options.width, detail::largest_option);
+  check("blocks", options.blocks, detail::largest_option);
+  check("stages", options.stages, 16);
+  check("stem_stride", options.stem_stride, detail::largest_option);
+
+  sequential<T> net;
+  index_t channels = options.width;
+  detail::add_conv(net, "conv1", "bn1",
+                   conv_shape::square(options.channels_in, channels, 3, options.stem_stride, 1),
+                   options.batch_norm);
+  net.add("relu", ReLU<T>());
+  for (index_t stage = 0; stage < options.stages; ++stage) {
+    const index_t out = options.width << stage;
+    sequential<T> layer;
+    for (index_t block = 0; block < options.blocks; ++block) {
+      const index_t stride = stage > 0 && block == 0 ? 2 : 1;
+      layer.add(detail::basic_block<T>(channels, out, stride, options.batch_norm));
+      channels = out;
+    }
+    net.add("layer" + std::to_string(stage + 1), std::move(layer));
+  }
+  net.add("avgpool", GlobalAvgPool<T>());
+  net.add("fc", Linear<T>(channels, options.classes));
+  return network<T>{any_layer<T>(std::move(net))};
+}
+
+PUFFERFISH_NAMESPACE_END

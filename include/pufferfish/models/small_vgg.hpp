@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `small_vgg`: plain convolutional networks for small images.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <pufferfish/models/small_resnet.hpp>
+#include <pufferfish/nn/dropout.hpp>
+#include <pufferfish/nn/flatten.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct small_vgg_options {
+  size2 image{32, 32};  ///< pixels; the first linear layer depends on it
+  index_t channels_in = 3;
+  index_t classes = 10;
+  index_t width = 16;    ///< channels of the first stage; each further stage has twice as many
+  index_t stages = 2;    ///< each halves height and width; at least one pixel must be left
+  index_t hidden = 128;  ///< features between the two linear layers
+  double dropout = 0.5;  ///< before each linear layer
+  bool batch_norm = true;
+};
+
+/// Stages of two 3x3 convolutions, each with batch norm and ReLU, and 2x2 max-pooling; then two linear layers
+/// behind dropout: the pattern of Simonyan and Zisserman (Very deep convolutional networks, ICLR 2015) in
+/// small. Names are those of torchvision's VGG: features.0, ..., classifier.1, classifier.4.
+///
+/// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
+/// out of its range.
+template <class T>
+network<T> small_vgg(const small_vgg_options& options) {
+  const auto check = [](const char* name, index_t value, index_t high) {
+    detail::check_option("small_vgg", name, value, 1, high);
+  };
+  check("image height", options.image.height, detail::largest_option);
+  check("image width", options.image.width, detail::largest_option);
+  check("channels_in", options.channels_in, detail::largest_option);
+  check("classes", options.classes, detail::largest_option);
+  check("width", options.width, detail::largest_option);
+  check("hidden", options.hidden, detail::largest_option);
+  index_t most_stages = 0;
+  while (std::min(options.image.height, options.image.width) >> (most_stages + 1) > 0) ++most_stages;
+  check("stages", options.stages, std::min<index_t>(most_stages, 16));
+
+  sequential<T> features, classifier, net;
+  index_t channels = options.channels_in;
+  for (index_t stage = 0; stage < options.stages; ++stage) {
+    for (int conv = 0; conv < 2; ++conv) {
+      const index_t out = options.width << stage;
+      features.add(Conv<T>(conv_shape::square(channels, out, 3, 1, 1), !options.batch_norm));
+      if (options.batch_norm) features.add(BatchNorm<T>(out));
+      features.add(ReLU<T>());
+      channels = out;
+    }
+    features.add(MaxPool<T>(2));
+  }
+  const index_t pixels = (options.image.height >> options.stages) * (options.image.width >> options.stages);
+  classifier.add(Dropout<T>(options.dropout))
+      .add(Linear<T>(pixels * channels, options.hidden))
+      .add(ReLU<T>())
+      .add(Dropout<T>(options.dropout))
+      .add(Linear<T>(options.hidden, options.classes));
+  net.add("features", std::move(features));
+  net.add("flatten", Flatten<T>());
+  net.add("classifier", std::move(classifier));
+  return network<T>{any_layer<T>(std::move(net))};
+}
+
+PUFFERFISH_NAMESPACE_END
