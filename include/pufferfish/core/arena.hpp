@@ -24,8 +24,10 @@ class stack_arena {
     std::size_t depth = 0;
   };
 
-  /// The new top block, `bytes` long (zero bytes give a valid address too).
+  /// The new top block, `bytes` long (zero bytes give a valid address too). An empty stack of several chunks
+  /// first joins them into one.
   std::byte* allocate(std::size_t bytes) {
+    if (top_.depth == 0 && chunks_.size() > 1) join_chunks();
     const std::size_t need =
         (std::max<std::size_t>(bytes, 1) + memory_alignment - 1) / memory_alignment * memory_alignment;
     while (top_.chunk < chunks_.size() && top_.used + need > capacity(top_.chunk)) {
@@ -42,19 +44,11 @@ class stack_arena {
 
   mark top() const { return top_; }
 
-  /// Gives back everything allocated since `height` was the top. An empty stack joins its chunks into one.
+  /// Gives back everything allocated since `height` was the top. What lay there stays readable until
+  /// the next allocate().
   void release(const mark& height) noexcept {
     PUFFERFISH_ASSERT(height.depth <= top_.depth, "stack_arena: release above the top");
     top_ = height;
-    if (top_.depth == 0 && chunks_.size() > 1) {
-      const std::size_t total = held_bytes();
-      chunks_.clear();
-      top_ = {};
-      try {
-        add_chunk(total);
-      } catch (...) {  // frames release in destructors; without the memory, the next allocate() asks again
-      }
-    }
   }
 
   /// Bytes in use now, at most so far, and held from the system.
@@ -65,13 +59,21 @@ class stack_arena {
     for (std::size_t i = 0; i < chunks_.size(); ++i) total += capacity(i);
     return total;
   }
-  /// How often the arena asked the system for memory; constant once one step has shown what a step needs.
+  /// How often the arena asked the system for memory; constant once one step has shown what a step needs and
+  /// the next has joined the chunks.
   std::size_t system_allocations() const { return system_allocations_; }
 
  private:
   static constexpr std::size_t smallest_chunk = std::size_t{1} << 16;
 
   std::size_t capacity(std::size_t chunk) const { return static_cast<std::size_t>(chunks_[chunk].size()); }
+
+  void join_chunks() {
+    const std::size_t total = held_bytes();
+    chunks_.clear();
+    top_ = {};
+    add_chunk(total);
+  }
 
   void add_chunk(std::size_t bytes) {
     chunks_.emplace_back(static_cast<index_t>(bytes));
