@@ -57,7 +57,7 @@ class low_rank_conv {
   }
 
   /// NHWC extents of the output. Throws shape_error.
-  extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, describe()); }
+  extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
   /// y = up * (down * x) + b. x, y: NHWC, dense; y has output_shape(x) and does not overlap x. In training, x
   /// must stay as it is until the backward pass. Throws shape_error.

@@ -77,7 +77,6 @@ inline std::string join_name(const std::string& prefix, const std::string& name)
 
 template <class T>
 tensor_view<T, 2> rows_of(const tensor_view<T, 4>& view) {
-  if (view.is_null()) return {};
   return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
 }
 

@@ -31,7 +31,7 @@ class Conv {
   tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
 
   std::string describe() const { return "Conv, " + shape_.describe(); }
-  extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, describe()); }
+  extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
   /// x, y: NHWC, dense; y does not overlap x. In training, x must stay as it is until backward.
   void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,

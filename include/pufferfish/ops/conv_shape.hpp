@@ -52,15 +52,16 @@ struct conv_shape {
   }
 
   /// NHWC extents of the output for an NHWC input: floor((in + 2 padding - dilation (kernel - 1) - 1) /
-  /// stride) + 1 in each direction. Throws shape_error, naming `layer`, if the channels differ or the kernel
-  /// does not fit.
-  extents<4> output(const extents<4>& input, const std::string& layer) const {
+  /// stride) + 1 in each direction. Throws shape_error, naming `layer` (a text, or whatever has describe()),
+  /// if the channels differ or the kernel does not fit. Builds no text otherwise: layers ask in every step.
+  template <class Layer>
+  extents<4> output(const extents<4>& input, const Layer& layer) const {
     const index_t height =
         output_length(input[1], kernel.height, stride.height, padding.height, dilation.height);
     const index_t width = output_length(input[2], kernel.width, stride.width, padding.width, dilation.width);
     if (input[3] != in_channels || height <= 0 || width <= 0) {
-      PUFFERFISH_THROW(
-          shape_error(layer + ": input " + to_string<4>(input) + " (NHWC) does not fit " + describe()));
+      PUFFERFISH_THROW(shape_error(name_of(layer) + ": input " + to_string<4>(input) +
+                                   " (NHWC) does not fit " + describe()));
     }
     return {input[0], height, width, out_channels};
   }
@@ -76,6 +77,16 @@ struct conv_shape {
                                index_t dilation) {
     const index_t room = length + 2 * padding - dilation * (kernel - 1) - 1;
     return room < 0 ? 0 : room / stride + 1;
+  }
+
+ private:
+  template <class Layer>
+  static std::string name_of(const Layer& layer) {
+    if constexpr (requires { layer.describe(); }) {
+      return layer.describe();
+    } else {
+      return layer;
+    }
   }
 };
 
