@@ -26,6 +26,7 @@ GPU_MAY = ORDER[: ORDER.index("compress") + 1] + ["gpu"]
 UMBRELLAS = {
     "lowrank.hpp": ("lowrank", {"io"}, set()),
     "nn.hpp": ("train", {"dist"}, {"zlib", "json"}),
+    "train.hpp": ("train", set(), {"zlib", "json"}),
     "distributed.hpp": ("train", set(), {"mpi", "zlib", "json"}),
     "gpu.hpp": ("train", set(), {"cuda", "zlib", "json"}),
 }

@@ -70,6 +70,17 @@ inline double discarded_energy(const svd_result& of, index_t rank, index_t full,
   return sum;
 }
 
+/// svd, with the layer's name before the text of a value_error.
+template <class T>
+svd_result svd_of_layer(const tensor_view<const T, 2>& matrix, const svd_options& how,
+                        const std::string& name) {
+  try {
+    return svd(matrix, how);
+  } catch (const value_error& e) {
+    PUFFERFISH_THROW(value_error(name + ": " + e.what()));
+  }
+}
+
 }  // namespace detail
 
 /// Factorizes a matrix (out x in, any strides): up = U_r sqrt(S_r), down = sqrt(S_r) V_r^T, where A = U S V^T
@@ -91,7 +102,7 @@ factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_po
     if (!options.allow_growth) check_shrinks(options.name, rows, cols, rank);
     how.max_rank = rank;
   }
-  const svd_result svd_of = svd(matrix, how);
+  const svd_result svd_of = detail::svd_of_layer(matrix, how, options.name);
   const index_t rank = choose_rank(policy, rows, cols, svd_of.singular_values, svd_of.squared_norm);
   check_rank(options.name, rows, cols, rank);
   if (!options.allow_growth) check_shrinks(options.name, rows, cols, rank);

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Whole networks: dense and low-rank layers, losses, optimizers, factorization of a network. What a program without a
+/// framework of its own includes. Training loops, data and checkpoints are in <pufferfish/train.hpp>.
+
+#include <pufferfish/lowrank.hpp>
+#include <pufferfish/nn/activation.hpp>
+#include <pufferfish/nn/any_layer.hpp>
+#include <pufferfish/nn/batch_norm.hpp>
+#include <pufferfish/nn/conv.hpp>
+#include <pufferfish/nn/dropout.hpp>
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/flatten.hpp>
+#include <pufferfish/nn/init.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/loss.hpp>
+#include <pufferfish/nn/network.hpp>
+#include <pufferfish/nn/pooling.hpp>
+#include <pufferfish/nn/residual.hpp>
+#include <pufferfish/nn/sequential.hpp>
+#include <pufferfish/optim/clip.hpp>
+#include <pufferfish/optim/schedule.hpp>
+#include <pufferfish/optim/sgd.hpp>

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <doctest/doctest.h>
+#include <mpi.h>
+
+#include <cmath>
+#include <limits>
+#include <pufferfish/dist/mpi.hpp>
+
+#include "../unit/train_support.hpp"
+
+namespace {
+
+using namespace train_support;
+template <class T>
+using parallel_run = procedure<T, mpi::communicator>;
+
+bool same_on_all_ranks(mpi::communicator& comm, std::uint64_t value) {
+  const std::vector<std::uint64_t> all = comm.all_gather(value);
+  return std::all_of(all.begin(), all.end(), [&](std::uint64_t other) { return other == all[0]; });
+}
+
+TEST_CASE("parameters are bit-identical on all ranks after every step, epoch and the switch") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(106, 1), test = quadrants(41, 2);  // uneven shares, uneven last batch
+  training_options options = small_options();
+  options.batch = 22;
+  parallel_run<float> run(tiny_net<float>(true), comm, train, test, options);
+  recorder seen;
+  while (!run.finished()) {
+    run.advance(seen);
+    REQUIRE(same_on_all_ranks(comm, parameter_digest(run)));
+  }
+  CHECK(seen.switches.size() == 1);
+  REQUIRE(seen.epochs.size() == 6);
+  CHECK(same_on_all_ranks(comm, std::bit_cast<std::uint64_t>(seen.epochs[5].test_loss)));
+  CHECK(same_on_all_ranks(comm, digest(run.net().store().buffers())));  // averaged for the evaluation
+  CHECK(seen.epochs[5].train_loss < seen.epochs[0].train_loss);
+  for (const epoch_result& e : seen.epochs) CHECK(e.test_accuracy <= 100.0);
+}
+
+TEST_CASE("without batch norm the trajectory is that of one rank with the same global batch, to rounding") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  self alone;
+  const image_set train = quadrants(75, 1), test = quadrants(40, 2);
+  training_options options = small_options();
+  options.augment.pad_crop = 1;
+  options.epochs = 4;
+  options.warmup_epochs = 2;
+  recorder nobody;
+  parallel_run<double> many(tiny_net<double>(false), comm, train, test, options);
+  procedure<double, self> one(tiny_net<double>(false), alone, train, test, options);
+  while (!many.finished()) {
+    many.advance(nobody);
+    one.advance(nobody);
+    const auto a = many.net().store().values(), b = one.net().store().values();
+    REQUIRE(a.size() == b.size());
+    double worst = 0.0;
+    for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
+    REQUIRE(worst < 1e-9);
+  }
+  CHECK(many.history().back().test_accuracy == doctest::Approx(one.history().back().test_accuracy));
+  CHECK(many.history()[1].train_loss == doctest::Approx(one.history()[1].train_loss).epsilon(1e-9));
+}
+
+TEST_CASE("a batch smaller than the number of ranks leaves some without samples, and nothing breaks") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(25, 1), test = quadrants(3, 2);
+  training_options options = small_options();
+  options.batch = 24;  // the second batch has one sample
+  options.epochs = 2;
+  options.warmup_epochs = 1;
+  parallel_run<float> run(tiny_net<float>(false), comm, train, test, options);
+  training_observer nobody;
+  run.run(nobody);
+  CHECK(same_on_all_ranks(comm, parameter_digest(run)));
+  for (double value : run.net().store().values()) REQUIRE(std::isfinite(value));
+}
+
+TEST_CASE("ranks with different networks, data or options are told which, on every rank") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const bool odd_one = comm.rank() == comm.size() - 1 && comm.size() > 1;
+  const image_set train = quadrants(48, 1), other = quadrants(48, odd_one ? 7 : 1), test = quadrants(40, 2);
+  if (comm.size() == 1) return;
+  const std::string last = "rank " + std::to_string(comm.size() - 1);
+  CHECK_THROWS_WITH_AS(
+      parallel_run<float>(tiny_net<float>(true, odd_one ? 16 : 12), comm, train, test, small_options()),
+      doctest::Contains("network differs"), state_error);
+  CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, other, test, small_options()),
+                       doctest::Contains("training data"), state_error);
+  training_options options = small_options();
+  if (odd_one) options.seed = 10;
+  CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, train, test, options),
+                       doctest::Contains(last.c_str()), state_error);
+  CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, train, test, options),
+                       doctest::Contains("seed"), state_error);
+}
+
+TEST_CASE("what fails on rank 0 alone is thrown on all: the switch, saving, resuming") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(48, 1), test = quadrants(40, 2);
+  training_options options = small_options();
+  options.warmup_epochs = 0;
+  training_observer nobody;
+  parallel_run<float> run(tiny_net<float>(true), comm, train, test, options);
+  if (comm.rank() == 0) {
+    for (const auto& entry : run.net().store().parameters()) {
+      if (entry.name == "conv2.weight") entry.thing->data()[7] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+  CHECK_THROWS_WITH_AS(run.advance(nobody), doctest::Contains("conv2"), error);
+  parallel_run<float> fine(tiny_net<float>(true), comm, train, test, options);
+  CHECK_THROWS_WITH_AS(fine.save("/no such folder/checkpoint"), doctest::Contains("/no such folder"), error);
+  CHECK_THROWS_WITH_AS(fine.resume("/no such folder/checkpoint"), doctest::Contains("/no such folder"),
+                       error);
+  fine.run(nobody);  // and it still works
+  CHECK(fine.finished());
+}
+
+TEST_CASE("resume on several ranks is bit-exact before, at and after the switch") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(72, 1), test = quadrants(40, 2);
+  std::uint64_t name[1] = {static_cast<std::uint64_t>(::getpid())};
+  comm.broadcast(std::span<std::uint64_t>(name), 0);
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("pufferfish-mpi-" + std::to_string(name[0]))).string();
+  training_observer nobody;
+  parallel_run<float> whole(tiny_net<float>(true), comm, train, test, small_options());
+  whole.run(nobody);
+  for (int stop : {1, 9, 10, 16}) {
+    parallel_run<float> first(tiny_net<float>(true), comm, train, test, small_options());
+    for (int i = 0; i < stop; ++i) first.advance(nobody);
+    first.save(path);
+    parallel_run<float> second(tiny_net<float>(true), comm, train, test, small_options());
+    second.resume(path);
+    second.run(nobody);
+    CHECK(parameter_digest(second) == parameter_digest(whole));
+    CHECK(second.history().back().train_loss == doctest::Approx(whole.history().back().train_loss));
+  }
+  comm.barrier();
+  if (comm.rank() == 0) std::filesystem::remove(path);
+}
+
+}  // namespace

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "train_support.hpp"
+
+namespace {
+
+using namespace train_support;
+using run_of = procedure<float, self>;
+
+TEST_CASE("the procedure learns, switches when told, and goes on learning") {
+  const image_set train = quadrants(240, 1), test = quadrants(100, 2);
+  self comm;
+  run_of run(tiny_net<float>(true), comm, train, test, small_options());
+  const index_t dense_parameters = run.net().parameter_count();
+  recorder seen;
+  run.run(seen);
+  CHECK(run.finished());
+  REQUIRE(seen.epochs.size() == 6);
+  CHECK(seen.positions.size() == 60);
+  REQUIRE(seen.switches.size() == 1);
+  const switch_result& at = seen.switches[0];
+  CHECK(at.epoch == 3);
+  CHECK(at.milliseconds > 0.0);
+  CHECK(at.factors.kept_energy() < 1.0);
+  CHECK(at.factors.kept_energy() > 0.2);
+  CHECK(at.factors.parameters_before == dense_parameters);
+  CHECK(at.factors.parameters_after == run.net().parameter_count());
+  CHECK(at.factors.parameters_after < dense_parameters);
+  CHECK(at.factors.layers.size() == 3);  // all but conv1 and fc
+  CHECK(run.exchange_bytes() == 4 * run.net().parameter_count());
+  for (std::size_t e = 0; e < 6; ++e) {
+    CHECK(seen.epochs[e].epoch == static_cast<index_t>(e));
+    CHECK(seen.epochs[e].low_rank == (e >= 3));
+    CHECK(seen.epochs[e].step_ms > 0.0);
+    CHECK(seen.epochs[e].learning_rate == doctest::Approx(e < 4 ? 0.1 : 0.01));
+  }
+  CHECK(seen.epochs[5].train_loss < seen.epochs[0].train_loss);
+  CHECK(seen.epochs[5].test_accuracy > 80.0);
+}
+
+TEST_CASE("dense mode never switches; lowrank mode starts there, without an SVD of trained weights") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  self comm;
+  recorder seen;
+  run_of dense(tiny_net<float>(true), comm, train, test, small_options(training_mode::dense));
+  dense.run(seen);
+  run_of low(tiny_net<float>(true), comm, train, test, small_options(training_mode::lowrank));
+  CHECK(low.low_rank());
+  CHECK(low.net().parameter_count() < dense.net().parameter_count());
+  low.run(seen);
+  CHECK(seen.switches.empty());
+  CHECK_FALSE(low_rank_layers(low.net()).empty());
+  CHECK(low_rank_layers(dense.net()).empty());
+}
+
+TEST_CASE("the switch carries over bit for bit what it does not factorize") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  self comm;
+  run_of run(tiny_net<float>(true), comm, train, test, small_options());
+  struct watcher final : training_observer {
+    explicit watcher(run_of& r) : run(r) {}
+    void on_epoch(const epoch_result&) override {
+      before.clear();
+      for (const auto& entry : run.net().store().parameters()) {
+        before[entry.name].assign(entry.thing->values().begin(), entry.thing->values().end());
+      }
+      for (const auto& entry : run.net().store().buffer_entries()) {
+        before[entry.name].assign(entry.thing->values().begin(), entry.thing->values().end());
+      }
+    }
+    void on_switch(const switch_result&) override {
+      const auto compare = [&](const auto& entry) {
+        const auto old = before.find(entry.name);
+        if (old == before.end()) {
+          ++made;
+          return;
+        }
+        ++carried;
+        CHECK(std::equal(old->second.begin(), old->second.end(), entry.thing->values().begin()));
+      };
+      for (const auto& entry : run.net().store().parameters()) compare(entry);
+      for (const auto& entry : run.net().store().buffer_entries()) compare(entry);
+    }
+    run_of& run;
+    std::map<std::string, std::vector<float>> before;
+    int carried = 0, made = 0;
+  } watch(run);
+  run.run(watch);
+  // Factors: block.conv1 (2), conv2 (2 and a bias on `up`), hidden (2 and a bias).
+  CHECK(watch.made == 8);
+  CHECK(watch.carried == 11);  // conv1, bn1 and block.bn1 with two buffers each, fc
+}
+
+TEST_CASE("any number of threads gives the same bits") {
+  const image_set train = quadrants(100, 1), test = quadrants(40, 2);
+  self comm;
+  training_observer nobody;
+  std::uint64_t first = 0;
+  for (int threads : {1, 2, 3}) {
+    run_of run(tiny_net<float>(true), comm, train, test, small_options(), {threads, 0});
+    run.run(nobody);
+    if (threads == 1) first = parameter_digest(run);
+    CHECK(parameter_digest(run) == first);
+  }
+}
+
+TEST_CASE("resume is bit-exact before, at and after the switch, in the middle of an epoch and at its end") {
+  const image_set train = quadrants(100, 1), test = quadrants(40, 2);
+  const scratch_folder folder("resume");
+  self comm;
+  training_observer nobody;
+  run_of whole(tiny_net<float>(true), comm, train, test, small_options());
+  whole.run(nobody);
+  const std::uint64_t expected = parameter_digest(whole);
+  const index_t steps = whole.steps_per_epoch();
+  CHECK(steps == 5);
+  for (index_t stop : {index_t{0}, index_t{2}, steps, 3 * steps, 3 * steps + 1, 4 * steps, 5 * steps + 3}) {
+    CAPTURE(stop);
+    run_of first(tiny_net<float>(true), comm, train, test, small_options());
+    for (index_t i = 0; i < stop; ++i) first.advance(nobody);
+    first.save(folder.file("checkpoint"));
+    run_of second(tiny_net<float>(true), comm, train, test, small_options(), {2, 0});
+    second.resume(folder.file("checkpoint"));
+    CHECK(second.epoch() == first.epoch());
+    CHECK(second.step_of_epoch() == first.step_of_epoch());
+    CHECK(parameter_digest(second) == parameter_digest(first));
+    second.run(nobody);
+    CHECK(parameter_digest(second) == expected);
+    REQUIRE(second.history().size() == whole.history().size());
+    CHECK(second.history().back().test_loss == whole.history().back().test_loss);
+    CHECK(second.history()[1].train_loss == whole.history()[1].train_loss);
+    REQUIRE(second.switched().has_value());
+    CHECK(second.switched()->factors.kept_energy() == whole.switched()->factors.kept_energy());
+  }
+}
+
+TEST_CASE("a checkpoint of another run is refused, and nothing changes") {
+  const image_set train = quadrants(50, 1), test = quadrants(40, 2);
+  const scratch_folder folder("refuse");
+  self comm;
+  training_observer nobody;
+  run_of run(tiny_net<float>(true), comm, train, test, small_options());
+  run.advance(nobody);
+  run.save(folder.file("checkpoint"));
+
+  training_options other = small_options();
+  other.learning_rate = 0.2;
+  run_of differs(tiny_net<float>(true), comm, train, test, other);
+  const std::uint64_t before = parameter_digest(differs);
+  CHECK_THROWS_WITH_AS(differs.resume(folder.file("checkpoint")), doctest::Contains("learning rate"),
+                       state_error);
+  CHECK(parameter_digest(differs) == before);
+
+  run_of wider(tiny_net<float>(true, 16), comm, train, test, small_options());
+  CHECK_THROWS_WITH_AS(wider.resume(folder.file("checkpoint")), doctest::Contains("fc.weight"), io_error);
+  CHECK_THROWS_AS(run.resume(folder.file("no such file")), io_error);
+}
+
+TEST_CASE("NaN weights at the switch are an error that names the layer; the dense network stays") {
+  const image_set train = quadrants(48, 1), test = quadrants(40, 2);
+  self comm;
+  training_observer nobody;
+  training_options options = small_options();
+  options.warmup_epochs = 0;
+  run_of run(tiny_net<float>(true), comm, train, test, options);
+  for (const auto& entry : run.net().store().parameters()) {
+    if (entry.name == "conv2.weight") entry.thing->data()[7] = std::numeric_limits<float>::quiet_NaN();
+  }
+  const index_t parameters = run.net().parameter_count();
+  CHECK_THROWS_WITH_AS(run.advance(nobody), doctest::Contains("conv2"), value_error);
+  CHECK(run.net().parameter_count() == parameters);
+}
+
+TEST_CASE("an optimizer of the network before the switch throws") {
+  network<float> net = tiny_net<float>(true);
+  cpu_context ctx;
+  SGD<float> optimizer(make_optimizer_target(net.store()), {0.9, 0.0, false, 0.0, false});
+  optimizer.step(ctx, 0.1);
+  factorize(net, {});
+  CHECK_THROWS_AS(optimizer.step(ctx, 0.1), state_error);
+}
+
+TEST_CASE("training_record survives text exactly; damaged text is an io_error") {
+  training_record record;
+  record.epoch = 7;
+  record.step = 3;
+  record.total_steps = 1234;
+  record.optimizer_steps = 12;
+  record.low_rank = true;
+  record.seen = {0.1 + 0.2, 5, 9};
+  record.history.push_back({0, false, 0.1, 1.0 / 3.0, 50.0, 1e-300, 99.0, 1.5, 2.5, 0.5});
+  record.switched = switch_result{2, 3.25, {}};
+  record.switched->factors.layers.push_back({"a.b", 4, 5, 2, 1.0 / 7.0, 0.5, 0.25, 0.125, 20, 18, 20, 18});
+  const std::string text = record.to_text();
+  CHECK(training_record::from_text(text, "x").to_text() == text);
+  for (std::size_t cut = 0; cut + 1 < text.size(); ++cut) {
+    try {
+      training_record::from_text(text.substr(0, cut), "x");
+    } catch (const io_error&) {
+    }
+  }
+  CHECK_THROWS_AS(training_record::from_text("", "x"), io_error);
+  CHECK_THROWS_AS(training_record::from_text("nonsense 1 2", "x"), io_error);
+  CHECK_THROWS_AS(training_record::from_text("position 1 2 three 4 5", "x"), io_error);
+}
+
+}  // namespace
