@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 #include <algorithm>
 
+#include <algorithm>
 #include <atomic>
 #include <pufferfish/core/context.hpp>
 #include <set>
