@@ -21,10 +21,14 @@ namespace {
 
 std::atomic<std::size_t> heap_requests{0};
 
-void* counted(std::size_t bytes, std::size_t alignment) {
+void* counted_or_null(std::size_t bytes, std::size_t alignment) noexcept {
   ++heap_requests;
-  const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
-  if (void* memory = std::aligned_alloc(alignment, rounded)) return memory;
+  return std::aligned_alloc(alignment,
+                            (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment);
+}
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  if (void* memory = counted_or_null(bytes, alignment)) return memory;
   throw std::bad_alloc();
 }
 
@@ -41,6 +45,12 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 }
 [[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t a) {
   return counted(bytes, static_cast<std::size_t>(a));
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return counted_or_null(bytes, alignof(std::max_align_t));
+}
+[[gnu::noinline]] void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+  return counted_or_null(bytes, alignof(std::max_align_t));
 }
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
