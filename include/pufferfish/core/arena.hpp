@@ -26,7 +26,7 @@ class stack_arena {
 
   /// The new top block, `bytes` long (zero bytes give a valid address too). An empty stack of several chunks
   /// first joins them into one.
-  std::byte* allocate(std::size_t bytes) {
+  PUFFERFISH_NOINLINE std::byte* allocate(std::size_t bytes) {
     if (top_.depth == 0 && chunks_.size() > 1) join_chunks();
     const std::size_t need =
         (std::max<std::size_t>(bytes, 1) + memory_alignment - 1) / memory_alignment * memory_alignment;

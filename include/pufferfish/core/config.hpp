@@ -74,7 +74,12 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define PUFFERFISH_ALWAYS_INLINE inline __attribute__((always_inline))
 #define PUFFERFISH_RESTRICT __restrict__
+#define PUFFERFISH_NOINLINE __attribute__((noinline))
+/// Code that runs once a factorization or on the way to an exception: compiled for size, never inlined.
+#define PUFFERFISH_COLD __attribute__((cold, noinline))
 #else
 #define PUFFERFISH_ALWAYS_INLINE inline
 #define PUFFERFISH_RESTRICT
+#define PUFFERFISH_NOINLINE
+#define PUFFERFISH_COLD
 #endif

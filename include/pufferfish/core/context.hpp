@@ -6,7 +6,6 @@
 /// tape, random numbers, and whether it trains or infers.
 
 #include <cstdint>
-#include <optional>
 
 #include <pufferfish/core/arena.hpp>
 #include <pufferfish/core/device.hpp>

@@ -8,13 +8,13 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -25,8 +25,7 @@ class thread_pool {
   /// `threads` >= 1, else value_error; one means that everything runs in the caller.
   explicit thread_pool(int threads) {
     if (threads < 1) {
-      PUFFERFISH_THROW(
-          value_error("thread_pool: " + std::to_string(threads) + " threads asked for, at least 1"));
+      detail::throw_error<value_error>({"thread_pool: ", threads, " threads asked for, at least 1"});
     }
     helpers_.reserve(static_cast<std::size_t>(threads - 1));
     for (int worker = 1; worker < threads; ++worker) helpers_.emplace_back([this, worker] { serve(worker); });
@@ -47,14 +46,22 @@ class thread_pool {
   /// here. Not reentrant: a task may not call run.
   template <class Body>
   void run(index_t tasks, Body&& body) {
+    using plain = std::remove_reference_t<Body>;
+    run_tasks(tasks, const_cast<void*>(static_cast<const void*>(&body)),
+              [](void* object, index_t task, int worker) { (*static_cast<plain*>(object))(task, worker); });
+  }
+
+ private:
+  using invoke = void (*)(void*, index_t, int);
+
+  // Not a template: a body is compiled once, whether threads run it or the caller does.
+  PUFFERFISH_NOINLINE void run_tasks(index_t tasks, void* object, invoke call) {
     if (tasks <= 0) return;
     if (helpers_.empty() || tasks == 1) {
-      for (index_t task = 0; task < tasks; ++task) body(task, 0);
+      for (index_t task = 0; task < tasks; ++task) call(object, task, 0);
       return;
     }
-    using plain = std::remove_reference_t<Body>;
-    start(tasks, const_cast<void*>(static_cast<const void*>(std::addressof(body))),
-          [](void* object, index_t task, int worker) { (*static_cast<plain*>(object))(task, worker); });
+    start(tasks, object, call);
     work(0);
     for (int left = active_.load(std::memory_order_acquire); left != 0;
          left = active_.load(std::memory_order_acquire)) {
@@ -62,9 +69,6 @@ class thread_pool {
     }
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
-
- private:
-  using invoke = void (*)(void*, index_t, int);
 
   void start(index_t tasks, void* object, invoke call) {
     PUFFERFISH_ASSERT(active_.load() == 0, "thread_pool: a task may not start tasks");

@@ -40,11 +40,7 @@ struct logical_layout {
 
 /// "[64 x 3 x 3 x 3]": the logical extents.
 inline std::string to_string(const logical_layout& layout) {
-  std::string text = "[";
-  for (int d = 0; d < layout.dims; ++d) {
-    text += (d ? " x " : "") + std::to_string(layout.shape[static_cast<std::size_t>(d)]);
-  }
-  return text + "]";
+  return detail::shape_text(layout.shape.data(), static_cast<std::size_t>(layout.dims));
 }
 
 namespace detail {

@@ -21,11 +21,7 @@ class tape {
   template <class T>
   T* push(index_t count) {
     static_assert(std::is_trivially_copyable_v<T>);
-    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
-    const stack_arena::mark below = arena_.top();
-    std::byte* block = arena_.allocate(bytes);
-    entries_.push_back({below, block, bytes});
-    return reinterpret_cast<T*>(block);
+    return reinterpret_cast<T*>(push_bytes(static_cast<std::size_t>(count) * sizeof(T)));
   }
 
   template <class T, std::size_t N>
@@ -38,18 +34,7 @@ class tape {
   /// in training mode, or passes were mixed up.
   template <class T>
   T* pop(index_t count) {
-    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
-    if (entries_.empty() || entries_.back().bytes != bytes) {
-      PUFFERFISH_THROW(state_error(
-          "tape: backward wants an entry of " + std::to_string(bytes) + " bytes, the tape " +
-          (entries_.empty() ? std::string("is empty")
-                            : "has one of " + std::to_string(entries_.back().bytes)) +
-          ": run forward in training mode first, and each backward pass once, in opposite order"));
-    }
-    const entry top = entries_.back();
-    entries_.pop_back();
-    arena_.release(top.below);
-    return reinterpret_cast<T*>(top.block);
+    return reinterpret_cast<T*>(pop_bytes(static_cast<std::size_t>(count) * sizeof(T)));
   }
 
   template <class T, std::size_t N>
@@ -60,11 +45,11 @@ class tape {
   /// Small values (views, shapes, numbers) as one entry each.
   template <class V>
   void push_value(const V& value) {
-    std::memcpy(push<std::byte>(sizeof(V)), &value, sizeof(V));
+    std::memcpy(push_bytes(sizeof(V)), &value, sizeof(V));
   }
   template <class V>
   V pop_value() {
-    return value_at<V>(pop<std::byte>(sizeof(V)));
+    return value_at<V>(pop_bytes(sizeof(V)));
   }
 
   /// The value on top, left where it is. Throws as pop does.
@@ -85,6 +70,29 @@ class tape {
   }
 
  private:
+  PUFFERFISH_NOINLINE std::byte* push_bytes(std::size_t bytes) {
+    const stack_arena::mark below = arena_.top();
+    std::byte* block = arena_.allocate(bytes);
+    entries_.push_back({below, block, bytes});
+    return block;
+  }
+
+  PUFFERFISH_NOINLINE std::byte* pop_bytes(std::size_t bytes) {
+    if (entries_.empty() || entries_.back().bytes != bytes) fail_to_pop(bytes);
+    const entry top = entries_.back();
+    entries_.pop_back();
+    arena_.release(top.below);
+    return top.block;
+  }
+
+  PUFFERFISH_COLD void fail_to_pop(std::size_t bytes) const {
+    const std::string found =
+        entries_.empty() ? "is empty" : detail::message({"has one of ", entries_.back().bytes});
+    detail::throw_error<state_error>(
+        {"tape: backward wants an entry of ", bytes, " bytes, the tape ", found,
+         ": run forward in training mode first, and each backward pass once, in opposite order"});
+  }
+
   // By way of bytes, so that V needs no default constructor.
   template <class V>
   static V value_at(const std::byte* block) {

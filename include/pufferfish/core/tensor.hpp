@@ -10,12 +10,17 @@
 #include <type_traits>
 #include <utility>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Bytes at which every allocation of ours starts: a cache line, and the widest vector.
 inline constexpr std::size_t memory_alignment = 64;
+
+/// Asks for memory that is not zeroed: for what is written before it is read.
+struct uninitialized_t {};
+inline constexpr uninitialized_t uninitialized{};
 
 /// A fixed number of trivially copyable elements, 64-byte aligned, zeroed at first. Copies are deep.
 template <class T>
@@ -24,14 +29,17 @@ class aligned_buffer {
 
  public:
   aligned_buffer() = default;
-  explicit aligned_buffer(index_t count) : size_(count) {
-    if (count < 0) PUFFERFISH_THROW(shape_error("aligned_buffer: negative size " + std::to_string(count)));
+  explicit aligned_buffer(index_t count) : aligned_buffer(count, uninitialized) {
+    std::fill_n(data_, count, T{});
+  }
+  PUFFERFISH_NOINLINE aligned_buffer(index_t count, uninitialized_t) : size_(count) {
+    if (count < 0) detail::throw_error<shape_error>({"aligned_buffer: negative size ", count});
     if (count == 0) return;
     data_ = static_cast<T*>(
         ::operator new (static_cast<std::size_t>(count) * sizeof(T), std::align_val_t{memory_alignment}));
-    std::fill_n(data_, count, T{});
   }
-  aligned_buffer(const aligned_buffer& other) : aligned_buffer(other.size_) {
+  PUFFERFISH_NOINLINE aligned_buffer(const aligned_buffer& other)
+      : aligned_buffer(other.size_, uninitialized) {
     std::copy_n(other.data_, size_, data_);
   }
   aligned_buffer(aligned_buffer&& other) noexcept

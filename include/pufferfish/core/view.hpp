@@ -14,6 +14,7 @@
 #include <pufferfish/core/assert.hpp>
 #include <pufferfish/core/config.hpp>
 #include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -46,9 +47,7 @@ constexpr extents<N> row_major(const extents<N>& shape) {
 /// "[2 x 8 x 8 x 64]", as error messages print shapes.
 template <std::size_t N>
 std::string to_string(const extents<N>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < N; ++i) text += (i ? " x " : "") + std::to_string(shape[i]);
-  return text + "]";
+  return detail::shape_text(shape.data(), N);
 }
 
 /// A strided array of N dimensions over memory that somebody else owns.
@@ -69,7 +68,7 @@ class tensor_view {
   constexpr tensor_view(T* data, const extents<N>& shape, const extents<N>& strides)
       : data_(data), extents_(shape), strides_(strides) {
     for (index_t extent : shape) {
-      if (extent < 0) PUFFERFISH_THROW(shape_error("tensor_view: negative extent in " + to_string<N>(shape)));
+      if (extent < 0) detail::throw_error<shape_error>({"tensor_view: negative extent in ", shape});
     }
   }
 
@@ -114,7 +113,7 @@ class tensor_view {
   /// The elements of a contiguous view. Throws shape_error for any other.
   constexpr std::span<T> flat() const {
     if (!empty() && !is_contiguous()) {
-      PUFFERFISH_THROW(shape_error("tensor_view: flat() of a strided view " + to_string<N>(extents_)));
+      detail::throw_error<shape_error>({"tensor_view: flat() of a strided view ", extents_});
     }
     return {data_, static_cast<std::size_t>(size())};
   }
@@ -123,8 +122,7 @@ class tensor_view {
   template <std::size_t M>
   constexpr tensor_view<T, M> reshape(const extents<M>& shape) const {
     if (volume<M>(shape) != size() || (!empty() && !is_contiguous())) {
-      PUFFERFISH_THROW(shape_error("tensor_view: cannot reshape " + to_string<N>(extents_) + " to " +
-                                   to_string<M>(shape)));
+      detail::throw_error<shape_error>({"tensor_view: cannot reshape ", extents_, " to ", shape});
     }
     return tensor_view<T, M>(data_, shape);
   }
@@ -166,8 +164,7 @@ constexpr tensor_view<T, 2> transpose(const tensor_view<T, 2>& view) {
 template <class T, class U, std::size_t N>
 void copy(const tensor_view<T, N>& from, const tensor_view<U, N>& to) {
   if (from.shape() != to.shape()) {
-    PUFFERFISH_THROW(shape_error("copy: source is " + to_string<N>(from.shape()) + ", target " +
-                                 to_string<N>(to.shape())));
+    detail::throw_error<shape_error>({"copy: source is ", from.shape(), ", target ", to.shape()});
   }
   if (from.empty()) return;
   extents<N> at{};

@@ -6,6 +6,7 @@
 
 #include <concepts>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -24,8 +25,8 @@ namespace detail {
 template <class A, class B, class C>
 void check_product(const tensor_view<A, 2>& a, const tensor_view<B, 2>& b, const tensor_view<C, 2>& c) {
   if (a.extent(1) != b.extent(0) || a.extent(0) != c.extent(0) || b.extent(1) != c.extent(1)) {
-    PUFFERFISH_THROW(shape_error("gemm: " + to_string<2>(a.shape()) + " times " + to_string<2>(b.shape()) +
-                                 " does not fit the result " + to_string<2>(c.shape())));
+    throw_error<shape_error>(
+        {"gemm: ", a.shape(), " times ", b.shape(), " does not fit the result ", c.shape()});
   }
 }
 

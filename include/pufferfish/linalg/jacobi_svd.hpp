@@ -43,7 +43,7 @@ inline std::pair<double, double> reflect_to_first(double* v, index_t count) {
   return {2 / (v[0] * v[0] + rest), alpha};
 }
 
-inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
+PUFFERFISH_COLD inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
   const index_t n = b.extent(0);
   const index_t m = b.extent(1);
   const auto count = static_cast<std::size_t>(n);
@@ -85,7 +85,7 @@ inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
 
 /// Rotates the rows of w (square) until they are orthogonal, the rows of z along with them: w = J w_before,
 /// and z = J z_before. Rows that are zero stay zero.
-inline void orthogonalize_by_rotation(tensor<double, 2>& w, tensor<double, 2>& z) {
+PUFFERFISH_COLD inline void orthogonalize_by_rotation(tensor<double, 2>& w, tensor<double, 2>& z) {
   constexpr int most_sweeps = 60;
   const index_t n = w.extent(0);
   const double tolerance = std::numeric_limits<double>::epsilon() * std::sqrt(static_cast<double>(n));
@@ -126,7 +126,7 @@ inline void orthogonalize_by_rotation(tensor<double, 2>& w, tensor<double, 2>& z
 class jacobi_decomposition {
  public:
   /// b: [n x m], n <= m, entries at most about one in magnitude.
-  explicit jacobi_decomposition(const tensor_view<const double, 2>& b) {
+  PUFFERFISH_COLD explicit jacobi_decomposition(const tensor_view<const double, 2>& b) {
     const index_t n = b.extent(0);
     const index_t m = b.extent(1);
     // Large columns first: then the reflectors keep the small ones' digits.
@@ -156,7 +156,7 @@ class jacobi_decomposition {
 
   /// Row i of `left` [k x n] and of `right` [k x m]: singular vectors i of b. A left one is zero where the
   /// singular value is.
-  void vectors(tensor<double, 2>& left, tensor<double, 2>& right) const {
+  PUFFERFISH_COLD void vectors(tensor<double, 2>& left, tensor<double, 2>& right) const {
     const index_t k = left.extent(0);
     const index_t n = left.extent(1);
     const index_t m = right.extent(1);

@@ -150,9 +150,8 @@ class gemm_operand {
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate) const {
     const index_t rows = a.extent(0);
     if (a.extent(1) != depth_ || c.extent(0) != rows || c.extent(1) != columns_) {
-      PUFFERFISH_THROW(shape_error("gemm: " + to_string<2>(a.shape()) + " times " +
-                                   to_string<2>(extents<2>{depth_, columns_}) + " does not fit the result " +
-                                   to_string<2>(c.shape())));
+      detail::throw_error<shape_error>({"gemm: ", a.shape(), " times ", extents<2>{depth_, columns_},
+                                        " does not fit the result ", c.shape()});
     }
     if (c.empty()) return;
     const bool along_rows = a.stride(1) != 1 && depth_ > 1;

@@ -34,7 +34,8 @@ inline double orthonormality_defect(const tensor_view<double, 2>& z, const tenso
 
 /// Takes the components along the first `before` rows out of row `row`; twice, because once leaves what
 /// rounding left of a nearly dependent row.
-inline void project_out(const tensor_view<double, 2>& z, index_t before, double* row, index_t begin = 0) {
+PUFFERFISH_COLD inline void project_out(const tensor_view<double, 2>& z, index_t before, double* row,
+                                        index_t begin = 0) {
   const index_t length = z.extent(1);
   for (int pass = 0; pass < 2; ++pass) {
     for (index_t j = begin; j < before; ++j) {
@@ -45,7 +46,7 @@ inline void project_out(const tensor_view<double, 2>& z, index_t before, double*
 }
 
 /// Scales row `row` of z to length one; true if it had any length worth the name.
-inline bool normalize_row(double* row, index_t length, double least) {
+PUFFERFISH_COLD inline bool normalize_row(double* row, index_t length, double least) {
   const double norm = std::sqrt(dot(row, row, length));
   if (!(norm > least)) return false;
   scale_by(1 / norm, row, length);
@@ -54,7 +55,7 @@ inline bool normalize_row(double* row, index_t length, double least) {
 
 /// Writes into row `row` a unit vector orthogonal to all rows before it (which are orthonormal). It starts
 /// from the coordinate direction that the others cover least: at least (length - row) / length of it remains.
-inline void complete_row(const tensor_view<double, 2>& z, index_t row) {
+PUFFERFISH_COLD inline void complete_row(const tensor_view<double, 2>& z, index_t row) {
   const index_t length = z.extent(1);
   std::vector<double> covered(static_cast<std::size_t>(length), 0.0);
   for (index_t j = 0; j < row; ++j) {
@@ -71,7 +72,7 @@ inline void complete_row(const tensor_view<double, 2>& z, index_t row) {
 
 /// Gram-Schmidt in blocks: a block loses its components along all earlier rows by two products, then its rows
 /// are made orthonormal one by one. Rows that vanish are replaced.
-inline void orthonormalize_rows_by_projection(const tensor_view<double, 2>& z) {
+PUFFERFISH_COLD inline void orthonormalize_rows_by_projection(const tensor_view<double, 2>& z) {
   constexpr index_t block = 32;
   const index_t rows = z.extent(0);
   const index_t length = z.extent(1);

@@ -52,9 +52,7 @@ class low_rank_conv {
     return tensor<T, 4>(tensor_view<const T, 4>(stored.data(), layout.shape, layout.strides));
   }
 
-  std::string describe() const {
-    return "LowRankConv rank " + std::to_string(rank_) + ", " + shape_.describe();
-  }
+  std::string describe() const { return message({"LowRankConv rank ", rank_, ", ", shape_.describe()}); }
 
   /// NHWC extents of the output. Throws shape_error.
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
@@ -132,14 +130,13 @@ class low_rank_conv {
  private:
   static logical_layout checked(const conv_shape& shape, index_t rank) {
     shape.validate("LowRankConv");
-    check_rank("LowRankConv, " + shape.describe(), shape.out_channels, shape.patch(), rank);
+    check_rank(message({"LowRankConv, ", shape.describe()}), shape.out_channels, shape.patch(), rank);
     return logical_layout::kernel(rank, shape.in_channels, shape.kernel.height, shape.kernel.width);
   }
   void check(const extents<4>& x, const extents<4>& y) const {
     const extents<4> expected = output_shape(x);
     if (y != expected) {
-      PUFFERFISH_THROW(shape_error(describe() + ": input " + to_string<4>(x) + " gives output " +
-                                   to_string<4>(expected) + ", not " + to_string<4>(y)));
+      throw_error<shape_error>({describe(), ": input ", x, " gives output ", expected, ", not ", y});
     }
   }
   extents<4> inner_shape(extents<4> output) const {

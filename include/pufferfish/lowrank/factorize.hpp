@@ -73,15 +73,15 @@ template <class T>
 void check_weight(const std::string& name, const conv_shape& shape, const tensor_view<T, 4>& weight) {
   const extents<4> expected{shape.out_channels, shape.in_channels, shape.kernel.height, shape.kernel.width};
   if (weight.shape() != expected) {
-    PUFFERFISH_THROW(shape_error(name + ": layer_traits give a weight " + to_string<4>(weight.shape()) +
-                                 " where the shape says " + to_string<4>(expected) + " (OIHW)"));
+    throw_error<shape_error>({name, ": layer_traits give a weight ", weight.shape(), " where the shape says ",
+                              expected, " (OIHW)"});
   }
 }
 
 template <class Layer>
 std::string host_description(const Layer& dense, const std::string& name) {
   if constexpr (layer_traits<Layer>::kind == layer_kind::conv) {
-    return name + " (" + layer_traits<Layer>::shape(dense).describe() + ")";
+    return message({name, " (", layer_traits<Layer>::shape(dense).describe(), ")"});
   } else {
     return name;
   }
@@ -152,20 +152,19 @@ template <class Dense, class LowRank>
 void check_same_shape(const Dense& dense, const LowRank& layer, const std::string& name) {
   const auto bias = host_bias(dense);
   if (!bias.is_null() && bias.shape() != layer.bias().shape()) {
-    PUFFERFISH_THROW(shape_error(name + ": a bias of " + to_string<1>(bias.shape()) + " does not fit " +
-                                 layer.describe() + ", whose bias has " +
-                                 to_string<1>(layer.bias().shape())));
+    throw_error<shape_error>({name, ": a bias of ", bias.shape(), " does not fit ", layer.describe(),
+                              ", whose bias has ", layer.bias().shape()});
   }
   if constexpr (layer_traits<Dense>::kind == layer_kind::conv) {
     const conv_shape shape = layer_traits<Dense>::shape(dense);
     if (shape != layer.shape()) {
-      PUFFERFISH_THROW(shape_error(name + ": " + shape.describe() + " does not fit " + layer.describe()));
+      throw_error<shape_error>({name, ": ", shape.describe(), " does not fit ", layer.describe()});
     }
   } else {
     const auto weight = layer_traits<Dense>::matrices(dense)[0].view;
     if (weight.extent(0) != layer.out_features() || weight.extent(1) != layer.in_features()) {
-      PUFFERFISH_THROW(shape_error(name + ": a weight " + to_string<2>(weight.shape()) +
-                                   " [out x in] does not fit " + layer.describe()));
+      throw_error<shape_error>(
+          {name, ": a weight ", weight.shape(), " [out x in] does not fit ", layer.describe()});
     }
   }
 }

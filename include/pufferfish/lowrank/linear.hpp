@@ -59,10 +59,7 @@ class low_rank_linear {
     return dense;
   }
 
-  std::string describe() const {
-    return "LowRankLinear " + std::to_string(in_) + " -> " + std::to_string(rank_) + " -> " +
-           std::to_string(out_);
-  }
+  std::string describe() const { return message({"LowRankLinear ", in_, " -> ", rank_, " -> ", out_}); }
 
   /// y = up (down x) + b over rows. x: M x in, y: M x out, both dense; y does not overlap x. In training, x
   /// must stay as it is until the backward pass. Throws shape_error.
@@ -133,13 +130,12 @@ class low_rank_linear {
 
  private:
   static logical_layout checked(index_t in, index_t out, index_t rank) {
-    check_rank("LowRankLinear " + std::to_string(in) + " -> " + std::to_string(out), out, in, rank);
+    check_rank(message({"LowRankLinear ", in, " -> ", out}), out, in, rank);
     return logical_layout::matrix(rank, in);
   }
   void check(const extents<2>& x, const extents<2>& y) const {
     if (x[1] != in_ || y[1] != out_ || x[0] != y[0]) {
-      PUFFERFISH_THROW(
-          shape_error(describe() + ": input " + to_string<2>(x) + " does not fit output " + to_string<2>(y)));
+      throw_error<shape_error>({describe(), ": input ", x, " does not fit output ", y});
     }
   }
   template <class P>

@@ -10,6 +10,7 @@
 #include <string>
 #include <variant>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -63,8 +64,8 @@ inline index_t smallest_rank_with_energy(std::span<const double> sigma, double s
   return static_cast<index_t>(sigma.size());
 }
 
-inline void require(bool valid, const std::string& text) {
-  if (!valid) PUFFERFISH_THROW(value_error(text));
+inline void require_fraction(const char* policy, double value) {
+  if (!(value > 0.0 && value <= 1.0)) throw_error<value_error>({policy, ": ", value, " is not in (0, 1]"});
 }
 
 }  // namespace detail
@@ -73,42 +74,33 @@ inline void require(bool valid, const std::string& text) {
 /// them) and squared Frobenius norm `squared_norm`. Policies other than fixed_rank give a rank in 1 ..
 /// min(rows, cols); a fixed rank is returned as it is. Throws value_error for a fraction or ratio outside (0,
 /// 1].
-inline index_t choose_rank(const rank_policy& policy, index_t rows, index_t cols,
-                           std::span<const double> sigma, double squared_norm) {
+PUFFERFISH_COLD inline index_t choose_rank(const rank_policy& policy, index_t rows, index_t cols,
+                                           std::span<const double> sigma, double squared_norm) {
   const index_t full = std::min(rows, cols);
   const auto clamp = [full](index_t rank) {
     return std::clamp<index_t>(rank, 1, std::max<index_t>(full, 1));
   };
-  struct chooser {
-    index_t rows, cols, full;
-    std::span<const double> sigma;
-    double squared_norm;
-
-    index_t operator()(const fixed_rank& p) const { return p.rank; }
-    index_t operator()(const rank_ratio& p) const {
-      detail::require(p.ratio > 0.0 && p.ratio <= 1.0,
-                      "rank_ratio: " + std::to_string(p.ratio) + " is not in (0, 1]");
-      return static_cast<index_t>(std::floor(static_cast<double>(full) * p.ratio));
+  // A chain of get_if: std::visit would build a table of functions in every file.
+  if (const auto* p = std::get_if<fixed_rank>(&policy)) return p->rank;
+  if (const auto* p = std::get_if<rank_ratio>(&policy)) {
+    detail::require_fraction("rank_ratio", p->ratio);
+    return clamp(static_cast<index_t>(std::floor(static_cast<double>(full) * p->ratio)));
+  }
+  if (const auto* p = std::get_if<energy_kept>(&policy)) {
+    detail::require_fraction("energy_kept", p->fraction);
+    return clamp(detail::smallest_rank_with_energy(sigma, squared_norm, p->fraction));
+  }
+  const index_t per_rank = std::max<index_t>(1, rows + cols);
+  if (const auto* p = std::get_if<parameter_budget>(&policy)) {
+    if (p->parameters <= 0) {
+      detail::throw_error<value_error>({"parameter_budget: ", p->parameters, " parameters is no budget"});
     }
-    index_t operator()(const energy_kept& p) const {
-      detail::require(p.fraction > 0.0 && p.fraction <= 1.0,
-                      "energy_kept: " + std::to_string(p.fraction) + " is not in (0, 1]");
-      return detail::smallest_rank_with_energy(sigma, squared_norm, p.fraction);
-    }
-    index_t operator()(const parameter_budget& p) const {
-      detail::require(p.parameters > 0,
-                      "parameter_budget: " + std::to_string(p.parameters) + " parameters is no budget");
-      return p.parameters / std::max<index_t>(1, rows + cols);
-    }
-    index_t operator()(const parameter_fraction& p) const {
-      detail::require(p.fraction > 0.0 && p.fraction <= 1.0,
-                      "parameter_fraction: " + std::to_string(p.fraction) + " is not in (0, 1]");
-      return static_cast<index_t>(p.fraction * static_cast<double>(rows * cols) /
-                                  static_cast<double>(std::max<index_t>(1, rows + cols)));
-    }
-  };
-  const index_t rank = std::visit(chooser{rows, cols, full, sigma, squared_norm}, policy);
-  return std::holds_alternative<fixed_rank>(policy) ? rank : clamp(rank);
+    return clamp(p->parameters / per_rank);
+  }
+  const double fraction = std::get_if<parameter_fraction>(&policy)->fraction;
+  detail::require_fraction("parameter_fraction", fraction);
+  return clamp(
+      static_cast<index_t>(fraction * static_cast<double>(rows * cols) / static_cast<double>(per_rank)));
 }
 
 /// True if the policy needs the singular values (then a factorization cannot know its rank beforehand).
@@ -117,23 +109,22 @@ inline bool needs_spectrum(const rank_policy& policy) { return std::holds_altern
 /// Throws rank_error, naming `layer`, unless 1 <= rank <= min(rows, cols).
 inline void check_rank(const std::string& layer, index_t rows, index_t cols, index_t rank) {
   if (rank < 1 || rank > std::min(rows, cols)) {
-    PUFFERFISH_THROW(rank_error(layer + ": rank " + std::to_string(rank) + " of a " + std::to_string(rows) +
-                                " x " + std::to_string(cols) + " matrix; it must be in 1 .. " +
-                                std::to_string(std::min(rows, cols))));
+    detail::throw_error<rank_error>({layer, ": rank ", rank, " of a ", rows, " x ", cols,
+                                     " matrix; it must be in 1 .. ", std::min(rows, cols)});
   }
 }
 
 /// Throws rank_error, naming `layer`, if factors of this rank have no fewer parameters than the dense matrix.
-inline void check_shrinks(const std::string& layer, index_t rows, index_t cols, index_t rank) {
+PUFFERFISH_COLD inline void check_shrinks(const std::string& layer, index_t rows, index_t cols,
+                                          index_t rank) {
   if (rank <= largest_shrinking_rank(rows, cols)) return;
   const index_t useful = largest_shrinking_rank(rows, cols);
-  PUFFERFISH_THROW(rank_error(layer + ": rank " + std::to_string(rank) + " would need " +
-                              std::to_string(factor_parameters(rows, cols, rank)) +
-                              " parameters where the dense " + std::to_string(rows) + " x " +
-                              std::to_string(cols) + " matrix has " + std::to_string(rows * cols) +
-                              (useful > 0 ? "; factorizing shrinks it up to rank " + std::to_string(useful)
-                                          : "; no rank shrinks it") +
-                              " (keep the layer dense, or allow growth explicitly)"));
+  const std::string advice =
+      useful > 0 ? detail::message({"; factorizing shrinks it up to rank ", useful}) : "; no rank shrinks it";
+  detail::throw_error<rank_error>({layer, ": rank ", rank, " would need ",
+                                   factor_parameters(rows, cols, rank), " parameters where the dense ", rows,
+                                   " x ", cols, " matrix has ", rows * cols, advice,
+                                   " (keep the layer dense, or allow growth explicitly)"});
 }
 
 PUFFERFISH_NAMESPACE_END

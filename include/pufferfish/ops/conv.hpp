@@ -102,16 +102,21 @@ struct image_patches {
   const T* image;
   extents<4> input;
   extents<4> output;
-  static constexpr bool needs_buffer = true;
 
-  tensor_view<const T, 2> operator()(index_t first, index_t count, T* buffer) const {
+  /// As the left operand of ops/linear.hpp; *this has to outlive it.
+  patch_rows<T> rows() const {
+    return {this, shape->patch(), [](const void* self, index_t first, index_t count, T* buffer) {
+              static_cast<const image_patches*>(self)->gather_rows(first, count, buffer);
+            }};
+  }
+
+ private:
+  void gather_rows(index_t first, index_t count, T* row) const {
     const index_t pixels = output[1] * output[2];
-    T* row = buffer;
     for (index_t m = first; m < first + count; ++m, row += shape->patch()) {
       const index_t n = m / pixels, oy = m % pixels / output[2], ox = m % output[2];
       gather(image + n * input[1] * input[2] * input[3], oy, ox, row);
     }
-    return {buffer, {count, shape->patch()}};
   }
 
   void gather(const T* sample, index_t oy, index_t ox, T* row) const {
@@ -144,9 +149,10 @@ struct image_patches {
 };
 
 inline void check_conv(const char* what, const conv_shape& shape, const extents<4>& x, const extents<4>& y) {
-  if (shape.output(x, what) != y) {
-    PUFFERFISH_THROW(shape_error(std::string(what) + ": input " + to_string<4>(x) + " gives output " +
-                                 to_string<4>(shape.output(x, what)) + ", not " + to_string<4>(y)));
+  const extents<4> expected = shape.output(x, what);
+  if (expected != y) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": input ", x, " gives output ", expected, ", not ", y});
   }
 }
 
@@ -187,7 +193,8 @@ void backward_input_by_gather(context<device::cpu>& ctx, const conv_shape& shape
   T* flipped = frame.take<T>(shape.patch() * shape.out_channels);
   flip_weight(shape, w, flipped);
   const image_patches<T> patches{&back, dy.flat().data(), dy.shape(), dx.shape()};
-  patches_forward<T>(ctx, patches, as_matrix<T>(back, flipped), static_cast<const T*>(nullptr), as_rows(dx));
+  patches_forward<T>(ctx, patches.rows(), as_matrix<T>(back, flipped), static_cast<const T*>(nullptr),
+                     as_rows(dx));
 }
 
 /// dx for any stride: patches of gradients, added to where their pixels came from. One image a task.
@@ -237,7 +244,7 @@ void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tens
   if (shape.is_pointwise())
     return linear_forward<T>(ctx, detail::as_rows(x), weight, bias, detail::as_rows(y));
   const detail::image_patches<T> patches{&shape, x.flat().data(), x.shape(), y.shape()};
-  detail::patches_forward<T>(ctx, patches, weight, bias, detail::as_rows(y));
+  detail::patches_forward<T>(ctx, patches.rows(), weight, bias, detail::as_rows(y));
 }
 
 /// dx from dy (formula: reference::conv_backward_input). Shapes, layouts and errors as conv_forward.
@@ -269,7 +276,7 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
     return linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
   }
   const detail::image_patches<T> patches{&shape, x.flat().data(), x.shape(), dy.shape()};
-  detail::patches_backward_weight<T>(ctx, patches, detail::as_rows(dy), gradient, accumulate);
+  detail::patches_backward_weight<T>(ctx, patches.rows(), detail::as_rows(dy), gradient, accumulate);
 }
 
 }  // namespace ops

@@ -5,7 +5,9 @@
 /// The geometry of a two-dimensional convolution (groups = 1).
 
 #include <string>
+#include <string_view>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -43,11 +45,11 @@ struct conv_shape {
 
   /// Throws shape_error, naming `layer`, unless channels, kernel, stride and dilation are positive and
   /// padding is not negative.
-  void validate(const std::string& layer) const {
+  void validate(std::string_view layer) const {
     const bool positive = in_channels > 0 && out_channels > 0 && kernel.height > 0 && kernel.width > 0 &&
                           stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0;
     if (!positive || padding.height < 0 || padding.width < 0) {
-      PUFFERFISH_THROW(shape_error(layer + ": not a convolution: " + describe()));
+      detail::throw_error<shape_error>({layer, ": not a convolution: ", describe()});
     }
   }
 
@@ -59,18 +61,16 @@ struct conv_shape {
     const index_t height =
         output_length(input[1], kernel.height, stride.height, padding.height, dilation.height);
     const index_t width = output_length(input[2], kernel.width, stride.width, padding.width, dilation.width);
-    if (input[3] != in_channels || height <= 0 || width <= 0) {
-      PUFFERFISH_THROW(shape_error(name_of(layer) + ": input " + to_string<4>(input) +
-                                   " (NHWC) does not fit " + describe()));
-    }
+    if (input[3] != in_channels || height <= 0 || width <= 0) misfit(name_of(layer), input);
     return {input[0], height, width, out_channels};
   }
 
-  std::string describe() const {
-    const auto pair = [](size2 s) { return std::to_string(s.height) + "x" + std::to_string(s.width); };
-    return "convolution " + std::to_string(in_channels) + " -> " + std::to_string(out_channels) +
-           ", kernel " + pair(kernel) + ", stride " + pair(stride) + ", padding " + pair(padding) +
-           ", dilation " + pair(dilation);
+  PUFFERFISH_COLD std::string describe() const {
+    return detail::message({"convolution ", in_channels,     " -> ", out_channels,
+                            ", kernel ",    kernel.height,   "x",    kernel.width,
+                            ", stride ",    stride.height,   "x",    stride.width,
+                            ", padding ",   padding.height,  "x",    padding.width,
+                            ", dilation ",  dilation.height, "x",    dilation.width});
   }
 
   static index_t output_length(index_t length, index_t kernel, index_t stride, index_t padding,
@@ -87,6 +87,9 @@ struct conv_shape {
     } else {
       return layer;
     }
+  }
+  [[noreturn]] PUFFERFISH_COLD void misfit(const std::string& layer, const extents<4>& input) const {
+    detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) does not fit ", describe()});
   }
 };
 

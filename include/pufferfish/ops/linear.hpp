@@ -3,14 +3,14 @@
 
 /// \file
 /// y = x W + b over rows, with its gradients: the plain reference and the fast CPU form. The fast form is
-/// written over "patches": a callable that gives the left operand's rows, so that convolution shares it
-/// (ops/conv.hpp).
+/// written over "patches", which give the left operand's rows, so that convolution shares it (ops/conv.hpp).
 ///
 /// Weights are stored [in][out], outputs innermost.
 
 #include <algorithm>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/native_gemm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -48,28 +48,40 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
   }
 }
 
-/// Patches of a dense matrix are its rows themselves: nothing is copied.
+/// Rows of a left operand: either those of a dense matrix where they lie, or rows that `gather` writes into a
+/// buffer, tile by tile. Known at run time, so that what multiplies them is compiled once.
 template <class T>
-struct row_patches {
-  const T* rows;
+struct patch_rows {
+  using gather_rows = void (*)(const void* source, index_t first, index_t count, T* buffer);
+
+  const void* source;  ///< of `gather`; the dense rows themselves without it
   index_t depth;
-  static constexpr bool needs_buffer = false;
-  tensor_view<const T, 2> operator()(index_t first, index_t count, T*) const {
-    return {rows + first * depth, {count, depth}};
+  gather_rows gather = nullptr;
+
+  index_t buffer_size(index_t tile) const { return gather == nullptr ? 0 : tile * depth; }
+  tensor_view<const T, 2> operator()(index_t first, index_t count, T* buffer) const {
+    if (gather == nullptr) return {static_cast<const T*>(source) + first * depth, {count, depth}};
+    gather(source, first, count, buffer);
+    return {buffer, {count, depth}};
   }
 };
 
-/// y = P w + b, where P's rows come from `patches(first, count, buffer)`. w: K x N, any strides.
-template <class T, class Patches>
-void patches_forward(context<device::cpu>& ctx, const Patches& patches, const tensor_view<const T, 2>& w,
-                     const T* bias, const tensor_view<T, 2>& y) {
+template <class T>
+patch_rows<T> dense_rows(const tensor_view<const T, 2>& matrix) {
+  return {matrix.flat().data(), matrix.extent(1)};
+}
+
+/// y = P w + b with the rows P. w: K x N, any strides.
+template <class T>
+void patches_forward(context<device::cpu>& ctx, const patch_rows<T>& patches,
+                     const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y) {
   if (y.empty()) return;
   const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
   const index_t tile = tile_rows<T>(depth, columns);
   scratch_frame frame(ctx.scratch());
   const auto operand =
       gemm_operand<T>::prepare(w, frame.take<T>(gemm_operand<T>::storage_size(depth, columns)));
-  const index_t buffer_size = Patches::needs_buffer ? tile * depth : 0;
+  const index_t buffer_size = patches.buffer_size(tile);
   T* buffers = frame.take<T>(buffer_size * ctx.threads());
   ctx.parallel_for((rows + tile - 1) / tile, [&](index_t task, int worker) {
     const index_t first = task * tile, count = std::min(tile, rows - first);
@@ -82,8 +94,8 @@ void patches_forward(context<device::cpu>& ctx, const Patches& patches, const te
 
 /// dw (+)= P^T dy for a tall P: split over the rows. The number of splits depends on the shape alone and
 /// their sums are added in order, so the result does not depend on the number of threads.
-template <class T, class Patches>
-void patches_backward_weight(context<device::cpu>& ctx, const Patches& patches,
+template <class T>
+void patches_backward_weight(context<device::cpu>& ctx, const patch_rows<T>& patches,
                              const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw,
                              bool accumulate) {
   const index_t depth = dw.extent(0), columns = dw.extent(1), rows = dy.extent(0);
@@ -95,7 +107,7 @@ void patches_backward_weight(context<device::cpu>& ctx, const Patches& patches,
   const index_t tile = std::min<index_t>(384, tile_rows<T>(depth, columns));
   scratch_frame frame(ctx.scratch());
   T* partials = frame.take<T>(dw.size() * (splits - 1));
-  const index_t buffer_size = Patches::needs_buffer ? tile * depth : 0;
+  const index_t buffer_size = patches.buffer_size(tile);
   T* buffers = frame.take<T>(buffer_size * ctx.threads());
   const index_t storage_size = gemm_operand<T>::storage_size(tile, columns);
   T* storage = frame.take<T>(storage_size * ctx.threads());
@@ -123,11 +135,10 @@ void patches_backward_weight(context<device::cpu>& ctx, const Patches& patches,
   });
 }
 
-template <class T>
-void check_linear(const char* what, const extents<2>& x, const extents<2>& w, const extents<2>& y) {
+inline void check_linear(const char* what, const extents<2>& x, const extents<2>& w, const extents<2>& y) {
   if (x[1] != w[0] || w[1] != y[1] || x[0] != y[0]) {
-    PUFFERFISH_THROW(shape_error(std::string(what) + ": rows " + to_string<2>(x) + " and weight " +
-                                 to_string<2>(w) + " [in x out] do not fit " + to_string<2>(y)));
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": rows ", x, " and weight ", w, " [in x out] do not fit ", y});
   }
 }
 
@@ -138,26 +149,24 @@ void check_linear(const char* what, const extents<2>& x, const extents<2>& w, co
 template <class T>
 void linear_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                     const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y) {
-  detail::check_linear<T>("linear_forward", x.shape(), w.shape(), y.shape());
-  detail::patches_forward<T>(ctx, detail::row_patches<T>{x.flat().data(), x.extent(1)}, w, bias, y);
+  detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
+  detail::patches_forward<T>(ctx, detail::dense_rows(x), w, bias, y);
 }
 
 /// dx = dy w^T. Shapes, density and errors as linear_forward; dx overlaps no input.
 template <class T>
 void linear_backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
                            const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx) {
-  detail::check_linear<T>("linear_backward_input", dx.shape(), w.shape(), dy.shape());
-  detail::patches_forward<T>(ctx, detail::row_patches<T>{dy.flat().data(), dy.extent(1)}, transpose(w),
-                             static_cast<const T*>(nullptr), dx);
+  detail::check_linear("linear_backward_input", dx.shape(), w.shape(), dy.shape());
+  detail::patches_forward<T>(ctx, detail::dense_rows(dy), transpose(w), static_cast<const T*>(nullptr), dx);
 }
 
 /// dw = x^T dy, or dw += x^T dy. Shapes, density and errors as linear_forward; dw overlaps no input.
 template <class T>
 void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                             const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
-  detail::check_linear<T>("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
-  detail::patches_backward_weight<T>(ctx, detail::row_patches<T>{x.flat().data(), x.extent(1)}, dy, dw,
-                                     accumulate);
+  detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
+  detail::patches_backward_weight<T>(ctx, detail::dense_rows(x), dy, dw, accumulate);
 }
 
 /// db_n = sum_m dy_mn, or db_n += that. dy: M x N, rows dense. Summed in fixed order, in double.

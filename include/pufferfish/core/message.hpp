@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the texts of errors, put together out of line. A sum of strings at every place that may throw
+/// costs more to compile than the code around it; a list of parts costs next to nothing.
+
+#include <array>
+#include <cstddef>
+#include <exception>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/error.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// "[2 x 8 x 8 x 64]".
+PUFFERFISH_COLD inline std::string shape_text(const std::ptrdiff_t* extents, std::size_t count) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i > 0) text += " x ";
+    text += std::to_string(extents[i]);
+  }
+  text += ']';
+  return text;
+}
+
+/// A piece of text, a number or the extents of an array. Refers to its source, owns nothing: for arguments
+/// only.
+class message_part {
+ public:
+  message_part(std::string_view text) : text_(text.data()), count_(text.size()) {}
+  message_part(const char* text) : message_part(std::string_view(text)) {}
+  message_part(const std::string& text) : text_(text.data()), count_(text.size()) {}
+  template <class I, std::enable_if_t<std::is_integral_v<I>, int> = 0>
+  message_part(I number) : what_(kind::integer), integer_(static_cast<long long>(number)) {}
+  message_part(double number) : what_(kind::real), real_(number) {}
+  template <std::size_t N>
+  message_part(const std::array<std::ptrdiff_t, N>& extents)
+      : what_(kind::extents), extents_(extents.data()), count_(N) {}
+
+  PUFFERFISH_COLD void append_to(std::string& text) const {
+    switch (what_) {
+      case kind::text:
+        text.append(text_, count_);
+        break;
+      case kind::integer:
+        text += std::to_string(integer_);
+        break;
+      case kind::real:
+        text += std::to_string(real_);
+        break;
+      case kind::extents:
+        text += shape_text(extents_, count_);
+        break;
+    }
+  }
+
+ private:
+  enum class kind { text, integer, real, extents };
+
+  kind what_ = kind::text;
+  union {
+    const char* text_;
+    long long integer_;
+    double real_;
+    const std::ptrdiff_t* extents_;
+  };
+  std::size_t count_ = 0;
+};
+
+/// The parts one after another: message({"rank ", 16, " of ", shape}).
+PUFFERFISH_COLD inline std::string message(std::initializer_list<message_part> parts) {
+  std::string text;
+  for (const message_part& part : parts) part.append_to(text);
+  return text;
+}
+
+/// Throws an E (one of core/error.hpp) with the text message(parts).
+template <class E>
+[[noreturn]] PUFFERFISH_COLD void throw_error(std::initializer_list<message_part> parts) {
+  PUFFERFISH_THROW(E(message(parts)));
+  std::terminate();  // a host's own PUFFERFISH_THROW must not return either
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
