@@ -263,7 +263,7 @@ TEST_CASE("vector loops: every instruction set of this machine agrees with plain
     constexpr index_t width = pf::detail::panel_width;
     constexpr index_t rows = pf::detail::tile_rows;
     constexpr index_t depth = 5;
-    std::vector<double> a(depth * rows), b(depth * width), c(rows * (width + 3), 1.0);
+    std::vector<double> a(depth * width), b(depth * width), c(rows * (width + 3), 1.0);
     for (double& value : a) value = random.next();
     for (double& value : b) value = random.next();
     kernels.multiply_tile(depth, a.data(), b.data(), c.data(), width + 3);
@@ -271,7 +271,7 @@ TEST_CASE("vector loops: every instruction set of this machine agrees with plain
       for (index_t j = 0; j < width + 3; ++j) {
         double expected = 1;
         for (index_t p = 0; p < depth && j < width; ++p) {
-          expected += a[static_cast<std::size_t>(p * rows + i)] * b[static_cast<std::size_t>(p * width + j)];
+          expected += a[static_cast<std::size_t>(p * width + i)] * b[static_cast<std::size_t>(p * width + j)];
         }
         CHECK(std::abs(c[static_cast<std::size_t>(i * (width + 3) + j)] - expected) <= 1e-14);
       }

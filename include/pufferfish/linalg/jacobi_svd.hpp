@@ -10,11 +10,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/linalg/tridiagonal.hpp>
 #include <pufferfish/linalg/vector_loops.hpp>
@@ -49,7 +48,7 @@ PUFFERFISH_COLD inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
   const auto count = static_cast<std::size_t>(n);
   pivoted_qr f{std::move(b), tensor<double, 2>({n, n}), std::vector<double>(count),
                std::vector<index_t>(count)};
-  std::iota(f.pivots.begin(), f.pivots.end(), index_t{0});
+  for (std::size_t i = 0; i < count; ++i) f.pivots[i] = static_cast<index_t>(i);
   const auto row = [&](index_t i) { return f.work.data() + i * m; };
   // Squared norms of what is left of each row, and what they were when last summed rather than downdated.
   std::vector<double> left(count), summed(count);
@@ -118,8 +117,8 @@ PUFFERFISH_COLD inline void orthogonalize_by_rotation(tensor<double, 2>& w, tens
     }
     if (!rotated) return;
   }
-  PUFFERFISH_THROW(error("svd: no convergence after " + std::to_string(most_sweeps) +
-                         " Jacobi sweeps over a matrix of order " + std::to_string(n)));
+  throw_error<error>(
+      {"svd: no convergence after ", most_sweeps, " Jacobi sweeps over a matrix of order ", n});
 }
 
 /// The singular values of a wide matrix, descending, and what its singular vectors are made from.
@@ -130,7 +129,7 @@ class jacobi_decomposition {
     const index_t n = b.extent(0);
     const index_t m = b.extent(1);
     // Large columns first: then the reflectors keep the small ones' digits.
-    std::vector<double> size(static_cast<std::size_t>(m), 0.0);
+    std::vector<double> size(static_cast<std::size_t>(m));
     for (index_t i = 0; i < n; ++i) {
       for (index_t j = 0; j < m; ++j) {
         size[static_cast<std::size_t>(j)] = std::max(size[static_cast<std::size_t>(j)], std::abs(b(i, j)));
@@ -145,11 +144,14 @@ class jacobi_decomposition {
     rotations_ = tensor<double, 2>({n, n});
     for (index_t i = 0; i < n; ++i) rotations_(i, i) = 1;
     orthogonalize_by_rotation(qr_.r, rotations_);
-    std::vector<double> norms;
-    for (index_t i = 0; i < n; ++i)
-      norms.push_back(std::sqrt(dot(qr_.r.data() + i * n, qr_.r.data() + i * n, n)));
+    std::vector<double> norms(static_cast<std::size_t>(n));
+    for (index_t i = 0; i < n; ++i) {
+      const double* row = qr_.r.data() + i * n;
+      norms[static_cast<std::size_t>(i)] = std::sqrt(dot(row, row, n));
+    }
     order_ = descending_order(norms);
-    for (index_t i : order_) values_.push_back(norms[static_cast<std::size_t>(i)]);
+    values_ = std::vector<double>(norms.size());
+    for (std::size_t i = 0; i < norms.size(); ++i) values_[i] = norms[static_cast<std::size_t>(order_[i])];
   }
 
   const std::vector<double>& values() const { return values_; }

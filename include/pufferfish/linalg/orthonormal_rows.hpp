@@ -16,9 +16,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// E := Z Z^T - I (lower triangle valid); returns the largest |E(i, j)|, j <= i (NaN if Z has one).
-inline double orthonormality_defect(const tensor_view<double, 2>& z, const tensor_view<double, 2>& e) {
+PUFFERFISH_NOINLINE inline double orthonormality_defect(const tensor_view<double, 2>& z,
+                                                        const tensor_view<double, 2>& e) {
   const index_t rows = z.extent(0);
-  const auto columns = transpose(tensor_view<const double, 2>(z));
+  const auto columns = product_operand(z).transposed();
   for (index_t i = 0; i < rows; ++i) std::fill_n(e.data() + i * e.stride(0), rows, 0.0);
   add_product_tn(columns, columns, e, product_part::lower);
   double largest = 0;
@@ -57,7 +58,7 @@ PUFFERFISH_COLD inline bool normalize_row(double* row, index_t length, double le
 /// from the coordinate direction that the others cover least: at least (length - row) / length of it remains.
 PUFFERFISH_COLD inline void complete_row(const tensor_view<double, 2>& z, index_t row) {
   const index_t length = z.extent(1);
-  std::vector<double> covered(static_cast<std::size_t>(length), 0.0);
+  std::vector<double> covered(static_cast<std::size_t>(length));
   for (index_t j = 0; j < row; ++j) {
     const double* other = z.data() + j * z.stride(0);
     for (index_t i = 0; i < length; ++i) covered[static_cast<std::size_t>(i)] += other[i] * other[i];
@@ -79,13 +80,13 @@ PUFFERFISH_COLD inline void orthonormalize_rows_by_projection(const tensor_view<
   for (index_t i = 0; i < rows; ++i) normalize_row(z.data() + i * z.stride(0), length, 0.0);
   for (index_t first = 0; first < rows; first += block) {
     const index_t count = std::min(block, rows - first);
-    const auto done = tensor_view<const double, 2>(z.slice(0, 0, first));
-    const auto fresh = z.slice(0, first, count);
+    const product_operand done = z.slice(0, 0, first);
+    const tensor_view<double, 2> fresh = z.slice(0, first, count);
     for (int pass = 0; pass < 2 && first > 0; ++pass) {
       tensor<double, 2> shadow({first, count});
-      add_product_tn(transpose(done), transpose(tensor_view<const double, 2>(fresh)), shadow.view());
+      add_product_tn(done.transposed(), product_operand(fresh).transposed(), shadow);
       scale_by(-1, shadow.data(), shadow.size());
-      add_product_tn(tensor_view<const double, 2>(shadow), done, fresh);
+      add_product_tn(shadow, done, fresh);
     }
     for (index_t i = first; i < first + count; ++i) {
       double* row = z.data() + i * z.stride(0);
@@ -106,7 +107,7 @@ PUFFERFISH_COLD inline void orthonormalize_rows_by_projection(const tensor_view<
 /// Makes the rows of z (rows <= length, adjacent elements) orthonormal to about 1e-14. Row i changes by
 /// combinations of rows before it only, so that rows which are already right stay what they are. Rows that
 /// are zero or depend on earlier ones are replaced by unit vectors orthogonal to all others.
-inline void orthonormalize_rows(const tensor_view<double, 2>& z) {
+PUFFERFISH_NOINLINE inline void orthonormalize_rows(const tensor_view<double, 2>& z) {
   constexpr double good = 1e-13;
   const index_t rows = z.extent(0);
   if (rows == 0) return;
@@ -120,8 +121,8 @@ inline void orthonormalize_rows(const tensor_view<double, 2>& z) {
       for (index_t j = 0; j < i; ++j) lower_transposed(j, i) = -e(i, j);
       lower_transposed(i, i) = -0.5 * e(i, i);
     }
-    const tensor<double, 2> before(tensor_view<const double, 2>{z});
-    add_product_tn(tensor_view<const double, 2>(lower_transposed), before.view(), z);
+    const tensor<double, 2> before = product_operand(z).copy();
+    add_product_tn(lower_transposed, before, z);
     defect = orthonormality_defect(z, e);
   }
   if (!(defect <= good)) orthonormalize_rows_by_projection(z);

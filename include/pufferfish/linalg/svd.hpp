@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/linalg/double_product.hpp>
 #include <pufferfish/linalg/jacobi_svd.hpp>
@@ -79,13 +79,12 @@ inline constexpr double gram_trusted_ratio = 1e-6;
 
 /// Throws value_error for the first element, in row order, that is not finite; does nothing if all are.
 template <class T>
-void require_finite(const tensor_view<const T, 2>& a) {
+PUFFERFISH_COLD void require_finite(const tensor_view<const T, 2>& a) {
   for (index_t i = 0; i < a.extent(0); ++i) {
     for (index_t j = 0; j < a.extent(1); ++j) {
       if (std::isfinite(a(i, j))) continue;
-      PUFFERFISH_THROW(value_error("svd: element (" + std::to_string(i) + ", " + std::to_string(j) +
-                                   ") of the matrix " + to_string<2>(a.shape()) + " is " +
-                                   (std::isnan(a(i, j)) ? "not a number" : "infinite")));
+      throw_error<value_error>({"svd: element (", i, ", ", j, ") of the matrix ", a.shape(), " is ",
+                                std::isnan(a(i, j)) ? "not a number" : "infinite"});
     }
   }
 }
@@ -133,7 +132,8 @@ struct vector_rows {
 class gram_decomposition {
  public:
   explicit gram_decomposition(const product_operand& b) : b_(b), eigen_(gram(b)) {
-    for (double value : eigen_.values()) values_.push_back(std::sqrt(std::max(value, 0.0)));
+    values_ = eigen_.values();
+    for (double& value : values_) value = std::sqrt(std::max(value, 0.0));
   }
 
   const std::vector<double>& values() const { return values_; }
@@ -142,8 +142,7 @@ class gram_decomposition {
     vector_rows result{eigen_.vectors(k), tensor<double, 2>({k, b_.extent[1]})};
     // B^T x_i has length sigma_i; lengths are taken from the rows themselves, directions are made orthogonal
     // where the division by a small sigma has magnified rounding.
-    const auto left = tensor_view<const double, 2>(result.left);
-    add_product(product_operand(transpose(left)), b_, result.right.view());
+    add_product_tn(product_operand(result.left).transposed(), b_, result.right);
     for (index_t i = 0; i < k; ++i) {
       normalize_row(result.right.data() + i * b_.extent[1], b_.extent[1], 0.0);
     }
@@ -153,7 +152,7 @@ class gram_decomposition {
  private:
   static tensor<double, 2> gram(const product_operand& b) {
     tensor<double, 2> g({b.extent[0], b.extent[0]});
-    add_product(b.transposed(), b.transposed(), g.view(), product_part::lower);
+    add_product_tn(b.transposed(), b.transposed(), g, product_part::lower);
     return g;
   }
 
@@ -164,7 +163,8 @@ class gram_decomposition {
 
 /// Rows: an orthonormal basis [size x n] of a space that nearly holds the leading left singular vectors of a
 /// wide matrix b [n x m].
-inline tensor<double, 2> dominant_rows(const product_operand& b, index_t size, const svd_options& options) {
+PUFFERFISH_COLD inline tensor<double, 2> dominant_rows(const product_operand& b, index_t size,
+                                                       const svd_options& options) {
   const index_t n = b.extent[0];
   const index_t m = b.extent[1];
   start_values random(options.seed);
@@ -173,12 +173,11 @@ inline tensor<double, 2> dominant_rows(const product_operand& b, index_t size, c
   tensor<double, 2> basis({size, n});
   for (int round = 0;; ++round) {
     std::fill_n(basis.data(), basis.size(), 0.0);
-    add_product(product_operand(tensor_view<const double, 2>(wide)).transposed(), b.transposed(),
-                basis.view());
+    add_product_tn(product_operand(wide).transposed(), b.transposed(), basis);
     orthonormalize_rows(basis);
     if (round == options.power_iterations) return basis;
     std::fill_n(wide.data(), wide.size(), 0.0);
-    add_product(product_operand(tensor_view<const double, 2>(basis)).transposed(), b, wide.view());
+    add_product_tn(product_operand(basis).transposed(), b, wide);
     orthonormalize_rows(wide);
   }
 }
@@ -207,12 +206,14 @@ inline void finish_svd(svd_result& result, vector_rows rows, bool transposed) {
   orthonormalize_rows(rows.right);
   tensor<double, 2>& u = transposed ? rows.right : rows.left;
   tensor<double, 2>& v = transposed ? rows.left : rows.right;
-  std::vector<double> sign;
+  std::vector<double> sign(static_cast<std::size_t>(u.extent(0)));
   for (index_t i = 0; i < u.extent(0); ++i) {
     const double* row = u.data() + i * u.extent(1);
-    const double* largest = std::max_element(row, row + u.extent(1),
-                                             [](double x, double y) { return std::abs(x) < std::abs(y); });
-    sign.push_back(*largest < 0 ? -1.0 : 1.0);
+    index_t largest = 0;
+    for (index_t j = 1; j < u.extent(1); ++j) {
+      if (std::abs(row[j]) > std::abs(row[largest])) largest = j;
+    }
+    sign[static_cast<std::size_t>(i)] = row[largest] < 0 ? -1.0 : 1.0;
   }
   result.u = to_columns(u, sign);
   result.v = to_columns(v, sign);
@@ -232,8 +233,8 @@ class rank_choice {
   index_t operator()(const svd_result& result, index_t most) const {
     const index_t rank = call_(object_, result.singular_values, result.squared_norm);
     if (rank < 0 || rank > static_cast<index_t>(result.singular_values.size())) {
-      PUFFERFISH_THROW(rank_error("svd: rank " + std::to_string(rank) + " chosen from " +
-                                  std::to_string(result.singular_values.size()) + " singular values"));
+      throw_error<rank_error>(
+          {"svd: rank ", rank, " chosen from ", result.singular_values.size(), " singular values"});
     }
     return std::min(rank, most);
   }
@@ -291,7 +292,7 @@ class svd_run {
     return true;
   }
 
-  void run_jacobi(svd_result& result, const rank_choice& choose) const {
+  PUFFERFISH_COLD void run_jacobi(svd_result& result, const rank_choice& choose) const {
     result.used = svd_method::jacobi;
     // Scaled, so that the squares of small entries stay above the least double as long as possible.
     tensor<double, 2> scaled = b_.copy();
@@ -306,19 +307,18 @@ class svd_run {
     finish_svd(result, std::move(rows), transposed_);
   }
 
-  void run_randomized(svd_result& result, const rank_choice& choose) const {
+  PUFFERFISH_COLD void run_randomized(svd_result& result, const rank_choice& choose) const {
     const index_t size = std::min(b_.extent[0], most_ + options_.oversampling);
     const tensor<double, 2> basis = dominant_rows(b_, size, options_);
     tensor<double, 2> projected({size, b_.extent[1]});
-    const auto rows_of_basis = product_operand(basis.view());
-    add_product(rows_of_basis.transposed(), b_, projected.view());
-    const gram_decomposition gram{product_operand(tensor_view<const double, 2>(projected))};
-    result.singular_values.assign(gram.values().begin(), gram.values().begin() + most_);
+    add_product_tn(product_operand(basis).transposed(), b_, projected);
+    const gram_decomposition gram(projected);
+    result.singular_values = gram.values();
+    result.singular_values.resize(static_cast<std::size_t>(most_));
     const index_t rank = choose(result, most_);
     vector_rows inner = gram.vectors(rank);
     vector_rows rows{tensor<double, 2>({rank, b_.extent[0]}), std::move(inner.right)};
-    const auto inner_left = product_operand(tensor_view<const double, 2>(inner.left));
-    add_product(inner_left.transposed(), rows_of_basis, rows.left.view());
+    add_product_tn(product_operand(inner.left).transposed(), basis, rows.left);
     finish_svd(result, std::move(rows), transposed_);
   }
 
@@ -328,23 +328,22 @@ class svd_run {
   index_t most_;
 };
 
-inline void check_svd_options(const svd_options& options) {
+PUFFERFISH_COLD inline void check_svd_options(const svd_options& options) {
   if (options.max_rank < 0) {
-    PUFFERFISH_THROW(rank_error("svd: max_rank is " + std::to_string(options.max_rank)));
+    throw_error<rank_error>({"svd: max_rank is ", options.max_rank});
   }
   if (options.oversampling < 0 || options.power_iterations < 0) {
-    PUFFERFISH_THROW(value_error("svd: oversampling is " + std::to_string(options.oversampling) +
-                                 ", power_iterations is " + std::to_string(options.power_iterations)));
+    throw_error<value_error>(
+        {"svd: oversampling is ", options.oversampling, ", power_iterations is ", options.power_iterations});
   }
   if (options.method == svd_method::external) {
-    PUFFERFISH_THROW(
-        value_error("svd: method external is what another library's header reports, not a choice"));
+    throw_error<value_error>({"svd: method external is what another library's header reports, not a choice"});
   }
 }
 
 /// A matrix of doubles whose squares leave the range of double is decomposed as a scaled copy.
-inline svd_result svd_of_scaled(const product_operand& a, const svd_options& options,
-                                const rank_choice& choose) {
+PUFFERFISH_COLD inline svd_result svd_of_scaled(const product_operand& a, const svd_options& options,
+                                                const rank_choice& choose) {
   tensor<double, 2> scaled = a.copy();
   const double scale = unit_scale(largest_magnitude(scaled));
   scale_by(scale, scaled.data(), scaled.size());

@@ -43,30 +43,29 @@ inline reflector reflect_to_last(double* x, index_t count) {
 
 /// Householder reduction of the lower triangle of a, from the last row up. Row i >= 2 of a becomes the
 /// reflector v_i (entries 0 .. i-1) with betas[i]: A = Q T Q^T, Q = H_{n-1} ... H_2.
-inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a, std::vector<double>& betas) {
+inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a, aligned_buffer<double>& betas) {
   const index_t n = a.extent(0);
   const auto count = static_cast<std::size_t>(n);
-  tridiagonal t{std::vector<double>(count, 0.0), std::vector<double>(count, 0.0)};
-  betas.assign(count, 0.0);
-  std::vector<double> zero(count, 0.0), w(count, 0.0), y(count, 0.0);
+  tridiagonal t{std::vector<double>(count), std::vector<double>(count)};
+  betas = aligned_buffer<double>(n);
+  aligned_buffer<double> zero(n), w_buffer(n), y_buffer(n);
+  double* w = w_buffer.data();
+  double* y = y_buffer.data();
   const double* v = zero.data();
   for (index_t i = n - 1; i >= 1; --i) {
     const auto at = static_cast<std::size_t>(i);
     double* row = a.data() + i * n;
     // The pending update v w^T + w v^T of the step before reaches this row first.
-    for (index_t j = 0; j <= i; ++j) row[j] -= v[i] * w[static_cast<std::size_t>(j)] + w[at] * v[j];
+    for (index_t j = 0; j <= i; ++j) row[j] -= v[i] * w[j] + w[i] * v[j];
     t.diagonal[at] = row[i];
     const reflector h = i >= 2 ? reflect_to_last(row, i) : reflector{0, row[0]};
     t.off[at - 1] = h.alpha;
-    betas[at] = h.beta;
-    update_and_multiply(a.data(), n, i, v, w.data(), row, y.data());
-    const double half = 0.5 * h.beta * (h.beta * dot(row, y.data(), i));
-    for (index_t j = 0; j < i; ++j) {
-      const auto to = static_cast<std::size_t>(j);
-      w[to] = h.beta * y[to] - half * row[j];
-    }
+    betas.data()[i] = h.beta;
+    update_and_multiply(a.data(), n, i, v, w, row, y);
+    const double half = 0.5 * h.beta * (h.beta * dot(row, y, i));
+    for (index_t j = 0; j < i; ++j) w[j] = h.beta * y[j] - half * row[j];
     v = h.beta == 0 ? zero.data() : row;
-    if (h.beta == 0) std::fill(w.begin(), w.end(), 0.0);
+    if (h.beta == 0) std::fill_n(w, n, 0.0);
   }
   if (n > 0) t.diagonal[0] = a.data()[0];
   return t;
@@ -74,7 +73,7 @@ inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a, std::vector<doubl
 
 /// Rows of z := Q z for the Q of reduce_to_tridiagonal, in blocks of reflectors: a product of reflectors is
 /// I - V^T S V with S upper triangular, which turns the work into matrix products.
-inline void apply_reflectors(const tensor<double, 2>& a, const std::vector<double>& betas,
+inline void apply_reflectors(const tensor<double, 2>& a, const aligned_buffer<double>& betas,
                              const tensor_view<double, 2>& z) {
   constexpr index_t block = 32;
   const index_t n = a.extent(0);
@@ -85,7 +84,7 @@ inline void apply_reflectors(const tensor<double, 2>& a, const std::vector<doubl
     tensor<double, 2> v({count, length});
     tensor<double, 2> s({count, count});
     for (index_t k = 0; k < count; ++k) {
-      const double beta = betas[static_cast<std::size_t>(first + k)];
+      const double beta = betas.data()[first + k];
       std::copy_n(a.data() + (first + k) * n, first + k, v.data() + k * length);
       double overlap[block] = {};
       for (index_t j = 0; j < k; ++j) overlap[j] = dot(v.data() + j * length, v.data() + k * length, length);
@@ -96,14 +95,13 @@ inline void apply_reflectors(const tensor<double, 2>& a, const std::vector<doubl
       }
       s(k, k) = beta;
     }
-    const auto part = z.slice(1, 0, length);
-    const auto v_view = tensor_view<const double, 2>(v);
+    const tensor_view<double, 2> part = z.slice(1, 0, length);
     tensor<double, 2> along({count, rows});  // V Z^T
     tensor<double, 2> removed({count, rows});
-    add_product_tn(transpose(v_view), transpose(tensor_view<const double, 2>(part)), along.view());
-    add_product_tn(tensor_view<const double, 2>(s), tensor_view<const double, 2>(along), removed.view());
+    add_product_tn(product_operand(v).transposed(), product_operand(part).transposed(), along);
+    add_product_tn(s, along, removed);
     scale_by(-1, removed.data(), removed.size());
-    add_product_tn(tensor_view<const double, 2>(removed), v_view, part);
+    add_product_tn(removed, v, part);
   }
 }
 
@@ -134,7 +132,7 @@ class symmetric_eigen {
 
  private:
   tensor<double, 2> reflectors_;
-  std::vector<double> betas_;
+  aligned_buffer<double> betas_;
   detail::tridiagonal t_;
   std::vector<double> scaled_values_;
   std::vector<double> values_;
@@ -143,16 +141,15 @@ class symmetric_eigen {
 inline symmetric_eigen::symmetric_eigen(const tensor_view<const double, 2>& a) : reflectors_(a.shape()) {
   const index_t n = a.extent(0);
   if (a.extent(1) != n) {
-    PUFFERFISH_THROW(shape_error("symmetric_eigen: a matrix " + to_string<2>(a.shape()) + " is not square"));
+    detail::throw_error<shape_error>({"symmetric_eigen: a matrix ", a.shape(), " is not square"});
   }
   double largest = 0;
   for (index_t i = 0; i < n; ++i) {
     for (index_t j = 0; j <= i; ++j) {
       const double value = a(i, j);
       if (!std::isfinite(value)) {
-        PUFFERFISH_THROW(value_error("symmetric_eigen: element (" + std::to_string(i) + ", " +
-                                     std::to_string(j) + ") of the matrix " + to_string<2>(a.shape()) +
-                                     " is not finite"));
+        detail::throw_error<value_error>(
+            {"symmetric_eigen: element (", i, ", ", j, ") of the matrix ", a.shape(), " is not finite"});
       }
       largest = std::max(largest, std::abs(value));
       reflectors_(i, j) = value;
@@ -164,17 +161,20 @@ inline symmetric_eigen::symmetric_eigen(const tensor_view<const double, 2>& a) :
   t_ = detail::reduce_to_tridiagonal(reflectors_, betas_);
   detail::tridiagonal work = t_;
   detail::run_ql(work);
-  for (index_t i : detail::descending_order(work.diagonal)) {
-    scaled_values_.push_back(work.diagonal[static_cast<std::size_t>(i)]);
-    values_.push_back(scaled_values_.back() / scale);
+  const std::vector<index_t> order = detail::descending_order(work.diagonal);
+  scaled_values_ = std::vector<double>(order.size());
+  values_ = std::vector<double>(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    scaled_values_[i] = work.diagonal[static_cast<std::size_t>(order[i])];
+    values_[i] = scaled_values_[i] / scale;
   }
 }
 
-inline tensor<double, 2> symmetric_eigen::vectors(index_t count) const {
+PUFFERFISH_COLD inline tensor<double, 2> symmetric_eigen::vectors(index_t count) const {
   const index_t n = reflectors_.extent(0);
   if (count < 0 || count > n) {
-    PUFFERFISH_THROW(rank_error("symmetric_eigen: " + std::to_string(count) +
-                                " eigenvectors wanted of a matrix of order " + std::to_string(n)));
+    detail::throw_error<rank_error>(
+        {"symmetric_eigen: ", count, " eigenvectors wanted of a matrix of order ", n});
   }
   tensor<double, 2> z({count, n});
   if (count == 0) return z;

@@ -119,8 +119,8 @@ inline void rotate(double c, double s, double* x, double* y, index_t count) {
   widest_vector_kernels().rotate(c, s, x, y, count);
 }
 
-/// C [tile_rows x panel_width, rows `step` apart] += A^T B for packed A [depth x tile_rows] and B [depth x
-/// panel_width].
+/// C [tile_rows x panel_width, rows `step` apart] += A^T B for tile_rows columns of a packed A and for a
+/// packed B; rows of both are panel_width apart.
 inline void multiply_tile(index_t depth, const double* a, const double* b, double* c, index_t step) {
   widest_vector_kernels().multiply_tile(depth, a, b, c, step);
 }
