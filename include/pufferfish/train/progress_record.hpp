@@ -72,7 +72,7 @@ struct training_record {
       text += "epoch " + std::to_string(e.epoch) + " " + std::to_string(e.low_rank ? 1 : 0);
       for (double value : {e.learning_rate, e.train_loss, e.train_accuracy, e.test_loss, e.test_accuracy,
                            e.seconds, e.step_ms, e.exchange_ms}) {
-        text += " " + exact(value);
+        text.append(" ").append(exact(value));
       }
       text += "\n";
     }
@@ -82,10 +82,10 @@ struct training_record {
               std::to_string(switched->factors.parameters_after) + "\n";
       for (const factor_report& layer : switched->factors.layers) {
         text += "layer " + layer.name;
-        for (index_t value : {layer.rows, layer.cols, layer.rank}) text += " " + std::to_string(value);
+        for (index_t value : {layer.rows, layer.cols, layer.rank}) text.append(" ").append(std::to_string(value));
         for (double value :
              {layer.squared_norm, layer.kept_energy, layer.truncation_error, layer.relative_error}) {
-          text += " " + exact(value);
+          text.append(" ").append(exact(value));
         }
         text += "\n";
       }

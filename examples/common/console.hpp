@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Where an example prints: only rank 0 does, and what is not JSON keeps off a standard output that JSON goes
+/// to.
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include <pufferfish/io/file.hpp>
+
+namespace examples {
+
+/// How progress shows: a bar that redraws itself, a line an epoch, nothing. `automatic`: a bar if standard
+/// error is a terminal. Launchers of MPI put pipes between, so those who start them have to ask for bars.
+enum class progress_style { automatic, bar, lines, none };
+
+class console {
+ public:
+  console() = default;
+  console(int rank, const std::string& json_target, progress_style style)
+      : speaks_(rank == 0), out_(json_target == "-" ? stderr : stdout), style_(style) {
+    if (style_ == progress_style::automatic) {
+      style_ = ::isatty(STDERR_FILENO) != 0 ? progress_style::bar : progress_style::lines;
+    }
+    if (!speaks_) style_ = progress_style::none;
+  }
+
+  bool speaks() const { return speaks_; }
+  progress_style style() const { return style_; }
+
+  /// Text as it is.
+  void write(const std::string& text) const {
+    if (!speaks_) return;
+    std::fputs(text.c_str(), out_);
+    std::fflush(out_);
+  }
+  void line(const std::string& text) const { write(text + "\n"); }
+
+ private:
+  bool speaks_ = true;
+  FILE* out_ = stdout;
+  progress_style style_ = progress_style::lines;
+};
+
+/// Throws io_error if a file could not be written there: better before the work than after. Empty: nothing to
+/// write. Call it on one rank.
+inline void check_writable(const std::string& path) {
+  if (!path.empty() && path != "-") pufferfish::atomic_writer{path};
+}
+
+/// Writes a document to a file, whole or not at all, or to standard output ("-"). An empty target: nothing.
+/// Call it on one rank.
+inline void write_json(const std::string& target, const nlohmann::ordered_json& document) {
+  if (target.empty()) return;
+  const std::string text = document.dump(2) + "\n";
+  if (target != "-") {
+    pufferfish::write_file_atomically(target,
+                                      {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+    return;
+  }
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw pufferfish::io_error("standard output: cannot write " + std::to_string(text.size()) + " bytes");
+  }
+}
+
+}  // namespace examples

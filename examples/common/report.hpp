@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Training results as tables, JSON and curves.
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/train/options.hpp>
+
+#include "plot.hpp"
+#include "text.hpp"
+
+namespace examples {
+
+/// The parameters' digest: equal for equal bits.
+inline std::string digest_text(const pufferfish::network<float>& net) {
+  return format("%016llx", static_cast<unsigned long long>(pufferfish::digest(net.store().values())));
+}
+
+/// One network's costs.
+struct costs {
+  pufferfish::index_t parameters = 0;
+  pufferfish::index_t macs = 0;            ///< of one image's forward pass
+  pufferfish::index_t bytes_per_step = 0;  ///< payload of one gradient all-reduce
+};
+
+inline nlohmann::ordered_json to_json(const costs& c) {
+  return {{"parameters", c.parameters}, {"macs", c.macs}, {"bytes_per_step", c.bytes_per_step}};
+}
+
+/// What the switch did, layer by layer.
+inline std::string switch_table(const pufferfish::factorization& factors) {
+  text_table table({"layer", "matrix", "rank", "kept energy", "relative error", "parameters", "after"});
+  for (const pufferfish::factor_report& layer : factors.layers) {
+    table.add({layer.name, format("%td x %td", layer.rows, layer.cols), std::to_string(layer.rank),
+               format("%.4f", layer.kept_energy), format("%.4f", layer.relative_error),
+               grouped(layer.parameters_before), grouped(layer.parameters_after)});
+  }
+  table.add({"whole network", "", "", format("%.4f", factors.kept_energy()), "",
+             grouped(factors.parameters_before), grouped(factors.parameters_after)});
+  return table.str();
+}
+
+inline nlohmann::ordered_json to_json(const pufferfish::epoch_result& epoch) {
+  return {{"epoch", epoch.epoch + 1},
+          {"low_rank", epoch.low_rank},
+          {"learning_rate", epoch.learning_rate},
+          {"train_loss", epoch.train_loss},
+          {"train_accuracy", epoch.train_accuracy},
+          {"test_loss", epoch.test_loss},
+          {"test_accuracy", epoch.test_accuracy},
+          {"seconds", epoch.seconds},
+          {"ms_per_step", epoch.step_ms},
+          {"exchange_ms", epoch.exchange_ms}};
+}
+
+inline nlohmann::ordered_json to_json(const pufferfish::switch_result& result) {
+  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  for (const pufferfish::factor_report& layer : result.factors.layers) {
+    layers.push_back({{"name", layer.name},
+                      {"rows", layer.rows},
+                      {"cols", layer.cols},
+                      {"rank", layer.rank},
+                      {"kept_energy", layer.kept_energy},
+                      {"truncation_error", layer.truncation_error},
+                      {"relative_error", layer.relative_error},
+                      {"parameters_before", layer.parameters_before},
+                      {"parameters_after", layer.parameters_after}});
+  }
+  return {{"after_epochs", result.epoch},
+          {"milliseconds", result.milliseconds},
+          {"kept_energy", result.factors.kept_energy()},
+          {"parameters_before", result.factors.parameters_before},
+          {"parameters_after", result.factors.parameters_after},
+          {"layers", layers}};
+}
+
+/// Median over the epochs of one structure of their median step, in ms; 0 if there was none.
+inline double step_ms(const std::vector<pufferfish::epoch_result>& history, bool low_rank) {
+  std::vector<double> values;
+  for (const pufferfish::epoch_result& epoch : history) {
+    if (epoch.low_rank == low_rank) values.push_back(epoch.step_ms);
+  }
+  return median(values);
+}
+
+inline curve to_curve(const std::string& name, const std::vector<pufferfish::epoch_result>& history) {
+  curve c;
+  c.name = name;
+  for (const pufferfish::epoch_result& epoch : history) {
+    c.accuracy.push_back(epoch.test_accuracy);
+    c.loss.push_back(epoch.test_loss);
+  }
+  return c;
+}
+
+}  // namespace examples

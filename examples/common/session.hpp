@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The frame of an example: options, MPI if a launcher started us, errors as one line and exit status 1.
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/dist/self.hpp>
+#if defined(PUFFERFISH_EXAMPLES_MPI)
+#include <pufferfish/dist/mpi_environment.hpp>
+#endif
+
+namespace examples {
+
+/// How many processes the launcher that started this one says there are; 0 without one.
+inline int launched_processes() {
+  // Open MPI; MPICH and its relatives; anything that speaks PMIx (its launchers set no count).
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  }
+  return std::getenv("PMIX_RANK") != nullptr ? 1 : 0;
+}
+
+namespace session {
+
+inline void complain(const std::string& program, const char* text) {
+  std::string line = text;
+  for (char& c : line) c = c == '\n' ? ' ' : c;
+  std::fprintf(stderr, "%s: %s\n", program.c_str(), line.c_str());
+}
+
+/// Parses; prints help or what is wrong on rank 0. True if the program should go on, else `status` is its
+/// exit status.
+inline bool parse(CLI::App& app, int argc, char** argv, int rank, int& status) {
+  status = 0;
+  try {
+    app.parse(argc, argv);
+    return true;
+  } catch (const CLI::CallForHelp&) {
+    if (rank == 0) std::fputs(app.help().c_str(), stdout);
+  } catch (const CLI::ParseError& e) {
+    if (rank == 0) complain(app.get_name(), (std::string(e.what()) + " (--help lists the options)").c_str());
+    status = 1;
+  }
+  return false;
+}
+
+#if defined(PUFFERFISH_EXAMPLES_MPI)
+template <class Program>
+int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, Program& program) {
+  const pufferfish::mpi::environment environment;
+  int rank = 0;
+  try {
+    pufferfish::mpi::communicator comm(MPI_COMM_WORLD);
+    rank = comm.rank();
+    if (expected > 1 && comm.size() == 1) {
+      throw pufferfish::backend_error("the launcher started " + std::to_string(expected) +
+                                      " processes, MPI sees 1: mpirun belongs to another MPI than the one "
+                                      "this program was built with");
+    }
+    int status = 0;
+    if (parse(app, argc, argv, rank, status)) program(comm);
+    return status;
+  } catch (const std::exception& e) {
+    // An error that all ranks see is rank 0's to tell; it ends the others while they wait.
+    if (rank != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    complain(app.get_name(), e.what());
+    environment.abort(1);
+  }
+}
+#endif
+
+}  // namespace session
+
+/// Runs `program(communicator)`: with all processes that a launcher of MPI started, else alone.
+template <class Program>
+int run(CLI::App& app, int argc, char** argv, Program&& program) {
+  const int launched = launched_processes();
+  try {
+#if defined(PUFFERFISH_EXAMPLES_MPI)
+    if (launched > 0) return session::run_with_mpi(app, argc, argv, launched, program);
+#else
+    if (launched > 1) {
+      throw pufferfish::backend_error("started as " + std::to_string(launched) +
+                                      " processes, but built without MPI");
+    }
+#endif
+    pufferfish::self alone;
+    int status = 0;
+    if (session::parse(app, argc, argv, 0, status)) program(alone);
+    return status;
+  } catch (const std::exception& e) {
+    session::complain(app.get_name(), e.what());
+    return 1;
+  }
+}
+
+/// Threads for each process: what was asked for, or the machine's cores divided among the processes.
+inline int threads_for(int asked, int ranks) {
+  if (asked > 0) return asked;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return cores > ranks ? cores / ranks : 1;
+}
+
+}  // namespace examples

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Trains a small residual network on handwritten digits, dense and by the Pufferfish procedure, with several
+// seeds each, on as many ranks as it is started with, and compares.
+//   mpirun -n 2 build/examples/quickstart --json results.json --plot curves.svg
+
+#include "common/progress.hpp"
+#include "common/report.hpp"
+#include "common/training.hpp"
+
+namespace {
+
+using namespace examples;
+using pufferfish::training_mode;
+
+struct options : common_options {
+  index_t seeds = 3;
+  model_choice model;
+  double rank_ratio = 0.25;
+  index_t first_layer = 4;
+};
+
+/// What one seed gave.
+struct seed_result {
+  std::vector<pufferfish::epoch_result> history;
+  std::optional<pufferfish::switch_result> switched;
+  index_t parameters = 0, macs = 0, bytes_per_step = 0;
+  double accuracy() const { return history.back().test_accuracy; }
+};
+
+pufferfish::training_options recipe(const options& o, training_mode mode, index_t seed) {
+  pufferfish::training_options t;
+  t.mode = mode;
+  t.epochs = o.epochs;
+  t.warmup_epochs = o.warmup_epochs;
+  t.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
+  t.factorize.first_layer = o.first_layer;
+  const auto epochs = static_cast<double>(o.epochs);
+  t.learning_rate = o.lr;
+  t.rate_schedule = pufferfish::linear_warmup(1.0, 0.1, pufferfish::cosine(epochs));
+  t.optimizer = {.momentum = 0.9, .nesterov = true, .weight_decay = 5e-4};
+  t.batch = o.batch;
+  t.augment.pad_crop = 1;
+  t.seed = static_cast<std::uint64_t>(seed);
+  return t;
+}
+
+template <class Comm>
+seed_result train(const options& o, const data_set& data, Comm& comm, const console& out, training_mode mode,
+                  index_t seed) {
+  const extents<4> image{1, data.train.height, data.train.width, data.train.channels};
+  pufferfish::network<float> net = build_model(o.model, image, data.train.classes);
+  net.initialize(static_cast<std::uint64_t>(seed));
+  check_switch(recipe(o, mode, seed), net);
+  pufferfish::context_options machine;
+  machine.threads = threads_for(o.threads, comm.size());
+  pufferfish::procedure<float, Comm> run(std::move(net), comm, data.train, data.test, recipe(o, mode, seed),
+                                         machine);
+  progress shown(out, format("%-6s seed %td", pufferfish::to_string(mode), seed), o.batch);
+  run.run(shown);
+  return {run.history(), run.switched(), run.net().parameter_count(), run.net().macs(image),
+          run.exchange_bytes()};
+}
+
+/// All seeds of one mode.
+struct mode_result {
+  training_mode mode;
+  std::vector<seed_result> seeds;
+
+  template <class F>
+  std::vector<double> each(F&& f) const {
+    std::vector<double> values;
+    for (const seed_result& seed : seeds) values.push_back(f(seed));
+    return values;
+  }
+  bool low_rank() const { return mode != training_mode::dense; }
+  std::vector<double> accuracies() const {
+    return each([](const seed_result& s) { return s.accuracy(); });
+  }
+  /// Of the network that the mode ends with.
+  double ms_per_step() const {
+    return median(each([this](const seed_result& s) { return step_ms(s.history, low_rank()); }));
+  }
+  double switch_ms() const {
+    return mean(each([](const seed_result& s) { return s.switched ? s.switched->milliseconds : 0.0; }));
+  }
+  double kept_energy() const {
+    return mean(
+        each([](const seed_result& s) { return s.switched ? s.switched->factors.kept_energy() : 1.0; }));
+  }
+};
+
+std::string table_of(const std::vector<mode_result>& modes) {
+  text_table table(
+      {"mode", "parameters", "MACs", "bytes/step", "ms/step", "accuracy", "+-", "switch", "kept energy"});
+  for (const mode_result& m : modes) {
+    const seed_result& one = m.seeds.front();
+    table.add({pufferfish::to_string(m.mode), grouped(one.parameters), grouped(one.macs),
+               grouped(one.bytes_per_step), format("%.2f", m.ms_per_step()),
+               format("%.2f %%", mean(m.accuracies())), format("%.2f", standard_deviation(m.accuracies())),
+               m.low_rank() ? format("%.1f ms", m.switch_ms()) : "-",
+               m.low_rank() ? format("%.4f", m.kept_energy()) : "-"});
+  }
+  return table.str();
+}
+
+nlohmann::ordered_json to_json(const mode_result& m, const options& o, const std::string& data_set,
+                               int ranks) {
+  const seed_result& one = m.seeds.front();
+  nlohmann::ordered_json runs = nlohmann::ordered_json::array();
+  for (const seed_result& s : m.seeds) {
+    nlohmann::ordered_json history = nlohmann::ordered_json::array();
+    for (const auto& epoch : s.history) history.push_back(examples::to_json(epoch));
+    runs.push_back({{"seed", runs.size() + 1}, {"accuracy", s.accuracy()}, {"history", history}});
+    if (s.switched) runs.back()["switch"] = examples::to_json(*s.switched);
+  }
+  return {{"mode", pufferfish::to_string(m.mode)},
+          {"parameters", one.parameters},
+          {"macs", one.macs},
+          {"bytes_per_step", one.bytes_per_step},
+          {"ms_per_step", m.ms_per_step()},
+          {"accuracy_mean", mean(m.accuracies())},
+          {"accuracy_std", standard_deviation(m.accuracies())},
+          {"kept_energy", m.kept_energy()},
+          {"switch_ms", m.switch_ms()},
+          {"data_set", data_set},
+          {"model", o.model},
+          {"rank_ratio", o.rank_ratio},
+          {"first_layer", o.first_layer},
+          {"epochs", o.epochs},
+          {"warmup_epochs", o.warmup_epochs},
+          {"batch", o.batch},
+          {"ranks", ranks},
+          {"threads", threads_for(o.threads, ranks)},
+          {"runs", runs}};
+}
+
+/// The mean over the seeds, with a band from the lowest to the highest accuracy.
+curve curve_of(const mode_result& m) {
+  curve c = to_curve(pufferfish::to_string(m.mode), m.seeds.front().history);
+  for (std::size_t e = 0; e < c.accuracy.size(); ++e) {
+    const auto accuracies = m.each([e](const seed_result& s) { return s.history[e].test_accuracy; });
+    c.accuracy[e] = mean(accuracies);
+    c.loss[e] = mean(m.each([e](const seed_result& s) { return s.history[e].test_loss; }));
+    c.lowest_accuracy.push_back(*std::min_element(accuracies.begin(), accuracies.end()));
+    c.highest_accuracy.push_back(*std::max_element(accuracies.begin(), accuracies.end()));
+  }
+  const auto& switched = m.seeds.front().switched;
+  if (switched) c.switch_epoch = static_cast<double>(switched->epoch);
+  return c;
+}
+
+template <class Comm>
+void compare(const options& o, Comm& comm) {
+  const console out(comm.rank(), o.json, o.progress);
+  if (comm.rank() == 0) {
+    for (const std::string& path : {o.json, o.plot}) check_writable(path);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const data_set data = load_data("digits", o.data);
+  out.line(format("digits: %td training and %td test images; %s, width %td, on %d ranks with %d threads",
+                  data.train.count, data.test.count, o.model.name.c_str(), o.model.width, comm.size(),
+                  threads_for(o.threads, comm.size())));
+  std::vector<mode_result> modes{{training_mode::dense, {}}, {training_mode::hybrid, {}}};
+  for (mode_result& m : modes) {
+    for (index_t seed = 1; seed <= o.seeds; ++seed) {
+      m.seeds.push_back(train(o, data, comm, out, m.mode, seed));
+    }
+  }
+  if (comm.rank() != 0) return;
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  out.write("\n" + table_of(modes));
+  out.line(
+      format("accuracy: test set, after the last epoch, mean and deviation of %td seeds; bytes: payload of "
+             "one gradient all-reduce",
+             o.seeds));
+  const mode_result &dense = modes[0], &hybrid = modes[1];
+  const auto share = [](index_t part, index_t all) {
+    return 100.0 * static_cast<double>(part) / static_cast<double>(all);
+  };
+  out.line(
+      format("hybrid: %.1f %% of the parameters and bytes, %.1f %% of the MACs, %+.2f points of accuracy; "
+             "%.0f s in all",
+             share(hybrid.seeds[0].parameters, dense.seeds[0].parameters),
+             share(hybrid.seeds[0].macs, dense.seeds[0].macs),
+             mean(hybrid.accuracies()) - mean(dense.accuracies()), seconds.count()));
+  nlohmann::ordered_json document = nlohmann::ordered_json::array();
+  for (const mode_result& m : modes) document.push_back(to_json(m, o, data.name, comm.size()));
+  write_json(o.json, document);
+  const std::string drawn =
+      plot_curves(o.plot, "Digits: dense and Pufferfish", {curve_of(dense), curve_of(hybrid)});
+  if (!drawn.empty()) out.line(drawn);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  options o;
+  CLI::App app("Trains a small residual network on digits, dense and by the Pufferfish procedure",
+               "quickstart");
+  o.batch = 64;
+  add_common_options(app, o);
+  app.add_option("--seeds", o.seeds, "Runs of each mode")->check(CLI::Range(1, 1000));
+  app.add_option("--width", o.model.width, "Channels of the first stage")->check(CLI::Range(1, 4096));
+  app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized layer, as a share of its full rank")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--first-layer", o.first_layer, "First factorized layer, counted from 1")
+      ->check(CLI::Range(1, 1000));
+  return run(app, argc, argv, [&](auto& comm) { compare(o, comm); });
+}

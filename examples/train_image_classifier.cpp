@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Trains an image classifier, dense or by the Pufferfish procedure, alone or on many ranks:
+//   mpirun -n 4 build/examples/train_image_classifier --dataset mnist --data DIR --model small-resnet
+//     --mode hybrid --checkpoint run.safetensors --resume --save model.safetensors --json results.json
+
+#include "common/model_file.hpp"
+#include "common/progress.hpp"
+#include "common/report.hpp"
+#include "common/training.hpp"
+
+namespace {
+
+using namespace examples;
+using pufferfish::training_mode;
+
+struct options : common_options {
+  std::string data_set = "digits";
+  model_choice model;
+  training_mode mode = training_mode::hybrid;
+  double rank_ratio = 0.25;
+  index_t first_layer = 2;
+  std::string schedule = "cosine";
+  std::vector<double> milestones;
+  double lr_warmup = 1.0;
+  double momentum = 0.9;
+  double weight_decay = 5e-4;
+  double label_smoothing = 0.0;
+  double clip_norm = 0.0;
+  index_t pad_crop = 0;
+  bool flip = false;
+  std::uint64_t seed = 1;
+  std::string checkpoint;
+  std::uint64_t checkpoint_every = 0;
+  bool resume = false;
+  std::uint64_t stop_after = 0;
+  std::string save;
+  bool merge = false;
+};
+
+void add_options(CLI::App& app, options& o) {
+  add_common_options(app, o);
+  app.add_option("--dataset", o.data_set, "digits, mnist, fashion-mnist or cifar10")
+      ->check(CLI::IsMember(data_set_names()));
+  add_model_options(app, o.model);
+  add_choice<training_mode>(app, "--mode", o.mode,
+                            {{"dense", training_mode::dense},
+                             {"hybrid", training_mode::hybrid},
+                             {"lowrank", training_mode::lowrank}},
+                            "Hybrid: dense, then factorized; lowrank: low rank from random values");
+  app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized layer, as a share of its full rank")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--first-layer", o.first_layer, "First factorized layer, counted from 1")
+      ->check(CLI::Range(1, 100000));
+  app.add_option("--schedule", o.schedule, "Of the learning rate")
+      ->check(CLI::IsMember({"cosine", "multistep", "constant"}));
+  app.add_option("--milestones", o.milestones, "Epochs of multistep (default: at 1/2 and 3/4)")
+      ->delimiter(',');
+  app.add_option("--lr-warmup", o.lr_warmup, "Epochs in which the rate rises to its full value")
+      ->check(check_not_negative);
+  app.add_option("--momentum", o.momentum, "Of SGD, Nesterov's")->check(CLI::Range(0.0, 1.0));
+  app.add_option("--weight-decay", o.weight_decay, "Of weights")->check(check_not_negative);
+  app.add_option("--label-smoothing", o.label_smoothing, "Share spread over all classes")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
+  app.add_option("--pad-crop", o.pad_crop, "Shift images by up to so many pixels")
+      ->check(CLI::Range(0, 1000));
+  app.add_flag("--flip", o.flip, "Mirror images at random");
+  app.add_option("--seed", o.seed, "Of everything random");
+  CLI::Option* checkpoint = app.add_option("--checkpoint", o.checkpoint, "File to go on from");
+  app.add_option("--checkpoint-every", o.checkpoint_every, "Steps between checkpoints; 0: one an epoch")
+      ->needs(checkpoint);
+  app.add_flag("--resume", o.resume, "Go on from the checkpoint, if it is there")->needs(checkpoint);
+  app.add_option("--stop-after", o.stop_after, "Stop after so many steps, with a checkpoint; 0: at the end")
+      ->needs(checkpoint);
+  CLI::Option* save = app.add_option("--save", o.save, "File for the trained network, for predict");
+  app.add_flag("--merge", o.merge, "Save it with its factors multiplied out: dense")->needs(save);
+}
+
+pufferfish::schedule schedule_of(const options& o) {
+  const auto epochs = static_cast<double>(o.epochs);
+  pufferfish::schedule factor;
+  if (o.schedule == "cosine") factor = pufferfish::cosine(epochs);
+  if (o.schedule == "multistep") {
+    factor = pufferfish::multi_step(o.milestones.empty() ? std::vector<double>{epochs / 2, 3 * epochs / 4}
+                                                         : o.milestones);
+  }
+  if (o.lr_warmup > 0.0) factor = pufferfish::linear_warmup(o.lr_warmup, 0.1, factor);
+  return factor;
+}
+
+pufferfish::training_options recipe(const options& o) {
+  pufferfish::training_options t;
+  t.mode = o.mode;
+  t.epochs = o.epochs;
+  t.warmup_epochs = o.warmup_epochs;
+  t.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
+  t.factorize.first_layer = o.first_layer;
+  t.learning_rate = o.lr;
+  t.rate_schedule = schedule_of(o);
+  t.optimizer.momentum = o.momentum;
+  t.optimizer.nesterov = o.momentum > 0.0;
+  t.optimizer.weight_decay = o.weight_decay;
+  t.smoothing.epsilon = o.label_smoothing;
+  t.clip_norm = o.clip_norm;
+  t.batch = o.batch;
+  t.augment.pad_crop = o.pad_crop;
+  t.augment.flip = o.flip;
+  t.seed = o.seed;
+  return t;
+}
+
+nlohmann::ordered_json options_json(const options& o, int ranks) {
+  return {{"data_set", o.data_set},
+          {"model", o.model},
+          {"mode", pufferfish::to_string(o.mode)},
+          {"rank_ratio", o.rank_ratio},
+          {"first_layer", o.first_layer},
+          {"epochs", o.epochs},
+          {"warmup_epochs", o.warmup_epochs},
+          {"learning_rate", o.lr},
+          {"schedule", schedule_of(o).describe()},
+          {"momentum", o.momentum},
+          {"weight_decay", o.weight_decay},
+          {"label_smoothing", o.label_smoothing},
+          {"clip_norm", o.clip_norm},
+          {"batch", o.batch},
+          {"pad_crop", o.pad_crop},
+          {"flip", o.flip},
+          {"seed", o.seed},
+          {"ranks", ranks},
+          {"threads", threads_for(o.threads, ranks)}};
+}
+
+/// A training run with its checkpoints, on one of the ranks.
+template <class Comm>
+class job {
+ public:
+  job(const options& o, Comm& comm)
+      : o_(o),
+        comm_(comm),
+        out_(comm.rank(), o.json, o.progress),
+        data_(load_data(o.data_set, o.data)),
+        image_{1, data_.train.height, data_.train.width, data_.train.channels},
+        run_(initial_network(), comm, data_.train, data_.test, recipe(o), machine()) {}
+
+  void train() {
+    if (comm_.rank() == 0) {
+      for (const std::string& path : {o_.json, o_.plot, o_.save, o_.checkpoint}) check_writable(path);
+    }
+    const costs before = costs_now();
+    out_.line(format("%s on %s: %s parameters, %s MACs, %s; %d ranks, %d threads each", o_.model.name.c_str(),
+                     data_.name.c_str(), grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
+                     pufferfish::to_string(o_.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
+    if (o_.resume) resume();
+    if (!advance()) {
+      out_.line(format("stopped in epoch %td after %td steps of it; --resume goes on", run_.epoch() + 1,
+                       run_.step_of_epoch()));
+      return;
+    }
+    finish(before);
+  }
+
+ private:
+  /// The progress display, and a table at the switch.
+  class observer final : public pufferfish::training_observer {
+   public:
+    explicit observer(job& of) : job_(of), shown_(of.out_, of.o_.model.name, of.o_.batch) {}
+    void on_step(const pufferfish::training_position& at) override { shown_.on_step(at); }
+    void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
+    void on_switch(const pufferfish::switch_result& result) override {
+      shown_.on_switch(result);
+      if (job_.comm_.rank() == 0) job_.out_.write("\n" + switch_table(result.factors) + "\n");
+    }
+
+   private:
+    job& job_;
+    progress shown_;
+  };
+
+  pufferfish::network<float> initial_network() const {
+    pufferfish::network<float> net = build_model(o_.model, image_, data_.train.classes);
+    net.initialize(o_.seed);
+    check_switch(recipe(o_), net);
+    return net;
+  }
+
+  pufferfish::context_options machine() const {
+    pufferfish::context_options result;
+    result.threads = threads_for(o_.threads, comm_.size());
+    return result;
+  }
+
+  costs costs_now() const {
+    return {run_.net().parameter_count(), run_.net().macs(image_), run_.exchange_bytes()};
+  }
+
+  /// Trains to the end (true) or until it is to stop.
+  bool advance() {
+    observer shown(*this);
+    for (std::uint64_t step = 1; !run_.finished(); ++step) {
+      run_.advance(shown);
+      const bool epoch_ended = run_.step_of_epoch() == 0;
+      if (epoch_ended) digests_.push_back(digest_text(run_.net()));
+      const bool stop = step == o_.stop_after;
+      const bool due = o_.checkpoint_every == 0 ? epoch_ended : run_.total_steps() % o_.checkpoint_every == 0;
+      if (!o_.checkpoint.empty() && (due || stop || run_.finished())) save_checkpoint();
+      if (stop && !run_.finished()) return false;
+    }
+    return true;
+  }
+
+  void save_checkpoint() {
+    std::string digests;
+    for (const std::string& digest : digests_) digests += digest + " ";
+    run_.save(o_.checkpoint, {{digests_fact, digests}});
+  }
+
+  /// All ranks go by what rank 0 sees.
+  void resume() {
+    std::int32_t there[1] = {pufferfish::detail::is_regular_file(o_.checkpoint) ? 1 : 0};
+    comm_.broadcast(std::span<std::int32_t>(there), 0);
+    if (there[0] == 0) {
+      out_.line(o_.checkpoint + " is not there yet: starting afresh");
+      return;
+    }
+    run_.resume(o_.checkpoint);
+    if (comm_.rank() == 0) {
+      std::istringstream words(pufferfish::open_checkpoint(o_.checkpoint).fact(digests_fact));
+      for (std::string word; words >> word;) digests_.push_back(word);
+    }
+    out_.line(format("going on from %s: epoch %td, step %td", o_.checkpoint.c_str(), run_.epoch() + 1,
+                     run_.step_of_epoch()));
+  }
+
+  void finish(const costs& before) {
+    if (comm_.rank() != 0) return;
+    const costs after = costs_now();
+    const pufferfish::epoch_result& last = run_.history().back();
+    out_.line(format(
+        "test accuracy %.2f %%, loss %.4f; %s parameters, %s MACs, %s bytes a step; parameters %s",
+        last.test_accuracy, last.test_loss, grouped(after.parameters).c_str(), grouped(after.macs).c_str(),
+        grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
+    if (!o_.save.empty()) save_network();
+    write_json(o_.json, document(before, after));
+    curve c = to_curve(o_.model.name, run_.history());
+    if (run_.switched()) c.switch_epoch = static_cast<double>(run_.switched()->epoch);
+    const std::string drawn = plot_curves(o_.plot, o_.model.name + " on " + data_.name, {c});
+    if (!drawn.empty()) out_.line(drawn);
+  }
+
+  void save_network() const {
+    pufferfish::network<float> net = run_.net();
+    if (o_.merge) pufferfish::merge(net);
+    model_card card;
+    card.model = o_.model;
+    card.image = image_;
+    card.pixel_maximum = data_.pixel_maximum;
+    card.normalize = run_.normalize();
+    card.classes = data_.classes;
+    card.data_set = data_.name;
+    card.mode = pufferfish::to_string(o_.mode);
+    save_model(o_.save, net, card);
+  }
+
+  nlohmann::ordered_json document(const costs& before, const costs& after) const {
+    nlohmann::ordered_json history = nlohmann::ordered_json::array();
+    double seconds = 0.0;
+    for (std::size_t e = 0; e < run_.history().size(); ++e) {
+      history.push_back(examples::to_json(run_.history()[e]));
+      history.back()["digest"] = digests_[e];
+      seconds += run_.history()[e].seconds;
+    }
+    nlohmann::ordered_json j;
+    j["options"] = options_json(o_, comm_.size());
+    j["accuracy"] = run_.history().back().test_accuracy;
+    j["before"] = examples::to_json(before);
+    j["after"] = examples::to_json(after);
+    j["ms_per_step_dense"] = step_ms(run_.history(), false);
+    j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
+    j["seconds"] = seconds;
+    j["digest"] = digest_text(run_.net());
+    if (run_.switched()) j["switch"] = examples::to_json(*run_.switched());
+    j["history"] = history;
+    return j;
+  }
+
+  static constexpr const char* digests_fact = "examples.digests";
+
+  const options& o_;
+  Comm& comm_;
+  console out_;
+  data_set data_;
+  extents<4> image_;
+  pufferfish::procedure<float, Comm> run_;
+  std::vector<std::string> digests_;  ///< of the parameters, after every epoch
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  options o;
+  CLI::App app("Trains an image classifier, dense or by the Pufferfish procedure", "train_image_classifier");
+  add_options(app, o);
+  return run(app, argc, argv, [&](auto& comm) { job(o, comm).train(); });
+}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the tests of the examples share: starting the programs, and looking at what they leave.
+
+Each test is NAME.py PROGRAMS MPIRUN: the folder of the built examples, and the launcher ("-" without MPI).
+"""
+import gzip
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+
+DIGITS = pathlib.Path(__file__).resolve().parents[2] / "examples" / "data" / "digits"
+TEST_IMAGES = DIGITS / "t10k-images-idx3-ubyte.gz"
+TEST_LABELS = DIGITS / "t10k-labels-idx1-ubyte.gz"
+# A network that trains in a second.
+TINY = ["--width", "8", "--batch", "64", "--progress", "none"]
+
+
+class Programs:
+    def __init__(self, arguments):
+        self.folder = pathlib.Path(arguments[1]).resolve()
+        self.mpirun = None if len(arguments) < 3 or arguments[2] == "-" else arguments[2]
+
+    def command(self, name, *arguments, ranks=0):
+        """ranks 0: without a launcher."""
+        launcher = [self.mpirun, "-n", str(ranks)] if ranks else []
+        return [*launcher, str(self.folder / name), *[str(a) for a in arguments]]
+
+    def run(self, name, *arguments, ranks=0, fails=False, cwd=None):
+        """Runs a program that must succeed (or must fail with 1); returns standard output and error."""
+        command = self.command(name, *arguments, ranks=ranks)
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, cwd=cwd)
+        if result.returncode != (1 if fails else 0):
+            sys.exit(f"{shlex.join(command)}\n{result.stdout}{result.stderr}\nexit code {result.returncode}")
+        return result.stdout, result.stderr
+
+    def train(self, folder, *arguments, ranks=0):
+        """Trains a tiny network on the digits; returns its JSON."""
+        target = pathlib.Path(folder) / "result.json"
+        target.unlink(missing_ok=True)
+        self.run("train_image_classifier", *TINY, "--json", target, *arguments, ranks=ranks)
+        return load(target)
+
+    def rank_counts(self):
+        """Numbers of ranks to try; 0 is without a launcher."""
+        return [0, 1, 2, 4] if self.mpirun else [0]
+
+
+def load(path):
+    return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+
+
+def digests(result):
+    return [epoch["digest"] for epoch in result["history"]]
+
+
+def expect(condition, text):
+    if not condition:
+        sys.exit(text)
+
+
+def expect_equal(have, want, text):
+    expect(have == want, f"{text}: {have!r}, expected {want!r}")
+
+
+def idx_images(path=TEST_IMAGES):
+    """The pixels of an IDX file, image by image."""
+    data = gzip.decompress(pathlib.Path(path).read_bytes())
+    count, height, width = (int.from_bytes(data[i : i + 4], "big") for i in (4, 8, 12))
+    size = height * width
+    return [data[16 + n * size : 16 + (n + 1) * size] for n in range(count)]
+
+
+def main(test):
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory(prefix="pufferfish-examples-") as folder:
+        test(Programs(sys.argv), pathlib.Path(folder))

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""train_image_classifier: the same bits for any number of threads and in every repetition, nearly the same numbers for
+any number of ranks; checkpoints that go on bit for bit from before, at and after the switch."""
+import signal
+import subprocess
+
+from support import digests, expect, expect_equal, main
+
+HYBRID = ["--epochs", "3", "--warmup-epochs", "1"]
+
+
+def threads_and_ranks(programs, folder):
+    for ranks in programs.rank_counts():
+        one = programs.train(folder, *HYBRID, "--threads", 1, ranks=ranks)
+        expect_equal(len(set(digests(one))), 3, "epochs with parameters of their own")
+        expect_equal(one["options"]["ranks"], max(1, ranks), "ranks")
+        two = programs.train(folder, *HYBRID, "--threads", 2, ranks=ranks)
+        expect_equal(digests(two), digests(one), f"parameters after each epoch, 2 threads, {ranks} ranks")
+        expect([e["low_rank"] for e in one["history"]] == [False, True, True], "the switch is after epoch 1")
+        switch = one["switch"]
+        expect_equal(switch["parameters_before"], one["before"]["parameters"], "parameters before")
+        expect_equal(switch["parameters_after"], one["after"]["parameters"], "parameters after")
+        expect(switch["milliseconds"] > 0 and 0 < switch["kept_energy"] < 1, "there was an SVD")
+        expect(one["ms_per_step_dense"] > 0 and one["ms_per_step_low_rank"] > 0, "steps take time")
+
+
+def same_trajectory(programs, folder):
+    """Without batch norm, no image's gradient depends on the others: ranks only change rounding."""
+    plain = [*HYBRID, "--no-batch-norm", "--lr", "0.02"]
+    alone = programs.train(folder, *plain)
+    for ranks in [n for n in programs.rank_counts() if n > 1]:
+        many = programs.train(folder, *plain, ranks=ranks)
+        for a, b in zip(alone["history"], many["history"]):
+            distance = abs(a["train_loss"] - b["train_loss"]) / a["train_loss"]
+            expect(distance < 1e-3, f"training loss on {ranks} ranks: {b['train_loss']}, alone {a['train_loss']}")
+
+
+def resume(programs, folder):
+    """Runs that end early, at each kind of moment, and go on; 23 steps an epoch, the switch is after the first."""
+    whole = programs.train(folder, *HYBRID)
+    for ranks in [n for n in programs.rank_counts() if n in (0, 2)]:
+        undisturbed = programs.train(folder, *HYBRID, ranks=ranks) if ranks else whole
+        for steps in (7, 23, 30):
+            file = folder / f"stop-{ranks}-{steps}.safetensors"
+            stop = [*HYBRID, "--checkpoint", file, "--stop-after", steps]
+            programs.run("train_image_classifier", "--width", 8, "--batch", 64, "--progress", "none", *stop, ranks=ranks)
+            again = programs.train(folder, *HYBRID, "--checkpoint", file, "--resume", ranks=ranks)
+            expect_equal(digests(again), digests(undisturbed), f"parameters after stopping at step {steps}")
+            expect_equal(again["accuracy"], undisturbed["accuracy"], f"accuracy after stopping at step {steps}")
+            # A run that had ended ends again, with the same result.
+            done = programs.train(folder, *HYBRID, "--checkpoint", file, "--resume", ranks=ranks)
+            expect_equal(digests(done), digests(undisturbed), "parameters of a finished run")
+
+
+def killed(programs, folder):
+    """SIGKILL in the middle, once (tests/slow does it a hundred times)."""
+    file = folder / "killed.safetensors"
+    arguments = ["--width", 8, "--batch", 64, "--progress", "none", *HYBRID, "--checkpoint", file, "--checkpoint-every", 5]
+    process = subprocess.Popen(programs.command("train_image_classifier", *arguments), stdout=subprocess.DEVNULL)
+    while process.poll() is None and not file.exists():
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    again = programs.train(folder, *HYBRID, "--checkpoint", file, "--checkpoint-every", 5, "--resume")
+    expect_equal(digests(again), digests(programs.train(folder, *HYBRID)), "parameters after SIGKILL")
+
+
+def modes(programs, folder):
+    dense = programs.train(folder, "--mode", "dense", "--epochs", 2, "--schedule", "multistep", "--label-smoothing", 0.1)
+    expect("switch" not in dense and dense["before"] == dense["after"], "a dense run has no switch")
+    low = programs.train(folder, "--mode", "lowrank", "--epochs", 2, "--schedule", "constant", "--pad-crop", 1, "--flip",
+                         "--clip-norm", 1)
+    expect("switch" not in low and low["after"]["parameters"] < dense["after"]["parameters"], "low rank from the start")
+    expect(all(epoch["low_rank"] for epoch in low["history"]), "low rank in all epochs")
+    for model in ("mlp", "small-vgg"):
+        result = programs.train(folder, *HYBRID, "--model", model, "--rank-ratio", 0.125)
+        expect(result["after"]["parameters"] < result["before"]["parameters"], f"{model} becomes smaller")
+
+
+def test(programs, folder):
+    threads_and_ranks(programs, folder)
+    same_trajectory(programs, folder)
+    resume(programs, folder)
+    killed(programs, folder)
+    modes(programs, folder)
+
+
+main(test)
