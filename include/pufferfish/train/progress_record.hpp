@@ -82,7 +82,8 @@ struct training_record {
               std::to_string(switched->factors.parameters_after) + "\n";
       for (const factor_report& layer : switched->factors.layers) {
         text += "layer " + layer.name;
-        for (index_t value : {layer.rows, layer.cols, layer.rank}) text.append(" ").append(std::to_string(value));
+        for (index_t value : {layer.rows, layer.cols, layer.rank})
+          text.append(" ").append(std::to_string(value));
         for (double value :
              {layer.squared_norm, layer.kept_energy, layer.truncation_error, layer.relative_error}) {
           text.append(" ").append(exact(value));
