@@ -18,11 +18,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// c (+)= a b for a register block; depth steps, a read along the depth or along the rows (then a_stride is
-/// the distance between depths).
+/// c (+)= a b for a register block and `depth` steps, a with any strides.
 template <class T>
-using gemm_micro_kernel = void (*)(index_t depth, const T* a, index_t a_stride, const T* b, index_t b_stride,
-                                   T* c, index_t c_stride, bool accumulate);
+using gemm_micro_kernel = void (*)(index_t depth, const T* a, index_t row_stride, index_t depth_stride,
+                                   const T* b, index_t b_stride, T* c, index_t c_stride, bool accumulate);
 
 /// The micro-kernels of one instruction set, by width in vectors (minus one).
 template <class T>
@@ -31,9 +30,8 @@ struct gemm_kernels {
   index_t lanes = 0;
   int max_vectors = 0;
   int rows[widest] = {};
-  gemm_micro_kernel<T> full[2][widest] = {};  // [0]: a along the depth, [1]: a along the rows
+  gemm_micro_kernel<T> full[widest] = {};
   gemm_micro_kernel<T> single[widest] = {};
-  gemm_micro_kernel<T> single_strided[widest] = {};
 };
 
 #if PUFFERFISH_KERNELS_PORTABLE
@@ -145,8 +143,8 @@ class gemm_operand {
   index_t depth() const { return depth_; }
   index_t columns() const { return columns_; }
 
-  /// c = a b, or c += a b, for this b. a: M x K with one of its strides 1 (or one extent at most 1); c: M x
-  /// N, rows dense; c overlaps neither. Throws shape_error if the shapes do not fit.
+  /// c = a b, or c += a b, for this b. a: M x K, any strides (fast where one of them is small); c: M x N,
+  /// rows dense; c overlaps neither. Throws shape_error if the shapes do not fit.
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate) const {
     const index_t rows = a.extent(0);
     if (a.extent(1) != depth_ || c.extent(0) != rows || c.extent(1) != columns_) {
@@ -154,9 +152,6 @@ class gemm_operand {
                                         " does not fit the result ", c.shape()});
     }
     if (c.empty()) return;
-    const bool along_rows = a.stride(1) != 1 && depth_ > 1;
-    PUFFERFISH_ASSERT(!along_rows || a.stride(0) == 1 || rows == 1,
-                      "gemm: left operand without a unit stride");
     PUFFERFISH_ASSERT(c.stride(1) == 1 || columns_ == 1, "gemm: result rows must be dense");
     if (depth_ == 0) {
       if (!accumulate) {
@@ -164,14 +159,12 @@ class gemm_operand {
       }
       return;
     }
-    const index_t a_stride = along_rows ? a.stride(1) : a.stride(0);
     for (index_t k = 0; k < depth_; k += depth_block) {
       const index_t steps = std::min(depth_block, depth_ - k);
-      const T* a_block = a.data() + k * a.stride(1);
+      const tensor_view<const T, 2> a_block = a.slice(1, k, steps);
       for (index_t column = 0, panel = 0; column < columns_; column += panel_columns_, ++panel) {
-        multiply_panel(along_rows, rows, steps, a_block, a_stride,
-                       data_ + panel * panel_stride_ + k * row_stride_, c.data() + column, c.stride(0),
-                       std::min(panel_columns_, columns_ - column), accumulate || k > 0);
+        multiply_panel(a_block, data_ + panel * panel_stride_ + k * row_stride_, c.data() + column,
+                       c.stride(0), std::min(panel_columns_, columns_ - column), accumulate || k > 0);
       }
     }
   }
@@ -194,40 +187,40 @@ class gemm_operand {
   }
 
   // One panel of b against all rows of a.
-  void multiply_panel(bool along_rows, index_t rows, index_t steps, const T* a, index_t a_stride, const T* b,
-                      T* c, index_t c_stride, index_t width, bool accumulate) const {
+  void multiply_panel(const tensor_view<const T, 2>& a, const T* b, T* c, index_t c_stride, index_t width,
+                      bool accumulate) const {
+    const index_t rows = a.extent(0), steps = a.extent(1), row_stride = a.stride(0),
+                  depth_stride = a.stride(1);
     const index_t lanes = kernels_->lanes;
     const std::size_t at = static_cast<std::size_t>((width + lanes - 1) / lanes - 1);
     const index_t block = kernels_->rows[at];
-    const index_t a_step = along_rows ? 1 : a_stride;
-    const detail::gemm_micro_kernel<T> full = kernels_->full[along_rows ? 1 : 0][at];
-    const detail::gemm_micro_kernel<T> single =
-        along_rows ? kernels_->single_strided[at] : kernels_->single[at];
-    const auto run = [&](detail::gemm_micro_kernel<T> kernel, index_t row, index_t count) {
-      if (width % lanes == 0) {
-        kernel(steps, a + row * a_step, a_stride, b, row_stride_, c + row * c_stride, c_stride, accumulate);
-      } else {
-        run_partial(kernel, steps, a + row * a_step, a_stride, b, c + row * c_stride, c_stride, count, width,
-                    accumulate);
+    // A block whose last vector sticks out of the result is computed beside it, then copied.
+    const bool whole = width % lanes == 0;
+    constexpr std::size_t most_rows = 16, most_columns = 3 * 64 / sizeof(T);
+    alignas(64) T beside[most_rows * most_columns];
+    constexpr index_t beside_stride = static_cast<index_t>(most_columns);
+    detail::gemm_micro_kernel<T> kernel = kernels_->full[at];
+    const T* from = a.data();
+    for (index_t left = rows, count = block; left > 0; left -= count) {
+      if (left < count) {
+        kernel = kernels_->single[at];
+        count = 1;
       }
-    };
-    index_t row = 0;
-    for (; row + block <= rows; row += block) run(full, row, block);
-    for (; row < rows; ++row) run(single, row, 1);
+      if (whole) {
+        kernel(steps, from, row_stride, depth_stride, b, row_stride_, c, c_stride, accumulate);
+      } else {
+        kernel(steps, from, row_stride, depth_stride, b, row_stride_, beside, beside_stride, false);
+        merge(beside, beside_stride, c, c_stride, count, width, accumulate);
+      }
+      from += count * row_stride;
+      c += count * c_stride;
+    }
   }
 
-  // A block whose last vector sticks out of the result: computed beside it, then copied.
-  void run_partial(detail::gemm_micro_kernel<T> kernel, index_t steps, const T* a, index_t a_stride,
-                   const T* b, T* c, index_t c_stride, index_t rows, index_t width, bool accumulate) const {
-    constexpr std::size_t most_rows = 16, most_columns = 3 * 64 / sizeof(T);
-    alignas(64) T block[most_rows * most_columns];
-    kernel(steps, a, a_stride, b, row_stride_, block, static_cast<index_t>(most_columns), false);
-    for (index_t i = 0; i < rows; ++i) {
-      for (index_t j = 0; j < width; ++j) {
-        const T value = block[i * static_cast<index_t>(most_columns) + j];
-        T& target = c[i * c_stride + j];
-        target = accumulate ? target + value : value;
-      }
+  static void merge(const T* from, index_t from_stride, T* to, index_t to_stride, index_t rows, index_t width,
+                    bool accumulate) {
+    for (index_t i = 0; i < rows; ++i, from += from_stride, to += to_stride) {
+      for (index_t j = 0; j < width; ++j) to[j] = accumulate ? to[j] + from[j] : from[j];
     }
   }
 
