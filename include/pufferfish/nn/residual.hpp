@@ -5,6 +5,8 @@
 /// `residual`: y = branch(x) + shortcut(x), with or without a ReLU behind the sum.
 
 #include <pufferfish/nn/sequential.hpp>
+#include <pufferfish/ops/relu.hpp>
+#include <pufferfish/ops/sum.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -58,20 +60,18 @@ class residual {
     tensor_view<const T, 4> dsum = dy;
     if (relu_) {
       const tensor_view<T, 4> masked = frame.template take<T>(dy.shape());
-      for_chunks(ctx, dy.size(), [&](index_t begin, index_t end) {
-        for (index_t i = begin; i < end; ++i) masked.data()[i] = y.data()[i] > T{} ? dy.data()[i] : T{};
-      });
+      ops::relu_backward<T>(ctx, y.flat(), dy.flat(), masked.flat());
       dsum = masked;
     }
     if (shortcut_.empty()) {
       branch_.backward(ctx, dsum, dx);
-      if (!dx.is_null()) sum_into(ctx, dsum, dx);
+      if (!dx.is_null()) ops::add<T>(ctx, dsum.flat(), dx.flat());
       return;
     }
     const tensor_view<T, 4> other = dx.is_null() ? dx : frame.template take<T>(x_shape);
     shortcut_.backward(ctx, dsum, other);
     branch_.backward(ctx, dsum, dx);
-    if (!dx.is_null()) sum_into(ctx, tensor_view<const T, 4>(other), dx);
+    if (!dx.is_null()) ops::add<T>(ctx, other.flat(), dx.flat());
   }
 
   void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
@@ -95,26 +95,8 @@ class residual {
   index_t macs(const extents<4>& input) const { return branch_.macs(input) + shortcut_.macs(input); }
 
  private:
-  template <class F>
-  static void for_chunks(context<Device>& ctx, index_t size, F&& f) {
-    constexpr index_t chunk = 16384;
-    ctx.parallel_for((size + chunk - 1) / chunk,
-                     [&](index_t task, int) { f(task * chunk, std::min(size, (task + 1) * chunk)); });
-  }
   void add(context<Device>& ctx, const tensor_view<const T, 4>& from, const tensor_view<T, 4>& to) const {
-    if (!relu_) return sum_into(ctx, from, to);
-    for_chunks(ctx, to.size(), [&](index_t begin, index_t end) {
-      for (index_t i = begin; i < end; ++i) {
-        const T sum = to.data()[i] + from.data()[i];
-        to.data()[i] = sum < T{} ? T{} : sum;  // a NaN passes
-      }
-    });
-  }
-  static void sum_into(context<Device>& ctx, const tensor_view<const T, 4>& from,
-                       const tensor_view<T, 4>& to) {
-    for_chunks(ctx, to.size(), [&](index_t begin, index_t end) {
-      for (index_t i = begin; i < end; ++i) to.data()[i] += from.data()[i];
-    });
+    relu_ ? ops::add_relu<T>(ctx, from.flat(), to.flat()) : ops::add<T>(ctx, from.flat(), to.flat());
   }
 
   sequential<T, Device> branch_, shortcut_;

@@ -30,8 +30,13 @@ void relu_backward(std::span<const T> y, std::span<const T> dy, std::span<T> dx)
 template <class T>
 void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "relu_forward: lengths differ");
-  for_chunks(ctx, static_cast<index_t>(y.size()), [&](index_t begin, index_t end) {
-    for (index_t i = begin; i < end; ++i) y.data()[i] = x.data()[i] < T{} ? T{} : x.data()[i];
+  const T* from = x.data();
+  T* to = y.data();
+  for_chunks(ctx, static_cast<index_t>(y.size()), [from, to](index_t begin, index_t end) {
+    for (index_t i = begin; i < end; ++i) {
+      const T value = from[i];
+      to[i] = value < T{} ? T{} : value;
+    }
   });
 }
 
@@ -39,8 +44,14 @@ void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> 
 template <class T>
 void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
   PUFFERFISH_ASSERT(y.size() == dy.size() && dy.size() == dx.size(), "relu_backward: lengths differ");
-  for_chunks(ctx, static_cast<index_t>(dx.size()), [&](index_t begin, index_t end) {
-    for (index_t i = begin; i < end; ++i) dx.data()[i] = y.data()[i] <= T{} ? T{} : dy.data()[i];
+  const T *output = y.data(), *gradient = dy.data();
+  T* to = dx.data();
+  for_chunks(ctx, static_cast<index_t>(dx.size()), [output, gradient, to](index_t begin, index_t end) {
+    for (index_t i = begin; i < end; ++i) {
+      const T value =
+          gradient[i];  // read whatever the sign: a select vectorises, a conditional load does not
+      to[i] = output[i] <= T{} ? T{} : value;
+    }
   });
 }
 

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Sums of activations, with or without a ReLU behind them: the plain reference and the fast CPU form.
+
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// y_i += x_i; then, with relu, 0 where that is negative (a NaN stays).
+template <class T>
+void add(std::span<const T> x, std::span<T> y, bool relu) {
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    y[i] += x[i];
+    if (relu && y[i] < T{}) y[i] = T{};
+  }
+}
+
+}  // namespace reference
+
+/// y_i += x_i. Spans of one length that do not overlap.
+template <class T>
+void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "add: lengths differ");
+  const T* from = x.data();
+  T* to = y.data();
+  for_chunks(ctx, static_cast<index_t>(y.size()), [from, to](index_t begin, index_t end) {
+    for (index_t i = begin; i < end; ++i) to[i] += from[i];
+  });
+}
+
+/// y_i = max(0, y_i + x_i); a NaN stays. Spans of one length that do not overlap.
+template <class T>
+void add_relu(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "add_relu: lengths differ");
+  const T* from = x.data();
+  T* to = y.data();
+  for_chunks(ctx, static_cast<index_t>(y.size()), [from, to](index_t begin, index_t end) {
+    for (index_t i = begin; i < end; ++i) {
+      const T sum = to[i] + from[i];
+      to[i] = sum < T{} ? T{} : sum;
+    }
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
