@@ -123,7 +123,8 @@ class any_layer {
   using value_type = T;
 
   template <class L>
-  requires(!std::same_as<std::remove_cvref_t<L>, any_layer>) any_layer(L&& layer)
+  requires(!std::same_as<std::remove_cvref_t<L>, any_layer>)
+      any_layer(L&& layer)  // NOLINT(bugprone-forwarding-reference-overload): the constraint keeps copies out
       : self_(std::make_unique<model<std::remove_cvref_t<L>>>(std::forward<L>(layer))) {}
   any_layer(const any_layer& other) : self_(other.self_->clone()) {}
   any_layer(any_layer&&) noexcept = default;

@@ -48,16 +48,12 @@ void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, do
   const T scale = static_cast<T>(1.0 / (1.0 - probability));
   const std::uint64_t threshold = dropout_threshold(probability);
   for_chunks(ctx, static_cast<index_t>(x.size()), [&](index_t begin, index_t end) {
-    index_t i = begin;
-    const auto put = [&](std::uint64_t random32) {
-      y.data()[i] = random32 < threshold ? T{} : x.data()[i] * scale;
-      ++i;
-    };
-    while (i < end) {
+    std::uint64_t bits = 0;  // of two neighbours
+    for (index_t i = begin; i < end; ++i) {
       const std::uint64_t position = first + static_cast<std::uint64_t>(i);
-      const std::uint64_t bits = random.bits(position / 2);
-      if (position % 2 == 0) put(bits & 0xffffffffU);
-      if (i < end) put(bits >> 32);
+      if (i == begin || position % 2 == 0) bits = random.bits(position / 2);
+      const std::uint64_t mine = position % 2 == 0 ? bits & 0xffffffffU : bits >> 32;
+      y.data()[i] = mine < threshold ? T{} : x.data()[i] * scale;
     }
   });
 }
