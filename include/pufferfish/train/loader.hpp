@@ -73,7 +73,8 @@ inline normalization measure_normalization(const image_set& set) {
   // Counting values first makes both sums exact, whatever the size of the set.
   std::vector<std::array<std::uint64_t, 256>> counts(channels);
   for (std::size_t i = 0; i < set.pixels.size(); ++i) ++counts[i % channels][set.pixels[i]];
-  const double total = static_cast<double>(set.pixels.size() / channels);
+  const std::size_t pixels = set.pixels.size() / channels;
+  const auto total = static_cast<double>(pixels);
   normalization result;
   for (const auto& count : counts) {
     double sum = 0.0, squares = 0.0;
