@@ -187,8 +187,9 @@ void compare(const options& o, Comm& comm) {
   nlohmann::ordered_json document = nlohmann::ordered_json::array();
   for (const mode_result& m : modes) document.push_back(to_json(m, o, data.name, comm.size()));
   write_json(o.json, document);
-  const std::string drawn =
-      plot_curves(o.plot, "Digits: dense and Pufferfish", {curve_of(dense), curve_of(hybrid)});
+  if (!o.json.empty() && o.json != "-") out.line("results: " + o.json);
+  const std::string title = format("Digits, %td seeds: mean, lowest and highest", o.seeds);
+  const std::string drawn = plot_curves(o.plot, title, {curve_of(dense), curve_of(hybrid)});
   if (!drawn.empty()) out.line(drawn);
 }
 

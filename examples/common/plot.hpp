@@ -5,6 +5,8 @@
 /// Training curves as a picture, drawn by gnuplot. A picture is a bonus: without gnuplot there is a message
 /// and no failure.
 
+#include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -47,31 +49,39 @@ inline std::string data_block(const curve& c, std::size_t number) {
   return text + "EOD\n";
 }
 
-/// One panel: column 2 (accuracy, with bands) or 3 (loss) against the epoch.
+/// One panel: column 2 (accuracy, above its bands) or 3 (loss) against the epoch.
 inline std::string panel(const std::vector<curve>& curves, int column) {
-  std::string text = "plot ";
+  std::string bands, lines;
   for (std::size_t i = 0; i < curves.size(); ++i) {
-    const std::size_t colour = i + 1;
     if (column == 2 && !curves[i].lowest_accuracy.empty()) {
-      text += format(
-          "$curve%zu using 1:4:5 with filledcurves fs transparent solid 0.2 noborder lc %zu "
-          "notitle, ",
-          i, colour);
+      bands +=
+          format("$curve%zu using 1:4:5 with filledcurves fs transparent solid 0.2 noborder lc %zu notitle, ",
+                 i, i + 1);
     }
-    text += format("$curve%zu using 1:%d with lines lw 2 lc %zu title %s", i, column, colour,
-                   quoted(curves[i].name).c_str());
-    text += i + 1 < curves.size() ? ", " : "\n";
+    lines += format("%s$curve%zu using 1:%d with lines lw 2 lc %zu title %s", i > 0 ? ", " : "", i, column,
+                    i + 1, quoted(curves[i].name).c_str());
   }
-  return text;
+  return "plot " + bands + lines + "\n";
+}
+
+/// Where the axis of accuracies begins: the first epochs are far below what is of interest.
+inline double lowest_shown(const std::vector<curve>& curves) {
+  double lowest = 100.0;
+  for (const curve& c : curves) {
+    for (std::size_t e = c.accuracy.size() / 2; e < c.accuracy.size(); ++e)
+      lowest = std::min(lowest, c.accuracy[e]);
+  }
+  return std::max(0.0, std::floor(lowest - 0.5 * (100.0 - lowest)) - 1.0);
 }
 
 inline std::string script(const std::string& path, const std::string& title,
                           const std::vector<curve>& curves) {
   std::string text;
   for (std::size_t i = 0; i < curves.size(); ++i) text += data_block(curves[i], i);
-  text += ends_with(path, ".png") ? "set terminal png size 900,800\n"
+  text += ends_with(path, ".png") ? "set terminal pngcairo size 900,800\n"
                                   : "set terminal svg size 900,800 dynamic background rgb 'white'\n";
-  text += "set output " + quoted(path) + "\nset encoding utf8\nset grid\nset key bottom right\n";
+  text +=
+      "set output " + quoted(path) + "\nset encoding utf8\nset grid\nset lmargin 12\nset key bottom right\n";
   text += "set multiplot layout 2,1 title " + quoted(title) + " noenhanced\n";
   for (const curve& c : curves) {
     if (c.switch_epoch < 0.0) continue;
@@ -82,8 +92,11 @@ inline std::string script(const std::string& path, const std::string& title,
         format("set label 'switch' at %g, graph 0.05 offset 0.5,0 textcolor rgb 'gray40'\n", c.switch_epoch);
     break;
   }
-  text += "set xlabel 'epoch'\nset ylabel 'test accuracy / %'\n" + panel(curves, 2);
-  text += "set key top right\nset ylabel 'test loss / nat'\nset logscale y\n" + panel(curves, 3);
+  text += format("set xlabel 'epoch'\nset ylabel 'test accuracy / %%'\nset yrange [%g:100]\n",
+                 lowest_shown(curves));
+  text += panel(curves, 2);
+  text +=
+      "set key top right\nset ylabel 'test loss / nat'\nset autoscale y\nset logscale y\n" + panel(curves, 3);
   return text + "unset multiplot\nunset output\n";
 }
 

@@ -81,14 +81,15 @@ inline void add_common_options(CLI::App& app, common_options& o) {
   app.add_option("--lr", o.lr, "Learning rate")->check(check_positive);
   app.add_option("--threads", o.threads, "Threads a rank; 0: the cores, divided by the ranks")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--json", o.json, "Write results to this file; - is standard output");
-  app.add_option("--plot", o.plot, "Draw the curves to this file, .svg or .png (needs gnuplot)");
+  app.add_option("--json", o.json, "Write results to this file; - is standard output")->take_last();
+  app.add_option("--plot", o.plot, "Draw the curves to this file, .svg or .png (needs gnuplot)")->take_last();
   add_choice<progress_style>(app, "--progress", o.progress,
                              {{"auto", progress_style::automatic},
                               {"bar", progress_style::bar},
                               {"lines", progress_style::lines},
                               {"none", progress_style::none}},
-                             "How progress shows; auto: a bar on a terminal");
+                             "How progress shows; auto: a bar on a terminal")
+      ->take_last();
 }
 
 /// Throws on all ranks if a hybrid run would have nothing to factorize, before it has trained for hours. Also
