@@ -61,7 +61,7 @@ TEST_CASE("read_file holds to its limit") {
   CHECK(mentions(text, "10 bytes"));
   CHECK(mentions(text, "9 bytes"));
   // Endless, and without a size that could be known beforehand.
-  CHECK(mentions(io_error_of([] { read_file("/dev/zero", 100000); }), "100000"));
+  CHECK(mentions(io_error_of([] { read_file("/dev/zero"); }), "/dev/zero: a device, not a file"));
   // A size that no memory has is refused before memory is taken.
   {
     const auto file = detail::open_file(folder / "sparse", O_WRONLY | O_CREAT);

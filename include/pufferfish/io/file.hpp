@@ -156,7 +156,8 @@ inline void remove_stale_temporaries(const std::string& folder, const std::strin
 
 /// The bytes of a file (or pipe), read to its end.
 /// `limit`: the largest size accepted, in bytes; a regular file above it is refused before memory is taken.
-/// Throws io_error, with the path and the system's reason: missing, unreadable, a directory, above the limit.
+/// Throws io_error, with the path and the system's reason: missing, unreadable, a directory or
+/// device, above the limit.
 inline std::vector<std::uint8_t> read_file(const std::string& path,
                                            std::uint64_t limit = default_read_limit) {
   const detail::file_descriptor file = detail::open_file(path, O_RDONLY);
@@ -164,6 +165,10 @@ inline std::vector<std::uint8_t> read_file(const std::string& path,
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) detail::throw_system_error(path, "cannot read its size", errno);
   if (S_ISDIR(status.st_mode)) detail::throw_system_error(path, "cannot read", EISDIR);
+  // A device may never end: reading it to a limit of gigabytes would take the machine's memory first.
+  if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode)) {
+    PUFFERFISH_THROW(io_error(path + ": a device, not a file"));
+  }
   const auto size = S_ISREG(status.st_mode) ? static_cast<std::uint64_t>(status.st_size) : std::uint64_t{0};
   const std::string above = " is above the limit of " + std::to_string(limit) + " bytes";
   if (size > limit) {
