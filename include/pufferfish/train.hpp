@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The training loop: data, the Pufferfish procedure, evaluation, checkpoints. Needs zlib and nlohmann-json; MPI only if
-/// <pufferfish/distributed.hpp> is included too.
+/// The training loop: data, the Pufferfish procedure, evaluation, checkpoints. Needs zlib and nlohmann-json;
+/// MPI only if <pufferfish/distributed.hpp> is included too.
 
 #include <pufferfish/dist/self.hpp>
 #include <pufferfish/io/dataset.hpp>
