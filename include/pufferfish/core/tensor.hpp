@@ -29,7 +29,7 @@ class aligned_buffer {
 
  public:
   aligned_buffer() = default;
-  explicit aligned_buffer(index_t count) : aligned_buffer(count, uninitialized) {
+  PUFFERFISH_NOINLINE explicit aligned_buffer(index_t count) : aligned_buffer(count, uninitialized) {
     std::fill_n(data_, count, T{});
   }
   PUFFERFISH_NOINLINE aligned_buffer(index_t count, uninitialized_t) : size_(count) {

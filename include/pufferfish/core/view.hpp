@@ -50,6 +50,32 @@ std::string to_string(const extents<N>& shape) {
   return detail::shape_text(shape.data(), N);
 }
 
+namespace detail {
+
+// What all views share, compiled once.
+[[noreturn]] PUFFERFISH_COLD inline void negative_extent(const index_t* shape, std::size_t dims) {
+  throw_error<shape_error>({"tensor_view: negative extent in ", shape_text(shape, dims)});
+}
+[[noreturn]] PUFFERFISH_COLD inline void not_contiguous(const index_t* shape, std::size_t dims) {
+  throw_error<shape_error>({"tensor_view: flat() of a strided view ", shape_text(shape, dims)});
+}
+[[noreturn]] PUFFERFISH_COLD inline void cannot_reshape(const index_t* from, std::size_t from_dims,
+                                                        const index_t* to, std::size_t to_dims) {
+  throw_error<shape_error>(
+      {"tensor_view: cannot reshape ", shape_text(from, from_dims), " to ", shape_text(to, to_dims)});
+}
+PUFFERFISH_NOINLINE constexpr bool is_contiguous(const index_t* shape, const index_t* strides,
+                                                 std::size_t dims) {
+  index_t step = 1;
+  for (std::size_t i = dims; i-- > 0;) {
+    if (shape[i] > 1 && strides[i] != step) return false;
+    step *= shape[i];
+  }
+  return true;
+}
+
+}  // namespace detail
+
 /// A strided array of N dimensions over memory that somebody else owns.
 /// Copying a view copies no elements; `T` may be const. Strides are in elements and may be in any order (an
 /// OIHW view of a weight stored HWIO has the output channels' stride 1).
@@ -68,7 +94,7 @@ class tensor_view {
   constexpr tensor_view(T* data, const extents<N>& shape, const extents<N>& strides)
       : data_(data), extents_(shape), strides_(strides) {
     for (index_t extent : shape) {
-      if (extent < 0) detail::throw_error<shape_error>({"tensor_view: negative extent in ", shape});
+      if (extent < 0) detail::negative_extent(shape.data(), N);
     }
   }
 
@@ -101,19 +127,12 @@ class tensor_view {
   }
 
   /// True if the elements lie back to back, last index fastest (strides of extents below two do not matter).
-  constexpr bool is_contiguous() const {
-    index_t step = 1;
-    for (std::size_t i = N; i-- > 0;) {
-      if (extents_[i] > 1 && strides_[i] != step) return false;
-      step *= extents_[i];
-    }
-    return true;
-  }
+  constexpr bool is_contiguous() const { return detail::is_contiguous(extents_.data(), strides_.data(), N); }
 
   /// The elements of a contiguous view. Throws shape_error for any other.
   constexpr std::span<T> flat() const {
     if (!empty() && !is_contiguous()) {
-      detail::throw_error<shape_error>({"tensor_view: flat() of a strided view ", extents_});
+      detail::not_contiguous(extents_.data(), N);
     }
     return {data_, static_cast<std::size_t>(size())};
   }
@@ -122,7 +141,7 @@ class tensor_view {
   template <std::size_t M>
   constexpr tensor_view<T, M> reshape(const extents<M>& shape) const {
     if (volume<M>(shape) != size() || (!empty() && !is_contiguous())) {
-      detail::throw_error<shape_error>({"tensor_view: cannot reshape ", extents_, " to ", shape});
+      detail::cannot_reshape(extents_.data(), N, shape.data(), M);
     }
     return tensor_view<T, M>(data_, shape);
   }

@@ -107,7 +107,7 @@ PUFFERFISH_COLD inline void orthonormalize_rows_by_projection(const tensor_view<
 /// Makes the rows of z (rows <= length, adjacent elements) orthonormal to about 1e-14. Row i changes by
 /// combinations of rows before it only, so that rows which are already right stay what they are. Rows that
 /// are zero or depend on earlier ones are replaced by unit vectors orthogonal to all others.
-PUFFERFISH_NOINLINE inline void orthonormalize_rows(const tensor_view<double, 2>& z) {
+PUFFERFISH_COLD inline void orthonormalize_rows(const tensor_view<double, 2>& z) {
   constexpr double good = 1e-13;
   const index_t rows = z.extent(0);
   if (rows == 0) return;

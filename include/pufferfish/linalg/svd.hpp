@@ -183,7 +183,8 @@ PUFFERFISH_COLD inline tensor<double, 2> dominant_rows(const product_operand& b,
 }
 
 /// Row i of `rows` becomes column i of the result, times sign[i].
-inline tensor<double, 2> to_columns(const tensor<double, 2>& rows, const std::vector<double>& sign) {
+PUFFERFISH_NOINLINE inline tensor<double, 2> to_columns(const tensor<double, 2>& rows,
+                                                        const std::vector<double>& sign) {
   constexpr index_t block = 8;
   const index_t k = rows.extent(0);
   const index_t length = rows.extent(1);
@@ -201,7 +202,7 @@ inline tensor<double, 2> to_columns(const tensor<double, 2>& rows, const std::ve
 
 /// Moves the vectors into the result: orthonormal, with signs by convention, sides as the caller's matrix has
 /// them.
-inline void finish_svd(svd_result& result, vector_rows rows, bool transposed) {
+PUFFERFISH_COLD inline void finish_svd(svd_result& result, vector_rows rows, bool transposed) {
   orthonormalize_rows(rows.left);
   orthonormalize_rows(rows.right);
   tensor<double, 2>& u = transposed ? rows.right : rows.left;

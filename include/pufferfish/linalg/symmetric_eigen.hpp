@@ -43,7 +43,8 @@ inline reflector reflect_to_last(double* x, index_t count) {
 
 /// Householder reduction of the lower triangle of a, from the last row up. Row i >= 2 of a becomes the
 /// reflector v_i (entries 0 .. i-1) with betas[i]: A = Q T Q^T, Q = H_{n-1} ... H_2.
-inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a, aligned_buffer<double>& betas) {
+PUFFERFISH_COLD inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a,
+                                                         aligned_buffer<double>& betas) {
   const index_t n = a.extent(0);
   const auto count = static_cast<std::size_t>(n);
   tridiagonal t{std::vector<double>(count), std::vector<double>(count)};
@@ -73,8 +74,8 @@ inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a, aligned_buffer<do
 
 /// Rows of z := Q z for the Q of reduce_to_tridiagonal, in blocks of reflectors: a product of reflectors is
 /// I - V^T S V with S upper triangular, which turns the work into matrix products.
-inline void apply_reflectors(const tensor<double, 2>& a, const aligned_buffer<double>& betas,
-                             const tensor_view<double, 2>& z) {
+PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const aligned_buffer<double>& betas,
+                                             const tensor_view<double, 2>& z) {
   constexpr index_t block = 32;
   const index_t n = a.extent(0);
   const index_t rows = z.extent(0);

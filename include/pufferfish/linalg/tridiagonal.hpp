@@ -90,7 +90,7 @@ class rotated_columns {
 
 /// Implicit QL with Wilkinson's shift. On return t.diagonal holds the eigenvalues in no order; `on_rotation`
 /// sees every rotation in the order in which the eigenvector matrix has to be multiplied by it.
-inline void run_ql(tridiagonal& t, rotated_columns* vectors = nullptr) {
+PUFFERFISH_NOINLINE inline void run_ql(tridiagonal& t, rotated_columns* vectors = nullptr) {
   constexpr double epsilon = std::numeric_limits<double>::epsilon();
   constexpr int most_sweeps = 80;
   const index_t n = t.size();
@@ -167,7 +167,7 @@ PUFFERFISH_COLD inline void tridiagonal_vectors_by_ql(const tridiagonal& source,
 /// T - shift I = P L U with partial pivoting, kept to solve with.
 class shifted_factorization {
  public:
-  shifted_factorization(const tridiagonal& t, double shift, double least_pivot)
+  PUFFERFISH_NOINLINE shifted_factorization(const tridiagonal& t, double shift, double least_pivot)
       : rows_(t.size(), uninitialized) {
     const std::size_t n = t.diagonal.size();
     row* rows = rows_.data();
@@ -201,7 +201,7 @@ class shifted_factorization {
   }
 
   /// x := (T - shift I)^-1 x.
-  void solve(double* x) const {
+  PUFFERFISH_NOINLINE void solve(double* x) const {
     const index_t n = rows_.size();
     const row* rows = rows_.data();
     for (index_t i = 0; i + 1 < n; ++i) {
@@ -259,8 +259,9 @@ inline double tridiagonal_residual(const tridiagonal& t, double value, const dou
 /// Rows of z := eigenvectors of values[0 .. z.extent(0) - 1] (descending) by inverse iteration. Vectors of
 /// values closer than 1e-5 are kept apart while iterating, the rest is left to one orthonormalization of all.
 /// Returns false if a residual or the orthogonality is not good to rounding: z is then of no use.
-inline bool tridiagonal_vectors_by_inverse_iteration(const tridiagonal& t, const std::vector<double>& values,
-                                                     const tensor_view<double, 2>& z) {
+PUFFERFISH_COLD inline bool tridiagonal_vectors_by_inverse_iteration(const tridiagonal& t,
+                                                                     const std::vector<double>& values,
+                                                                     const tensor_view<double, 2>& z) {
   constexpr double epsilon = std::numeric_limits<double>::epsilon();
   constexpr double cluster_gap = 1e-5;
   constexpr int solves = 3;
