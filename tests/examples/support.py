@@ -76,5 +76,7 @@ def idx_images(path=TEST_IMAGES):
 
 def main(test):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Ranks that wait for each other leave the cores to whoever has work.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     with tempfile.TemporaryDirectory(prefix="pufferfish-examples-") as folder:
         test(Programs(sys.argv), pathlib.Path(folder))

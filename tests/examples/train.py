@@ -48,9 +48,9 @@ def resume(programs, folder):
             again = programs.train(folder, *HYBRID, "--checkpoint", file, "--resume", ranks=ranks)
             expect_equal(digests(again), digests(undisturbed), f"parameters after stopping at step {steps}")
             expect_equal(again["accuracy"], undisturbed["accuracy"], f"accuracy after stopping at step {steps}")
-            # A run that had ended ends again, with the same result.
-            done = programs.train(folder, *HYBRID, "--checkpoint", file, "--resume", ranks=ranks)
-            expect_equal(digests(done), digests(undisturbed), "parameters of a finished run")
+        # A run that had ended ends again, with the same result.
+        done = programs.train(folder, *HYBRID, "--checkpoint", file, "--resume", ranks=ranks)
+        expect_equal(digests(done), digests(undisturbed), "parameters of a finished run")
 
 
 def killed(programs, folder):
