@@ -6,6 +6,8 @@
 #include <pufferfish/linalg/native_gemm.hpp>
 #include <string>
 
+#include "gradient_check.hpp"
+
 namespace {
 
 using namespace pufferfish;
@@ -127,6 +129,31 @@ TEST_CASE("products of shapes that do not fit are refused with all shapes") {
                        "gemm: [2 x 3] times [4 x 5] does not fit the result [2 x 5]", shape_error);
   CHECK_THROWS_AS(reference_gemm{}.multiply<float>(a, b, c.view()), shape_error);
   static_assert(gemm_engine<native_gemm, float> && gemm_engine<reference_gemm, double>);
+}
+
+TEST_CASE_TEMPLATE("gemm: products that are packed on both sides", T, float, double) {
+  // Larger than a tile of rows and than a block of depth, and ragged in every direction.
+  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+    if (!isa_available(target)) continue;
+    CAPTURE(to_string(target));
+    stack_arena scratch;
+    for (const extents<3>& size :
+         {extents<3>{131, 203, 777}, extents<3>{64, 256, 64}, extents<3>{97, 193, 65}}) {
+      CAPTURE(to_string<3>(size));
+      tensor<T, 2> a({size[0], size[2]}), b({size[2], size[1]}), c({size[0], size[1]}), expected(c.shape());
+      fill_normal<T>(a.flat(), 1.0, {1, 0});
+      fill_normal<T>(b.flat(), 1.0, {2, 0});
+      fill_normal<T>(c.flat(), 1.0, {3, 0});
+      copy(c.view(), expected.view());
+      native_gemm(scratch, target).multiply<T>(a, b, c.view(), true);
+      reference_gemm{}.multiply<T>(a, b, expected.view(), true);
+      CHECK(test::largest_error(c, expected) < (sizeof(T) == 4 ? 3e-6 : 1e-14) * 40);
+      const tensor<T, 2> turned(transpose(a.view()));
+      native_gemm(scratch, target).multiply<T>(transpose(turned.view()), b, c.view());
+      reference_gemm{}.multiply<T>(a, b, expected.view());
+      CHECK(test::largest_error(c, expected) < (sizeof(T) == 4 ? 3e-6 : 1e-14) * 40);
+    }
+  }
 }
 
 }  // namespace

@@ -69,14 +69,13 @@ class stack_arena {
   std::size_t capacity(std::size_t chunk) const { return static_cast<std::size_t>(chunks_[chunk].size()); }
 
   void join_chunks() {
-    const std::size_t total = held_bytes();
     chunks_.clear();
     top_ = {};
-    add_chunk(total);
+    add_chunk(peak_);
   }
 
   void add_chunk(std::size_t bytes) {
-    chunks_.emplace_back(static_cast<index_t>(bytes));
+    chunks_.emplace_back(static_cast<index_t>(bytes), uninitialized);
     ++system_allocations_;
   }
 

@@ -6,9 +6,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <type_traits>
 #include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
@@ -21,6 +26,24 @@ inline constexpr std::size_t memory_alignment = 64;
 /// Asks for memory that is not zeroed: for what is written before it is read.
 struct uninitialized_t {};
 inline constexpr uninitialized_t uninitialized{};
+
+namespace detail {
+
+/// Asks the system to back large memory with large pages: kernels that stride through activations and weights
+/// otherwise spend their time on address translation. Advice only; nothing depends on it.
+inline void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
+#if defined(__linux__)
+  constexpr std::size_t page = 4096, worthwhile = std::size_t{4} << 20;
+  if (bytes < worthwhile) return;
+  // Whole pages of it.
+  const auto at = reinterpret_cast<std::uintptr_t>(memory);
+  const std::size_t skip = (page - at % page) % page;
+  static_cast<void>(
+      ::madvise(static_cast<std::byte*>(memory) + skip, (bytes - skip) / page * page, MADV_HUGEPAGE));
+#endif
+}
+
+}  // namespace detail
 
 /// A fixed number of trivially copyable elements, 64-byte aligned, zeroed at first. Copies are deep.
 template <class T>
@@ -37,6 +60,7 @@ class aligned_buffer {
     if (count == 0) return;
     data_ = static_cast<T*>(
         ::operator new (static_cast<std::size_t>(count) * sizeof(T), std::align_val_t{memory_alignment}));
+    detail::prefer_large_pages(data_, static_cast<std::size_t>(count) * sizeof(T));
   }
   PUFFERFISH_NOINLINE aligned_buffer(const aligned_buffer& other)
       : aligned_buffer(other.size_, uninitialized) {

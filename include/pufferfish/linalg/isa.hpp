@@ -5,7 +5,8 @@
 /// Instruction sets that kernels are compiled for, and which of them this machine has.
 ///
 /// A kernel file (*.inc) is included once a target, between pragmas that switch the compiler to it, in a
-/// namespace of its own. So a program compiled with plain -O2 still runs AVX-512 kernels, chosen at run time.
+/// namespace of its own (for_each_target.inc does it). So a program compiled with plain -O2 still runs
+/// AVX-512 kernels, chosen at run time.
 
 #include <initializer_list>
 
@@ -78,5 +79,39 @@ inline isa widest_isa() {
 #endif
 #endif
 }
+
+/// The form of a kernel for an instruction set that isa_available() says yes to, as a pointer:
+/// PUFFERFISH_KERNEL(target, name, function) where for_each_target.inc made the namespaces name_avx512, ...
+#if PUFFERFISH_KERNELS_PORTABLE && PUFFERFISH_KERNELS_AVX512
+#define PUFFERFISH_KERNEL(target, name, ...)                                                            \
+  ::pufferfish::detail::choose_form((target), &name##_portable::__VA_ARGS__, &name##_avx2::__VA_ARGS__, \
+                                    &name##_avx512::__VA_ARGS__)
+#elif PUFFERFISH_KERNELS_AVX2
+#define PUFFERFISH_KERNEL(target, name, ...) \
+  ::pufferfish::detail::choose_form((target), &name##_avx2::__VA_ARGS__, &name##_avx512::__VA_ARGS__)
+#elif PUFFERFISH_KERNELS_AVX512
+#define PUFFERFISH_KERNEL(target, name, ...) \
+  ::pufferfish::detail::choose_form((target), &name##_avx512::__VA_ARGS__)
+#else
+#define PUFFERFISH_KERNEL(target, name, ...) \
+  ::pufferfish::detail::choose_form((target), &name##_portable::__VA_ARGS__)
+#endif
+
+namespace detail {
+
+template <class Form>
+constexpr Form* choose_form(isa, Form* only) {
+  return only;
+}
+template <class Form>
+constexpr Form* choose_form(isa target, Form* avx2, Form* avx512) {
+  return target == isa::avx512 ? avx512 : avx2;
+}
+template <class Form>
+constexpr Form* choose_form(isa target, Form* portable, Form* avx2, Form* avx512) {
+  return target == isa::avx512 ? avx512 : target == isa::avx2 ? avx2 : portable;
+}
+
+}  // namespace detail
 
 PUFFERFISH_NAMESPACE_END

@@ -9,99 +9,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
+#include <limits>
 
 #include <pufferfish/core/arena.hpp>
 #include <pufferfish/linalg/gemm.hpp>
-#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/linalg/micro_kernels.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-namespace detail {
-
-/// c (+)= a b for a register block and `depth` steps, a with any strides.
-template <class T>
-using gemm_micro_kernel = void (*)(index_t depth, const T* a, index_t row_stride, index_t depth_stride,
-                                   const T* b, index_t b_stride, T* c, index_t c_stride, bool accumulate);
-
-/// The micro-kernels of one instruction set, by width in vectors (minus one).
-template <class T>
-struct gemm_kernels {
-  static constexpr int widest = 3;
-  index_t lanes = 0;
-  int max_vectors = 0;
-  int rows[widest] = {};
-  gemm_micro_kernel<T> full[widest] = {};
-  gemm_micro_kernel<T> single[widest] = {};
-};
-
-#if PUFFERFISH_KERNELS_PORTABLE
-#define PUFFERFISH_TARGET kernels_portable
-#define PUFFERFISH_VECTOR_BYTES 16
-#include <pufferfish/linalg/gemm_kernel.inc>
-#undef PUFFERFISH_TARGET
-#undef PUFFERFISH_VECTOR_BYTES
-#endif
-
-#if PUFFERFISH_KERNELS_AVX2
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#endif
-#define PUFFERFISH_TARGET kernels_avx2
-#define PUFFERFISH_VECTOR_BYTES 32
-#include <pufferfish/linalg/gemm_kernel.inc>
-#undef PUFFERFISH_TARGET
-#undef PUFFERFISH_VECTOR_BYTES
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#endif
-
-#if PUFFERFISH_KERNELS_AVX512
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma"))), \
-                             apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma")
-#endif
-#define PUFFERFISH_TARGET kernels_avx512
-#define PUFFERFISH_VECTOR_BYTES 64
-#include <pufferfish/linalg/gemm_kernel.inc>
-#undef PUFFERFISH_TARGET
-#undef PUFFERFISH_VECTOR_BYTES
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#endif
-
-/// The kernel table of an instruction set that isa_available() says yes to.
-template <class T>
-const gemm_kernels<T>& kernels_for([[maybe_unused]] isa target) {
-#if PUFFERFISH_KERNELS_PORTABLE
-  static constexpr gemm_kernels<T> portable = kernels_portable::kernels<T>();
-  if (target == isa::portable) return portable;
-#endif
-#if PUFFERFISH_KERNELS_AVX2
-  static constexpr gemm_kernels<T> avx2 = kernels_avx2::kernels<T>();
-  if (target == isa::avx2) return avx2;
-#endif
-#if PUFFERFISH_KERNELS_AVX512
-  static constexpr gemm_kernels<T> avx512 = kernels_avx512::kernels<T>();
-  return avx512;
-#else
-  return portable;
-#endif
-}
-
-}  // namespace detail
-
 /// The right operand of many products, laid out for the micro-kernels: panels of a few vectors' width. It is
 /// used where it lies if its rows are dense and whole vectors; otherwise `prepare` copies it, padded with
 /// zeros.
@@ -110,14 +24,15 @@ class gemm_operand {
  public:
   /// Elements of storage that `prepare` may need for a K x N operand.
   static index_t storage_size(index_t depth, index_t columns, isa target = widest_isa()) {
-    const detail::gemm_kernels<T>& kernels = detail::kernels_for<T>(target);
+    const detail::kernel_table<T>& kernels = detail::kernels_for<T>(target);
     const index_t vectors = (columns + kernels.lanes - 1) / kernels.lanes;
-    return depth * (vectors + kernels.max_vectors) * kernels.lanes;
+    return depth * (vectors + widest(kernels)) * kernels.lanes;
   }
 
-  /// Prepares b (K x N, any strides). `storage` has room for storage_size(K, N) elements; it and b must live
-  /// as long as the operand is used.
-  static gemm_operand prepare(const tensor_view<const T, 2>& b, T* storage, isa target = widest_isa()) {
+  /// Prepares b (K x N, any strides) for products with about `rows` rows. `storage` has room for
+  /// storage_size(K, N) elements; it and b must live as long as the operand is used.
+  static gemm_operand prepare(const tensor_view<const T, 2>& b, T* storage,
+                              index_t rows = std::numeric_limits<index_t>::max(), isa target = widest_isa()) {
     gemm_operand result;
     result.kernels_ = &detail::kernels_for<T>(target);
     result.depth_ = b.extent(0);
@@ -125,9 +40,11 @@ class gemm_operand {
     const index_t lanes = result.kernels_->lanes;
     const index_t vectors = (result.columns_ + lanes - 1) / lanes;
     const index_t panels =
-        std::max<index_t>(1, (vectors + result.kernels_->max_vectors - 1) / result.kernels_->max_vectors);
+        std::max<index_t>(1, (vectors + widest(*result.kernels_) - 1) / widest(*result.kernels_));
     result.panel_columns_ = std::max<index_t>(1, (vectors + panels - 1) / panels) * lanes;
-    if (b.stride(1) == 1 && result.columns_ % lanes == 0) {
+    // Rows that lie far apart crowd few sets of the cache; copied once they are read many times.
+    constexpr index_t close = 512 / static_cast<index_t>(sizeof(T)), few_rows = 32;
+    if (b.stride(1) == 1 && result.columns_ % lanes == 0 && (b.stride(0) <= close || rows <= few_rows)) {
       result.data_ = b.data();
       result.row_stride_ = b.stride(0);
       result.panel_stride_ = result.panel_columns_;
@@ -169,7 +86,60 @@ class gemm_operand {
     }
   }
 
+  /// Elements of storage that multiply_packed needs, and whether that is the better form for `rows` rows: the
+  /// right operand has to be wide enough to pay for copying the left one.
+  index_t left_storage_size() const { return left_rows * std::min(packed_depth, depth_); }
+  bool pays_to_pack(index_t rows) const {
+    return rows >= 64 && depth_ >= 64 && columns_ >= 4 * panel_columns_ && columns_ >= 128;
+  }
+
+  /// As multiply, for products that are large in every direction: tiles of a are copied to `left` first, in
+  /// panels as the kernels read them, and stay in the second-level cache while all of b passes by (Goto, van
+  /// de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008).
+  void multiply_packed(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate,
+                       T* left) const {
+    detail::check_product(a, tensor_view<const T, 2>(nullptr, {depth_, columns_}), c);
+    if (c.empty() || depth_ == 0) return multiply(a, c, accumulate);
+    for (index_t k = 0; k < depth_; k += packed_depth) {
+      const index_t steps = std::min(packed_depth, depth_ - k);
+      for (index_t row = 0; row < a.extent(0); row += left_rows) {
+        const index_t rows = std::min(left_rows, a.extent(0) - row);
+        pack_left(a.slice(0, row, rows).slice(1, k, steps), left);
+        for (index_t column = 0, panel = 0; column < columns_; column += panel_columns_, ++panel) {
+          const T* b = data_ + panel * panel_stride_ + k * row_stride_;
+          const index_t width = std::min(panel_columns_, columns_ - column);
+          for (index_t first = 0; first < rows; first += packed_rows) {
+            const index_t count = std::min(packed_rows, rows - first);
+            const tensor_view<const T, 2> part(left + first * steps, {count, steps}, {1, packed_rows});
+            multiply_panel(part, b, c.data() + (row + first) * c.stride(0) + column, c.stride(0), width,
+                           accumulate || k > 0);
+          }
+        }
+      }
+    }
+  }
+
  private:
+  // Rows of a packed panel of the left operand, and of the tile of them that stays in the cache.
+  static constexpr index_t packed_rows = 24, left_rows = 96;
+  // Their depth: the deeper, the less often the result passes by.
+  static constexpr index_t packed_depth = 768;
+
+  // Panels of packed_rows rows, each [steps][packed_rows].
+  static void pack_left(const tensor_view<const T, 2>& a, T* to) {
+    const index_t rows = a.extent(0), steps = a.extent(1);
+    for (index_t first = 0; first < rows; first += packed_rows, to += packed_rows * steps) {
+      const index_t count = std::min(packed_rows, rows - first);
+      for (index_t k0 = 0; k0 < steps; k0 += 16) {
+        const index_t k1 = std::min(steps, k0 + 16);
+        for (index_t i = 0; i < count; ++i) {
+          const T* from = a.data() + (first + i) * a.stride(0);
+          for (index_t k = k0; k < k1; ++k) to[k * packed_rows + i] = from[k * a.stride(1)];
+        }
+      }
+    }
+  }
+
   // Depth of a block: a panel of it (three AVX-512 vectors wide) is 72 KiB, a quarter of a small second-level
   // cache.
   static constexpr index_t depth_block = 384;
@@ -189,33 +159,33 @@ class gemm_operand {
   // One panel of b against all rows of a.
   void multiply_panel(const tensor_view<const T, 2>& a, const T* b, T* c, index_t c_stride, index_t width,
                       bool accumulate) const {
-    const index_t rows = a.extent(0), steps = a.extent(1), row_stride = a.stride(0),
-                  depth_stride = a.stride(1);
-    const index_t lanes = kernels_->lanes;
-    const std::size_t at = static_cast<std::size_t>((width + lanes - 1) / lanes - 1);
-    const index_t block = kernels_->rows[at];
+    constexpr index_t size = static_cast<index_t>(sizeof(T));
+    const index_t rows = a.extent(0), lanes = kernels_->lanes;
+    const index_t vectors = (width + lanes - 1) / lanes;
+    const auto& list = a.stride(0) == 1 && vectors <= kernels_->widest_adjacent
+                           ? kernels_->adjacent[vectors - 1]
+                           : kernels_->strided[vectors - 1];
+    const detail::block_tap<T> tap{a.data(), b};
+    detail::block_arguments<T> block{
+        &tap, &tap + 1, a.extent(1),     a.stride(0) * size, a.stride(1) * size, row_stride_ * size,
+        0,    c,        c_stride * size, accumulate};
+    if (width % lanes == 0) return detail::run_rows(list, block, rows);
     // A block whose last vector sticks out of the result is computed beside it, then copied.
-    const bool whole = width % lanes == 0;
-    constexpr std::size_t most_rows = 16, most_columns = 3 * 64 / sizeof(T);
-    alignas(64) T beside[most_rows * most_columns];
-    constexpr index_t beside_stride = static_cast<index_t>(most_columns);
-    detail::gemm_micro_kernel<T> kernel = kernels_->full[at];
-    const T* from = a.data();
-    for (index_t left = rows, count = block; left > 0; left -= count) {
-      if (left < count) {
-        kernel = kernels_->single[at];
-        count = 1;
-      }
-      if (whole) {
-        kernel(steps, from, row_stride, depth_stride, b, row_stride_, c, c_stride, accumulate);
-      } else {
-        kernel(steps, from, row_stride, depth_stride, b, row_stride_, beside, beside_stride, false);
-        merge(beside, beside_stride, c, c_stride, count, width, accumulate);
-      }
-      from += count * row_stride;
-      c += count * c_stride;
+    constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
+    alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
+    block.result = beside;
+    block.result_step = most_columns * size;
+    block.accumulate = 0;
+    for (index_t row = 0; row < rows; row += most_rows) {
+      const index_t count = std::min(most_rows, rows - row);
+      block.left_shift = row * block.row_step;
+      detail::run_rows(list, block, count);
+      merge(beside, most_columns, c + row * c_stride, c_stride, count, width, accumulate);
     }
   }
+
+  // Vectors of a panel: the widest whose right operand is used often enough.
+  static index_t widest(const detail::kernel_table<T>& kernels) { return kernels.widest_adjacent; }
 
   static void merge(const T* from, index_t from_stride, T* to, index_t to_stride, index_t rows, index_t width,
                     bool accumulate) {
@@ -224,7 +194,7 @@ class gemm_operand {
     }
   }
 
-  const detail::gemm_kernels<T>* kernels_ = nullptr;
+  const detail::kernel_table<T>* kernels_ = nullptr;
   const T* data_ = nullptr;
   index_t depth_ = 0;
   index_t columns_ = 0;
@@ -252,7 +222,10 @@ class native_gemm {
     }
     scratch_frame frame(*scratch_);
     T* storage = frame.take<T>(gemm_operand<T>::storage_size(b.extent(0), b.extent(1), target_));
-    const auto operand = gemm_operand<T>::prepare(b, storage, target_);
+    const auto operand = gemm_operand<T>::prepare(b, storage, a.extent(0), target_);
+    if (operand.pays_to_pack(a.extent(0))) {
+      return operand.multiply_packed(a, c, accumulate, frame.take<T>(operand.left_storage_size()));
+    }
     if (a.stride(1) == 1 || a.stride(0) == 1 || a.extent(1) <= 1) return operand.multiply(a, c, accumulate);
     const tensor_view<T, 2> dense = frame.take<T>(a.shape());
     copy(a, dense);

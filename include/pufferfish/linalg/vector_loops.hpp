@@ -36,66 +36,13 @@ struct vector_kernels {
                               const double* x, double* y);
 };
 
-#if PUFFERFISH_KERNELS_PORTABLE
-#define PUFFERFISH_TARGET vector_loops_portable
-#define PUFFERFISH_VECTOR_BYTES 16
-#include <pufferfish/linalg/vector_loops.inc>
-#undef PUFFERFISH_TARGET
-#undef PUFFERFISH_VECTOR_BYTES
-#endif
-
-#if PUFFERFISH_KERNELS_AVX2
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#endif
-#define PUFFERFISH_TARGET vector_loops_avx2
-#define PUFFERFISH_VECTOR_BYTES 32
-#include <pufferfish/linalg/vector_loops.inc>
-#undef PUFFERFISH_TARGET
-#undef PUFFERFISH_VECTOR_BYTES
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#endif
-
-#if PUFFERFISH_KERNELS_AVX512
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma"))), \
-                             apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma")
-#endif
-#define PUFFERFISH_TARGET vector_loops_avx512
-#define PUFFERFISH_VECTOR_BYTES 64
-#include <pufferfish/linalg/vector_loops.inc>
-#undef PUFFERFISH_TARGET
-#undef PUFFERFISH_VECTOR_BYTES
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#endif
+#define PUFFERFISH_KERNELS vector_loops
+#define PUFFERFISH_KERNEL_FILE <pufferfish/linalg/vector_loops.inc>
+#include <pufferfish/linalg/for_each_target.inc>
 
 /// The loops of an instruction set that isa_available() says yes to.
 inline const vector_kernels& vector_kernels_for([[maybe_unused]] isa target) {
-#if PUFFERFISH_KERNELS_PORTABLE
-  if (target == isa::portable) return vector_loops_portable::kernels;
-#endif
-#if PUFFERFISH_KERNELS_AVX2
-  if (target == isa::avx2) return vector_loops_avx2::kernels;
-#endif
-#if PUFFERFISH_KERNELS_AVX512
-  return vector_loops_avx512::kernels;
-#else
-  return vector_loops_portable::kernels;
-#endif
+  return *PUFFERFISH_KERNEL(target, vector_loops, kernels);
 }
 
 /// The loops of the widest instruction set of this machine.

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the micro-kernels that every product and convolution is made of, compiled for AVX-512, AVX2 and
+/// the base instruction set; the widest one present runs.
+///
+/// A micro-kernel holds a block of the result in registers, some rows by a few vectors, and adds to it, for
+/// every tap t and k = 0 .. depth - 1, the products of a broadcast element of each row of the left operand
+/// and a row of the right one:
+///   result[p] (+)= sum over t, k of left_t[p row_step + k depth_step] * right_t[k right_step ...].
+/// Both operands are read where they lie. A matrix product has one tap; a convolution has one for each
+/// element of its kernel that meets the image, so that padding is never multiplied; a weight gradient has one
+/// for each line of pixels.
+
+#include <cstddef>
+#include <utility>
+
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/linalg/isa.hpp>
+
+// Assembly forms need x86-64 and GNU syntax. Sanitizers do not see into them, so there the C++ forms run.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define PUFFERFISH_KERNELS_ASSEMBLY 0
+#endif
+#endif
+#if !defined(PUFFERFISH_KERNELS_ASSEMBLY)
+#if defined(__x86_64__) && !defined(__ILP32__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__) && defined(__GNUC__)
+#define PUFFERFISH_KERNELS_ASSEMBLY 1
+#else
+#define PUFFERFISH_KERNELS_ASSEMBLY 0
+#endif
+#endif
+#if PUFFERFISH_KERNELS_ASSEMBLY
+#include <pufferfish/linalg/x86_rows.hpp>
+#endif
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Where the operands of a tap begin.
+template <class T>
+struct block_tap {
+  const T* left;
+  const T* right;
+};
+
+/// What a micro-kernel works on. Steps in bytes; at least one tap, depth at least 1.
+template <class T>
+struct block_arguments {
+  const block_tap<T>* taps;
+  const block_tap<T>* taps_end;
+  index_t depth;
+  index_t row_step;     ///< of the left operand: from row to row (pixel to pixel)
+  index_t depth_step;   ///< of the left operand: from k to k + 1; segment kernels: minus row_step
+  index_t right_step;   ///< of the right operand: from k to k + 1
+  index_t column_step;  ///< segment kernels: of the right operand, from a tap to that on its right
+  T* result;
+  index_t result_step;  ///< from row to row
+  index_t accumulate;   ///< nonzero: add to the result
+  /// Told to the cache, step by step, while the kernel computes: what will be needed soon.
+  /// Any address will do; null: nothing.
+  const void* prefetch = nullptr;
+  index_t prefetch_step = 0;
+  index_t left_shift = 0;   ///< added to where every tap's left operand begins
+  index_t right_shift = 0;  ///< added to where every tap's right operand begins
+};
+
+template <class T>
+using block_kernel = void (*)(const block_arguments<T>&);
+
+template <class T>
+struct sized_kernel {
+  index_t rows;
+  block_kernel<T> run;
+};
+
+/// Kernels of one width, by falling number of rows; the last has one row, null entries follow.
+template <class T>
+struct kernel_list {
+  sized_kernel<T> by_rows[8];
+};
+
+/// A convolution's row segment of `rows` pixels under three neighbouring taps with stride 1: each tap of the
+/// arguments is a kernel row, its left operand the segment's first pixel under the middle column. By whether
+/// the columns beside the segment are padding: neither, the left one, the right one, both.
+template <class T>
+struct segment_kernels {
+  index_t rows;
+  block_kernel<T> run[4];
+};
+
+/// The kernels of one instruction set, by width in vectors (minus one).
+template <class T>
+struct kernel_table {
+  index_t lanes;
+  int widest_strided, widest_adjacent, widest_segment;
+  const kernel_list<T>* strided;   ///< left rows any distance apart
+  const kernel_list<T>* adjacent;  ///< left rows one element apart
+  const segment_kernels<T>* segments;
+};
+
+/// `pointer` moved by a distance in bytes.
+template <class T>
+PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
+  if constexpr (std::is_const_v<T>) {
+    return reinterpret_cast<T*>(reinterpret_cast<const std::byte*>(pointer) + bytes);
+  } else {
+    return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(pointer) + bytes);
+  }
+}
+
+/// Runs a block of any number of rows by the largest kernels that fit. The first one prefetches.
+template <class T>
+void run_rows(const kernel_list<T>& kernels, block_arguments<T> block, index_t rows) {
+  for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
+    for (; rows >= kernel->rows; rows -= kernel->rows) {
+      kernel->run(block);
+      block.prefetch = nullptr;
+      block.prefetch_step = 0;
+      block.left_shift += kernel->rows * block.row_step;
+      block.result = moved(block.result, kernel->rows * block.result_step);
+    }
+  }
+}
+
+template <class T, class Kernels>
+constexpr kernel_table<T> make_kernel_table() {
+  return {Kernels::lanes,
+          static_cast<int>(std::size(Kernels::strided)),
+          static_cast<int>(std::size(Kernels::adjacent)),
+          static_cast<int>(std::size(Kernels::segments)),
+          Kernels::strided,
+          Kernels::adjacent,
+          Kernels::segments};
+}
+
+#define PUFFERFISH_KERNELS micro_kernels
+#define PUFFERFISH_KERNEL_FILE <pufferfish/linalg/micro_kernels.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// The kernel table of an instruction set that isa_available() says yes to.
+template <class T>
+const kernel_table<T>& kernels_for(isa target) {
+  return *PUFFERFISH_KERNEL(target, micro_kernels, table<T>);
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
