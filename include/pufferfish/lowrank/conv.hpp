@@ -5,7 +5,7 @@
 /// `LowRankConv`: a convolution of rank r as two: a k x k convolution to r channels, then a 1x1 convolution.
 
 #include <pufferfish/lowrank/linear.hpp>
-#include <pufferfish/ops/conv.hpp>
+#include <pufferfish/ops/low_rank_conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -57,40 +57,35 @@ class low_rank_conv {
   /// NHWC extents of the output. Throws shape_error.
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
+  /// Whether training keeps the activation between the factors for the backward pass (the default: it is
+  /// small) or computes it again there.
+  bool recompute() const { return recompute_; }
+  void set_recompute(bool on) { recompute_ = on; }
+
   /// y = up * (down * x) + b. x, y: NHWC, dense; y has output_shape(x) and does not overlap x. In training, x
   /// must stay as it is until the backward pass. Throws shape_error.
   void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
                const tensor_view<T, 4>& y) const {
-    check(x.shape(), y.shape());
-    scratch_frame frame(ctx.scratch());
-    const extents<4> inner = inner_shape(y.shape());
-    const tensor_view<T, 4> t = ctx.training() ? ctx.tape().push<T>(inner) : frame.take<T>(inner);
-    if (ctx.training()) ctx.tape().push_value(x);
-    ops::conv_forward<T>(ctx, down_shape_, x, down_.data(), nullptr, t);
-    ops::linear_forward<T>(ctx, rows(tensor_view<const T, 4>(t)), up_matrix(),
-                           has_bias() ? bias_.data() : nullptr, rows(y));
+    run_forward(ctx, x, y, nullptr);
+  }
+
+  /// forward, and the moments of y's channels for a batch norm behind it.
+  void forward_with_moments(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+                            const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
+    run_forward(ctx, x, y, &moments);
   }
 
   /// Gradients from dy (shaped as y) to the factors and, unless dx is a null view, to x (dx shaped as x,
   /// overlaps nothing). Throws shape_error, and state_error without a forward pass in training mode.
   void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
                 const tensor_view<T, 4>& dx) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
-    check(x.shape(), dy.shape());
-    const tensor_view<const T, 4> t = ctx.tape().pop<T>(inner_shape(dy.shape()));
-    const tensor_view<T, 2> up_gradient(up_.gradient_data(), {rank_, shape_.out_channels});
-    ops::linear_backward_weight<T>(ctx, rows(t), rows(dy), up_gradient, up_.accumulate());
-    ctx.gradient_written(up_);
-    if (has_bias()) {
-      ops::bias_gradient<T>(ctx, rows(dy), bias_.gradient_data(), bias_.accumulate());
-      ctx.gradient_written(bias_);
-    }
-    scratch_frame frame(ctx.scratch());
-    const tensor_view<T, 4> dt = frame.take<T>(t.shape());
-    ops::linear_backward_input<T>(ctx, rows(dy), up_matrix(), rows(dt));
-    ops::conv_backward_weight<T>(ctx, down_shape_, x, dt, down_.gradient_data(), down_.accumulate());
-    ctx.gradient_written(down_);
-    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.data(), dx);
+    run_backward(ctx, dy, dx, false);
+  }
+
+  /// backward, with dx += instead of dx =.
+  void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                    const tensor_view<T, 4>& dx) const {
+    run_backward(ctx, dy, dx, true);
   }
 
   /// The same with a result of its own: convenient, allocates.
@@ -128,6 +123,43 @@ class low_rank_conv {
   }
 
  private:
+  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                    bool add) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    check(x.shape(), dy.shape());
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<const T, 4> t = inner_activation(ctx, x, inner_shape(dy.shape()), frame);
+    const tensor_view<T, 4> dt = frame.take<T>(t.shape());
+    const tensor_view<T, 2> up_gradient(up_.gradient_data(), {rank_, shape_.out_channels});
+    ops::low_rank_conv_backward_up<T>(ctx, t, dy, up_matrix(), up_gradient, up_.accumulate(), dt);
+    ctx.gradient_written(up_);
+    if (has_bias()) {
+      ops::bias_gradient<T>(ctx, rows(dy), bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+    }
+    ops::conv_backward_weight<T>(ctx, down_shape_, x, dt, down_.gradient_data(), down_.accumulate());
+    ctx.gradient_written(down_);
+    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.data(), dx, add);
+  }
+
+  void run_forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                   ops::moment_parts<T>* moments) const {
+    check(x.shape(), y.shape());
+    tensor_view<T, 4> t;
+    if (ctx.training() && !recompute_) t = ctx.tape().push<T>(inner_shape(y.shape()));
+    if (ctx.training()) ctx.tape().push_value(x);
+    ops::low_rank_conv_forward<T>(ctx, down_shape_, x, down_.data(), up_matrix(),
+                                  has_bias() ? bias_.data() : nullptr, t, y, moments);
+  }
+
+  tensor_view<const T, 4> inner_activation(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+                                           const extents<4>& inner, scratch_frame& frame) const {
+    if (!recompute_) return ctx.tape().pop<T>(inner);
+    const tensor_view<T, 4> t = frame.take<T>(inner);
+    ops::conv_forward<T>(ctx, down_shape_, x, down_.data(), nullptr, t);
+    return t;
+  }
+
   static logical_layout checked(const conv_shape& shape, index_t rank) {
     shape.validate("LowRankConv");
     check_rank(message({"LowRankConv, ", shape.describe()}), shape.out_channels, shape.patch(), rank);
@@ -151,6 +183,7 @@ class low_rank_conv {
 
   conv_shape shape_, down_shape_;
   index_t rank_;
+  bool recompute_ = false;
   parameter<T> down_, up_, bias_;
 };
 

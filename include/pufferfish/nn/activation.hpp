@@ -14,6 +14,8 @@ template <class T>
 class ReLU {
  public:
   using value_type = T;
+  static constexpr bool is_relu = true;  // a batch norm before it does its work
+  static constexpr bool gradient_in_place = true;
 
   std::string describe() const { return "ReLU"; }
   extents<4> output_shape(const extents<4>& input) const { return input; }

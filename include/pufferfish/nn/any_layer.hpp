@@ -10,17 +10,32 @@
 ///     class ExampleLayer {
 ///      public:
 ///       using value_type = T;
-///       std::string describe() const;                              // "Conv 3 -> 16, kernel 3x3": for
-///       errors, tables extents<4> output_shape(const extents<4>& input) const;    // NHWC; throws
-///       shape_error void forward(context<Device>&, const tensor_view<const T, 4>& x, const tensor_view<T,
-///       4>& y) const; void backward(context<Device>&, const tensor_view<const T, 4>& dy, const
-///       tensor_view<T, 4>& dx) const;
-///       // and, where they apply:
-///       template <class F> void visit(F&& f);                      // f("weight", parameter) or f("mean",
-///       state_buffer) void initialize(random_stream);                            // random parameters
-///       index_t macs(const extents<4>& input) const;               // multiply-accumulates of convolutions
-///       and products
+///       using view = tensor_view<T, 4>;                            // all NHWC
+///       using const_view = tensor_view<const T, 4>;
+///       std::string describe() const;                              // "Conv 3 -> 16, kernel 3x3"
+///       extents<4> output_shape(const extents<4>& input) const;    // throws shape_error
+///       void forward(context<Device>&, const const_view& x, const view& y) const;
+///       void backward(context<Device>&, const const_view& dy, const view& dx) const;
+///
+///       // Where they apply:
+///       template <class F> void visit(F&& f);    // f("weight", parameter) or f("mean", state_buffer)
+///       void initialize(random_stream);          // random parameters
+///       index_t macs(const extents<4>&) const;   // multiply-accumulates of convolutions and products
+///
+///       // To save passes over memory (see layer_abilities; a layer of rows takes views of rows):
+///       void forward_with_moments(context<Device>&, const const_view& x, const view& y,
+///                                 ops::moment_parts<T>&) const;
+///       void forward_fused(context<Device>&, const const_view& x, const view& y,
+///                          const forward_fusion<T>&) const;
+///       void backward_masked(context<Device>&, const const_view& dy, const view& dx,
+///                            const ops::relu_mask<T>&) const;    // goes with forward_fused
+///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
+///       static constexpr bool is_relu, takes_moments, gradient_in_place;
 ///     };
+///
+/// A container says what it can do itself, layer_abilities abilities() const, and then has forward_fused and
+/// backward_fused(context, dy, dx, backward_fusion). forward_with_moments calls moments.start() before it
+/// takes scratch.
 ///
 /// Activations are NHWC and dense; a vector is N x 1 x 1 x C. In training both x and y stay as they are until
 /// the layer's backward pass. dx is a null view where nobody wants it. A layer of rows (LowRankLinear:
@@ -34,6 +49,7 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/nn/layer_fusion.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -84,6 +100,45 @@ template <class L>
 concept row_layer = requires(const L& layer) {
   layer.in_features();
   layer.out_features();
+};
+
+/// The views that a layer takes: of images, or of rows.
+template <class T, class L>
+auto layer_view(const tensor_view<T, 4>& view) {
+  if constexpr (row_layer<L>) {
+    return rows_of(view);
+  } else {
+    return view;
+  }
+}
+template <class T, class L>
+using layer_view_t = decltype(layer_view<T, L>(tensor_view<T, 4>()));
+
+template <class T, class L, class Device>
+concept gives_moments_layer = requires(const L& layer, context<Device>& ctx,
+                                       const layer_view_t<const T, L>& x, const layer_view_t<T, L>& y,
+                                       ops::moment_parts<T>& moments) {
+  layer.forward_with_moments(ctx, x, y, moments);
+};
+template <class T, class L, class Device>
+concept fusing_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& x,
+                                const layer_view_t<T, L>& y, const forward_fusion<T>& fusion) {
+  layer.forward_fused(ctx, x, y, fusion);
+};
+template <class T, class L, class Device>
+concept masking_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
+                                 const layer_view_t<T, L>& dx, const ops::relu_mask<T>& mask) {
+  layer.backward_masked(ctx, dy, dx, mask);
+};
+template <class T, class L, class Device>
+concept adding_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
+                                const layer_view_t<T, L>& dx) {
+  layer.backward_add(ctx, dy, dx);
+};
+/// A container, whose abilities depend on what is in it.
+template <class L>
+concept container_layer = requires(const L& layer) {
+  layer.abilities();
 };
 
 /// Layers with one weight matrix that svd_factorize can turn into one of our low-rank layers.
@@ -144,6 +199,19 @@ class any_layer {
     self_->backward(ctx, dy, dx);
   }
 
+  /// What the layer offers beside these; the following two may be called for nothing else.
+  layer_abilities abilities() const { return self_->abilities(); }
+  /// forward, with what `fusion` says (`fuses`), collecting moments of y (`gives_moments`) unless nullptr.
+  void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                     const forward_fusion<T>& fusion, ops::moment_parts<T>* moments = nullptr) const {
+    self_->forward_fused(ctx, x, y, fusion, moments);
+  }
+  /// backward, with what `fusion` says (`fuses`, `adds_gradient`).
+  void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                      const backward_fusion<T>& fusion) const {
+    self_->backward_fused(ctx, dy, dx, fusion);
+  }
+
   /// All parameters and buffers below, in execution order, under names joined by dots.
   void visit_state(state_visitor<T>& visitor, const std::string& prefix = {}) {
     self_->visit_state(visitor, prefix);
@@ -198,6 +266,11 @@ class any_layer {
                          const tensor_view<T, 4>&) const = 0;
     virtual void backward(context<Device>&, const tensor_view<const T, 4>&,
                           const tensor_view<T, 4>&) const = 0;
+    virtual layer_abilities abilities() const = 0;
+    virtual void forward_fused(context<Device>&, const tensor_view<const T, 4>&, const tensor_view<T, 4>&,
+                               const forward_fusion<T>&, ops::moment_parts<T>*) const = 0;
+    virtual void backward_fused(context<Device>&, const tensor_view<const T, 4>&, const tensor_view<T, 4>&,
+                                const backward_fusion<T>&) const = 0;
     virtual void visit_state(state_visitor<T>&, const std::string&) = 0;
     virtual void visit_layers(layer_visitor<T, Device>&, const std::string&) = 0;
     virtual void trace(const any_layer&, layer_tracer<T, Device>&, const extents<4>&,
@@ -234,19 +307,51 @@ class any_layer {
 
     void forward(context<Device>& ctx, const tensor_view<const T, 4>& x,
                  const tensor_view<T, 4>& y) const override {
-      if constexpr (detail::row_layer<L>) {
-        layer.forward(ctx, detail::rows_of(x), detail::rows_of(y));
-      } else {
-        layer.forward(ctx, x, y);
-      }
+      layer.forward(ctx, view(x), view(y));
     }
     void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                   const tensor_view<T, 4>& dx) const override {
-      if constexpr (detail::row_layer<L>) {
-        layer.backward(ctx, detail::rows_of(dy), detail::rows_of(dx));
+      layer.backward(ctx, view(dy), view(dx));
+    }
+
+    layer_abilities abilities() const override {
+      if constexpr (detail::container_layer<L>) {
+        return layer.abilities();
       } else {
-        layer.backward(ctx, dy, dx);
+        layer_abilities result;
+        result.fuses = detail::fusing_layer<T, L, Device> && detail::masking_layer<T, L, Device>;
+        result.gives_moments = detail::gives_moments_layer<T, L, Device>;
+        result.adds_gradient = detail::adding_layer<T, L, Device>;
+        if constexpr (requires { L::is_relu; }) result.is_relu = L::is_relu;
+        if constexpr (requires { L::takes_moments; }) result.takes_moments = L::takes_moments;
+        if constexpr (requires { L::gradient_in_place; }) result.gradient_in_place = L::gradient_in_place;
+        return result;
       }
+    }
+    void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                       [[maybe_unused]] const forward_fusion<T>& fusion,
+                       [[maybe_unused]] ops::moment_parts<T>* moments) const override {
+      if constexpr (detail::gives_moments_layer<T, L, Device>) {
+        if (moments != nullptr) return layer.forward_with_moments(ctx, view(x), view(y), *moments);
+      }
+      if constexpr (detail::fusing_layer<T, L, Device>) {
+        layer.forward_fused(ctx, view(x), view(y), fusion);
+      } else {
+        layer.forward(ctx, view(x), view(y));
+      }
+    }
+    void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                        [[maybe_unused]] const backward_fusion<T>& fusion) const override {
+      if constexpr (detail::container_layer<L>) {
+        return layer.backward_fused(ctx, dy, dx, fusion);
+      }
+      if constexpr (detail::masking_layer<T, L, Device>) {
+        if (!fusion.mask.is_null()) return layer.backward_masked(ctx, view(dy), view(dx), fusion.mask);
+      }
+      if constexpr (detail::adding_layer<T, L, Device>) {
+        if (fusion.add) return layer.backward_add(ctx, view(dy), view(dx));
+      }
+      layer.backward(ctx, view(dy), view(dx));
     }
 
     void visit_state(state_visitor<T>& visitor, const std::string& prefix) override {
@@ -316,6 +421,11 @@ class any_layer {
       } else {
         return nullptr;
       }
+    }
+
+    template <class U>
+    static auto view(const tensor_view<U, 4>& images) {
+      return detail::layer_view<U, L>(images);
     }
 
     L layer;

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include <pufferfish/nn/layer_fusion.hpp>
 #include <pufferfish/nn/shape_check.hpp>
 #include <pufferfish/ops/batch_norm.hpp>
 
@@ -19,6 +20,8 @@ template <class T>
 class BatchNorm {
  public:
   using value_type = T;
+  static constexpr bool takes_moments = true;
+  static constexpr bool gradient_in_place = true;
 
   /// Weight 1, bias 0, running mean 0, running variance 1. Throws shape_error unless channels > 0,
   /// value_error unless eps > 0 and 0 <= momentum <= 1.
@@ -52,7 +55,16 @@ class BatchNorm {
   /// with a single value a channel, which has no variance.
   void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
                const tensor_view<T, 4>& y) const {
+    forward_fused(ctx, x, y, {});
+  }
+
+  /// The same with a sum and a ReLU behind it, and statistics of the batch that are known already; the
+  /// backward pass is backward_masked if there is a mask. Throws as forward, and shape_error for moments of
+  /// something else than x.
+  void forward_fused(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                     const forward_fusion<T>& fusion) const {
     detail::check_shapes(*this, x.shape(), y.shape());
+    if (!fusion.addend.is_null()) detail::check_shapes(*this, x.shape(), fusion.addend.shape());
     if (ctx.training() && x.size() == channels()) {
       PUFFERFISH_THROW(value_error(describe() +
                                    ": training needs more than one value a channel, the input is " +
@@ -67,21 +79,30 @@ class BatchNorm {
       return;
     }
     if (ctx.training()) {
-      use_batch(ctx, rows(x), statistics);
+      use_batch(ctx, rows(x), fusion.moments, statistics);
     } else {
       for (index_t c = 0; c < size; ++c) {
         statistics[c] = running_mean_.data()[c];
         statistics[size + c] = inverse_deviation(static_cast<double>(running_var_.data()[c]));
       }
     }
+    const ops::norm_epilogue<T> epilogue{
+        fusion.addend.is_null() ? tensor_view<const T, 2>() : rows(fusion.addend), fusion.relu, fusion.mask};
     ops::batch_norm_apply<T>(ctx, rows(x), statistics, statistics + size, weight_.data(), bias_.data(),
-                             rows(y));
+                             rows(y), epilogue);
   }
 
-  /// Gradients from dy to weight and bias and, unless dx is a null view, to x. Throws shape_error, and
-  /// state_error without a forward pass in training mode.
+  /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy. Throws
+  /// shape_error, and state_error without a forward pass in training mode.
   void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
                 const tensor_view<T, 4>& dx) const {
+    backward_masked(ctx, dy, dx, {});
+  }
+
+  /// The same where dy counts as 0 wherever the mask, filled by forward_fused, does not pass it. The gradient
+  /// of an addend is dy under that mask: ops::masked_copy, ops::masked_add.
+  void backward_masked(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                       const tensor_view<T, 4>& dx, const ops::relu_mask<T>& mask) const {
     const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
     const index_t size = channels();
     const T* statistics = ctx.tape().pop<T>(2 * size);
@@ -90,7 +111,7 @@ class BatchNorm {
     scratch_frame frame(ctx.scratch());
     double* sums = frame.take<double>(2 * size);
     ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(), sums,
-                                sums + size, dx.is_null() ? tensor_view<T, 2>() : rows(dx));
+                                sums + size, dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask);
     store(weight_, sums);
     store(bias_, sums + size);
     ctx.gradient_written(bias_);
@@ -136,18 +157,32 @@ class BatchNorm {
   }
 
   // Mean and inverse deviation of the batch to `statistics`, and the batch into the running statistics.
-  void use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T* statistics) const {
+  void use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                 const ops::moment_parts<T>* moments, T* statistics) const {
     const index_t size = channels(), count = x.extent(0);
     scratch_frame frame(ctx.scratch());
     double* mean = frame.take<double>(2 * size);
     double* variance = mean + size;
-    ops::batch_norm_statistics<T>(ctx, x, mean, variance);
+    if (moments == nullptr) {
+      ops::batch_norm_statistics<T>(ctx, x, mean, variance);
+    } else {
+      take_moments(*moments, count, mean, variance);
+    }
     const double unbiased = static_cast<double>(count) / static_cast<double>(count - 1);
     for (index_t c = 0; c < size; ++c) {
       statistics[c] = static_cast<T>(mean[c]);
       statistics[size + c] = inverse_deviation(variance[c]);
       move_towards(running_mean_.data()[c], mean[c]);
       move_towards(running_var_.data()[c], variance[c] * unbiased);
+    }
+  }
+
+  void take_moments(const ops::moment_parts<T>& moments, index_t rows, double* mean, double* variance) const {
+    const index_t found = moments.channels() == channels() ? moments.merge(mean, variance) : 0;
+    if (found != rows) {
+      PUFFERFISH_THROW(shape_error(describe() + ": given the moments of " + std::to_string(found) +
+                                   " values in each of " + std::to_string(moments.channels()) +
+                                   " channels, the input has " + std::to_string(rows)));
     }
   }
 

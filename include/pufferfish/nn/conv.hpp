@@ -40,17 +40,23 @@ class Conv {
     ops::conv_forward<T>(ctx, shape_, x, weight_.data(), has_bias() ? bias_.data() : nullptr, y);
   }
 
+  /// forward, and the moments of y's channels for a batch norm behind it.
+  void forward_with_moments(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+                            const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
+    if (ctx.training()) ctx.tape().push_value(x);
+    ops::conv_forward<T>(ctx, shape_, x, weight_.data(), has_bias() ? bias_.data() : nullptr, y, &moments);
+  }
+
   /// Gradients from dy; dx may be a null view and overlaps nothing.
   void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
                 const tensor_view<T, 4>& dx) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
-    ops::conv_backward_weight<T>(ctx, shape_, x, dy, weight_.gradient_data(), weight_.accumulate());
-    ctx.gradient_written(weight_);
-    if (has_bias()) {
-      ops::bias_gradient<T>(ctx, ops::detail::as_rows(dy), bias_.gradient_data(), bias_.accumulate());
-      ctx.gradient_written(bias_);
-    }
-    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.data(), dx);
+    run_backward(ctx, dy, dx, false);
+  }
+
+  /// backward, with dx += instead of dx =.
+  void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                    const tensor_view<T, 4>& dx) const {
+    run_backward(ctx, dy, dx, true);
   }
 
   /// U(+-1/sqrt(in * height * width)) for weight and bias, PyTorch's default.
@@ -71,6 +77,18 @@ class Conv {
   }
 
  private:
+  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                    bool add) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    ops::conv_backward_weight<T>(ctx, shape_, x, dy, weight_.gradient_data(), weight_.accumulate());
+    ctx.gradient_written(weight_);
+    if (has_bias()) {
+      ops::bias_gradient<T>(ctx, ops::detail::as_rows(dy), bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+    }
+    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.data(), dx, add);
+  }
+
   static logical_layout checked(const conv_shape& shape) {
     shape.validate("Conv");
     return logical_layout::kernel(shape.out_channels, shape.in_channels, shape.kernel.height,

@@ -13,6 +13,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// A residual block (He, Zhang, Ren, Sun: Deep residual learning, CVPR 2016, equations 1 and 2). An empty
 /// shortcut is the identity. Names below it: those of the branch without prefix, those of the shortcut behind
 /// `shortcut_name`.
+///
+/// A branch that ends in a layer that fuses (layer_abilities; a batch norm) does the sum and the ReLU in that
+/// layer's pass; the sum before the ReLU is never written, and backward passes read dy under the bits of a
+/// mask instead of a masked copy.
 template <class T, class Device = device::cpu>
 class residual {
  public:
@@ -38,6 +42,7 @@ class residual {
   }
 
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    if (fuses()) return forward_in_branch(ctx, x, y);
     branch_.forward(ctx, x, y);
     if (shortcut_.empty()) {
       add(ctx, x, y);
@@ -54,6 +59,7 @@ class residual {
   }
 
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    if (fuses()) return backward_in_branch(ctx, dy, dx);
     const auto x_shape = ctx.tape().template pop_value<extents<4>>();
     const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>();
     scratch_frame frame(ctx.scratch());
@@ -64,14 +70,14 @@ class residual {
       dsum = masked;
     }
     if (shortcut_.empty()) {
-      branch_.backward(ctx, dsum, dx);
-      if (!dx.is_null()) ops::add<T>(ctx, dsum.flat(), dx.flat());
+      const bool adds = !dx.is_null() && branch_.abilities().adds_gradient;
+      if (adds) ops::copy_elements(ctx, dsum.data(), dx.data(), dx.size());
+      adds ? branch_.backward_fused(ctx, dsum, dx, {{}, true}) : branch_.backward(ctx, dsum, dx);
+      if (!adds && !dx.is_null()) ops::add<T>(ctx, dsum.flat(), dx.flat());
       return;
     }
-    const tensor_view<T, 4> other = dx.is_null() ? dx : frame.template take<T>(x_shape);
-    shortcut_.backward(ctx, dsum, other);
-    branch_.backward(ctx, dsum, dx);
-    if (!dx.is_null()) ops::add<T>(ctx, other.flat(), dx.flat());
+    shortcut_.backward(ctx, dsum, dx);
+    dx.is_null() ? branch_.backward(ctx, dsum, dx) : add_gradient(ctx, branch_, dsum, dx, {}, x_shape);
   }
 
   void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
@@ -95,6 +101,88 @@ class residual {
   index_t macs(const extents<4>& input) const { return branch_.macs(input) + shortcut_.macs(input); }
 
  private:
+  using mask_word = typename ops::relu_mask<T>::word;
+  struct kept {
+    extents<4> x_shape;
+    ops::relu_mask<T> mask;
+  };
+
+  bool fuses() const { return branch_.abilities().fuses; }
+
+  static index_t mask_size(const extents<4>& shape) {
+    return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
+  }
+
+  void forward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& x,
+                         const tensor_view<T, 4>& y) const {
+    forward_fusion<T> fusion;
+    fusion.relu = relu_;
+    if (relu_ && ctx.training())
+      fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
+    scratch_frame frame(ctx.scratch());
+    fusion.addend = x;
+    if (!shortcut_.empty()) {
+      const tensor_view<T, 4> other = frame.template take<T>(y.shape());
+      shortcut_.forward(ctx, x, other);
+      fusion.addend = other;
+    }
+    branch_.forward_fused(ctx, x, y, fusion);
+    if (ctx.training()) ctx.tape().push_value(kept{x.shape(), fusion.mask});
+  }
+
+  void backward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& dy,
+                          const tensor_view<T, 4>& dx) const {
+    const auto [x_shape, mask] = ctx.tape().template pop_value<kept>();
+    if (!shortcut_.empty()) {
+      branch_.backward_fused(ctx, dy, dx, {mask, false});
+      backward_shortcut(ctx, dy, dx, mask, x_shape);
+    } else if (dx.is_null() || !branch_.abilities().adds_gradient) {
+      branch_.backward_fused(ctx, dy, dx, {mask, false});
+      if (!dx.is_null()) add_masked(ctx, dy, mask, dx);
+    } else {
+      copy_masked(ctx, dy, mask, dx);
+      branch_.backward_fused(ctx, dy, dx, {mask, true});
+    }
+    if (relu_) ctx.tape().template pop<mask_word>(mask_size(dy.shape()));
+  }
+
+  // Adds the shortcut's gradient to dx.
+  void backward_shortcut(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                         ops::relu_mask<T> mask, const extents<4>& x_shape) const {
+    scratch_frame frame(ctx.scratch());
+    tensor_view<const T, 4> dsum = dy;
+    if (!mask.is_null() && !shortcut_.abilities().fuses) {
+      const tensor_view<T, 4> masked = frame.template take<T>(dy.shape());
+      copy_masked(ctx, dy, mask, masked);
+      dsum = masked;
+      mask = {};
+    }
+    if (dx.is_null()) return shortcut_.backward_fused(ctx, dsum, dx, {mask, false});
+    add_gradient(ctx, shortcut_, dsum, dx, mask, x_shape);
+  }
+
+  // dx += what `part` makes of dy.
+  static void add_gradient(context<Device>& ctx, const sequential<T, Device>& part,
+                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                           const ops::relu_mask<T>& mask, const extents<4>& x_shape) {
+    if (part.abilities().adds_gradient) return part.backward_fused(ctx, dy, dx, {mask, true});
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 4> other = frame.template take<T>(x_shape);
+    mask.is_null() ? part.backward(ctx, dy, other) : part.backward_fused(ctx, dy, other, {mask, false});
+    ops::add<T>(ctx, std::as_const(other).flat(), dx.flat());
+  }
+
+  static void copy_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy,
+                          const ops::relu_mask<T>& mask, const tensor_view<T, 4>& to) {
+    mask.is_null() ? ops::copy_elements(ctx, dy.data(), to.data(), to.size())
+                   : ops::masked_copy<T>(ctx, detail::rows_of(dy), mask, detail::rows_of(to));
+  }
+  static void add_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy,
+                         const ops::relu_mask<T>& mask, const tensor_view<T, 4>& to) {
+    mask.is_null() ? ops::add<T>(ctx, dy.flat(), to.flat())
+                   : ops::masked_add<T>(ctx, detail::rows_of(dy), mask, detail::rows_of(to));
+  }
+
   void add(context<Device>& ctx, const tensor_view<const T, 4>& from, const tensor_view<T, 4>& to) const {
     relu_ ? ops::add_relu<T>(ctx, from.flat(), to.flat()) : ops::add<T>(ctx, from.flat(), to.flat());
   }

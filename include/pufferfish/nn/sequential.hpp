@@ -14,6 +14,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Layers in a row. It owns the memory between them: in training every layer's output lies on the tape until
 /// its backward pass is over; gradients, and outputs in inference, alternate between two blocks of scratch.
+///
+/// Neighbours share passes over memory where they offer to (layer_abilities): a batch norm takes the moments
+/// of its input from the layer before and does the work of the ReLU behind it, whose output is then the only
+/// one that is written, and whose backward pass is part of the batch norm's.
 template <class T, class Device = device::cpu>
 class sequential {
  public:
@@ -50,35 +54,72 @@ class sequential {
 
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     if (empty()) return copy(x, y);
-    scratch_frame frame(ctx.scratch());
-    const extents<4>* shapes = shapes_for(frame, x.shape());
-    check_output(shapes[size()], y.shape());
-    T* blocks[2] = {};
-    if (!ctx.training()) take_blocks(frame, shapes, blocks);
-    tensor_view<const T, 4> input = x;
-    for (std::size_t i = 0; i < size(); ++i) {
-      const bool last = i + 1 == size();
-      const tensor_view<T, 4> output = last             ? y
-                                       : ctx.training() ? ctx.tape().template push<T>(shapes[i + 1])
-                                                        : tensor_view<T, 4>(blocks[i % 2], shapes[i + 1]);
-      children_[i].layer.forward(ctx, input, output);
-      input = output;
-    }
-    if (ctx.training()) ctx.tape().push_value(x.shape());
+    forward_fused(ctx, x, y, {});
   }
 
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     if (empty()) return dx.is_null() ? void() : copy(dy, dx);
+    backward_fused(ctx, dy, dx, {});
+  }
+
+  /// Those of its last layer for what follows it, of its first layer for what it follows.
+  layer_abilities abilities() const {
+    layer_abilities result;
+    if (empty()) return result;
+    result.fuses = children_.back().layer.abilities().fuses;
+    result.adds_gradient = children_.front().layer.abilities().adds_gradient;
+    return result;
+  }
+
+  /// For a container around this one; fusion as the last layer takes it. Not for an empty one.
+  void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                     const forward_fusion<T>& fusion) const {
+    scratch_frame frame(ctx.scratch());
+    const extents<4>* shapes = shapes_for(frame, x.shape());
+    check_output(shapes[size()], y.shape());
+    const placement inner = ctx.training() ? placement() : place_outputs(frame, shapes);
+    tensor_view<const T, 4> input = x;
+    const auto output_of = [&](const group& g) {
+      return g.end == size()  ? y
+             : ctx.training() ? ctx.tape().template push<T>(shapes[g.end])
+                              : inner.at(g.end, shapes);
+    };
+    for (group g = group_from(0); g.begin < size(); g = group_from(g.end)) {
+      const tensor_view<T, 4> output = output_of(g);
+      const group next = group_from(g.end);
+      if (!ctx.training() || !moments_pass(g, next)) {
+        run(ctx, g, input, output, fusion, nullptr, nullptr);
+        input = output;
+        continue;
+      }
+      scratch_frame collected(ctx.scratch());
+      ops::moment_parts<T> moments(collected);
+      run(ctx, g, input, output, fusion, nullptr, &moments);
+      const tensor_view<T, 4> normalised = output_of(next);
+      run(ctx, next, output, normalised, fusion, &moments, nullptr);
+      input = normalised;
+      g = next;
+    }
+    if (ctx.training()) ctx.tape().push_value(x.shape());
+  }
+
+  /// For a container around this one. Not for an empty one.
+  void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                      const backward_fusion<T>& fusion) const {
     scratch_frame frame(ctx.scratch());
     const extents<4>* shapes = shapes_for(frame, ctx.tape().template pop_value<extents<4>>());
     check_output(shapes[size()], dy.shape());
-    T* blocks[2] = {};
-    take_blocks(frame, shapes, blocks);
+    const placement inner = place_gradients(frame, shapes);
     tensor_view<const T, 4> gradient = dy;
-    for (std::size_t i = size(); i-- > 0;) {
-      const tensor_view<T, 4> next = i == 0 ? dx : tensor_view<T, 4>(blocks[(i - 1) % 2], shapes[i]);
-      children_[i].layer.backward(ctx, gradient, next);
-      if (i + 1 < size()) ctx.tape().template pop<T>(shapes[i + 1]);
+    for (group g = group_to(size()); g.end > 0; g = group_to(g.begin)) {
+      backward_fusion<T> own;
+      if (g.end == size()) own.mask = fusion.mask;
+      if (g.begin == 0) own.add = fusion.add;
+      if (g.relu) own.mask = ctx.tape().template pop_value<ops::relu_mask<T>>();
+      const tensor_view<T, 4> next = g.begin == 0 ? dx : inner.at(g.begin, shapes);
+      children_[g.begin].layer.backward_fused(ctx, gradient, next, own);
+      if (g.relu) ctx.tape().template pop<mask_word>(mask_size(shapes[g.end]));
+      if (g.end < size()) ctx.tape().template pop<T>(shapes[g.end]);
       gradient = next;
     }
   }
@@ -137,13 +178,91 @@ class sequential {
     return shapes;
   }
 
-  // Two blocks that hold, in turn, what flows between the layers.
-  void take_blocks(scratch_frame& frame, const extents<4>* shapes, T* (&blocks)[2]) const {
-    index_t largest[2] = {0, 0};
-    for (std::size_t i = 0; i + 1 < size(); ++i) {
-      largest[i % 2] = std::max(largest[i % 2], volume<4>(shapes[i + 1]));
+  // Children begin .. end - 1 that run as one: a layer, or one that fuses with the ReLU behind it.
+  struct group {
+    std::size_t begin, end;
+    bool relu;
+  };
+  bool fused_at(std::size_t i) const {
+    return i + 1 < size() && children_[i + 1].layer.abilities().is_relu &&
+           children_[i].layer.abilities().fuses;
+  }
+  group group_from(std::size_t begin) const {
+    const bool relu = fused_at(begin);
+    return {begin, std::min(size(), begin + (relu ? 2 : 1)), relu};
+  }
+  group group_to(std::size_t end) const {
+    const bool relu = end >= 2 && fused_at(end - 2);
+    return {end - std::min<std::size_t>(end, relu ? 2 : 1), end, relu};
+  }
+
+  using mask_word = typename ops::relu_mask<T>::word;
+  static index_t mask_size(const extents<4>& shape) {
+    return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
+  }
+
+  bool moments_pass(const group& from, const group& to) const {
+    return !from.relu && to.begin < size() && children_[from.begin].layer.abilities().gives_moments &&
+           children_[to.begin].layer.abilities().takes_moments;
+  }
+
+  void run(context<Device>& ctx, const group& g, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+           const forward_fusion<T>& outer, const ops::moment_parts<T>* taken,
+           ops::moment_parts<T>* given) const {
+    forward_fusion<T> own;
+    if (g.end == size()) own = outer;
+    own.moments = taken;
+    if (g.relu) {
+      own.relu = true;
+      if (ctx.training()) own.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
     }
-    for (std::size_t b = 0; b < 2; ++b) blocks[b] = frame.template take<T>(largest[b]);
+    children_[g.begin].layer.forward_fused(ctx, x, y, own, given);
+    // On top, where the backward pass needs it first.
+    if (!own.mask.is_null() && g.relu) ctx.tape().push_value(own.mask);
+  }
+
+  // Which of two blocks of scratch holds what flows between children i - 1 and i.
+  struct placement {
+    T* blocks[2] = {};
+    const unsigned char* which = nullptr;
+    tensor_view<T, 4> at(std::size_t i, const extents<4>* shapes) const {
+      return {blocks[which[i]], shapes[i]};
+    }
+  };
+
+  placement take_blocks(scratch_frame& frame, const unsigned char* which, const index_t (&largest)[2]) const {
+    placement result;
+    result.which = which;
+    for (std::size_t b = 0; b < 2; ++b) result.blocks[b] = frame.template take<T>(largest[b]);
+    return result;
+  }
+
+  // Outputs in inference: the blocks in turn.
+  placement place_outputs(scratch_frame& frame, const extents<4>* shapes) const {
+    auto* which = frame.template take<unsigned char>(static_cast<index_t>(size()) + 1);
+    index_t largest[2] = {0, 0};
+    unsigned char block = 0;
+    for (group g = group_from(0); g.end < size(); g = group_from(g.end)) {
+      which[g.end] = block;
+      largest[block] = std::max(largest[block], volume<4>(shapes[g.end]));
+      block = block == 0 ? 1 : 0;
+    }
+    return take_blocks(frame, which, largest);
+  }
+
+  // Gradients: in turn, too, but where a layer can, its dx takes the place of its dy: what is only written
+  // must be fetched from memory first. The outermost dy is somebody else's.
+  placement place_gradients(scratch_frame& frame, const extents<4>* shapes) const {
+    auto* which = frame.template take<unsigned char>(static_cast<index_t>(size()) + 1);
+    index_t largest[2] = {0, 0};
+    unsigned char block = 2;  // none yet
+    for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {
+      const bool stays = block < 2 && children_[g.begin].layer.abilities().gradient_in_place;
+      if (!stays) block = block == 0 ? 1 : 0;
+      which[g.begin] = block;
+      largest[block] = std::max(largest[block], volume<4>(shapes[g.begin]));
+    }
+    return take_blocks(frame, which, largest);
   }
 
   std::vector<child> children_;

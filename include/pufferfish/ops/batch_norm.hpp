@@ -3,14 +3,16 @@
 
 /// \file
 /// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation, gradients;
-/// the plain reference and the fast CPU form. Every form reads its input once or twice, channels innermost.
+/// the plain reference and the fast CPU form. Each fast form is one pass over memory, the gradient two, with
+/// a residual sum and a ReLU behind the normalisation in the same passes.
 ///
 /// Source: Ioffe, Szegedy: "Batch normalization", ICML 2015, section 3.
 
 #include <algorithm>
 #include <cmath>
 
-#include <pufferfish/ops/chunks.hpp>
+#include <pufferfish/ops/moments.hpp>
+#include <pufferfish/ops/relu_mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -32,35 +34,43 @@ void batch_norm_statistics(const tensor_view<const T, 2>& x, double* mean, doubl
   }
 }
 
-/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c.
+/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, plus addend_mc unless that is a null view; then, with
+/// relu, 0 where that is negative (a NaN stays).
 template <class T>
 void batch_norm_apply(const tensor_view<const T, 2>& x, const T* mean, const T* inv_std, const T* weight,
-                      const T* bias, const tensor_view<T, 2>& y) {
+                      const T* bias, const tensor_view<const T, 2>& addend, bool relu,
+                      const tensor_view<T, 2>& y) {
   for (index_t m = 0; m < x.extent(0); ++m) {
     for (index_t c = 0; c < x.extent(1); ++c) {
-      y(m, c) = (x(m, c) - mean[c]) * (inv_std[c] * weight[c]) + bias[c];
+      T value = (x(m, c) - mean[c]) * (inv_std[c] * weight[c]) + bias[c];
+      if (!addend.is_null()) value += addend(m, c);
+      y(m, c) = relu && value < T{} ? T{} : value;
     }
   }
 }
 
 /// With z_mc = (x_mc - mean_c) inv_std_c: dbias_c = sum_m dy_mc, dweight_c = sum_m dy_mc z_mc,
-/// dx_mc = weight_c inv_std_c (dy_mc - dbias_c / M - z_mc dweight_c / M).
+/// dx_mc = weight_c inv_std_c (dy_mc - dbias_c / M - z_mc dweight_c / M), where dy_mc counts as 0 where the
+/// mask of a ReLU behind (none: a null mask) does not pass it.
 template <class T>
 void batch_norm_backward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& dy, const T* mean,
-                         const T* inv_std, const T* weight, double* dweight, double* dbias,
-                         const tensor_view<T, 2>& dx) {
+                         const T* inv_std, const T* weight, const relu_mask<T>& mask, double* dweight,
+                         double* dbias, const tensor_view<T, 2>& dx) {
   const auto rows = static_cast<double>(x.extent(0));
+  const auto g = [&](index_t m, index_t c) {
+    return mask.is_null() || mask.passes(x.shape(), m, c) ? static_cast<double>(dy(m, c)) : 0.0;
+  };
   for (index_t c = 0; c < x.extent(1); ++c) {
     const auto z = [&](index_t m) { return static_cast<double>((x(m, c) - mean[c]) * inv_std[c]); };
     dbias[c] = dweight[c] = 0.0;
     for (index_t m = 0; m < x.extent(0); ++m) {
-      dbias[c] += static_cast<double>(dy(m, c));
-      dweight[c] += static_cast<double>(dy(m, c)) * z(m);
+      dbias[c] += g(m, c);
+      dweight[c] += g(m, c) * z(m);
     }
     if (dx.is_null()) continue;
     for (index_t m = 0; m < x.extent(0); ++m) {
       dx(m, c) = static_cast<T>(static_cast<double>(weight[c] * inv_std[c]) *
-                                (static_cast<double>(dy(m, c)) - dbias[c] / rows - z(m) * dweight[c] / rows));
+                                (g(m, c) - dbias[c] / rows - z(m) * dweight[c] / rows));
     }
   }
 }
@@ -69,131 +79,136 @@ void batch_norm_backward(const tensor_view<const T, 2>& x, const tensor_view<con
 
 namespace detail {
 
-/// Into how many tasks a pass over rows x channels is cut, from the shape alone.
-inline index_t norm_splits(index_t rows, index_t channels) {
-  return std::clamp<index_t>(rows * channels / 32768, 1, std::clamp<index_t>(rows, 1, 64));
+/// Into how many tasks sums over units of rows are cut, from the shape alone.
+template <class T>
+index_t norm_splits(const wide_rows<T>& rows) {
+  return std::clamp<index_t>(rows.size / 32768, 1, std::clamp<index_t>(rows.units(), 1, 64));
 }
 
-/// Mean and sum of squared distances of some rows, two passes over them: they should fit in the first-level
-/// cache.
+/// One pass over a matrix. Pointers a channel have wide_rows' width; null pointers: not wanted. `other` is
+/// the addend of the forward pass, dy of the backward pass.
 template <class T>
-void block_moments(const T* x, index_t rows, index_t channels, double* mean, double* squares) {
-  std::fill_n(mean, channels, 0.0);
-  std::fill_n(squares, channels, 0.0);
-  for (index_t m = 0; m < rows; ++m) {
-    const T* row = x + m * channels;
-    for (index_t c = 0; c < channels; ++c) mean[c] += static_cast<double>(row[c]);
-  }
-  const double scale = 1.0 / static_cast<double>(rows);
-  for (index_t c = 0; c < channels; ++c) mean[c] *= scale;
-  for (index_t m = 0; m < rows; ++m) {
-    const T* row = x + m * channels;
-    for (index_t c = 0; c < channels; ++c) {
-      const double distance = static_cast<double>(row[c]) - mean[c];
-      squares[c] += distance * distance;
+struct norm_pass {
+  const T *x = nullptr, *other = nullptr;
+  T* y = nullptr;
+  typename relu_mask<T>::word* mask = nullptr;
+  bool relu = false;
+  const T *mean = nullptr, *scale = nullptr, *slope = nullptr, *shift = nullptr;
+  index_t width = 0;
+};
+
+#define PUFFERFISH_KERNELS norms
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/batch_norm.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// Moments of dense rows (at least one), a split of a matrix. `work`: 2 width doubles.
+template <class T>
+void split_moments(const wide_rows<T>& rows, const T* x, index_t count, double* mean, double* squares,
+                   double* work) {
+  const index_t channels = rows.channels, repeats = rows.repeats(), wide = count / repeats;
+  const index_t rest = count - wide * repeats;
+  if (repeats == 1) return block_moments(x, count, channels, channels, 0, mean, squares);
+  if (wide > 0) {
+    block_moments(x, wide, rows.width, rows.width, 0, work, work + rows.width);
+    for (index_t i = 0; i < repeats; ++i) {
+      merge_moments(i * wide, mean, squares, wide, work + i * channels, work + rows.width + i * channels,
+                    channels);
     }
   }
-}
-
-/// Joins the moments of `other_rows` further rows to those of `rows` rows (Chan, Golub, LeVeque: "Updating
-/// formulae and a pairwise algorithm for computing sample variances", 1979).
-inline void merge_moments(index_t rows, double* mean, double* squares, index_t other_rows,
-                          const double* other_mean, const double* other_squares, index_t channels) {
-  const auto n = static_cast<double>(rows), k = static_cast<double>(other_rows);
-  const double share = k / (n + k), weight = n * share;
-  for (index_t c = 0; c < channels; ++c) {
-    const double distance = other_mean[c] - mean[c];
-    mean[c] += distance * share;
-    squares[c] += other_squares[c] + distance * distance * weight;
-  }
-}
-
-/// Mean and sum of squared distances of any number of rows (at least one), block by block. `work`: 2
-/// channels.
-template <class T>
-void range_moments(const T* x, index_t rows, index_t channels, double* mean, double* squares, double* work) {
-  const index_t block = std::clamp<index_t>(4096 / channels, 8, 256);
-  block_moments(x, std::min(block, rows), channels, mean, squares);
-  for (index_t first = block; first < rows; first += block) {
-    const index_t count = std::min(block, rows - first);
-    block_moments(x + first * channels, count, channels, work, work + channels);
-    merge_moments(first, mean, squares, count, work, work + channels, channels);
+  if (rest > 0) {
+    block_moments(x + wide * rows.width, rest, channels, channels, wide * repeats, mean, squares);
   }
 }
 
 }  // namespace detail
 
-/// mean_c = sum_m x_mc / M, variance_c = sum_m (x_mc - mean_c)^2 / M (the biased one), in double, without
-/// cancellation. x: M x C dense, M > 0; mean, variance: C elements.
+/// mean_c = sum_m x_mc / M, variance_c = sum_m (x_mc - mean_c)^2 / M (the biased one), without cancellation;
+/// see block_moments. x: M x C dense, M > 0; mean, variance: C elements. Throws nothing.
 template <class T>
 void batch_norm_statistics(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double* mean,
                            double* variance) {
-  const index_t rows = x.extent(0), channels = x.extent(1);
-  PUFFERFISH_ASSERT(rows > 0, "batch_norm_statistics: no rows");
-  const index_t splits = detail::norm_splits(rows, channels);
+  const index_t channels = x.extent(1);
+  PUFFERFISH_ASSERT(x.extent(0) > 0, "batch_norm_statistics: no rows");
+  const detail::wide_rows<T> rows(x.shape());
+  const index_t splits = detail::norm_splits(rows), units = rows.units();
   const T* from = x.flat().data();
   scratch_frame frame(ctx.scratch());
-  double* parts = frame.take<double>(splits * 4 * channels);
-  ctx.parallel_for(splits, [&](index_t split, int) {
-    const index_t begin = rows * split / splits, end = rows * (split + 1) / splits;
-    double* part = parts + split * 4 * channels;
-    detail::range_moments(from + begin * channels, end - begin, channels, part, part + channels,
-                          part + 2 * channels);
+  moment_parts<T> parts(frame);
+  parts.start(splits, channels);
+  double* work = frame.take<double>(2 * rows.width * ctx.threads());
+  ctx.parallel_for(splits, [&](index_t split, int worker) {
+    const index_t begin = rows.start_of(units * split / splits);
+    const index_t count = (rows.start_of(units * (split + 1) / splits) - begin) / channels;
+    if (count == 0) return;
+    detail::split_moments(rows, from + begin, count, parts.mean(split), parts.squares(split),
+                          work + 2 * rows.width * worker);
+    parts.set_count(split, count);
   });
-  std::copy_n(parts, channels, mean);
-  std::copy_n(parts + channels, channels, variance);
-  for (index_t split = 1; split < splits; ++split) {
-    const index_t begin = rows * split / splits, end = rows * (split + 1) / splits;
-    const double* part = parts + split * 4 * channels;
-    detail::merge_moments(begin, mean, variance, end - begin, part, part + channels, channels);
-  }
-  for (index_t c = 0; c < channels; ++c) variance[c] /= static_cast<double>(rows);
+  parts.merge(mean, variance);
 }
 
-/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c. x, y: M x C dense; the rest C elements; y
-/// overlaps nothing.
+/// What follows a normalisation in the same pass.
+template <class T>
+struct norm_epilogue {
+  tensor_view<const T, 2> addend;  ///< is added; a null view: nothing
+  bool relu = false;               ///< then negative values become 0
+  relu_mask<T> mask;               ///< then gets the bits that the backward pass needs; null: not wanted
+};
+
+/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, and what `epilogue` says. x, y, addend: M x C dense;
+/// the rest C elements; y overlaps nothing (it may be the addend).
 template <class T>
 void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
-                      const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y) {
-  const index_t channels = x.extent(1);
+                      const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
+                      const norm_epilogue<T>& epilogue = {}) {
+  const detail::wide_rows<T> rows(x.shape());
   scratch_frame frame(ctx.scratch());
-  T* scale = frame.take<T>(channels);
-  for (index_t c = 0; c < channels; ++c) scale[c] = inv_std[c] * weight[c];
-  const T* from = x.flat().data();
-  T* to = y.flat().data();
-  for_row_chunks(ctx, x.extent(0), channels, [&](index_t begin, index_t end) {
-    for (index_t m = begin; m < end; ++m) {
-      const T* in = from + m * channels;
-      T* PUFFERFISH_RESTRICT out = to + m * channels;
-      for (index_t c = 0; c < channels; ++c) out[c] = (in[c] - mean[c]) * scale[c] + bias[c];
-    }
-  });
+  T* values = frame.take<T>(3 * rows.width);
+  T *centre = values, *scale = centre + rows.width, *shift = scale + rows.width;
+  for (index_t c = 0; c < rows.channels; ++c) {
+    centre[c] = mean[c];
+    scale[c] = inv_std[c] * weight[c];
+    shift[c] = bias[c];
+  }
+  for (T* value : {centre, scale, shift}) rows.repeat(value);
+  detail::norm_pass<T> pass;
+  pass.x = x.flat().data();
+  pass.other = epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data();
+  pass.y = y.flat().data();
+  pass.relu = epilogue.relu;
+  pass.mask = epilogue.relu ? epilogue.mask.words : nullptr;
+  pass.mean = centre;
+  pass.scale = scale;
+  pass.shift = shift;
+  pass.width = rows.width;
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_apply<T>);
+  detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
 
-/// The gradients of y = batch_norm_apply(x) with mean and inv_std depending on x (formulas:
-/// reference::batch_norm_backward). dweight, dbias: C sums in double, overwritten. dx: a null view where not
-/// wanted; it overlaps nothing. x, dy, dx: M x C dense. mean and inv_std as they were given to
-/// batch_norm_apply.
+namespace detail {
+
+/// dbias = sum of g, dweight = sum of g (x - mean): unit by unit in T, then in double, split by split.
 template <class T>
-void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                         const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
-                         double* dweight, double* dbias, const tensor_view<T, 2>& dx) {
-  const index_t rows = x.extent(0), channels = x.extent(1);
-  const index_t splits = detail::norm_splits(rows, channels);
-  const T* input = x.flat().data();
-  const T* gradient = dy.flat().data();
+void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_pass<T>& pass, double* dweight,
+               double* dbias) {
+  const index_t splits = norm_splits(rows), units = rows.units(), channels = rows.channels,
+                width = rows.width;
   scratch_frame frame(ctx.scratch());
   double* parts = frame.take<double>(splits * 2 * channels);
-  ctx.parallel_for(splits, [&](index_t split, int) {
-    double* PUFFERFISH_RESTRICT sum = parts + split * 2 * channels;
-    double* PUFFERFISH_RESTRICT product = sum + channels;
-    std::fill_n(sum, 2 * channels, 0.0);
-    for (index_t m = rows * split / splits; m < rows * (split + 1) / splits; ++m) {
-      const T* in = input + m * channels;
-      const T* g = gradient + m * channels;
+  double* totals = frame.take<double>(2 * width * ctx.threads());
+  T* sums = frame.take<T>(2 * width * ctx.threads());
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), norms, norm_gradient_sums<T>);
+  ctx.parallel_for(splits, [&](index_t split, int worker) {
+    double* total = totals + 2 * width * worker;
+    std::fill_n(total, 2 * width, 0.0);
+    kernel(pass, rows.start_of(units * split / splits), rows.start_of(units * (split + 1) / splits),
+           sums + 2 * width * worker, total);
+    double* part = parts + split * 2 * channels;
+    std::fill_n(part, 2 * channels, 0.0);
+    for (index_t i = 0; i < width; i += channels) {
       for (index_t c = 0; c < channels; ++c) {
-        sum[c] += static_cast<double>(g[c]);
-        product[c] += static_cast<double>(g[c]) * static_cast<double>(in[c] - mean[c]);
+        part[c] += total[i + c];
+        part[channels + c] += total[width + i + c];
       }
     }
   });
@@ -203,31 +218,52 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
       dbias[c] += parts[split * 2 * channels + c];
       dweight[c] += parts[(split * 2 + 1) * channels + c];
     }
-    dweight[c] *= static_cast<double>(inv_std[c]);
   }
-  if (dx.is_null() || rows == 0) return;
-  // dx = scale dy + (x - mean) slope + shift, with these three a channel.
-  T* scale = frame.take<T>(channels);
-  T* slope = frame.take<T>(channels);
-  T* shift = frame.take<T>(channels);
-  for (index_t c = 0; c < channels; ++c) {
+}
+
+}  // namespace detail
+
+/// The gradients of y = batch_norm_apply(x) with mean and inv_std depending on x (formulas:
+/// reference::batch_norm_backward). dweight, dbias: C sums in double, overwritten. dx: a null view where not
+/// wanted; it may be dy and overlaps nothing else. x, dy, dx: M x C dense. mean and inv_std as they were
+/// given to batch_norm_apply, and its mask if there was a ReLU: then dy is the gradient behind that. An
+/// addend's gradient is masked_copy(dy).
+template <class T>
+void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                         const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
+                         double* dweight, double* dbias, const tensor_view<T, 2>& dx,
+                         const relu_mask<T>& mask = {}) {
+  const detail::wide_rows<T> rows(x.shape());
+  scratch_frame frame(ctx.scratch());
+  T* values = frame.take<T>(4 * rows.width);
+  T *centre = values, *scale = centre + rows.width, *slope = scale + rows.width, *shift = slope + rows.width;
+  std::copy_n(mean, rows.channels, centre);
+  rows.repeat(centre);
+  detail::norm_pass<T> pass;
+  pass.x = x.flat().data();
+  pass.other = dy.flat().data();
+  pass.mask = mask.words;
+  pass.mean = centre;
+  pass.width = rows.width;
+  detail::norm_sums(ctx, rows, pass, dweight, dbias);
+  for (index_t c = 0; c < rows.channels; ++c) dweight[c] *= static_cast<double>(inv_std[c]);
+  if (dx.is_null() || rows.size == 0) return;
+  // dx = scale g + (x - mean) slope + shift, with these three a channel.
+  const auto count = static_cast<double>(x.extent(0));
+  for (index_t c = 0; c < rows.channels; ++c) {
     const double spread = static_cast<double>(inv_std[c]);
     const double factor = static_cast<double>(weight[c]) * spread;
     scale[c] = static_cast<T>(factor);
-    slope[c] = static_cast<T>(-factor * spread * dweight[c] / static_cast<double>(rows));
-    shift[c] = static_cast<T>(-factor * dbias[c] / static_cast<double>(rows));
+    slope[c] = static_cast<T>(-factor * spread * dweight[c] / count);
+    shift[c] = static_cast<T>(-factor * dbias[c] / count);
   }
-  T* result = dx.flat().data();
-  for_row_chunks(ctx, rows, channels, [&](index_t begin, index_t end) {
-    for (index_t m = begin; m < end; ++m) {
-      const T* in = input + m * channels;
-      const T* g = gradient + m * channels;
-      T* PUFFERFISH_RESTRICT out = result + m * channels;
-      for (index_t c = 0; c < channels; ++c) {
-        out[c] = scale[c] * g[c] + ((in[c] - mean[c]) * slope[c] + shift[c]);
-      }
-    }
-  });
+  for (T* value : {scale, slope, shift}) rows.repeat(value);
+  pass.y = dx.flat().data();
+  pass.scale = scale;
+  pass.slope = slope;
+  pass.shift = shift;
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_input_gradient<T>);
+  detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
 
 }  // namespace ops

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include <pufferfish/ops/conv_shape.hpp>
+#include <pufferfish/ops/direct_conv_weight.hpp>
 #include <pufferfish/ops/linear.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -94,60 +94,6 @@ void conv_backward_weight(const conv_shape& shape, const tensor_view<const T, 4>
 
 namespace detail {
 
-/// Rows of patches, gathered tile by tile: row m holds the inputs that output pixel m sees, zeros for
-/// padding.
-template <class T>
-struct image_patches {
-  const conv_shape* shape;
-  const T* image;
-  extents<4> input;
-  extents<4> output;
-
-  /// As the left operand of ops/linear.hpp; *this has to outlive it.
-  patch_rows<T> rows() const {
-    return {this, shape->patch(), [](const void* self, index_t first, index_t count, T* buffer) {
-              static_cast<const image_patches*>(self)->gather_rows(first, count, buffer);
-            }};
-  }
-
- private:
-  void gather_rows(index_t first, index_t count, T* row) const {
-    const index_t pixels = output[1] * output[2];
-    for (index_t m = first; m < first + count; ++m, row += shape->patch()) {
-      const index_t n = m / pixels, oy = m % pixels / output[2], ox = m % output[2];
-      gather(image + n * input[1] * input[2] * input[3], oy, ox, row);
-    }
-  }
-
-  void gather(const T* sample, index_t oy, index_t ox, T* row) const {
-    const index_t channels = input[3], line = shape->kernel.width * channels;
-    const index_t left = ox * shape->stride.width - shape->padding.width;
-    const bool whole_line = shape->dilation.width == 1 && left >= 0 && left + shape->kernel.width <= input[2];
-    for (index_t ky = 0; ky < shape->kernel.height; ++ky, row += line) {
-      const index_t iy = oy * shape->stride.height - shape->padding.height + ky * shape->dilation.height;
-      if (iy < 0 || iy >= input[1]) {
-        std::fill_n(row, line, T{});
-      } else if (whole_line) {
-        std::copy_n(sample + (iy * input[2] + left) * channels, line, row);
-      } else {
-        gather_line(sample + iy * input[2] * channels, left, row);
-      }
-    }
-  }
-
-  void gather_line(const T* pixels, index_t left, T* row) const {
-    const index_t channels = input[3];
-    for (index_t kx = 0; kx < shape->kernel.width; ++kx, row += channels) {
-      const index_t ix = left + kx * shape->dilation.width;
-      if (ix >= 0 && ix < input[2]) {
-        std::copy_n(pixels + ix * channels, channels, row);
-      } else {
-        std::fill_n(row, channels, T{});
-      }
-    }
-  }
-};
-
 inline void check_conv(const char* what, const conv_shape& shape, const extents<4>& x, const extents<4>& y) {
   const extents<4> expected = shape.output(x, what);
   if (expected != y) {
@@ -166,101 +112,196 @@ tensor_view<const T, 2> as_matrix(const conv_shape& shape, const T* w) {
   return {w, {shape.patch(), shape.out_channels}};
 }
 
-/// The weight of the convolution that runs backward: taps in opposite order, input and output channels
-/// swapped.
 template <class T>
-void flip_weight(const conv_shape& shape, const T* w, T* flipped) {
-  const index_t taps = shape.kernel.height * shape.kernel.width, in = shape.in_channels,
-                out = shape.out_channels;
-  for (index_t tap = 0; tap < taps; ++tap) {
-    const T* from = w + (taps - 1 - tap) * in * out;
-    for (index_t o = 0; o < out; ++o) {
-      for (index_t i = 0; i < in; ++i) *flipped++ = from[i * out + o];
-    }
-  }
+panel_cut cut_panels(index_t columns, bool segments, const kernel_table<T>& kernels) {
+  return {(columns + kernels.lanes - 1) / kernels.lanes,
+          segments ? kernels.widest_segment : kernels.widest_adjacent};
 }
 
-/// dx for stride 1: a convolution of dy with the flipped weight, which gathers where the general form
-/// scatters.
+/// The forward correlation of a convolution, all but its weight.
 template <class T>
-void backward_input_by_gather(context<device::cpu>& ctx, const conv_shape& shape,
-                              const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx) {
-  conv_shape back = shape;
-  std::swap(back.in_channels, back.out_channels);
-  back.padding = {shape.dilation.height * (shape.kernel.height - 1) - shape.padding.height,
-                  shape.dilation.width * (shape.kernel.width - 1) - shape.padding.width};
-  scratch_frame frame(ctx.scratch());
-  T* flipped = frame.take<T>(shape.patch() * shape.out_channels);
-  flip_weight(shape, w, flipped);
-  const image_patches<T> patches{&back, dy.flat().data(), dy.shape(), dx.shape()};
-  patches_forward<T>(ctx, patches.rows(), as_matrix<T>(back, flipped), static_cast<const T*>(nullptr),
-                     as_rows(dx));
+correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& x,
+                                   const tensor_view<T, 4>& y, const kernel_table<T>& kernels) {
+  const tap_axis rows = forward_axis(x.extent(1), y.extent(1), shape.kernel.height, shape.stride.height,
+                                     shape.padding.height, shape.dilation.height);
+  const tap_axis columns = forward_axis(x.extent(2), y.extent(2), shape.kernel.width, shape.stride.width,
+                                        shape.padding.width, shape.dilation.width);
+  const bool segments = segments_fit(columns);
+  const bool by_images = lines_too_short(columns.outputs, y.extent(0));
+  return {rows,
+          columns,
+          shape.kernel.width,
+          x.data(),
+          x.extent(3),
+          dense_steps(x.shape()),
+          y.data(),
+          y.extent(3),
+          dense_steps(y.shape()),
+          &kernels,
+          segments && !by_images,
+          by_images,
+          false,
+          0,
+          cut_panels(y.extent(3), segments && !by_images, kernels),
+          {}};
 }
 
-/// dx for any stride: patches of gradients, added to where their pixels came from. One image a task.
+/// The correlation that gives the input gradients of one phase of rows and columns.
 template <class T>
-void backward_input_by_scatter(context<device::cpu>& ctx, const conv_shape& shape,
-                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx) {
-  const index_t depth = shape.out_channels, patch = shape.patch(), pixels = dy.extent(1) * dy.extent(2);
-  const index_t image = dx.extent(1) * dx.extent(2) * dx.extent(3);
-  const index_t tile = tile_rows<T>(depth, patch);
+correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& dy,
+                                    const tensor_view<T, 4>& dx, index_t row_phase, index_t column_phase,
+                                    const kernel_table<T>& kernels) {
+  const tap_axis rows = backward_axis(dx.extent(1), dy.extent(1), shape.kernel.height, shape.stride.height,
+                                      shape.padding.height, shape.dilation.height, row_phase);
+  const tap_axis columns = backward_axis(dx.extent(2), dy.extent(2), shape.kernel.width, shape.stride.width,
+                                         shape.padding.width, shape.dilation.width, column_phase);
+  const bool segments = segments_fit(columns);
+  const bool by_images = lines_too_short(columns.outputs, dx.extent(0));
+  return {rows,
+          columns,
+          shape.kernel.width,
+          dy.data(),
+          dy.extent(3),
+          dense_steps(dy.shape()),
+          dx.data(),
+          dx.extent(3),
+          dense_steps(dx.shape()),
+          &kernels,
+          segments && !by_images,
+          by_images,
+          false,
+          0,
+          cut_panels(dx.extent(3), segments && !by_images, kernels),
+          {}};
+}
+
+/// Runs a correlation over a batch, in tasks whose number depends on shapes alone; then, in each task,
+/// after(task, first, count, worker) for the rows of output pixels that it has made.
+template <class T, class After>
+void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, const image_tasks& tasks,
+                     After&& after) {
   scratch_frame frame(ctx.scratch());
-  const auto operand = gemm_operand<T>::prepare(transpose(as_matrix(shape, w)),
-                                                frame.take<T>(gemm_operand<T>::storage_size(depth, patch)));
-  T* buffers = frame.take<T>(tile * patch * ctx.threads());
-  ctx.parallel_for(dx.extent(0), [&](index_t n, int worker) {
-    T* target = dx.data() + n * image;
-    std::fill_n(target, image, T{});
-    for (index_t first = 0; first < pixels; first += tile) {
-      const index_t count = std::min(tile, pixels - first);
-      const tensor_view<T, 2> gradients(buffers + worker * tile * patch, {count, patch});
-      operand.multiply({dy.data() + (n * pixels + first) * depth, {count, depth}}, gradients, false);
-      const T* row = gradients.data();
-      for (index_t m = first; m < first + count; ++m) {
-        const index_t top = m / dy.extent(2) * shape.stride.height - shape.padding.height;
-        const index_t left = m % dy.extent(2) * shape.stride.width - shape.padding.width;
-        for (index_t ky = 0; ky < shape.kernel.height; ++ky) {
-          for (index_t kx = 0; kx < shape.kernel.width; ++kx, row += shape.in_channels) {
-            const index_t iy = top + ky * shape.dilation.height, ix = left + kx * shape.dilation.width;
-            if (iy < 0 || iy >= dx.extent(1) || ix < 0 || ix >= dx.extent(2)) continue;
-            T* pixel = target + (iy * dx.extent(2) + ix) * shape.in_channels;
-            for (index_t i = 0; i < shape.in_channels; ++i) pixel[i] += row[i];
-          }
-        }
-      }
-    }
+  const index_t most_taps = std::max<index_t>(1, work.rows.taps * work.columns.taps);
+  auto* taps = frame.take<block_tap<T>>(most_taps * ctx.threads());
+  ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
+    const range images = tasks.image_range(task), lines = tasks.line_range(task);
+    work.run(images, lines, taps + worker * most_taps);
+    after(task, (images.begin * tasks.lines + lines.begin) * work.columns.outputs,
+          images.length() * lines.length() * work.columns.outputs, worker);
   });
 }
+
+/// The tasks of a forward convolution.
+template <class T>
+image_tasks forward_tasks(const conv_shape& shape, const extents<4>& y) {
+  return {y[0], y[1], y[2], shape.patch() * shape.out_channels * static_cast<index_t>(sizeof(T))};
+}
+
+template <class T>
+image_tasks tasks_of(const correlation<T>& work, index_t images) {
+  return {images, work.rows.outputs, work.columns.outputs,
+          work.weight.cells * work.in_channels * work.out_channels * work.size};
+}
+
+/// The forward correlation of a convolution with everything that it needs; memory from `frame`.
+template <class T>
+correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shape,
+                               const tensor_view<const T, 4>& x, const T* w, const tensor_view<T, 4>& y,
+                               scratch_frame& frame) {
+  const auto& kernels = conv_kernels<T>();
+  auto work = forward_correlation<T>(shape, x, y, kernels);
+  const index_t cells = shape.kernel.height * shape.kernel.width;
+  T* storage = frame.take<T>(packed_weight_size(cells, shape.in_channels, shape.out_channels, kernels));
+  work.weight = pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, false, work.panels,
+                               kernels, storage);
+  if (work.by_images) use_pixel_major(ctx, work, x.shape(), frame.take<T>(pixel_major_size(work, x.shape())));
+  return work;
+}
+
+/// What is left to do for rows of the output while they are in the cache: the bias, and the moments that a
+/// batch norm behind wants.
+template <class T>
+struct output_finish {
+  tensor_view<T, 2> y;  ///< all rows
+  const T* bias;
+  const moment_parts<T>* moments;
+
+  void operator()(index_t task, index_t first, index_t count) const {
+    const tensor_view<T, 2> rows = y.slice(0, first, count);
+    add_bias(rows, bias);
+    if (moments != nullptr) moments->add(task, rows.data(), count, rows.stride(0));
+  }
+};
 
 }  // namespace detail
 
 /// y = x * w + b (formula: reference::conv_forward). x, y: NHWC, dense; w: HWIO storage; bias: out_channels
-/// elements or nullptr; y overlaps no input. Throws shape_error if the shapes do not fit.
+/// elements or nullptr; y overlaps no input. `moments`, unless nullptr, gets mean and variance of y's
+/// channels. Throws shape_error if the shapes do not fit.
 template <class T>
 void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
-                  const T* w, const T* bias, const tensor_view<T, 4>& y) {
+                  const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr) {
   detail::check_conv("conv_forward", shape, x.shape(), y.shape());
-  const auto weight = detail::as_matrix(shape, w);
-  if (shape.is_pointwise())
-    return linear_forward<T>(ctx, detail::as_rows(x), weight, bias, detail::as_rows(y));
-  const detail::image_patches<T> patches{&shape, x.flat().data(), x.shape(), y.shape()};
-  detail::patches_forward<T>(ctx, patches.rows(), weight, bias, detail::as_rows(y));
+  if (y.empty()) {
+    if (moments != nullptr) moments->start(0, y.extent(3));
+    return;
+  }
+  if (shape.is_pointwise()) {
+    return linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
+                             moments);
+  }
+  const detail::image_tasks tasks = detail::forward_tasks<T>(shape, y.shape());
+  if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
+  scratch_frame frame(ctx.scratch());
+  const auto work = detail::prepare_forward<T>(ctx, shape, x, w, y, frame);
+  const detail::output_finish<T> finish{detail::as_rows(y), bias, moments};
+  detail::run_correlation(
+      ctx, work, tasks, [&](index_t task, index_t first, index_t count, int) { finish(task, first, count); });
 }
 
-/// dx from dy (formula: reference::conv_backward_input). Shapes, layouts and errors as conv_forward.
+/// dx from dy, or dx += that (formula: reference::conv_backward_input). Shapes, layouts and errors as
+/// conv_forward.
 template <class T>
 void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
-                         const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx) {
+                         const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                         bool add = false) {
   detail::check_conv("conv_backward_input", shape, dx.shape(), dy.shape());
   if (dx.empty()) return;
-  const bool padding_fits = shape.padding.height <= shape.dilation.height * (shape.kernel.height - 1) &&
-                            shape.padding.width <= shape.dilation.width * (shape.kernel.width - 1);
   if (shape.is_pointwise()) {
-    linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w), detail::as_rows(dx));
-  } else if (shape.stride == size2{1, 1} && padding_fits) {
-    detail::backward_input_by_gather(ctx, shape, dy, w, dx);
-  } else {
-    detail::backward_input_by_scatter(ctx, shape, dy, w, dx);
+    return linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w),
+                                    detail::as_rows(dx), add);
+  }
+  const auto& kernels = detail::conv_kernels<T>();
+  const index_t cells = shape.kernel.height * shape.kernel.width;
+  scratch_frame frame(ctx.scratch());
+  T* storage =
+      frame.take<T>(detail::packed_weight_size(cells, shape.out_channels, shape.in_channels, kernels));
+  index_t panels = 0, block = 0;
+  T* gradients = nullptr;
+  for (index_t row = 0; row < std::min(shape.stride.height, dx.extent(1)); ++row) {
+    for (index_t column = 0; column < std::min(shape.stride.width, dx.extent(2)); ++column) {
+      auto work = detail::backward_correlation<T>(shape, dy, dx, row, column, kernels);
+      // A phase with fewer pixels may cut its panels otherwise than the one before it.
+      if (row + column == 0 || work.panels.panels != panels) {
+        panels = work.panels.panels;
+        detail::pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, true, work.panels,
+                               kernels, storage);
+      }
+      work.weight = {storage, shape.out_channels, shape.in_channels, 0, cells, kernels.lanes};
+      work.add = add;
+      if (work.by_images) {
+        // A copy serves all phases that read it in blocks of one size.
+        if (gradients == nullptr || work.block_depth() != block) {
+          block = work.block_depth();
+          gradients = frame.take<T>(detail::pixel_major_size(work, dy.shape()));
+          detail::use_pixel_major(ctx, work, dy.shape(), gradients);
+        } else {
+          detail::point_to_pixel_major(work, dy.shape(), gradients);
+        }
+      }
+      detail::run_correlation(ctx, work, detail::tasks_of(work, dx.extent(0)),
+                              [](index_t, index_t, index_t, int) {});
+    }
   }
 }
 
@@ -275,8 +316,7 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   if (shape.is_pointwise()) {
     return linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
   }
-  const detail::image_patches<T> patches{&shape, x.flat().data(), x.shape(), dy.shape()};
-  detail::patches_backward_weight<T>(ctx, patches.rows(), detail::as_rows(dy), gradient, accumulate);
+  detail::backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
 }
 
 }  // namespace ops

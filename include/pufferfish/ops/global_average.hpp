@@ -4,7 +4,7 @@
 /// \file
 /// The average over all pixels of an image, with its gradient.
 
-#include <pufferfish/ops/chunks.hpp>
+#include <pufferfish/ops/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -50,13 +50,11 @@ void global_average_forward(context<device::cpu>& ctx, const tensor_view<const T
   T* output = y.flat().data();
   scratch_frame frame(ctx.scratch());
   double* buffers = frame.take<double>(channels * ctx.threads());
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
   ctx.parallel_for(x.extent(0), [&](index_t n, int worker) {
     double* sum = buffers + worker * channels;
     std::fill_n(sum, channels, 0.0);
-    for (index_t pixel = 0; pixel < pixels; ++pixel) {
-      const T* from = input + (n * pixels + pixel) * channels;
-      for (index_t c = 0; c < channels; ++c) sum[c] += static_cast<double>(from[c]);
-    }
+    kernel(input + n * pixels * channels, pixels, channels, channels, sum);
     for (index_t c = 0; c < channels; ++c) {
       output[n * channels + c] = static_cast<T>(sum[c] / static_cast<double>(pixels));
     }
@@ -70,11 +68,11 @@ void global_average_backward(context<device::cpu>& ctx, const tensor_view<const 
   const index_t pixels = dx.extent(1) * dx.extent(2), channels = dx.extent(3);
   const T* gradient = dy.flat().data();
   T* result = dx.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, scale<T>);
   ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
-    for (index_t pixel = 0; pixel < pixels; ++pixel) {
-      T* PUFFERFISH_RESTRICT to = result + (n * pixels + pixel) * channels;
-      for (index_t c = 0; c < channels; ++c) to[c] = gradient[n * channels + c] / static_cast<T>(pixels);
-    }
+    T* image = result + n * pixels * channels;
+    if (pixels > 0) kernel(T{1} / static_cast<T>(pixels), gradient + n * channels, image, channels);
+    for (index_t pixel = 1; pixel < pixels; ++pixel) std::copy_n(image, channels, image + pixel * channels);
   });
 }
 

@@ -2,8 +2,7 @@
 #pragma once
 
 /// \file
-/// y = x W + b over rows, with its gradients: the plain reference and the fast CPU form. The fast form is
-/// written over "patches", which give the left operand's rows, so that convolution shares it (ops/conv.hpp).
+/// y = x W + b over rows, with its gradients: the plain reference and the fast CPU form.
 ///
 /// Weights are stored [in][out], outputs innermost.
 
@@ -12,6 +11,7 @@
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/native_gemm.hpp>
+#include <pufferfish/ops/moments.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -48,67 +48,71 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
   }
 }
 
-/// Rows of a left operand: either those of a dense matrix where they lie, or rows that `gather` writes into a
-/// buffer, tile by tile. Known at run time, so that what multiplies them is compiled once.
+/// y (+)= x w + b. w: K x N, any strides. `moments`, unless nullptr, gets mean and variance of y's columns.
 template <class T>
-struct patch_rows {
-  using gather_rows = void (*)(const void* source, index_t first, index_t count, T* buffer);
-
-  const void* source;  ///< of `gather`; the dense rows themselves without it
-  index_t depth;
-  gather_rows gather = nullptr;
-
-  index_t buffer_size(index_t tile) const { return gather == nullptr ? 0 : tile * depth; }
-  tensor_view<const T, 2> operator()(index_t first, index_t count, T* buffer) const {
-    if (gather == nullptr) return {static_cast<const T*>(source) + first * depth, {count, depth}};
-    gather(source, first, count, buffer);
-    return {buffer, {count, depth}};
-  }
-};
-
-template <class T>
-patch_rows<T> dense_rows(const tensor_view<const T, 2>& matrix) {
-  return {matrix.flat().data(), matrix.extent(1)};
-}
-
-/// y = P w + b with the rows P. w: K x N, any strides.
-template <class T>
-void patches_forward(context<device::cpu>& ctx, const patch_rows<T>& patches,
-                     const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y) {
-  if (y.empty()) return;
+void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                   const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                   moment_parts<T>* moments = nullptr, bool add = false) {
   const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
-  const index_t tile = tile_rows<T>(depth, columns);
+  // Wide products take tiles of rows large enough to pack them.
+  const index_t tile =
+      std::max<index_t>(tile_rows<T>(depth, columns), columns >= 192 && rows >= 384 ? 192 : 24);
+  const index_t tiles = y.empty() ? 0 : (rows + tile - 1) / tile;
+  if (moments != nullptr) moments->start(tiles, columns);
+  if (tiles == 0) return;
   scratch_frame frame(ctx.scratch());
   const auto operand =
-      gemm_operand<T>::prepare(w, frame.take<T>(gemm_operand<T>::storage_size(depth, columns)));
-  const index_t buffer_size = patches.buffer_size(tile);
-  T* buffers = frame.take<T>(buffer_size * ctx.threads());
-  ctx.parallel_for((rows + tile - 1) / tile, [&](index_t task, int worker) {
+      gemm_operand<T>::prepare(w, frame.take<T>(gemm_operand<T>::storage_size(depth, columns)), rows);
+  const bool packed = operand.pays_to_pack(std::min(tile, rows));
+  const index_t left_size = packed ? (operand.left_storage_size() + 15) / 16 * 16 : 0;
+  T* left = frame.take<T>(left_size * ctx.threads());
+  ctx.parallel_for(tiles, [&](index_t task, int worker) {
     const index_t first = task * tile, count = std::min(tile, rows - first);
-    const auto left = patches(first, count, buffers + worker * buffer_size);
     const tensor_view<T, 2> result = y.slice(0, first, count);
-    operand.multiply(left, result, false);
+    if (packed) {
+      operand.multiply_packed(x.slice(0, first, count), result, add, left + worker * left_size);
+    } else {
+      operand.multiply(x.slice(0, first, count), result, add);
+    }
     add_bias(result, bias);
+    if (moments != nullptr) moments->add(task, result.data(), count, result.stride(0));
   });
 }
 
-/// dw (+)= P^T dy for a tall P: split over the rows. The number of splits depends on the shape alone and
-/// their sums are added in order, so the result does not depend on the number of threads.
+/// Into how many parts the rows of a product x^T dy are split: from shapes alone, so that the result does not
+/// depend on the number of threads. Few where a part's sums are large.
 template <class T>
-void patches_backward_weight(context<device::cpu>& ctx, const patch_rows<T>& patches,
-                             const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw,
-                             bool accumulate) {
-  const index_t depth = dw.extent(0), columns = dw.extent(1), rows = dy.extent(0);
-  if (dw.empty()) return;
-  constexpr index_t partial_bytes = index_t{16} << 20;
-  const index_t weight_bytes = dw.size() * static_cast<index_t>(sizeof(T));
-  const index_t splits = std::clamp<index_t>(std::clamp<index_t>(partial_bytes / weight_bytes, 4, 16), 1,
-                                             std::max<index_t>(1, rows / 256));
-  const index_t tile = std::min<index_t>(384, tile_rows<T>(depth, columns));
+index_t weight_splits(index_t rows, index_t elements) {
+  constexpr index_t partial_bytes = index_t{4} << 20;
+  const index_t bytes = std::max<index_t>(1, elements * static_cast<index_t>(sizeof(T)));
+  return std::clamp<index_t>(std::clamp<index_t>(partial_bytes / bytes, 4, 16), 1,
+                             std::max<index_t>(1, rows / 256));
+}
+
+/// target += the sums of `elements` elements that follow each other in `sums`, in order.
+template <class T>
+void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* target, index_t elements) {
+  constexpr index_t chunk = 4096;
+  ctx.parallel_for(count > 0 ? (elements + chunk - 1) / chunk : 0, [&](index_t task, int) {
+    const index_t begin = task * chunk, end = std::min(begin + chunk, elements);
+    for (index_t part = 0; part < count; ++part) {
+      const T* from = sums + part * elements;
+      for (index_t i = begin; i < end; ++i) target[i] += from[i];
+    }
+  });
+}
+
+/// dw (+)= x^T dy for a tall x, split over the rows. Before a tile of rows is multiplied,
+/// before(first, count, worker) is called for it: what else can be done with it while it is in the cache.
+template <class T, class Before>
+void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate,
+                         Before&& before) {
+  const index_t columns = dw.extent(1), rows = dy.extent(0);
+  const index_t splits = weight_splits<T>(rows, dw.size());
+  const index_t tile = std::min<index_t>(256, tile_rows<T>(dw.extent(0), columns));
   scratch_frame frame(ctx.scratch());
   T* partials = frame.take<T>(dw.size() * (splits - 1));
-  const index_t buffer_size = patches.buffer_size(tile);
-  T* buffers = frame.take<T>(buffer_size * ctx.threads());
   const index_t storage_size = gemm_operand<T>::storage_size(tile, columns);
   T* storage = frame.take<T>(storage_size * ctx.threads());
   ctx.parallel_for(splits, [&](index_t split, int worker) {
@@ -118,21 +122,14 @@ void patches_backward_weight(context<device::cpu>& ctx, const patch_rows<T>& pat
     bool add = split == 0 && accumulate;
     for (index_t first = begin; first < end || first == begin; first += tile) {
       const index_t count = std::min(tile, end - first);
-      const auto left = patches(first, count, buffers + worker * buffer_size);
-      const auto right = gemm_operand<T>::prepare(dy.slice(0, first, count), storage + worker * storage_size);
-      right.multiply(transpose(left), sum, add);
+      before(first, count, worker);
+      const auto right =
+          gemm_operand<T>::prepare(dy.slice(0, first, count), storage + worker * storage_size, dw.extent(0));
+      right.multiply(transpose(x.slice(0, first, count)), sum, add);
       add = true;
     }
   });
-  constexpr index_t chunk = 4096;
-  T* target = dw.data();
-  ctx.parallel_for(splits > 1 ? (dw.size() + chunk - 1) / chunk : 0, [&](index_t task, int) {
-    const index_t begin = task * chunk, end = std::min(begin + chunk, dw.size());
-    for (index_t split = 1; split < splits; ++split) {
-      const T* partial = partials + (split - 1) * dw.size();
-      for (index_t i = begin; i < end; ++i) target[i] += partial[i];
-    }
-  });
+  add_in_order(ctx, partials, splits - 1, dw.data(), dw.size());
 }
 
 inline void check_linear(const char* what, const extents<2>& x, const extents<2>& w, const extents<2>& y) {
@@ -145,20 +142,22 @@ inline void check_linear(const char* what, const extents<2>& x, const extents<2>
 }  // namespace detail
 
 /// y_mn = sum_k x_mk w_kn + b_n. x: M x K and y: M x N dense, w: K x N dense, bias: N elements or nullptr; y
-/// overlaps no input. Throws shape_error if the shapes do not fit.
+/// overlaps no input. `moments`, unless nullptr, gets mean and variance of y's columns. Throws shape_error if
+/// the shapes do not fit.
 template <class T>
 void linear_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y) {
+                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                    moment_parts<T>* moments = nullptr) {
   detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
-  detail::patches_forward<T>(ctx, detail::dense_rows(x), w, bias, y);
+  detail::multiply_rows<T>(ctx, x, w, bias, y, moments);
 }
 
-/// dx = dy w^T. Shapes, density and errors as linear_forward; dx overlaps no input.
+/// dx = dy w^T, or dx += dy w^T. Shapes, density and errors as linear_forward; dx overlaps no input.
 template <class T>
 void linear_backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
-                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx) {
+                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false) {
   detail::check_linear("linear_backward_input", dx.shape(), w.shape(), dy.shape());
-  detail::patches_forward<T>(ctx, detail::dense_rows(dy), transpose(w), static_cast<const T*>(nullptr), dx);
+  detail::multiply_rows<T>(ctx, dy, transpose(w), static_cast<const T*>(nullptr), dx, nullptr, add);
 }
 
 /// dw = x^T dy, or dw += x^T dy. Shapes, density and errors as linear_forward; dw overlaps no input.
@@ -166,7 +165,8 @@ template <class T>
 void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                             const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
   detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
-  detail::patches_backward_weight<T>(ctx, detail::dense_rows(x), dy, dw, accumulate);
+  if (dw.empty()) return;
+  detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
 }
 
 /// db_n = sum_m dy_mn, or db_n += that. dy: M x N, rows dense. Summed in fixed order, in double.

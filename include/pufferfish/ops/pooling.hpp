@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <string>
 
-#include <pufferfish/ops/chunks.hpp>
 #include <pufferfish/ops/conv_shape.hpp>
+#include <pufferfish/ops/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -180,6 +180,14 @@ void for_each_output(context<device::cpu>& ctx, const pool_shape& shape, const e
   });
 }
 
+/// Where a window's first real pixel lies in a batch of images, and its size as the kernels want it.
+inline index_t offset_of(const pool_window& w, const extents<4>& images, index_t n) {
+  return ((n * images[1] + w.y0) * images[2] + w.x0) * images[3];
+}
+inline window_pixels pixels_of(const pool_window& w, const extents<4>& images) {
+  return {w.y1 - w.y0, w.x1 - w.x0, images[2] * images[3], images[3]};
+}
+
 }  // namespace detail
 
 /// y = the largest value of each window (formula: reference::max_pool_forward). x, y: NHWC, dense, y shaped
@@ -187,21 +195,13 @@ void for_each_output(context<device::cpu>& ctx, const pool_shape& shape, const e
 template <class T>
 void max_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                       const tensor_view<T, 4>& y) {
-  const index_t width = x.extent(2), channels = x.extent(3);
   const T* input = x.flat().data();
   T* output = y.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_maximum<T>);
   detail::for_each_output(
       ctx, shape, x.shape(), y.shape(), [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
-        const T* image = input + n * x.extent(1) * width * channels;
-        T* PUFFERFISH_RESTRICT best = output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * channels;
-        std::copy_n(image + (w.y0 * width + w.x0) * channels, channels, best);
-        for (index_t iy = w.y0; iy < w.y1; ++iy) {
-          for (index_t ix = w.x0; ix < w.x1; ++ix) {
-            const T* pixel = image + (iy * width + ix) * channels;
-            for (index_t c = 0; c < channels; ++c)
-              best[c] = detail::beats(pixel[c], best[c]) ? pixel[c] : best[c];
-          }
-        }
+        kernel(input + detail::offset_of(w, x.shape(), n), detail::pixels_of(w, x.shape()),
+               output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
       });
 }
 
@@ -212,32 +212,18 @@ template <class T>
 void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                        const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
                        const tensor_view<T, 4>& dx) {
-  const index_t width = x.extent(2), channels = x.extent(3), image = x.extent(1) * width * channels;
+  const index_t image = x.extent(1) * x.extent(2) * x.extent(3);
   const T* input = x.flat().data();
   const T* largest = y.flat().data();
   const T* gradient = dy.flat().data();
   T* result = dx.flat().data();
-  scratch_frame frame(ctx.scratch());
-  T* buffers = frame.take<T>(channels * ctx.threads());
-  ctx.parallel_for(x.extent(0), [&](index_t n, int worker) {
-    // What of the window's dy has not found its pixel yet.
-    T* PUFFERFISH_RESTRICT left = buffers + worker * channels;
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_winner<T>);
+  ctx.parallel_for(x.extent(0), [&](index_t n, int) {
     std::fill_n(result + n * image, image, T{});
     detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
-      const index_t at = ((n * y.extent(1) + oy) * y.extent(2) + ox) * channels;
-      std::copy_n(gradient + at, channels, left);
-      for (index_t iy = w.y0; iy < w.y1; ++iy) {
-        for (index_t ix = w.x0; ix < w.x1; ++ix) {
-          const index_t pixel = n * image + (iy * width + ix) * channels;
-          const T* PUFFERFISH_RESTRICT from = input + pixel;
-          T* PUFFERFISH_RESTRICT to = result + pixel;
-          for (index_t c = 0; c < channels; ++c) {
-            const bool wins = from[c] == largest[at + c];
-            to[c] += wins ? left[c] : T{};
-            left[c] = wins ? T{} : left[c];
-          }
-        }
-      }
+      const index_t at = ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3);
+      const index_t pixel = detail::offset_of(w, x.shape(), n);
+      kernel(input + pixel, largest + at, gradient + at, detail::pixels_of(w, x.shape()), result + pixel);
     });
   });
 }
@@ -246,22 +232,14 @@ void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const
 template <class T>
 void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
                           const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
-  const index_t width = x.extent(2), channels = x.extent(3);
   const T* input = x.flat().data();
   T* output = y.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_sum<T>);
   detail::for_each_output(
       ctx, shape, x.shape(), y.shape(), [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
-        const T* image = input + n * x.extent(1) * width * channels;
-        T* PUFFERFISH_RESTRICT sum = output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * channels;
-        std::fill_n(sum, channels, T{});
-        for (index_t iy = w.y0; iy < w.y1; ++iy) {
-          for (index_t ix = w.x0; ix < w.x1; ++ix) {
-            const T* pixel = image + (iy * width + ix) * channels;
-            for (index_t c = 0; c < channels; ++c) sum[c] += pixel[c];
-          }
-        }
-        const T share = T{1} / static_cast<T>(detail::average_over(shape, w, count_padding));
-        for (index_t c = 0; c < channels; ++c) sum[c] *= share;
+        kernel(input + detail::offset_of(w, x.shape(), n), detail::pixels_of(w, x.shape()),
+               T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
+               output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
       });
 }
 
@@ -269,20 +247,17 @@ void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bo
 template <class T>
 void average_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
                            const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
-  const index_t width = dx.extent(2), channels = dx.extent(3), image = dx.extent(1) * width * channels;
+  const index_t image = dx.extent(1) * dx.extent(2) * dx.extent(3);
   const T* gradient = dy.flat().data();
   T* result = dx.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_spread<T>);
   ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
     std::fill_n(result + n * image, image, T{});
     detail::for_each_window(shape, dx.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
-      const T* from = gradient + ((n * dy.extent(1) + oy) * dy.extent(2) + ox) * channels;
-      const T share = T{1} / static_cast<T>(detail::average_over(shape, w, count_padding));
-      for (index_t iy = w.y0; iy < w.y1; ++iy) {
-        for (index_t ix = w.x0; ix < w.x1; ++ix) {
-          T* PUFFERFISH_RESTRICT to = result + n * image + (iy * width + ix) * channels;
-          for (index_t c = 0; c < channels; ++c) to[c] += share * from[c];
-        }
-      }
+      kernel(gradient + ((n * dy.extent(1) + oy) * dy.extent(2) + ox) * dy.extent(3),
+             detail::pixels_of(w, dx.shape()),
+             T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
+             result + detail::offset_of(w, dx.shape(), n));
     });
   });
 }

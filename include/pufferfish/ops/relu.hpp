@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include <pufferfish/ops/chunks.hpp>
+#include <pufferfish/ops/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -32,12 +32,9 @@ void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> 
   PUFFERFISH_ASSERT(x.size() == y.size(), "relu_forward: lengths differ");
   const T* from = x.data();
   T* to = y.data();
-  for_chunks(ctx, static_cast<index_t>(y.size()), [from, to](index_t begin, index_t end) {
-    for (index_t i = begin; i < end; ++i) {
-      const T value = from[i];
-      to[i] = value < T{} ? T{} : value;
-    }
-  });
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu<T>);
+  for_chunks(ctx, static_cast<index_t>(y.size()),
+             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
 
 /// dx_i = dy_i where y_i > 0, else 0. Spans of one length; dx may be dy.
@@ -46,12 +43,9 @@ void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<co
   PUFFERFISH_ASSERT(y.size() == dy.size() && dy.size() == dx.size(), "relu_backward: lengths differ");
   const T *output = y.data(), *gradient = dy.data();
   T* to = dx.data();
-  for_chunks(ctx, static_cast<index_t>(dx.size()), [output, gradient, to](index_t begin, index_t end) {
-    for (index_t i = begin; i < end; ++i) {
-      const T value =
-          gradient[i];  // read whatever the sign: a select vectorises, a conditional load does not
-      to[i] = output[i] <= T{} ? T{} : value;
-    }
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu_gradient<T>);
+  for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
+    kernel(output + begin, gradient + begin, to + begin, end - begin);
   });
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/ops/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -115,30 +116,15 @@ loss_result softmax_cross_entropy(const tensor_view<const T, 2>& logits, std::sp
 
 namespace detail {
 
-/// The loss of one row of K logits z; writes p - t, times `scale`, to dz unless that is nullptr.
-template <class T>
-double softmax_row(const T* z, index_t classes, index_t label, const smoothed_target& target, T scale,
-                   T* dz) {
-  T largest = z[0];
-  for (index_t k = 1; k < classes; ++k) largest = z[k] > largest ? z[k] : largest;
-  double sum = 0.0, shifted_sum = 0.0;
-  for (index_t k = 0; k < classes; ++k) {
-    const T shifted = z[k] - largest, power = std::exp(shifted);
-    shifted_sum += static_cast<double>(shifted);
-    sum += static_cast<double>(power);
-    if (dz != nullptr) dz[k] = power;
-  }
-  if (dz != nullptr) {
-    const T share = static_cast<T>(1.0 / sum), wrong = static_cast<T>(target.wrong);
-    const T own = dz[label];
-    for (index_t k = 0; k < classes; ++k) dz[k] = (dz[k] * share - wrong) * scale;
-    dz[label] = (own * share - static_cast<T>(target.right)) * scale;
-  }
-  const double own = static_cast<double>(z[label] - largest);
-  // -sum_k t_k (shifted_k - log sum), where the t_k add up to one. A zero weight must not meet an infinity.
-  const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (shifted_sum - own);
-  return std::log(sum) - target.right * own - rest;
-}
+#define PUFFERFISH_KERNELS softmax
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/softmax.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// What a row of logits gives.
+struct row_result {
+  double loss;
+  bool correct;
+};
 
 /// True if z[label] is the largest, the first of equals; never where there is a NaN.
 template <class T>
@@ -148,6 +134,34 @@ bool is_first_largest(const T* z, index_t classes, index_t label) {
   }
   return true;
 }
+
+/// The rows of one batch, and the kernels that work on them.
+template <class T>
+struct softmax_rows {
+  index_t classes;
+  smoothed_target target;
+  T scale;
+  const isa form = widest_isa();
+
+  /// The loss of one row of logits z; writes p - t, times `scale`, to dz unless that is nullptr.
+  row_result operator()(const T* z, index_t label, T* dz) const {
+    const T largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, classes);
+    const T own = z[label] - largest;
+    const bool correct = own == T{} && is_first_largest(z, classes, label);
+    double sum = 0.0, shifted = 0.0;
+    PUFFERFISH_KERNEL(form, softmax, row_exponentials<T>)(z, classes, largest, dz, &sum, &shifted);
+    if (dz != nullptr) {
+      const T share = static_cast<T>(1.0 / sum), power = dz[label];
+      PUFFERFISH_KERNEL(form, softmax, row_gradient<T>)
+      (dz, classes, share, static_cast<T>(target.wrong), scale);
+      dz[label] = (power * share - static_cast<T>(target.right)) * scale;
+    }
+    const auto wide = static_cast<double>(own);
+    // -sum_k t_k (shifted_k - log sum), where the t_k add up to one. A zero weight must not meet an infinity.
+    const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (shifted - wide);
+    return {std::log(sum) - target.right * wide - rest, correct};
+  }
+};
 
 }  // namespace detail
 
@@ -173,8 +187,7 @@ loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<c
     PUFFERFISH_THROW(shape_error("softmax_cross_entropy: logits " + to_string<2>(logits.shape()) +
                                  ", gradient " + to_string<2>(dlogits.shape())));
   }
-  const detail::smoothed_target target(smoothing, classes);
-  const T scale = static_cast<T>(1.0 / normalizer);
+  const detail::softmax_rows<T> row{classes, {smoothing, classes}, static_cast<T>(1.0 / normalizer)};
   const T* from = logits.flat().data();
   T* to = dlogits.is_null() ? nullptr : dlogits.flat().data();
   scratch_frame frame(ctx.scratch());
@@ -182,11 +195,10 @@ loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<c
   unsigned char* hits = frame.take<unsigned char>(rows);
   for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
     for (index_t m = begin; m < end; ++m) {
-      const T* z = from + m * classes;
-      const index_t label = labels[static_cast<std::size_t>(m)];
-      hits[m] = detail::is_first_largest(z, classes, label) ? 1 : 0;
-      losses[m] =
-          detail::softmax_row(z, classes, label, target, scale, to == nullptr ? to : to + m * classes);
+      const detail::row_result result = row(from + m * classes, labels[static_cast<std::size_t>(m)],
+                                            to == nullptr ? nullptr : to + m * classes);
+      losses[m] = result.loss;
+      hits[m] = result.correct ? 1 : 0;
     }
   });
   loss_result result{0.0, 0, rows};

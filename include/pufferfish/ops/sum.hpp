@@ -4,7 +4,9 @@
 /// \file
 /// Sums of activations, with or without a ReLU behind them: the plain reference and the fast CPU form.
 
-#include <pufferfish/ops/chunks.hpp>
+#include <span>
+
+#include <pufferfish/ops/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -27,9 +29,9 @@ void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "add: lengths differ");
   const T* from = x.data();
   T* to = y.data();
-  for_chunks(ctx, static_cast<index_t>(y.size()), [from, to](index_t begin, index_t end) {
-    for (index_t i = begin; i < end; ++i) to[i] += from[i];
-  });
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+  for_chunks(ctx, static_cast<index_t>(y.size()),
+             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
 
 /// y_i = max(0, y_i + x_i); a NaN stays. Spans of one length that do not overlap.
@@ -38,12 +40,9 @@ void add_relu(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "add_relu: lengths differ");
   const T* from = x.data();
   T* to = y.data();
-  for_chunks(ctx, static_cast<index_t>(y.size()), [from, to](index_t begin, index_t end) {
-    for (index_t i = begin; i < end; ++i) {
-      const T sum = to[i] + from[i];
-      to[i] = sum < T{} ? T{} : sum;
-    }
-  });
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add_relu<T>);
+  for_chunks(ctx, static_cast<index_t>(y.size()),
+             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
 
 }  // namespace ops

@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-#include <pufferfish/ops/chunks.hpp>
+#include <pufferfish/ops/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -21,21 +21,10 @@ double gradient_norm(context<device::cpu>& ctx, std::span<const T> gradients) {
   const index_t pieces = (size + piece - 1) / piece;
   scratch_frame frame(ctx.scratch());
   double* sums = frame.take<double>(pieces);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sum_of_squares<T>);
   ctx.parallel_for(pieces, [&](index_t task, int) {
-    // Eight sums side by side, so that the loop can run in vectors without changing its order of additions.
-    double lanes[8] = {};
-    const index_t begin = task * piece, end = std::min(size, begin + piece);
-    index_t i = begin;
-    for (; i + 8 <= end; i += 8) {
-      for (index_t lane = 0; lane < 8; ++lane) {
-        const double value = static_cast<double>(gradients.data()[i + lane]);
-        lanes[lane] += value * value;
-      }
-    }
-    for (; i < end; ++i)
-      lanes[0] += static_cast<double>(gradients.data()[i]) * static_cast<double>(gradients.data()[i]);
-    sums[task] = 0.0;
-    for (double lane : lanes) sums[task] += lane;
+    const index_t begin = task * piece;
+    sums[task] = kernel(gradients.data() + begin, std::min(size, begin + piece) - begin);
   });
   double sum = 0.0;
   for (index_t task = 0; task < pieces; ++task) sum += sums[task];
@@ -63,8 +52,10 @@ clip_result clip_gradient_norm(context<device::cpu>& ctx, std::span<T> gradients
   result.clipped = result.finite && result.norm > max_norm;
   if (!result.clipped) return result;
   const T scale = static_cast<T>(max_norm / result.norm);
-  ops::for_chunks(ctx, static_cast<index_t>(gradients.size()), [&](index_t begin, index_t end) {
-    for (index_t i = begin; i < end; ++i) gradients.data()[i] *= scale;
+  T* values = gradients.data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, scale<T>);
+  ops::for_chunks(ctx, static_cast<index_t>(gradients.size()), [=](index_t begin, index_t end) {
+    kernel(scale, values + begin, values + begin, end - begin);
   });
   return result;
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include <pufferfish/ops/passes.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -67,18 +68,16 @@ class SGD {
     if (!std::isfinite(lr)) {
       PUFFERFISH_THROW(value_error("SGD: learning rate " + std::to_string(lr) + " is not finite"));
     }
-    const bool with_momentum = options_.momentum != 0.0;
+    const ops::detail::sgd_numbers<T> numbers = numbers_for(lr);
+    T* velocity = options_.momentum != 0.0 ? velocity_.data() : nullptr;
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sgd<T>);
     ctx.parallel_for(static_cast<index_t>(tasks_.size()), [&](index_t task, int) {
       const arena_segment& range = tasks_[static_cast<std::size_t>(task)];
-      const T decay = static_cast<T>(range.decay ? options_.weight_decay : 0.0);
-      T* values = target_.values.data() + range.offset;
-      const T* gradients = target_.gradients.data() + range.offset;
-      if (with_momentum) {
-        momentum_step(values, gradients, velocity_.data() + range.offset, range.size, static_cast<T>(lr),
-                      decay);
-      } else {
-        plain_step(values, gradients, range.size, static_cast<T>(lr), decay);
-      }
+      ops::detail::sgd_numbers<T> own = numbers;
+      if (!range.decay) own.decay = T{};
+      kernel(own, target_.gradients.data() + range.offset,
+             velocity == nullptr ? nullptr : velocity + range.offset, target_.values.data() + range.offset,
+             range.size);
     });
     ++steps_;
   }
@@ -121,23 +120,15 @@ class SGD {
     }
   }
 
-  static void plain_step(T* PUFFERFISH_RESTRICT values, const T* PUFFERFISH_RESTRICT gradients, index_t size,
-                         T lr, T decay) {
-    for (index_t i = 0; i < size; ++i) values[i] -= lr * (gradients[i] + decay * values[i]);
-  }
-
-  void momentum_step(T* PUFFERFISH_RESTRICT values, const T* PUFFERFISH_RESTRICT gradients,
-                     T* PUFFERFISH_RESTRICT velocity, index_t size, T lr, T decay) const {
-    // At the first step the velocity is zero: weights of 0 and 1 make it g.
-    const T keep = steps_ == 0 ? T{} : static_cast<T>(options_.momentum);
-    const T take = steps_ == 0 ? T{1} : static_cast<T>(1.0 - options_.dampening);
-    const T ahead = options_.nesterov ? static_cast<T>(options_.momentum) : T{1};
-    const T own = options_.nesterov ? T{1} : T{};
-    for (index_t i = 0; i < size; ++i) {
-      const T g = gradients[i] + decay * values[i];
-      velocity[i] = keep * velocity[i] + take * g;
-      values[i] -= lr * (own * g + ahead * velocity[i]);
-    }
+  ops::detail::sgd_numbers<T> numbers_for(double lr) const {
+    const T momentum = static_cast<T>(options_.momentum);
+    const bool first = steps_ == 0;  // the velocity is zero: weights of 0 and 1 make it g
+    return {static_cast<T>(lr),
+            static_cast<T>(options_.weight_decay),
+            first ? T{} : momentum,
+            first ? T{1} : static_cast<T>(1.0 - options_.dampening),
+            options_.nesterov ? T{1} : T{},
+            options_.nesterov ? momentum : T{1}};
   }
 
   optimizer_target<T> target_;

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The convolution of rank r in one pass: a tile of `down`'s output is multiplied by `up` while it is in the
+/// cache, and a tile of gradients serves both of `up`'s products. The plain reference is ops::reference, one
+/// convolution after the other.
+
+#include <pufferfish/ops/conv.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+/// t = x * down, y = t up + b. x: NHWC; down: HWIO storage of `shape`, whose out_channels are the rank r; t:
+/// NHWC with r channels, or a null view where nobody wants it; up: r x out; bias: out elements or nullptr; y:
+/// NHWC. All dense, no output overlaps anything. `moments`, unless nullptr, gets mean and variance of y's
+/// channels. Throws shape_error if the shapes do not fit.
+template <class T>
+void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
+                           const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
+                           const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
+                           moment_parts<T>* moments = nullptr) {
+  extents<4> inner = y.shape();
+  inner[3] = shape.out_channels;
+  detail::check_conv("low_rank_conv_forward", shape, x.shape(), t.is_null() ? inner : t.shape());
+  const tensor_view<T, 2> y_rows = detail::as_rows(y);
+  const extents<2> t_extents{y_rows.extent(0), inner[3]};
+  detail::check_linear("low_rank_conv_forward", t_extents, up.shape(), y_rows.shape());
+  const detail::image_tasks tasks = detail::forward_tasks<T>(shape, inner);
+  // Before any scratch of ours: that is given back when we return.
+  if (moments != nullptr) moments->start(y.empty() ? 0 : tasks.count(), y.extent(3));
+  if (y.empty()) return;
+  scratch_frame frame(ctx.scratch());
+  const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
+  const tensor_view<const T, 2> t_rows = detail::as_rows(kept);
+  const auto work = detail::prepare_forward<T>(ctx, shape, x, down, kept, frame);
+  T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(0), up.extent(1)));
+  const auto operand = gemm_operand<T>::prepare(up, storage, t_extents[0]);
+  const detail::output_finish<T> finish{y_rows, bias, moments};
+  detail::run_correlation(ctx, work, tasks, [&](index_t task, index_t first, index_t count, int) {
+    operand.multiply(t_rows.slice(0, first, count), y_rows.slice(0, first, count), false);
+    finish(task, first, count);
+  });
+}
+
+/// What goes through `up` on the way back: dt = dy up^T and dup (+)= t^T dy. dy: NHWC with out channels, t,
+/// dt: NHWC with r channels, up, dup: r x out; all dense, outputs overlap nothing. Throws shape_error if the
+/// shapes do not fit.
+template <class T>
+void low_rank_conv_backward_up(context<device::cpu>& ctx, const tensor_view<const T, 4>& t,
+                               const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
+                               const tensor_view<T, 2>& dup, bool accumulate, const tensor_view<T, 4>& dt) {
+  const tensor_view<const T, 2> t_rows = detail::as_rows(t), dy_rows = detail::as_rows(dy);
+  const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
+  detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
+  detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
+  if (dup.empty()) return;
+  scratch_frame frame(ctx.scratch());
+  T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(1), up.extent(0)));
+  const auto operand = gemm_operand<T>::prepare(transpose(up), storage, dy_rows.extent(0));
+  detail::multiply_transposed<T>(
+      ctx, t_rows, dy_rows, dup, accumulate, [&](index_t first, index_t count, int) {
+        if (count == 0) return;
+        operand.multiply(dy_rows.slice(0, first, count), dt_rows.slice(0, first, count), false);
+      });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Means and variances of the columns of a matrix, collected in parts: by the operation that computes the
+/// matrix, while its rows are in the cache, or in a pass of their own.
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <pufferfish/core/arena.hpp>
+#include <pufferfish/linalg/isa.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace detail {
+
+/// Rows whose sums are kept in T. Rounding leaves about sqrt(moment_block) epsilon of a deviation.
+inline constexpr index_t moment_block = 64;
+
+#define PUFFERFISH_KERNELS moments
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/moments.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+}  // namespace detail
+
+/// Joins the moments of rows x columns elements of x (rows `row_stride` apart, elements of a row dense) to
+/// those of `before` rows: mean_c, and squares_c = sum of (x_mc - mean_c)^2. With before = 0 they are
+/// overwritten. rows > 0. Without cancellation, however large the mean: sums in T over at most 64 rows,
+/// shifted by one of them, then joined in double (Chan, Golub, LeVeque: "Updating formulae and a pairwise
+/// algorithm for computing sample variances", 1979). About as fast as reading x from the first-level cache.
+template <class T>
+void block_moments(const T* x, index_t rows, index_t columns, index_t row_stride, index_t before,
+                   double* mean, double* squares, isa target = widest_isa()) {
+  PUFFERFISH_KERNEL(target, detail::moments, add_moments<T>)
+  (x, rows, columns, row_stride, before, mean, squares);
+}
+
+/// Joins the moments of `rows` other rows (rows > 0), of which mean and squares are known.
+inline void merge_moments(index_t before, double* mean, double* squares, index_t rows,
+                          const double* other_mean, const double* other_squares, index_t columns,
+                          isa target = widest_isa()) {
+  PUFFERFISH_KERNEL(target, detail::moments, merge_moments)
+  (before, mean, squares, rows, other_mean, other_squares, columns);
+}
+
+/// The moments of the rows of a matrix, in parts that different threads fill. Which rows belong to which part
+/// must follow from shapes alone, and a part's rows must come in a fixed order: then the result does not
+/// depend on threads.
+///
+/// A producer calls start() before it takes scratch of its own, add() from the task that owns the part, as
+/// soon as rows are final; the consumer calls merge(). Copies are views of the same parts.
+template <class T>
+class moment_parts {
+ public:
+  /// Memory for the parts comes from `frame`, which must outlive their use.
+  explicit moment_parts(scratch_frame& frame) : frame_(&frame) {}
+
+  /// Empty parts. Any number: each takes 2 channels doubles.
+  void start(index_t parts, index_t channels) {
+    parts_ = parts;
+    channels_ = channels;
+    counts_ = frame_->take<index_t>(parts);
+    values_ = frame_->take<double>(parts * 2 * channels);
+    std::fill_n(counts_, parts, index_t{0});
+  }
+
+  index_t parts() const { return parts_; }
+  index_t channels() const { return channels_; }
+
+  /// Adds rows x channels elements, rows `row_stride` apart, to a part. Calls for different parts may run at
+  /// the same time.
+  void add(index_t part, const T* x, index_t rows, index_t row_stride) const {
+    if (rows == 0) return;
+    block_moments(x, rows, channels_, row_stride, counts_[part], mean(part), squares(part));
+    counts_[part] += rows;
+  }
+
+  /// For producers that have a few channels of many rows at a time: call block_moments on these (with a
+  /// channel's own number of rows before), then set the count.
+  double* mean(index_t part) const { return values_ + part * 2 * channels_; }
+  double* squares(index_t part) const { return mean(part) + channels_; }
+  void set_count(index_t part, index_t rows) const { counts_[part] = rows; }
+
+  /// Mean and biased variance of all rows, parts joined in their order; the number of rows. Without rows,
+  /// mean and variance are left as they are.
+  index_t merge(double* mean, double* variance) const {
+    index_t rows = 0;
+    for (index_t part = 0; part < parts_; ++part) {
+      if (counts_[part] == 0) continue;
+      merge_moments(rows, mean, variance, counts_[part], this->mean(part), squares(part), channels_);
+      rows += counts_[part];
+    }
+    if (rows > 0) {
+      for (index_t c = 0; c < channels_; ++c) variance[c] /= static_cast<double>(rows);
+    }
+    return rows;
+  }
+
+ private:
+  scratch_frame* frame_;
+  index_t parts_ = 0;
+  index_t channels_ = 0;
+  index_t* counts_ = nullptr;
+  double* values_ = nullptr;
+};
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: loops over contiguous elements, compiled for every instruction set: what activations, sums,
+/// pooling and optimizers are made of. See passes.inc.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+/// The numbers of an SGD step: velocity = keep velocity + take g, value -= lr (own g + ahead velocity), with
+/// g = gradient + decay value.
+template <class T>
+struct sgd_numbers {
+  T lr, decay, keep, take, own, ahead;
+};
+
+/// Pixels of one window of an image: `rows` x `columns` of them, rows `row_stride` elements apart.
+struct window_pixels {
+  index_t rows, columns, row_stride, channels;
+};
+
+#define PUFFERFISH_KERNELS passes
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/passes.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: which inputs the outputs of a convolution see, one direction at a time, forward and backward.
+
+#include <algorithm>
+
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+/// A range of positions.
+struct range {
+  index_t begin;
+  index_t end;
+  index_t length() const { return end - begin; }
+};
+
+/// One direction of a correlation. Tap i reads input j * in_step + offset + i * offset_step for the j-th
+/// output, which lies at out_first + j * out_step, with the kernel's element kernel + i * kernel_step.
+struct tap_axis {
+  index_t inputs, outputs;
+  index_t in_step, out_first, out_step;
+  index_t taps, offset, offset_step;
+  index_t kernel, kernel_step;
+
+  index_t tap_offset(index_t tap) const { return offset + tap * offset_step; }
+  index_t tap_kernel(index_t tap) const { return kernel + tap * kernel_step; }
+
+  /// True if the tap meets the image at this output.
+  bool meets(index_t tap, index_t output) const {
+    const index_t input = output * in_step + tap_offset(tap);
+    return input >= 0 && input < inputs;
+  }
+
+  /// The outputs at which the tap meets the image. Divides: not for inner loops.
+  range valid(index_t tap) const {
+    const index_t at = tap_offset(tap);
+    const index_t begin = at >= 0 ? 0 : (-at + in_step - 1) / in_step;
+    const index_t end = at >= inputs ? 0 : std::min(outputs, (inputs - 1 - at) / in_step + 1);
+    return {std::min(begin, std::max<index_t>(end, 0)), std::max<index_t>(end, 0)};
+  }
+};
+
+/// The axis of a convolution's forward direction.
+inline tap_axis forward_axis(index_t inputs, index_t outputs, index_t kernel, index_t stride, index_t padding,
+                             index_t dilation) {
+  return {inputs, outputs, stride, 0, 1, kernel, -padding, dilation, 0, 1};
+}
+
+/// The axis of its gradient: inputs and outputs swapped. Those of the pixels phase, phase + stride, ... see
+/// the same taps: every step-th one, taken from the last to the first so that offsets rise.
+inline tap_axis backward_axis(index_t pixels, index_t gradients, index_t kernel, index_t stride,
+                              index_t padding, index_t dilation, index_t phase) {
+  tap_axis axis{gradients, (pixels - phase + stride - 1) / stride, 1, phase, stride, 0, 0, 0, 0, 0};
+  for (index_t k = kernel - 1; k >= 0; --k) {
+    const index_t reach = phase + padding - k * dilation;
+    if (reach % stride != 0) continue;
+    if (axis.taps == 0) {
+      axis.offset = reach / stride;
+      axis.kernel = k;
+    } else if (axis.taps == 1) {
+      axis.offset_step = reach / stride - axis.offset;
+      axis.kernel_step = k - axis.kernel;
+    }
+    ++axis.taps;
+  }
+  return axis;
+}
+
+/// True if lines can be done in segments: three neighbouring taps, at most one pixel of padding.
+inline bool segments_fit(const tap_axis& columns) {
+  return columns.taps == 3 && columns.in_step == 1 && columns.out_step == 1 && columns.offset_step == 1 &&
+         columns.offset >= -1 && columns.outputs + columns.tap_offset(2) <= columns.inputs + 1;
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END
