@@ -102,6 +102,30 @@ TEST_CASE("LowRankConv: gradients") {
         gradient_tolerance);
 }
 
+TEST_CASE("LowRankConv: recomputing the activation gives the same bits; backward_add adds") {
+  const conv_shape shape = conv_shape::square(9, 20, 3, 1, 1);
+  const extents<4> input{5, 6, 7, 9};
+  LowRankConv<float> layer(shape, 6, true), again(shape, 6, true);
+  layer.initialize(random_stream{1, 0});
+  again.initialize(random_stream{1, 0});
+  again.set_recompute(true);
+  const auto kept = results_of_step(layer, input, 1), recomputed = results_of_step(again, input, 1);
+  CHECK(kept == recomputed);
+
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+  tensor<float, 4> x(input), y({5, 6, 7, 20}), dy(y.shape()), dx(input), sum(input);
+  fill_normal<float>(x.flat(), 1.0, {1, 1});
+  fill_normal<float>(dy.flat(), 1.0, {2, 1});
+  layer.forward(ctx, x, y);
+  layer.backward(ctx, dy, dx);
+  for (float& value : sum.flat()) value = 2.0F;
+  layer.forward(ctx, x, y);
+  layer.backward_add(ctx, dy, sum);
+  for (index_t i = 0; i < dx.size(); ++i) dx.data()[i] += 2.0F;
+  CHECK(largest_error(sum, dx) < 1e-5);
+}
+
 TEST_CASE("LowRankConv: contract, threads") {
   const LowRankConv<double> layer(conv_shape::square(3, 6, 3, 2, 1), 3, true);
   check_contract(layer, {2, 5, 7, 3});

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <vector>
+
 #include <pufferfish/nn/batch_norm.hpp>
 
 #include "gradient_check.hpp"
@@ -6,15 +8,22 @@
 namespace {
 using namespace test;
 
+/// Rows and channels: none, one, odd, more than a unit, more than wide rows hold.
+extents<2> random_rows(picker& pick, int round) {
+  if (round < 4) return {pick(1000, 9000), pick(20, 80)};
+  if (round == 4) return {pick(40, 200), pick(257, 600)};
+  if (round == 5) return {0, pick(1, 40)};
+  return {pick(1, 300), round % 3 == 0 ? pick(1, 3) : pick(1, 40)};
+}
+
 TEST_CASE_TEMPLATE("batch norm operations: fast against reference over random shapes", T, float, double) {
   const double tolerance = sizeof(T) == 4 ? 2e-5 : 1e-12;
   cpu_context ctx({2, 0});
   picker pick(1);
   for (int round = 0; round < 40; ++round) {
-    const extents<2> shape{round < 4 ? pick(1000, 9000) : pick(1, 300),
-                           round < 4 ? pick(20, 80) : pick(1, 40)};
+    const extents<2> shape = random_rows(pick, round);
     const index_t channels = shape[1];
-    tensor<T, 2> x(shape), dy(shape), y(shape), y2(shape), dx(shape), dx2(shape);
+    tensor<T, 2> x(shape), dy(shape), y(shape), y2(shape), dx(shape), dx2(shape), addend(shape);
     tensor<T, 1> weight({channels}), bias({channels}), mean({channels}), spread({channels});
     fill_normal<T>(x.flat(), 1.0, {1, static_cast<std::uint64_t>(round)});
     for (index_t m = 0; m < shape[0]; ++m) {
@@ -23,28 +32,103 @@ TEST_CASE_TEMPLATE("batch norm operations: fast against reference over random sh
     fill_normal<T>(dy.flat(), 1.0, {2, static_cast<std::uint64_t>(round)});
     fill_normal<T>(weight.flat(), 1.0, {3, static_cast<std::uint64_t>(round)});
     fill_normal<T>(bias.flat(), 1.0, {4, static_cast<std::uint64_t>(round)});
+    fill_normal<T>(addend.flat(), 1.0, {5, static_cast<std::uint64_t>(round)});
     tensor<double, 1> m1({channels}), v1({channels}), m2({channels}), v2({channels});
-    ops::batch_norm_statistics<T>(ctx, x, m1.data(), v1.data());
-    ops::reference::batch_norm_statistics<T>(x, m2.data(), v2.data());
-    CHECK(largest_error(m1, m2) < 1e-13);
-    CHECK(largest_error(v1, v2) < 1e-12);
+    if (shape[0] > 0) {
+      ops::batch_norm_statistics<T>(ctx, x, m1.data(), v1.data());
+      ops::reference::batch_norm_statistics<T>(x, m2.data(), v2.data());
+    }
+    CHECK(largest_error(m1, m2) < (sizeof(T) == 4 ? 2e-7 : 1e-14));
+    CHECK(largest_error(v1, v2) < (sizeof(T) == 4 ? 2e-6 : 1e-13));
     for (index_t c = 0; c < channels; ++c) {
       mean(c) = static_cast<T>(m2(c));
       spread(c) = static_cast<T>(1.0 / std::sqrt(v2(c) + 1e-5));
     }
-    ops::batch_norm_apply<T>(ctx, x, mean.data(), spread.data(), weight.data(), bias.data(), y);
-    ops::reference::batch_norm_apply<T>(x, mean.data(), spread.data(), weight.data(), bias.data(), y2);
-    CHECK(largest_error(y, y2) < tolerance);
-    tensor<double, 1> dw1({channels}), db1({channels}), dw2({channels}), db2({channels});
-    ops::batch_norm_backward<T>(ctx, x, dy, mean.data(), spread.data(), weight.data(), dw1.data(), db1.data(),
-                                dx);
-    ops::reference::batch_norm_backward<T>(x, dy, mean.data(), spread.data(), weight.data(), dw2.data(),
-                                           db2.data(), dx2);
-    CHECK(largest_error(dw1, dw2) < tolerance);
-    CHECK(largest_error(db1, db2) < 1e-12);
-    // One row: a deviation of sqrt(eps) magnifies what rounding leaves.
-    CHECK(largest_error(dx, dx2) < tolerance * (shape[0] == 1 ? 1000.0 : 1.0));
+    for (int form = 0; form < 4; ++form) {
+      const bool relu = form % 2 == 1;
+      std::vector<typename ops::relu_mask<T>::word> words(
+          static_cast<std::size_t>(ops::relu_mask<T>::size(shape)), 0x55);
+      const ops::relu_mask<T> mask{relu ? words.data() : nullptr};
+      const tensor_view<const T, 2> other = form < 2 ? tensor_view<const T, 2>() : addend.view();
+      ops::batch_norm_apply<T>(ctx, x, mean.data(), spread.data(), weight.data(), bias.data(), y,
+                               {other, relu, mask});
+      ops::reference::batch_norm_apply<T>(x, mean.data(), spread.data(), weight.data(), bias.data(), other,
+                                          relu, y2);
+      CHECK(largest_error(y, y2) < tolerance);
+      for (index_t m = 0; relu && m < shape[0]; ++m) {
+        for (index_t c = 0; c < channels; ++c) REQUIRE(mask.passes(shape, m, c) == (y(m, c) > T{}));
+      }
+      tensor<double, 1> dw1({channels}), db1({channels}), dw2({channels}), db2({channels});
+      ops::batch_norm_backward<T>(ctx, x, dy, mean.data(), spread.data(), weight.data(), dw1.data(),
+                                  db1.data(), dx, mask);
+      ops::reference::batch_norm_backward<T>(x, dy, mean.data(), spread.data(), weight.data(), mask,
+                                             dw2.data(), db2.data(), dx2);
+      CHECK(largest_error(dw1, dw2) < tolerance);
+      CHECK(largest_error(db1, db2) < tolerance);
+      // One row: a deviation of sqrt(eps) magnifies what rounding leaves.
+      CHECK(largest_error(dx, dx2) < tolerance * (shape[0] == 1 ? 1000.0 : 1.0));
+      // In place, the same bits.
+      tensor<T, 2> in_place = dy;
+      ops::batch_norm_backward<T>(ctx, x, in_place, mean.data(), spread.data(), weight.data(), dw1.data(),
+                                  db1.data(), in_place.view(), mask);
+      CHECK(largest_error(in_place, dx) == 0.0);
+      if (!relu) continue;
+      ops::masked_copy<T>(ctx, dy, mask, y);
+      ops::reference::masked<T>(dy, mask, y2, false);
+      CHECK(largest_error(y, y2) == 0.0);
+      ops::masked_add<T>(ctx, addend, mask, y);
+      ops::reference::masked<T>(addend, mask, y2, true);
+      CHECK(largest_error(y, y2) == 0.0);
+    }
   }
+}
+
+TEST_CASE_TEMPLATE("moments: in any parts and blocks, those of all rows", T, float, double) {
+  const double tolerance = sizeof(T) == 4 ? 3e-6 : 1e-13;
+  picker pick(2);
+  for (int round = 0; round < 40; ++round) {
+    const extents<2> shape{pick(1, 400), round % 2 == 0 ? pick(1, 5) : pick(1, 90)};
+    const index_t stride = shape[1] + pick(0, 9), parts = pick(1, 5);
+    tensor<T, 2> wide({shape[0], stride});
+    fill_normal<T>(wide.flat(), 2.0, {1, static_cast<std::uint64_t>(round)});
+    for (T& value : wide.flat()) value += static_cast<T>(round % 4 == 0 ? 1000 : 1);
+    tensor<T, 2> x(tensor_view<const T, 2>(wide.data(), shape, {stride, 1}));
+    stack_arena memory;
+    scratch_frame frame(memory);
+    ops::moment_parts<T> moments(frame);
+    moments.start(parts, shape[1]);
+    for (index_t part = 0; part < parts; ++part) {
+      const index_t end = shape[0] * (part + 1) / parts;
+      for (index_t row = shape[0] * part / parts; row < end;) {
+        const index_t rows = std::min(end - row, pick(1, 100));
+        moments.add(part, wide.data() + row * stride, rows, stride);
+        row += rows;
+      }
+    }
+    tensor<double, 1> mean({shape[1]}), variance({shape[1]}), mean2({shape[1]}), variance2({shape[1]});
+    CHECK(moments.merge(mean.data(), variance.data()) == shape[0]);
+    ops::reference::batch_norm_statistics<T>(x, mean2.data(), variance2.data());
+    CHECK(largest_error(mean, mean2) < tolerance);
+    CHECK(largest_error(variance, variance2) < tolerance);
+  }
+}
+
+TEST_CASE("moments: an outlier and a constant channel keep their digits") {
+  tensor<float, 2> x({500, 2});
+  fill_normal<float>(x.flat(), 1.0, {1, 1});
+  x(0, 0) = 1e5F;
+  for (index_t m = 0; m < 500; ++m) x(m, 1) = 12345.678F;
+  stack_arena memory;
+  scratch_frame frame(memory);
+  ops::moment_parts<float> moments(frame);
+  moments.start(1, 2);
+  moments.add(0, x.data(), 500, 2);
+  double mean[2], variance[2], mean2[2], variance2[2];
+  moments.merge(mean, variance);
+  ops::reference::batch_norm_statistics<float>(x, mean2, variance2);
+  CHECK(variance[0] == doctest::Approx(variance2[0]).epsilon(1e-4));
+  CHECK(mean[1] == doctest::Approx(mean2[1]).epsilon(1e-12));
+  CHECK(variance[1] == 0.0);
 }
 
 TEST_CASE("batch norm statistics: no cancellation under a large mean") {

@@ -87,6 +87,64 @@ TEST_CASE("convolution: the usual ones, at sizes of several tiles") {
   }
 }
 
+TEST_CASE_TEMPLATE("convolution: every way that the direct kernels go", T, float, double) {
+  // Whole segments and what is left of a line; lines too short for blocks, with many images and with few;
+  // panels of several vectors, the last one ragged; gradients of weights cut by splits and by channels;
+  // strides whose phases have no tap.
+  cpu_context ctx({2, 0});
+  picker pick(7);
+  const index_t channels[] = {1, 3, 8, 16, 17, 31, 48, 65};
+  for (std::uint64_t round = 0; round < 90; ++round) {
+    const index_t kernel = pick(0, 3) > 0 ? 3 : pick(1, 5);
+    const conv_shape shape{channels[pick(0, 7)],     channels[pick(0, 7)],     {kernel, kernel},
+                           {pick(1, 2), pick(1, 2)}, {pick(0, 2), pick(0, 2)}, {1, pick(0, 4) > 0 ? 1 : 2}};
+    const bool narrow = round % 2 == 0;
+    const extents<4> input{narrow ? pick(1, 11) : pick(1, 3), narrow ? pick(1, 5) : pick(1, 9),
+                           narrow ? pick(1, 9) : pick(9, 41), shape.in_channels};
+    extents<4> output{};
+    try {
+      output = shape.output(input, "test");
+    } catch (const shape_error&) {
+      continue;
+    }
+    check_against_reference<T>(ctx, shape, input, output, round);
+  }
+}
+
+TEST_CASE("convolution: stride beyond the kernel, padding beyond the image") {
+  cpu_context ctx({2, 0});
+  std::uint64_t round = 0;
+  for (const conv_shape& shape :
+       {conv_shape{5, 7, {2, 1}, {4, 3}, {0, 0}, {1, 1}}, conv_shape{5, 18, {3, 3}, {1, 1}, {5, 6}, {1, 1}},
+        conv_shape{20, 33, {3, 3}, {3, 5}, {2, 2}, {2, 3}}}) {
+    for (const extents<4>& input :
+         {extents<4>{5, 6, 5, shape.in_channels}, extents<4>{2, 9, 21, shape.in_channels}}) {
+      check_against_reference<float>(ctx, shape, input, shape.output(input, "test"), round++);
+    }
+  }
+}
+
+TEST_CASE("convolution: bits do not depend on threads, nor on what else is in the batch") {
+  const conv_shape shape = conv_shape::square(24, 40, 3, 1, 1);
+  const extents<4> input{9, 6, 33, 24}, output = shape.output(input, "test");
+  tensor<float, 4> x(input), dy(output), w({3, 3, 24, 40});
+  fill_normal<float>(x.flat(), 1.0, {1, 0});
+  fill_normal<float>(dy.flat(), 1.0, {2, 0});
+  fill_normal<float>(w.flat(), 1.0, {3, 0});
+  tensor<float, 4> y1(output), y3(output), dx1(input), dx3(input), dw1(w.shape()), dw3(w.shape());
+  const auto run = [&](int threads, tensor<float, 4>& y, tensor<float, 4>& dx, tensor<float, 4>& dw) {
+    cpu_context ctx({threads, 0});
+    ops::conv_forward<float>(ctx, shape, x, w.data(), nullptr, y);
+    ops::conv_backward_input<float>(ctx, shape, dy, w.data(), dx);
+    ops::conv_backward_weight<float>(ctx, shape, x, dy, dw.data(), false);
+  };
+  run(1, y1, dx1, dw1);
+  run(3, y3, dx3, dw3);
+  CHECK(largest_error(y1, y3) == 0.0);
+  CHECK(largest_error(dx1, dx3) == 0.0);
+  CHECK(largest_error(dw1, dw3) == 0.0);
+}
+
 TEST_CASE("convolution: gradient of the reference by finite differences") {
   // Ties the reference's three forms to each other, so that agreeing with it means something.
   const conv_shape shape{2, 3, {3, 2}, {2, 1}, {1, 1}, {1, 2}};

@@ -58,6 +58,44 @@ inline void check_option(const char* model, const char* option, index_t value, i
 
 inline constexpr index_t largest_option = index_t{1} << 20;
 
+/// What small_resnet and resnet18 share. `model` is named in errors. Without `stem_norm` the first
+/// convolution has neither batch norm nor bias, if the others have batch norm.
+template <class T>
+network<T> residual_network(const char* model, const small_resnet_options& options, bool stem_norm) {
+  const auto check = [model](const char* name, index_t value, index_t high) {
+    check_option(model, name, value, 1, high);
+  };
+  check("channels_in", options.channels_in, largest_option);
+  check("classes", options.classes, largest_option);
+  check("width", options.width, largest_option);
+  check("blocks", options.blocks, largest_option);
+  check("stages", options.stages, 16);
+  check("stem_stride", options.stem_stride, largest_option);
+
+  sequential<T> net;
+  index_t channels = options.width;
+  const conv_shape stem = conv_shape::square(options.channels_in, channels, 3, options.stem_stride, 1);
+  if (options.batch_norm && !stem_norm) {
+    net.add("conv1", Conv<T>(stem));
+  } else {
+    add_conv(net, "conv1", "bn1", stem, options.batch_norm);
+  }
+  net.add("relu", ReLU<T>());
+  for (index_t stage = 0; stage < options.stages; ++stage) {
+    const index_t out = options.width << stage;
+    sequential<T> layer;
+    for (index_t block = 0; block < options.blocks; ++block) {
+      const index_t stride = stage > 0 && block == 0 ? 2 : 1;
+      layer.add(basic_block<T>(channels, out, stride, options.batch_norm));
+      channels = out;
+    }
+    net.add("layer" + std::to_string(stage + 1), std::move(layer));
+  }
+  net.add("avgpool", GlobalAvgPool<T>());
+  net.add("fc", Linear<T>(channels, options.classes));
+  return network<T>{any_layer<T>(std::move(net))};
+}
+
 }  // namespace detail
 
 /// The residual network of He, Zhang, Ren and Sun (Deep residual learning for image recognition, CVPR 2016,
@@ -70,35 +108,7 @@ inline constexpr index_t largest_option = index_t{1} << 20;
 /// out of its range.
 template <class T>
 network<T> small_resnet(const small_resnet_options& options) {
-  const auto check = [](const char* name, index_t value, index_t high) {
-    detail::check_option("small_resnet", name, value, 1, high);
-  };
-  check("channels_in", options.channels_in, detail::largest_option);
-  check("classes", options.classes, detail::largest_option);
-  check("width", options.width, detail::largest_option);
-  check("blocks", options.blocks, detail::largest_option);
-  check("stages", options.stages, 16);
-  check("stem_stride", options.stem_stride, detail::largest_option);
-
-  sequential<T> net;
-  index_t channels = options.width;
-  detail::add_conv(net, "conv1", "bn1",
-                   conv_shape::square(options.channels_in, channels, 3, options.stem_stride, 1),
-                   options.batch_norm);
-  net.add("relu", ReLU<T>());
-  for (index_t stage = 0; stage < options.stages; ++stage) {
-    const index_t out = options.width << stage;
-    sequential<T> layer;
-    for (index_t block = 0; block < options.blocks; ++block) {
-      const index_t stride = stage > 0 && block == 0 ? 2 : 1;
-      layer.add(detail::basic_block<T>(channels, out, stride, options.batch_norm));
-      channels = out;
-    }
-    net.add("layer" + std::to_string(stage + 1), std::move(layer));
-  }
-  net.add("avgpool", GlobalAvgPool<T>());
-  net.add("fc", Linear<T>(channels, options.classes));
-  return network<T>{any_layer<T>(std::move(net))};
+  return detail::residual_network<T>("small_resnet", options, true);
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -25,6 +25,22 @@ struct small_vgg_options {
   bool batch_norm = true;
 };
 
+namespace detail {
+
+/// A stage of VGG: 3x3 convolutions to `out` channels, each with batch norm (else a bias) and ReLU, then 2x2
+/// max-pooling.
+template <class T>
+void add_vgg_stage(sequential<T>& to, index_t in, index_t out, int convolutions, bool batch_norm) {
+  for (int conv = 0; conv < convolutions; ++conv) {
+    to.add(Conv<T>(conv_shape::square(conv == 0 ? in : out, out, 3, 1, 1), !batch_norm));
+    if (batch_norm) to.add(BatchNorm<T>(out));
+    to.add(ReLU<T>());
+  }
+  to.add(MaxPool<T>(2));
+}
+
+}  // namespace detail
+
 /// Stages of two 3x3 convolutions, each with batch norm and ReLU, and 2x2 max-pooling; then two linear layers
 /// behind dropout: the pattern of Simonyan and Zisserman (Very deep convolutional networks, ICLR 2015) in
 /// small. Names are those of torchvision's VGG: features.0, ..., classifier.1, classifier.4.
@@ -49,14 +65,9 @@ network<T> small_vgg(const small_vgg_options& options) {
   sequential<T> features, classifier, net;
   index_t channels = options.channels_in;
   for (index_t stage = 0; stage < options.stages; ++stage) {
-    for (int conv = 0; conv < 2; ++conv) {
-      const index_t out = options.width << stage;
-      features.add(Conv<T>(conv_shape::square(channels, out, 3, 1, 1), !options.batch_norm));
-      if (options.batch_norm) features.add(BatchNorm<T>(out));
-      features.add(ReLU<T>());
-      channels = out;
-    }
-    features.add(MaxPool<T>(2));
+    const index_t out = options.width << stage;
+    detail::add_vgg_stage<T>(features, channels, out, 2, options.batch_norm);
+    channels = out;
   }
   const index_t pixels = (options.image.height >> options.stages) * (options.image.width >> options.stages);
   classifier.add(Dropout<T>(options.dropout))

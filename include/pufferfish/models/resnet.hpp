@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `resnet18`: the residual network that the paper trains on CIFAR-10, and how the paper factorizes it.
+
+#include <pufferfish/models/small_resnet.hpp>
+#include <pufferfish/nn/factorize.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct resnet18_options {
+  index_t channels_in = 3;
+  index_t classes = 10;
+  /// Batch norm behind the first convolution too. The network whose size the paper gives, 11,173,834
+  /// parameters with 10 classes, has none there; other ResNet-18s for CIFAR do.
+  bool stem_norm = false;
+};
+
+/// ResNet-18 for small images: a 3x3 convolution to 64 channels, four stages of two basic blocks of 64, 128,
+/// 256, 512 channels, global average pooling, a linear layer (He, Zhang, Ren and Sun, CVPR 2016, with the
+/// stem of section 4.2 and 1x1 convolutions as shortcuts). Names as small_resnet's.
+///
+/// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
+/// out of its range.
+template <class T>
+network<T> resnet18(const resnet18_options& options = {}) {
+  small_resnet_options shape;
+  shape.channels_in = options.channels_in;
+  shape.classes = options.classes;
+  shape.width = 64;
+  shape.blocks = 2;
+  shape.stages = 4;
+  return detail::residual_network<T>("resnet18", shape, options.stem_norm);
+}
+
+/// What the paper factorizes of it: K = 4, so all but the stem, the first block, the shortcuts and the linear
+/// layer; rank 1/4. 3,336,138 parameters are left of resnet18's 11,173,834 (Wang et al., Pufferfish, MLSys
+/// 2021).
+inline factorize_policy resnet18_policy() {
+  factorize_policy policy;
+  policy.first_layer = 4;
+  return policy;
+}
+
+PUFFERFISH_NAMESPACE_END
