@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Times the passes over memory between the convolutions of a training step, beside a plain copy of as many
+// elements in the same run. GB/s count what a pass must read and write, once; the copy's too.
+
+#include <pufferfish/nn.hpp>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#ifndef PUFFERFISH_BENCH_FLAGS
+#define PUFFERFISH_BENCH_FLAGS "unknown"
+#endif
+
+namespace pf = pufferfish;
+using pf::index_t;
+using view2 = pf::tensor_view<float, 2>;
+using view4 = pf::tensor_view<float, 4>;
+
+namespace {
+
+struct pass {
+  std::string name;
+  double units;  ///< of memory that it moves, in activations
+  std::function<void()> run;
+};
+
+/// The least of the seconds that each takes, all in turn, so that a noisy moment meets all.
+std::vector<double> time_all(const std::vector<pass>& passes, int runs) {
+  std::vector<std::vector<double>> seconds(passes.size());
+  for (int run = 0; run <= runs; ++run) {
+    for (std::size_t i = 0; i < passes.size(); ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      passes[i].run();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      if (run > 0) seconds[i].push_back(took.count());  // the first warms up
+    }
+  }
+  std::vector<double> least;
+  for (const auto& s : seconds) least.push_back(*std::min_element(s.begin(), s.end()));
+  return least;
+}
+
+/// All passes over one activation of `images` images with size x size pixels.
+nlohmann::json measure(int threads, index_t images, index_t size, index_t channels, int runs) {
+  pf::cpu_context ctx({threads, 1});
+  const pf::extents<4> shape{images, size, size, channels};
+  const pf::extents<2> rows{images * size * size, channels};
+  const pf::extents<4> half{images, size / 2, size / 2, channels};
+  pf::tensor<float, 4> x(shape), y(shape), dy(shape), other(shape), small(half), small_dy(half);
+  pf::tensor<float, 4> means({images, 1, 1, channels});
+  pf::tensor<float, 1> ones({channels}), zeros({channels});
+  std::fill_n(ones.data(), channels, 1.0F);
+  pf::fill_normal<float>(x.flat(), 1.0, {1, 1});
+  pf::fill_normal<float>(dy.flat(), 1.0, {1, 2});
+  pf::fill_normal<float>(other.flat(), 1.0, {1, 3});
+  const view2 xr(x.data(), rows), yr(y.data(), rows), dyr(dy.data(), rows), otherr(other.data(), rows);
+  std::vector<double> a(static_cast<std::size_t>(channels)), b(a);
+  std::vector<pf::ops::relu_mask<float>::word> words(
+      static_cast<std::size_t>(pf::ops::relu_mask<float>::size(rows)));
+  const pf::ops::relu_mask<float> mask{words.data()};
+  const auto window = pf::pool_shape::square(2, 2);
+  const index_t elements = x.size();
+  const auto apply = [&](const pf::tensor_view<const float, 2>& addend, bool relu) {
+    pf::ops::batch_norm_apply<float>(ctx, xr, zeros.data(), ones.data(), ones.data(), zeros.data(), yr,
+                                     {addend, relu, mask});
+  };
+  const auto norm_backward = [&](const view2& dx, const pf::ops::relu_mask<float>& m) {
+    pf::ops::batch_norm_backward<float>(ctx, xr, dyr, zeros.data(), ones.data(), ones.data(), a.data(),
+                                        b.data(), dx, m);
+  };
+  std::vector<float> velocity(static_cast<std::size_t>(elements));
+  pf::SGD<float> sgd({y.flat(), std::as_const(dy).flat(), {{0, elements, true}}}, {0.9, 0, false, 1e-4});
+
+  std::vector<pass> passes;
+  passes.push_back({"copy", 2, [&] { pf::ops::copy_elements(ctx, x.data(), y.data(), elements); }});
+  passes.push_back({"batch norm statistics", 1,
+                    [&] { pf::ops::batch_norm_statistics<float>(ctx, xr, a.data(), b.data()); }});
+  passes.push_back({"batch norm apply", 2, [&] { apply({}, false); }});
+  passes.push_back({"batch norm apply, ReLU", 2, [&] { apply({}, true); }});
+  passes.push_back({"batch norm apply, addend, ReLU", 3, [&] { apply(otherr, true); }});
+  passes.push_back({"batch norm gradient sums", 2, [&] { norm_backward({}, {}); }});
+  passes.push_back({"batch norm gradient sums, ReLU", 2, [&] { norm_backward({}, mask); }});
+  passes.push_back({"batch norm backward (both passes)", 5, [&] { norm_backward(yr, {}); }});
+  passes.push_back({"batch norm backward, ReLU", 5, [&] { norm_backward(yr, mask); }});
+  passes.push_back({"batch norm backward, ReLU, in place", 5, [&] { norm_backward(dyr, mask); }});
+  passes.push_back({"masked copy", 2, [&] { pf::ops::masked_copy<float>(ctx, xr, mask, yr); }});
+  passes.push_back({"masked add", 3, [&] { pf::ops::masked_add<float>(ctx, xr, mask, yr); }});
+  passes.push_back({"ReLU", 2, [&] { pf::ops::relu_forward<float>(ctx, x.flat(), y.flat()); }});
+  passes.push_back(
+      {"ReLU backward", 3, [&] { pf::ops::relu_backward<float>(ctx, x.flat(), other.flat(), y.flat()); }});
+  passes.push_back({"add", 3, [&] { pf::ops::add<float>(ctx, x.flat(), y.flat()); }});
+  passes.push_back({"add, ReLU", 3, [&] { pf::ops::add_relu<float>(ctx, x.flat(), y.flat()); }});
+  if (size >= 2) {
+    passes.push_back(
+        {"max pool 2x2", 1.25, [&] { pf::ops::max_pool_forward<float>(ctx, window, x, small.view()); }});
+    passes.push_back({"max pool 2x2 backward", 2.5,
+                      [&] { pf::ops::max_pool_backward<float>(ctx, window, x, small, small_dy, y.view()); }});
+    passes.push_back({"average pool 2x2", 1.25,
+                      [&] { pf::ops::average_pool_forward<float>(ctx, window, true, x, small.view()); }});
+    passes.push_back({"average pool 2x2 backward", 1.25,
+                      [&] { pf::ops::average_pool_backward<float>(ctx, window, true, small_dy, y.view()); }});
+  }
+  passes.push_back(
+      {"global average", 1, [&] { pf::ops::global_average_forward<float>(ctx, x, means.view()); }});
+  passes.push_back(
+      {"global average backward", 1, [&] { pf::ops::global_average_backward<float>(ctx, means, y.view()); }});
+  passes.push_back({"SGD, momentum, decay", 5, [&] { sgd.step(ctx, 1e-6); }});
+  passes.push_back({"gradient norm", 1, [&] { pf::gradient_norm<float>(ctx, x.flat()); }});
+
+  const std::vector<double> seconds = time_all(passes, runs);
+  const double bytes = static_cast<double>(elements) * sizeof(float);
+  const double copy = 2.0 * bytes / seconds[0];
+  nlohmann::json result{{"threads", threads}, {"shape", shape}, {"mib", bytes / (1 << 20)}};
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    const double speed = passes[i].units * bytes / seconds[i];
+    result["passes"].push_back({{"pass", passes[i].name},
+                                {"ms", seconds[i] * 1e3},
+                                {"gb_per_s", speed / 1e9},
+                                {"of_copy", speed / copy}});
+  }
+  return result;
+}
+
+/// Softmax and cross entropy are bound by arithmetic: nanoseconds a logit.
+nlohmann::json measure_loss(int threads, index_t rows, index_t classes, int runs) {
+  pf::cpu_context ctx({threads, 1});
+  pf::tensor<float, 2> logits({rows, classes}), gradient({rows, classes});
+  pf::fill_normal<float>(logits.flat(), 3.0, {1, 4});
+  const std::vector<std::int32_t> labels(static_cast<std::size_t>(rows), 1);
+  const std::vector<double> seconds = time_all(
+      {{"loss", 2,
+        [&] { pf::ops::softmax_cross_entropy<float>(ctx, logits, labels, {0.1}, 1.0, gradient.view()); }}},
+      runs);
+  return {{"threads", threads},
+          {"rows", rows},
+          {"classes", classes},
+          {"ms", seconds[0] * 1e3},
+          {"ns_per_logit", seconds[0] * 1e9 / static_cast<double>(logits.size())}};
+}
+
+void print_table(const nlohmann::json& report) {
+  std::printf("%s, flags %s, %s kernels\n", report["compiler"].get<std::string>().c_str(),
+              report["flags"].get<std::string>().c_str(),
+              report["instruction_set"].get<std::string>().c_str());
+  for (const nlohmann::json& r : report["activations"]) {
+    std::printf("\n%s, %.1f MiB, %d threads\n%-36s %9s %8s %8s\n", r["shape"].dump().c_str(),
+                r["mib"].get<double>(), r["threads"].get<int>(), "pass", "ms", "GB/s", "of copy");
+    for (const nlohmann::json& p : r["passes"]) {
+      std::printf("%-36s %9.3f %8.2f %8.2f\n", p["pass"].get<std::string>().c_str(), p["ms"].get<double>(),
+                  p["gb_per_s"].get<double>(), p["of_copy"].get<double>());
+    }
+  }
+  std::printf("\nsoftmax and cross entropy\n");
+  for (const nlohmann::json& r : report["losses"]) {
+    std::printf("%6d x %-6d %d threads %9.3f ms %8.2f ns a logit\n", r["rows"].get<int>(),
+                r["classes"].get<int>(), r["threads"].get<int>(), r["ms"].get<double>(),
+                r["ns_per_logit"].get<double>());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Times the passes over memory of a training step"};
+  std::string json_file;
+  int runs = 9, threads = 1;
+  index_t batch = 128;
+  std::vector<index_t> channels{64, 512};
+  app.add_option("--json", json_file, "write the report as JSON to this file (- for standard output)");
+  app.add_option("--runs", runs, "runs of each pass")->check(CLI::PositiveNumber);
+  app.add_option("--threads", threads, "threads")->check(CLI::PositiveNumber);
+  app.add_option("--batch", batch, "images")->check(CLI::PositiveNumber);
+  app.add_option("--channels", channels, "of the activations; the pixels are those of ResNet-18 on 32x32")
+      ->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+
+  nlohmann::json report{{"benchmark", "passes"},
+                        {"compiler", __VERSION__},
+                        {"flags", PUFFERFISH_BENCH_FLAGS},
+                        {"instruction_set", pf::to_string(pf::widest_isa())}};
+  for (index_t c : channels) {
+    const index_t size = std::max<index_t>(1, c <= 64 ? 32 : 2048 / c);
+    report["activations"].push_back(measure(threads, batch, size, c, runs));
+  }
+  report["losses"].push_back(measure_loss(threads, batch, 10, runs));
+  report["losses"].push_back(measure_loss(threads, 640, 33278, std::min(runs, 3)));
+
+  if (json_file == "-") {
+    std::printf("%s\n", report.dump(2).c_str());
+  } else {
+    if (!json_file.empty()) std::ofstream(json_file) << report.dump(2) << '\n';
+    print_table(report);
+  }
+  return 0;
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Times whole training steps of ResNet-18 or VGG-19 on CIFAR-shaped random data: forward, loss, backward, SGD
+// with momentum and weight decay. The dense network and the hybrid one that factorize() makes of it with the
+// paper's choice of layers take turns.
+
+#include <CLI/CLI.hpp>
+
+#include "common/allocations.hpp"
+#include "common/networks.hpp"
+#include "common/report.hpp"
+#include "common/resident.hpp"
+#include "common/timing.hpp"
+
+namespace {
+
+using namespace bench;
+
+struct settings {
+  std::string network = "resnet18";
+  index_t batch = 128;
+  int threads = 1;
+  int runs = 7;
+  bool measure_memory = true;
+  std::string json_file;
+};
+
+constexpr int memory_steps = 10;
+
+/// One of the two networks: what is measured of it.
+struct mode_result {
+  std::string mode;
+  double growth_mib = 0;
+  std::unique_ptr<training_step> step;
+  std::size_t number = 0;       // among those that take turns
+  long steady_allocations = 0;  // in the timed steps
+  long steady_working_allocations = 0;
+
+  json object(const settings& s, const std::vector<sample>& samples, const bandwidth& b) const {
+    std::vector<double> percent, bound, peak;
+    for (const sample& one : samples) {
+      const double least = step->least_seconds(one.peak, b);
+      bound.push_back(least);
+      percent.push_back(100.0 * least / one.seconds);
+      peak.push_back(one.peak);
+    }
+    const spread time = spread_of(seconds_of(samples));
+    return {{"network", s.network},
+            {"mode", mode},
+            {"threads", s.threads},
+            {"isa", pufferfish::to_string(pufferfish::widest_isa())},
+            {"precision", "fp32"},
+            {"ms_per_step", rounded(time.median * 1e3)},
+            {"peak_mib", rounded(growth_mib)},
+            {"ms_min", rounded(time.least * 1e3)},
+            {"ms_max", rounded(time.most * 1e3)},
+            {"bound_ms", rounded(spread_of(bound).median * 1e3)},
+            {"percent_of_bound", rounded(spread_of(percent).median)},
+            {"peak_gflops", rounded(spread_of(peak).median)},
+            {"batch", s.batch},
+            {"parameters", step->parameters()},
+            {"working_mib", rounded(static_cast<double>(step->working_bytes()) / (1 << 20))},
+            {"steady_allocations", steady_allocations},
+            {"steady_working_allocations", steady_working_allocations}};
+  }
+};
+
+void run(const settings& s) {
+  reporter out(s.json_file);
+  std::vector<mode_result> modes(2);
+  modes[0].mode = "dense";
+  modes[1].mode = "hybrid";
+  for (mode_result& m : modes) {
+    if (!s.measure_memory) continue;
+    m.growth_mib = resident_growth_mib([&] {
+      const auto step = make_training_step(s.network, m.mode, s.batch, s.threads);
+      for (int i = 0; i < memory_steps; ++i) step->run();
+    });
+  }
+  out.machine(s.threads);
+  bandwidth_meter meter(s.threads);
+  const bandwidth b = meter.measure();
+  out.text(format("peak %.1f GFLOP/s, memory %.1f GB/s; %s, batch %td, %d runs\n\n", measure_peak(s.threads),
+                  b.memory * 1e-9, s.network.c_str(), s.batch, s.runs));
+  turns all(s.threads);
+  for (mode_result& m : modes) {
+    m.step = make_training_step(s.network, m.mode, s.batch, s.threads);
+    long working = 0;
+    m.number = all.add([&m, working]() mutable {
+      const long before = allocations();
+      m.step->run();
+      const auto held = static_cast<long>(m.step->working_allocations());
+      // The last step's count stays: those before it are the warm-up.
+      m.steady_allocations = allocations() - before;
+      m.steady_working_allocations = held - working;
+      working = held;
+    });
+  }
+  all.run(s.runs);
+  text_table table({s.network, "parameters", "ms a step", "min..max", "bound ms", "percent", "growth MiB",
+                    "tape+scratch MiB", "allocations a step"});
+  std::vector<double> medians;
+  for (const mode_result& m : modes) {
+    const json o = m.object(s, all.samples(m.number), b);
+    out.record(o);
+    medians.push_back(o["ms_per_step"].get<double>());
+    table.add({m.mode, grouped(m.step->parameters()), format("%.1f", medians.back()),
+               format("%.1f..%.1f", o["ms_min"].get<double>(), o["ms_max"].get<double>()),
+               format("%.1f", o["bound_ms"].get<double>()),
+               format("%.1f", o["percent_of_bound"].get<double>()),
+               s.measure_memory ? format("%.0f", m.growth_mib) : "-",
+               format("%.0f", o["working_mib"].get<double>()),
+               format("%ld (arenas: %ld)", m.steady_allocations, m.steady_working_allocations)});
+  }
+  out.text(table.str());
+  out.text(
+      format("\nhybrid / dense: %.3f. Bound: convolutions only. Growth: most resident memory from before the "
+             "network is made through %d steps.\n",
+             medians[1] / medians[0], memory_steps));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Times training steps of a network, dense and factorized"};
+  settings s;
+  bool no_memory = false;
+  app.option_defaults()->always_capture_default();
+  app.add_option("--network", s.network, "Network")->check(CLI::IsMember(network_names()));
+  app.add_option("--batch", s.batch, "Images a step")->check(CLI::Range(1, 65536));
+  app.add_option("--threads", s.threads, "Threads")->check(CLI::Range(1, 4096));
+  app.add_option("--runs", s.runs, "Timed steps of each network")->check(CLI::Range(1, 100000));
+  app.add_flag("--no-memory", no_memory,
+               "Do not measure the growth of resident memory (ten more steps of each)");
+  app.add_option("--json", s.json_file,
+                 "Write a JSON object for each network to this file (-: standard output)");
+  CLI11_PARSE(app, argc, argv);
+  s.measure_memory = !no_memory;
+  try {
+    run(s);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_step: %s\n", e.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// How bench/compare talks to us and to our peers: one request a line, a JSON object whose `work` says what
+/// to do; one answer a line. So candidates in different processes take turns, each warm and with its memory
+/// in place.
+
+#include <functional>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "peak.hpp"
+
+namespace bench {
+
+using request = nlohmann::json;
+using answer = nlohmann::ordered_json;
+using service = std::function<answer(const request&)>;
+
+/// Answers until the input ends. What a service throws becomes {"error": text}.
+inline void serve(const std::map<std::string, service>& services) {
+  for (std::string line; std::getline(std::cin, line);) {
+    answer reply;
+    try {
+      const request asked = request::parse(line);
+      const auto at = services.find(asked.at("work").get<std::string>());
+      if (at == services.end()) throw std::runtime_error("no such work: " + asked.at("work").dump());
+      reply = at->second(asked);
+    } catch (const std::exception& e) {
+      reply = {{"error", e.what()}};
+    }
+    std::cout << reply.dump() << std::endl;
+  }
+}
+
+/// Calls `body` once untimed, `samples` times timed; {"ms": [...]}. `before` is not timed.
+template <class Body, class Before>
+answer timed(const request& asked, Body&& body, Before&& before) {
+  const int samples = asked.value("samples", 3), warm_up = asked.value("warm_up", 1);
+  std::vector<double> ms;
+  for (int i = -warm_up; i < samples; ++i) {
+    before();
+    const auto start = clock::now();
+    body();
+    if (i >= 0) ms.push_back(seconds_since(start) * 1e3);
+  }
+  return {{"ms", ms}};
+}
+template <class Body>
+answer timed(const request& asked, Body&& body) {
+  return timed(asked, body, [] {});
+}
+
+/// A matrix product as requests name it: C (m x n) = A (m x k) B (k x n), or, transposed, A (k x m)^T B. All
+/// row by row.
+struct product {
+  explicit product(const request& asked)
+      : m(asked.at("m")), n(asked.at("n")), k(asked.at("k")), transposed(asked.value("transposed", false)) {}
+  std::ptrdiff_t m, n, k;
+  bool transposed;
+};
+
+/// A convolution as requests name it: square images, stride and padding as given; rank 0 is dense.
+struct convolution {
+  explicit convolution(const request& asked)
+      : in(asked.at("in")),
+        out(asked.at("out")),
+        rank(asked.value("rank", 0)),
+        pixels(asked.at("pixels")),
+        batch(asked.at("batch")),
+        kernel(asked.value("kernel", 3)),
+        stride(asked.value("stride", 1)),
+        padding(asked.value("padding", 1)) {}
+  std::ptrdiff_t in, out, rank, pixels, batch, kernel, stride, padding;
+};
+
+}  // namespace bench

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "networks.hpp"
+
+#include <pufferfish/models/resnet.hpp>
+#include <pufferfish/models/vgg.hpp>
+#include <pufferfish/nn/loss.hpp>
+#include <pufferfish/optim/sgd.hpp>
+
+#include <array>
+#include <map>
+#include <stdexcept>
+
+namespace bench {
+namespace {
+
+namespace pf = pufferfish;
+using net_type = pf::network<float>;
+
+struct image_network {
+  const char* name;
+  net_type (*make)();
+  pf::factorize_policy (*policy)();
+  extents<4> image;
+  index_t classes;
+};
+
+constexpr std::array<image_network, 2> image_networks{{
+    {"resnet18", [] { return pf::resnet18<float>(); }, &pf::resnet18_policy, {1, 32, 32, 3}, 10},
+    {"vgg19", [] { return pf::vgg19<float>(); }, &pf::vgg19_policy, {1, 32, 32, 3}, 10},
+}};
+
+const image_network& image_network_called(const std::string& name) {
+  for (const image_network& n : image_networks) {
+    if (n.name == name) return n;
+  }
+  throw std::runtime_error("no network is called " + name);
+}
+
+/// Calls f(summary, convolution, rank or 0) for every convolution, in execution order.
+template <class F>
+void for_each_conv(const net_type& net, const extents<4>& input, F&& f) {
+  std::map<std::string, std::pair<conv_shape, index_t>> shapes;
+  net.for_each_layer([&](const std::string& name, const pf::any_layer<float>& layer) {
+    if (const auto* conv = layer.target<pf::Conv<float>>()) shapes[name] = {conv->shape(), 0};
+    if (const auto* conv = layer.low_rank_conv()) shapes[name] = {conv->shape(), conv->rank()};
+  });
+  for (const pf::layer_summary& layer : net.summary(input)) {
+    const auto at = shapes.find(layer.name);
+    if (at != shapes.end()) f(layer, at->second.first, at->second.second);
+  }
+}
+
+class image_step final : public training_step {
+ public:
+  image_step(const image_network& which, bool hybrid, index_t batch, int threads)
+      : net_(made(which, hybrid)),
+        ctx_({threads, 1}),
+        optimizer_(pf::make_optimizer_target(net_.store()), options()),
+        x_(with_batch(which.image, batch)),
+        y_({batch, 1, 1, which.classes}),
+        dy_(y_.shape()),
+        labels_(static_cast<std::size_t>(batch)) {
+    ctx_.set_mode(pf::run_mode::training);
+    pf::fill_normal(x_.flat(), 1.0, pf::random_stream(5, 1));
+    for (std::size_t i = 0; i < labels_.size(); ++i) {
+      labels_[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(which.classes));
+    }
+    for_each_conv(net_, x_.shape(), [&](const auto& layer, const conv_shape& shape, index_t rank) {
+      const conv_work cost(shape, rank, layer.input);
+      parts_.push_back(cost.forward());
+      parts_.push_back(cost.grad_weight());
+      if (parts_.size() > 2) parts_.push_back(cost.grad_input());
+    });
+  }
+
+  void run() override {
+    ctx_.begin_step(step_++);
+    net_.forward(ctx_, x_.view(), y_.view());
+    loss_(ctx_, y_.view(), labels_, static_cast<double>(labels_.size()), dy_.view());
+    net_.backward(ctx_, dy_.view());
+    optimizer_.step(ctx_, 0.01);
+  }
+  index_t parameters() const override { return net_.parameter_count(); }
+  double least_seconds(double peak, const bandwidth& b) const override {
+    double sum = 0;
+    for (const work& part : parts_) sum += part.least_seconds(peak, b);
+    return sum;
+  }
+  std::size_t working_bytes() const override { return ctx_.peak_bytes(); }
+  std::size_t working_allocations() const override { return ctx_.system_allocations(); }
+
+ private:
+  static net_type made(const image_network& which, bool hybrid) {
+    net_type net = which.make();
+    net.initialize(1);
+    if (hybrid) pf::factorize(net, which.policy());
+    return net;
+  }
+  static extents<4> with_batch(extents<4> image, index_t batch) {
+    image[0] = batch;
+    return image;
+  }
+  static pf::sgd_options options() {
+    pf::sgd_options o;
+    o.momentum = 0.9;
+    o.weight_decay = 1e-4;
+    o.decay_all = true;
+    return o;
+  }
+
+  net_type net_;
+  pf::cpu_context ctx_;
+  pf::SoftmaxCrossEntropy<float> loss_;
+  pf::SGD<float> optimizer_;
+  pf::tensor<float, 4> x_, y_, dy_;
+  std::vector<std::int32_t> labels_;
+  std::vector<work> parts_;
+  std::uint64_t step_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> network_names() {
+  std::vector<std::string> names;
+  for (const image_network& n : image_networks) names.emplace_back(n.name);
+  return names;
+}
+
+std::vector<conv_layer> conv_layers(const std::string& network) {
+  const image_network& which = image_network_called(network);
+  net_type net = which.make();
+  net_type factorized = net;
+  factorized.initialize(1);
+  std::vector<std::string> chosen;
+  for (const auto& layer : pf::factorize(factorized, which.policy()).layers) chosen.push_back(layer.name);
+
+  std::vector<conv_layer> result;
+  for_each_conv(net, which.image, [&](const auto& layer, const conv_shape& shape, index_t) {
+    auto same = std::find_if(result.begin(), result.end(),
+                             [&](const conv_layer& l) { return l.shape == shape && l.input == layer.input; });
+    if (same == result.end()) {
+      result.push_back({layer.name, shape, layer.input, 0, 0});
+      same = result.end() - 1;
+    }
+    ++same->count;
+    same->factorized += std::find(chosen.begin(), chosen.end(), layer.name) != chosen.end() ? 1 : 0;
+  });
+  return result;
+}
+
+std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
+                                                  index_t batch, int threads) {
+  if (mode != "dense" && mode != "hybrid") throw std::runtime_error("no mode is called " + mode);
+  return std::make_unique<image_step>(image_network_called(network), mode == "hybrid", batch, threads);
+}
+
+double switch_seconds(const std::string& network) {
+  const image_network& which = image_network_called(network);
+  net_type net = which.make();
+  net.initialize(1);
+  const auto start = clock::now();
+  pf::factorize(net, which.policy());
+  return seconds_since(start);
+}
+
+}  // namespace bench

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The networks that are measured, by name: the convolutions in them, and whole training steps.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "roofline.hpp"
+
+namespace bench {
+
+/// What --network takes.
+std::vector<std::string> network_names();
+
+/// One convolution of a network; layers of one shape are one entry.
+struct conv_layer {
+  std::string name;  ///< of the first layer of this shape
+  conv_shape shape;
+  extents<4> input;    ///< NHWC, N = 1
+  int count = 0;       ///< layers of this shape
+  int factorized = 0;  ///< of them, how many the paper factorizes
+
+  /// A quarter of full rank.
+  index_t rank() const { return std::max<index_t>(1, std::min(shape.out_channels, shape.patch()) / 4); }
+};
+
+/// The different convolutions of a network, in the order in which they run first.
+std::vector<conv_layer> conv_layers(const std::string& network);
+
+/// A network in training: one call is one whole step (forward, loss, backward, SGD with momentum 0.9 and
+/// weight decay 1e-4) on random data.
+class training_step {
+ public:
+  virtual ~training_step() = default;
+  virtual void run() = 0;
+  virtual index_t parameters() const = 0;
+  /// The sum of its convolutions' least times, three passes each (two for the first layer). What else a step
+  /// does counts as nothing.
+  virtual double least_seconds(double peak, const bandwidth& b) const = 0;
+  /// Bytes that tape and scratch hold, and how often they asked the system for them.
+  virtual std::size_t working_bytes() const = 0;
+  virtual std::size_t working_allocations() const = 0;
+};
+
+/// mode: "dense", or "hybrid": factorize() with the paper's choice of layers. Throws std::runtime_error for
+/// names that are none.
+std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
+                                                  index_t batch, int threads);
+
+/// Seconds that factorize() takes to turn the network from dense to hybrid: decompositions and new arenas.
+double switch_seconds(const std::string& network);
+
+}  // namespace bench
