@@ -21,6 +21,7 @@
 #include <pufferfish/nn/pooling.hpp>
 #include <pufferfish/nn/residual.hpp>
 #include <pufferfish/nn/sequential.hpp>
+#include <pufferfish/optim/adam.hpp>
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/optim/schedule.hpp>
 #include <pufferfish/optim/sgd.hpp>

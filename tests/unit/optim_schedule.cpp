@@ -50,6 +50,66 @@ TEST_CASE("schedule: warm-up, then another by absolute epochs") {
   CHECK(copy(2.0) == s(2.0));
 }
 
+TEST_CASE("schedule: Noam") {
+  const noam_rate rate{512, 128000, 2.0};
+  CHECK(rate(0) == 0.0);
+  CHECK(rate(1) == Approx(2.0 / std::sqrt(512.0) * std::pow(128000.0, -1.5)));
+  CHECK(rate(45600) == Approx(8.8e-5).epsilon(1e-2));  // the last step of the paper's Multi30k run
+  CHECK(rate(128000) == Approx(2.0 / std::sqrt(512.0 * 128000.0)));
+  CHECK(rate(512000) == Approx(rate(128000) / 2));
+  const schedule s = noam(rate, 114);
+  CHECK(s(0.0) == rate(1));
+  CHECK(s(10.0) == Approx(rate(1141)));
+  CHECK(s.describe() == "Noam, width 512, warm-up 128000 steps, factor 2");
+  CHECK_THROWS_AS(noam({0, 4000, 1}, 10), value_error);
+  CHECK_THROWS_AS(noam({512, -1, 1}, 10), value_error);
+  CHECK_THROWS_AS(noam({512, 4000, 1}, 0), value_error);
+}
+
+TEST_CASE("plateau: divides whenever the best is not beaten") {
+  plateau p;
+  CHECK(p.factor() == 1.0);
+  CHECK(p.observe(5.0));
+  CHECK(p.observe(4.0));
+  CHECK(p.factor() == 1.0);
+  CHECK_FALSE(p.observe(4.5));
+  CHECK(p.factor() == 0.25);
+  CHECK_FALSE(p.observe(4.2));  // better than the last, not than the best
+  CHECK(p.factor() == 0.0625);
+  CHECK_FALSE(p.observe(std::nan("")));
+  CHECK(p.best() == 4.0);
+  p.forget_best();
+  CHECK(p.observe(6.0));
+  CHECK(p.factor() == Approx(std::pow(0.25, 3)));
+  p.scale(0.5);
+  CHECK(p.factor() == Approx(0.5 * std::pow(0.25, 3)));
+  plateau patient(2.0, 2);
+  patient.observe(1.0);
+  patient.observe(2.0);
+  CHECK(patient.factor() == 1.0);
+  patient.observe(2.0);
+  CHECK(patient.factor() == 0.5);
+  CHECK_THROWS_AS(plateau(1.0), value_error);
+  CHECK_THROWS_AS(plateau(4.0, 0), value_error);
+}
+
+TEST_CASE("plateau: the state as text, bit for bit") {
+  plateau p(3.0, 2);
+  CHECK(p.state() == "inf 1 0");
+  for (double loss : {4.1, 4.123456789012345, 4.2, 4.3}) p.observe(loss);
+  plateau q(3.0, 2);
+  q.set_state(p.state());
+  CHECK(q.state() == p.state());
+  CHECK(q.factor() == p.factor());
+  CHECK(q.best() == 4.1);
+  q.set_state("inf 1 0");
+  CHECK(q.observe(1e9));
+  for (const char* text : {"", "1 2", "1 2 3 4", "nan 1 0", "1 -1 0", "1 inf 0", "1 1 -1", "1 1 x"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(q.set_state(text), value_error);
+  }
+}
+
 TEST_CASE("schedule: errors") {
   CHECK_THROWS_AS(multi_step({3, 3}), value_error);
   CHECK_THROWS_AS(multi_step({3, 2}), value_error);

@@ -2,12 +2,15 @@
 #pragma once
 
 /// \file
-/// Learning-rate schedules: pure functions of the position in training, so that nothing of them needs saving.
+/// Learning-rate schedules: pure functions of the position in training, so that nothing of them needs saving,
+/// and `plateau`, which follows the validation loss and has state.
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <numbers>
 #include <string>
 #include <utility>
@@ -100,5 +103,109 @@ inline schedule linear_warmup(double epochs, double start, schedule then = {}) {
           },
           text};
 }
+
+/// The learning rate of the Transformer (Vaswani et al.: "Attention is all you need", NIPS 2017,
+/// section 5.3): factor d_model^-0.5 min(s^-0.5, s warmup^-1.5) in step s = 1, 2, ... It rises in a straight
+/// line until step `warmup` and falls with the square root of the step after it.
+struct noam_rate {
+  double d_model = 512.0;
+  double warmup = 4000.0;
+  double factor = 1.0;
+
+  /// In step s; at s = 0 it is 0, the end of the line.
+  double operator()(double s) const {
+    if (!(s > 0.0)) return 0.0;
+    return factor / std::sqrt(d_model) * std::min(1.0 / std::sqrt(s), s / (warmup * std::sqrt(warmup)));
+  }
+};
+
+/// The same as a schedule: the base learning rate is 1, step s of training is at epoch (s - 1) /
+/// steps_per_epoch. Counts from where its epochs count: to start again at the switch, as the paper's code
+/// does, pass epochs since the switch. Throws value_error unless all numbers are positive.
+inline schedule noam(const noam_rate& rate, double steps_per_epoch) {
+  const auto positive = [](double value) { return value > 0.0 && std::isfinite(value); };
+  const std::string text = "Noam, width " + detail::short_number(rate.d_model) + ", warm-up " +
+                           detail::short_number(rate.warmup) + " steps, factor " +
+                           detail::short_number(rate.factor);
+  detail::require_schedule(
+      positive(rate.d_model) && positive(rate.warmup) && positive(rate.factor) && positive(steps_per_epoch),
+      text + ", " + detail::short_number(steps_per_epoch) + " steps an epoch: all must be positive");
+  return {[rate, steps_per_epoch](double epoch) { return rate(epoch * steps_per_epoch + 1.0); }, text};
+}
+
+/// Divides the learning rate whenever the validation loss has not got below its best. Tell it each validation
+/// loss; multiply the base learning rate with factor().
+class plateau {
+ public:
+  /// Divides by `divisor` after `patience` losses in a row (at least one) that were no better than the best.
+  /// Throws value_error unless divisor > 1 and patience >= 1.
+  explicit plateau(double divisor = 4.0, int patience = 1) : divisor_(divisor), patience_(patience) {
+    detail::require_schedule(divisor > 1.0 && std::isfinite(divisor) && patience >= 1,
+                             "plateau: divisor " + detail::short_number(divisor) +
+                                 " must be above 1, patience " + std::to_string(patience) + " at least 1");
+  }
+
+  /// True if the loss is the best so far. A NaN never is.
+  bool observe(double loss) {
+    if (loss < best_) {
+      best_ = loss;
+      waited_ = 0;
+      return true;
+    }
+    if (++waited_ >= patience_) {
+      factor_ /= divisor_;
+      waited_ = 0;
+    }
+    return false;
+  }
+
+  double factor() const { return factor_; }
+  double best() const { return best_; }
+
+  /// Forgets the best loss, keeps the factor. For the switch: the low-rank network starts with a worse loss
+  /// than the dense one ended with, and would otherwise be slowed down for it.
+  void forget_best() {
+    best_ = std::numeric_limits<double>::infinity();
+    waited_ = 0;
+  }
+  /// Multiplies the factor, as a recipe may want at the switch.
+  void scale(double by) { factor_ *= by; }
+
+  /// The state as text, for the facts of a checkpoint, and back, bit for bit. Throws value_error for a text
+  /// that state() did not write.
+  std::string state() const {
+    char text[96];
+    char* const last = text + sizeof text;
+    char* end = std::to_chars(text, last, best_).ptr;
+    *end++ = ' ';
+    end = std::to_chars(end, last, factor_).ptr;
+    *end++ = ' ';
+    end = std::to_chars(end, last, waited_).ptr;
+    return {text, end};
+  }
+  void set_state(const std::string& text) {
+    double best = 0.0, factor = 0.0;
+    int waited = 0;
+    const char *at = text.data(), *const last = at + text.size();
+    const auto read = [&](auto& number) {
+      const auto [end, problem] = std::from_chars(at, last, number);
+      at = end != last && *end == ' ' ? end + 1 : end;
+      return problem == std::errc();
+    };
+    const bool valid = read(best) && read(factor) && read(waited) && at == last && factor > 0.0 &&
+                       std::isfinite(factor) && waited >= 0 && !std::isnan(best);
+    detail::require_schedule(valid, "plateau: this is not a state: " + text);
+    best_ = best;
+    factor_ = factor;
+    waited_ = waited;
+  }
+
+ private:
+  double divisor_;
+  int patience_;
+  double best_ = std::numeric_limits<double>::infinity();
+  double factor_ = 1.0;
+  int waited_ = 0;
+};
 
 PUFFERFISH_NAMESPACE_END

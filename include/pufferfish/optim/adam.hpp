@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `Adam`: Adam and AdamW over whole arenas.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/optim/optimizer_target.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct adam_options {
+  double beta1 = 0.9;    ///< of the mean of gradients
+  double beta2 = 0.999;  ///< of the mean of their squares
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+  /// True (AdamW): value *= 1 - lr weight_decay. False (Adam): weight_decay value is added to the gradient.
+  bool decoupled_decay = true;
+  bool decay_all = false;  ///< also biases and normalisation parameters, as PyTorch does by default
+};
+
+namespace ops::reference {
+
+/// One element of step number `step` (1, 2, ...), as PyTorch defines it; see Adam. `decay` is 0 where weight
+/// decay is off.
+template <class T>
+void adam_element(T& value, T gradient, T& first, T& second, double lr, const adam_options& options,
+                  double decay, std::uint64_t step) {
+  const double old = static_cast<double>(value);
+  const double g = static_cast<double>(gradient) + (options.decoupled_decay ? 0.0 : decay * old);
+  const double mean = options.beta1 * static_cast<double>(first) + (1.0 - options.beta1) * g;
+  const double square = options.beta2 * static_cast<double>(second) + (1.0 - options.beta2) * g * g;
+  first = static_cast<T>(mean);
+  second = static_cast<T>(square);
+  const auto t = static_cast<double>(step);
+  const double unbiased_mean = mean / (1.0 - std::pow(options.beta1, t));
+  const double unbiased_square = square / (1.0 - std::pow(options.beta2, t));
+  const double kept = options.decoupled_decay ? old * (1.0 - lr * decay) : old;
+  value = static_cast<T>(kept - lr * unbiased_mean / (std::sqrt(unbiased_square) + options.eps));
+}
+
+}  // namespace ops::reference
+
+namespace detail {
+
+/// The numbers of one step, with the corrections of the bias in them.
+template <class T>
+struct adam_numbers {
+  T rate, shrink, decay, keep_first, take_first, keep_second, take_second, deviation_scale, eps;
+};
+
+#define PUFFERFISH_KERNELS adam_passes
+#define PUFFERFISH_KERNEL_FILE <pufferfish/optim/adam.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+}  // namespace detail
+
+/// In step t = 1, 2, ..., with gradient g (Kingma, Ba: "Adam", ICLR 2015):
+///     m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
+///     value -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+/// With weight decay either value *= 1 - lr weight_decay before that (Loshchilov, Hutter: "Decoupled weight
+/// decay regularization", ICLR 2019), or g = gradient + weight_decay value. As PyTorch's AdamW and Adam do.
+template <class T>
+class Adam {
+ public:
+  using value_type = T;
+
+  /// Starts with moments of zero and at step 0: what a network gets that has just been factorized. Throws
+  /// shape_error if the target's parts do not fit each other, value_error for options out of range.
+  Adam(optimizer_target<T> target, const adam_options& options)
+      : target_(std::move(target)), options_(options) {
+    check(options_);
+    target_.require_covered("Adam");
+    cut_tasks();
+    const auto size = static_cast<index_t>(target_.values.size());
+    first_ = aligned_buffer<T>(size);
+    second_ = aligned_buffer<T>(size);
+  }
+
+  const adam_options& options() const { return options_; }
+  const optimizer_target<T>& target() const { return target_; }
+
+  /// One step with the given learning rate over all parameters. Throws state_error if the network has changed
+  /// its arenas, value_error for a learning rate that is not finite.
+  void step(context<device::cpu>& ctx, double lr) {
+    target_.require_current("Adam");
+    if (!std::isfinite(lr)) {
+      PUFFERFISH_THROW(value_error("Adam: learning rate " + std::to_string(lr) + " is not finite"));
+    }
+    ++steps_;
+    const detail::adam_numbers<T> decaying = numbers_for(lr, options_.weight_decay);
+    const detail::adam_numbers<T> others = numbers_for(lr, 0.0);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::adam_passes, adam<T>);
+    ctx.parallel_for(static_cast<index_t>(tasks_.size()), [&](index_t task, int) {
+      const arena_segment& range = tasks_[static_cast<std::size_t>(task)];
+      kernel(range.decay ? decaying : others, target_.gradients.data() + range.offset,
+             first_.data() + range.offset, second_.data() + range.offset,
+             target_.values.data() + range.offset, range.size);
+    });
+  }
+
+  /// The state, for checkpoints: the two moments (arranged as the values) and the number of steps taken.
+  std::span<T> first_moment() { return first_.span(); }
+  std::span<const T> first_moment() const { return first_.span(); }
+  std::span<T> second_moment() { return second_.span(); }
+  std::span<const T> second_moment() const { return second_.span(); }
+  std::uint64_t steps() const { return steps_; }
+  void set_steps(std::uint64_t steps) { steps_ = steps; }
+
+ private:
+  static void check(const adam_options& o) {
+    const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
+    const bool valid = is_beta(o.beta1) && is_beta(o.beta2) && o.eps > 0.0 && std::isfinite(o.eps) &&
+                       o.weight_decay >= 0.0 && std::isfinite(o.weight_decay);
+    if (!valid) {
+      pufferfish::detail::throw_error<value_error>(
+          {"Adam: betas ", o.beta1, " and ", o.beta2, " must be in [0, 1), eps ", o.eps,
+           " positive, weight decay ", o.weight_decay, " not negative, all finite"});
+    }
+  }
+
+  // Neighbours that decay alike are one range; ranges are cut into pieces of a size for one task.
+  void cut_tasks() {
+    constexpr index_t piece = 32768;
+    std::vector<arena_segment> ranges;
+    for (const arena_segment& segment : target_.segments) {
+      const bool decay = segment.decay || options_.decay_all;
+      if (ranges.empty() || ranges.back().decay != decay) ranges.push_back({segment.offset, 0, decay});
+      ranges.back().size += segment.size;
+    }
+    for (const arena_segment& range : ranges) {
+      for (index_t begin = 0; begin < range.size; begin += piece) {
+        tasks_.push_back({range.offset + begin, std::min(piece, range.size - begin), range.decay});
+      }
+    }
+  }
+
+  // sqrt(v / c) + eps = sqrt(v) / sqrt(c) + eps: the corrections are numbers of the step.
+  detail::adam_numbers<T> numbers_for(double lr, double decay) const {
+    const auto t = static_cast<double>(steps_);
+    return {static_cast<T>(lr / (1.0 - std::pow(options_.beta1, t))),
+            static_cast<T>(options_.decoupled_decay ? 1.0 - lr * decay : 1.0),
+            static_cast<T>(options_.decoupled_decay ? 0.0 : decay),
+            static_cast<T>(options_.beta1),
+            static_cast<T>(1.0 - options_.beta1),
+            static_cast<T>(options_.beta2),
+            static_cast<T>(1.0 - options_.beta2),
+            static_cast<T>(1.0 / std::sqrt(1.0 - std::pow(options_.beta2, t))),
+            static_cast<T>(options_.eps)};
+  }
+
+  optimizer_target<T> target_;
+  adam_options options_;
+  std::vector<arena_segment> tasks_;
+  aligned_buffer<T> first_, second_;
+  std::uint64_t steps_ = 0;
+};
+
+PUFFERFISH_NAMESPACE_END
