@@ -122,7 +122,7 @@ class services {
   answer factorize(const request& asked) {
     const auto network = asked.at("network").get<std::string>();
     std::vector<double> ms;
-    for (int i = 0; i < asked.value("samples", 3); ++i) ms.push_back(switch_seconds(network) * 1e3);
+    for (int i = 0; i < asked.value("samples", 3); ++i) ms.push_back(switch_seconds(network, threads_) * 1e3);
     return {{"ms", ms}};
   }
 

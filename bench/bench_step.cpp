@@ -56,6 +56,7 @@ struct mode_result {
             {"ms_max", rounded(time.most * 1e3)},
             {"bound_ms", rounded(spread_of(bound).median * 1e3)},
             {"percent_of_bound", rounded(spread_of(percent).median)},
+            {"percent_undisturbed", rounded(100.0 * spread_of(bound).least / time.least)},
             {"peak_gflops", rounded(spread_of(peak).median)},
             {"batch", s.batch},
             {"parameters", step->parameters()},

@@ -154,12 +154,14 @@ std::unique_ptr<training_step> make_training_step(const std::string& network, co
   return std::make_unique<image_step>(image_network_called(network), mode == "hybrid", batch, threads);
 }
 
-double switch_seconds(const std::string& network) {
+double switch_seconds(const std::string& network, int threads) {
   const image_network& which = image_network_called(network);
   net_type net = which.make();
   net.initialize(1);
+  pf::factorize_policy policy = which.policy();
+  policy.threads = threads;
   const auto start = clock::now();
-  pf::factorize(net, which.policy());
+  pf::factorize(net, policy);
   return seconds_since(start);
 }
 

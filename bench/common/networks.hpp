@@ -51,6 +51,6 @@ std::unique_ptr<training_step> make_training_step(const std::string& network, co
                                                   index_t batch, int threads);
 
 /// Seconds that factorize() takes to turn the network from dense to hybrid: decompositions and new arenas.
-double switch_seconds(const std::string& network);
+double switch_seconds(const std::string& network, int threads);
 
 }  // namespace bench

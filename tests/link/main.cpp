@@ -18,7 +18,19 @@ TEST_CASE("objects with different flags live in one program") {
   CHECK(b.caught_own);
 }
 
+#if defined(WITH_OPENMP)
+TEST_CASE("OpenMP's threads give the bits of our own, in a namespace of their own") {
+  const object_report own = full::run();
+  const object_report team = openmp::run();
+  CHECK(own.abi != team.abi);
+  CHECK(team.abi == own.abi + "_omp");
+  CHECK(own.layers == team.layers);
+  CHECK(team.caught_own);
+}
+#endif
+
 TEST_CASE("an exception thrown in one object is caught by its type in the other") {
   CHECK(light::catches(&full::throw_shape_error));
   CHECK(full::catches(&light::throw_shape_error));
+  CHECK(openmp::catches(&light::throw_shape_error));
 }

@@ -24,3 +24,10 @@ object_report run();
 void throw_shape_error();
 bool catches(void (*thrower)());
 }  // namespace full
+
+// As full, with OpenMP's threads.
+namespace openmp {
+object_report run();
+void throw_shape_error();
+bool catches(void (*thrower)());
+}  // namespace openmp

@@ -464,6 +464,19 @@ TEST_CASE("factorize: a layer of another library inside any_layer") {
   CHECK(distance(output_of(net), before) < 1e-5);
 }
 
+TEST_CASE("factorize: the same bits and the same order for any number of threads") {
+  network<float> one = make_net<float>();
+  factorize_policy policy;
+  policy.first_layer = 1;
+  const factorization made = factorize(one, policy);
+  for (int threads : {2, 3, 8}) {
+    network<float> more = make_net<float>();
+    policy.threads = threads;
+    CHECK(names_of(factorize(more, policy)) == names_of(made));
+    CHECK(state_of(more) == state_of(one));
+  }
+}
+
 TEST_CASE("any_layer: layers without a matrix refuse to be factorized") {
   const any_layer<float> relu{ReLU<float>()};
   CHECK(relu.weight_matrix().empty());

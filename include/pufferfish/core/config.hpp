@@ -40,15 +40,25 @@
 #define PUFFERFISH_BASE_ISA base
 #endif
 
-#define PUFFERFISH_DETAIL_ABI3(major, minor, level, isa) v##major##_##minor##_a##level##_##isa
-#define PUFFERFISH_DETAIL_ABI2(major, minor, level, isa) PUFFERFISH_DETAIL_ABI3(major, minor, level, isa)
+// Whose threads contexts use (core/parallel.hpp): OpenMP's where the unit is compiled with it.
+#if defined(_OPENMP)
+#define PUFFERFISH_DETAIL_THREADS _omp
+#else
+#define PUFFERFISH_DETAIL_THREADS
+#endif
+
+#define PUFFERFISH_DETAIL_ABI3(major, minor, level, isa, threads) \
+  v##major##_##minor##_a##level##_##isa##threads
+#define PUFFERFISH_DETAIL_ABI2(major, minor, level, isa, threads) \
+  PUFFERFISH_DETAIL_ABI3(major, minor, level, isa, threads)
 #define PUFFERFISH_DETAIL_STABLE2(major, minor) v##major##_##minor
 #define PUFFERFISH_DETAIL_STABLE1(major, minor) PUFFERFISH_DETAIL_STABLE2(major, minor)
 
-/// Name of the inline namespace: version, assertion level, base instruction set (for example v0_1_a1_avx512).
+/// Name of the inline namespace: version, assertion level, base instruction set, OpenMP (for example
+/// v0_1_a1_avx512 or v0_1_a1_avx512_omp).
 #define PUFFERFISH_ABI_NAMESPACE                                                                      \
   PUFFERFISH_DETAIL_ABI2(PUFFERFISH_VERSION_MAJOR, PUFFERFISH_VERSION_MINOR, PUFFERFISH_ASSERT_LEVEL, \
-                         PUFFERFISH_BASE_ISA)
+                         PUFFERFISH_BASE_ISA, PUFFERFISH_DETAIL_THREADS)
 #define PUFFERFISH_NAMESPACE_BEGIN \
   namespace pufferfish {           \
   inline namespace PUFFERFISH_ABI_NAMESPACE {

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +34,8 @@ struct factorize_policy {
   bool keep_dense_if_larger = true;
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;
+  /// Layers factorized at once; the result does not depend on it.
+  int threads = 1;
 };
 
 /// A layer and the rank it has, or should have.
@@ -107,6 +111,49 @@ class slot_selector final : public layer_visitor<T, Device> {
   int shortcuts_ = 0;
 };
 
+/// A chosen slot, and what becomes of it: nothing if it would grow.
+template <class T, class Device>
+struct slot_factorization {
+  std::string name;
+  any_layer<T, Device>* slot;
+  std::optional<any_layer<T, Device>> low_rank;
+  factor_report report;
+
+  void run(const factorize_policy& policy) {
+    const matrix_size size = slot->weight_matrix();
+    if (policy.keep_dense_if_larger && largest_shrinking_rank(size.rows, size.cols) < 1) return;
+    factorize_options options;
+    options.name = name;
+    options.method = policy.method;
+    options.seed = policy.seed;
+    options.allow_growth = policy.keep_dense_if_larger;
+    any_layer<T, Device> made = slot->factorized(policy.rank, options, report);
+    report.name = name;
+    if (policy.keep_dense_if_larger && report.parameters_after >= report.parameters_before) return;
+    low_rank = std::move(made);
+  }
+
+  // Grows as the time of the decomposition does.
+  double cost() const {
+    const matrix_size size = slot->weight_matrix();
+    return static_cast<double>(size.rows) * static_cast<double>(size.cols) *
+           static_cast<double>(std::min(size.rows, size.cols));
+  }
+};
+
+/// All of them on policy.threads threads, the large ones first, so that no thread is left with one at the
+/// end.
+template <class T, class Device>
+void factorize_slots(std::vector<slot_factorization<T, Device>>& work, const factorize_policy& policy) {
+  std::vector<std::size_t> order(work.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return work[a].cost() > work[b].cost(); });
+  thread_pool(policy.threads).run(static_cast<index_t>(work.size()), [&](index_t task, int) {
+    work[order[static_cast<std::size_t>(task)]].run(policy);
+  });
+}
+
 }  // namespace detail
 
 /// Replaces the layers that `policy` chooses by their low-rank factors, all other layers, parameters and
@@ -114,36 +161,25 @@ class slot_selector final : public layer_visitor<T, Device> {
 /// throw from now on.
 ///
 /// Errors as svd_factorize, naming the layer; the network is unchanged if anything is thrown.
-template <class T, class Device>
-factorization factorize(network<T, Device>& net, const factorize_policy& policy) {
+template <class Root, class Device>
+factorization factorize(model<Root, Device>& net, const factorize_policy& policy) {
+  using T = typename Root::value_type;
   factorization result;
   result.parameters_before = net.parameter_count();
-  net.modify([&](any_layer<T, Device>& root) {
+  net.modify([&](Root& root) {
     detail::slot_selector<T, Device> selector;
     root.visit_layers(selector);
-    std::vector<std::pair<any_layer<T, Device>*, any_layer<T, Device>>> replacements;
-    for (const auto& found : selector.select(policy)) {
-      factorize_options options;
-      options.name = found.name;
-      options.method = policy.method;
-      options.seed = policy.seed;
-      const matrix_size size = found.slot->weight_matrix();
-      if (policy.keep_dense_if_larger && largest_shrinking_rank(size.rows, size.cols) < 1) {
-        result.kept_dense.push_back(found.name);
+    std::vector<detail::slot_factorization<T, Device>> work;
+    for (const auto& found : selector.select(policy)) work.push_back({found.name, found.slot, {}, {}});
+    detail::factorize_slots(work, policy);
+    for (auto& done : work) {
+      if (!done.low_rank) {
+        result.kept_dense.push_back(done.name);
         continue;
       }
-      options.allow_growth = policy.keep_dense_if_larger;
-      factor_report report;
-      any_layer<T, Device> low_rank = found.slot->factorized(policy.rank, options, report);
-      report.name = found.name;
-      if (policy.keep_dense_if_larger && report.parameters_after >= report.parameters_before) {
-        result.kept_dense.push_back(found.name);
-        continue;
-      }
-      replacements.emplace_back(found.slot, std::move(low_rank));
-      result.layers.push_back(std::move(report));
+      *done.slot = std::move(*done.low_rank);
+      result.layers.push_back(std::move(done.report));
     }
-    for (auto& [slot, layer] : replacements) *slot = std::move(layer);
   });
   result.parameters_after = net.parameter_count();
   return result;
@@ -153,9 +189,10 @@ factorization factorize(network<T, Device>& net, const factorize_policy& policy)
 /// given ranks, with zeros for numbers. For ranks that receive the numbers from another, and for loading
 /// checkpoints. Throws state_error for a name that is not a dense layer of the network, rank_error for an
 /// impossible rank.
-template <class T, class Device>
-void apply_ranks(network<T, Device>& net, const std::vector<layer_rank>& ranks) {
-  net.modify([&](any_layer<T, Device>& root) {
+template <class Root, class Device>
+void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks) {
+  using T = typename Root::value_type;
+  net.modify([&](Root& root) {
     struct finder final : layer_visitor<T, Device> {
       void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
         slots.emplace_back(name, &slot);
@@ -179,10 +216,10 @@ void apply_ranks(network<T, Device>& net, const std::vector<layer_rank>& ranks) 
 }
 
 /// The low-rank layers that a network has now, with their ranks.
-template <class T, class Device>
-std::vector<layer_rank> low_rank_layers(const network<T, Device>& net) {
+template <class Root, class Device>
+std::vector<layer_rank> low_rank_layers(const model<Root, Device>& net) {
   std::vector<layer_rank> result;
-  net.for_each_layer([&](const std::string& name, const any_layer<T, Device>& layer) {
+  net.for_each_layer([&](const std::string& name, const auto& layer) {
     if (const auto* conv = layer.low_rank_conv()) result.push_back({name, conv->rank()});
     if (const auto* linear = layer.low_rank_linear()) result.push_back({name, linear->rank()});
   });
@@ -210,9 +247,10 @@ Linear<T> merged(const low_rank_linear<T>& layer) {
 
 /// Multiplies the factors of every low-rank layer out: a dense network of the same function up to rounding,
 /// for programs that know dense layers only. New arenas, a new generation.
-template <class T, class Device>
-void merge(network<T, Device>& net) {
-  net.modify([](any_layer<T, Device>& root) {
+template <class Root, class Device>
+void merge(model<Root, Device>& net) {
+  using T = typename Root::value_type;
+  net.modify([](Root& root) {
     struct merger final : layer_visitor<T, Device> {
       void on_layer(const std::string&, any_layer<T, Device>& slot) override {
         if (const auto* conv = slot.low_rank_conv()) {

@@ -261,7 +261,9 @@ class procedure {
     switch_result result;
     result.epoch = record_.epoch;
     const std::string ranks = on_root([&] {
-      result.factors = factorize(net_, options_.factorize);
+      factorize_policy policy = options_.factorize;
+      policy.threads = ctx_.threads();
+      result.factors = factorize(net_, policy);
       return detail::ranks_to_text(result.factors.ranks());
     });
     take_structure(detail::ranks_from_text(ranks), net_);

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `model<Root>`: layers of any arrangement with their arenas, as a value. A network from one tensor to
+/// another is one (`network`), a language model or a Transformer another.
+///
+/// What a Root must have (a documented class that does not exist):
+///
+///     class ExampleRoot {                                       // copyable, copies are deep
+///      public:
+///       using value_type = T;
+///       void visit_state(state_visitor<T>&, const std::string& prefix = {});   // parameters and buffers
+///       void visit_layers(layer_visitor<T, Device>&, const std::string& prefix = {});   // replaceable slots
+///       void initialize(random_stream);
+///     };
+///
+/// Both visits go in execution order, containers before their contents, names joined by dots. A Root may have
+/// forward and backward passes of whatever arguments it needs.
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <pufferfish/nn/any_layer.hpp>
+#include <pufferfish/nn/parameter_store.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A Root and the arenas of its parameters, gradients and buffers. Copying copies the arenas and binds the
+/// copy's layers to them; moving moves no layer and no arena.
+template <class Root, class Device = device::cpu>
+class model {
+ public:
+  using root_type = Root;
+  using value_type = typename Root::value_type;
+  using layer_type = any_layer<value_type, Device>;
+
+  explicit model(Root root) : state_(std::make_unique<state>(std::move(root))) { pack(); }
+  model(const model& other) : model(other.state_->root) {}
+  model(model&&) noexcept = default;
+  model& operator=(model other) noexcept {
+    state_ = std::move(other.state_);
+    return *this;
+  }
+  ~model() = default;
+
+  /// The layers, for passes through them. They may not be replaced here: see modify.
+  const Root& root() const { return state_->root; }
+
+  /// Random initial values, a pure function of the seed and each layer's name.
+  void initialize(std::uint64_t seed) { state_->root.initialize({seed, stream_id("initialize")}); }
+
+  /// The arenas; see parameter_store.
+  parameter_store<value_type>& store() { return state_->store; }
+  const parameter_store<value_type>& store() const { return state_->store; }
+  std::uint64_t generation() const { return state_->store.generation(); }
+  index_t parameter_count() const { return static_cast<index_t>(state_->store.values().size()); }
+
+  /// Lets `change(Root&)` work on the layers (replace some, add some), then lays out new arenas, keeping the
+  /// values of all that stayed. Raises the generation.
+  template <class Change>
+  void modify(Change&& change) {
+    change(state_->root);
+    pack();
+  }
+
+  /// Calls f(name, const any_layer&) for every layer below the root, containers before their contents.
+  template <class F>
+  void for_each_layer(F&& f) const {
+    struct caller final : layer_visitor<value_type, Device> {
+      explicit caller(F& g) : call(g) {}
+      void on_layer(const std::string& name, layer_type& slot) override { call(name, std::as_const(slot)); }
+      F& call;
+    } visitor(f);
+    state_->root.visit_layers(visitor);
+  }
+
+  /// The structure in lines, "layer1.0.conv1.weight [16 x 16 x 3 x 3]": all parameters, then all buffers, in
+  /// arena order. Ranks whose lines differ do not have the same model.
+  std::string structure() const {
+    std::string text;
+    for (const auto& entry : state_->store.parameters()) {
+      text += entry.name + " " + to_string(entry.thing->layout()) + "\n";
+    }
+    for (const auto& entry : state_->store.buffer_entries()) {
+      text += entry.name + " " + to_string(entry.thing->layout()) + "\n";
+    }
+    return text;
+  }
+
+ private:
+  // Behind a pointer, so that parameters stay where the arenas' entries point.
+  struct state {
+    explicit state(Root r) : root(std::move(r)) {}
+    Root root;
+    parameter_store<value_type> store;
+  };
+
+  void pack() {
+    state_->store.pack([this](state_visitor<value_type>& visitor) { state_->root.visit_state(visitor); });
+  }
+
+  std::unique_ptr<state> state_;
+};
+
+PUFFERFISH_NAMESPACE_END
