@@ -22,12 +22,13 @@ struct settings {
   int threads = 1;
   int runs = 7;
   bool measure_memory = true;
+  bool recompute = false;
   std::string json_file;
 };
 
 constexpr int memory_steps = 10;
 
-/// One of the two networks: what is measured of it.
+/// One of the networks: what is measured of it.
 struct mode_result {
   std::string mode;
   double growth_mib = 0;
@@ -68,9 +69,10 @@ struct mode_result {
 
 void run(const settings& s) {
   reporter out(s.json_file);
-  std::vector<mode_result> modes(2);
+  std::vector<mode_result> modes(s.recompute ? 3 : 2);
   modes[0].mode = "dense";
   modes[1].mode = "hybrid";
+  if (s.recompute) modes[2].mode = "hybrid_recompute";
   for (mode_result& m : modes) {
     if (!s.measure_memory) continue;
     m.growth_mib = resident_growth_mib([&] {
@@ -133,6 +135,8 @@ int main(int argc, char** argv) {
   app.add_option("--runs", s.runs, "Timed steps of each network")->check(CLI::Range(1, 100000));
   app.add_flag("--no-memory", no_memory,
                "Do not measure the growth of resident memory (ten more steps of each)");
+  app.add_flag("--recompute", s.recompute,
+               "Also the hybrid network whose inner activations are computed again in the backward pass");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each network to this file (-: standard output)");
   CLI11_PARSE(app, argc, argv);

@@ -52,8 +52,8 @@ void for_each_conv(const net_type& net, const extents<4>& input, F&& f) {
 
 class image_step final : public training_step {
  public:
-  image_step(const image_network& which, bool hybrid, index_t batch, int threads)
-      : net_(made(which, hybrid)),
+  image_step(const image_network& which, const std::string& mode, index_t batch, int threads)
+      : net_(made(which, mode)),
         ctx_({threads, 1}),
         optimizer_(pf::make_optimizer_target(net_.store()), options()),
         x_(with_batch(which.image, batch)),
@@ -90,11 +90,20 @@ class image_step final : public training_step {
   std::size_t working_allocations() const override { return ctx_.system_allocations(); }
 
  private:
-  static net_type made(const image_network& which, bool hybrid) {
+  static net_type made(const image_network& which, const std::string& mode) {
     net_type net = which.make();
     net.initialize(1);
-    if (hybrid) pf::factorize(net, which.policy());
+    if (mode != "dense") pf::factorize(net, which.policy());
+    if (mode == "hybrid_recompute") net.modify(recompute_inner_activations);
     return net;
+  }
+  static void recompute_inner_activations(pf::any_layer<float>& root) {
+    struct setter final : pf::layer_visitor<float, pf::device::cpu> {
+      void on_layer(const std::string&, pf::any_layer<float>& slot) override {
+        if (auto* conv = slot.target<pf::LowRankConv<float>>()) conv->set_recompute(true);
+      }
+    } visitor;
+    root.visit_layers(visitor);
   }
   static extents<4> with_batch(extents<4> image, index_t batch) {
     image[0] = batch;
@@ -150,8 +159,10 @@ std::vector<conv_layer> conv_layers(const std::string& network) {
 
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads) {
-  if (mode != "dense" && mode != "hybrid") throw std::runtime_error("no mode is called " + mode);
-  return std::make_unique<image_step>(image_network_called(network), mode == "hybrid", batch, threads);
+  if (mode != "dense" && mode != "hybrid" && mode != "hybrid_recompute") {
+    throw std::runtime_error("no mode is called " + mode);
+  }
+  return std::make_unique<image_step>(image_network_called(network), mode, batch, threads);
 }
 
 double switch_seconds(const std::string& network, int threads) {

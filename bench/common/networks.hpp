@@ -45,8 +45,9 @@ class training_step {
   virtual std::size_t working_allocations() const = 0;
 };
 
-/// mode: "dense", or "hybrid": factorize() with the paper's choice of layers. Throws std::runtime_error for
-/// names that are none.
+/// mode: "dense", "hybrid": factorize() with the paper's choice of layers, or "hybrid_recompute": the same
+/// with the activations between factors computed again in the backward pass instead of kept. Throws
+/// std::runtime_error for names that are none.
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads);
 
