@@ -2,9 +2,10 @@
 #pragma once
 
 /// \file
-/// `ReLU`: y = max(x, 0).
+/// Activations: `ReLU`, `GELU`, `Tanh`, `Sigmoid`.
 
 #include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/ops/activation.hpp>
 #include <pufferfish/ops/relu.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -40,5 +41,61 @@ class ReLU {
     ops::relu_backward<T>(ctx, y.flat(), dy.flat(), dx.flat());
   }
 };
+
+namespace detail {
+
+/// An activation of ops/activation.hpp as a layer. Keeps a view of x or y, no copy, for the backward pass.
+template <class T, activation_kind Kind>
+class smooth_activation {
+ public:
+  using value_type = T;
+  static constexpr bool gradient_in_place = true;
+
+  std::string describe() const {
+    return Kind == activation_kind::gelu        ? "GELU"
+           : Kind == activation_kind::gelu_tanh ? "GELU (tanh)"
+           : Kind == activation_kind::tanh      ? "Tanh"
+                                                : "Sigmoid";
+  }
+  extents<4> output_shape(const extents<4>& input) const { return input; }
+
+  /// x, y: dense, of one shape; y may be x where the gradient comes from y, and in inference. In training,
+  /// both must stay as they are until the backward pass. Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    check_shapes(*this, x.shape(), y.shape());
+    ops::activation_forward<Kind, T>(ctx, x.flat(), y.flat());
+    if (ctx.training()) ctx.tape().push_value(keeps_output(Kind) ? tensor_view<const T, 4>(y) : x);
+  }
+
+  /// dx may be dy, or a null view. Throws shape_error, and state_error without a forward pass in training
+  /// mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    const auto kept = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    check_shapes(*this, kept.shape(), dy.shape());
+    if (dx.is_null()) return;
+    check_shapes(*this, dx.shape(), dy.shape());
+    ops::activation_backward<Kind, T>(ctx, kept.flat(), dy.flat(), dx.flat());
+  }
+};
+
+}  // namespace detail
+
+/// y = x P(N(0, 1) < x), by the error function (PyTorch's default).
+template <class T>
+class GELU : public detail::smooth_activation<T, activation_kind::gelu> {};
+
+/// y = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): the cheaper form of GELU.
+template <class T>
+class GELUTanh : public detail::smooth_activation<T, activation_kind::gelu_tanh> {};
+
+/// y = tanh(x).
+template <class T>
+class Tanh : public detail::smooth_activation<T, activation_kind::tanh> {};
+
+/// y = 1 / (1 + exp(-x)).
+template <class T>
+class Sigmoid : public detail::smooth_activation<T, activation_kind::sigmoid> {};
 
 PUFFERFISH_NAMESPACE_END

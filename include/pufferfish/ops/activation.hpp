@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// GELU, tanh and the logistic function, with their gradients: the plain reference and the fast CPU form.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numbers>
+#include <span>
+
+#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// gelu: x P(N(0, 1) < x) (Hendrycks, Gimpel: "Gaussian error linear units", 2016). gelu_tanh: its
+/// approximation x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), ibid. sigmoid: 1 / (1 + exp(-x)).
+enum class activation_kind { gelu, gelu_tanh, tanh, sigmoid };
+
+/// True where the gradient is computed from y, false where it is from x.
+constexpr bool keeps_output(activation_kind kind) {
+  return kind == activation_kind::tanh || kind == activation_kind::sigmoid;
+}
+
+namespace ops {
+namespace reference {
+
+/// y_i = f(x_i), in double.
+template <class T>
+void activation_forward(activation_kind kind, std::span<const T> x, std::span<T> y) {
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const auto v = static_cast<double>(x[i]);
+    const double cubic = std::sqrt(2.0 / std::numbers::pi) * (v + 0.044715 * v * v * v);
+    y[i] = static_cast<T>(kind == activation_kind::gelu        ? 0.5 * v * std::erfc(-v / std::numbers::sqrt2)
+                          : kind == activation_kind::gelu_tanh ? 0.5 * v * (1.0 + std::tanh(cubic))
+                          : kind == activation_kind::tanh      ? std::tanh(v)
+                                                               : 1.0 / (1.0 + std::exp(-v)));
+  }
+}
+
+/// dx_i = f'(x_i) dy_i, in double, from what keeps_output says: y for tanh and sigmoid, else x.
+template <class T>
+void activation_backward(activation_kind kind, std::span<const T> kept, std::span<const T> dy,
+                         std::span<T> dx) {
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const auto v = static_cast<double>(kept[i]);
+    double slope = 0.0;
+    if (kind == activation_kind::gelu) {
+      slope = 0.5 * std::erfc(-v / std::numbers::sqrt2) +
+              v * std::exp(-0.5 * v * v) / std::sqrt(2.0 * std::numbers::pi);
+    } else if (kind == activation_kind::gelu_tanh) {
+      const double factor = std::sqrt(2.0 / std::numbers::pi);
+      const double t = std::tanh(factor * (v + 0.044715 * v * v * v));
+      slope = 0.5 * (1.0 + t) + 0.5 * v * (1.0 - t * t) * factor * (1.0 + 3.0 * 0.044715 * v * v);
+    } else {
+      slope = kind == activation_kind::tanh ? 1.0 - v * v : v * (1.0 - v);
+    }
+    dx[i] = static_cast<T>(slope * static_cast<double>(dy[i]));
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+#define PUFFERFISH_KERNELS activations
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/activation.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+}  // namespace detail
+
+/// y_i = f(x_i). Spans of one length; y may be x. A NaN stays.
+template <activation_kind Kind, class T>
+void activation_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "activation_forward: lengths differ");
+  const T* from = x.data();
+  T* to = y.data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::activations, activate<Kind, T>);
+  for_chunks(ctx, static_cast<index_t>(y.size()),
+             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
+}
+
+/// dx_i = f'(x_i) dy_i, from y where keeps_output(Kind), else from x. Spans of one length; dx may be dy.
+template <activation_kind Kind, class T>
+void activation_backward(context<device::cpu>& ctx, std::span<const T> kept, std::span<const T> dy,
+                         std::span<T> dx) {
+  PUFFERFISH_ASSERT(kept.size() == dy.size() && dy.size() == dx.size(),
+                    "activation_backward: lengths differ");
+  const T *from = kept.data(), *gradient = dy.data();
+  T* to = dx.data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::activations, activation_gradient<Kind, T>);
+  for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
+    kernel(from + begin, gradient + begin, to + begin, end - begin);
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
