@@ -66,6 +66,17 @@ class random_stream {
     return (std::uint64_t{words[1]} << 32) | words[0];
   }
 
+  /// 32 random bits at a position, for runs of numbers: position 32 g + 16 h + 2 i + l has word 2 h + l of
+  /// block 8 g + i, so that vectors of any width compute neighbours at once (ops/dropout.hpp).
+  constexpr std::uint32_t word(std::uint64_t position) const {
+    const auto in_block = static_cast<std::size_t>(position / 16 % 2 * 2 + position % 2);
+    return block(position / 32 * 8 + position % 16 / 2)[in_block];
+  }
+
+  /// What the stream is a function of.
+  constexpr std::uint64_t seed() const { return seed_; }
+  constexpr std::uint64_t stream() const { return stream_; }
+
   /// Uniform in [0, 1), a multiple of 2^-53.
   constexpr double uniform(std::uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1p-53; }
 

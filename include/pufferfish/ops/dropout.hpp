@@ -4,24 +4,24 @@
 /// \file
 /// Inverted dropout whose mask is a pure function of (stream, position in the global batch).
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
+#include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/ops/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
 /// A probability in steps of 2^-32, as the masks need it: compared with 32 random bits.
-inline std::uint64_t dropout_threshold(double probability) {
-  return static_cast<std::uint64_t>(probability * 0x1p32);
+inline std::uint32_t dropout_threshold(double probability) {
+  return static_cast<std::uint32_t>(probability * 0x1p32);
 }
 
-/// True if element `position` is dropped: element 2k takes the lower half of random number k, 2k + 1 the
-/// upper.
-inline bool dropped(const random_stream& random, std::uint64_t position, std::uint64_t threshold) {
-  const std::uint64_t bits = random.bits(position / 2);
-  return (position % 2 == 0 ? bits & 0xffffffffU : bits >> 32) < threshold;
+/// True if element `position` is dropped.
+inline bool dropped(const random_stream& random, std::uint64_t position, std::uint32_t threshold) {
+  return random.word(position) < threshold;
 }
 
 namespace reference {
@@ -38,6 +38,14 @@ void dropout(std::span<const T> x, std::span<T> y, double probability, const ran
 
 }  // namespace reference
 
+namespace detail {
+
+#define PUFFERFISH_KERNELS dropouts
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/dropout.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+}  // namespace detail
+
 /// y_i = 0 where position first + i is dropped (with the given probability, in [0, 1)), else
 /// x_i / (1 - probability). Its own gradient: the same call with dy for x gives dx. Spans of one length; y
 /// may be x.
@@ -46,14 +54,16 @@ void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, do
              const random_stream& random, std::uint64_t first) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "dropout: lengths differ");
   const T scale = static_cast<T>(1.0 / (1.0 - probability));
-  const std::uint64_t threshold = dropout_threshold(probability);
+  const std::uint32_t threshold = dropout_threshold(probability);
+  const auto words_of = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
+  const auto drop = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, drop<T>);
   for_chunks(ctx, static_cast<index_t>(x.size()), [&](index_t begin, index_t end) {
-    std::uint64_t bits = 0;  // of two neighbours
-    for (index_t i = begin; i < end; ++i) {
-      const std::uint64_t position = first + static_cast<std::uint64_t>(i);
-      if (i == begin || position % 2 == 0) bits = random.bits(position / 2);
-      const std::uint64_t mine = position % 2 == 0 ? bits & 0xffffffffU : bits >> 32;
-      y.data()[i] = mine < threshold ? T{} : x.data()[i] * scale;
+    constexpr index_t piece = 1024;
+    std::uint32_t words[piece];
+    for (index_t i = begin; i < end; i += piece) {
+      const index_t count = std::min(piece, end - i);
+      words_of(random.seed(), random.stream(), first + static_cast<std::uint64_t>(i), count, words);
+      drop(x.data() + i, words, threshold, scale, y.data() + i, count);
     }
   });
 }
