@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `LayerNorm`: normalisation of each vector over its features.
+
+#include <pufferfish/core/parameter.hpp>
+#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/ops/layer_norm.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// y = (x - mean) / sqrt(variance + eps) weight + bias over the last dimension, with the biased variance (Ba,
+/// Kiros, Hinton: "Layer normalization", 2016). eps is that of Transformers; PyTorch's default is 1e-5.
+///
+/// Blocks with a residual connection use forward_sum and backward_sum: dropout, sum and normalisation in one
+/// pass.
+template <class T>
+class LayerNorm {
+ public:
+  using value_type = T;
+  static constexpr bool gradient_in_place = true;
+
+  /// Weight 1, bias 0. Throws shape_error unless features > 0, value_error unless eps > 0.
+  explicit LayerNorm(index_t features, double eps = 1e-6)
+      : eps_(eps),
+        weight_(logical_layout::vector(checked(features, eps)), parameter_role::norm),
+        bias_(logical_layout::vector(features), parameter_role::norm) {
+    std::fill_n(weight_.data(), features, T{1});
+  }
+
+  index_t features() const { return weight_.size(); }
+  double eps() const { return eps_; }
+  std::string describe() const { return detail::message({"LayerNorm ", features()}); }
+
+  /// Throws shape_error if the features differ.
+  extents<4> output_shape(const extents<4>& input) const {
+    if (input[3] != features()) {
+      detail::throw_error<shape_error>(
+          {describe(), ": input ", input, " has ", input[3], " features, not ", features()});
+    }
+    return input;
+  }
+
+  /// x, y: dense, of one shape; y does not overlap x. In training, x must stay as it is until the backward
+  /// pass. Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    run_forward(ctx, {rows(x), {}, {}, nullptr}, rows(y));
+  }
+
+  /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy. Throws
+  /// shape_error, and state_error without a forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    detail::check_shapes(*this, dy.shape(), dy.shape());
+    run_backward(ctx, rows(dy), dx.is_null() ? tensor_view<T, 2>() : rows(dx), {});
+  }
+
+  /// y = norm(dropout(x) + residual) over rows, all M x features and dense. In training the sum takes the
+  /// place of x, which then must stay as it is until backward_sum; the residual need not. y overlaps neither.
+  /// In inference nothing is dropped and y may be x or residual. Throws shape_error.
+  void forward_sum(context<device::cpu>& ctx, const tensor_view<T, 2>& x,
+                   const tensor_view<const T, 2>& residual, const ops::row_dropout& dropout,
+                   const tensor_view<T, 2>& y) const {
+    output_shape({1, 1, x.extent(0), x.extent(1)});
+    if (!ctx.training()) return run_forward(ctx, {x, residual, {}, nullptr}, y);
+    run_forward(ctx, {x, residual, dropout, x.data()}, y);
+  }
+
+  /// The way back: gradients of the residual (dresidual) and of x (dx); each may be a null view, dresidual
+  /// may be dy.
+  void backward_sum(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+                    const tensor_view<T, 2>& dresidual, const tensor_view<T, 2>& dx) const {
+    run_backward(ctx, dy, dresidual, dx);
+  }
+
+  /// Weight 1, bias 0. No random numbers.
+  void initialize(random_stream) {
+    std::fill_n(weight_.data(), features(), T{1});
+    std::fill_n(bias_.data(), features(), T{});
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    f("weight", weight_);
+    f("bias", bias_);
+  }
+
+ private:
+  using record_type = ops::norm_record<T>;
+  using word = typename record_type::word;
+
+  static index_t checked(index_t features, double eps) {
+    if (features < 1) detail::throw_error<shape_error>({"LayerNorm: ", features, " features; at least 1"});
+    if (!(eps > 0.0)) {
+      detail::throw_error<value_error>({"LayerNorm ", features, ": eps ", eps, " must be positive"});
+    }
+    return features;
+  }
+
+  template <class U>
+  static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
+    return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
+  }
+
+  struct taped {
+    record_type record;
+    double dropout_probability;
+    extents<2> shape;
+  };
+
+  void run_forward(context<device::cpu>& ctx, const ops::norm_input<T>& input,
+                   const tensor_view<T, 2>& y) const {
+    const extents<2> shape = input.x.shape();
+    record_type record;
+    if (ctx.training()) {
+      record.sum = input.sums() ? input.sum : input.x.data();
+      record.statistics = ctx.tape().push<T>(2 * shape[0]);
+      if (input.dropout.drops()) record.mask = ctx.tape().push<word>(record_type::mask_size(shape));
+    }
+    ops::layer_norm_forward<T>(ctx, input, weight_.data(), bias_.data(), eps_, y, record);
+    if (ctx.training()) ctx.tape().push_value(taped{record, input.dropout.probability, shape});
+  }
+
+  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+                    const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) const {
+    const auto kept = ctx.tape().pop_value<taped>();
+    if (dy.shape() != kept.shape) {
+      detail::throw_error<shape_error>({describe(), ": gradient ", dy.shape(), " of an output ", kept.shape});
+    }
+    if (kept.record.mask != nullptr) ctx.tape().pop<word>(record_type::mask_size(kept.shape));
+    ctx.tape().pop<T>(2 * kept.shape[0]);
+    scratch_frame frame(ctx.scratch());
+    double* sums = frame.take<double>(2 * features());
+    ops::row_dropout dropout;
+    dropout.probability = kept.dropout_probability;
+    ops::layer_norm_backward<T>(ctx, kept.record, dropout, weight_.data(), dy, sums, sums + features(), dsum,
+                                dx);
+    store(bias_, sums + features());
+    store(weight_, sums);
+    ctx.gradient_written(bias_);
+    ctx.gradient_written(weight_);
+  }
+
+  static void store(const parameter<T>& p, const double* sums) {
+    T* gradient = p.gradient_data();
+    for (index_t c = 0; c < p.size(); ++c) {
+      gradient[c] = static_cast<T>(p.accumulate() ? static_cast<double>(gradient[c]) + sums[c] : sums[c]);
+    }
+  }
+
+  double eps_;
+  parameter<T> weight_, bias_;
+};
+
+PUFFERFISH_NAMESPACE_END
