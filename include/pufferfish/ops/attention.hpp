@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Scaled dot-product attention over heads, with its gradients: the plain reference and the fast CPU form.
+///
+/// Tokens are rows; sequences are runs of rows. So one operation serves batches padded to one length, batches
+/// without padding, and caches of keys and values of which a part is filled.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include <pufferfish/linalg/native_gemm.hpp>
+#include <pufferfish/ops/dropout.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Where the tokens of each sequence lie: rows first[s] .. first[s] + count[s] - 1. A view.
+struct token_runs {
+  index_t sequences = 0;
+  const index_t* first = nullptr;
+  const index_t* count = nullptr;
+
+  index_t most() const {
+    index_t result = 0;
+    for (index_t s = 0; s < sequences; ++s) result = std::max(result, count[s]);
+    return result;
+  }
+};
+
+/// Which keys a query may see. Both rules together if both are given.
+struct attention_mask {
+  /// Query i of n sees keys 0 .. i + (m - n) of m: the last query sees all of them.
+  bool causal = false;
+  /// allowed(sequence, query, key) != 0; strides of 0 repeat a row. A null view: all keys.
+  tensor_view<const unsigned char, 3> allowed;
+};
+
+/// Dropout of attention weights. A weight's number in the random stream depends on the number of its
+/// sequence, on head, query and key, and on how many keys its own sequence has: not on the rest of the batch.
+struct attention_dropout {
+  double probability = 0.0;  ///< in [0, 1); 0: none
+  random_stream random{0, 0};
+  std::uint64_t first_sequence = 0;
+
+  bool drops() const { return probability > 0.0; }
+  double scale() const { return 1.0 / (1.0 - probability); }
+  random_stream of_head(index_t sequence, index_t heads, index_t head) const {
+    const std::uint64_t number =
+        (first_sequence + static_cast<std::uint64_t>(sequence)) * static_cast<std::uint64_t>(heads) +
+        static_cast<std::uint64_t>(head);
+    return {random.seed(), substream(random.stream(), number)};
+  }
+};
+
+namespace ops {
+
+/// What attention works on. Head h of q and k are columns h d .. h d + d - 1 of heads d, that of v likewise
+/// of heads e (e may differ from d).
+template <class T>
+struct attention_input {
+  tensor_view<const T, 2> q;  ///< rows dense, any distance apart; so are k and v
+  tensor_view<const T, 2> k, v;
+  token_runs queries, keys;  ///< of as many sequences
+  index_t heads = 1;
+  attention_mask mask;
+  attention_dropout dropout;
+
+  index_t depth() const { return q.extent(1) / heads; }
+  index_t value_depth() const { return v.extent(1) / heads; }
+  double scale() const { return 1.0 / std::sqrt(static_cast<double>(std::max<index_t>(1, depth()))); }
+  /// Keys that query i of sequence s may see at most: 0 .. visible - 1.
+  index_t visible(index_t s, index_t i) const {
+    const index_t m = keys.count[s];
+    return mask.causal ? std::clamp<index_t>(i + 1 + m - queries.count[s], 0, m) : m;
+  }
+};
+
+namespace reference {
+
+/// The weights of query i of a head, without dropout: softmax of the scores that the mask lets through, zero
+/// elsewhere; all zero where it lets none through. `weights` has room for the keys of the sequence.
+template <class T>
+void attention_weights(const attention_input<T>& in, index_t s, index_t head, index_t i, double* weights) {
+  const index_t m = in.keys.count[s], d = in.depth();
+  double largest = -HUGE_VAL, sum = 0.0;
+  for (index_t j = 0; j < m; ++j) {
+    const bool seen = j < in.visible(s, i) && (in.mask.allowed.is_null() || in.mask.allowed(s, i, j) != 0);
+    double score = 0.0;
+    for (index_t c = head * d; c < (head + 1) * d; ++c) {
+      score += static_cast<double>(in.q(in.queries.first[s] + i, c)) *
+               static_cast<double>(in.k(in.keys.first[s] + j, c));
+    }
+    weights[j] = seen ? score * in.scale() : -HUGE_VAL;
+    largest = std::max(largest, weights[j]);
+  }
+  for (index_t j = 0; j < m; ++j) {
+    weights[j] = weights[j] == -HUGE_VAL ? 0.0 : std::exp(weights[j] - largest);
+    sum += weights[j];
+  }
+  for (index_t j = 0; j < m; ++j) weights[j] = sum > 0.0 ? weights[j] / sum : 0.0;
+}
+
+/// 1 / (1 - probability) where dropout keeps the weight of query i and key j, else 0.
+template <class T>
+double attention_kept(const attention_input<T>& in, index_t s, index_t head, index_t i, index_t j) {
+  if (!in.dropout.drops()) return 1.0;
+  const auto position = static_cast<std::uint64_t>(i * in.keys.count[s] + j);
+  const random_stream random = in.dropout.of_head(s, in.heads, head);
+  return dropped(random, position, dropout_threshold(in.dropout.probability)) ? 0.0 : in.dropout.scale();
+}
+
+/// y = sum over keys of dropout(weight) value, head by head; see the fast form.
+template <class T>
+void attention_forward(const attention_input<T>& in, const tensor_view<T, 2>& y) {
+  const index_t e = in.value_depth();
+  tensor<double, 1> weights({in.keys.most()});
+  for (index_t s = 0; s < in.queries.sequences; ++s) {
+    for (index_t head = 0; head < in.heads; ++head) {
+      for (index_t i = 0; i < in.queries.count[s]; ++i) {
+        attention_weights(in, s, head, i, weights.data());
+        for (index_t c = head * e; c < (head + 1) * e; ++c) {
+          double sum = 0.0;
+          for (index_t j = 0; j < in.keys.count[s]; ++j) {
+            sum += weights(j) * attention_kept(in, s, head, i, j) *
+                   static_cast<double>(in.v(in.keys.first[s] + j, c));
+          }
+          y(in.queries.first[s] + i, c) = static_cast<T>(sum);
+        }
+      }
+    }
+  }
+}
+
+/// The gradients of attention_forward; rows of no sequence are left alone.
+template <class T>
+void attention_backward(const attention_input<T>& in, const tensor_view<const T, 2>& dy,
+                        const tensor_view<T, 2>& dq, const tensor_view<T, 2>& dk,
+                        const tensor_view<T, 2>& dv) {
+  const index_t d = in.depth(), e = in.value_depth(), most = in.keys.most();
+  tensor<double, 1> weights({most}), slopes({most});
+  tensor<double, 2> dkeys({most, d}), dvalues({most, e});
+  for (index_t s = 0; s < in.queries.sequences; ++s) {
+    const index_t m = in.keys.count[s], query0 = in.queries.first[s], key0 = in.keys.first[s];
+    for (index_t head = 0; head < in.heads; ++head) {
+      std::fill(dkeys.flat().begin(), dkeys.flat().end(), 0.0);
+      std::fill(dvalues.flat().begin(), dvalues.flat().end(), 0.0);
+      for (index_t i = 0; i < in.queries.count[s]; ++i) {
+        attention_weights(in, s, head, i, weights.data());
+        double mean = 0.0;
+        for (index_t j = 0; j < m; ++j) {
+          const double kept = attention_kept(in, s, head, i, j);
+          slopes(j) = 0.0;
+          for (index_t c = 0; c < e; ++c) {
+            const auto g = static_cast<double>(dy(query0 + i, head * e + c));
+            slopes(j) += kept * g * static_cast<double>(in.v(key0 + j, head * e + c));
+            dvalues(j, c) += weights(j) * kept * g;
+          }
+          mean += weights(j) * slopes(j);
+        }
+        for (index_t c = 0; c < d; ++c) {
+          double sum = 0.0;
+          for (index_t j = 0; j < m; ++j) {
+            const double dscore = weights(j) * (slopes(j) - mean) * in.scale();
+            sum += dscore * static_cast<double>(in.k(key0 + j, head * d + c));
+            dkeys(j, c) += dscore * static_cast<double>(in.q(query0 + i, head * d + c));
+          }
+          dq(query0 + i, head * d + c) = static_cast<T>(sum);
+        }
+      }
+      for (index_t j = 0; j < m; ++j) {
+        for (index_t c = 0; c < d; ++c) dk(key0 + j, head * d + c) = static_cast<T>(dkeys(j, c));
+        for (index_t c = 0; c < e; ++c) dv(key0 + j, head * e + c) = static_cast<T>(dvalues(j, c));
+      }
+    }
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// An integer of the size of T: a lane of a vector of conditions.
+template <class T>
+using lane_word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+
+#define PUFFERFISH_KERNELS attentions
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/attention.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// Elements of a row of weights: whole vectors of the widest kind.
+template <class T>
+constexpr index_t weight_row(index_t keys) {
+  constexpr index_t widest = 64 / static_cast<index_t>(sizeof(T));
+  return (keys + widest - 1) / widest * widest;
+}
+
+inline void check_runs(const char* what, const token_runs& runs, index_t rows) {
+  for (index_t s = 0; s < runs.sequences; ++s) {
+    if (runs.first[s] < 0 || runs.count[s] < 0 || runs.first[s] + runs.count[s] > rows) {
+      pufferfish::detail::throw_error<shape_error>({"attention: sequence ", s, " has ", what, " in rows ",
+                                                    runs.first[s], " .. ", runs.first[s] + runs.count[s] - 1,
+                                                    " of ", rows});
+    }
+  }
+}
+
+template <class T>
+void check_attention(const attention_input<T>& in, const extents<2>& y) {
+  const extents<2>&q = in.q.shape(), &k = in.k.shape(), &v = in.v.shape();
+  if (in.heads < 1 || q[1] % std::max<index_t>(1, in.heads) != 0 || q[1] != k[1] || v[1] % in.heads != 0 ||
+      v[0] != k[0] || y[0] != q[0] || y[1] != v[1] || in.queries.sequences != in.keys.sequences) {
+    pufferfish::detail::throw_error<shape_error>({"attention: queries ", q, ", keys ", k, ", values ", v,
+                                                  " of ", in.heads, " heads and ", in.queries.sequences,
+                                                  " and ", in.keys.sequences,
+                                                  " sequences do not fit each other or the output ", y});
+  }
+  check_runs("queries", in.queries, q[0]);
+  check_runs("keys", in.keys, k[0]);
+  const extents<3>& allowed = in.mask.allowed.shape();
+  if (!in.mask.allowed.is_null() &&
+      (allowed[0] < in.queries.sequences || allowed[1] < in.queries.most() || allowed[2] < in.keys.most())) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"attention: a mask ", allowed, " for ", in.queries.sequences, " sequences of up to ",
+         in.queries.most(), " queries and ", in.keys.most(), " keys"});
+  }
+}
+
+/// Elements that multiply_packed needs for a right operand of this depth.
+template <class T>
+index_t packed_size(index_t depth) {
+  constexpr index_t columns = 64 / static_cast<index_t>(sizeof(T));
+  return gemm_operand<T>::prepare({nullptr, {depth, columns}}, nullptr, 1).left_storage_size();
+}
+
+/// Scratch of one thread for one head of one sequence at a time, large enough for the longest.
+template <class T>
+struct attention_scratch {
+  T *left, *right, *scores, *used, *storage, *packed;
+  std::uint32_t* words;
+
+  static attention_scratch take(scratch_frame& frame, const attention_input<T>& in, bool backward) {
+    const index_t n = in.queries.most(), m = in.keys.most(), row = weight_row<T>(m);
+    const index_t deep = std::max(in.depth(), in.value_depth());
+    const auto size = [](index_t depth, index_t columns) {
+      return gemm_operand<T>::storage_size(depth, columns);
+    };
+    attention_scratch result{};
+    result.left = frame.take<T>(std::max(n, m) * deep);
+    result.right = frame.take<T>(deep * row);
+    result.scores = frame.take<T>(n * row);
+    result.used = frame.take<T>(backward || in.dropout.drops() ? n * row : 0);
+    result.storage = frame.take<T>(std::max({size(deep, row), size(m, deep), size(n, deep)}));
+    result.packed = frame.take<T>(packed_size<T>(std::max({deep, m, n})));
+    result.words = frame.take<std::uint32_t>(in.dropout.drops() && !backward ? n * m + row : 0);
+    return result;
+  }
+
+  /// to = a b.
+  void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
+                const tensor_view<T, 2>& to) const {
+    const auto operand = gemm_operand<T>::prepare(b, storage, a.extent(0));
+    operand.pays_to_pack(a.extent(0)) ? operand.multiply_packed(a, to, false, packed)
+                                      : operand.multiply(a, to, false);
+  }
+
+  /// `left` filled with rows of a head, times a factor.
+  tensor_view<const T, 2> dense(const tensor_view<const T, 2>& rows, double factor) const {
+    PUFFERFISH_KERNEL(widest_isa(), attentions, copy_rows<T>)
+    (rows.data(), rows.extent(0), rows.extent(1), rows.stride(0), static_cast<T>(factor), left);
+    return {left, rows.shape()};
+  }
+
+  /// `right` filled with their transpose, columns up to whole vectors.
+  tensor_view<const T, 2> transposed(const tensor_view<const T, 2>& rows) const {
+    const index_t length = weight_row<T>(rows.extent(0));
+    PUFFERFISH_KERNEL(widest_isa(), attentions, copy_transposed<T>)
+    (rows.data(), rows.extent(0), rows.extent(1), rows.stride(0), length, right);
+    return {right, {rows.extent(1), length}};
+  }
+};
+
+/// Rows of one head of one sequence.
+template <class T>
+tensor_view<T, 2> head_rows(const tensor_view<T, 2>& all, const token_runs& runs, index_t s, index_t head,
+                            index_t heads) {
+  const index_t depth = all.extent(1) / heads;
+  return all.slice(0, runs.first[s], runs.count[s]).slice(1, head * depth, depth);
+}
+
+/// Where the kept weights of each sequence begin: for each head, its queries' rows. Returns their number.
+template <class T>
+index_t place_weights(const attention_input<T>& in, index_t* places) {
+  index_t at = 0;
+  for (index_t s = 0; s < in.queries.sequences; ++s) {
+    if (places != nullptr) places[s] = at;
+    at += in.heads * in.queries.count[s] * weight_row<T>(in.keys.count[s]);
+  }
+  return at;
+}
+
+/// The weights of one head of one sequence from its scores: those that dropout drops with their sign turned
+/// to `kept`, what multiplies the values to `used`.
+template <class T>
+void make_weights(const attention_input<T>& in, index_t s, index_t head, const attention_scratch<T>& scratch,
+                  T* kept, T* used) {
+  const index_t n = in.queries.count[s], m = in.keys.count[s], row = weight_row<T>(m);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), attentions, weights_row<T>);
+  const bool drops = in.dropout.drops();
+  if (drops) {
+    const random_stream random = in.dropout.of_head(s, in.heads, head);
+    PUFFERFISH_KERNEL(widest_isa(), dropouts, random_words)
+    (random.seed(), random.stream(), 0, n * m, scratch.words);
+  }
+  for (index_t i = 0; i < n; ++i) {
+    T* const scores = scratch.scores + i * row;
+    const index_t visible = in.visible(s, i);
+    if (!in.mask.allowed.is_null()) {
+      for (index_t j = 0; j < visible; ++j) {
+        if (in.mask.allowed(s, i, j) == 0) scores[j] = -std::numeric_limits<T>::infinity();
+      }
+    }
+    kernel(scores, visible, row, drops ? scratch.words + i * m : nullptr,
+           dropout_threshold(in.dropout.probability), static_cast<T>(in.dropout.scale()), kept + i * row,
+           used + i * row);
+  }
+}
+
+}  // namespace detail
+
+/// Elements that attention_forward keeps for attention_backward.
+template <class T>
+index_t attention_kept_size(const attention_input<T>& in) {
+  return detail::place_weights(in, nullptr);
+}
+
+/// y_i = sum_j dropout(p_ij) v_j for each head of each sequence, p_i the softmax over the keys j that the
+/// mask lets query i see of q_i k_j / sqrt(d) (Vaswani et al.: "Attention is all you need", NIPS 2017,
+/// section 3.2). A query that may see no key gets zeros, as does every query of a sequence without keys.
+///
+/// y: rows of q by columns of v, rows dense, overlaps no input; rows of no sequence are left alone. `kept`:
+/// room for attention_kept_size elements in training, nullptr in inference, where nothing is dropped.
+/// Sequences may share keys, not queries. One task a sequence and head: the same bits for any number of
+/// threads. Throws shape_error.
+template <class T>
+void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
+                       T* kept) {
+  detail::check_attention(in, y.shape());
+  if (kept == nullptr) in.dropout = {};
+  if (y.empty() || in.queries.sequences == 0) return;
+  scratch_frame frame(ctx.scratch());
+  auto* scratch = frame.take<detail::attention_scratch<T>>(ctx.threads());
+  for (int t = 0; t < ctx.threads(); ++t) {
+    scratch[t] = detail::attention_scratch<T>::take(frame, in, false);
+  }
+  auto* places = frame.take<index_t>(in.queries.sequences);
+  detail::place_weights(in, places);
+  ctx.parallel_for(in.queries.sequences * in.heads, [&](index_t task, int worker) {
+    const index_t s = task / in.heads, head = task % in.heads;
+    const index_t n = in.queries.count[s], m = in.keys.count[s], row = detail::weight_row<T>(m);
+    const detail::attention_scratch<T>& own = scratch[worker];
+    const auto to = detail::head_rows(y, in.queries, s, head, in.heads);
+    if (to.empty()) return;
+    const auto q = detail::head_rows(in.q, in.queries, s, head, in.heads);
+    const auto k = detail::head_rows(in.k, in.keys, s, head, in.heads);
+    const auto v = detail::head_rows(in.v, in.keys, s, head, in.heads);
+    own.multiply(own.dense(q, in.scale()), own.transposed(k), {own.scores, {n, row}});
+    T* const weights = kept == nullptr ? own.scores : kept + places[s] + head * n * row;
+    T* const used = in.dropout.drops() ? own.used : weights;
+    detail::make_weights(in, s, head, own, weights, used);
+    own.multiply({used, {n, m}, {row, 1}}, v, to);
+  });
+}
+
+/// Gradients from dy (shaped as y) to q, k and v: dq, dk, dv, shaped as those, rows dense; overlap nothing.
+/// Rows of no sequence are left alone. `in` and `kept` as in the forward pass; sequences share nothing here.
+/// Throws shape_error.
+template <class T>
+void attention_backward(context<device::cpu>& ctx, const attention_input<T>& in, const T* kept,
+                        const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,
+                        const tensor_view<T, 2>& dk, const tensor_view<T, 2>& dv) {
+  detail::check_attention(in, dy.shape());
+  if (dq.shape() != in.q.shape() || dk.shape() != in.k.shape() || dv.shape() != in.v.shape()) {
+    pufferfish::detail::throw_error<shape_error>({"attention: queries ", in.q.shape(), ", keys ",
+                                                  in.k.shape(), ", values ", in.v.shape(), ", gradients ",
+                                                  dq.shape(), ", ", dk.shape(), ", ", dv.shape()});
+  }
+  if (in.queries.sequences == 0) return;
+  scratch_frame frame(ctx.scratch());
+  auto* scratch = frame.take<detail::attention_scratch<T>>(ctx.threads());
+  for (int t = 0; t < ctx.threads(); ++t) {
+    scratch[t] = detail::attention_scratch<T>::take(frame, in, true);
+  }
+  auto* places = frame.take<index_t>(in.queries.sequences);
+  detail::place_weights(in, places);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::attentions, weights_gradient_row<T>);
+  ctx.parallel_for(in.queries.sequences * in.heads, [&](index_t task, int worker) {
+    const index_t s = task / in.heads, head = task % in.heads;
+    const index_t n = in.queries.count[s], m = in.keys.count[s], row = detail::weight_row<T>(m);
+    const detail::attention_scratch<T>& own = scratch[worker];
+    const auto q = detail::head_rows(in.q, in.queries, s, head, in.heads);
+    const auto k = detail::head_rows(in.k, in.keys, s, head, in.heads);
+    const auto v = detail::head_rows(in.v, in.keys, s, head, in.heads);
+    const auto g = own.dense(detail::head_rows(dy, in.queries, s, head, in.heads), 1.0);
+    own.multiply(g, own.transposed(v), {own.scores, {n, row}});
+    const T* const weights = kept + places[s] + head * n * row;
+    for (index_t i = 0; i < n; ++i) {
+      kernel(weights + i * row, row, in.dropout.drops(), static_cast<T>(in.dropout.scale()),
+             static_cast<T>(in.scale()), own.used + i * row, own.scores + i * row);
+    }
+    const T* const used = in.dropout.drops() ? own.used : weights;
+    const tensor_view<const T, 2> dscores(own.scores, {n, m}, {row, 1});
+    own.multiply(transpose(tensor_view<const T, 2>(used, {n, m}, {row, 1})), g,
+                 detail::head_rows(dv, in.keys, s, head, in.heads));
+    own.multiply(dscores, own.dense(k, 1.0), detail::head_rows(dq, in.queries, s, head, in.heads));
+    own.multiply(transpose(dscores), own.dense(q, 1.0), detail::head_rows(dk, in.keys, s, head, in.heads));
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
