@@ -38,7 +38,7 @@ pufferfish::training_options recipe(const options& o, training_mode mode, index_
   const auto epochs = static_cast<double>(o.epochs);
   t.learning_rate = o.lr;
   t.rate_schedule = pufferfish::linear_warmup(1.0, 0.1, pufferfish::cosine(epochs));
-  t.optimizer = {.momentum = 0.9, .nesterov = true, .weight_decay = 5e-4};
+  t.optimizer = pufferfish::sgd_options{.momentum = 0.9, .nesterov = true, .weight_decay = 5e-4};
   t.batch = o.batch;
   t.augment.pad_crop = 1;
   t.seed = static_cast<std::uint64_t>(seed);

@@ -98,9 +98,7 @@ pufferfish::training_options recipe(const options& o) {
   t.factorize.first_layer = o.first_layer;
   t.learning_rate = o.lr;
   t.rate_schedule = schedule_of(o);
-  t.optimizer.momentum = o.momentum;
-  t.optimizer.nesterov = o.momentum > 0.0;
-  t.optimizer.weight_decay = o.weight_decay;
+  t.optimizer = pufferfish::sgd_options{o.momentum, 0.0, o.momentum > 0.0, o.weight_decay, false};
   t.smoothing.epsilon = o.label_smoothing;
   t.clip_norm = o.clip_norm;
   t.batch = o.batch;

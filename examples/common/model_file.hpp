@@ -75,7 +75,7 @@ inline constexpr const char* card_fact = "examples.model_card";
 /// Writes a network with its card, without optimizer state. Call it on one rank.
 inline void save_model(const std::string& path, const pufferfish::network<float>& net,
                        const model_card& card) {
-  pufferfish::save_checkpoint<float>(path, net, {}, {{card_fact, to_text(card)}});
+  pufferfish::save_checkpoint(path, net, {}, {{card_fact, to_text(card)}});
 }
 
 /// Reads a network that save_model wrote, dense or low-rank as it was. Throws io_error.

@@ -2,9 +2,10 @@
 #pragma once
 
 /// \file
-/// Training on several processes: the communicator concept, `self` for one process and `mpi::communicator`.
-/// Needs MPI's headers and library.
+/// Training on several processes: the communicator concept, `self` for one process, `mpi::communicator`, and
+/// the gradient exchange that overlaps with the backward pass. Needs MPI's headers and library.
 
 #include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/dist/mpi.hpp>
 #include <pufferfish/dist/self.hpp>

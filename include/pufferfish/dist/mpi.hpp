@@ -208,6 +208,14 @@ class communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
+  /// True if a thread other than the main one may call, as long as it is one at a time (MPI_THREAD_SERIALIZED
+  /// or more).
+  bool usable_from_threads() const {
+    int provided = MPI_THREAD_SINGLE;
+    detail::check(MPI_Query_thread(&provided), "MPI_Query_thread");
+    return provided >= MPI_THREAD_SERIALIZED;
+  }
+
   /// The duplicate, for collectives that this class does not offer. Stays owned by this object.
   MPI_Comm handle() const { return comm_; }
 
@@ -262,7 +270,32 @@ class communicator {
 
   void barrier() { detail::check(MPI_Barrier(comm_), "MPI_Barrier"); }
 
+  /// A message to another rank, or from it (see `messenger`). Messages from one rank to another arrive in the
+  /// order in which they are started, into as many bytes.
+  template <class T>
+  [[nodiscard]] request start_send(std::span<const T> values, int to) {
+    pufferfish::detail::check_root("mpi::communicator: start_send", to, size_);
+    request started;
+    detail::for_chunks(std::as_bytes(values), chunk_, [&](const std::byte* first, int length) {
+      detail::check(MPI_Isend(first, length, MPI_BYTE, to, message_tag, comm_, started.next()), "MPI_Isend");
+    });
+    return started;
+  }
+  template <class T>
+  [[nodiscard]] request start_receive(std::span<T> values, int from) {
+    pufferfish::detail::check_broadcastable<T>();
+    pufferfish::detail::check_root("mpi::communicator: start_receive", from, size_);
+    request started;
+    detail::for_chunks(std::as_writable_bytes(values), chunk_, [&](std::byte* first, int length) {
+      detail::check(MPI_Irecv(first, length, MPI_BYTE, from, message_tag, comm_, started.next()),
+                    "MPI_Irecv");
+    });
+    return started;
+  }
+
  private:
+  static constexpr int message_tag = 1;
+
   /// Reads rank and size off the fresh duplicate; frees it again if that fails.
   void configure() {
     int code = MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);

@@ -215,6 +215,25 @@ void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks)
   });
 }
 
+/// The layers that factorize would replace and the ranks it would give them, without a decomposition. Throws
+/// value_error for a policy that needs the singular values (energy_kept).
+template <class Root, class Device>
+std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const factorize_policy& policy) {
+  if (needs_spectrum(policy.rank)) {
+    PUFFERFISH_THROW(value_error("planned_ranks: this policy needs the singular values of the weights"));
+  }
+  detail::slot_selector<typename Root::value_type, Device> selector;
+  net.visit_layers(selector);
+  std::vector<layer_rank> result;
+  for (const auto& found : selector.select(policy)) {
+    const matrix_size size = found.slot->weight_matrix();
+    const index_t rank = choose_rank(policy.rank, size.rows, size.cols, {}, 0.0);
+    if (policy.keep_dense_if_larger && rank > largest_shrinking_rank(size.rows, size.cols)) continue;
+    result.push_back({found.name, rank});
+  }
+  return result;
+}
+
 /// The low-rank layers that a network has now, with their ranks.
 template <class Root, class Device>
 std::vector<layer_rank> low_rank_layers(const model<Root, Device>& net) {

@@ -65,6 +65,9 @@ class model {
     pack();
   }
 
+  /// Shows the slots below the root to a visitor, which may not replace what is in them.
+  void visit_layers(layer_visitor<value_type, Device>& visitor) const { state_->root.visit_layers(visitor); }
+
   /// Calls f(name, const any_layer&) for every layer below the root, containers before their contents.
   template <class F>
   void for_each_layer(F&& f) const {
@@ -73,7 +76,7 @@ class model {
       void on_layer(const std::string& name, layer_type& slot) override { call(name, std::as_const(slot)); }
       F& call;
     } visitor(f);
-    state_->root.visit_layers(visitor);
+    visit_layers(visitor);
   }
 
   /// The structure in lines, "layer1.0.conv1.weight [16 x 16 x 3 x 3]": all parameters, then all buffers, in

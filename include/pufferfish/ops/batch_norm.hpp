@@ -93,6 +93,7 @@ struct norm_pass {
   T* y = nullptr;
   typename relu_mask<T>::word* mask = nullptr;
   bool relu = false;
+  bool stream = false;  ///< y past the caches: it is large and lies on whole vectors
   const T *mean = nullptr, *scale = nullptr, *slope = nullptr, *shift = nullptr;
   index_t width = 0;
 };
@@ -181,6 +182,7 @@ void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& 
   pass.scale = scale;
   pass.shift = shift;
   pass.width = rows.width;
+  pass.stream = pass.other != pass.y && detail::streams_past_cache(pass.y, y.size(), rows.width);
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_apply<T>);
   detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }

@@ -5,6 +5,7 @@
 /// Cutting element-by-element work into tasks of a size that pays for starting them.
 
 #include <algorithm>
+#include <cstdint>
 
 #include <pufferfish/core/context.hpp>
 
@@ -34,5 +35,18 @@ void copy_elements(context<device::cpu>& ctx, const T* from, T* to, index_t size
   for_chunks(ctx, size, [&](index_t begin, index_t end) { std::copy(from + begin, from + end, to + begin); });
 }
 
+namespace detail {
+
+/// True if a result of `size` elements in rows of `width` is better written past the caches: too large to be
+/// found there by who reads it next (so that reading its lines before writing them is a waste), and made of
+/// whole vectors of any instruction set.
+template <class T>
+bool streams_past_cache(const T* to, index_t size, index_t width) {
+  constexpr index_t large = index_t{4} << 20, vector = 64, bytes = static_cast<index_t>(sizeof(T));
+  return size * bytes >= large && width * bytes % vector == 0 &&
+         reinterpret_cast<std::uintptr_t>(to) % static_cast<std::uintptr_t>(vector) == 0;
+}
+
+}  // namespace detail
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

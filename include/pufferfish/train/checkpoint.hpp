@@ -5,7 +5,7 @@
 /// Networks in files: `save_checkpoint`, and `open_checkpoint` with `checkpoint_file::restore`. A safetensors
 /// file that Python reads too; without optimizer state it is a model file for inference.
 ///
-///     save_checkpoint<float>("run.safetensors", net, state, {{"epoch", "12"}});
+///     save_checkpoint("run.safetensors", net, state, {{"epoch", "12"}});
 ///     checkpoint_file file = open_checkpoint("run.safetensors");
 ///     network<float> again = make_the_same_dense_model();
 ///     file.restore(again);
@@ -58,14 +58,14 @@ inline std::string list_names(const std::vector<std::string>& names) {
 }
 
 /// Tells arenas apart: the offsets of flat state mean something for one layout only.
-template <class T>
-std::string layout_digest(const network<T>& net) {
+template <class Root>
+std::string layout_digest(const model<Root>& net) {
   return std::to_string(digest(std::string_view(net.structure())));
 }
 
 /// The ranks of a network in an order that does not depend on the network's.
-template <class T>
-std::vector<layer_rank> sorted_ranks(const network<T>& net) {
+template <class Root>
+std::vector<layer_rank> sorted_ranks(const model<Root>& net) {
   std::vector<layer_rank> ranks = low_rank_layers(net);
   std::sort(ranks.begin(), ranks.end(),
             [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
@@ -121,18 +121,19 @@ class checkpoint_file {
   /// Throws io_error, naming tensors and both shapes or dtypes, if anything does not fit: layers, names (all
   /// that are missing and all that are unexpected are listed), dtypes, shapes, or, for states, the order of
   /// the arenas. Then neither `net` nor `states` has changed.
-  template <class T>
-  void restore(network<T>& net, std::type_identity_t<std::span<const named_state<T>>> states = {}) const {
+  template <class Root>
+  void restore(model<Root>& net, std::span<const named_state<typename Root::value_type>> states = {}) const {
+    using T = typename Root::value_type;
     check_states<T>(states);
     if (detail::sorted_ranks(net) == ranks_) {
-      check<T>(net, states);
+      check(net, states);
       read_all(net);
     } else {
-      network<T> other = with_structure(net);
-      check<T>(other, states);
+      model<Root> other = with_structure(net);
+      check(other, states);
       read_all(other);
       // Through modify on both, so that `net` keeps its identity and counts its generations on.
-      other.modify([&](any_layer<T>& from) { net.modify([&](any_layer<T>& to) { to = from; }); });
+      other.modify([&](Root& from) { net.modify([&](Root& to) { to = from; }); });
     }
     for (const named_state<T>& state : states) read_tensor<T>(file_, state.name, state.values);
   }
@@ -185,9 +186,9 @@ class checkpoint_file {
   }
 
   /// A copy of the network, brought to the stored structure.
-  template <class T>
-  network<T> with_structure(const network<T>& net) const {
-    network<T> result = net;
+  template <class Root>
+  model<Root> with_structure(const model<Root>& net) const {
+    model<Root> result = net;
     try {
       if (!low_rank_layers(result).empty()) merge(result);
       if (!ranks_.empty()) apply_ranks(result, ranks_);
@@ -216,8 +217,9 @@ class checkpoint_file {
     }
   }
 
-  template <class T>
-  void check(const network<T>& net, std::span<const named_state<T>> states) const {
+  template <class Root>
+  void check(const model<Root>& net, std::span<const named_state<typename Root::value_type>> states) const {
+    using T = typename Root::value_type;
     std::vector<std::string> missing, unexpected, known;
     for (const auto& entry : net.store().parameters()) known.push_back(entry.name);
     for (const auto& entry : net.store().buffer_entries()) known.push_back(entry.name);
@@ -250,8 +252,9 @@ class checkpoint_file {
   }
 
   /// After check(): cannot fail.
-  template <class T>
-  void read_all(network<T>& net) const {
+  template <class Root>
+  void read_all(model<Root>& net) const {
+    using T = typename Root::value_type;
     for (const auto& entry : net.store().parameters()) {
       read_strided(file_.tensor(entry.name).bytes, entry.thing->logical());
     }
@@ -299,10 +302,11 @@ inline checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::st
 /// checkpoint_file::facts(); names that start with "pufferfish." are the library's own (value_error). The
 /// file is replaced in one step (see atomic_writer): after an error the old one is still there. Throws
 /// io_error if it cannot be written or if two tensors share a name.
-template <class T>
-void save_checkpoint(const std::string& path, const network<T>& net,
-                     std::type_identity_t<std::span<const named_state<T>>> states = {},
+template <class Root>
+void save_checkpoint(const std::string& path, const model<Root>& net,
+                     std::span<const named_state<typename Root::value_type>> states = {},
                      const std::map<std::string, std::string>& facts = {}) {
+  using T = typename Root::value_type;
   safetensors_metadata metadata;
   for (const auto& [key, value] : facts) {
     if (key.compare(0, detail::checkpoint_prefix.size(), detail::checkpoint_prefix) == 0) {

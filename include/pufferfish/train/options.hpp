@@ -5,13 +5,15 @@
 /// What a training run is asked to do, and what it tells about itself while it does it.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/loss.hpp>
+#include <pufferfish/optim/optimizer.hpp>
 #include <pufferfish/optim/schedule.hpp>
-#include <pufferfish/optim/sgd.hpp>
 #include <pufferfish/train/loader.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -25,7 +27,8 @@ constexpr const char* to_string(training_mode mode) {
   return mode == training_mode::dense ? "dense" : mode == training_mode::hybrid ? "hybrid" : "lowrank";
 }
 
-struct training_options {
+/// Of any training run.
+struct run_options {
   training_mode mode = training_mode::hybrid;
   index_t epochs = 20;
   /// E: epochs before the switch; the switch happens at the start of epoch E (0-based). Hybrid only; 0
@@ -33,15 +36,23 @@ struct training_options {
   index_t warmup_epochs = 5;
   factorize_policy factorize;
 
-  double learning_rate = 0.1;  ///< base rate, times the schedule's factor
-  schedule rate_schedule;      ///< of the epoch, as a real number; goes on across the switch
-  sgd_options optimizer{0.9, 0.0, false, 1e-4, false};
-  label_smoothing smoothing;
-  double clip_norm = 0.0;  ///< global gradient norm; 0: no clipping
+  double learning_rate = 0.1;               ///< base rate, times the factors of the following four
+  schedule rate_schedule;                   ///< of the epoch, as a real number; goes on across the switch
+  bool restart_schedule_at_switch = false;  ///< then it counts epochs from the switch on
+  double switch_rate_factor = 1.0;          ///< from the switch on
+  std::optional<plateau> rate_plateau;      ///< told the test loss after each epoch
 
+  optimizer_options optimizer = sgd_options{0.9, 0.0, false, 1e-4, false};
+  double clip_norm = 0.0;  ///< global gradient norm; 0: no clipping
+  exchange_options exchange;
+  std::uint64_t seed = 1;  ///< initial values, order of samples, augmentation, dropout
+};
+
+/// Of an image classifier's.
+struct training_options : run_options {
+  label_smoothing smoothing;
   index_t batch = 128;  ///< samples a step over all ranks
   augmentation augment;
-  std::uint64_t seed = 1;  ///< initial values, order of samples, augmentation, dropout
 };
 
 /// One epoch, as all ranks together saw it.
@@ -55,7 +66,7 @@ struct epoch_result {
   double test_accuracy = 0.0;  ///< percent
   double seconds = 0.0;        ///< training steps, without evaluation
   double step_ms = 0.0;        ///< median over the epoch's steps
-  double exchange_ms = 0.0;    ///< of it, mean time in the gradient all-reduce
+  double exchange_ms = 0.0;    ///< of it, mean time that the exchange took beyond the backward pass
 };
 
 /// The switch from dense to low rank.

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `gradient_bucket`: a range of the gradient arena that is exchanged at once.
+
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/nn/parameter_store.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Elements offset .. offset + size of the arena: the gradients of parameters first .. first + count.
+struct gradient_bucket {
+  index_t offset = 0;
+  index_t size = 0;
+  int first = 0;
+  int count = 0;
+  friend bool operator==(const gradient_bucket&, const gradient_bucket&) = default;
+};
+
+/// How large buckets may be. The first one is small, so that the exchange starts early in the backward pass;
+/// a parameter larger than the limit is a bucket of its own.
+struct bucket_limits {
+  index_t first_bytes = index_t{1} << 20;
+  index_t bytes = index_t{4} << 20;
+};
+
+/// Cuts the gradient arena at parameter boundaries. The arena lies in the order in which a backward pass
+/// finishes gradients, so buckets become ready one after the other. Throws value_error for a limit below 1.
+template <class T>
+std::vector<gradient_bucket> cut_buckets(const parameter_store<T>& store, const bucket_limits& limits = {}) {
+  if (limits.first_bytes < 1 || limits.bytes < 1) {
+    detail::throw_error<value_error>(
+        {"cut_buckets: limits of ", limits.first_bytes, " and ", limits.bytes, " bytes; at least 1"});
+  }
+  std::vector<gradient_bucket> buckets;
+  int number = 0;
+  for (const auto& entry : store.parameters()) {
+    const index_t limit =
+        (buckets.size() <= 1 ? limits.first_bytes : limits.bytes) / static_cast<index_t>(sizeof(T));
+    const index_t size = entry.thing->size();
+    if (buckets.empty() || buckets.back().size + size > limit)
+      buckets.push_back({entry.offset, 0, number, 0});
+    buckets.back().size += size;
+    ++buckets.back().count;
+    ++number;
+  }
+  return buckets;
+}
+
+/// In lines "offset size first count", for records and to compare ranks.
+inline std::string to_text(const std::vector<gradient_bucket>& buckets) {
+  std::string text;
+  for (const gradient_bucket& b : buckets) {
+    text += detail::message({b.offset, " ", b.size, " ", b.first, " ", b.count, "\n"});
+  }
+  return text;
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `optimizer`: whichever optimizer a training run was asked for, behind one type.
+
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <pufferfish/optim/adam.hpp>
+#include <pufferfish/optim/sgd.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Which optimizer, and how.
+using optimizer_options = std::variant<sgd_options, adam_options>;
+
+namespace detail {
+
+/// A number as text that reads back as the same.
+inline std::string exact_number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+}  // namespace detail
+
+/// SGD or Adam over the arenas of a model.
+template <class T>
+class optimizer {
+ public:
+  /// Errors as SGD and Adam.
+  optimizer(optimizer_target<T> target, const optimizer_options& options)
+      : held_(make(std::move(target), options)) {}
+
+  /// One step with the given learning rate; see SGD::step, Adam::step.
+  void step(context<device::cpu>& ctx, double lr) {
+    std::visit([&](auto& one) { one.step(ctx, lr); }, held_);
+  }
+
+  /// Steps taken.
+  std::uint64_t steps() const {
+    return std::visit([](const auto& one) { return one.steps(); }, held_);
+  }
+  void set_steps(std::uint64_t steps) {
+    std::visit([&](auto& one) { one.set_steps(steps); }, held_);
+  }
+
+  /// What a checkpoint keeps, by name: SGD's velocity, Adam's two moments.
+  std::vector<std::pair<std::string, std::span<T>>> states() {
+    if (auto* sgd = std::get_if<SGD<T>>(&held_)) return {{"optimizer.momentum", sgd->velocity()}};
+    auto& adam = std::get<Adam<T>>(held_);
+    return {{"optimizer.first_moment", adam.first_moment()},
+            {"optimizer.second_moment", adam.second_moment()}};
+  }
+
+ private:
+  using held = std::variant<SGD<T>, Adam<T>>;
+  static held make(optimizer_target<T> target, const optimizer_options& options) {
+    if (const auto* sgd = std::get_if<sgd_options>(&options)) return SGD<T>(std::move(target), *sgd);
+    return Adam<T>(std::move(target), std::get<adam_options>(options));
+  }
+
+  held held_;
+};
+
+/// In a line, for logs and to tell runs apart: "SGD, momentum 0.9, weight decay 0.0001".
+inline std::string describe(const optimizer_options& options) {
+  const auto number = detail::exact_number;
+  if (const auto* sgd = std::get_if<sgd_options>(&options)) {
+    return "SGD, momentum " + number(sgd->momentum) + ", dampening " + number(sgd->dampening) +
+           (sgd->nesterov ? ", Nesterov" : "") + ", weight decay " + number(sgd->weight_decay) +
+           (sgd->decay_all ? " of everything" : "");
+  }
+  const auto& adam = std::get<adam_options>(options);
+  return "Adam, betas " + number(adam.beta1) + " " + number(adam.beta2) + ", eps " + number(adam.eps) +
+         ", weight decay " + number(adam.weight_decay) + (adam.decoupled_decay ? " decoupled" : "") +
+         (adam.decay_all ? " of everything" : "");
+}
+
+PUFFERFISH_NAMESPACE_END
