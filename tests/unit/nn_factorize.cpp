@@ -151,15 +151,16 @@ TEST_CASE_TEMPLATE("factorize: at full rank the network computes the same functi
   net.modify([&](any_layer<T>& root) {
     struct filler final : layer_visitor<T, device::cpu> {
       void on_layer(const std::string& name, any_layer<T>& slot) override {
-        if (slot.low_rank_conv() == nullptr && slot.low_rank_linear() == nullptr) return;
+        if (!slot.ranks().is_low_rank()) return;
         factorize_options options;
         options.allow_growth = true;
-        factor_report report;
+        std::vector<factor_report> report;
         source->for_each_layer([&](const std::string& other, const any_layer<T>& layer) {
           if (other == name) slot = layer.factorized(rank_ratio{1.0}, options, report);
         });
-        CHECK(report.truncation_error <= 1e-5 * std::sqrt(report.squared_norm));
-        CHECK(report.kept_energy == doctest::Approx(1.0));
+        REQUIRE(report.size() == 1);
+        CHECK(report[0].truncation_error <= 1e-5 * std::sqrt(report[0].squared_norm));
+        CHECK(report[0].kept_energy == doctest::Approx(1.0));
         ++count;
       }
       const network<T>* source = nullptr;
@@ -262,7 +263,7 @@ TEST_CASE("factorize: everything else is carried over bit for bit, and accounted
     }
   }
   CHECK(factors == 6);
-  CHECK(same == 2 + 2 + 2 + 1 + 2);  // stem, batch norm (two parameters, two buffers), shortcut, fc2
+  CHECK(same == 2 + 2 + 3 + 1 + 2);  // stem, batch norm (two parameters, two buffers), shortcut, fc2
   CHECK(after.size() == before.size() + 3);
   CHECK(made.parameters_before - made.parameters_after ==
         (12 * 72 - 3 * 84) + (12 * 108 - 3 * 120) + (10 * 12 - 2 * 22));
@@ -480,9 +481,9 @@ TEST_CASE("factorize: the same bits and the same order for any number of threads
 TEST_CASE("any_layer: layers without a matrix refuse to be factorized") {
   const any_layer<float> relu{ReLU<float>()};
   CHECK(relu.weight_matrix().empty());
-  factor_report report;
+  std::vector<factor_report> report;
   CHECK_THROWS_AS(relu.factorized(rank_ratio{0.5}, {}, report), state_error);
-  CHECK_THROWS_AS(relu.low_rank_twin(1), state_error);
+  CHECK_THROWS_AS(relu.low_rank_twin({1, 0}), state_error);
   const any_layer<float> low{LowRankLinear<float>(6, 5, 2)};
   CHECK(low.weight_matrix().empty());
   REQUIRE(low.low_rank_linear() != nullptr);
@@ -491,6 +492,52 @@ TEST_CASE("any_layer: layers without a matrix refuse to be factorized") {
   const any_layer<float> fixed{LowRankConv<float, 3>(conv_shape::square(4, 8, 3))};
   REQUIRE(fixed.low_rank_conv() != nullptr);
   CHECK(fixed.low_rank_conv()->rank() == 3);
+}
+
+TEST_CASE("factorize: an LSTM's eight matrices, its two ranks, and back") {
+  sequential<double> layers;
+  layers.add("in", Linear<double>(6, 8));
+  layers.add("rnn", LSTM<double>(8, 12));
+  layers.add("out", Linear<double>(12, 5));
+  network<double> net{any_layer<double>(layers)};
+  net.initialize(3);
+  const network<double> dense = net;
+  factorize_policy policy;
+  policy.rank = rank_ratio{0.75};
+  policy.first_layer = 1;
+  policy.last_layer_dense = false;
+  policy.also_if = [](const std::string& name, matrix_size) { return name == "rnn"; };
+  CHECK(planned_ranks(net, policy) == std::vector<layer_rank>{});  // would not shrink
+
+  policy.rank = rank_ratio{0.25};
+  const std::vector<layer_rank> planned{{"rnn", 2, 3}};
+  CHECK(planned_ranks(net, policy) == planned);
+  const factorization made = factorize(net, policy);
+  CHECK(made.ranks() == planned);
+  REQUIRE(made.layers.size() == 8);
+  CHECK(made.layers[0].name.substr(0, 4) == "rnn.");
+  CHECK(low_rank_layers(net) == planned);
+  // Four gates, each with rank (in + hidden) numbers a side, and the biases.
+  CHECK(made.parameters_before - made.parameters_after == 4 * (12 * 8 + 12 * 12) - 4 * (2 * 20 + 3 * 24));
+
+  network<double> shaped = dense;
+  apply_ranks(shaped, made.ranks());
+  CHECK(shaped.structure() == net.structure());
+  CHECK_THROWS_AS(apply_ranks(shaped, {{"rnn", 2, 3}}), state_error);
+  network<double> other = dense;
+  CHECK_THROWS_AS(apply_ranks(other, {{"rnn", 2, 0}}), rank_error);
+
+  const auto run = [](const network<double>& of) {
+    cpu_context ctx;
+    tensor<double, 4> x({5, 3, 1, 6});
+    fill_normal(x.flat(), 1.0, random_stream(4, 4));
+    return of.forward(ctx, x.view());
+  };
+  const tensor<double, 4> low = run(net);
+  merge(net);
+  CHECK(low_rank_layers(net).empty());
+  CHECK(net.structure() == dense.structure());
+  CHECK(distance(run(net), low) < 1e-12);
 }
 
 TEST_CASE("low_rank_layers: layers of static rank are found, merged and stored like the others") {

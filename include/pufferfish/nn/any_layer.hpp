@@ -46,6 +46,7 @@
 #include <string>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/lowrank/factorize.hpp>
@@ -141,10 +142,11 @@ concept container_layer = requires(const L& layer) {
   layer.abilities();
 };
 
-/// Layers with one weight matrix that svd_factorize can turn into one of our low-rank layers.
+/// Layers that svd_factorize can turn into one of our low-rank layers.
 template <class L>
 concept factorizable_layer = has_layer_traits<L> &&
-    (layer_traits<L>::kind == layer_kind::conv || layer_traits<L>::kind == layer_kind::linear);
+    (layer_traits<L>::kind == layer_kind::conv || layer_traits<L>::kind == layer_kind::linear ||
+     layer_traits<L>::kind == layer_kind::lstm);
 
 template <class T, class L>
 using low_rank_twin_t = typename low_rank_layer<T, layer_traits<L>::kind, dynamic_rank>::type;
@@ -169,6 +171,14 @@ struct matrix_size {
   index_t rows = 0;
   index_t cols = 0;
   bool empty() const { return rows == 0; }
+};
+
+/// The rank of a low-rank layer's factors; of an LSTM, those of its input side and of its hidden side. Zeros
+/// for a layer that is not low-rank.
+struct layer_ranks {
+  index_t rank = 0;
+  index_t hidden = 0;
+  bool is_low_rank() const { return rank > 0; }
 };
 
 /// A layer of any type, held by value: copies are deep.
@@ -230,19 +240,32 @@ class any_layer {
   /// Random initial values for all parameters below; a layer draws from a stream of its name.
   void initialize(random_stream random) { self_->initialize(random); }
 
-  /// The weight matrix of a layer that can be factorized (one with layer_traits, foreign ones too).
+  /// The weight matrix of a layer that can be factorized (one with layer_traits, foreign ones too); of an
+  /// LSTM, that of one gate on its input side.
   matrix_size weight_matrix() const { return self_->weight_matrix(); }
-  /// The low-rank layer that svd_factorize makes of this one. Throws state_error if weight_matrix() is empty,
-  /// else as svd_factorize.
+  /// The matrix of one gate on the hidden side of an LSTM that can be factorized.
+  matrix_size hidden_matrix() const { return self_->hidden_matrix(); }
+  /// The low-rank layer that svd_factorize makes of this one; a report for each of its matrices. Throws
+  /// state_error if weight_matrix() is empty, else as svd_factorize.
   any_layer factorized(const rank_policy& policy, const factorize_options& options,
-                       factor_report& report) const {
-    return self_->factorized(policy, options, report);
+                       std::vector<factor_report>& reports) const {
+    return self_->factorized(policy, options, reports);
   }
-  /// A low-rank layer of the same shape and the given rank, with zeros for numbers.
-  any_layer low_rank_twin(index_t rank) const { return self_->low_rank_twin(rank); }
+  /// A low-rank layer of the same shape and the given ranks, with zeros for numbers.
+  any_layer low_rank_twin(const layer_ranks& ranks) const { return self_->low_rank_twin(ranks); }
+  /// The ranks of the low-rank layer inside.
+  layer_ranks ranks() const {
+    if (const auto* conv = low_rank_conv()) return {conv->rank(), 0};
+    if (const auto* linear = low_rank_linear()) return {linear->rank(), 0};
+    if (const auto* lstm = low_rank_lstm()) return {lstm->input_rank(), lstm->hidden_rank()};
+    return {};
+  }
   /// The low-rank layer inside, of whatever rank, else nullptr.
   const detail::low_rank_conv<T>* low_rank_conv() const { return self_->low_rank_conv(); }
   const detail::low_rank_linear<T>* low_rank_linear() const { return self_->low_rank_linear(); }
+  const detail::low_rank_lstm<T>* low_rank_lstm() const { return self_->low_rank_lstm(); }
+  /// The recurrent layer inside, dense or not, for passes that carry a state; else nullptr.
+  const recurrent_layer<T>* recurrent() const { return self_->recurrent(); }
 
   /// The layer inside if it is an L, else nullptr.
   template <class L>
@@ -278,16 +301,22 @@ class any_layer {
     virtual index_t macs(const extents<4>&) const = 0;
     virtual void initialize(random_stream) = 0;
     virtual matrix_size weight_matrix() const = 0;
-    virtual any_layer factorized(const rank_policy&, const factorize_options&, factor_report&) const = 0;
-    virtual any_layer low_rank_twin(index_t) const = 0;
+    virtual matrix_size hidden_matrix() const = 0;
+    virtual any_layer factorized(const rank_policy&, const factorize_options&,
+                                 std::vector<factor_report>&) const = 0;
+    virtual any_layer low_rank_twin(const layer_ranks&) const = 0;
     virtual const detail::low_rank_conv<T>* low_rank_conv() const = 0;
     virtual const detail::low_rank_linear<T>* low_rank_linear() const = 0;
+    virtual const detail::low_rank_lstm<T>* low_rank_lstm() const = 0;
+    virtual const recurrent_layer<T>* recurrent() const = 0;
   };
 
   template <class L>
   struct model final : interface {
     explicit model(const L& l) : layer(l) {}
     explicit model(L&& l) : layer(std::move(l)) {}
+
+    static constexpr bool is_lstm = detail::is_lstm<L>;
 
     std::unique_ptr<interface> clone() const override { return std::make_unique<model>(layer); }
     std::string describe() const override { return layer.describe(); }
@@ -392,18 +421,31 @@ class any_layer {
         return {};
       }
     }
+    matrix_size hidden_matrix() const override {
+      if constexpr (is_lstm) {
+        const index_t hidden = weight_matrix().rows;
+        return {hidden, hidden};
+      } else {
+        return {};
+      }
+    }
     any_layer factorized([[maybe_unused]] const rank_policy& policy,
                          [[maybe_unused]] const factorize_options& options,
-                         [[maybe_unused]] factor_report& report) const override {
-      if constexpr (detail::factorizable_layer<L>) {
-        return svd_factorize<detail::low_rank_twin_t<T, L>>(layer, policy, options, &report);
+                         [[maybe_unused]] std::vector<factor_report>& reports) const override {
+      if constexpr (is_lstm) {
+        return svd_factorize<detail::low_rank_twin_t<T, L>>(layer, policy, options, &reports);
+      } else if constexpr (detail::factorizable_layer<L>) {
+        reports.resize(1);
+        return svd_factorize<detail::low_rank_twin_t<T, L>>(layer, policy, options, &reports[0]);
       } else {
         PUFFERFISH_THROW(state_error(layer.describe() + " has no weight matrix to factorize"));
       }
     }
-    any_layer low_rank_twin([[maybe_unused]] index_t rank) const override {
-      if constexpr (detail::factorizable_layer<L>) {
-        return detail::make_low_rank<detail::low_rank_twin_t<T, L>>(layer, rank);
+    any_layer low_rank_twin([[maybe_unused]] const layer_ranks& ranks) const override {
+      if constexpr (is_lstm) {
+        return detail::make_low_rank_lstm<detail::low_rank_twin_t<T, L>>(layer, ranks.rank, ranks.hidden);
+      } else if constexpr (detail::factorizable_layer<L>) {
+        return detail::make_low_rank<detail::low_rank_twin_t<T, L>>(layer, ranks.rank);
       } else {
         PUFFERFISH_THROW(state_error(layer.describe() + " has no weight matrix to factorize"));
       }
@@ -414,6 +456,10 @@ class any_layer {
     const detail::low_rank_linear<T>* low_rank_linear() const override {
       return base<detail::low_rank_linear<T>>();
     }
+    const detail::low_rank_lstm<T>* low_rank_lstm() const override {
+      return base<detail::low_rank_lstm<T>>();
+    }
+    const recurrent_layer<T>* recurrent() const override { return base<recurrent_layer<T>>(); }
     template <class Base>
     const Base* base() const {
       if constexpr (std::is_base_of_v<Base, L>) {

@@ -14,6 +14,7 @@
 
 #include <pufferfish/nn/conv.hpp>
 #include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/lstm.hpp>
 #include <pufferfish/nn/network.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -38,16 +39,20 @@ struct factorize_policy {
   int threads = 1;
 };
 
-/// A layer and the rank it has, or should have.
+/// A layer and the rank it has, or should have; of an LSTM, that of its input side and that of its hidden
+/// side.
 struct layer_rank {
   std::string name;
   index_t rank = 0;
+  index_t hidden = 0;
   friend bool operator==(const layer_rank&, const layer_rank&) = default;
 };
 
 /// What factorize did to a network.
 struct factorization {
-  std::vector<factor_report> layers;    ///< the factorized ones, in execution order
+  std::vector<factor_report>
+      layers;  ///< the factorized ones, in execution order; an LSTM's matrices one by one
+  std::vector<layer_rank> low_rank;     ///< the same, one a layer
   std::vector<std::string> kept_dense;  ///< those that the policy wanted but that would have grown
   index_t parameters_before = 0;        ///< of the whole network
   index_t parameters_after = 0;
@@ -63,11 +68,7 @@ struct factorization {
   }
 
   /// What another rank of a distributed run needs to build the same structure.
-  std::vector<layer_rank> ranks() const {
-    std::vector<layer_rank> result;
-    for (const factor_report& layer : layers) result.push_back({layer.name, layer.rank});
-    return result;
-  }
+  std::vector<layer_rank> ranks() const { return low_rank; }
 };
 
 namespace detail {
@@ -83,10 +84,8 @@ class slot_selector final : public layer_visitor<T, Device> {
   };
 
   void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
-    if (slot.weight_matrix().empty()) {
-      // A low-rank layer holds its place in the count, so that numbers do not shift after a switch.
-      if (slot.low_rank_conv() == nullptr && slot.low_rank_linear() == nullptr) return;
-    }
+    // A low-rank layer holds its place in the count, so that numbers do not shift after a switch.
+    if (slot.weight_matrix().empty() && !slot.ranks().is_low_rank()) return;
     slots_.push_back({name, &slot, shortcuts_ > 0 ? 0 : ++last_number_});
   }
   void enter_shortcut() override { ++shortcuts_; }
@@ -117,7 +116,7 @@ struct slot_factorization {
   std::string name;
   any_layer<T, Device>* slot;
   std::optional<any_layer<T, Device>> low_rank;
-  factor_report report;
+  std::vector<factor_report> reports;
 
   void run(const factorize_policy& policy) {
     const matrix_size size = slot->weight_matrix();
@@ -127,9 +126,14 @@ struct slot_factorization {
     options.method = policy.method;
     options.seed = policy.seed;
     options.allow_growth = policy.keep_dense_if_larger;
-    any_layer<T, Device> made = slot->factorized(policy.rank, options, report);
-    report.name = name;
-    if (policy.keep_dense_if_larger && report.parameters_after >= report.parameters_before) return;
+    any_layer<T, Device> made = slot->factorized(policy.rank, options, reports);
+    if (reports.size() == 1) reports[0].name = name;
+    index_t before = 0, after = 0;
+    for (const factor_report& report : reports) {
+      before += report.parameters_before;
+      after += report.parameters_after;
+    }
+    if (policy.keep_dense_if_larger && after >= before) return;
     low_rank = std::move(made);
   }
 
@@ -178,7 +182,9 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
         continue;
       }
       *done.slot = std::move(*done.low_rank);
-      result.layers.push_back(std::move(done.report));
+      const layer_ranks ranks = done.slot->ranks();
+      result.low_rank.push_back({done.name, ranks.rank, ranks.hidden});
+      for (factor_report& report : done.reports) result.layers.push_back(std::move(report));
     }
   });
   result.parameters_after = net.parameter_count();
@@ -209,7 +215,9 @@ void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks)
       }
       const matrix_size size = at->second->weight_matrix();
       check_rank(wanted.name, size.rows, size.cols, wanted.rank);
-      replacements.emplace_back(at->second, at->second->low_rank_twin(wanted.rank));
+      const matrix_size hidden = at->second->hidden_matrix();
+      if (!hidden.empty()) check_rank(wanted.name + ", hidden side", hidden.rows, hidden.cols, wanted.hidden);
+      replacements.emplace_back(at->second, at->second->low_rank_twin({wanted.rank, wanted.hidden}));
     }
     for (auto& [slot, layer] : replacements) *slot = std::move(layer);
   });
@@ -226,10 +234,15 @@ std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const fact
   net.visit_layers(selector);
   std::vector<layer_rank> result;
   for (const auto& found : selector.select(policy)) {
-    const matrix_size size = found.slot->weight_matrix();
-    const index_t rank = choose_rank(policy.rank, size.rows, size.cols, {}, 0.0);
-    if (policy.keep_dense_if_larger && rank > largest_shrinking_rank(size.rows, size.cols)) continue;
-    result.push_back({found.name, rank});
+    const matrix_size size = found.slot->weight_matrix(), hidden = found.slot->hidden_matrix();
+    const auto rank_of = [&](const matrix_size& m) {
+      return m.empty() ? 0 : choose_rank(policy.rank, m.rows, m.cols, {}, 0.0);
+    };
+    const layer_rank chosen{found.name, rank_of(size), rank_of(hidden)};
+    const index_t after = factor_parameters(size.rows, size.cols, chosen.rank) +
+                          factor_parameters(hidden.rows, hidden.cols, chosen.hidden);
+    const index_t before = size.rows * size.cols + hidden.rows * hidden.cols;
+    if (!policy.keep_dense_if_larger || after < before) result.push_back(chosen);
   }
   return result;
 }
@@ -239,8 +252,8 @@ template <class Root, class Device>
 std::vector<layer_rank> low_rank_layers(const model<Root, Device>& net) {
   std::vector<layer_rank> result;
   net.for_each_layer([&](const std::string& name, const auto& layer) {
-    if (const auto* conv = layer.low_rank_conv()) result.push_back({name, conv->rank()});
-    if (const auto* linear = layer.low_rank_linear()) result.push_back({name, linear->rank()});
+    const layer_ranks ranks = layer.ranks();
+    if (ranks.is_low_rank()) result.push_back({name, ranks.rank, ranks.hidden});
   });
   return result;
 }
@@ -276,6 +289,8 @@ void merge(model<Root, Device>& net) {
           slot = any_layer<T, Device>(detail::merged(*conv));
         } else if (const auto* linear = slot.low_rank_linear()) {
           slot = any_layer<T, Device>(detail::merged(*linear));
+        } else if (const auto* lstm = slot.low_rank_lstm()) {
+          slot = any_layer<T, Device>(detail::merged(*lstm));
         }
       }
     } merger;

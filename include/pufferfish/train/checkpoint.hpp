@@ -63,6 +63,30 @@ std::string layout_digest(const model<Root>& net) {
   return std::to_string(digest(std::string_view(net.structure())));
 }
 
+/// Ranks as a checkpoint lists them: "name": rank, and an LSTM's hidden side as "name:hidden".
+inline constexpr std::string_view hidden_suffix = ":hidden";
+
+inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
+  named_numbers numbers;
+  for (const layer_rank& layer : ranks) {
+    numbers.emplace_back(layer.name, layer.rank);
+    if (layer.hidden > 0) numbers.emplace_back(std::string(layer.name).append(hidden_suffix), layer.hidden);
+  }
+  return numbers;
+}
+inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) {
+  std::vector<layer_rank> ranks;
+  for (const auto& [name, number] : numbers) {
+    const bool hidden = name.ends_with(hidden_suffix);
+    if (hidden && !ranks.empty() && name == ranks.back().name + std::string(hidden_suffix)) {
+      ranks.back().hidden = number;
+    } else {
+      ranks.push_back({name, number, 0});
+    }
+  }
+  return ranks;
+}
+
 /// The ranks of a network in an order that does not depend on the network's.
 template <class Root>
 std::vector<layer_rank> sorted_ranks(const model<Root>& net) {
@@ -150,9 +174,8 @@ class checkpoint_file {
     }
     version_ = own_entry("version");
     layout_ = own_entry("layout");
-    for (auto& [layer, rank] : parse_json_numbers(own_entry("ranks"), name() + ": the list of ranks")) {
-      ranks_.push_back({layer, rank});
-    }
+    ranks_ =
+        detail::ranks_from_numbers(parse_json_numbers(own_entry("ranks"), name() + ": the list of ranks"));
     std::sort(ranks_.begin(), ranks_.end(),
               [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
     states_ = parse_json_numbers(own_entry("states"), name() + ": the list of states");
@@ -315,8 +338,8 @@ void save_checkpoint(const std::string& path, const model<Root>& net,
     }
     metadata.emplace(key, value);
   }
-  named_numbers ranks, sizes;
-  for (const layer_rank& layer : low_rank_layers(net)) ranks.emplace_back(layer.name, layer.rank);
+  const named_numbers ranks = detail::numbers_of(low_rank_layers(net));
+  named_numbers sizes;
   for (const auto& state : states) {
     sizes.emplace_back(state.name, static_cast<index_t>(state.values.size()));
   }

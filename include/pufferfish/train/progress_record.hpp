@@ -16,17 +16,19 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// "name rank" lines.
+/// "name rank hidden" lines.
 inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   std::string text;
-  for (const layer_rank& layer : ranks) text += layer.name + " " + std::to_string(layer.rank) + "\n";
+  for (const layer_rank& layer : ranks) {
+    text += layer.name + " " + std::to_string(layer.rank) + " " + std::to_string(layer.hidden) + "\n";
+  }
   return text;
 }
 
 inline std::vector<layer_rank> ranks_from_text(const std::string& text) {
   std::vector<layer_rank> ranks;
   std::istringstream lines(text);
-  for (layer_rank layer; lines >> layer.name >> layer.rank;) ranks.push_back(layer);
+  for (layer_rank layer; lines >> layer.name >> layer.rank >> layer.hidden;) ranks.push_back(layer);
   return ranks;
 }
 
