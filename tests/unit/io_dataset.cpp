@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "io_support.hpp"
+#include "real_data.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -31,21 +32,6 @@ double mean(const image_set& set) {
   double sum = 0;
   for (const std::uint8_t pixel : set.pixels) sum += pixel;
   return sum / static_cast<double>(set.pixels.size());
-}
-
-/// $PUFFERFISH_DATA/name, or "" with a message where that is not there.
-std::string real_data(const std::string& name, const std::string& file) {
-  const char* const base = std::getenv("PUFFERFISH_DATA");
-  if (base == nullptr) {
-    MESSAGE("skipped: PUFFERFISH_DATA does not name a folder with " << name << "/");
-    return "";
-  }
-  const std::string folder = std::string(base) + "/" + name;
-  if (detail::is_regular_file(folder + "/" + file) || detail::is_regular_file(folder + "/" + file + ".gz")) {
-    return folder;
-  }
-  MESSAGE("skipped: neither " << folder << "/" << file << " nor " << file << ".gz exists");
-  return "";
 }
 
 void write_pair(const scratch_folder& folder, const std::vector<index_t>& extents, const bytes& labels,

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Text for language models as token ids, by words (WikiText) or by bytes (any file), in a training, a
+/// validation and a test part.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/io/dataset.hpp>
+#include <pufferfish/io/text.hpp>
+#include <pufferfish/io/vocabulary.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What a token is: a word between spaces, or a byte.
+enum class text_unit { words, bytes };
+
+namespace detail {
+
+/// Calls f(word) for every word of the lines, and f(end_of_line) after each line unless that is empty.
+template <class F>
+void for_each_token(std::span<const std::string> lines, std::string_view end_of_line, F&& f) {
+  for (const std::string& line : lines) {
+    for (const std::string_view word : split_words(line)) f(word);
+    if (!end_of_line.empty()) f(end_of_line);
+  }
+}
+
+inline std::span<const std::uint8_t> bytes_of(std::string_view text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+}  // namespace detail
+
+/// Turns text into token ids and back.
+class text_codec {
+ public:
+  /// One token a byte, ids 0 .. 255.
+  text_codec() = default;
+
+  /// One token a word, and `end_of_line` after each line. Throws value_error if the vocabulary is empty, or
+  /// has no such word; an empty `end_of_line` is none.
+  explicit text_codec(vocabulary words, std::string end_of_line = "<eos>")
+      : unit_(text_unit::words), words_(std::move(words)), end_of_line_(std::move(end_of_line)) {
+    if (words_.size() == 0) detail::throw_error<value_error>({"text_codec: a vocabulary without words"});
+    if (!end_of_line_.empty() && !words_.find(end_of_line_)) {
+      detail::throw_error<value_error>({"text_codec: the end of a line, ", detail::quote_name(end_of_line_),
+                                        ", is no word of the vocabulary"});
+    }
+  }
+
+  text_unit unit() const { return unit_; }
+  /// Of words; without any for bytes.
+  const vocabulary& words() const { return words_; }
+  const std::string& end_of_line() const { return end_of_line_; }
+
+  /// How many ids there are.
+  index_t size() const { return unit_ == text_unit::bytes ? 256 : words_.size(); }
+
+  /// The ids of a text; by words, each line ends with end_of_line(). Throws io_error for words that are not
+  /// UTF-8, value_error for words that the vocabulary has no id for.
+  std::vector<std::int32_t> encode(std::string_view text) const {
+    const std::span<const std::uint8_t> bytes = detail::bytes_of(text);
+    if (unit_ == text_unit::bytes) return {bytes.begin(), bytes.end()};
+    return encode_lines(parse_lines(bytes, "text"));
+  }
+
+  /// The ids of lines, each without its end. By bytes, each ends with '\n'.
+  std::vector<std::int32_t> encode_lines(std::span<const std::string> lines) const {
+    std::vector<std::int32_t> ids;
+    if (unit_ == text_unit::words) {
+      detail::for_each_token(lines, end_of_line_, [&](std::string_view w) { ids.push_back(words_.id(w)); });
+      return ids;
+    }
+    for (const std::string& line : lines) {
+      const std::span<const std::uint8_t> bytes = detail::bytes_of(line);
+      ids.insert(ids.end(), bytes.begin(), bytes.end());
+      ids.push_back('\n');
+    }
+    return ids;
+  }
+
+  /// The text of ids: words with spaces between, a new line for end_of_line(). Throws value_error for an id
+  /// outside 0 .. size() - 1.
+  std::string decode(std::span<const std::int32_t> ids) const {
+    std::string text;
+    for (const std::int32_t id : ids) {
+      if (unit_ == text_unit::words) {
+        append_word(text, words_.word(id));
+      } else if (id < 0 || id > 255) {
+        detail::throw_error<value_error>({"text_codec: ", id, " is no byte"});
+      } else {
+        text += static_cast<char>(static_cast<std::uint8_t>(id));
+      }
+    }
+    return text;
+  }
+
+ private:
+  void append_word(std::string& text, const std::string& word) const {
+    if (!end_of_line_.empty() && word == end_of_line_) {
+      text += '\n';
+      return;
+    }
+    if (!text.empty() && text.back() != '\n') text += ' ';
+    text += word;
+  }
+
+  text_unit unit_ = text_unit::bytes;
+  vocabulary words_;
+  std::string end_of_line_;
+};
+
+/// The parts of a corpus as ids of one codec.
+struct language_corpus {
+  text_codec codec;
+  std::vector<std::int32_t> train, valid, test;
+};
+
+struct corpus_options {
+  text_unit unit = text_unit::words;
+  std::string end_of_line = "<eos>";         ///< the word after each line; empty: none. Not for bytes
+  vocabulary_options words;                  ///< which words of the training part get ids
+  std::uint64_t limit = default_text_limit;  ///< of each file and its decompressed size, in bytes
+};
+
+/// How much of a text that comes in one file is kept for validation and test: its last tokens.
+struct corpus_shares {
+  double valid = 0.05;
+  double test = 0.05;
+};
+
+namespace detail {
+
+/// The words of a training part. The end of a line always has an id.
+inline vocabulary corpus_words(const word_counts& counts, const corpus_options& options,
+                               const std::string& name) {
+  if (counts.total() == 0) throw_error<io_error>({name, ": no tokens"});
+  vocabulary_options words = options.words;
+  const std::string& end = options.end_of_line;
+  if (!end.empty() && std::find(words.special.begin(), words.special.end(), end) == words.special.end()) {
+    words.special.push_back(end);
+  }
+  return vocabulary(counts, words);
+}
+
+inline std::vector<std::int32_t> read_byte_tokens(const std::string& path, std::uint64_t limit) {
+  const std::vector<std::uint8_t> bytes = read_plain_or_gzip(path, limit);
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace detail
+
+/// Loads three files, plain or gzip; the words are those of the training part. Throws io_error for files that
+/// cannot be read or, by words, are not UTF-8, and for a training part without tokens; value_error for words
+/// of the other parts that have no id, where the options name no unknown word.
+inline language_corpus load_corpus(const std::string& train, const std::string& valid,
+                                   const std::string& test, const corpus_options& options = {}) {
+  language_corpus result;
+  if (options.unit == text_unit::bytes) {
+    result.train = detail::read_byte_tokens(train, options.limit);
+    result.valid = detail::read_byte_tokens(valid, options.limit);
+    result.test = detail::read_byte_tokens(test, options.limit);
+    if (result.train.empty()) detail::throw_error<io_error>({train, ": no tokens"});
+    return result;
+  }
+  const std::vector<std::string> lines = read_lines(train, options.limit);
+  word_counts counts;
+  detail::for_each_token(lines, options.end_of_line, [&](std::string_view word) { counts.add(word); });
+  result.codec = text_codec(detail::corpus_words(counts, options, train), options.end_of_line);
+  result.train = result.codec.encode_lines(lines);
+  result.valid = result.codec.encode_lines(read_lines(valid, options.limit));
+  result.test = result.codec.encode_lines(read_lines(test, options.limit));
+  return result;
+}
+
+/// Loads a folder with wiki.{train,valid,test}.tokens (WikiText-2 and -103) or {train,valid,test}.txt, each
+/// plain or with ".gz". Throws as load_corpus, and io_error for a missing file.
+inline language_corpus load_wikitext(const std::string& folder, const corpus_options& options = {}) {
+  const std::string tokens = folder + "/wiki.train.tokens";
+  const bool wiki = detail::is_regular_file(tokens) || detail::is_regular_file(tokens + ".gz");
+  const auto path = [&](const std::string& part) {
+    return detail::find_plain_or_gzip(folder + (wiki ? "/wiki." + part + ".tokens" : "/" + part + ".txt"));
+  };
+  return load_corpus(path("train"), path("valid"), path("test"), options);
+}
+
+/// Loads one file, plain or gzip, and cuts its tokens: first the training part, then validation, then test
+/// (each share rounded down to whole tokens). Throws as load_corpus, and value_error for shares that are
+/// negative or leave nothing to train on.
+inline language_corpus load_text(const std::string& path, const corpus_shares& shares = {},
+                                 const corpus_options& options = {}) {
+  if (!(shares.valid >= 0.0 && shares.test >= 0.0 && shares.valid + shares.test < 1.0)) {
+    detail::throw_error<value_error>(
+        {"load_text: shares of ", shares.valid, " for validation and ", shares.test, " for test"});
+  }
+  const auto part = [](double share, std::size_t tokens) {
+    return static_cast<std::size_t>(share * static_cast<double>(tokens));
+  };
+  language_corpus result;
+  std::vector<std::int32_t> ids;
+  if (options.unit == text_unit::bytes) {
+    ids = detail::read_byte_tokens(path, options.limit);
+  } else {
+    const std::vector<std::string> lines = read_lines(path, options.limit);
+    std::size_t tokens = 0;
+    detail::for_each_token(lines, options.end_of_line, [&](std::string_view) { ++tokens; });
+    std::size_t left = tokens - part(shares.valid, tokens) - part(shares.test, tokens);
+    word_counts counts;
+    detail::for_each_token(lines, options.end_of_line, [&](std::string_view word) {
+      if (left == 0) return;
+      counts.add(word);
+      --left;
+    });
+    result.codec = text_codec(detail::corpus_words(counts, options, path), options.end_of_line);
+    ids = result.codec.encode_lines(lines);
+  }
+  if (ids.empty()) detail::throw_error<io_error>({path, ": no tokens"});
+  const auto test = ids.end() - static_cast<std::ptrdiff_t>(part(shares.test, ids.size()));
+  const auto valid = test - static_cast<std::ptrdiff_t>(part(shares.valid, ids.size()));
+  result.valid.assign(valid, test);
+  result.test.assign(test, ids.end());
+  ids.erase(valid, ids.end());
+  result.train = std::move(ids);
+  return result;
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `token_streams`: a text cut into parallel streams and segments for training a recurrent language model by
+/// truncated backpropagation through time, split over the ranks of a run.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct stream_options {
+  index_t streams = 20;  ///< of all ranks together: the global batch
+  index_t segment = 35;  ///< tokens of a stream in one step; an epoch's last segment may have fewer
+  int rank = 0;
+  int ranks = 1;
+};
+
+/// One step's tokens of one rank, time first: token t of stream s is at [t * streams + s].
+struct token_segment {
+  index_t length = 0;          ///< tokens of each stream
+  index_t first = 0;           ///< this rank's first stream among all
+  index_t streams = 0;         ///< this rank's streams; may be 0 where there are more ranks than streams
+  index_t global_streams = 0;  ///< streams of all ranks
+  bool starts = false;         ///< the first segment: carried state begins anew
+  std::span<const std::int32_t> inputs;   ///< [length x streams]
+  std::span<const std::int32_t> targets;  ///< [length x streams]: the token after each input
+};
+
+/// Serves a text of n tokens as B streams of floor(n / B) tokens in a row, one below the other (the n mod B
+/// last tokens are not used), and these in segments: an epoch has ceil((floor(n / B) - 1) / segment) of them,
+/// and every token of a stream but its first is predicted once. Consecutive segments continue each other, so
+/// state can be carried. Rank r of p gets streams B r / p .. B (r + 1) / p - 1. Source of the scheme: the
+/// usual word-language-model batching (Zaremba, Sutskever, Vinyals, "Recurrent neural network
+/// regularization", 2014).
+class token_streams {
+ public:
+  /// The ids must outlive the object. Throws value_error for options out of range and for a text with fewer
+  /// than two tokens a stream.
+  token_streams(std::span<const std::int32_t> ids, const stream_options& options)
+      : ids_(ids), options_(options) {
+    if (options.streams < 1 || options.segment < 1) {
+      detail::throw_error<value_error>(
+          {"token_streams: ", options.streams, " streams in segments of ", options.segment, " tokens"});
+    }
+    if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks) {
+      detail::throw_error<value_error>({"token_streams: rank ", options.rank, " of ", options.ranks});
+    }
+    length_ = static_cast<index_t>(ids.size()) / options.streams;
+    if (length_ < 2) {
+      detail::throw_error<value_error>({"token_streams: ", ids.size(), " tokens are too few for ",
+                                        options.streams, " streams: each needs two"});
+    }
+    first_ = options.streams * options.rank / options.ranks;
+    count_ = options.streams * (options.rank + 1) / options.ranks - first_;
+    const auto room = static_cast<std::size_t>(std::min(options.segment, length_ - 1) * count_);
+    inputs_.resize(room);
+    targets_.resize(room);
+  }
+
+  const stream_options& options() const { return options_; }
+
+  /// Tokens of each stream.
+  index_t stream_length() const { return length_; }
+
+  index_t steps_per_epoch() const { return (length_ - 1 + options_.segment - 1) / options_.segment; }
+
+  /// Tokens predicted in an epoch, by all ranks.
+  std::int64_t tokens_per_epoch() const { return static_cast<std::int64_t>(length_ - 1) * options_.streams; }
+
+  /// Streams of this rank, of every step.
+  index_t local_streams() const { return count_; }
+
+  /// The tokens of a step; the views hold until the next call. Allocates nothing. Throws value_error for a
+  /// step outside 0 .. steps_per_epoch() - 1.
+  token_segment load(index_t step) {
+    if (step < 0 || step >= steps_per_epoch()) {
+      detail::throw_error<value_error>(
+          {"token_streams: step ", step, "; steps are 0 .. ", steps_per_epoch() - 1});
+    }
+    const index_t begin = step * options_.segment;
+    token_segment result;
+    result.length = std::min(options_.segment, length_ - 1 - begin);
+    result.first = first_;
+    result.streams = count_;
+    result.global_streams = options_.streams;
+    result.starts = step == 0;
+    for (index_t s = 0; s < count_; ++s) {
+      const std::int32_t* const from = ids_.data() + (first_ + s) * length_ + begin;
+      for (index_t t = 0; t < result.length; ++t) {
+        const auto to = static_cast<std::size_t>(t * count_ + s);
+        inputs_[to] = from[t];
+        targets_[to] = from[t + 1];
+      }
+    }
+    const auto tokens = static_cast<std::size_t>(result.length * count_);
+    result.inputs = std::span(inputs_).first(tokens);
+    result.targets = std::span(targets_).first(tokens);
+    return result;
+  }
+
+ private:
+  std::span<const std::int32_t> ids_;
+  stream_options options_;
+  index_t length_ = 0;
+  index_t first_ = 0;
+  index_t count_ = 0;
+  std::vector<std::int32_t> inputs_, targets_;
+};
+
+PUFFERFISH_NAMESPACE_END

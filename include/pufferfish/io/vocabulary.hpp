@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Words as numbers: `word_counts` counts, `vocabulary` maps words to ids and back and goes into a text file.
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/error_text.hpp>
+#include <pufferfish/io/text.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Lets maps of std::string be searched by std::string_view without a copy.
+struct text_hash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+};
+template <class Value>
+using text_map = std::unordered_map<std::string, Value, text_hash, std::equal_to<>>;
+
+/// A word of a vocabulary stands in a line of a file, before a tab.
+inline bool is_word(std::string_view word) {
+  return !word.empty() && word.find_first_of("\t\n") == std::string_view::npos &&
+         first_invalid_utf8(word) == word.size();
+}
+
+}  // namespace detail
+
+/// How often each word occurs.
+class word_counts {
+ public:
+  /// Counts a word `times` more often. Throws value_error for a word that is empty, not UTF-8, or has a tab
+  /// or a line end in it, and for a negative number.
+  void add(std::string_view word, std::int64_t times = 1) {
+    if (times < 0) detail::throw_error<value_error>({"word_counts: a word counted ", times, " times"});
+    auto place = counts_.find(word);
+    if (place == counts_.end()) {
+      if (!detail::is_word(word)) {
+        detail::throw_error<value_error>({"word_counts: ", detail::quote_name(word),
+                                          " is no word: empty, not UTF-8, or with a tab or line end in it"});
+      }
+      place = counts_.emplace(std::string(word), 0).first;
+    }
+    place->second += times;
+    total_ += times;
+  }
+
+  /// 0 for a word that was never added.
+  std::int64_t count(std::string_view word) const {
+    const auto place = counts_.find(word);
+    return place == counts_.end() ? 0 : place->second;
+  }
+  std::int64_t total() const { return total_; }
+  index_t distinct() const { return static_cast<index_t>(counts_.size()); }
+
+  /// Words and counts, the most frequent first, equally frequent ones in the order of their bytes: the same
+  /// for every order of counting.
+  std::vector<std::pair<std::string, std::int64_t>> sorted() const {
+    std::vector<std::pair<std::string, std::int64_t>> result(counts_.begin(), counts_.end());
+    std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) {
+      return a.second != b.second ? a.second > b.second : a.first < b.first;
+    });
+    return result;
+  }
+
+ private:
+  detail::text_map<std::int64_t> counts_;
+  std::int64_t total_ = 0;
+};
+
+struct vocabulary_options {
+  /// Words that are always there, with ids 0, 1, ... in this order.
+  std::vector<std::string> special{"<unk>"};
+  /// The word that stands for those left out; one of `special`. Empty: none, unknown words are errors.
+  std::string unknown = "<unk>";
+  std::int64_t minimum_count = 1;  ///< rarer words are left out
+  index_t maximum_size = 0;        ///< of the vocabulary, special words included; 0: any
+};
+
+/// Words with ids 0 .. size - 1: the special ones, then the others, the most frequent first. A value: copies
+/// are independent.
+class vocabulary {
+ public:
+  /// No words.
+  vocabulary() = default;
+
+  /// The words of `counts` that the options let in; the unknown word is counted as often as itself and all
+  /// that were left out. Throws value_error for special words that are no words (as word_counts), equal, or
+  /// without the unknown one, and for a maximum below their number.
+  explicit vocabulary(const word_counts& counts, const vocabulary_options& options = {}) {
+    for (const std::string& word : options.special) {
+      if (!detail::is_word(word) || !insert(word, counts.count(word))) {
+        detail::throw_error<value_error>(
+            {"vocabulary: ", detail::quote_name(word), " is no special word, or is one twice"});
+      }
+    }
+    if (!options.unknown.empty()) {
+      unknown_ = find(options.unknown);
+      if (!unknown_) {
+        detail::throw_error<value_error>(
+            {"vocabulary: the unknown word ", detail::quote_name(options.unknown), " is no special one"});
+      }
+    }
+    const auto limit = options.maximum_size == 0 ? largest : options.maximum_size;
+    if (limit < size()) {
+      detail::throw_error<value_error>(
+          {"vocabulary: a maximum size of ", options.maximum_size, " with ", size(), " special words"});
+    }
+    std::int64_t left_out = 0;
+    for (const auto& [word, count] : counts.sorted()) {
+      if (index_of_.contains(word)) continue;
+      if (count < options.minimum_count || size() >= limit) {
+        left_out += count;
+      } else {
+        insert(word, count);
+      }
+    }
+    if (unknown_) counts_[static_cast<std::size_t>(*unknown_)] += left_out;
+  }
+
+  index_t size() const { return static_cast<index_t>(words_.size()); }
+
+  /// The word with an id. Throws value_error for an id outside 0 .. size - 1.
+  const std::string& word(std::int32_t id) const { return words_[checked(id)]; }
+  /// How often it was counted. Throws as word().
+  std::int64_t count(std::int32_t id) const { return counts_[checked(id)]; }
+
+  /// The id of a word that is in the vocabulary, else nothing.
+  std::optional<std::int32_t> find(std::string_view word) const {
+    const auto place = index_of_.find(word);
+    if (place == index_of_.end()) return std::nullopt;
+    return place->second;
+  }
+
+  /// The id that stands for words left out, if there is one.
+  std::optional<std::int32_t> unknown() const { return unknown_; }
+
+  /// The id of a word, the unknown one's for a word that is not in the vocabulary. Throws value_error for
+  /// such a word if there is no unknown one.
+  std::int32_t id(std::string_view word) const {
+    const auto place = index_of_.find(word);
+    if (place != index_of_.end()) return place->second;
+    if (!unknown_) {
+      detail::throw_error<value_error>({"vocabulary: ", detail::quote_name(word), " is not one of its ",
+                                        size(), " words, and there is no word for unknown ones"});
+    }
+    return *unknown_;
+  }
+
+  bool operator==(const vocabulary& other) const {
+    return words_ == other.words_ && counts_ == other.counts_ && unknown_ == other.unknown_;
+  }
+
+  /// The vocabulary as lines: a title, the unknown word, the number of words, each word with a tab and its
+  /// count in the order of ids, a digest of all that.
+  std::string to_text() const {
+    std::string text = std::string(title) + "\nunknown" +
+                       (unknown_ ? " " + words_[static_cast<std::size_t>(*unknown_)] : std::string()) +
+                       "\nwords " + std::to_string(size()) + "\n";
+    for (std::size_t i = 0; i < words_.size(); ++i) {
+      text += words_[i];
+      text += '\t';
+      text += std::to_string(counts_[i]);
+      text += '\n';
+    }
+    return text + digest_line(text) + "\n";
+  }
+
+  /// The inverse. `name` is what errors call the text. Throws io_error, with the line, for what to_text does
+  /// not write: another title, a word twice or none, a count that is no number, lines too many or too few, a
+  /// digest that does not fit.
+  static vocabulary from_text(std::string_view text, const std::string& name) {
+    return parse({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()}, name);
+  }
+
+  /// Writes to_text() to a file, whole or not at all. Throws io_error.
+  void save(const std::string& path) const {
+    const std::string text = to_text();
+    write_file_atomically(path, {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+  }
+
+  /// Reads what save() wrote; plain or gzip. Throws io_error as from_text and read_plain_or_gzip.
+  static vocabulary load(const std::string& path, std::uint64_t limit = default_text_limit) {
+    return parse(read_plain_or_gzip(path, limit), path);
+  }
+
+ private:
+  static constexpr std::string_view title = "pufferfish vocabulary 1";
+  static constexpr index_t largest = std::numeric_limits<std::int32_t>::max();
+
+  /// False if the word is there already.
+  bool insert(const std::string& word, std::int64_t count) {
+    if (!index_of_.emplace(word, static_cast<std::int32_t>(words_.size())).second) return false;
+    words_.push_back(word);
+    counts_.push_back(count);
+    return true;
+  }
+
+  std::size_t checked(std::int32_t id) const {
+    if (id < 0 || id >= size()) {
+      detail::throw_error<value_error>({"vocabulary: id ", id, " is not in 0 .. ", size() - 1});
+    }
+    return static_cast<std::size_t>(id);
+  }
+
+  static std::string digest_line(std::string_view text) { return "digest " + std::to_string(digest(text)); }
+
+  [[noreturn]] static void fail(const std::string& name, std::size_t line, const std::string& what) {
+    detail::throw_error<io_error>({name, ": line ", line, " of the vocabulary ", what});
+  }
+
+  /// What follows `key` and a space in a line.
+  static std::string_view field(const std::vector<std::string>& lines, std::size_t at, std::string_view key,
+                                const std::string& name) {
+    const std::string_view line = lines[at];
+    if (line == key) return {};
+    if (line.substr(0, key.size()) != key || line[key.size()] != ' ') {
+      fail(name, at + 1, "does not begin with '" + std::string(key) + " '");
+    }
+    return line.substr(key.size() + 1);
+  }
+
+  static std::optional<std::int64_t> number(std::string_view text) {
+    std::int64_t value = 0;
+    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (problem != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
+    return value;
+  }
+
+  static vocabulary parse(std::span<const std::uint8_t> bytes, const std::string& name) {
+    constexpr std::size_t head = 3;
+    std::vector<std::string> lines = parse_lines(bytes, name);
+    if (lines.size() < head + 1 || lines[0] != title) {
+      detail::throw_error<io_error>({name, ": is not a vocabulary: it does not begin with '", title, "'"});
+    }
+    const std::optional<std::int64_t> words = number(field(lines, 2, "words", name));
+    if (!words || *words > largest || static_cast<std::size_t>(*words) != lines.size() - head - 1) {
+      fail(name, head,
+           "says " + detail::quote_name(lines[2]) + ", the file has " +
+               std::to_string(lines.size() - head - 1) + " lines of words");
+    }
+    vocabulary result;
+    std::string whole;
+    for (std::size_t i = 0; i + 1 < lines.size(); ++i) {
+      if (i >= head) result.parse_word(lines[i], i + 1, name);
+      whole += lines[i];
+      whole += '\n';
+    }
+    if (lines.back() != digest_line(whole)) {
+      fail(name, lines.size(), "is not the digest of those before it: the file was changed or cut");
+    }
+    const std::string_view unknown = field(lines, 1, "unknown", name);
+    if (!unknown.empty()) result.unknown_ = result.find(unknown);
+    if (!unknown.empty() && !result.unknown_) {
+      fail(name, 2, "names " + detail::quote_name(unknown) + ", which is no word of it");
+    }
+    return result;
+  }
+
+  void parse_word(std::string_view line, std::size_t number_of_line, const std::string& name) {
+    const std::size_t tab = std::min(line.find('\t'), line.size());
+    const std::string_view word = line.substr(0, tab);
+    const std::optional<std::int64_t> count = number(line.substr(std::min(tab + 1, line.size())));
+    if (!count || !detail::is_word(word)) fail(name, number_of_line, "is not a word, a tab and a count");
+    if (!insert(std::string(word), *count)) {
+      fail(name, number_of_line, "has the word " + detail::quote_name(word) + " a second time");
+    }
+  }
+
+  std::vector<std::string> words_;
+  std::vector<std::int64_t> counts_;
+  detail::text_map<std::int32_t> index_of_;
+  std::optional<std::int32_t> unknown_;
+};
+
+PUFFERFISH_NAMESPACE_END
