@@ -13,5 +13,6 @@
 #include <pufferfish/lowrank/factorize.hpp>
 #include <pufferfish/lowrank/factors.hpp>
 #include <pufferfish/lowrank/linear.hpp>
+#include <pufferfish/lowrank/lstm.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/traits.hpp>

@@ -17,6 +17,7 @@
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/linear.hpp>
 #include <pufferfish/nn/loss.hpp>
+#include <pufferfish/nn/lstm.hpp>
 #include <pufferfish/nn/network.hpp>
 #include <pufferfish/nn/pooling.hpp>
 #include <pufferfish/nn/residual.hpp>

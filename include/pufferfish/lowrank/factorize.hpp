@@ -9,11 +9,16 @@
 ///     svd_factorize(dense, existing_low_rank_layer);              // into a layer that is there already
 ///     auto c = svd_factorize<LowRankConv<float>>(dense, rank_ratio{0.25});   // the rank from a policy
 ///     factors<float> d = svd_factors(dense, energy_kept{0.9});    // plain matrices, for a host's own layers
+///
+/// An LSTM has eight matrices: each is factorized on its own, and what is one report or one pair of factors
+/// for other layers is a vector of eight.
 
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <pufferfish/lowrank/conv.hpp>
+#include <pufferfish/lowrank/factorize_lstm.hpp>
 #include <pufferfish/lowrank/factors.hpp>
 #include <pufferfish/lowrank/linear.hpp>
 #include <pufferfish/lowrank/traits.hpp>
@@ -48,6 +53,24 @@ struct low_rank_kind<LowRankLinear<T, Rank, Device>> {
   static constexpr layer_kind kind = layer_kind::linear;
   static constexpr index_t rank = Rank;
 };
+template <class T, index_t Rank, class Device>
+struct low_rank_kind<LowRankLSTM<T, Rank, Device>> {
+  static constexpr bool known = true;
+  static constexpr layer_kind kind = layer_kind::lstm;
+  static constexpr index_t rank = Rank;
+};
+
+/// What is reported of a dense layer: one matrix, or several.
+template <class Dense>
+struct report_of {
+  using type = factor_report;
+};
+template <class Dense>
+requires(is_lstm<Dense>) struct report_of<Dense> {
+  using type = std::vector<factor_report>;
+};
+template <class Dense>
+using report_of_t = typename report_of<Dense>::type;
 
 /// The host's bias, or a null view.
 template <class Layer>
@@ -111,9 +134,11 @@ void load_factors(const Dense& dense, const factors<T>& made, LowRank& layer) {
 template <class LowRank, class Dense>
 LowRank make_low_rank(const Dense& dense, index_t rank) {
   using traits = layer_traits<Dense>;
-  const bool bias = !host_bias(dense).is_null();
+  [[maybe_unused]] const bool bias = !host_bias(dense).is_null();
   constexpr bool is_static = low_rank_kind<LowRank>::rank != dynamic_rank;
-  if constexpr (traits::kind == layer_kind::conv) {
+  if constexpr (is_lstm<Dense>) {
+    return make_low_rank_lstm<LowRank>(dense, rank, rank);
+  } else if constexpr (traits::kind == layer_kind::conv) {
     if constexpr (is_static) {
       return LowRank(traits::shape(dense), bias);
     } else {
@@ -138,7 +163,7 @@ constexpr bool check_pair() {
   if constexpr (low_rank_kind<LowRank>::known && has_layer_traits<Dense>) {
     static_assert(
         low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind,
-        "pufferfish: the dense and the low-rank layer are of different kinds (convolution and linear)");
+        "pufferfish: the dense and the low-rank layer are of different kinds (convolution, linear, LSTM)");
     static_assert(std::is_same_v<typename LowRank::value_type, weight_scalar_t<Dense>>,
                   "pufferfish: the dense and the low-rank layer have different scalars");
     return low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind &&
@@ -147,7 +172,7 @@ constexpr bool check_pair() {
   return false;
 }
 
-/// Throws shape_error unless a low-rank layer has the shape of the dense one, bias included.
+/// Throws shape_error unless a low-rank layer with one matrix has the shape of the dense one, bias included.
 template <class Dense, class LowRank>
 void check_same_shape(const Dense& dense, const LowRank& layer, const std::string& name) {
   const auto bias = host_bias(dense);
@@ -172,11 +197,14 @@ void check_same_shape(const Dense& dense, const LowRank& layer, const std::strin
 }  // namespace detail
 
 /// The factors of a layer's weight as owned plain matrices, with their report: for hosts that would rather
-/// run two layers of their own. Linear layers and convolutions (layers with one matrix). Errors as
-/// factorize_matrix, and shape_error if the traits contradict themselves.
+/// run two layers of their own. factors<T> of linear layers and convolutions; of an LSTM a vector of them, in
+/// the order of its traits, all of one side with the same rank: the largest that the policy chooses for any.
+/// Errors as factorize_matrix, and shape_error if the traits contradict themselves.
 template <class Dense>
 auto svd_factors(const Dense& dense, const rank_policy& policy, factorize_options options = {}) {
-  if constexpr (detail::check_layer_traits<Dense>()) {
+  if constexpr (detail::is_lstm<Dense>) {
+    return detail::lstm_factors(dense, policy, policy, options);
+  } else if constexpr (detail::check_layer_traits<Dense>()) {
     using traits = layer_traits<Dense>;
     using T = detail::weight_scalar_t<Dense>;
     const auto weight = traits::matrices(dense)[0].view;
@@ -195,12 +223,19 @@ namespace detail {
 
 template <class LowRank, class Dense>
 LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factorize_options& options,
-                     factor_report* report) {
+                     report_of_t<Dense>* report) {
   const auto made = svd_factors(dense, policy, options);
-  LowRank layer = make_low_rank<LowRank>(dense, made.rank());
-  load_factors(dense, made, layer);
-  if (report != nullptr) *report = made.report;
-  return layer;
+  if constexpr (is_lstm<Dense>) {
+    auto layer = make_low_rank_lstm<LowRank>(dense, made.front().rank(), made.back().rank());
+    load_lstm_factors(dense, made, layer);
+    if (report != nullptr) *report = reports_of(made);
+    return layer;
+  } else {
+    LowRank layer = make_low_rank<LowRank>(dense, made.rank());
+    load_factors(dense, made, layer);
+    if (report != nullptr) *report = made.report;
+    return layer;
+  }
 }
 
 template <class T, layer_kind Kind, index_t Rank>
@@ -213,6 +248,10 @@ template <class T, index_t Rank>
 struct low_rank_layer<T, layer_kind::linear, Rank> {
   using type = LowRankLinear<T, Rank>;
 };
+template <class T, index_t Rank>
+struct low_rank_layer<T, layer_kind::lstm, Rank> {
+  using type = LowRankLSTM<T, Rank>;
+};
 
 }  // namespace detail
 
@@ -220,7 +259,7 @@ struct low_rank_layer<T, layer_kind::linear, Rank> {
 /// receives what happened. Errors as svd_factors.
 template <class LowRank, class Dense>
 LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
-                      factor_report* report = nullptr) {
+                      detail::report_of_t<Dense>* report = nullptr) {
   if constexpr (detail::check_layer_traits<Dense>() && detail::check_pair<LowRank, Dense>()) {
     static_assert(detail::low_rank_kind<LowRank>::rank != dynamic_rank,
                   "pufferfish: a layer with dynamic rank needs a rank policy: svd_factorize<L>(dense, "
@@ -233,7 +272,7 @@ LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
 /// A low-rank layer with a dynamic rank, which `policy` chooses. Otherwise as above.
 template <class LowRank, class Dense>
 LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const factorize_options& options = {},
-                      factor_report* report = nullptr) {
+                      detail::report_of_t<Dense>* report = nullptr) {
   if constexpr (detail::check_layer_traits<Dense>() && detail::check_pair<LowRank, Dense>()) {
     static_assert(detail::low_rank_kind<LowRank>::rank == dynamic_rank,
                   "pufferfish: a layer with static rank takes no rank policy: svd_factorize<L>(dense)");
@@ -244,7 +283,7 @@ LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const facto
 /// A low-rank layer of static rank `Rank`, of the kind that the traits tell: svd_factorize<16>(dense).
 template <index_t Rank, class Dense>
 auto svd_factorize(const Dense& dense, const factorize_options& options = {},
-                   factor_report* report = nullptr) {
+                   detail::report_of_t<Dense>* report = nullptr) {
   if constexpr (detail::check_layer_traits<Dense>()) {
     using layer = typename detail::low_rank_layer<detail::weight_scalar_t<Dense>, layer_traits<Dense>::kind,
                                                   Rank>::type;
@@ -256,9 +295,17 @@ auto svd_factorize(const Dense& dense, const factorize_options& options = {},
 /// shapes, if it is not of the dense layer's shape; other errors as svd_factors. The layer is unchanged if
 /// anything is thrown.
 template <class Dense, class LowRank>
-requires(detail::low_rank_kind<LowRank>::known) factor_report
-    svd_factorize(const Dense& dense, LowRank& layer, const factorize_options& options = {}) {
-  if constexpr (detail::check_layer_traits<Dense>() && detail::check_pair<LowRank, Dense>()) {
+requires(detail::low_rank_kind<LowRank>::known) detail::report_of_t<Dense> svd_factorize(
+    const Dense& dense, LowRank& layer, const factorize_options& options = {}) {
+  if constexpr (!detail::check_layer_traits<Dense>() || !detail::check_pair<LowRank, Dense>()) {
+    return {};  // a static_assert has spoken
+  } else if constexpr (detail::is_lstm<Dense>) {
+    detail::check_same_lstm(dense, layer, options.name);
+    const auto made =
+        detail::lstm_factors(dense, fixed_rank{layer.input_rank()}, fixed_rank{layer.hidden_rank()}, options);
+    detail::load_lstm_factors(dense, made, layer);
+    return detail::reports_of(made);
+  } else {
     detail::check_same_shape(dense, layer, options.name);
     const auto made = svd_factors(dense, fixed_rank{layer.rank()}, options);
     detail::load_factors(dense, made, layer);

@@ -29,11 +29,16 @@ struct named_view {
 ///       // Stride, padding and the like; convolutions only.
 ///       static pufferfish::conv_shape shape(const host::Conv2d& layer);
 ///       // A std::array (or vector) of the layer's weight matrices: one for linear [out][in] and for conv
-///       [out][in][height]
-///       // [width]; several for an LSTM or attention. Views onto the layer's own memory, any strides.
+///       // [out][in][height][width]; for an LSTM eight [hidden][in]: the input side of the gates i, f, g, o,
+///       then
+///       // their hidden side. Views onto the layer's own memory, any strides.
 ///       static std::array<pufferfish::named_view<const float, 4>, 1> matrices(const host::Conv2d& layer);
-///       // Optional: out elements, or a null view for a layer without bias.
+///       // Optional, linear and convolutions: out elements, or a null view for a layer without bias.
 ///       static pufferfish::tensor_view<const float, 1> bias(const host::Conv2d& layer);
+///       // Optional, LSTM: four vectors of `hidden` elements (gates i, f, g, o), or eight where the input
+///       and the
+///       // hidden side have biases of their own: those are added up.
+///       static std::array<pufferfish::named_view<const float, 1>, 4> biases(const host::LSTM& layer);
 ///     };
 template <class Layer>
 struct layer_traits;
@@ -50,6 +55,15 @@ template <class Layer>
 concept has_bias_trait = requires(const Layer& layer) {
   layer_traits<Layer>::bias(layer);
 };
+template <class Layer>
+concept has_biases_trait = requires(const Layer& layer) {
+  layer_traits<Layer>::biases(layer);
+};
+
+template <class Layer>
+inline constexpr bool is_lstm = false;
+template <has_layer_traits Layer>
+inline constexpr bool is_lstm<Layer> = layer_traits<Layer>::kind == layer_kind::lstm;
 
 /// The scalar of a layer's weights.
 template <class Layer>

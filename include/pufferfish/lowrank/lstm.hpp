@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `LowRankLSTM`: an LSTM whose eight matrices (input and hidden side of four gates) are each up * down.
+///
+/// Parameters, for d inputs, h outputs, ranks r_ih and r_hh; gates in PyTorch's order i, f, g, o:
+///   weight_ih.down  [4 r_ih x d]     gate k's first factor: rows k r_ih ..
+///   weight_ih.up    [4 h x r_ih]     gate k's second factor: rows k h ..
+///   bias            [4 h]            one vector a gate (PyTorch's bias_ih + bias_hh)
+///   weight_hh.down  [4 r_hh x h]
+///   weight_hh.up    [4 h x r_hh]
+/// so that rows k h .. of PyTorch's weight_ih (see LSTM) are, for gate k, up's rows times down's rows.
+
+#include <array>
+#include <cmath>
+#include <string>
+
+#include <pufferfish/lowrank/linear.hpp>
+#include <pufferfish/lowrank/lstm_core.hpp>
+#include <pufferfish/lowrank/rank.hpp>
+#include <pufferfish/ops/step_product.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// One side of a low-rank LSTM. The four first factors lie side by side, [in][4 rank]: one product for all of
+/// them. The second ones are [rank][4 hidden], each gate's a block of columns; as a whole they are block
+/// diagonal. What is kept is the output of the first factors.
+template <class T>
+class low_rank_gates {
+ public:
+  /// Throws rank_error unless 1 <= rank <= min(in, hidden).
+  low_rank_gates(const std::array<const char*, 2>& names, index_t in, index_t hidden, index_t rank)
+      : names_(names),
+        in_(in),
+        hidden_(hidden),
+        rank_(rank),
+        down_(checked(names[0], in, hidden, rank), parameter_role::weight),
+        up_(logical_layout::matrix(lstm_gates * hidden, rank), parameter_role::weight) {}
+
+  index_t rank() const { return rank_; }
+  index_t kept_width() const { return lstm_gates * rank_; }
+  index_t macs() const { return lstm_gates * rank_ * (in_ + hidden_); }
+
+  /// Factors of one gate: [rank][in] and [hidden][rank].
+  tensor_view<T, 2> down(index_t gate) { return gate_view(down_, gate, rank_, in_); }
+  tensor_view<const T, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
+  tensor_view<T, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
+  tensor_view<const T, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }
+
+  /// up * down of all gates, one below the other: [4 hidden][in].
+  tensor<T, 2> to_dense() const {
+    tensor<T, 2> dense({lstm_gates * hidden_, in_});
+    stack_arena scratch;
+    for (index_t gate = 0; gate < lstm_gates; ++gate) {
+      native_gemm(scratch).multiply<T>(up(gate), down(gate), dense.view().slice(0, gate * hidden_, hidden_));
+    }
+    return dense;
+  }
+
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* bias,
+               const tensor_view<T, 2>& kept, const tensor_view<T, 2>& z) const {
+    ops::wide_product<T>(ctx, x, stored(down_), kept);
+    for (index_t gate = 0; gate < lstm_gates; ++gate) {
+      ops::wide_product<T>(ctx, of_gate<const T>(kept, gate, rank_), of_gate(stored(up_), gate, hidden_),
+                           of_gate(z, gate, hidden_), false, bias + gate * hidden_);
+    }
+  }
+
+  class forward_steps {
+   public:
+    forward_steps(context<device::cpu>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
+        : down_(ctx, frame, side.stored(side.down_), steps),
+          up_(ctx, frame, of_gate(side.stored(side.up_), 0, side.hidden_), steps, lstm_gates, side.hidden_) {}
+    void operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                    const tensor_view<T, 2>& kept, const tensor_view<T, 2>& z) const {
+      down_.multiply(ctx, x, kept, false);
+      up_.multiply(ctx, kept, z, true);
+    }
+
+   private:
+    ops::step_operand<T> down_, up_;
+  };
+
+  class backward_steps {
+   public:
+    backward_steps(context<device::cpu>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
+        : up_(ctx, frame, transpose(of_gate(side.stored(side.up_), 0, side.hidden_)), steps, lstm_gates,
+              side.hidden_),
+          down_(ctx, frame, transpose(side.stored(side.down_)), steps) {}
+    void operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& dz,
+                    const tensor_view<T, 2>& dkept, const tensor_view<T, 2>& dx) const {
+      up_.multiply(ctx, dz, dkept, false);
+      if (!dx.is_null()) down_.multiply(ctx, dkept, dx, false);
+    }
+
+   private:
+    ops::step_operand<T> up_, down_;
+  };
+
+  void backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                       const tensor_view<const T, 2>& kept, const tensor_view<const T, 2>& dz,
+                       const tensor_view<const T, 2>& dkept) const {
+    for (index_t gate = 0; gate < lstm_gates; ++gate) {
+      ops::wide_product<T>(ctx, transpose(of_gate(kept, gate, rank_)), of_gate(dz, gate, hidden_),
+                           of_gate(gradient(up_), gate, hidden_), up_.accumulate());
+    }
+    ctx.gradient_written(up_);
+    ops::wide_product<T>(ctx, transpose(x), dkept, gradient(down_), down_.accumulate());
+    ctx.gradient_written(down_);
+  }
+  void backward_kept(context<device::cpu>& ctx, const tensor_view<const T, 2>& dz,
+                     const tensor_view<T, 2>& dkept) const {
+    for (index_t gate = 0; gate < lstm_gates; ++gate) {
+      ops::wide_product<T>(ctx, of_gate(dz, gate, hidden_), transpose(of_gate(stored(up_), gate, hidden_)),
+                           of_gate(dkept, gate, rank_));
+    }
+  }
+  void backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>&,
+                      const tensor_view<const T, 2>& dkept, const tensor_view<T, 2>& dx) const {
+    ops::wide_product<T>(ctx, dkept, transpose(stored(down_)), dx);
+  }
+
+  /// Xavier uniform for each factor of each gate.
+  void initialize(random_stream random) {
+    fill(down_, rank_ + in_, random.child("down"));
+    fill(up_, hidden_ + rank_, random.child("up"));
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    f(names_[0], down_);
+    f(names_[1], up_);
+  }
+
+ private:
+  static logical_layout checked(const char* name, index_t in, index_t hidden, index_t rank) {
+    check_rank(message({"LowRankLSTM, ", name}), hidden, in, rank);
+    return logical_layout::matrix(lstm_gates * rank, in);
+  }
+  static void fill(parameter<T>& p, index_t fans, random_stream random) {
+    const double bound = std::sqrt(6.0 / static_cast<double>(fans));
+    fill_uniform(p.values(), -bound, bound, random);
+  }
+  /// Gate `gate` of a matrix in which the gates lie side by side, `width` columns each.
+  template <class U>
+  static tensor_view<U, 2> of_gate(const tensor_view<U, 2>& all, index_t gate, index_t width) {
+    return all.slice(1, gate * width, width);
+  }
+  template <class P>
+  static auto gate_view(P& p, index_t gate, index_t rows, index_t cols) {
+    using element = std::remove_pointer_t<decltype(p.data())>;
+    return tensor_view<element, 2>(p.data() + gate * rows, {rows, cols}, {1, lstm_gates * rows});
+  }
+  static tensor_view<const T, 2> stored(const parameter<T>& p) {
+    return {p.data(), {p.layout().shape[1], p.layout().shape[0]}};
+  }
+  static tensor_view<T, 2> gradient(const parameter<T>& p) {
+    return {p.gradient_data(), {p.layout().shape[1], p.layout().shape[0]}};
+  }
+
+  std::array<const char*, 2> names_;
+  index_t in_, hidden_, rank_;
+  parameter<T> down_, up_;
+};
+
+/// The rank-agnostic core of LowRankLSTM.
+template <class T>
+class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
+  using core = lstm_core<T, low_rank_gates<T>>;
+  using gates = low_rank_gates<T>;
+
+ public:
+  /// Throws shape_error for a size below 1, rank_error for a rank outside 1 .. min(input, hidden), or 1 ..
+  /// hidden on the hidden side.
+  low_rank_lstm(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)
+      : core("LowRankLSTM", input, hidden,
+             gates({"weight_ih.down", "weight_ih.up"}, input, hidden, input_rank),
+             gates({"weight_hh.down", "weight_hh.up"}, hidden, hidden, hidden_rank)) {}
+
+  index_t input_rank() const { return this->input_side().rank(); }
+  index_t hidden_rank() const { return this->hidden_side().rank(); }
+
+  /// Factors of one gate (0 i, 1 f, 2 g, 3 o) as frameworks see them: down [rank][in], up [hidden][rank].
+  tensor_view<T, 2> input_down(index_t gate) { return this->input_side().down(gate); }
+  tensor_view<const T, 2> input_down(index_t gate) const { return this->input_side().down(gate); }
+  tensor_view<T, 2> input_up(index_t gate) { return this->input_side().up(gate); }
+  tensor_view<const T, 2> input_up(index_t gate) const { return this->input_side().up(gate); }
+  tensor_view<T, 2> hidden_down(index_t gate) { return this->hidden_side().down(gate); }
+  tensor_view<const T, 2> hidden_down(index_t gate) const { return this->hidden_side().down(gate); }
+  tensor_view<T, 2> hidden_up(index_t gate) { return this->hidden_side().up(gate); }
+  tensor_view<const T, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
+
+  /// The dense layer's weights, PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
+  tensor<T, 2> input_to_dense() const { return this->input_side().to_dense(); }
+  tensor<T, 2> hidden_to_dense() const { return this->hidden_side().to_dense(); }
+
+  std::string describe() const override {
+    const index_t in = input_rank(), hidden = hidden_rank();
+    return message({"LowRankLSTM ", this->input_size(), " -> ", this->hidden_size(),
+                    in == hidden ? ", rank " : ", ranks ", in,
+                    in == hidden ? std::string() : " and " + std::to_string(hidden)});
+  }
+};
+
+}  // namespace detail
+
+/// An LSTM input -> hidden, each of whose eight matrices is up * down with a rank of its own side (Wang et
+/// al., Pufferfish, MLSys 2021, section 2), no nonlinearity between the two, one bias vector a gate:
+///   z = W_ih x + W_hh h + b;  i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o);  g = tanh(z_g)
+///   c' = f c + i g;  h' = o tanh(c')
+///
+/// `Rank` fixes the rank of both sides in the type; with `dynamic_rank` the ranks are constructor arguments.
+template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
+class LowRankLSTM : public detail::low_rank_lstm<T> {
+  static_assert(Rank > 0, "pufferfish: LowRankLSTM<T, Rank>: a static rank must be at least 1");
+  static_assert(std::is_same_v<Device, device::cpu>,
+                "pufferfish: LowRankLSTM on this device needs the header of that device's back end");
+
+ public:
+  /// Throws rank_error unless Rank <= min(input, hidden).
+  LowRankLSTM(index_t input, index_t hidden) : detail::low_rank_lstm<T>(input, hidden, Rank, Rank) {}
+};
+
+template <class T>
+class LowRankLSTM<T, dynamic_rank, device::cpu> : public detail::low_rank_lstm<T> {
+ public:
+  /// Throws rank_error unless 1 <= input_rank <= min(input, hidden) and 1 <= hidden_rank <= hidden.
+  LowRankLSTM(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)
+      : detail::low_rank_lstm<T>(input, hidden, input_rank, hidden_rank) {}
+};
+
+PUFFERFISH_NAMESPACE_END

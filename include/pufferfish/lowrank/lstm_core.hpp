@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: what dense and low-rank LSTM layers share: everything but the matrices. `Side` maps rows of
+/// `in` numbers to preactivations, rows of 4 hidden:
+///
+///     class ExampleSide {                                   // copyable
+///      public:
+///       index_t kept_width() const;                         // numbers a row that its backward pass needs
+///       class forward_steps, backward_steps;                // prepared for products step by step
+///       // z = side(x) + bias, all rows at once
+///       void forward(context&, x, bias, kept, z) const;
+///       // forward_steps: z += side(x); backward_steps: dx = side'(dz), and the gradient of what was kept
+///       void operator()(context&, x, kept, z) const;
+///       void operator()(context&, dz, dkept, dx) const;
+///       // gradients of the matrices; and of the input, all rows at once
+///       void backward_weight(context&, x, kept, dz, dkept) const;
+///       void backward_kept(context&, dz, dkept) const;
+///       void backward_input(context&, dz, dkept, dx) const;
+///     };
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <pufferfish/lowrank/recurrent.hpp>
+#include <pufferfish/ops/column_sums.hpp>
+#include <pufferfish/ops/lstm.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// i, f, o = sigmoid(z), g = tanh(z) with z = W_ih x + W_hh h + b; c' = f c + i g; h' = o tanh(c'). One bias
+/// vector a gate, and the four gates i, f, g, o side by side.
+template <class T, class Side>
+class lstm_core : public recurrent_layer<T> {
+ public:
+  using recurrent_layer<T>::forward;
+  using recurrent_layer<T>::backward;
+
+  /// The biases of the four gates one after the other: 4 hidden elements.
+  tensor_view<T, 1> bias() { return {bias_.data(), {bias_.size()}}; }
+  tensor_view<const T, 1> bias() const { return {bias_.data(), {bias_.size()}}; }
+
+  /// Multiply-accumulates for steps x batch x 1 x input.
+  index_t macs(const extents<4>& input) const {
+    return input[0] * input[1] * (input_side_.macs() + hidden_side_.macs());
+  }
+
+  /// f(name, parameter) for each parameter, in execution order.
+  template <class F>
+  void visit(F&& f) {
+    input_side_.visit(f);
+    f("bias", bias_);
+    hidden_side_.visit(f);
+  }
+
+  /// Xavier uniform for every matrix of every gate, zero biases (as the paper's language model starts).
+  void initialize(random_stream random) {
+    input_side_.initialize(random.child("weight_ih"));
+    hidden_side_.initialize(random.child("weight_hh"));
+    std::fill_n(bias_.data(), bias_.size(), T{});
+  }
+
+ protected:
+  lstm_core(const char* name, index_t input, index_t hidden, Side input_side, Side hidden_side)
+      : recurrent_layer<T>(name, input, hidden),
+        input_side_(std::move(input_side)),
+        hidden_side_(std::move(hidden_side)),
+        bias_(logical_layout::vector(lstm_gates * hidden), parameter_role::bias) {}
+
+  const Side& input_side() const { return input_side_; }
+  Side& input_side() { return input_side_; }
+  const Side& hidden_side() const { return hidden_side_; }
+  Side& hidden_side() { return hidden_side_; }
+
+  void run_forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
+                   const recurrent_state<const T>& before, const tensor_view<T, 3>& y,
+                   const recurrent_state<T>& after) const override {
+    const index_t hidden = this->hidden_size();
+    const shapes size{x.extent(0), x.extent(1), hidden};
+    scratch_frame frame(ctx.scratch());
+    const kept_values kept = take(ctx, frame, size, !before.is_null());
+    if (!before.is_null()) {
+      copy(before.h, kept.h_before);
+      copy(before.c, kept.c_before);
+    }
+    input_side_.forward(ctx, size.rows_of(x), bias_.data(), kept.input, kept.gates);
+    const typename Side::forward_steps add_hidden(ctx, frame, hidden_side_, size.steps);
+    for (index_t t = 0; t < size.steps; ++t) {
+      const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
+      if (!h.is_null()) add_hidden(ctx, h, size.at(kept.hidden, t), size.at(kept.gates, t));
+      ops::lstm_forward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : kept.cell(size, t - 1),
+                           kept.cell(size, t), size.step_of(y, t));
+    }
+    if (!after.is_null()) {
+      store(size.steps == 0 ? tensor_view<const T, 2>(kept.h_before) : size.step_of(y, size.steps - 1),
+            after.h);
+      store(size.steps == 0 ? kept.c_before : kept.cell(size, size.steps - 1), after.c);
+    }
+    if (ctx.training()) ctx.tape().push_value(kept_views{x, y, kept});
+  }
+
+  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
+                    const recurrent_state<const T>& from_after,
+                    const recurrent_state<T>& to_before) const override {
+    const auto views = ctx.tape().template pop_value<kept_views>();
+    const kept_values& kept = views.kept;
+    const shapes size{views.x.extent(0), views.x.extent(1), this->hidden_size()};
+    if (dy.shape() != views.y.shape()) {
+      throw_error<shape_error>({this->describe(), ": the gradient of the output is ", dy.shape(),
+                                ", the output ", views.y.shape()});
+    }
+    give_back(ctx, kept);
+    scratch_frame frame(ctx.scratch());
+    const extents<2> state_shape{size.batch, size.hidden};
+    const tensor_view<T, 2> dh = frame.take<T>(state_shape), dc = frame.take<T>(state_shape);
+    const tensor_view<T, 2> dkept = frame.take<T>(extents<2>{size.rows(), hidden_side_.kept_width()});
+    if (!from_after.is_null()) {
+      copy(from_after.h, dh);
+      copy(from_after.c, dc);
+    } else if (size.steps == 0) {
+      std::fill_n(dh.data(), dh.size(), T{});
+      std::fill_n(dc.data(), dc.size(), T{});
+    }
+    const bool wanted = !to_before.is_null();
+    const typename Side::backward_steps through_hidden(ctx, frame, hidden_side_, size.steps);
+    for (index_t t = size.steps; t-- > 0;) {
+      const bool last = t + 1 == size.steps && from_after.is_null();
+      const tensor_view<const T, 2> nothing;
+      ops::lstm_backward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : kept.cell(size, t - 1),
+                            kept.cell(size, t), size.step_of(dy, t), last ? nothing : dh, last ? nothing : dc,
+                            dc);
+      if (t > 0 || wanted || !kept.h_before.is_null()) {
+        through_hidden(ctx, size.at(kept.gates, t), size.at(dkept, t),
+                       t > 0 || wanted ? dh : tensor_view<T, 2>());
+      }
+    }
+    if (wanted) {
+      copy(tensor_view<const T, 2>(dh), to_before.h);
+      copy(tensor_view<const T, 2>(dc), to_before.c);
+    }
+    const tensor_view<const T, 2> dz = kept.gates;
+    backward_hidden_weight(ctx, size, views, dz, dkept);
+    ops::column_sums<T>(ctx, dz, bias_.gradient_data(), bias_.accumulate());
+    ctx.gradient_written(bias_);
+    const tensor_view<T, 2> dinput = frame.take<T>(extents<2>{size.rows(), input_side_.kept_width()});
+    input_side_.backward_kept(ctx, dz, dinput);
+    input_side_.backward_weight(ctx, size.rows_of(views.x), kept.input, dz, dinput);
+    if (!dx.is_null()) input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx));
+  }
+
+ private:
+  struct shapes {
+    index_t steps, batch, hidden;
+
+    index_t rows() const { return steps * batch; }
+    /// A sequence as rows, one after the other; and the rows of one step.
+    template <class U>
+    tensor_view<U, 2> rows_of(const tensor_view<U, 3>& sequence) const {
+      return sequence.reshape(extents<2>{rows(), sequence.extent(2)});
+    }
+    template <class U>
+    tensor_view<U, 2> at(const tensor_view<U, 2>& all, index_t step) const {
+      return all.slice(0, step * batch, batch);
+    }
+    template <class U>
+    tensor_view<U, 2> step_of(const tensor_view<U, 3>& sequence, index_t step) const {
+      return at(rows_of(sequence), step);
+    }
+  };
+
+  /// On the tape, or in scratch if nothing will be wanted back; then one step of the cells is enough.
+  struct kept_values {
+    tensor_view<T, 2> h_before, c_before;  // null: zeros
+    tensor_view<T, 2> input, hidden;       // what the sides keep, a row each
+    tensor_view<T, 2> gates, cells;        // activations; the cells after each step
+    tensor_view<T, 2> cell(const shapes& size, index_t step) const {
+      return cells.extent(0) == size.rows() ? size.at(cells, step) : cells;
+    }
+  };
+  struct kept_views {
+    tensor_view<const T, 3> x, y;
+    kept_values kept;
+  };
+
+  kept_values take(context<device::cpu>& ctx, scratch_frame& frame, const shapes& size, bool state) const {
+    const bool training = ctx.training();
+    const auto block = [&](index_t rows, index_t columns) {
+      const extents<2> shape{rows, columns};
+      return training ? ctx.tape().template push<T>(shape) : frame.take<T>(shape);
+    };
+    kept_values kept;
+    if (state) {
+      kept.h_before = block(size.batch, size.hidden);
+      kept.c_before = block(size.batch, size.hidden);
+    }
+    kept.input = block(size.rows(), input_side_.kept_width());
+    kept.hidden = block(size.rows(), hidden_side_.kept_width());
+    kept.cells = block(training ? size.rows() : size.batch, size.hidden);
+    kept.gates = block(size.rows(), lstm_gates * size.hidden);
+    return kept;
+  }
+  // The blocks stay readable: nothing is pushed before backward is done.
+  static void give_back(context<device::cpu>& ctx, const kept_values& kept) {
+    for (const tensor_view<T, 2>& block :
+         {kept.gates, kept.cells, kept.hidden, kept.input, kept.c_before, kept.h_before}) {
+      if (!block.is_null()) ctx.tape().template pop<T>(block.size());
+    }
+  }
+
+  // Step t multiplied the state before it: that of the segment, then y one step earlier.
+  void backward_hidden_weight(context<device::cpu>& ctx, const shapes& size, const kept_views& views,
+                              const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>& dkept) const {
+    const tensor_view<const T, 2> y = size.rows_of(views.y), kept = views.kept.hidden;
+    const bool state = !views.kept.h_before.is_null() && size.steps > 0;
+    const index_t first = state ? 0 : std::min(size.batch, size.rows()), rows = size.rows() - first;
+    scratch_frame frame(ctx.scratch());
+    tensor_view<const T, 2> h = y.slice(0, 0, rows);
+    if (state) {
+      const tensor_view<T, 2> all = frame.take<T>(y.shape());
+      ops::copy_elements<T>(ctx, views.kept.h_before.data(), all.data(), views.kept.h_before.size());
+      ops::copy_elements<T>(ctx, y.data(), all.data() + views.kept.h_before.size(),
+                            y.size() - views.kept.h_before.size());
+      h = all;
+    }
+    hidden_side_.backward_weight(ctx, h, kept.slice(0, first, rows), dz.slice(0, first, rows),
+                                 dkept.slice(0, first, rows));
+  }
+
+  static void store(const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to) {
+    if (!from.is_null()) return copy(from, to);
+    for (index_t b = 0; b < to.extent(0); ++b) std::fill_n(to.data() + b * to.stride(0), to.extent(1), T{});
+  }
+
+  Side input_side_, hidden_side_;
+  parameter<T> bias_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `LSTM`: the dense layer, and what svd_factorize has to know about it.
+///
+/// Parameters, for d inputs and h outputs; gates in PyTorch's order i, f, g, o, one below the other:
+///   weight_ih  [4 h x d]   PyTorch's weight_ih (LSTMCell), weight_ih_l0 (LSTM)
+///   bias       [4 h]       one vector a gate: PyTorch's bias_ih + bias_hh
+///   weight_hh  [4 h x h]
+
+#include <array>
+#include <cmath>
+#include <string>
+
+#include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/lstm.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// One side of a dense LSTM: the matrices of the four gates side by side, [in][4 hidden]. Keeps nothing.
+template <class T>
+class dense_gates {
+ public:
+  dense_gates(const char* name, index_t in, index_t hidden)
+      : name_(name),
+        in_(in),
+        hidden_(hidden),
+        weight_(logical_layout::matrix(lstm_gates * hidden, in), parameter_role::weight) {}
+
+  index_t kept_width() const { return 0; }
+  index_t macs() const { return weight_.size(); }
+
+  /// [4 hidden][in], and the rows of one gate.
+  tensor_view<T, 2> weight() {
+    return {weight_.data(), {lstm_gates * hidden_, in_}, {1, lstm_gates * hidden_}};
+  }
+  tensor_view<const T, 2> weight() const { return transpose(stored()); }
+  tensor_view<const T, 2> weight(index_t gate) const { return weight().slice(0, gate * hidden_, hidden_); }
+
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* bias,
+               const tensor_view<T, 2>&, const tensor_view<T, 2>& z) const {
+    ops::wide_product<T>(ctx, x, stored(), z, false, bias);
+  }
+
+  class forward_steps {
+   public:
+    forward_steps(context<device::cpu>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps)
+        : weight_(ctx, frame, side.stored(), steps) {}
+    void operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>&,
+                    const tensor_view<T, 2>& z) const {
+      weight_.multiply(ctx, x, z, true);
+    }
+
+   private:
+    ops::step_operand<T> weight_;
+  };
+
+  class backward_steps {
+   public:
+    backward_steps(context<device::cpu>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps)
+        : weight_(ctx, frame, transpose(side.stored()), steps) {}
+    void operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>&,
+                    const tensor_view<T, 2>& dx) const {
+      if (!dx.is_null()) weight_.multiply(ctx, dz, dx, false);
+    }
+
+   private:
+    ops::step_operand<T> weight_;
+  };
+
+  void backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                       const tensor_view<const T, 2>&, const tensor_view<const T, 2>& dz,
+                       const tensor_view<const T, 2>&) const {
+    ops::wide_product<T>(ctx, transpose(x), dz, {weight_.gradient_data(), stored().shape()},
+                         weight_.accumulate());
+    ctx.gradient_written(weight_);
+  }
+  void backward_kept(context<device::cpu>&, const tensor_view<const T, 2>&, const tensor_view<T, 2>&) const {}
+  void backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>& dz,
+                      const tensor_view<const T, 2>&, const tensor_view<T, 2>& dx) const {
+    ops::wide_product<T>(ctx, dz, transpose(stored()), dx);
+  }
+
+  void initialize(random_stream random) {
+    const double bound = std::sqrt(6.0 / static_cast<double>(in_ + hidden_));
+    fill_uniform(weight_.values(), -bound, bound, random);
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    f(name_, weight_);
+  }
+
+ private:
+  tensor_view<const T, 2> stored() const { return {weight_.data(), {in_, lstm_gates * hidden_}}; }
+
+  const char* name_;
+  index_t in_, hidden_;
+  parameter<T> weight_;
+};
+
+}  // namespace detail
+
+/// An LSTM input -> hidden:
+///   z = W_ih x + W_hh h + b;  i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o);  g = tanh(z_g)
+///   c' = f c + i g;  h' = o tanh(c')
+/// (Hochreiter, Schmidhuber, Neural Computation 9(8), 1997, with a forget gate).
+template <class T>
+class LSTM : public detail::lstm_core<T, detail::dense_gates<T>> {
+  using gates = detail::dense_gates<T>;
+
+ public:
+  /// Throws shape_error for a size below 1.
+  LSTM(index_t input, index_t hidden)
+      : detail::lstm_core<T, gates>("LSTM", input, hidden,
+                                    gates("weight_ih", checked(input), checked(hidden)),
+                                    gates("weight_hh", checked(hidden), checked(hidden))) {}
+
+  /// PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
+  tensor_view<T, 2> input_weight() { return this->input_side().weight(); }
+  tensor_view<const T, 2> input_weight() const { return this->input_side().weight(); }
+  tensor_view<T, 2> hidden_weight() { return this->hidden_side().weight(); }
+  tensor_view<const T, 2> hidden_weight() const { return this->hidden_side().weight(); }
+
+  std::string describe() const override {
+    return detail::message({"LSTM ", this->input_size(), " -> ", this->hidden_size()});
+  }
+
+ private:
+  // The base class says what is wrong; until then nothing may be laid out with such a size.
+  static index_t checked(index_t size) { return std::max<index_t>(size, 1); }
+};
+
+template <class T>
+struct layer_traits<LSTM<T>> {
+  static constexpr auto kind = layer_kind::lstm;
+  static auto matrices(const LSTM<T>& layer) {
+    const auto of = [](const tensor_view<const T, 2>& all, index_t gate) {
+      const index_t hidden = all.extent(0) / lstm_gates;
+      return all.slice(0, gate * hidden, hidden);
+    };
+    const auto input = layer.input_weight(), hidden = layer.hidden_weight();
+    using view = named_view<const T, 2>;
+    return std::array{view{"weight_ii", of(input, 0)},  view{"weight_if", of(input, 1)},
+                      view{"weight_ig", of(input, 2)},  view{"weight_io", of(input, 3)},
+                      view{"weight_hi", of(hidden, 0)}, view{"weight_hf", of(hidden, 1)},
+                      view{"weight_hg", of(hidden, 2)}, view{"weight_ho", of(hidden, 3)}};
+  }
+  static auto biases(const LSTM<T>& layer) {
+    const index_t hidden = layer.hidden_size();
+    const auto of = [&](index_t gate) { return layer.bias().slice(0, gate * hidden, hidden); };
+    using view = named_view<const T, 1>;
+    return std::array{view{"bias_i", of(0)}, view{"bias_f", of(1)}, view{"bias_g", of(2)},
+                      view{"bias_o", of(3)}};
+  }
+};
+
+namespace detail {
+
+/// The dense layer of the same function, up to rounding.
+template <class T>
+LSTM<T> merged(const low_rank_lstm<T>& layer) {
+  LSTM<T> dense(layer.input_size(), layer.hidden_size());
+  copy(tensor_view<const T, 2>(layer.input_to_dense()), dense.input_weight());
+  copy(tensor_view<const T, 2>(layer.hidden_to_dense()), dense.hidden_weight());
+  copy(layer.bias(), dense.bias());
+  return dense;
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

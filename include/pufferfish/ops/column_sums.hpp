@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Sums of the columns of a matrix: the gradient of a bias.
+
+#include <pufferfish/ops/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// sums_n (+)= sum_m x_mn.
+template <class T>
+void column_sums(const tensor_view<const T, 2>& x, T* sums, bool add) {
+  for (index_t n = 0; n < x.extent(1); ++n) {
+    double sum = add ? static_cast<double>(sums[n]) : 0.0;
+    for (index_t m = 0; m < x.extent(0); ++m) sum += static_cast<double>(x(m, n));
+    sums[n] = static_cast<T>(sum);
+  }
+}
+
+}  // namespace reference
+
+/// sums_n = sum_m x_mn, or sums_n += that. x: M x N, rows dense. Each column is summed in double, from its
+/// first row to its last.
+template <class T>
+void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add) {
+  constexpr index_t piece = 512;
+  const index_t rows = x.extent(0), columns = x.extent(1);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
+  ctx.parallel_for((columns + piece - 1) / piece, [&](index_t task, int) {
+    const index_t begin = task * piece, count = std::min(piece, columns - begin);
+    double wide[piece];
+    for (index_t i = 0; i < count; ++i) wide[i] = add ? static_cast<double>(sums[begin + i]) : 0.0;
+    kernel(x.data() + begin, rows, count, x.stride(0), wide);
+    for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<T>(wide[i]);
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

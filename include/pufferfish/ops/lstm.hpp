@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The elementwise part of one time step of an LSTM, forward and backward: the plain reference and the fast
+/// CPU form, which is one pass over memory each way.
+///
+/// A row of gates is 4 hidden numbers: input gate i, forget gate f, cell candidate g, output gate o,
+/// PyTorch's order. Source: Hochreiter, Schmidhuber: "Long short-term memory", Neural Computation 9(8), 1997;
+/// the forget gate: Gers, Schmidhuber, Cummins, Neural Computation 12(10), 2000.
+
+#include <cmath>
+#include <cstdint>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Gates of an LSTM, in the order in which they lie side by side.
+inline constexpr index_t lstm_gates = 4;
+
+namespace ops {
+namespace reference {
+
+/// With preactivations z in `gates`: i, f, o = sigmoid(z), g = tanh(z), cell = f before + i g, output = o
+/// tanh(cell), row by row. The activations replace z. gates: batch x 4 hidden; before: batch x hidden, or a
+/// null view for zeros; cell, output: batch x hidden.
+template <class T>
+void lstm_forward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
+                  const tensor_view<T, 2>& cell, const tensor_view<T, 2>& output) {
+  const index_t hidden = cell.extent(1);
+  const auto sigmoid = [](T z) { return 1.0 / (1.0 + std::exp(-static_cast<double>(z))); };
+  for (index_t b = 0; b < cell.extent(0); ++b) {
+    for (index_t j = 0; j < hidden; ++j) {
+      const double i = sigmoid(gates(b, j)), f = sigmoid(gates(b, hidden + j)),
+                   g = std::tanh(static_cast<double>(gates(b, 2 * hidden + j))),
+                   o = sigmoid(gates(b, 3 * hidden + j));
+      const double c = (before.is_null() ? 0.0 : f * static_cast<double>(before(b, j))) + i * g;
+      gates(b, j) = static_cast<T>(i);
+      gates(b, hidden + j) = static_cast<T>(f);
+      gates(b, 2 * hidden + j) = static_cast<T>(g);
+      gates(b, 3 * hidden + j) = static_cast<T>(o);
+      cell(b, j) = static_cast<T>(c);
+      output(b, j) = static_cast<T>(o * std::tanh(c));
+    }
+  }
+}
+
+/// The gradients of that. `gates` holds the activations and gets the gradient of the preactivations; dh, the
+/// gradient of the output, is dy + dh_after; dc, the gradient of the cell from the step after, becomes that
+/// of `before`. Null views count as zeros.
+template <class T>
+void lstm_backward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
+                   const tensor_view<const T, 2>& cell, const tensor_view<const T, 2>& dy,
+                   const tensor_view<const T, 2>& dh_after, const tensor_view<const T, 2>& dc_after,
+                   const tensor_view<T, 2>& dc_before) {
+  const index_t hidden = cell.extent(1);
+  for (index_t b = 0; b < cell.extent(0); ++b) {
+    for (index_t j = 0; j < hidden; ++j) {
+      const auto at = [b, j](const auto& view) {
+        return view.is_null() ? 0.0 : static_cast<double>(view(b, j));
+      };
+      const auto gate = [&](index_t k) { return static_cast<double>(gates(b, k * hidden + j)); };
+      const double i = gate(0), f = gate(1), g = gate(2), o = gate(3), t = std::tanh(at(cell));
+      const double dh = at(dy) + at(dh_after), dc = at(dc_after) + dh * o * (1.0 - t * t);
+      const double old = at(before);
+      gates(b, j) = static_cast<T>(dc * g * i * (1.0 - i));
+      gates(b, hidden + j) = static_cast<T>(dc * old * f * (1.0 - f));
+      gates(b, 2 * hidden + j) = static_cast<T>(dc * i * (1.0 - g * g));
+      gates(b, 3 * hidden + j) = static_cast<T>(dh * t * o * (1.0 - o));
+      dc_before(b, j) = static_cast<T>(dc * f);
+    }
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// One row of a time step, forward and backward. Null pointers: zeros.
+template <class T>
+struct lstm_row {
+  T* gates;
+  const T* before;
+  T *cell, *output;
+  index_t hidden;
+};
+template <class T>
+struct lstm_gradient_row {
+  T* gates;
+  const T *before, *cell, *dy, *dh, *dc_after;
+  T* dc_before;
+  index_t hidden;
+};
+
+#define PUFFERFISH_KERNELS lstm_cell
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/lstm.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// Row b of a view, or nullptr of a null view.
+template <class T>
+T* row_or_null(const tensor_view<T, 2>& view, index_t b) {
+  return view.is_null() ? nullptr : view.data() + b * view.stride(0);
+}
+
+/// Throws shape_error unless gates is batch x 4 hidden and `other`, unless null, is shaped as cell.
+inline void check_lstm(const char* what, const extents<2>& gates, const extents<2>& cell,
+                       const extents<2>& other, bool given) {
+  if (gates != extents<2>{cell[0], lstm_gates * cell[1]} || (given && other != cell)) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": gates ", gates, ", cell ", cell, ", another operand ", other});
+  }
+}
+
+/// A row of exponentials counts as so many elements where work is cut into tasks.
+inline constexpr index_t lstm_row_weight = 16;
+
+}  // namespace detail
+
+/// One time step: see the reference form. Rows are dense; `cell` may be `before`, nothing else overlaps.
+/// Within a few units in the last place of exact. Throws shape_error if the shapes do not fit.
+template <class T>
+void lstm_forward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
+                  const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
+                  const tensor_view<T, 2>& output) {
+  detail::check_lstm("lstm_forward", gates.shape(), cell.shape(), output.shape(), true);
+  detail::check_lstm("lstm_forward", gates.shape(), cell.shape(), before.shape(), !before.is_null());
+  const index_t hidden = cell.extent(1);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::lstm_cell, lstm_forward_row<T>);
+  for_row_chunks(ctx, cell.extent(0), detail::lstm_row_weight * hidden, [&](index_t begin, index_t end) {
+    for (index_t b = begin; b < end; ++b) {
+      kernel({detail::row_or_null(gates, b), detail::row_or_null(before, b), detail::row_or_null(cell, b),
+              detail::row_or_null(output, b), hidden});
+    }
+  });
+}
+
+/// Its gradients: see the reference form. Rows are dense; dc_before may be dc_after, nothing else overlaps.
+/// Throws shape_error if the shapes do not fit.
+template <class T>
+void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
+                   const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
+                   const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
+                   const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dc_before) {
+  for (const tensor_view<const T, 2>& other :
+       {tensor_view<const T, 2>(dc_before), dy, before, dh_after, dc_after}) {
+    detail::check_lstm("lstm_backward", gates.shape(), cell.shape(), other.shape(), !other.is_null());
+  }
+  const index_t hidden = cell.extent(1);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::lstm_cell, lstm_backward_row<T>);
+  for_row_chunks(ctx, cell.extent(0), detail::lstm_row_weight * hidden, [&](index_t begin, index_t end) {
+    for (index_t b = begin; b < end; ++b) {
+      kernel({detail::row_or_null(gates, b), detail::row_or_null(before, b), detail::row_or_null(cell, b),
+              detail::row_or_null(dy, b), detail::row_or_null(dh_after, b), detail::row_or_null(dc_after, b),
+              detail::row_or_null(dc_before, b), hidden});
+    }
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

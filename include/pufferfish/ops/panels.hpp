@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: products of matrices that have been copied in panels, a few vectors wide on the right, a few
+/// rows high on the left, with what the next block needs on its way into the cache.
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/linalg/micro_kernels.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+#define PUFFERFISH_KERNELS panels
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/panels.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// How panels look on this machine, and what works on them.
+template <class T>
+class panel_kernels {
+ public:
+  explicit panel_kernels(isa target = widest_isa())
+      : table_(&pufferfish::detail::kernels_for<T>(target)),
+        copy_(PUFFERFISH_KERNEL(target, panels, copy_panel<T>)),
+        vectors_(table_->widest_adjacent),
+        rows_(table_->adjacent[vectors_ - 1].by_rows[0].rows) {}
+
+  /// Columns of a panel of the right operand, rows of one of the left operand.
+  index_t width() const { return vectors_ * table_->lanes; }
+  index_t rows() const { return rows_; }
+  index_t lanes() const { return table_->lanes; }
+
+  /// Panels of a right operand with so many columns.
+  index_t right_panels(index_t columns) const { return (columns + width() - 1) / width(); }
+  index_t left_panels(index_t rows) const { return (rows + rows_ - 1) / rows_; }
+
+  /// Columns first .. of b (K x N, any strides) as a panel: [K][width()], with zeros beyond the last column.
+  void copy_right(const tensor_view<const T, 2>& b, index_t first, T* to) const {
+    copy_(b.data() + first * b.stride(1), b.stride(0), b.stride(1), b.extent(0),
+          std::min(width(), b.extent(1) - first), to, width());
+  }
+  /// Rows first .. of a (M x K, any strides) as a panel: [K][rows()], with zeros below the last row.
+  void copy_left(const tensor_view<const T, 2>& a, index_t first, T* to) const {
+    copy_(a.data() + first * a.stride(0), a.stride(1), a.stride(0), a.extent(1),
+          std::min(rows_, a.extent(0) - first), to, rows_);
+  }
+
+  /// What a block is told to fetch: `lines` cache lines, one each `step` bytes.
+  struct prefetch {
+    const void* from = nullptr;
+    index_t step = 0;
+  };
+
+  /// c (+)= a b for one panel of b, `depth` deep, rows right_step elements apart. a: `count` rows, row_step
+  /// and depth_step elements apart; c: `columns` <= width() of it, rows c_step apart.
+  void multiply(const T* a, index_t row_step, index_t depth_step, index_t count, const T* b,
+                index_t right_step, index_t depth, T* c, index_t c_step, index_t columns, bool accumulate,
+                const prefetch& soon = {}) const {
+    constexpr index_t size = static_cast<index_t>(sizeof(T));
+    const index_t lanes = table_->lanes, vectors = (columns + lanes - 1) / lanes;
+    const auto& list = row_step == 1 ? table_->adjacent[vectors - 1] : table_->strided[vectors - 1];
+    const pufferfish::detail::block_tap<T> tap{a, b};
+    pufferfish::detail::block_arguments<T> block{
+        &tap, &tap + 1, depth,         row_step * size,   depth_step * size, right_step * size,
+        0,    c,        c_step * size, accumulate ? 1 : 0};
+    block.prefetch = soon.from;
+    block.prefetch_step = soon.step;
+    if (columns % lanes == 0) return pufferfish::detail::run_rows(list, block, count);
+    // A block whose last vector sticks out of the result is computed beside it, then copied.
+    constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
+    alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
+    block.result = beside;
+    block.result_step = most_columns * size;
+    block.accumulate = 0;
+    for (index_t row = 0; row < count; row += most_rows) {
+      const index_t here = std::min(most_rows, count - row);
+      block.left_shift = row * block.row_step;
+      pufferfish::detail::run_rows(list, block, here);
+      for (index_t i = 0; i < here; ++i) {
+        T* const to = c + (row + i) * c_step;
+        const T* const from = beside + i * most_columns;
+        for (index_t j = 0; j < columns; ++j) to[j] = accumulate ? to[j] + from[j] : from[j];
+      }
+    }
+  }
+
+ private:
+  const pufferfish::detail::kernel_table<T>* table_;
+  void (*copy_)(const T*, index_t, index_t, index_t, index_t, T*, index_t);
+  index_t vectors_, rows_;
+};
+
+/// Asks for the rows of a block of a result, soon to be added to or written.
+template <class T>
+void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
+#if defined(__GNUC__) || defined(__clang__)
+  constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
+  for (index_t i = 0; i < rows; ++i) {
+    for (index_t j = 0; j < columns + line - 1; j += line) {
+      __builtin_prefetch(c + i * c_step + std::min(j, columns - 1), 1, 3);
+    }
+  }
+#endif
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// svd_factorize of LSTMs, ours and a host's.
+#include <pufferfish/nn/lstm.hpp>
+
+#include "gradient_check.hpp"
+
+namespace host {
+
+/// A framework's LSTM: a matrix and two biases a gate, weights stored [in][out].
+struct Recurrent {
+  pufferfish::index_t input, hidden;
+  std::vector<double> weights, biases;
+  std::size_t shown = 8;
+
+  Recurrent(pufferfish::index_t d, pufferfish::index_t h)
+      : input(d),
+        hidden(h),
+        weights(static_cast<std::size_t>(4 * h * (d + h))),
+        biases(static_cast<std::size_t>(8 * h)) {
+    pufferfish::fill_normal<double>(weights, 0.5, {1, 1});
+    pufferfish::fill_normal<double>(biases, 0.5, {1, 2});
+  }
+  pufferfish::tensor_view<const double, 2> matrix(std::size_t i) const {
+    const auto gate = static_cast<pufferfish::index_t>(i % 4);
+    const pufferfish::index_t in = i < 4 ? input : hidden;
+    const double* from = weights.data() + (i < 4 ? 0 : 4 * hidden * input) + gate * hidden * in;
+    return {from, {hidden, in}, {1, hidden}};
+  }
+};
+
+/// The same without biases.
+struct Plain : Recurrent {
+  using Recurrent::Recurrent;
+};
+
+std::vector<pufferfish::named_view<const double, 2>> matrices_of(const Recurrent& layer) {
+  std::vector<pufferfish::named_view<const double, 2>> all;
+  const char* names[] = {"ii", "if", "ig", "io", "hi", "hf", "hg", "ho"};
+  for (std::size_t i = 0; i < layer.shown; ++i) all.push_back({names[i], layer.matrix(i)});
+  return all;
+}
+
+}  // namespace host
+
+template <>
+struct pufferfish::layer_traits<host::Plain> {
+  static constexpr auto kind = layer_kind::lstm;
+  static auto matrices(const host::Plain& layer) { return host::matrices_of(layer); }
+};
+template <>
+struct pufferfish::layer_traits<host::Recurrent> {
+  static constexpr auto kind = layer_kind::lstm;
+  static auto matrices(const host::Recurrent& layer) { return host::matrices_of(layer); }
+  static auto biases(const host::Recurrent& layer) {
+    std::vector<named_view<const double, 1>> all;
+    for (index_t i = 0; i < 8; ++i)
+      all.push_back({"bias", {layer.biases.data() + i * layer.hidden, {layer.hidden}}});
+    return all;
+  }
+};
+
+namespace {
+using namespace test;
+
+LSTM<double> random_lstm(index_t in, index_t hidden) {
+  LSTM<double> layer(in, hidden);
+  for (auto* p : parameters_of(layer))
+    fill_normal<double>(p->values(), 0.4, {3, static_cast<std::uint64_t>(p->size())});
+  return layer;
+}
+
+template <class Layer>
+tensor<double, 3> output_of(const Layer& layer) {
+  cpu_context ctx;
+  tensor<double, 3> x({5, 3, layer.input_size()}), y({5, 3, layer.hidden_size()});
+  fill_normal<double>(x.flat(), 1.0, {4, 4});
+  layer.forward(ctx, x.view(), {}, y.view());
+  return y;
+}
+
+double norm(const tensor_view<const double, 2>& m) {
+  double sum = 0.0;
+  for (index_t i = 0; i < m.extent(0); ++i) {
+    for (index_t j = 0; j < m.extent(1); ++j) sum += m(i, j) * m(i, j);
+  }
+  return std::sqrt(sum);
+}
+
+TEST_CASE("svd_factorize of an LSTM: at full rank the same function") {
+  for (const extents<2>& size : {extents<2>{4, 9}, extents<2>{9, 4}, extents<2>{6, 6}}) {
+    const LSTM<double> dense = random_lstm(size[0], size[1]);
+    const auto low = svd_factorize<LowRankLSTM<double>>(dense, rank_ratio{1.0}, {"lstm", true});
+    CHECK(low.input_rank() == std::min(size[0], size[1]));
+    CHECK(low.hidden_rank() == size[1]);
+    CHECK(largest_error(output_of(low), output_of(dense)) < 1e-12);
+    CHECK(largest_error(output_of(pufferfish::detail::merged(low)), output_of(dense)) < 1e-12);
+  }
+}
+
+TEST_CASE("svd_factorize of an LSTM: each matrix on its own, balanced, with the best error") {
+  const LSTM<double> dense = random_lstm(12, 16);
+  std::vector<factor_report> reports;
+  const auto low = svd_factorize<LowRankLSTM<double>>(dense, rank_ratio{0.25}, {"rnn.0"}, &reports);
+  CHECK(low.input_rank() == 3);
+  CHECK(low.hidden_rank() == 4);
+  REQUIRE(reports.size() == 8);
+  CHECK(reports[0].name == "rnn.0.weight_ii");
+  CHECK(reports[7].name == "rnn.0.weight_ho");
+  const auto matrices = layer_traits<LSTM<double>>::matrices(dense);
+  for (index_t gate = 0; gate < 4; ++gate) {
+    for (bool hidden : {false, true}) {
+      const auto i = static_cast<std::size_t>(gate + (hidden ? 4 : 0));
+      const auto down = hidden ? low.hidden_down(gate) : low.input_down(gate);
+      const auto up = hidden ? low.hidden_up(gate) : low.input_up(gate);
+      const tensor<double, 2> product = [&] {
+        tensor<double, 2> p({16, hidden ? 16 : 12});
+        reference_gemm{}.multiply<double>(up, down, p.view());
+        return p;
+      }();
+      tensor<double, 2> difference(product);
+      for (index_t a = 0; a < product.extent(0); ++a) {
+        for (index_t b = 0; b < product.extent(1); ++b) difference(a, b) -= matrices[i].view(a, b);
+      }
+      CHECK(norm(difference.view()) == doctest::Approx(reports[i].truncation_error).epsilon(1e-9));
+      CHECK(norm(matrices[i].view) == doctest::Approx(std::sqrt(reports[i].squared_norm)));
+      CHECK(reports[i].rank == (hidden ? 4 : 3));
+      // Row k of down and column k of up have norm sqrt(sigma_k).
+      for (index_t k = 0; k < down.extent(0); ++k) {
+        CHECK(norm(down.slice(0, k, 1)) == doctest::Approx(norm(up.slice(1, k, 1))).epsilon(1e-9));
+      }
+    }
+  }
+  CHECK(largest_error(tensor<double, 1>(low.bias()), tensor<double, 1>(dense.bias())) == 0.0);
+}
+
+TEST_CASE("svd_factorize of an LSTM: all spellings") {
+  const LSTM<double> dense = random_lstm(12, 16);
+  std::vector<factor_report> reports;
+  const auto a = svd_factorize<LowRankLSTM<double, 3>>(dense, {}, &reports);
+  CHECK(reports.size() == 8);
+  const auto b = svd_factorize<3>(dense);
+  LowRankLSTM<double> c(12, 16, 3, 3);
+  CHECK(svd_factorize(dense, c).size() == 8);
+  const auto d = svd_factorize<LowRankLSTM<double>>(dense, fixed_rank{3});
+  CHECK(largest_error(output_of(a), output_of(b)) == 0.0);
+  CHECK(largest_error(output_of(a), output_of(c)) == 0.0);
+  CHECK(largest_error(output_of(a), output_of(d)) == 0.0);
+  LowRankLSTM<double> uneven(12, 16, 2, 5);
+  const auto uneven_reports = svd_factorize(dense, uneven);
+  CHECK(uneven_reports.front().rank == 2);
+  CHECK(uneven_reports.back().rank == 5);
+  const std::vector<factors<double>> plain = svd_factors(dense, fixed_rank{3});
+  REQUIRE(plain.size() == 8);
+  CHECK(largest_error(tensor<double, 2>(a.hidden_up(1)), plain[5].up) == 0.0);
+}
+
+TEST_CASE(
+    "svd_factorize of an LSTM: a side's rank is the largest that the policy wants for one of its gates") {
+  LSTM<double> dense(20, 20);
+  // Gate k of the input side has rank k + 1, of the hidden side 4 - k.
+  for (index_t gate = 0; gate < 4; ++gate) {
+    for (index_t k = 0; k <= 3; ++k) {
+      for (index_t i = 0; i < 20; ++i) {
+        for (index_t j = 0; j < 20; ++j) {
+          const double value = std::cos(static_cast<double>((k + 1) * (i + 2 * gate))) *
+                               std::sin(static_cast<double>((k + 2) * j + gate));
+          if (k <= gate) dense.input_weight()(gate * 20 + i, j) += value;
+          if (k <= 3 - gate) dense.hidden_weight()(gate * 20 + i, j) += value;
+        }
+      }
+    }
+  }
+  std::vector<factor_report> reports;
+  const auto low = svd_factorize<LowRankLSTM<double>>(dense, energy_kept{1.0 - 1e-9}, {}, &reports);
+  CHECK(low.input_rank() == 4);
+  CHECK(low.hidden_rank() == 4);
+  for (const factor_report& report : reports) {
+    CHECK(report.rank == 4);
+    CHECK(report.relative_error < 1e-6);
+  }
+  CHECK(largest_error(output_of(low), output_of(dense)) < 1e-6);
+}
+
+TEST_CASE("svd_factorize of a host's LSTM: strided views, biases of two sides added, or none") {
+  const host::Recurrent given(6, 8);
+  const auto low = svd_factorize<LowRankLSTM<double>>(given, rank_ratio{1.0}, {"host", true});
+  const tensor<double, 2> input = low.input_to_dense(), hidden = low.hidden_to_dense();
+  for (index_t gate = 0; gate < 4; ++gate) {
+    const auto i = static_cast<std::size_t>(gate);
+    for (index_t row = 0; row < 8; ++row) {
+      CHECK(input(gate * 8 + row, 5) == doctest::Approx(given.matrix(i)(row, 5)));
+      CHECK(hidden(gate * 8 + row, 7) == doctest::Approx(given.matrix(i + 4)(row, 7)));
+      const auto at = static_cast<std::size_t>(gate * 8 + row);
+      CHECK(low.bias()(gate * 8 + row) == doctest::Approx(given.biases[at] + given.biases[at + 32]));
+    }
+  }
+  const auto plain = svd_factorize<2>(host::Plain(6, 8));
+  for (index_t i = 0; i < 32; ++i) CHECK(plain.bias()(i) == 0.0);
+}
+
+TEST_CASE("svd_factorize of an LSTM: errors name the layer, the matrix and the sizes") {
+  const LSTM<double> dense = random_lstm(12, 16);
+  std::string text = error_text([&] { svd_factorize<9>(dense, {"rnn.1"}); });
+  CHECK(contains(text, "rnn.1.weight_ii: rank 9"));
+  CHECK_THROWS_AS(svd_factorize<13>(dense, {"rnn.1", true}), rank_error);
+  LowRankLSTM<double> other(12, 15, 2, 2);
+  text = error_text([&] { svd_factorize(dense, other, {"rnn.1"}); });
+  CHECK(contains(text, "rnn.1: an LSTM 12 -> 16 does not fit LowRankLSTM 12 -> 15"));
+  host::Plain broken(6, 8);
+  broken.shown = 7;
+  CHECK(contains(error_text([&] { svd_factorize<2>(broken, {"h"}); }), "7 matrices where there must be 8"));
+  LSTM<double> poisoned = dense;
+  poisoned.hidden_weight()(20, 3) = std::nan("");
+  CHECK(contains(error_text([&] { svd_factorize<2>(poisoned, {"rnn"}); }), "rnn.weight_hf"));
+}
+
+}  // namespace
