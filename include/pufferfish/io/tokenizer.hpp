@@ -69,7 +69,10 @@ inline bool is_abbreviation(language of, std::string_view word) {
 /// The tokens of what lies between white space.
 class chunk_scanner {
  public:
-  /// `next`: the first code point after the white space behind the chunk, 0 at the end of the text.
+  /// What stands for the end of the text.
+  static constexpr char32_t nothing = 0x110000;
+
+  /// `next`: the first code point after the white space behind the chunk, `nothing` at the end of the text.
   chunk_scanner(std::u32string_view text, char32_t next, const tokenizer_options& options,
                 std::vector<std::u32string>& tokens)
       : text_(text), next_(next), options_(options), tokens_(tokens) {}
@@ -97,7 +100,7 @@ class chunk_scanner {
   }
 
  private:
-  char32_t peek(std::size_t i) const { return i < text_.size() ? text_[i] : 0; }
+  char32_t peek(std::size_t i) const { return i < text_.size() ? text_[i] : nothing; }
   bool word_part(std::size_t i) const { return i < text_.size() && is_word_part(text_[i]); }
   bool letter(std::size_t i) const { return i < text_.size() && class_of(text_[i]) == char_class::letter; }
   bool digit(std::size_t i) const { return is_digit(peek(i)); }
@@ -203,7 +206,7 @@ class chunk_scanner {
   bool period_stays(std::size_t begin, std::size_t end) const {
     if (peek(end) != '.' || peek(end + 1) == '.') return false;
     const std::u32string_view word = text_.substr(begin, end - begin);
-    const bool last = end + 1 == text_.size() && next_ == 0;
+    const bool last = end + 1 == text_.size() && next_ == nothing;
     if (word.size() == 1 && !last && is_upper_case(word[0])) return true;
     if (word.size() > 2 && word[word.size() - 2] == '.' && letter(end - 1)) return true;
     if (is_abbreviation(options_.of, to_lower(encode_utf8(word)))) return true;
@@ -226,7 +229,7 @@ class chunk_scanner {
       if (is_quote(text_[end - length]) && is_clitic(end - length + 1, end)) return end - length;
     }
     const bool negation = end - begin > 3 && lower_case(text_[end - 1]) == 't' && is_quote(text_[end - 2]) &&
-                          lower_case(text_[end - 3]) == 'n';
+                          lower_case(text_[end - 3]) == 'n' && word_part(end - 4);
     return negation ? end - 3 : begin;
   }
 
@@ -276,7 +279,8 @@ class tokenizer {
       std::size_t next = end;
       while (next < codes.size() && blank(next)) ++next;
       detail::chunk_scanner(std::u32string_view(codes).substr(begin, end - begin),
-                            next < codes.size() ? codes[next] : 0, options_, found)
+                            next < codes.size() ? codes[next] : detail::chunk_scanner::nothing, options_,
+                            found)
           .run();
       begin = next;
     }

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `pair_batches`: batches of sentence pairs, padded or packed, in a new order every epoch, split over the
+/// ranks of a run.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/parallel_corpus.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// How the tokens of a batch lie in memory.
+enum class pair_layout {
+  padded,  ///< every sentence in as many places as the longest one has, padding behind its end
+  packed   ///< one sentence right behind the other: nothing is computed that is thrown away
+};
+
+struct pair_batch_options {
+  index_t batch = 256;  ///< pairs of all ranks together; an epoch's last batch may have fewer
+  bool shuffle = true;  ///< a new order every epoch; else the order of the set
+  /// Pairs of like length go together, which saves padding: every so many batches' pairs are sorted by length
+  /// before they are cut into batches, whose order is then random again (with shuffle). 0: no sorting.
+  index_t bucket_batches = 0;
+  pair_layout layout = pair_layout::padded;
+  std::uint64_t seed = 0;
+  int rank = 0;
+  int ranks = 1;
+};
+
+/// One rank's part of a global batch. Sentence i has places first[i] .. first[i] + count[i] - 1 of its side;
+/// where padded, first[i] is i * length and what follows its places is translation_tokens::padding. The views
+/// hold until the next load().
+struct pair_batch {
+  index_t first = 0;          ///< position of this rank's first pair in the global batch
+  index_t count = 0;          ///< this rank's pairs; may be 0 in a batch smaller than the number of ranks
+  index_t global_count = 0;   ///< pairs of all ranks
+  index_t source_length = 0;  ///< of the longest source of this rank, <s> and </s> included
+  index_t target_length = 0;  ///< of its longest target, <s> or </s> included
+  std::int64_t tokens = 0;    ///< labels of this rank that are not padding
+  std::int64_t global_tokens = 0;        ///< likewise of all ranks
+  std::span<const std::int32_t> source;  ///< <s> words </s>
+  std::span<const std::int32_t> target;  ///< <s> words: what the decoder reads
+  std::span<const std::int32_t> labels;  ///< words </s>: what it is to say, in the places of target
+  std::span<const index_t> source_first, source_count;  ///< of each pair
+  std::span<const index_t> target_first, target_count;  ///< of each pair; those of labels too
+  std::span<const std::uint32_t> pairs;                 ///< of each pair, its place in the set
+};
+
+/// Serves the batches of a set of sentence pairs. The order is a pure function of (seed, epoch): any number
+/// of ranks sees the same global batches, of which rank r of p gets pairs B r / p .. B (r + 1) / p - 1. The
+/// set must outlive the object and stay as it is.
+class pair_batches {
+ public:
+  /// Throws value_error for an empty set, a batch below 1, a negative number of bucketed batches, a rank
+  /// outside 0 .. ranks - 1.
+  pair_batches(const sentence_pairs& set, const pair_batch_options& options) : set_(&set), options_(options) {
+    const pair_batch_options& o = options;
+    if (set.size() < 1) detail::throw_error<value_error>({"pair_batches: a set without pairs"});
+    if (o.batch < 1 || o.bucket_batches < 0) {
+      detail::throw_error<value_error>(
+          {"pair_batches: batches of ", o.batch, " pairs, ", o.bucket_batches, " of them sorted together"});
+    }
+    if (o.ranks < 1 || o.rank < 0 || o.rank >= o.ranks) {
+      detail::throw_error<value_error>({"pair_batches: rank ", o.rank, " of ", o.ranks});
+    }
+    max_source_length_ = set.source.longest() + 2;
+    max_target_length_ = set.target.longest() + 1;
+    const auto pairs = static_cast<std::size_t>(max_local_batch());
+    source_.resize(pairs * static_cast<std::size_t>(max_source_length()));
+    target_.resize(pairs * static_cast<std::size_t>(max_target_length()));
+    labels_.resize(target_.size());
+    for (auto* places : {&source_first_, &source_count_, &target_first_, &target_count_}) {
+      places->resize(pairs);
+    }
+  }
+  pair_batches(sentence_pairs&&, const pair_batch_options&) = delete;
+
+  const sentence_pairs& set() const { return *set_; }
+  const pair_batch_options& options() const { return options_; }
+
+  /// Global batches an epoch, the last smaller one included.
+  index_t steps_per_epoch() const { return (set_->size() + options_.batch - 1) / options_.batch; }
+
+  /// Most pairs that any rank gets in a step, and most tokens of a sentence in any batch.
+  index_t max_local_batch() const {
+    return (std::min(options_.batch, set_->size()) + options_.ranks - 1) / options_.ranks;
+  }
+  index_t max_source_length() const { return max_source_length_; }
+  index_t max_target_length() const { return max_target_length_; }
+
+  /// This rank's part of a step's batch. Allocates only where an epoch begins. Throws value_error for an
+  /// epoch or step that there is not.
+  pair_batch load(index_t epoch, index_t step) {
+    if (epoch < 0 || step < 0 || step >= steps_per_epoch()) {
+      detail::throw_error<value_error>(
+          {"pair_batches: epoch ", epoch, ", step ", step, "; steps are 0 .. ", steps_per_epoch() - 1});
+    }
+    arrange(epoch);
+    const index_t begin = step * options_.batch;
+    pair_batch result;
+    result.global_count = std::min(options_.batch, set_->size() - begin);
+    result.first = result.global_count * options_.rank / options_.ranks;
+    result.count = result.global_count * (options_.rank + 1) / options_.ranks - result.first;
+    const auto order = std::span<const std::uint32_t>(order_).subspan(
+        static_cast<std::size_t>(begin), static_cast<std::size_t>(result.global_count));
+    for (const std::uint32_t pair : order) result.global_tokens += target_tokens(pair);
+    result.pairs =
+        order.subspan(static_cast<std::size_t>(result.first), static_cast<std::size_t>(result.count));
+    fill(result);
+    return result;
+  }
+
+ private:
+  std::int64_t target_tokens(std::uint32_t pair) const {
+    return static_cast<std::int64_t>(set_->target[pair].size()) + 1;
+  }
+
+  void fill(pair_batch& batch) {
+    const auto count = static_cast<std::size_t>(batch.count);
+    for (std::size_t i = 0; i < count; ++i) {
+      source_count_[i] = static_cast<index_t>(set_->source[batch.pairs[i]].size()) + 2;
+      target_count_[i] = static_cast<index_t>(set_->target[batch.pairs[i]].size()) + 1;
+      batch.source_length = std::max(batch.source_length, source_count_[i]);
+      batch.target_length = std::max(batch.target_length, target_count_[i]);
+      batch.tokens += target_count_[i];
+    }
+    const std::size_t sources = place(source_count_, batch.source_length, count, source_first_);
+    const std::size_t targets = place(target_count_, batch.target_length, count, target_first_);
+    if (options_.layout == pair_layout::padded) {
+      std::fill_n(source_.begin(), sources, translation_tokens::padding);
+      std::fill_n(target_.begin(), targets, translation_tokens::padding);
+      std::fill_n(labels_.begin(), targets, translation_tokens::padding);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::span<const std::int32_t> source = set_->source[batch.pairs[i]];
+      const std::span<const std::int32_t> target = set_->target[batch.pairs[i]];
+      std::int32_t* to = source_.data() + source_first_[i];
+      *to++ = translation_tokens::begin;
+      *std::copy(source.begin(), source.end(), to) = translation_tokens::end;
+      to = target_.data() + target_first_[i];
+      *to++ = translation_tokens::begin;
+      std::copy(target.begin(), target.end(), to);
+      to = labels_.data() + target_first_[i];
+      *std::copy(target.begin(), target.end(), to) = translation_tokens::end;
+    }
+    batch.source = std::span(source_).first(sources);
+    batch.target = std::span(target_).first(targets);
+    batch.labels = std::span(labels_).first(targets);
+    batch.source_first = std::span(source_first_).first(count);
+    batch.source_count = std::span(source_count_).first(count);
+    batch.target_first = std::span(target_first_).first(count);
+    batch.target_count = std::span(target_count_).first(count);
+  }
+
+  /// Where each of the sentences begins; returns the places of all.
+  std::size_t place(const std::vector<index_t>& counts, index_t longest, std::size_t sentences,
+                    std::vector<index_t>& first) const {
+    index_t next = 0;
+    for (std::size_t i = 0; i < sentences; ++i) {
+      first[i] = next;
+      next += options_.layout == pair_layout::padded ? longest : counts[i];
+    }
+    return static_cast<std::size_t>(next);
+  }
+
+  random_stream stream(const char* purpose, index_t epoch) const {
+    return {options_.seed, substream(stream_id(purpose), static_cast<std::uint64_t>(epoch))};
+  }
+
+  /// The order of an epoch's pairs: all at random; then, if asked for, pool by pool by length and the full
+  /// batches at random.
+  void arrange(index_t epoch) {
+    if (epoch == order_epoch_) return;
+    if (options_.shuffle) {
+      order_ = random_permutation(set_->size(), stream("shuffle", epoch));
+    } else {
+      order_.resize(static_cast<std::size_t>(set_->size()));
+      for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<std::uint32_t>(i);
+    }
+    if (options_.bucket_batches > 0) sort_pools();
+    if (options_.bucket_batches > 0 && options_.shuffle) shuffle_batches(epoch);
+    order_epoch_ = epoch;
+  }
+
+  void sort_pools() {
+    const auto batch = static_cast<std::size_t>(options_.batch);
+    const auto batches = static_cast<std::size_t>(std::min(options_.bucket_batches, steps_per_epoch()));
+    for (std::size_t begin = 0; begin < order_.size(); begin += batch * batches) {
+      const auto from = order_.begin() + static_cast<std::ptrdiff_t>(begin);
+      const auto to =
+          order_.begin() + static_cast<std::ptrdiff_t>(std::min(begin + batch * batches, order_.size()));
+      // Equal lengths keep their random order.
+      std::stable_sort(from, to, [this](std::uint32_t a, std::uint32_t b) {
+        const std::size_t target_a = set_->target[a].size(), target_b = set_->target[b].size();
+        return target_a != target_b ? target_a < target_b : set_->source[a].size() < set_->source[b].size();
+      });
+    }
+  }
+
+  /// The last batch, which may be smaller, stays last.
+  void shuffle_batches(index_t epoch) {
+    const index_t full = set_->size() / options_.batch;
+    const auto batch = static_cast<std::size_t>(options_.batch);
+    const std::vector<std::uint32_t> before = order_;
+    const std::vector<std::uint32_t> places = random_permutation(full, stream("batches", epoch));
+    for (std::size_t b = 0; b < places.size(); ++b) {
+      std::copy_n(before.begin() + static_cast<std::ptrdiff_t>(places[b] * batch), batch,
+                  order_.begin() + static_cast<std::ptrdiff_t>(b * batch));
+    }
+  }
+
+  const sentence_pairs* set_;
+  pair_batch_options options_;
+  std::vector<std::int32_t> source_, target_, labels_;
+  std::vector<index_t> source_first_, source_count_, target_first_, target_count_;
+  std::vector<std::uint32_t> order_;
+  index_t order_epoch_ = -1;
+  index_t max_source_length_ = 0, max_target_length_ = 0;
+};
+
+PUFFERFISH_NAMESPACE_END

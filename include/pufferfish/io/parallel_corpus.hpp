@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Sentence pairs for translation: two files whose lines belong together, a vocabulary of both languages,
+/// ids.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/text.hpp>
+#include <pufferfish/io/tokenizer.hpp>
+#include <pufferfish/io/vocabulary.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Lines that belong together: line i of `target` translates line i of `source`.
+struct parallel_text {
+  std::vector<std::string> source, target;
+};
+
+/// Reads two text files, plain or gzip. `limit` bounds each, in bytes. Throws io_error as read_lines, and for
+/// unequal numbers of lines (both are named).
+inline parallel_text read_parallel_text(const std::string& source, const std::string& target,
+                                        std::uint64_t limit = default_text_limit) {
+  parallel_text text{read_lines(source, limit), read_lines(target, limit)};
+  if (text.source.size() != text.target.size()) {
+    detail::throw_error<io_error>({source, " has ", text.source.size(), " lines, ", target, " has ",
+                                   text.target.size(), ": they do not belong together"});
+  }
+  return text;
+}
+
+/// Each line as its tokens with one space between. Text that is tokenised already needs no call of this.
+inline void tokenize(parallel_text& text, const tokenizer& source, const tokenizer& target) {
+  for (std::string& line : text.source) line = source.line(line);
+  for (std::string& line : text.target) line = target.line(line);
+}
+
+/// The special words of translation, with the ids that they have in a joint_vocabulary.
+struct translation_tokens {
+  static constexpr std::int32_t unknown = 0, padding = 1, begin = 2, end = 3;
+};
+
+/// One vocabulary for both languages of a tokenised text: the words that occur `minimum_count` times in one
+/// of the languages (as the paper's code does: each language's own vocabulary, then their union), behind
+/// <unk>, <pad>, <s>, </s>. `maximum_size` with those; 0: any. Throws value_error as vocabulary does.
+inline vocabulary joint_vocabulary(const parallel_text& text, std::int64_t minimum_count = 3,
+                                   index_t maximum_size = 0) {
+  vocabulary_options options;
+  options.special = {"<unk>", "<pad>", "<s>", "</s>"};
+  options.maximum_size = maximum_size;
+  word_counts counts[2];
+  for (const std::string& line : text.source) {
+    for (const std::string_view word : split_words(line)) counts[0].add(word);
+  }
+  for (const std::string& line : text.target) {
+    for (const std::string_view word : split_words(line)) counts[1].add(word);
+  }
+  word_counts kept;
+  for (const int side : {0, 1}) {
+    for (const auto& [word, count] : counts[side].sorted()) {
+      const std::int64_t other = counts[1 - side].count(word);
+      const bool often = std::max(count, other) >= minimum_count;
+      // A special word in the text is no end of a sentence.
+      const bool special =
+          std::find(options.special.begin(), options.special.end(), word) != options.special.end();
+      kept.add(often && !special ? word : options.unknown, count);
+    }
+  }
+  return vocabulary(kept, options);
+}
+
+/// Sequences of ids, one behind the other.
+class id_lists {
+ public:
+  index_t size() const { return static_cast<index_t>(ends_.size()); }
+
+  std::span<const std::int32_t> operator[](index_t i) const {
+    const auto at = static_cast<std::size_t>(i);
+    PUFFERFISH_ASSERT(i >= 0 && at < ends_.size(), "id_lists: outside");
+    const std::size_t begin = at == 0 ? 0 : ends_[at - 1];
+    return std::span(ids_).subspan(begin, ends_[at] - begin);
+  }
+
+  void push_back(std::span<const std::int32_t> list) {
+    ids_.insert(ids_.end(), list.begin(), list.end());
+    ends_.push_back(ids_.size());
+  }
+
+  /// Of the longest, 0 if there is none.
+  index_t longest() const {
+    index_t result = 0;
+    for (index_t i = 0; i < size(); ++i) result = std::max(result, static_cast<index_t>((*this)[i].size()));
+    return result;
+  }
+
+  /// All ids in a row: for digests.
+  std::span<const std::int32_t> ids() const { return ids_; }
+
+ private:
+  std::vector<std::int32_t> ids_;
+  std::vector<std::size_t> ends_;
+};
+
+/// What happens to pairs that are too long, or empty on one side.
+enum class unfit_pairs {
+  drop,  ///< they are left out: for training and validation
+  keep   ///< long ones are cut, empty ones stay: for test sets, where every line is scored
+};
+
+/// Pairs as ids, without <s> and </s>.
+struct sentence_pairs {
+  id_lists source, target;
+  std::vector<index_t> lines;  ///< of each pair, from 0: its place in the text
+  index_t too_long = 0;        ///< pairs dropped or cut
+  index_t empty = 0;           ///< pairs dropped or kept although one side has no word
+
+  index_t size() const { return source.size(); }
+};
+
+/// The ids of one tokenised line. Words without an id, and special words that stand in the text, become
+/// <unk>.
+inline std::vector<std::int32_t> encode_sentence(std::string_view line, const vocabulary& words) {
+  std::vector<std::int32_t> ids;
+  for (const std::string_view word : split_words(line)) {
+    const std::int32_t id = words.id(word);
+    ids.push_back(id > translation_tokens::end ? id : translation_tokens::unknown);
+  }
+  return ids;
+}
+
+/// The words of ids up to the first </s>, without special ones other than <unk>: for detokenize. Throws
+/// value_error for ids that the vocabulary does not have.
+inline std::vector<std::string> decode_sentence(std::span<const std::int32_t> ids, const vocabulary& words) {
+  std::vector<std::string> result;
+  for (const std::int32_t id : ids) {
+    if (id == translation_tokens::end) break;
+    if (id != translation_tokens::padding && id != translation_tokens::begin)
+      result.push_back(words.word(id));
+  }
+  return result;
+}
+
+/// The pairs of a tokenised text. `max_length`: most words on either side. Throws value_error for a
+/// max_length below 1, a vocabulary that does not begin as joint_vocabulary's do, and a text whose sides have
+/// different numbers of lines.
+inline sentence_pairs encode_pairs(const parallel_text& text, const vocabulary& words,
+                                   index_t max_length = 100, unfit_pairs unfit = unfit_pairs::drop) {
+  if (max_length < 1) detail::throw_error<value_error>({"encode_pairs: a length of at most ", max_length});
+  if (text.source.size() != text.target.size()) {
+    detail::throw_error<value_error>(
+        {"encode_pairs: ", text.source.size(), " lines and ", text.target.size()});
+  }
+  if (words.find("<unk>") != translation_tokens::unknown ||
+      words.find("<pad>") != translation_tokens::padding || words.find("<s>") != translation_tokens::begin ||
+      words.find("</s>") != translation_tokens::end || words.unknown() != translation_tokens::unknown) {
+    detail::throw_error<value_error>(
+        {"encode_pairs: a vocabulary for translation begins with <unk>, <pad>, <s>, </s>"});
+  }
+  sentence_pairs result;
+  const auto most = static_cast<std::size_t>(max_length);
+  for (std::size_t i = 0; i < text.source.size(); ++i) {
+    std::vector<std::int32_t> source = encode_sentence(text.source[i], words);
+    std::vector<std::int32_t> target = encode_sentence(text.target[i], words);
+    const bool empty = source.empty() || target.empty();
+    const bool long_one = source.size() > most || target.size() > most;
+    result.empty += empty ? 1 : 0;
+    result.too_long += long_one ? 1 : 0;
+    if ((empty || long_one) && unfit == unfit_pairs::drop) continue;
+    source.resize(std::min(source.size(), most));
+    target.resize(std::min(target.size(), most));
+    result.source.push_back(source);
+    result.target.push_back(target);
+    result.lines.push_back(static_cast<index_t>(i));
+  }
+  return result;
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Drawing tokens from the logits of a language model, and text by drawing one after the other.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct sampling_options {
+  double temperature = 1.0;               ///< divides the logits; 0: always the largest
+  index_t top_k = 0;                      ///< draw among so many of the largest; 0: among all
+  std::vector<std::int32_t> forbidden{};  ///< tokens never drawn
+};
+
+/// Draws a token with probability softmax(logits / temperature) among those that the options leave;
+/// `uniform` in [0, 1) decides. Equal arguments give equal tokens; of equal logits the lower token comes
+/// first. Throws value_error for a temperature or top_k that is negative or no number, a `uniform` outside
+/// [0, 1), a NaN or +infinity among the logits, and where every token is forbidden or at -infinity.
+template <class T>
+std::int32_t sample_token(std::span<const T> logits, const sampling_options& options, double uniform) {
+  if (!(options.temperature >= 0.0) || !std::isfinite(options.temperature) || options.top_k < 0 ||
+      !(uniform >= 0.0 && uniform < 1.0)) {
+    detail::throw_error<value_error>({"sample_token: temperature ", options.temperature, ", the best ",
+                                      options.top_k, " tokens, random number ", uniform});
+  }
+  std::vector<std::int32_t> tokens;
+  for (std::size_t k = 0; k < logits.size(); ++k) {
+    const auto token = static_cast<std::int32_t>(k);
+    if (std::isnan(logits[k]) || logits[k] == std::numeric_limits<T>::infinity()) {
+      detail::throw_error<value_error>({"sample_token: the logit of token ", token, " is no number"});
+    }
+    const bool forbidden =
+        std::find(options.forbidden.begin(), options.forbidden.end(), token) != options.forbidden.end();
+    if (!forbidden && logits[k] != -std::numeric_limits<T>::infinity()) tokens.push_back(token);
+  }
+  if (tokens.empty()) {
+    detail::throw_error<value_error>({"sample_token: none of ", logits.size(), " tokens may be drawn"});
+  }
+  const auto logit = [&](std::int32_t token) { return logits[static_cast<std::size_t>(token)]; };
+  const auto better = [&](std::int32_t a, std::int32_t b) {
+    return logit(a) != logit(b) ? logit(a) > logit(b) : a < b;
+  };
+  if (options.temperature == 0.0) return *std::min_element(tokens.begin(), tokens.end(), better);
+  const auto all = static_cast<index_t>(tokens.size());
+  const index_t kept = options.top_k == 0 ? all : std::min(options.top_k, all);
+  if (kept < all) {
+    std::nth_element(tokens.begin(), tokens.begin() + (kept - 1), tokens.end(), better);
+    tokens.resize(static_cast<std::size_t>(kept));
+  }
+  std::sort(tokens.begin(), tokens.end(), better);
+  const auto largest = static_cast<double>(logit(tokens.front()));
+  std::vector<double> sums;  // the first token's weight is 1
+  double sum = 0.0;
+  for (const std::int32_t token : tokens) {
+    sum += std::exp((static_cast<double>(logit(token)) - largest) / options.temperature);
+    sums.push_back(sum);
+  }
+  const auto place = std::upper_bound(sums.begin(), sums.end(), uniform * sum);
+  return tokens[std::min(static_cast<std::size_t>(place - sums.begin()), tokens.size() - 1)];
+}
+
+/// Goes through `prompt`, then draws `count` tokens, each after the one before it. `step(token, logits)`
+/// takes the model one token further and writes the logits of the next (`vocabulary` values of T); the
+/// model's state is step's own. Token i is decided by random.uniform(i). Throws value_error for an empty
+/// prompt or one with tokens outside 0 .. vocabulary - 1, a negative count, and as sample_token.
+template <class T, class Step>
+std::vector<std::int32_t> sample_tokens(std::span<const std::int32_t> prompt, index_t count,
+                                        index_t vocabulary, const sampling_options& options,
+                                        random_stream random, Step&& step) {
+  if (prompt.empty() || count < 0 || vocabulary < 1) {
+    detail::throw_error<value_error>(
+        {"sample_tokens: a prompt of ", prompt.size(), " tokens, ", count, " to draw out of ", vocabulary});
+  }
+  std::vector<T> logits(static_cast<std::size_t>(vocabulary));
+  for (const std::int32_t token : prompt) {
+    if (token < 0 || token >= vocabulary) {
+      detail::throw_error<value_error>(
+          {"sample_tokens: token ", token, " of the prompt is not in 0 .. ", vocabulary - 1});
+    }
+  }
+  std::vector<std::int32_t> drawn;
+  if (count == 0) return drawn;
+  for (const std::int32_t token : prompt) step(token, std::span<T>(logits));
+  while (static_cast<index_t>(drawn.size()) < count) {
+    const double uniform = random.uniform(drawn.size());
+    drawn.push_back(sample_token<T>(logits, options, uniform));
+    if (static_cast<index_t>(drawn.size()) < count) step(drawn.back(), std::span<T>(logits));
+  }
+  return drawn;
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The logarithm of the sum of the exponentials of each row of logits: what turns logits into log
+/// probabilities where only few of them are wanted.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/ops/softmax_cross_entropy.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// result[m] = log sum_k exp(z(m, k)), in double.
+template <class T>
+void log_sum_exp(const tensor_view<const T, 2>& logits, std::span<double> result) {
+  for (index_t m = 0; m < logits.extent(0); ++m) {
+    double largest = -std::numeric_limits<double>::infinity(), sum = 0.0;
+    for (index_t k = 0; k < logits.extent(1); ++k) {
+      largest = std::max(largest, static_cast<double>(logits(m, k)));
+    }
+    for (index_t k = 0; k < logits.extent(1); ++k) {
+      const double shifted = static_cast<double>(logits(m, k)) - largest;
+      sum += std::isinf(largest) ? 0.0 : std::exp(shifted);
+    }
+    result[static_cast<std::size_t>(m)] = largest + std::log(sum);
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Of one row; -infinity where all of it is.
+template <class T>
+double row_log_sum_exp(const T* z, index_t count) {
+  constexpr T nothing = -std::numeric_limits<T>::infinity();
+  if (std::all_of(z, z + count, [](T value) { return value == nothing; })) {
+    return -std::numeric_limits<double>::infinity();
+  }
+  const isa form = widest_isa();
+  const T largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, count);
+  double sum = 0.0, shifted = 0.0;
+  PUFFERFISH_KERNEL(form, softmax, row_exponentials<T>)
+  (z, count, largest, static_cast<T*>(nullptr), &sum, &shifted);
+  return static_cast<double>(largest) + std::log(sum);
+}
+
+}  // namespace detail
+
+/// result[m] = log sum_k exp(z(m, k)). logits: M x K dense; result: M values. Logits of any size are safe,
+/// -infinity counts nothing (a row of nothing else gives -infinity); a NaN or +infinity gives a NaN. Throws
+/// shape_error if result has another size.
+template <class T>
+void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
+  const index_t rows = logits.extent(0), count = logits.extent(1);
+  if (static_cast<index_t>(result.size()) != rows) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"log_sum_exp: ", result.size(), " results for logits ", logits.shape()});
+  }
+  const T* const z = logits.flat().data();
+  for_row_chunks(ctx, rows, 8 * count, [&](index_t begin, index_t end) {
+    for (index_t m = begin; m < end; ++m) {
+      result[static_cast<std::size_t>(m)] = detail::row_log_sum_exp(z + m * count, count);
+    }
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

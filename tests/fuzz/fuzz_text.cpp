@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Vocabularies, tokenisers and scores against arbitrary bytes: the first byte chooses which. Files must be
+// accepted or refused with an io_error, text that is not UTF-8 with a value_error; what is accepted must hold
+// to its promises.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <pufferfish/io/detokenizer.hpp>
+#include <pufferfish/io/vocabulary.hpp>
+#include <pufferfish/train/bleu.hpp>
+
+namespace {
+
+using namespace pufferfish;
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void try_vocabulary(std::string_view text) {
+  const vocabulary words = vocabulary::from_text(text, "fuzz");
+  for (std::int32_t id = 0; id < words.size(); ++id) require(words.find(words.word(id)) == id);
+  require(vocabulary::from_text(words.to_text(), "again") == words);
+}
+
+void try_words(std::string_view text) {
+  word_counts counts;
+  for (const std::string_view word : split_words(text)) {
+    if (first_invalid_utf8(word) == word.size() && word.find('\n') == word.npos) counts.add(word);
+  }
+  vocabulary_options options;
+  options.minimum_count = text.size() % 3;
+  const vocabulary words(counts, options);
+  require(vocabulary::from_text(words.to_text(), "again") == words);
+}
+
+void try_tokenizer(std::string_view text, language of) {
+  const tokenizer cut({of, false, true});
+  const std::vector<std::string> tokens = cut(text);
+  for (const std::string& token : tokens) require(split_words(token).size() == 1);
+  const std::string line = cut.line(text);
+  require(cut.line(line) == line);
+  (void)detokenize(tokens, of);
+  (void)to_lower(text);
+}
+
+void try_bleu(std::string_view text) {
+  const std::string whole(text), half(text.substr(text.size() / 2));
+  const std::string tokens = tokenize_13a(text);
+  require(tokens.find("  ") == tokens.npos && tokens.find('\n') == tokens.npos);
+  const std::vector<std::string> references{half, whole};
+  bleu counter;
+  counter.add(whole, references);
+  const bleu_score score = counter.score();
+  require(score.score >= 0.0 && score.score <= 100.0 + 1e-9);
+  require(score.matches == score.totals);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::string_view text(reinterpret_cast<const char*>(data + 1), size - 1);
+  try {
+    switch (data[0] % 5) {
+      case 0:
+        try_vocabulary(text);
+        break;
+      case 1:
+        try_words(text);
+        break;
+      case 2:
+        try_tokenizer(text, language::english);
+        break;
+      case 3:
+        try_tokenizer(text, language::german);
+        break;
+      default:
+        try_bleu(text);
+        break;
+    }
+  } catch (const io_error&) {
+  } catch (const value_error&) {
+  }
+  return 0;
+}
