@@ -91,6 +91,24 @@ TEST_CASE("LowRankLinear: static and dynamic rank give the same bits") {
   CHECK(same_bits(fixed, dynamic));
 }
 
+TEST_CASE_TEMPLATE("LowRankLinear: backward_add adds to dx what backward writes", T, float, double) {
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+  auto layer = LowRankLinear<T>(6, 5, 3);
+  layer.initialize({1, 1});
+  tensor<T, 2> x({7, 6}), y({7, 5}), dx({7, 6}), sum({7, 6});
+  fill_normal<T>(x.flat(), 1.0, {1, 2});
+  fill_normal<T>(y.flat(), 1.0, {1, 3});
+  fill_normal<T>(sum.flat(), 1.0, {1, 4});
+  tensor<T, 2> expected = sum, out = y;
+  layer.forward(ctx, x, out.view());
+  layer.backward(ctx, y, dx.view());
+  layer.forward(ctx, x, out.view());
+  layer.backward_add(ctx, y, sum.view());
+  for (std::size_t i = 0; i < sum.flat().size(); ++i) expected.flat()[i] += dx.flat()[i];
+  CHECK(largest_error(sum, expected) < (sizeof(T) == 4 ? 1e-6 : 1e-14));
+}
+
 TEST_CASE("LowRankLinear: errors name the layer and both shapes or ranks") {
   std::string text = error_text([] { LowRankLinear<float>(5, 7, 6); });
   CHECK(contains(text, "LowRankLinear 5 -> 7"));

@@ -27,6 +27,24 @@ TEST_CASE("Linear: the weight as frameworks see it is what multiplies") {
   CHECK(layer.macs({5, 1, 1, 3}) == 30);
 }
 
+TEST_CASE_TEMPLATE("Linear: backward_add adds to dx what backward writes", T, float, double) {
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+  auto layer = Linear<T>(6, 5);
+  layer.initialize({1, 1});
+  tensor<T, 2> x({7, 6}), y({7, 5}), dx({7, 6}), sum({7, 6});
+  fill_normal<T>(x.flat(), 1.0, {1, 2});
+  fill_normal<T>(y.flat(), 1.0, {1, 3});
+  fill_normal<T>(sum.flat(), 1.0, {1, 4});
+  tensor<T, 2> expected = sum, out = y;
+  layer.forward(ctx, x, out.view());
+  layer.backward(ctx, y, dx.view());
+  layer.forward(ctx, x, out.view());
+  layer.backward_add(ctx, y, sum.view());
+  for (std::size_t i = 0; i < sum.flat().size(); ++i) expected.flat()[i] += dx.flat()[i];
+  CHECK(largest_error(sum, expected) < (sizeof(T) == 4 ? 1e-6 : 1e-14));
+}
+
 TEST_CASE("Linear: errors") {
   CHECK_THROWS_AS(Linear<float>(0, 4), shape_error);
   cpu_context ctx;

@@ -78,21 +78,13 @@ class low_rank_linear {
   /// nothing). Throws shape_error, and state_error without a forward pass in training mode.
   void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
                 const tensor_view<T, 2>& dx) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 2>>();
-    check(x.shape(), dy.shape());
-    const tensor_view<const T, 2> t = ctx.tape().pop<T>(extents<2>{x.extent(0), rank_});
-    ops::linear_backward_weight<T>(ctx, t, dy, gradient(up_), up_.accumulate());
-    ctx.gradient_written(up_);
-    if (has_bias()) {
-      ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
-      ctx.gradient_written(bias_);
-    }
-    scratch_frame frame(ctx.scratch());
-    const tensor_view<T, 2> dt = frame.take<T>(t.shape());
-    ops::linear_backward_input<T>(ctx, dy, stored(up_), dt);
-    ops::linear_backward_weight<T>(ctx, x, dt, gradient(down_), down_.accumulate());
-    ctx.gradient_written(down_);
-    if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dt, stored(down_), dx);
+    run_backward(ctx, dy, dx, false);
+  }
+
+  /// backward, with dx += instead of dx =.
+  void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+                    const tensor_view<T, 2>& dx) const {
+    run_backward(ctx, dy, dx, true);
   }
 
   /// The same with a result of its own: convenient, allocates.
@@ -129,6 +121,25 @@ class low_rank_linear {
   }
 
  private:
+  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
+                    bool add) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 2>>();
+    check(x.shape(), dy.shape());
+    const tensor_view<const T, 2> t = ctx.tape().pop<T>(extents<2>{x.extent(0), rank_});
+    ops::linear_backward_weight<T>(ctx, t, dy, gradient(up_), up_.accumulate());
+    ctx.gradient_written(up_);
+    if (has_bias()) {
+      ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+    }
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> dt = frame.take<T>(t.shape());
+    ops::linear_backward_input<T>(ctx, dy, stored(up_), dt);
+    ops::linear_backward_weight<T>(ctx, x, dt, gradient(down_), down_.accumulate());
+    ctx.gradient_written(down_);
+    if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dt, stored(down_), dx, add);
+  }
+
   static logical_layout checked(index_t in, index_t out, index_t rank) {
     check_rank(message({"LowRankLinear ", in, " -> ", out}), out, in, rank);
     return logical_layout::matrix(rank, in);

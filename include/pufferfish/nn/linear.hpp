@@ -44,14 +44,13 @@ class Linear {
   /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing.
   void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
                 const tensor_view<T, 2>& dx) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 2>>();
-    ops::linear_backward_weight<T>(ctx, x, dy, {weight_.gradient_data(), {in_, out_}}, weight_.accumulate());
-    ctx.gradient_written(weight_);
-    if (has_bias()) {
-      ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
-      ctx.gradient_written(bias_);
-    }
-    if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dy, stored(), dx);
+    run_backward(ctx, dy, dx, false);
+  }
+
+  /// backward, with dx += instead of dx =.
+  void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+                    const tensor_view<T, 2>& dx) const {
+    run_backward(ctx, dy, dx, true);
   }
 
   /// U(+-1/sqrt(in)) for weight and bias, PyTorch's default.
@@ -69,6 +68,18 @@ class Linear {
   index_t macs(const extents<4>& input) const { return input[0] * input[1] * input[2] * in_ * out_; }
 
  private:
+  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
+                    bool add) const {
+    const auto x = ctx.tape().pop_value<tensor_view<const T, 2>>();
+    ops::linear_backward_weight<T>(ctx, x, dy, {weight_.gradient_data(), {in_, out_}}, weight_.accumulate());
+    ctx.gradient_written(weight_);
+    if (has_bias()) {
+      ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+    }
+    if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dy, stored(), dx, add);
+  }
+
   static logical_layout checked(index_t in, index_t out) {
     if (in < 1 || out < 1) {
       PUFFERFISH_THROW(shape_error("Linear: " + std::to_string(in) + " -> " + std::to_string(out) +
