@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: multi-head attention between four projections, whatever they are: low-rank factors, or layers
+/// that a network may replace.
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/ops/attention.hpp>
+#include <pufferfish/ops/sum.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Widths of an attention layer: vectors of `model` elements in and out, queries and keys of heads * key
+/// elements, values of heads * value elements.
+struct attention_shape {
+  index_t model = 512;
+  index_t heads = 8;
+  index_t key = 64;
+  index_t value = 64;
+
+  /// Heads that share the width of the model.
+  static attention_shape split(index_t model, index_t heads) {
+    const index_t width = heads > 0 ? model / heads : 0;
+    return {model, heads, width, width};
+  }
+  index_t key_width() const { return heads * key; }
+  index_t value_width() const { return heads * value; }
+  friend bool operator==(const attention_shape&, const attention_shape&) = default;
+
+  std::string describe() const {
+    return detail::message({"width ", model, ", ", heads, " heads of ", key, " and ", value});
+  }
+  /// Throws shape_error, naming `who`, unless all are positive.
+  void validate(const char* who) const {
+    if (model < 1 || heads < 1 || key < 1 || value < 1) {
+      detail::throw_error<shape_error>({who, ": ", describe(), ": all must be positive"});
+    }
+  }
+};
+
+/// Which rows are the sequences of a batch, and what may see what. The arrays that it points to must stay as
+/// they are until the backward pass.
+struct attention_batch {
+  token_runs queries;
+  token_runs keys;  ///< of self attention: those of the queries
+  attention_mask mask;
+};
+
+namespace detail {
+
+/// Uses a projection, by its type. This one: layers of rows with forward, backward and backward_add.
+template <class Slot>
+struct projection {
+  template <class T>
+  static void forward(context<device::cpu>& ctx, const Slot& slot, const tensor_view<const T, 2>& x,
+                      const tensor_view<T, 2>& y) {
+    slot.forward(ctx, x, y);
+  }
+  template <class T>
+  static void backward(context<device::cpu>& ctx, const Slot& slot, const tensor_view<const T, 2>& dy,
+                       const tensor_view<T, 2>& dx, bool add) {
+    add ? slot.backward_add(ctx, dy, dx) : slot.backward(ctx, dy, dx);
+  }
+};
+
+/// True if every row belongs to a sequence (sequences do not overlap where that matters).
+inline bool covers(const token_runs& runs, index_t rows) {
+  index_t sum = 0;
+  for (index_t s = 0; s < runs.sequences; ++s) sum += runs.count[s];
+  return sum == rows;
+}
+
+template <class T>
+void fill_zero(context<device::cpu>& ctx, const tensor_view<T, 2>& dense) {
+  T* const to = dense.data();
+  ops::for_chunks(ctx, dense.size(),
+                  [=](index_t begin, index_t end) { std::fill(to + begin, to + end, T{}); });
+}
+
+/// y = output(attention(query(x), key(memory), value(memory))).
+template <class T, class Slot>
+class attention_core {
+ public:
+  attention_core(const attention_shape& shape, Slot q, Slot k, Slot v, Slot o)
+      : slots{std::move(q), std::move(k), std::move(v), std::move(o)}, shape_(shape) {}
+
+  /// Query, key, value, output.
+  std::array<Slot, 4> slots;
+
+  const attention_shape& shape() const { return shape_; }
+
+  /// Probability with which training drops attention weights.
+  double dropout() const { return dropout_; }
+  void set_dropout(double probability) {
+    if (!(probability >= 0.0 && probability < 1.0)) {
+      throw_error<value_error>({"attention: dropout probability ", probability, " is not in [0, 1)"});
+    }
+    dropout_ = probability;
+  }
+
+  /// x: rows of the queries, memory: rows of the keys (x itself for self attention), y: shaped as x; all
+  /// dense, model elements wide; y overlaps neither. x and memory must stay as they are until the backward
+  /// pass. Rows of no sequence give output(0).
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+               const tensor_view<const T, 2>& memory, const attention_batch& batch,
+               const tensor_view<T, 2>& y) const {
+    check(x.shape(), memory.shape(), y.shape());
+    scratch_frame frame(ctx.scratch());
+    const auto take = [&](index_t rows, index_t columns) {
+      const extents<2> size{rows, columns};
+      return ctx.training() ? ctx.tape().template push<T>(size) : frame.take<T>(size);
+    };
+    const tensor_view<T, 2> q = take(x.extent(0), shape_.key_width());
+    const tensor_view<T, 2> k = take(memory.extent(0), shape_.key_width());
+    const tensor_view<T, 2> v = take(memory.extent(0), shape_.value_width());
+    const tensor_view<T, 2> heads = take(x.extent(0), shape_.value_width());
+    taped kept;
+    kept.in = input(ctx, q, k, v, batch);
+    kept.weights = ctx.training() ? ctx.tape().template push<T>(ops::attention_kept_size(kept.in)) : nullptr;
+    kept.x = x;
+    kept.memory = memory;
+    kept.heads = heads;
+    projection<Slot>::template forward<T>(ctx, slots[0], x, q);
+    projection<Slot>::template forward<T>(ctx, slots[1], memory, k);
+    projection<Slot>::template forward<T>(ctx, slots[2], memory, v);
+    attend(ctx, kept.in, heads, kept.weights);
+    projection<Slot>::template forward<T>(ctx, slots[3], heads, y);
+    if (ctx.training()) ctx.tape().push_value(kept);
+  }
+
+  /// Inference with keys and values that are there already (a cache).
+  void forward_cached(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                      const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values,
+                      const attention_batch& batch, const tensor_view<T, 2>& y) const {
+    check(x.shape(), x.shape(), y.shape());
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> q = frame.take<T>(extents<2>{x.extent(0), shape_.key_width()});
+    const tensor_view<T, 2> heads = frame.take<T>(extents<2>{x.extent(0), shape_.value_width()});
+    projection<Slot>::template forward<T>(ctx, slots[0], x, q);
+    attend(ctx, input(ctx, q, keys, values, batch), heads, nullptr);
+    projection<Slot>::template forward<T>(ctx, slots[3], heads, y);
+  }
+
+  /// Gradients from dy to the projections, to x and to the memory: dx and dmemory, dense, overwritten or
+  /// added to; null views where not wanted. For self attention dmemory is dx, and `add_memory` does not
+  /// count.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
+                bool add, const tensor_view<T, 2>& dmemory, bool add_memory) const {
+    const auto kept = ctx.tape().template pop_value<taped>();
+    check(kept.x.shape(), kept.memory.shape(), dy.shape());
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> dq = frame.take<T>(kept.in.q.shape());
+    const tensor_view<T, 2> dk = frame.take<T>(kept.in.k.shape());
+    const tensor_view<T, 2> dv = frame.take<T>(kept.in.v.shape());
+    const tensor_view<T, 2> dheads = frame.take<T>(kept.heads.shape());
+    projection<Slot>::template backward<T>(ctx, slots[3], dy, dheads, false);
+    if (!covers(kept.in.queries, dq.extent(0))) fill_zero(ctx, dq);
+    if (!covers(kept.in.keys, dk.extent(0))) {
+      fill_zero(ctx, dk);
+      fill_zero(ctx, dv);
+    }
+    ops::attention_backward<T>(ctx, kept.in, kept.weights, dheads, dq, dk, dv);
+    const bool self = !dx.is_null() && dx.data() == dmemory.data();
+    const bool add_first = self ? add : add_memory;
+    projection<Slot>::template backward<T>(ctx, slots[2], dv, dmemory, add_first && !dmemory.is_null());
+    projection<Slot>::template backward<T>(ctx, slots[1], dk, dmemory, !dmemory.is_null());
+    projection<Slot>::template backward<T>(ctx, slots[0], dq, dx, !dx.is_null() && (self || add));
+    ctx.tape().template pop<T>(ops::attention_kept_size(kept.in));
+    ctx.tape().template pop<T>(kept.heads.shape());
+    ctx.tape().template pop<T>(kept.in.v.shape());
+    ctx.tape().template pop<T>(kept.in.k.shape());
+    ctx.tape().template pop<T>(kept.in.q.shape());
+  }
+
+  /// Multiply-accumulates of the projections and of both products, for one sequence.
+  index_t product_macs(index_t queries, index_t keys) const {
+    return queries * keys * (shape_.key_width() + shape_.value_width());
+  }
+
+ private:
+  struct taped {
+    ops::attention_input<T> in;
+    T* weights;
+    tensor_view<const T, 2> x, memory, heads;
+  };
+
+  ops::attention_input<T> input(context<device::cpu>& ctx, const tensor_view<const T, 2>& q,
+                                const tensor_view<const T, 2>& k, const tensor_view<const T, 2>& v,
+                                const attention_batch& batch) const {
+    ops::attention_input<T> in{q, k, v, batch.queries, batch.keys, shape_.heads, batch.mask, {}};
+    if (ctx.training() && dropout_ > 0.0) {
+      in.dropout = {dropout_, ctx.next_random_stream(), static_cast<std::uint64_t>(ctx.first_sample())};
+    }
+    return in;
+  }
+
+  void attend(context<device::cpu>& ctx, const ops::attention_input<T>& in, const tensor_view<T, 2>& heads,
+              T* weights) const {
+    if (!covers(in.queries, heads.extent(0))) fill_zero(ctx, heads);
+    ops::attention_forward<T>(ctx, in, heads, weights);
+  }
+
+  void check(const extents<2>& x, const extents<2>& memory, const extents<2>& y) const {
+    if (x[1] != shape_.model || memory[1] != shape_.model || y != x) {
+      throw_error<shape_error>({"attention, ", shape_.describe(), ": queries ", x, " and keys ", memory,
+                                " do not fit each other or the output ", y});
+    }
+  }
+
+  attention_shape shape_;
+  double dropout_ = 0.0;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
