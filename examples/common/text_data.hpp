@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The texts that the examples train on: WikiText-2 or any file for language models, Multi30k for
+/// translation.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pufferfish/io/corpus.hpp>
+#include <pufferfish/io/detokenizer.hpp>
+#include <pufferfish/io/pair_batches.hpp>
+
+namespace examples {
+
+using pufferfish::index_t;
+
+namespace data {
+
+inline bool is_file(const std::string& path) {
+  return pufferfish::detail::is_regular_file(path) || pufferfish::detail::is_regular_file(path + ".gz");
+}
+
+/// `root` or its subfolder `name`, whichever has one of the files. Throws io_error.
+inline std::string find_text_folder(const std::string& root, const std::string& name,
+                                    const std::vector<std::string>& files) {
+  if (root.empty()) throw pufferfish::io_error(name + " is not bundled: say where it is with --data");
+  for (const std::string& folder : {root + "/" + name, root}) {
+    for (const std::string& file : files) {
+      if (is_file(folder + "/" + file)) return folder;
+    }
+  }
+  throw pufferfish::io_error(root + ": no " + name + " here: neither this folder nor its subfolder " + name +
+                             " has " + files.front() + " or " + files.front() + ".gz");
+}
+
+/// The first of several names that is there in a folder, plain or gzip. Throws io_error about the first.
+inline std::string find_any(const std::string& folder, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (is_file(folder + "/" + name)) return pufferfish::detail::find_plain_or_gzip(folder + "/" + name);
+  }
+  return pufferfish::detail::find_plain_or_gzip(folder + "/" + names.front());
+}
+
+}  // namespace data
+
+/// What a language model is trained on.
+struct language_data {
+  std::string name;
+  pufferfish::language_corpus corpus;
+};
+
+/// `path`: a text file, cut by `shares`; or a folder with WikiText's files or {train,valid,test}.txt, or one
+/// with a subfolder wikitext-2 that has them. Throws as the loaders of the library, and io_error where there
+/// is no such thing.
+inline language_data load_language_data(const std::string& path, const pufferfish::corpus_options& options,
+                                        const pufferfish::corpus_shares& shares) {
+  if (!path.empty() && pufferfish::detail::is_regular_file(path)) {
+    return {path.substr(path.rfind('/') + 1), pufferfish::load_text(path, shares, options)};
+  }
+  const std::string folder = data::find_text_folder(path, "wikitext-2", {"wiki.train.tokens", "train.txt"});
+  const bool wiki = data::is_file(folder + "/wiki.train.tokens");
+  return {wiki ? "wikitext-2" : folder, pufferfish::load_wikitext(folder, options)};
+}
+
+/// How text becomes pairs of sentences.
+struct translation_options {
+  bool lower_case = true;
+  std::int64_t minimum_count = 3;
+  index_t maximum_words = 0;
+  index_t max_length = 100;  ///< words of a sentence
+};
+
+/// Multi30k, German to English: pairs for training and validation, the test set with every line and its raw
+/// English to score against.
+struct translation_data {
+  pufferfish::tokenizer german, english;
+  pufferfish::vocabulary words;
+  pufferfish::sentence_pairs train, valid, test;
+  std::vector<std::string> test_references;
+
+  /// What a model wrote, as text.
+  std::string text(std::span<const std::int32_t> ids) const {
+    return pufferfish::detokenize(pufferfish::decode_sentence(ids, words), pufferfish::language::english);
+  }
+};
+
+/// Loads Multi30k from `root` or its subfolder multi30k. Throws io_error.
+inline translation_data load_translation_data(const std::string& root, const translation_options& options) {
+  const std::string folder = data::find_text_folder(root, "multi30k", {"train.de"});
+  const auto read = [&](const std::vector<std::string>& stems) {
+    const auto names = [&](const char* language) {
+      std::vector<std::string> result;
+      for (const std::string& stem : stems) result.push_back(stem + "." + language);
+      return result;
+    };
+    return pufferfish::read_parallel_text(data::find_any(folder, names("de")),
+                                          data::find_any(folder, names("en")));
+  };
+  translation_data result;
+  result.german = pufferfish::tokenizer({pufferfish::language::german, options.lower_case});
+  result.english = pufferfish::tokenizer({pufferfish::language::english, options.lower_case});
+  pufferfish::parallel_text train = read({"train"}), valid = read({"val", "valid"}),
+                            test = read({"test_2016_flickr", "test2016", "test"});
+  result.test_references = test.target;
+  for (pufferfish::parallel_text* text : {&train, &valid, &test}) {
+    tokenize(*text, result.german, result.english);
+  }
+  result.words = pufferfish::joint_vocabulary(train, options.minimum_count, options.maximum_words);
+  result.train = encode_pairs(train, result.words, options.max_length);
+  result.valid = encode_pairs(valid, result.words, options.max_length);
+  result.test = encode_pairs(test, result.words, options.max_length, pufferfish::unfit_pairs::keep);
+  if (result.train.size() == 0 || result.valid.size() == 0 || result.test.size() == 0) {
+    throw pufferfish::io_error(folder + ": a part of it has no sentence pairs that can be used");
+  }
+  return result;
+}
+
+}  // namespace examples
