@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `Embedding`: a table with a row for every token of a vocabulary. Named as PyTorch's: `weight`.
+
+#include <string>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/ops/embedding.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Tokens to rows of `width` numbers. A model that ties its output to the table (the same matrix turns hidden
+/// states into logits; Press, Wolf, EACL 2017) writes the table's gradient twice in a step: see `tie`.
+template <class T>
+class Embedding {
+ public:
+  using value_type = T;
+
+  /// `padding`: a token whose row gets no gradient from here; no_token: none. Throws shape_error for a size
+  /// below 1, value_error for a padding outside the vocabulary.
+  Embedding(index_t vocabulary, index_t width, std::int32_t padding = no_token)
+      : padding_(padding), weight_(checked(vocabulary, width, padding), parameter_role::weight) {}
+
+  index_t vocabulary() const { return weight_.layout().shape[0]; }
+  index_t width() const { return weight_.layout().shape[1]; }
+  std::int32_t padding() const { return padding_; }
+
+  /// [vocabulary][width], rows dense.
+  tensor_view<T, 2> weight() { return {weight_.data(), {vocabulary(), width()}}; }
+  tensor_view<const T, 2> weight() const { return {weight_.data(), {vocabulary(), width()}}; }
+  tensor_view<T, 2> weight_gradient() const { return {weight_.gradient_data(), {vocabulary(), width()}}; }
+  const parameter<T>& table() const { return weight_; }
+
+  /// `writers` passes write the table's gradient in each backward pass: this one, and those of layers that
+  /// use the table as well.
+  void tie(int writers = 2) { weight_.set_writers(writers); }
+
+  std::string describe() const { return detail::message({"Embedding ", vocabulary(), " x ", width()}); }
+
+  /// y: as many rows as tokens, `width` wide, dense. In training, the tokens must stay as they are until the
+  /// backward pass. Throws shape_error; value_error for a token outside the vocabulary, with its position.
+  void forward(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
+               const tensor_view<T, 2>& y) const {
+    ops::check_tokens(describe(), tokens, vocabulary());
+    if (ctx.training()) ctx.tape().push_value(tokens);
+    ops::embedding_forward<T>(ctx, weight(), tokens, y);
+  }
+
+  /// The table's gradient from dy, shaped as y. Throws shape_error, and state_error without a forward pass in
+  /// training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy) const {
+    const auto tokens = ctx.tape().pop_value<std::span<const std::int32_t>>();
+    ops::embedding_backward<T>(ctx, tokens, dy, padding_, weight_gradient(), weight_.accumulate());
+    ctx.gradient_written(weight_);
+  }
+
+  /// Normal with deviation 1, PyTorch's default.
+  void initialize(random_stream random) { fill_normal(weight_.values(), 1.0, random.child("weight")); }
+
+  template <class F>
+  void visit(F&& f) {
+    f("weight", weight_);
+  }
+
+ private:
+  static logical_layout checked(index_t vocabulary, index_t width, std::int32_t padding) {
+    if (vocabulary < 1 || width < 1) {
+      detail::throw_error<shape_error>(
+          {"Embedding: ", vocabulary, " tokens of ", width, " numbers; both must be positive"});
+    }
+    if (padding != no_token && (padding < 0 || padding >= vocabulary)) {
+      detail::throw_error<value_error>({"Embedding ", vocabulary, " x ", width, ": padding token ", padding,
+                                        " is outside the vocabulary"});
+    }
+    return {2, {vocabulary, width, 1, 1}, {width, 1, 0, 0}};
+  }
+
+  std::int32_t padding_;
+  parameter<T> weight_;
+};
+
+PUFFERFISH_NAMESPACE_END

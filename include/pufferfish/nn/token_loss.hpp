@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `TokenLoss`: the loss of language models and translators from logits. Models with a large vocabulary
+/// rather use ops/output_loss.hpp, which never has the logits in memory twice.
+
+#include <pufferfish/ops/token_loss.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Cross entropy over tokens, with or without label smoothing; targets that are the padding do not count.
+/// Keeps nothing between calls: loss and gradient come from one call.
+template <class T>
+class TokenLoss {
+ public:
+  using value_type = T;
+
+  explicit TokenLoss(const token_loss_options& options = {}) : options_(options) {}
+
+  const token_loss_options& options() const { return options_; }
+
+  /// Loss of logits (tokens x vocabulary, dense) against one target a row; its gradient, reduced as the
+  /// options say, to dlogits (shaped as logits; it may be logits; a null view: not wanted). Errors as
+  /// ops::token_loss.
+  token_loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
+                               std::span<const std::int32_t> targets,
+                               const tensor_view<T, 2>& dlogits = {}) const {
+    const index_t tokens = ops::counted_tokens(targets, options_.padding);
+    return (*this)(ctx, logits, targets, ops::loss_normalizer(options_, tokens), dlogits);
+  }
+
+  /// The same with the gradient divided by `normalizer`, whatever the options say: with the tokens of the
+  /// global batch over the number of ranks there, the mean over ranks of all gradients is that of the mean
+  /// loss.
+  token_loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
+                               std::span<const std::int32_t> targets, double normalizer,
+                               const tensor_view<T, 2>& dlogits) const {
+    return ops::token_loss<T>(ctx, logits, targets, options_, normalizer, dlogits);
+  }
+
+ private:
+  token_loss_options options_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Rows of a table by number, and the gradient of the table: the plain reference and the fast CPU form.
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <pufferfish/ops/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// "No token": what options that name a token say when there is none.
+inline constexpr std::int32_t no_token = -1;
+
+namespace ops {
+
+/// Throws value_error, naming `who`, for a token outside 0 .. vocabulary - 1, with its position; `allowed` is
+/// let through.
+inline void check_tokens(const std::string& who, std::span<const std::int32_t> tokens, index_t vocabulary,
+                         std::int32_t allowed = no_token) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::int32_t token = tokens[i];
+    if ((token < 0 || token >= vocabulary) && (token != allowed || allowed == no_token)) {
+      pufferfish::detail::throw_error<value_error>({who, ": token ", token, " at position ", i,
+                                                    " is not in 0 .. ", vocabulary - 1, " (a vocabulary of ",
+                                                    vocabulary, ")"});
+    }
+  }
+}
+
+namespace reference {
+
+/// y_n = row tokens[n] of the table. table: V x D; y: N x D.
+template <class T>
+void embedding_forward(const tensor_view<const T, 2>& table, std::span<const std::int32_t> tokens,
+                       const tensor_view<T, 2>& y) {
+  for (index_t n = 0; n < y.extent(0); ++n) {
+    const index_t row = tokens[static_cast<std::size_t>(n)];
+    for (index_t d = 0; d < y.extent(1); ++d) y(n, d) = table(row, d);
+  }
+}
+
+/// dtable_v (+)= sum of dy_n over all n with tokens[n] = v, but for v = padding.
+template <class T>
+void embedding_backward(std::span<const std::int32_t> tokens, const tensor_view<const T, 2>& dy,
+                        std::int32_t padding, const tensor_view<T, 2>& dtable, bool add) {
+  for (index_t v = 0; v < dtable.extent(0); ++v) {
+    for (index_t d = 0; d < dtable.extent(1); ++d) {
+      T sum = add ? dtable(v, d) : T{};
+      for (index_t n = 0; n < dy.extent(0); ++n) {
+        const std::int32_t token = tokens[static_cast<std::size_t>(n)];
+        if (token == v && token != padding) sum += dy(n, d);
+      }
+      dtable(v, d) = sum;
+    }
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+inline void check_embedding(const char* what, const extents<2>& table, std::size_t tokens,
+                            const extents<2>& y) {
+  if (table[1] != y[1] || static_cast<index_t>(tokens) != y[0]) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": ", tokens, " rows of a table ", table, " do not fit ", y});
+  }
+}
+
+}  // namespace detail
+
+/// y_n = row tokens[n] of the table. table: V x D, y: N x D, rows dense. Throws shape_error if the shapes do
+/// not fit, value_error for a token out of range, before anything is written.
+template <class T>
+void embedding_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
+                       std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) {
+  detail::check_embedding("embedding_forward", table.shape(), tokens.size(), y.shape());
+  check_tokens("embedding_forward", tokens, table.extent(0));
+  for_row_chunks(ctx, y.extent(0), y.extent(1), [&](index_t begin, index_t end) {
+    for (index_t n = begin; n < end; ++n) {
+      std::copy_n(table.data() + tokens[static_cast<std::size_t>(n)] * table.stride(0), y.extent(1),
+                  y.data() + n * y.stride(0));
+    }
+  });
+}
+
+/// The gradient of the table: see the reference form; without `add`, rows of no token get zeros. Every sum
+/// goes in the order of positions, whatever the number of threads. dy: N x D, dtable: V x D, rows dense, no
+/// overlap. Errors as embedding_forward.
+template <class T>
+void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
+                        const tensor_view<const T, 2>& dy, std::int32_t padding,
+                        const tensor_view<T, 2>& dtable, bool add) {
+  detail::check_embedding("embedding_backward", dtable.shape(), tokens.size(), dy.shape());
+  check_tokens("embedding_backward", tokens, dtable.extent(0));
+  const index_t width = dtable.extent(1);
+  if (!add) {
+    for_row_chunks(ctx, dtable.extent(0), width, [&](index_t begin, index_t end) {
+      for (index_t v = begin; v < end; ++v) std::fill_n(dtable.data() + v * dtable.stride(0), width, T{});
+    });
+  }
+  // Tasks share out the columns: two positions may have the same token.
+  constexpr index_t piece = 512;
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+  ctx.parallel_for((width + piece - 1) / piece, [&](index_t task, int) {
+    const index_t first = task * piece, count = std::min(piece, width - first);
+    for (std::size_t n = 0; n < tokens.size(); ++n) {
+      if (tokens[n] == padding) continue;
+      kernel(dy.data() + static_cast<index_t>(n) * dy.stride(0) + first,
+             dtable.data() + tokens[n] * dtable.stride(0) + first, count);
+    }
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

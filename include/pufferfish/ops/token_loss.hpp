@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The loss of a language model or translator over tokens, with its gradient: cross entropy with label
+/// smoothing, a padding token that does not count, and perplexity.
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include <pufferfish/ops/embedding.hpp>
+#include <pufferfish/ops/softmax_cross_entropy.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What tokens of a batch are divided by in the gradient.
+enum class loss_reduction {
+  mean,  ///< the tokens that count: the gradient of the mean
+  sum    ///< nothing: the gradient of the sum, as the paper trains its Transformer
+};
+
+struct token_loss_options {
+  label_smoothing smoothing{0.0, smoothing_kind::wrong_classes};
+  std::int32_t padding = no_token;  ///< targets that do not count
+  loss_reduction reduction = loss_reduction::mean;
+};
+
+/// Sums over the tokens that count; add them up over batches and ranks, then divide.
+struct token_loss_result {
+  double loss_sum = 0.0;
+  index_t tokens = 0;
+
+  /// Negative log likelihood a token (of smoothed targets where there is smoothing); 0 without tokens.
+  double mean_loss() const { return tokens == 0 ? 0.0 : loss_sum / static_cast<double>(tokens); }
+  /// exp(mean_loss()).
+  double perplexity() const { return std::exp(mean_loss()); }
+  token_loss_result& operator+=(const token_loss_result& other) {
+    loss_sum += other.loss_sum;
+    tokens += other.tokens;
+    return *this;
+  }
+};
+
+namespace ops {
+
+/// How many targets count.
+inline index_t counted_tokens(std::span<const std::int32_t> targets, std::int32_t padding) {
+  index_t count = 0;
+  for (std::int32_t target : targets) count += padding == no_token || target != padding ? 1 : 0;
+  return count;
+}
+
+/// What to divide the gradient by, of a batch with so many tokens that count.
+inline double loss_normalizer(const token_loss_options& options, index_t tokens) {
+  return options.reduction == loss_reduction::sum || tokens == 0 ? 1.0 : static_cast<double>(tokens);
+}
+
+namespace reference {
+
+/// With p = softmax(z), row by row, and the smoothed target t: loss = -sum_k t_k log p_k, dz_k = (p_k - t_k)
+/// / normalizer; rows whose target is the padding count nothing.
+template <class T>
+token_loss_result token_loss(const tensor_view<const T, 2>& logits, std::span<const std::int32_t> targets,
+                             const token_loss_options& options, double normalizer,
+                             const tensor_view<T, 2>& dlogits) {
+  token_loss_result result;
+  for (index_t m = 0; m < logits.extent(0); ++m) {
+    const std::int32_t target = targets[static_cast<std::size_t>(m)];
+    const tensor_view<T, 2> gradient = dlogits.is_null() ? dlogits : dlogits.slice(0, m, 1);
+    if (options.padding != no_token && target == options.padding) {
+      for (index_t k = 0; !gradient.is_null() && k < gradient.extent(1); ++k) gradient(0, k) = T{};
+      continue;
+    }
+    const loss_result row = softmax_cross_entropy<T>(logits.slice(0, m, 1), std::span(&target, 1),
+                                                     options.smoothing, normalizer, gradient);
+    result.loss_sum += row.loss_sum;
+    ++result.tokens;
+  }
+  return result;
+}
+
+}  // namespace reference
+
+namespace detail {
+
+inline void check_token_loss(const char* what, std::span<const std::int32_t> targets,
+                             const extents<2>& logits, const token_loss_options& options, double normalizer) {
+  if (static_cast<index_t>(targets.size()) != logits[0]) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": ", targets.size(), " targets for logits ", logits, " (tokens x vocabulary)"});
+  }
+  if (!(options.smoothing.epsilon >= 0.0 && options.smoothing.epsilon < 1.0) || !(normalizer > 0.0)) {
+    pufferfish::detail::throw_error<value_error>({what, ": epsilon ", options.smoothing.epsilon,
+                                                  " must be in [0, 1), normalizer ", normalizer,
+                                                  " positive"});
+  }
+  check_tokens(what, targets, logits[1], options.padding);
+}
+
+}  // namespace detail
+
+/// See the reference form. logits: tokens x vocabulary, dense; targets: one a row, in 0 .. vocabulary - 1 or
+/// the padding; dlogits: shaped as logits (it may be logits), or a null view where not wanted. The loss is
+/// summed in double, in row order. Each row is read from memory once. Throws shape_error if the sizes differ;
+/// value_error, before anything is written, for a target out of range (with its position), an epsilon outside
+/// [0, 1) or a normalizer that is not positive.
+template <class T>
+token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
+                             std::span<const std::int32_t> targets, const token_loss_options& options,
+                             double normalizer, const tensor_view<T, 2>& dlogits) {
+  const index_t rows = logits.extent(0), classes = logits.extent(1);
+  detail::check_token_loss("token_loss", targets, logits.shape(), options, normalizer);
+  if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"token_loss: logits ", logits.shape(), ", gradient ", dlogits.shape()});
+  }
+  const detail::softmax_rows<T> row{classes, {options.smoothing, classes}, static_cast<T>(1.0 / normalizer)};
+  const T* const from = logits.flat().data();
+  T* const to = dlogits.is_null() ? nullptr : dlogits.flat().data();
+  scratch_frame frame(ctx.scratch());
+  double* const losses = frame.take<double>(rows);
+  for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
+    for (index_t m = begin; m < end; ++m) {
+      const std::int32_t target = targets[static_cast<std::size_t>(m)];
+      T* const gradient = to == nullptr ? nullptr : to + m * classes;
+      if (options.padding != no_token && target == options.padding) {
+        losses[m] = 0.0;
+        if (gradient != nullptr) std::fill_n(gradient, classes, T{});
+      } else {
+        losses[m] = row(from + m * classes, target, gradient).loss;
+      }
+    }
+  });
+  token_loss_result result{0.0, counted_tokens(targets, options.padding)};
+  for (index_t m = 0; m < rows; ++m) result.loss_sum += losses[m];
+  return result;
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
