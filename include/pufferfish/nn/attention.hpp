@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `MultiHeadAttention`: the attention block of a Transformer, with replaceable projections, and
+/// `key_value_cache` for decoding token by token.
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include <pufferfish/nn/layer_norm.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/slot.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct attention_options {
+  attention_shape shape;
+  double dropout = 0.1;            ///< of the output, before the residual sum
+  double attention_dropout = 0.1;  ///< of the attention weights
+  double eps = 1e-6;               ///< of the layer norm
+};
+
+/// Keys and values of the tokens that have been decoded, for rows that are extended token by token. Rows may
+/// be copied and dropped between steps, as beam search does: only what really doubles is copied.
+template <class T>
+class key_value_cache {
+ public:
+  key_value_cache() = default;
+  /// Room for `rows` rows of `capacity` tokens.
+  key_value_cache(index_t rows, index_t capacity, index_t key_width, index_t value_width)
+      : capacity_(capacity),
+        keys_({rows * capacity, key_width}),
+        values_({rows * capacity, value_width}),
+        used_(static_cast<std::size_t>(rows), false) {}
+
+  index_t rows() const { return static_cast<index_t>(first_.size()); }
+  index_t length() const { return length_; }
+  index_t capacity() const { return capacity_; }
+
+  /// `rows` rows without tokens. Throws shape_error if there is no room for so many.
+  void start(index_t rows) {
+    if (rows > static_cast<index_t>(used_.size())) {
+      detail::throw_error<shape_error>(
+          {"key_value_cache: ", rows, " rows where there is room for ", used_.size()});
+    }
+    length_ = 0;
+    first_.resize(static_cast<std::size_t>(rows));
+    for (std::size_t i = 0; i < first_.size(); ++i) first_[i] = static_cast<index_t>(i) * capacity_;
+    count_.assign(first_.size(), 0);
+  }
+
+  /// New row i is a copy of old row parents[i]. Throws shape_error for a parent that is no row, or too many.
+  void reorder(std::span<const std::int32_t> parents) {
+    if (parents.size() > used_.size()) {
+      detail::throw_error<shape_error>(
+          {"key_value_cache: ", parents.size(), " rows where there is room for ", used_.size()});
+    }
+    for (const std::int32_t parent : parents) {
+      if (parent < 0 || parent >= rows()) {
+        detail::throw_error<shape_error>({"key_value_cache: parent ", parent, " of ", rows(), " rows"});
+      }
+    }
+    // The first child of a row takes its place; others get a free one.
+    std::fill(used_.begin(), used_.end(), false);
+    next_.assign(parents.size(), -1);
+    for (std::size_t i = 0; i < parents.size(); ++i) {
+      const index_t place = first_[static_cast<std::size_t>(parents[i])];
+      if (used_[static_cast<std::size_t>(place / capacity_)]) continue;
+      used_[static_cast<std::size_t>(place / capacity_)] = true;
+      next_[i] = place;
+    }
+    std::size_t free = 0;
+    for (std::size_t i = 0; i < parents.size(); ++i) {
+      if (next_[i] >= 0) continue;
+      while (used_[free]) ++free;
+      used_[free] = true;
+      next_[i] = static_cast<index_t>(free) * capacity_;
+      copy_row(first_[static_cast<std::size_t>(parents[i])], next_[i]);
+    }
+    first_.swap(next_);
+    count_.assign(first_.size(), length_);
+  }
+
+  /// Appends a token to every row: keys and values, a row each, in order. Throws shape_error if the rows are
+  /// others or the cache is full.
+  void append(const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values) {
+    if (keys.extent(0) != rows() || length_ >= capacity_) {
+      detail::throw_error<shape_error>({"key_value_cache: token ", length_ + 1, " of ", capacity_, ", for ",
+                                        keys.extent(0), " of ", rows(), " rows"});
+    }
+    for (index_t i = 0; i < rows(); ++i) {
+      const index_t to = first_[static_cast<std::size_t>(i)] + length_;
+      copy(keys.slice(0, i, 1), keys_.view().slice(0, to, 1));
+      copy(values.slice(0, i, 1), values_.view().slice(0, to, 1));
+    }
+    ++length_;
+    count_.assign(first_.size(), length_);
+  }
+
+  tensor_view<const T, 2> keys() const { return keys_; }
+  tensor_view<const T, 2> values() const { return values_; }
+  /// Where each row's tokens lie.
+  token_runs runs() const { return {rows(), first_.data(), count_.data()}; }
+
+ private:
+  void copy_row(index_t from, index_t to) {
+    std::copy_n(keys_.data() + from * keys_.extent(1), length_ * keys_.extent(1),
+                keys_.data() + to * keys_.extent(1));
+    std::copy_n(values_.data() + from * values_.extent(1), length_ * values_.extent(1),
+                values_.data() + to * values_.extent(1));
+  }
+
+  index_t capacity_ = 0, length_ = 0;
+  tensor<T, 2> keys_, values_;
+  std::vector<index_t> first_, count_, next_;
+  std::vector<bool> used_;
+};
+
+/// y = norm(x + dropout(fc(attention(w_qs x, w_ks m, w_vs m)))) over vectors of `model` elements; m is x
+/// (self attention) or other vectors (cross attention) (Vaswani et al.: "Attention is all you need", NIPS
+/// 2017, sections 3.1 and 3.2; normalisation after the sum, as there). No biases.
+///
+/// w_qs, w_ks, w_vs and fc are slots: factorize() replaces them by LowRankLinear layers, the concatenated
+/// projections of all heads at once. State: w_qs.weight, w_ks.weight, w_vs.weight, fc.weight,
+/// layer_norm.weight, layer_norm.bias.
+template <class T>
+class MultiHeadAttention {
+ public:
+  using value_type = T;
+  using layer_type = any_layer<T>;
+
+  /// Throws shape_error for a shape that is none, value_error for a probability outside [0, 1).
+  explicit MultiHeadAttention(const attention_options& options)
+      : options_(checked(options)),
+        core_{options.shape, Linear<T>(options.shape.model, options.shape.key_width(), false),
+              Linear<T>(options.shape.model, options.shape.key_width(), false),
+              Linear<T>(options.shape.model, options.shape.value_width(), false),
+              Linear<T>(options.shape.value_width(), options.shape.model, false)},
+        norm_(options.shape.model, options.eps) {
+    core_.set_dropout(options.attention_dropout);
+  }
+
+  const attention_options& options() const { return options_; }
+  const attention_shape& shape() const { return options_.shape; }
+  std::string describe() const { return "MultiHeadAttention " + shape().describe(); }
+
+  /// Rows of queries x and of memory (x itself for self attention), both `model` wide, cut into sequences by
+  /// `batch`; y: shaped as x, overlaps nothing. In training, x, memory and the batch's arrays stay as they
+  /// are until the backward pass. `numbers`: of the rows of x, for dropout (see ops::row_dropout); nullptr:
+  /// the rows of each sample follow each other from the context's first sample. A query that may see no key
+  /// attends to zeros: y = norm(x). Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+               const tensor_view<const T, 2>& memory, const attention_batch& batch,
+               const tensor_view<T, 2>& y, const std::uint64_t* numbers = nullptr) const {
+    if (!ctx.training()) {
+      core_.forward(ctx, x, memory, batch, y);
+      return norm_.forward_sum(ctx, y, x, {}, y);
+    }
+    const tensor_view<T, 2> z = ctx.tape().push<T>(x.shape());
+    core_.forward(ctx, x, memory, batch, z);
+    ops::row_dropout dropout{options_.dropout, ctx.next_random_stream(), 0, numbers};
+    dropout.first_row = static_cast<std::uint64_t>(
+        batch.queries.sequences == 0 ? 0 : ctx.first_sample() * (x.extent(0) / batch.queries.sequences));
+    norm_.forward_sum(ctx, z, x, dropout, y);
+    ctx.tape().push_value(x.data() == memory.data());
+  }
+
+  /// Gradients from dy to all parameters, to x (overwritten) and to the memory (overwritten or added to):
+  /// each may be a null view; with self attention, dx has both and dmemory is not used. Throws shape_error,
+  /// and state_error without a forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
+                const tensor_view<T, 2>& dmemory = {}, bool add_memory = false) const {
+    const bool self = ctx.tape().template pop_value<bool>();
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> dz = frame.take<T>(dy.shape());
+    norm_.backward_sum(ctx, dy, dx, dz);
+    core_.backward(ctx, dz, dx, !dx.is_null(), self ? dx : dmemory, add_memory);
+    ctx.tape().template pop<T>(dy.shape());
+  }
+
+  /// Keys and values of a memory, for attend(). Inference only, as what follows: state_error in training.
+  void project(context<device::cpu>& ctx, const tensor_view<const T, 2>& memory,
+               const tensor_view<T, 2>& keys, const tensor_view<T, 2>& values) const {
+    require_inference(ctx);
+    detail::projection<layer_type>::template forward<T>(ctx, core_.slots[1], memory, keys);
+    detail::projection<layer_type>::template forward<T>(ctx, core_.slots[2], memory, values);
+  }
+
+  /// forward with keys and values that are there already, sequences of one query each: row i of x against
+  /// `runs` i.
+  void attend(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+              const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values,
+              const token_runs& runs, const tensor_view<T, 2>& y) const {
+    require_inference(ctx);
+    scratch_frame frame(ctx.scratch());
+    const index_t rows = x.extent(0);
+    auto* single = frame.take<index_t>(2 * rows);
+    for (index_t i = 0; i < rows; ++i) {
+      single[i] = i;
+      single[rows + i] = 1;
+    }
+    core_.forward_cached(ctx, x, keys, values, {{rows, single, single + rows}, runs, {}}, y);
+    norm_.forward_sum(ctx, y, x, {}, y);
+  }
+
+  /// Causal self attention of one more token a row: x is appended to the cache, then attends to all of it.
+  void step(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, key_value_cache<T>& cache,
+            const tensor_view<T, 2>& y) const {
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> keys = frame.take<T>(extents<2>{x.extent(0), shape().key_width()});
+    const tensor_view<T, 2> values = frame.take<T>(extents<2>{x.extent(0), shape().value_width()});
+    project(ctx, x, keys, values);
+    cache.append(keys, values);
+    attend(ctx, x, cache.keys(), cache.values(), cache.runs(), y);
+  }
+
+  /// As a layer of a network: self attention without mask over the H W tokens of each image N x H x W x
+  /// model.
+  extents<4> output_shape(const extents<4>& input) const {
+    if (input[3] != shape().model) {
+      detail::throw_error<shape_error>({describe(), ": input ", input, " has vectors of ", input[3]});
+    }
+    return input;
+  }
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    scratch_frame frame(ctx.scratch());
+    const index_t n = x.extent(0);
+    auto* rows = ctx.training() ? ctx.tape().push<index_t>(2 * n) : frame.take<index_t>(2 * n);
+    for (index_t i = 0; i < n; ++i) {
+      rows[n + i] = x.extent(1) * x.extent(2);
+      rows[i] = i * rows[n + i];
+    }
+    const token_runs runs{n, rows, rows + n};
+    const tensor_view<const T, 2> flat = detail::rows_of(x);
+    forward(ctx, flat, flat, {runs, runs, {}}, detail::rows_of(y));
+    if (ctx.training()) ctx.tape().push_value(n);
+  }
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    const auto n = ctx.tape().template pop_value<index_t>();
+    detail::check_shapes(*this, dy.shape(), dy.shape());
+    backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
+    ctx.tape().template pop<index_t>(2 * n);
+  }
+
+  void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      core_.slots[i].visit_state(visitor, detail::join_name(prefix, names[i]));
+    }
+    norm_.visit(detail::named_forwarder<T>{visitor, detail::join_name(prefix, "layer_norm")});
+  }
+  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& prefix) {
+    for (std::size_t i = 0; i < 4; ++i) detail::visit_slot(visitor, prefix, names[i], core_.slots[i]);
+  }
+  void initialize(random_stream random) {
+    for (std::size_t i = 0; i < 4; ++i) core_.slots[i].initialize(random.child(names[i]));
+    norm_.initialize(random);
+  }
+
+  /// Multiply-accumulates for one sequence: projections, and both products with the weights.
+  index_t macs(index_t queries, index_t keys) const {
+    return core_.slots[0].macs({1, queries, 1, shape().model}) +
+           core_.slots[1].macs({1, keys, 1, shape().model}) +
+           core_.slots[2].macs({1, keys, 1, shape().model}) +
+           core_.slots[3].macs({1, queries, 1, shape().value_width()}) + core_.product_macs(queries, keys);
+  }
+  index_t macs(const extents<4>& input) const {
+    const index_t tokens = input[1] * input[2];
+    return input[0] * macs(tokens, tokens);
+  }
+
+  static constexpr std::array<const char*, 4> names{"w_qs", "w_ks", "w_vs", "fc"};
+
+ private:
+  static const attention_options& checked(const attention_options& options) {
+    options.shape.validate("MultiHeadAttention");
+    if (!(options.dropout >= 0.0 && options.dropout < 1.0)) {
+      detail::throw_error<value_error>(
+          {"MultiHeadAttention: dropout probability ", options.dropout, " is not in [0, 1)"});
+    }
+    return options;
+  }
+  void require_inference(const context<device::cpu>& ctx) const {
+    if (ctx.training()) {
+      PUFFERFISH_THROW(state_error(describe() + ": decoding with a cache is for inference"));
+    }
+  }
+
+  attention_options options_;
+  detail::attention_core<T, layer_type> core_;
+  LayerNorm<T> norm_;
+};
+
+PUFFERFISH_NAMESPACE_END

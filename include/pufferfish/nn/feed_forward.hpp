@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `FeedForward`: the position-wise block of a Transformer.
+
+#include <pufferfish/nn/layer_norm.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/slot.hpp>
+#include <pufferfish/ops/relu.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct feed_forward_options {
+  index_t model = 512;
+  index_t hidden = 2048;
+  double dropout = 0.1;  ///< of the output, before the residual sum
+  double eps = 1e-6;     ///< of the layer norm
+};
+
+/// y = norm(x + dropout(w_2 relu(w_1 x))) over vectors of `model` elements, w_1 and w_2 with biases (Vaswani
+/// et al.: "Attention is all you need", NIPS 2017, section 3.3; normalisation after the sum).
+///
+/// w_1 and w_2 are slots: factorize() replaces them by LowRankLinear layers. State: w_1.weight, w_1.bias,
+/// w_2.weight, w_2.bias, layer_norm.weight, layer_norm.bias.
+template <class T>
+class FeedForward {
+ public:
+  using value_type = T;
+  using layer_type = any_layer<T>;
+
+  /// Throws shape_error unless widths are positive, value_error for a probability outside [0, 1).
+  explicit FeedForward(const feed_forward_options& options)
+      : options_(checked(options)),
+        w_1_(Linear<T>(options.model, options.hidden)),
+        w_2_(Linear<T>(options.hidden, options.model)),
+        norm_(options.model, options.eps) {}
+
+  const feed_forward_options& options() const { return options_; }
+  std::string describe() const {
+    return detail::message({"FeedForward ", options_.model, " -> ", options_.hidden, " -> ", options_.model});
+  }
+
+  /// x, y: rows of `model` elements, dense; y overlaps nothing. In training, x must stay as it is until the
+  /// backward pass. `numbers`: of the rows, for dropout (see ops::row_dropout); nullptr: counted from
+  /// first_row. Throws shape_error.
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y,
+               const std::uint64_t* numbers = nullptr, std::uint64_t first_row = 0) const {
+    check(x.shape(), y.shape());
+    scratch_frame frame(ctx.scratch());
+    const extents<2> wide{x.extent(0), options_.hidden};
+    const tensor_view<T, 2> hidden = ctx.training() ? ctx.tape().push<T>(wide) : frame.take<T>(wide);
+    const tensor_view<T, 2> z = ctx.training() ? ctx.tape().push<T>(x.shape()) : y;
+    detail::projection<layer_type>::template forward<T>(ctx, w_1_, x, hidden);
+    ops::relu_forward<T>(ctx, std::as_const(hidden).flat(), hidden.flat());
+    detail::projection<layer_type>::template forward<T>(ctx, w_2_, hidden, z);
+    if (!ctx.training()) return norm_.forward_sum(ctx, z, x, {}, y);
+    norm_.forward_sum(ctx, z, x, {options_.dropout, ctx.next_random_stream(), first_row, numbers}, y);
+    ctx.tape().push_value(hidden);
+  }
+
+  /// Gradients from dy to all parameters and, unless dx is a null view, to x. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+                const tensor_view<T, 2>& dx) const {
+    const auto hidden = ctx.tape().template pop_value<tensor_view<T, 2>>();
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> dz = frame.take<T>(dy.shape()), dhidden = frame.take<T>(hidden.shape());
+    norm_.backward_sum(ctx, dy, dx, dz);
+    detail::projection<layer_type>::template backward<T>(ctx, w_2_, dz, dhidden, false);
+    ops::relu_backward<T>(ctx, std::as_const(hidden).flat(), std::as_const(dhidden).flat(), dhidden.flat());
+    detail::projection<layer_type>::template backward<T>(ctx, w_1_, dhidden, dx, !dx.is_null());
+    ctx.tape().template pop<T>(dy.shape());
+    ctx.tape().template pop<T>(hidden.shape());
+  }
+
+  /// As a layer of a network, over the last dimension.
+  extents<4> output_shape(const extents<4>& input) const {
+    check({1, input[3]}, {1, input[3]});
+    return input;
+  }
+  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+               const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, x.shape(), y.shape());
+    const auto first = static_cast<std::uint64_t>(ctx.first_sample() * x.extent(1) * x.extent(2));
+    forward(ctx, detail::rows_of(x), detail::rows_of(y), nullptr, first);
+  }
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+                const tensor_view<T, 4>& dx) const {
+    backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
+  }
+
+  void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
+    w_1_.visit_state(visitor, detail::join_name(prefix, "w_1"));
+    w_2_.visit_state(visitor, detail::join_name(prefix, "w_2"));
+    norm_.visit(detail::named_forwarder<T>{visitor, detail::join_name(prefix, "layer_norm")});
+  }
+  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& prefix) {
+    detail::visit_slot(visitor, prefix, "w_1", w_1_);
+    detail::visit_slot(visitor, prefix, "w_2", w_2_);
+  }
+  void initialize(random_stream random) {
+    w_1_.initialize(random.child("w_1"));
+    w_2_.initialize(random.child("w_2"));
+    norm_.initialize(random);
+  }
+
+  /// Multiply-accumulates for an NHWC input.
+  index_t macs(const extents<4>& input) const {
+    return w_1_.macs(input) + w_2_.macs({input[0], input[1], input[2], options_.hidden});
+  }
+
+ private:
+  static const feed_forward_options& checked(const feed_forward_options& options) {
+    if (!(options.dropout >= 0.0 && options.dropout < 1.0)) {
+      detail::throw_error<value_error>(
+          {"FeedForward: dropout probability ", options.dropout, " is not in [0, 1)"});
+    }
+    return options;
+  }
+  void check(const extents<2>& x, const extents<2>& y) const {
+    if (x[1] != options_.model || y != x) {
+      detail::throw_error<shape_error>({describe(), ": input ", x, " does not fit output ", y});
+    }
+  }
+
+  feed_forward_options options_;
+  layer_type w_1_, w_2_;
+  LayerNorm<T> norm_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: replaceable layers of rows, as blocks with an arrangement of their own use them.
+
+#include <string>
+
+#include <pufferfish/lowrank/attention_core.hpp>
+#include <pufferfish/nn/any_layer.hpp>
+#include <pufferfish/ops/sum.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Rows as the layers of a network take them: N x 1 x 1 x C.
+template <class T>
+tensor_view<T, 4> images_of(const tensor_view<T, 2>& rows) {
+  return tensor_view<T, 4>(rows.data(), {rows.extent(0), 1, 1, rows.extent(1)});
+}
+
+template <class T>
+struct projection<any_layer<T>> {
+  template <class U>
+  static void forward(context<device::cpu>& ctx, const any_layer<T>& slot, const tensor_view<const U, 2>& x,
+                      const tensor_view<U, 2>& y) {
+    slot.forward(ctx, images_of(x), images_of(y));
+  }
+  /// dx = or dx += what the layer makes of dy; dx may be a null view without `add`.
+  template <class U>
+  static void backward(context<device::cpu>& ctx, const any_layer<T>& slot, const tensor_view<const U, 2>& dy,
+                       const tensor_view<U, 2>& dx, bool add) {
+    if (!add) return slot.backward(ctx, images_of(dy), images_of(dx));
+    if (slot.abilities().adds_gradient) {
+      return slot.backward_fused(ctx, images_of(dy), images_of(dx), {{}, true});
+    }
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<U, 2> own = frame.template take<U>(dx.shape());
+    slot.backward(ctx, images_of(dy), images_of(own));
+    ops::add<U>(ctx, std::as_const(own).flat(), dx.flat());
+  }
+};
+
+/// A slot under its name, for visits.
+template <class T, class Device>
+void visit_slot(layer_visitor<T, Device>& visitor, const std::string& prefix, const char* name,
+                any_layer<T, Device>& slot) {
+  const std::string full = join_name(prefix, name);
+  visitor.on_layer(full, slot);
+  slot.visit_layers(visitor, full);
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
