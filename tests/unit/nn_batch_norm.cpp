@@ -188,13 +188,15 @@ TEST_CASE(
   std::vector<std::string> names;
   layer.visit([&](const char* name, auto& thing) {
     names.push_back(name);
+    if (names.back() == "num_batches_tracked") CHECK(thing.data()[0] == 5.0);
     for (int c = 0; c < 2; ++c) {
       if (names.back() == "running_mean") CHECK(thing.data()[c] == doctest::Approx(mean[c]).epsilon(1e-13));
       if (names.back() == "running_var")
         CHECK(thing.data()[c] == doctest::Approx(variance[c]).epsilon(1e-13));
     }
   });
-  CHECK(names == std::vector<std::string>{"weight", "bias", "running_mean", "running_var"});
+  CHECK(names ==
+        std::vector<std::string>{"weight", "bias", "running_mean", "running_var", "num_batches_tracked"});
   ctx.set_mode(run_mode::inference);
   tensor<double, 4> x({1, 1, 1, 2}), y(x.shape());
   x.flat()[0] = 0.25;
@@ -223,6 +225,7 @@ TEST_CASE("BatchNorm: one value a channel is an error in training, none is nothi
   quiet.visit([](const std::string& name, auto& thing) {
     if (name == "running_mean") CHECK(thing.data()[0] == 0.0F);
     if (name == "running_var") CHECK(thing.data()[0] == 1.0F);
+    if (name == "num_batches_tracked") CHECK(thing.data()[0] == 0.0F);
   });
   for (auto* p : parameters_of(quiet)) std::fill_n(p->gradient_data(), 4, 9.0F);
   quiet.backward(ctx, none, none);

@@ -16,6 +16,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// uses mean and biased variance of the batch, over images and pixels, and moves the running statistics
 /// towards them: running = (1 - momentum) running + momentum batch, with the unbiased variance, as PyTorch
 /// does. Inference uses the running statistics. Vectors (N x 1 x 1 x C) are normalised over the batch.
+///
+/// The buffer num_batches_tracked counts the batches that have gone into the running statistics. Nothing here
+/// reads it: it is part of PyTorch's state of the layer, and so of weight files and of published counts. T
+/// holds it exactly up to 2^24 (float); it stays there.
 template <class T>
 class BatchNorm {
  public:
@@ -31,7 +35,8 @@ class BatchNorm {
         weight_(logical_layout::vector(checked(channels, eps, momentum)), parameter_role::norm),
         bias_(logical_layout::vector(channels), parameter_role::norm),
         running_mean_(channels),
-        running_var_(channels) {
+        running_var_(channels),
+        batches_(1) {
     reset();
   }
 
@@ -121,13 +126,14 @@ class BatchNorm {
   /// Weight 1, bias 0, and the statistics of nothing seen yet: mean 0, variance 1. No random numbers.
   void initialize(random_stream) { reset(); }
 
-  /// f("weight"), f("bias"), then the buffers f("running_mean"), f("running_var").
+  /// f("weight"), f("bias"), then the buffers f("running_mean"), f("running_var"), f("num_batches_tracked").
   template <class F>
   void visit(F&& f) {
     f("weight", weight_);
     f("bias", bias_);
     f("running_mean", running_mean_);
     f("running_var", running_var_);
+    f("num_batches_tracked", batches_);
   }
 
  private:
@@ -147,6 +153,7 @@ class BatchNorm {
     std::fill_n(bias_.data(), channels(), T{});
     std::fill_n(running_mean_.data(), channels(), T{});
     std::fill_n(running_var_.data(), channels(), T{1});
+    *batches_.data() = T{};
   }
 
   T inverse_deviation(double variance) const { return static_cast<T>(1.0 / std::sqrt(variance + eps_)); }
@@ -175,6 +182,7 @@ class BatchNorm {
       move_towards(running_mean_.data()[c], mean[c]);
       move_towards(running_var_.data()[c], variance[c] * unbiased);
     }
+    *batches_.data() += T{1};
   }
 
   void take_moments(const ops::moment_parts<T>& moments, index_t rows, double* mean, double* variance) const {
@@ -199,7 +207,7 @@ class BatchNorm {
 
   double eps_, momentum_;
   parameter<T> weight_, bias_;
-  state_buffer<T> running_mean_, running_var_;
+  state_buffer<T> running_mean_, running_var_, batches_;
 };
 
 PUFFERFISH_NAMESPACE_END
