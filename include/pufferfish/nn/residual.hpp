@@ -29,6 +29,8 @@ class residual {
         relu_(relu),
         shortcut_name_(std::move(shortcut_name)) {}
 
+  /// Whether a ReLU follows the sum.
+  bool relu() const { return relu_; }
   std::string describe() const { return relu_ ? "residual, ReLU" : "residual"; }
 
   /// Throws shape_error if branch and shortcut disagree.

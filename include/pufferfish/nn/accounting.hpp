@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What a network costs: parameters, buffers and multiply-accumulates (MACs), layer by layer and in total.
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/nn/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/network.hpp>
+#include <pufferfish/nn/pooling.hpp>
+#include <pufferfish/nn/residual.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// One computing layer's costs, of one forward pass. MACs come in two conventions: of convolutions and matrix
+/// products only; and by the counter that came with the paper's code, which adds 2 for each element that a
+/// batch norm normalises, 1 for each element that a ReLU or a pooling reads, and nothing for biases.
+struct layer_cost {
+  std::string name;
+  std::string description;
+  index_t parameters = 0;
+  index_t buffers = 0;  ///< elements that are kept and not trained: running statistics and their counters
+  index_t macs = 0;
+  index_t macs_paper = 0;
+  index_t rank = 0;  ///< of a low-rank layer; 0 for others
+};
+
+/// The costs of a model: its layers in execution order. Typed models (not networks of one tensor) fill one
+/// themselves; a tensor that two layers share counts for one of them.
+struct model_cost {
+  std::vector<layer_cost> layers;
+
+  /// The sums, with no name, description and rank.
+  layer_cost total() const {
+    layer_cost sum;
+    for (const layer_cost& layer : layers) {
+      sum.parameters += layer.parameters;
+      sum.buffers += layer.buffers;
+      sum.macs += layer.macs;
+      sum.macs_paper += layer.macs_paper;
+    }
+    return sum;
+  }
+};
+
+/// Which ReLU and pooling layers the paper's counter sees. It hooks into modules, so those that a network
+/// calls as functions escape it: a published number depends on how its network was written down.
+struct paper_counter {
+  /// Asked for the name of each ReLU and pooling layer, and of each residual block with a ReLU behind its
+  /// sum; empty: it sees all.
+  std::function<bool(const std::string& name)> sees;
+};
+
+namespace detail {
+
+template <class T>
+struct state_counter final : state_visitor<T> {
+  void on_parameter(const std::string&, parameter<T>& p) override { parameters += p.size(); }
+  void on_buffer(const std::string&, state_buffer<T>& b) override { buffers += b.size(); }
+  index_t parameters = 0, buffers = 0;
+};
+
+/// The costs of one layer that computes (no container) on an input. `seen`: what paper_counter says.
+template <class T, class Device>
+layer_cost cost_of_layer(const std::string& name, const any_layer<T, Device>& layer, const extents<4>& input,
+                         bool seen) {
+  state_counter<T> count;
+  // Visiting shows state that may be changed; here it is only counted.
+  const_cast<any_layer<T, Device>&>(layer).visit_state(count);
+  layer_cost cost{name, layer.describe(), count.parameters, count.buffers, layer.macs(input), 0, 0};
+  if (const auto* conv = layer.low_rank_conv()) cost.rank = conv->rank();
+  if (const auto* linear = layer.low_rank_linear()) cost.rank = linear->rank();
+  const bool pools = layer.template target<MaxPool<T>>() != nullptr ||
+                     layer.template target<AvgPool<T>>() != nullptr ||
+                     layer.template target<GlobalAvgPool<T>>() != nullptr;
+  cost.macs_paper = cost.macs;
+  if (layer.template target<BatchNorm<T>>() != nullptr) cost.macs_paper += 2 * volume<4>(input);
+  if ((pools || layer.abilities().is_relu) && seen) cost.macs_paper += volume<4>(input);
+  return cost;
+}
+
+/// The last of the layers below `container`, or the end.
+template <class Layers>
+auto last_below(Layers& layers, const std::string& container) {
+  const std::string prefix = container.empty() ? "" : container + ".";
+  const auto below = [&](const auto& l) { return l.first.name.compare(0, prefix.size(), prefix) == 0; };
+  const auto found = std::find_if(layers.rbegin(), layers.rend(), below);
+  return found == layers.rend() ? layers.end() : std::prev(found.base());
+}
+
+}  // namespace detail
+
+/// The costs of a network for an NHWC input (one image: {1, height, width, channels}). The ReLU behind a
+/// residual block's sum is a row of its own under the block's name. Throws shape_error as output_shape.
+template <class T, class Device>
+model_cost cost_of(const network<T, Device>& net, const extents<4>& input,
+                   const paper_counter& counter = {}) {
+  using rows = std::vector<std::pair<layer_cost, extents<4>>>;  // each with its output
+  const auto sees = [&](const std::string& name) { return !counter.sees || counter.sees(name); };
+  struct tracer final : layer_tracer<T, Device> {
+    explicit tracer(const decltype(sees)& s) : seen(s) {}
+    void on_trace(const std::string& name, const any_layer<T, Device>& layer, const extents<4>& in,
+                  const extents<4>& out) override {
+      result.emplace_back(detail::cost_of_layer(name, layer, in, seen(name)), out);
+    }
+    const decltype(sees)& seen;
+    rows result;
+  } trace(sees);
+  net.root().trace(trace, input);
+  rows& layers = trace.result;
+
+  const auto look_at_container = [&](const std::string& name, const any_layer<T, Device>& layer) {
+    if (const auto* factors = layer.template target<LowRankNormConv<T>>()) {
+      for (auto& [cost, out] : layers) {
+        if (cost.name == name + ".down" || cost.name == name + ".up") cost.rank = factors->rank();
+      }
+    }
+    const auto* block = layer.template target<residual<T, Device>>();
+    if (block == nullptr || !block->relu()) return;
+    const auto last = detail::last_below(layers, name);
+    if (last == layers.end()) return;
+    layer_cost cost{name, block->describe(), 0, 0, 0, 0, 0};
+    if (sees(name)) cost.macs_paper = volume<4>(last->second);
+    const extents<4> out = last->second;
+    layers.insert(std::next(last), {std::move(cost), out});
+  };
+  look_at_container("", net.root());
+  net.for_each_layer(look_at_container);
+
+  model_cost cost;
+  for (auto& [layer, out] : layers) cost.layers.push_back(std::move(layer));
+  return cost;
+}
+
+PUFFERFISH_NAMESPACE_END

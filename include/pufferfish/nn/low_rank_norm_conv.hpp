@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `LowRankNormConv`: a convolution of rank r with a batch norm between its factors.
+
+#include <string>
+
+#include <pufferfish/nn/batch_norm.hpp>
+#include <pufferfish/nn/conv.hpp>
+#include <pufferfish/nn/sequential.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// y = up * BatchNorm(down * x): `down` is the convolution `shape` to `rank` channels, `up` a 1x1 convolution
+/// to all of them. What the code of Pufferfish uses in its pure low-rank ResNet-18 and ResNet-34 for
+/// ImageNet; its published networks, and factorize, have nothing between the factors. With running statistics
+/// it is not the product of two matrices of the training pass, so it cannot be merged or made by an SVD.
+///
+/// Names below it: down.weight, bn.weight, bn.bias, up.weight.
+template <class T>
+class LowRankNormConv : public sequential<T> {
+ public:
+  /// No bias: a batch norm follows. Throws shape_error for a shape that is none, rank_error unless 1 <= rank
+  /// <= min(out, in * kernel height * kernel width).
+  LowRankNormConv(const conv_shape& shape, index_t rank) : shape_(shape), rank_(rank) {
+    shape.validate("LowRankNormConv");
+    check_rank(describe(), shape.out_channels, shape.patch(), rank);
+    conv_shape down = shape;
+    down.out_channels = rank;
+    this->add("down", Conv<T>(down));
+    this->add("bn", BatchNorm<T>(rank));
+    this->add("up", Conv<T>(conv_shape::square(rank, shape.out_channels, 1)));
+  }
+
+  /// The geometry of the dense convolution that it stands for.
+  const conv_shape& shape() const { return shape_; }
+  index_t rank() const { return rank_; }
+  std::string describe() const {
+    return detail::message({"LowRankNormConv rank ", rank_, ", ", shape_.describe()});
+  }
+
+  /// Shows nothing: its convolutions are factors already, not layers to factorize.
+  void visit_layers(layer_visitor<T, device::cpu>&, const std::string&) {}
+
+ private:
+  conv_shape shape_;
+  index_t rank_;
+};
+
+PUFFERFISH_NAMESPACE_END
