@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// Models by name, for programs that let their users choose one.
+/// Models by name, for programs that let their users choose one: the small ones, and those of the zoo.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -13,6 +14,7 @@
 #include <pufferfish/models/mlp.hpp>
 #include <pufferfish/models/small_resnet.hpp>
 #include <pufferfish/models/small_vgg.hpp>
+#include <pufferfish/models/zoo.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -58,28 +60,47 @@ inline constexpr std::array<named_model<T>, 3> named_models{{
 
 }  // namespace detail
 
-/// The names that make_model knows, sorted.
-inline std::vector<std::string> model_names() {
+/// The models that fit themselves to any image size, sorted.
+inline std::vector<std::string> small_model_names() {
   std::vector<std::string> names;
   for (const auto& model : detail::named_models<float>) names.emplace_back(model.name);
   return names;
 }
+
+/// All names that make_model knows, sorted.
+inline std::vector<std::string> model_names() {
+  std::vector<std::string> names = small_model_names();
+  for (const auto& model : zoo<float>()) names.emplace_back(model.name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+namespace detail {
+
+template <class T>
+network<T> dense_model(std::string_view name, const extents<4>& image, index_t classes) {
+  for (const named_model<T>& model : named_models<T>) {
+    if (model.name == name) return model.make(image, classes);
+  }
+  for (const zoo_model<T>& model : zoo<T>()) {
+    if (model.name == name) return model.dense(image[3], classes);
+  }
+  std::string known;
+  for (const std::string& other : model_names()) known += (known.empty() ? "" : ", ") + other;
+  PUFFERFISH_THROW(value_error("no model is called " + std::string(name) + "; there are " + known));
+}
+
+}  // namespace detail
 
 /// A dense network by name, its parameters initialized from `seed`. `image`: NHWC extents of its inputs (N
 /// does not matter). Throws value_error, listing the names, for an unknown one; value_error or shape_error if
 /// the model does not take such images.
 template <class T>
 network<T> make_model(std::string_view name, const extents<4>& image, index_t classes, std::uint64_t seed) {
-  for (const auto& model : detail::named_models<T>) {
-    if (model.name != name) continue;
-    network<T> net = model.make(image, classes);
-    net.output_shape(image);
-    net.initialize(seed);
-    return net;
-  }
-  std::string known;
-  for (const std::string& other : model_names()) known += (known.empty() ? "" : ", ") + other;
-  PUFFERFISH_THROW(value_error("no model is called " + std::string(name) + "; there are " + known));
+  network<T> net = detail::dense_model<T>(name, image, classes);
+  net.output_shape(image);
+  net.initialize(seed);
+  return net;
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -8,8 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/models/small_resnet.hpp>
+#include <pufferfish/models/blocks.hpp>
 #include <pufferfish/nn/flatten.hpp>
+#include <pufferfish/nn/linear.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `resnet18`: the residual network that the paper trains on CIFAR-10, and how the paper factorizes it.
+/// `resnet18`: the residual network that the paper trains on CIFAR-10, and how the paper factorizes it. Those
+/// for ImageNet are in imagenet_resnet.hpp.
 
 #include <pufferfish/models/small_resnet.hpp>
 #include <pufferfish/nn/factorize.hpp>
@@ -15,11 +16,13 @@ struct resnet18_options {
   /// Batch norm behind the first convolution too. The network whose size the paper gives, 11,173,834
   /// parameters with 10 classes, has none there; other ResNet-18s for CIFAR do.
   bool stem_norm = false;
+  index_t width = 64;  ///< channels of the first stage; the published network's is 64
 };
 
 /// ResNet-18 for small images: a 3x3 convolution to 64 channels, four stages of two basic blocks of 64, 128,
 /// 256, 512 channels, global average pooling, a linear layer (He, Zhang, Ren and Sun, CVPR 2016, with the
-/// stem of section 4.2 and 1x1 convolutions as shortcuts). Names as small_resnet's.
+/// stem of section 4.2 and 1x1 convolutions as shortcuts). Names are those of the paper's code: conv1,
+/// layer1.0.conv1, ..., layer2.0.shortcut.0, ..., linear; with stem_norm also bn1.
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
 /// out of its range.
@@ -28,10 +31,10 @@ network<T> resnet18(const resnet18_options& options = {}) {
   small_resnet_options shape;
   shape.channels_in = options.channels_in;
   shape.classes = options.classes;
-  shape.width = 64;
+  shape.width = options.width;
   shape.blocks = 2;
   shape.stages = 4;
-  return detail::residual_network<T>("resnet18", shape, options.stem_norm);
+  return detail::residual_network<T>("resnet18", "linear", shape, options.stem_norm);
 }
 
 /// What the paper factorizes of it: K = 4, so all but the stem, the first block, the shortcuts and the linear
@@ -42,5 +45,9 @@ inline factorize_policy resnet18_policy() {
   policy.first_layer = 4;
   return policy;
 }
+
+/// Pure low rank: all eight blocks; the stem, the shortcuts and the linear layer stay dense. 3,282,890
+/// parameters.
+inline factorize_policy resnet18_low_rank_policy() { return {}; }
 
 PUFFERFISH_NAMESPACE_END

@@ -7,13 +7,9 @@
 #include <string>
 #include <utility>
 
-#include <pufferfish/nn/activation.hpp>
-#include <pufferfish/nn/batch_norm.hpp>
-#include <pufferfish/nn/conv.hpp>
+#include <pufferfish/models/blocks.hpp>
 #include <pufferfish/nn/linear.hpp>
-#include <pufferfish/nn/network.hpp>
 #include <pufferfish/nn/pooling.hpp>
-#include <pufferfish/nn/residual.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -29,39 +25,11 @@ struct small_resnet_options {
 
 namespace detail {
 
+/// What small_resnet and resnet18 share. `model` is named in errors, `last` is the linear layer's name.
+/// Without `stem_norm` the first convolution has neither batch norm nor bias, if the others have batch norm.
 template <class T>
-void add_conv(sequential<T>& to, const std::string& name, const std::string& norm_name,
-              const conv_shape& shape, bool batch_norm) {
-  to.add(name, Conv<T>(shape, !batch_norm));
-  if (batch_norm) to.add(norm_name, BatchNorm<T>(shape.out_channels));
-}
-
-/// Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where the shape changes.
-template <class T>
-residual<T> basic_block(index_t in, index_t out, index_t stride, bool batch_norm) {
-  sequential<T> branch, shortcut;
-  add_conv(branch, "conv1", "bn1", conv_shape::square(in, out, 3, stride, 1), batch_norm);
-  branch.add("relu", ReLU<T>());
-  add_conv(branch, "conv2", "bn2", conv_shape::square(out, out, 3, 1, 1), batch_norm);
-  if (stride != 1 || in != out) {
-    add_conv(shortcut, "0", "1", conv_shape::square(in, out, 1, stride), batch_norm);
-  }
-  return residual<T>(std::move(branch), std::move(shortcut));
-}
-
-/// Throws value_error unless low <= value <= high.
-inline void check_option(const char* model, const char* option, index_t value, index_t low, index_t high) {
-  if (value >= low && value <= high) return;
-  PUFFERFISH_THROW(value_error(std::string(model) + ": " + option + " is " + std::to_string(value) +
-                               ", not in " + std::to_string(low) + " .. " + std::to_string(high)));
-}
-
-inline constexpr index_t largest_option = index_t{1} << 20;
-
-/// What small_resnet and resnet18 share. `model` is named in errors. Without `stem_norm` the first
-/// convolution has neither batch norm nor bias, if the others have batch norm.
-template <class T>
-network<T> residual_network(const char* model, const small_resnet_options& options, bool stem_norm) {
+network<T> residual_network(const char* model, const char* last, const small_resnet_options& options,
+                            bool stem_norm) {
   const auto check = [model](const char* name, index_t value, index_t high) {
     check_option(model, name, value, 1, high);
   };
@@ -92,7 +60,7 @@ network<T> residual_network(const char* model, const small_resnet_options& optio
     net.add("layer" + std::to_string(stage + 1), std::move(layer));
   }
   net.add("avgpool", GlobalAvgPool<T>());
-  net.add("fc", Linear<T>(channels, options.classes));
+  net.add(last, Linear<T>(channels, options.classes));
   return network<T>{any_layer<T>(std::move(net))};
 }
 
@@ -108,7 +76,7 @@ network<T> residual_network(const char* model, const small_resnet_options& optio
 /// out of its range.
 template <class T>
 network<T> small_resnet(const small_resnet_options& options) {
-  return detail::residual_network<T>("small_resnet", options, true);
+  return detail::residual_network<T>("small_resnet", "fc", options, true);
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -8,9 +8,11 @@
 #include <string>
 #include <utility>
 
-#include <pufferfish/models/small_resnet.hpp>
+#include <pufferfish/models/blocks.hpp>
 #include <pufferfish/nn/dropout.hpp>
 #include <pufferfish/nn/flatten.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/pooling.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

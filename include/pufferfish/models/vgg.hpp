@@ -2,62 +2,138 @@
 #pragma once
 
 /// \file
-/// `vgg19`: VGG-19 with batch norm as the paper trains it on CIFAR-10, and how the paper factorizes it.
+/// `vgg11`, `vgg19`, `vgg19_lth`: VGG networks with batch norm as the paper trains them on CIFAR-10, and how
+/// the paper factorizes them.
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <string>
+#include <utility>
 
-#include <pufferfish/models/small_vgg.hpp>
+#include <pufferfish/models/blocks.hpp>
+#include <pufferfish/nn/dropout.hpp>
 #include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/flatten.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/pooling.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-struct vgg19_options {
+struct vgg_options {
   index_t channels_in = 3;
   index_t classes = 10;
-  double dropout = 0.5;  ///< before each linear layer but the last
+  double dropout = 0.5;  ///< before each linear layer but the last; vgg19_lth has none
+  index_t width = 64;    ///< channels of the first convolutions; the published networks' are 64
 };
+using vgg19_options = vgg_options;
 
-/// VGG-19 with batch norm for images of 32x32: sixteen 3x3 convolutions without bias in five stages (2, 2, 4,
-/// 4, 4 to 64, 128, 256, 512, 512 channels), each stage behind 2x2 max-pooling, then three linear layers of
-/// 512, 512 and `classes` outputs (Simonyan and Zisserman, ICLR 2015, configuration E with narrower linear
-/// layers). 20,560,330 parameters with 10 classes. Names as small_vgg's.
-///
-/// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
-/// out of its range.
+namespace detail {
+
+/// Convolutions of the five stages, to width, 2, 4, 8, 8 width channels.
+using vgg_stages = std::array<int, 5>;
+inline constexpr vgg_stages vgg11_stages{1, 1, 2, 2, 2};
+inline constexpr vgg_stages vgg19_stages{2, 2, 4, 4, 4};
+
+/// Convolutions conv1, conv2, ..., each with batch_norm1, ... and relu1, ...; 2x2 max pooling behind every
+/// stage, but `last_pool` behind the last.
 template <class T>
-network<T> vgg19(const vgg19_options& options = {}) {
-  detail::check_option("vgg19", "channels_in", options.channels_in, 1, detail::largest_option);
-  detail::check_option("vgg19", "classes", options.classes, 1, detail::largest_option);
-  struct stage {
-    index_t channels;
-    int convolutions;
-  };
-  constexpr std::array<stage, 5> stages{{{64, 2}, {128, 2}, {256, 4}, {512, 4}, {512, 4}}};
-  constexpr index_t hidden = 512;
-
-  sequential<T> features, classifier, net;
-  index_t channels = options.channels_in;
-  for (const stage& s : stages) {
-    detail::add_vgg_stage<T>(features, channels, s.channels, s.convolutions, true);
-    channels = s.channels;
+sequential<T> vgg_features(const char* model, const vgg_stages& stages, const vgg_options& options,
+                           any_layer<T> last_pool) {
+  check_option(model, "channels_in", options.channels_in, 1, largest_option);
+  check_option(model, "classes", options.classes, 1, largest_option);
+  check_option(model, "width", options.width, 1, largest_option);
+  sequential<T> net;
+  index_t in = options.channels_in;
+  int number = 0;
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    const index_t out = options.width << std::min<std::size_t>(stage, 3);
+    for (int conv = 0; conv < stages[stage]; ++conv) {
+      const std::string n = std::to_string(++number);
+      add_conv(net, "conv" + n, "batch_norm" + n, conv_shape::square(in, out, 3, 1, 1), true);
+      net.add("relu" + n, ReLU<T>());
+      in = out;
+    }
+    const std::string pool = "pool" + std::to_string(stage + 1);
+    net.add(pool, stage + 1 < stages.size() ? any_layer<T>(MaxPool<T>(2)) : last_pool);
   }
-  for (const index_t features_in : {channels, hidden}) {
-    classifier.add(Dropout<T>(options.dropout)).add(Linear<T>(features_in, hidden)).add(ReLU<T>());
-  }
-  classifier.add(Linear<T>(hidden, options.classes));
-  net.add("features", std::move(features));
   net.add("flatten", Flatten<T>());
-  net.add("classifier", std::move(classifier));
-  return network<T>{any_layer<T>(std::move(net))};
+  return net;
 }
 
-/// What the paper factorizes of it: K = 10, so the last seven convolutions and the first two linear layers,
-/// to rank 128 = 1/4. 8,370,634 parameters are left of vgg19's 20,560,330 (Wang et al., Pufferfish, MLSys
-/// 2021).
+template <class T>
+network<T> vgg(const char* model, const vgg_stages& stages, const vgg_options& options) {
+  sequential<T> net = vgg_features<T>(model, stages, options, MaxPool<T>(2)), classifier;
+  const index_t hidden = 8 * options.width;
+  for (int layer = 0; layer < 2; ++layer) {
+    classifier.add(Dropout<T>(options.dropout)).add(Linear<T>(hidden, hidden)).add(ReLU<T>());
+  }
+  classifier.add(Linear<T>(hidden, options.classes));
+  net.add("classifier", std::move(classifier));
+  return network<T>{any_layer<T>(initialized_sequential<T>(std::move(net), &kaiming_convolutions<T>))};
+}
+
+/// Weights from N(0, 2 / fan_in), batch norm weights from U[0, 1).
+template <class T>
+void lottery_ticket_values(const std::string& name, parameter<T>& p, random_stream random) {
+  if (p.layout().dims > 1) {
+    const double fan_in = static_cast<double>(init::fans_of(p.layout()).in);
+    init::normal(p, std::sqrt(2.0 / fan_in), random);
+  } else if (p.role() == parameter_role::norm && ends_with(name, ".weight")) {
+    init::uniform(p, 0.0, 1.0, random);
+  }
+}
+
+}  // namespace detail
+
+/// VGG-11 and VGG-19 with batch norm for images of 32x32: eight or sixteen 3x3 convolutions without bias in
+/// five stages to 64, 128, 256, 512 and 512 channels, 2x2 max pooling behind each stage, then three linear
+/// layers of 512, 512 and `classes` outputs (Simonyan and Zisserman, ICLR 2015, configurations A and E with
+/// narrower linear layers). 9,753,674 and 20,560,330 parameters with 10 classes. Names are those of the
+/// paper's code: conv1, batch_norm1, ..., classifier.1, classifier.4, classifier.6.
+///
+/// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
+/// N(0, 2 / fan_out). Throw value_error for an option out of its range.
+template <class T>
+network<T> vgg11(const vgg_options& options = {}) {
+  return detail::vgg<T>("vgg11", detail::vgg11_stages, options);
+}
+template <class T>
+network<T> vgg19(const vgg_options& options = {}) {
+  return detail::vgg<T>("vgg19", detail::vgg19_stages, options);
+}
+
+/// The VGG-19 that the paper compares with lottery tickets: 2x2 average pooling behind the last stage, and
+/// one linear layer, fc. 20,035,018 parameters with 10 classes. Initial values of that comparison: weights
+/// from N(0, 2 / fan_in), batch norm weights from U[0, 1). Otherwise as vgg19.
+template <class T>
+network<T> vgg19_lth(const vgg_options& options = {}) {
+  sequential<T> net =
+      detail::vgg_features<T>("vgg19_lth", detail::vgg19_stages, options, any_layer<T>(AvgPool<T>(2)));
+  net.add("fc", Linear<T>(8 * options.width, options.classes));
+  return network<T>{
+      any_layer<T>(detail::initialized_sequential<T>(std::move(net), &detail::lottery_ticket_values<T>))};
+}
+
+/// What the paper factorizes of vgg19: K = 10, so the last seven convolutions and the first two linear
+/// layers, to rank 128 = 1/4. 8,370,634 parameters are left of 20,560,330 (Wang et al., Pufferfish, MLSys
+/// 2021); of vgg19_lth, which has no such linear layers, 8,107,466 of 20,035,018.
 inline factorize_policy vgg19_policy() {
   factorize_policy policy;
   policy.first_layer = 10;
   return policy;
 }
+
+/// The same for vgg11, of which the paper has no hybrid: from its first convolution of 512 to 512 channels
+/// on.
+inline factorize_policy vgg11_policy() {
+  factorize_policy policy;
+  policy.first_layer = 6;
+  return policy;
+}
+
+/// Pure low rank: all but the first convolution and the last linear layer. vgg11 is left with 2,878,538
+/// parameters, vgg19 with 5,884,362.
+inline factorize_policy vgg_low_rank_policy() { return {}; }
 
 PUFFERFISH_NAMESPACE_END

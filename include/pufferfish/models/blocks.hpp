@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What the convolutional models are built of: checked options, convolutions with their batch norms, residual
+/// blocks, and initial values that are a model's own.
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <pufferfish/nn/activation.hpp>
+#include <pufferfish/nn/init.hpp>
+#include <pufferfish/nn/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/network.hpp>
+#include <pufferfish/nn/residual.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+inline constexpr index_t largest_option = index_t{1} << 20;
+
+/// Throws value_error unless low <= value <= high.
+inline void check_option(const char* model, const char* option, index_t value, index_t low, index_t high) {
+  if (value >= low && value <= high) return;
+  PUFFERFISH_THROW(value_error(std::string(model) + ": " + option + " is " + std::to_string(value) +
+                               ", not in " + std::to_string(low) + " .. " + std::to_string(high)));
+}
+
+template <class T>
+void add_conv(sequential<T>& to, const std::string& name, const std::string& norm_name,
+              const conv_shape& shape, bool batch_norm) {
+  to.add(name, Conv<T>(shape, !batch_norm));
+  if (batch_norm) to.add(norm_name, BatchNorm<T>(shape.out_channels));
+}
+
+/// What lies beside the branch of a residual block: the identity, or a 1x1 convolution with a batch norm
+/// where the shape changes.
+template <class T>
+sequential<T> shortcut_of(index_t in, index_t out, index_t stride, bool batch_norm = true) {
+  sequential<T> shortcut;
+  if (stride != 1 || in != out) {
+    add_conv(shortcut, "0", "1", conv_shape::square(in, out, 1, stride), batch_norm);
+  }
+  return shortcut;
+}
+
+/// Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where the shape changes.
+template <class T>
+residual<T> basic_block(index_t in, index_t out, index_t stride, bool batch_norm,
+                        const std::string& shortcut_name = "shortcut") {
+  sequential<T> branch;
+  add_conv(branch, "conv1", "bn1", conv_shape::square(in, out, 3, stride, 1), batch_norm);
+  branch.add("relu", ReLU<T>());
+  add_conv(branch, "conv2", "bn2", conv_shape::square(out, out, 3, 1, 1), batch_norm);
+  return residual<T>(std::move(branch), shortcut_of<T>(in, out, stride, batch_norm), true, shortcut_name);
+}
+
+/// A sequential whose layers' initial values a model changes: `change` is shown each parameter with its name,
+/// after the layers' own initialization. Factors of a low-rank layer are shown as any other weight.
+template <class T>
+class initialized_sequential : public sequential<T> {
+ public:
+  using change = void (*)(const std::string& name, parameter<T>& p, random_stream random);
+
+  initialized_sequential(sequential<T> layers, change c) : sequential<T>(std::move(layers)), change_(c) {}
+
+  void initialize(random_stream random) {
+    sequential<T>::initialize(random);
+    struct changer final : state_visitor<T> {
+      changer(change c, random_stream r) : call(c), from(r) {}
+      void on_parameter(const std::string& name, parameter<T>& p) override {
+        call(name, p, from.child(name));
+      }
+      void on_buffer(const std::string&, state_buffer<T>&) override {}
+      change call;
+      random_stream from;
+    } visitor(change_, random);
+    this->visit_state(visitor, {});
+  }
+
+ private:
+  change change_;
+};
+
+/// Convolutions from N(0, 2 / fan_out); all else as the layers do it.
+template <class T>
+void kaiming_convolutions(const std::string&, parameter<T>& p, random_stream random) {
+  if (p.layout().dims == 4) init::kaiming_normal_fan_out(p, random);
+}
+
+inline bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

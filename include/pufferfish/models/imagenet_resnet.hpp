@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Residual networks for ImageNet: `resnet18_imagenet`, `resnet34`, `resnet50`, `resnet101`, `resnet152`,
+/// `wide_resnet50_2`, as torchvision has them, and how the paper factorizes them.
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/models/blocks.hpp>
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/pooling.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct imagenet_resnet_options {
+  index_t channels_in = 3;
+  index_t classes = 1000;
+  /// Blocks of the four stages; zeros: the published network's.
+  std::array<index_t, 4> blocks{0, 0, 0, 0};
+  index_t width = 64;  ///< channels of the stem and of the first stage's 3x3 convolutions; published: 64
+  /// Batch norm weight 0 at the end of each branch, so that every block starts as the identity (Goyal et al.,
+  /// 2017). The paper's code does it for its pure low-rank networks only.
+  bool zero_init_residual = false;
+  /// Basic blocks only: low rank from the start, all 3x3 convolutions but the stem as LowRankNormConv of rank
+  /// 1/4 of their outputs. For the counts of the paper's pure low-rank ResNet-18 (3,800,488) and ResNet-34
+  /// (6,615,528).
+  bool factor_bn = false;
+};
+
+namespace detail {
+
+/// What tells the networks of the family apart.
+struct imagenet_resnet_shape {
+  const char* name;
+  std::array<index_t, 4> blocks;
+  bool bottleneck;     ///< 1x1, 3x3, 1x1 convolutions a block, the last to four times the channels
+  index_t inner_wide;  ///< factor of the channels within a bottleneck
+};
+
+inline constexpr imagenet_resnet_shape resnet18_shape{"resnet18_imagenet", {2, 2, 2, 2}, false, 1};
+inline constexpr imagenet_resnet_shape resnet34_shape{"resnet34", {3, 4, 6, 3}, false, 1};
+inline constexpr imagenet_resnet_shape resnet50_shape{"resnet50", {3, 4, 6, 3}, true, 1};
+inline constexpr imagenet_resnet_shape resnet101_shape{"resnet101", {3, 4, 23, 3}, true, 1};
+inline constexpr imagenet_resnet_shape resnet152_shape{"resnet152", {3, 8, 36, 3}, true, 1};
+inline constexpr imagenet_resnet_shape wide_resnet50_2_shape{"wide_resnet50_2", {3, 4, 6, 3}, true, 2};
+
+/// 1x1, 3x3 with the stride, 1x1 to `out` channels.
+template <class T>
+residual<T> bottleneck_block(index_t in, index_t inner, index_t out, index_t stride) {
+  sequential<T> branch;
+  add_conv(branch, "conv1", "bn1", conv_shape::square(in, inner, 1), true);
+  branch.add("relu1", ReLU<T>());
+  add_conv(branch, "conv2", "bn2", conv_shape::square(inner, inner, 3, stride, 1), true);
+  branch.add("relu2", ReLU<T>());
+  add_conv(branch, "conv3", "bn3", conv_shape::square(inner, out, 1), true);
+  return residual<T>(std::move(branch), shortcut_of<T>(in, out, stride), true, "downsample");
+}
+
+/// A basic block whose 3x3 convolutions are factors with a batch norm between them.
+template <class T>
+residual<T> low_rank_norm_block(index_t in, index_t out, index_t stride) {
+  const index_t rank = std::max<index_t>(1, out / 4);
+  sequential<T> branch;
+  branch.add("conv1", LowRankNormConv<T>(conv_shape::square(in, out, 3, stride, 1), rank));
+  branch.add("bn1", BatchNorm<T>(out));
+  branch.add("relu", ReLU<T>());
+  branch.add("conv2", LowRankNormConv<T>(conv_shape::square(out, out, 3, 1, 1), rank));
+  branch.add("bn2", BatchNorm<T>(out));
+  return residual<T>(std::move(branch), shortcut_of<T>(in, out, stride), true, "downsample");
+}
+
+/// Initial values as torchvision: convolutions N(0, 2 / fan_out). `Last`: the batch norm at the end of a
+/// branch starts at 0.
+template <class T, int Last>
+void imagenet_values(const std::string& name, parameter<T>& p, random_stream random) {
+  kaiming_convolutions(name, p, random);
+  if (name.compare(0, 5, "layer") == 0 && ends_with(name, ".bn" + std::to_string(Last) + ".weight")) {
+    init::constant(p, 0.0);
+  }
+}
+
+template <class T>
+network<T> imagenet_resnet(const imagenet_resnet_shape& shape, const imagenet_resnet_options& options) {
+  check_option(shape.name, "channels_in", options.channels_in, 1, largest_option);
+  check_option(shape.name, "classes", options.classes, 1, largest_option);
+  check_option(shape.name, "width", options.width, 1, largest_option);
+  if (options.factor_bn && shape.bottleneck) {
+    PUFFERFISH_THROW(value_error(std::string(shape.name) + ": factor_bn is for basic blocks"));
+  }
+  std::array<index_t, 4> blocks = options.blocks;
+  if (blocks == std::array<index_t, 4>{}) blocks = shape.blocks;
+
+  sequential<T> net;
+  index_t channels = options.width;
+  add_conv(net, "conv1", "bn1", conv_shape::square(options.channels_in, channels, 7, 2, 3), true);
+  net.add("relu", ReLU<T>());
+  net.add("maxpool", MaxPool<T>(3, 2, 1));
+  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
+    check_option(shape.name, "a stage's blocks", blocks[stage], 1, largest_option);
+    const index_t planes = options.width << stage, out = shape.bottleneck ? 4 * planes : planes;
+    sequential<T> layer;
+    for (index_t block = 0; block < blocks[stage]; ++block) {
+      const index_t stride = stage > 0 && block == 0 ? 2 : 1;
+      if (shape.bottleneck) {
+        layer.add(bottleneck_block<T>(channels, planes * shape.inner_wide, out, stride));
+      } else if (options.factor_bn) {
+        layer.add(low_rank_norm_block<T>(channels, out, stride));
+      } else {
+        layer.add(basic_block<T>(channels, out, stride, true, "downsample"));
+      }
+      channels = out;
+    }
+    net.add("layer" + std::to_string(stage + 1), std::move(layer));
+  }
+  net.add("avgpool", GlobalAvgPool<T>());
+  net.add("fc", Linear<T>(channels, options.classes));
+  const auto values = !options.zero_init_residual ? &kaiming_convolutions<T>
+                      : shape.bottleneck          ? &imagenet_values<T, 3>
+                                                  : &imagenet_values<T, 2>;
+  return network<T>{any_layer<T>(initialized_sequential<T>(std::move(net), values))};
+}
+
+inline bool is_downsample(const std::string& name) { return name.find(".downsample.") != std::string::npos; }
+
+/// Everything from stage 4 on but the linear layer: with the shortcut of bottleneck blocks, without that of
+/// basic ones.
+inline factorize_policy stage4_policy(const imagenet_resnet_shape& shape) {
+  factorize_policy policy;
+  const index_t convolutions = shape.bottleneck ? 3 : 2;
+  policy.first_layer = 2 + convolutions * (shape.blocks[0] + shape.blocks[1] + shape.blocks[2]);
+  policy.shortcuts_dense = !shape.bottleneck;
+  policy.also_if = [](const std::string& name, matrix_size) {
+    return !is_downsample(name) || name.compare(0, 7, "layer4.") == 0;
+  };
+  return policy;
+}
+
+}  // namespace detail
+
+/// ResNet-18, -34, -50, -101, -152 (He, Zhang, Ren and Sun, CVPR 2016, table 1; stride on the 3x3
+/// convolution of a bottleneck, as torchvision) and WideResNet-50-2 (Zagoruyko and Komodakis, BMVC 2016: the
+/// inner channels of the bottlenecks doubled): a 7x7 convolution with stride 2, 3x3 max pooling with stride
+/// 2, four stages, global average pooling, a linear layer. 11,689,512, 21,797,672, 25,557,032, 44,549,160,
+/// 60,192,808 and 68,883,240 parameters with 1000 classes. Names are torchvision's: conv1, bn1,
+/// layer1.0.conv1, ..., layer2.0.downsample.0, ..., fc. Take any image that the strides leave a pixel of.
+///
+/// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
+/// N(0, 2 / fan_out). Throw value_error for an option out of its range.
+template <class T>
+network<T> resnet18_imagenet(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T>(detail::resnet18_shape, options);
+}
+template <class T>
+network<T> resnet34(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T>(detail::resnet34_shape, options);
+}
+template <class T>
+network<T> resnet50(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T>(detail::resnet50_shape, options);
+}
+template <class T>
+network<T> resnet101(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T>(detail::resnet101_shape, options);
+}
+template <class T>
+network<T> resnet152(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T>(detail::resnet152_shape, options);
+}
+template <class T>
+network<T> wide_resnet50_2(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T>(detail::wide_resnet50_2_shape, options);
+}
+
+/// What the paper factorizes of ResNet-50 and WideResNet-50-2 (K = 41), and its code of the deeper ones (K =
+/// 92, 143): stage 4 with its shortcut, rank 1/4. 15,202,344, 34,194,472, 49,838,120 and 40,047,400
+/// parameters are left (Wang et al., Pufferfish, MLSys 2021).
+inline factorize_policy resnet50_policy() { return detail::stage4_policy(detail::resnet50_shape); }
+inline factorize_policy resnet101_policy() { return detail::stage4_policy(detail::resnet101_shape); }
+inline factorize_policy resnet152_policy() { return detail::stage4_policy(detail::resnet152_shape); }
+inline factorize_policy wide_resnet50_2_policy() {
+  return detail::stage4_policy(detail::wide_resnet50_2_shape);
+}
+
+/// The same for networks of basic blocks, whose shortcuts stay dense. The paper has no hybrid of them: this
+/// is its rule for ResNet-50, stage 4 only.
+inline factorize_policy resnet18_imagenet_policy() { return detail::stage4_policy(detail::resnet18_shape); }
+inline factorize_policy resnet34_policy() { return detail::stage4_policy(detail::resnet34_shape); }
+
+/// Pure low rank: everything but the stem and the linear layer, at rank 1/4; shortcuts too where blocks are
+/// bottlenecks.
+inline factorize_policy bottleneck_low_rank_policy() {
+  factorize_policy policy;
+  policy.shortcuts_dense = false;
+  return policy;
+}
+inline factorize_policy basic_low_rank_policy() { return {}; }
+
+/// `reference_ranks`: those of the paper's pure low-rank ResNet-50 (8,745,000 parameters) and WideResNet-50-2
+/// (22,417,192), for apply_ranks. As bottleneck_low_rank_policy, but a shortcut has 1/16 of its outputs, and
+/// the first convolution of a block 1/4 of its outputs, where they are more than its inputs too. For a dense
+/// network of bottlenecks; errors as planned_ranks.
+template <class T, class Device>
+std::vector<layer_rank> reference_ranks(const network<T, Device>& net) {
+  std::vector<layer_rank> ranks = planned_ranks(net, bottleneck_low_rank_policy());
+  net.for_each_layer([&](const std::string& name, const any_layer<T, Device>& layer) {
+    for (layer_rank& wanted : ranks) {
+      if (wanted.name != name) continue;
+      const index_t out = layer.weight_matrix().rows;
+      if (detail::is_downsample(name)) wanted.rank = std::max<index_t>(1, out / 16);
+      if (detail::ends_with(name, ".conv1")) wanted.rank = std::max<index_t>(1, out / 4);
+    }
+  });
+  return ranks;
+}
+
+PUFFERFISH_NAMESPACE_END

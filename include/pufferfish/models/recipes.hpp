@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// How the code of Pufferfish (Wang, Agarwal, Papailiopoulos, MLSys 2021) trains its models, as plain numbers
+/// to copy and change. Epochs count from 0; E is the epoch at whose start the switch happens.
+///
+///     image_recipe mine = cifar_recipe();
+///     mine.epochs = 100;
+///     mine.milestones = {50, 83};
+
+#include <array>
+#include <vector>
+
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/ops/softmax_cross_entropy.hpp>
+#include <pufferfish/optim/adam.hpp>
+#include <pufferfish/optim/schedule.hpp>
+#include <pufferfish/optim/sgd.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A classifier of images: SGD, a learning rate that falls at milestones and goes on across the switch.
+struct image_recipe {
+  index_t epochs = 300;
+  index_t warmup_epochs = 80;  ///< E
+  index_t batch = 128;         ///< images a step, the last smaller one of an epoch kept
+  double learning_rate = 0.1;
+  std::vector<double> milestones{150, 250};  ///< epochs from which the rate is multiplied by gamma
+  double gamma = 0.1;
+  sgd_options optimizer{0.9, 0.0, false, 1e-4, true};
+  label_smoothing smoothing;
+  index_t pad = 4;            ///< random crops out of images padded by so many pixels; 0: none
+  bool reflect = true;        ///< padded with the mirror image, else with zeros
+  bool resized_crop = false;  ///< random crops of random size and shape instead
+  bool flip = true;           ///< left and right, every second image
+  std::array<double, 3> mean{125.3 / 255, 123.0 / 255, 113.9 / 255};
+  std::array<double, 3> deviation{63.0 / 255, 62.1 / 255, 66.7 / 255};
+
+  /// The factor of learning_rate over the epochs.
+  schedule rate_schedule() const { return multi_step(milestones, gamma); }
+};
+
+/// VGG-19 and ResNet-18 on CIFAR-10. Weight decay on all parameters.
+inline image_recipe cifar_recipe() { return {}; }
+
+/// ResNet-50 and WideResNet-50-2 on ImageNet: crops of 224x224 pixels, no weight decay of biases and batch
+/// norms. E = 15 in single precision; with mixed precision the code has 10.
+inline image_recipe imagenet_recipe() {
+  image_recipe recipe;
+  recipe.epochs = 90;
+  recipe.warmup_epochs = 15;
+  recipe.batch = 256;
+  recipe.milestones = {30, 60, 80};
+  recipe.optimizer.decay_all = false;
+  recipe.smoothing = {0.1, smoothing_kind::wrong_classes};
+  recipe.pad = 0;
+  recipe.reflect = false;
+  recipe.resized_crop = true;
+  recipe.mean = {0.485, 0.456, 0.406};
+  recipe.deviation = {0.229, 0.224, 0.225};
+  return recipe;
+}
+
+/// The VGG-19 of the comparison with lottery tickets (vgg19_lth), on CIFAR-10.
+inline image_recipe lottery_ticket_recipe() {
+  image_recipe recipe;
+  recipe.epochs = 160;
+  recipe.warmup_epochs = 50;
+  recipe.milestones = {80, 120};
+  return recipe;
+}
+
+/// ResNet-18 on CIFAR-10 with 8 workers of 256 images: the rate rises in a straight line from 0.1 to 1.6 over
+/// five epochs, weight decay spares biases and batch norms, images are padded with zeros. After the switch a
+/// fresh optimizer starts at the full rate.
+struct distributed_image_recipe : image_recipe {
+  index_t ramp_epochs = 5;
+  double ramp_start = 0.1 / 1.6;  ///< of learning_rate
+
+  schedule rate_schedule() const {
+    return linear_warmup(static_cast<double>(ramp_epochs), ramp_start, multi_step(milestones, gamma));
+  }
+};
+inline distributed_image_recipe distributed_cifar_recipe() {
+  distributed_image_recipe recipe;
+  recipe.batch = 2048;
+  recipe.learning_rate = 1.6;
+  recipe.optimizer.decay_all = false;
+  recipe.reflect = false;
+  recipe.mean = {0.4914, 0.4822, 0.4465};
+  recipe.deviation = {0.2023, 0.1994, 0.2010};
+  return recipe;
+}
+
+/// The two-layer LSTM on WikiText-2: plain SGD on the mean negative log likelihood of a token; the rate is
+/// divided by `anneal` after every epoch whose validation loss is no better than the best so far, and
+/// multiplied by `switch_rate` at the switch.
+struct language_recipe {
+  index_t epochs = 40;
+  index_t warmup_epochs = 10;
+  index_t streams = 20;  ///< texts read side by side
+  index_t evaluation_streams = 10;
+  index_t steps = 35;  ///< tokens of each that a gradient goes back through
+  double learning_rate = 20.0;
+  double anneal = 4.0;
+  double switch_rate = 0.5;
+  double clip_norm = 0.25;
+  double dropout = 0.65;
+  sgd_options optimizer{};
+};
+inline language_recipe wikitext2_recipe() { return {}; }
+
+/// The Transformer on Multi30k, German to English: the sum of label-smoothed losses over all tokens but the
+/// padding. The rate's schedule starts again at the switch.
+struct translation_recipe {
+  index_t epochs = 400;
+  index_t warmup_epochs = 10;
+  index_t batch = 256;  ///< pairs of sentences
+  noam_rate rate{512.0, 128000.0, 2.0};
+  adam_options optimizer{.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-9};
+  label_smoothing smoothing{0.1, smoothing_kind::wrong_classes};
+  double dropout = 0.1;
+  index_t largest_length = 100;  ///< tokens of a sentence
+  index_t smallest_count = 3;    ///< of a word in the training text, else it is unknown
+  index_t beams = 5;
+  double length_penalty = 0.7;
+};
+inline translation_recipe multi30k_recipe() { return {}; }
+
+PUFFERFISH_NAMESPACE_END

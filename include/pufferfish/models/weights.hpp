@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `load_weights`: a model's parameters and buffers from a safetensors file that somebody else wrote, by
+/// name. Files of this library hold more (the ranks, the optimizer's state): see train/checkpoint.hpp.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/nn/model.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Names in quotes, at most ten of them.
+inline std::string quoted_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 10); ++i) {
+    text += (i > 0 ? ", " : "") + quote_name(names[i]);
+  }
+  return text + (names.size() > 10 ? " and " + std::to_string(names.size() - 10) + " more" : "");
+}
+
+/// Throws io_error unless a tensor has a shape and a dtype that converted_tensor takes.
+inline void check_convertible(const safetensors_file& file, const std::string& name,
+                              const std::vector<index_t>& shape, index_t count) {
+  const tensor_info& info = file.tensor(name);
+  // A counter may be a scalar or a vector of one.
+  if (info.shape != shape && !(count == 1 && info.count() == 1)) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has shape " +
+                              shape_text(info.shape) + ", the model's has " + shape_text(shape)));
+  }
+  if (info.dtype != tensor_dtype::f32 && info.dtype != tensor_dtype::f64 &&
+      info.dtype != tensor_dtype::bf16 && info.dtype != tensor_dtype::i64) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has dtype " +
+                              std::string(to_string(info.dtype)) + ", not F32, F64, BF16 or I64"));
+  }
+}
+
+/// The elements of a tensor as T, in the order of the file. Integers too: PyTorch counts batches in int64.
+template <class T>
+aligned_buffer<T> converted_tensor(const safetensors_file& file, const std::string& name, index_t count) {
+  aligned_buffer<T> values(count);
+  if (file.tensor(name).dtype == tensor_dtype::i64) {
+    aligned_buffer<std::int64_t> integers(count);
+    read_tensor<std::int64_t>(file, name, integers.span());
+    std::transform(integers.data(), integers.data() + count, values.data(),
+                   [](std::int64_t i) { return static_cast<T>(i); });
+  } else {
+    read_tensor_converted<T>(file, name, values.span());
+  }
+  return values;
+}
+
+}  // namespace detail
+
+/// Fills a model from the tensors named as its parameters and buffers: weights as [out][in] or
+/// [out][in][height][width], F32, F64 or BF16 converted to the model's scalar, I64 for counters. The names
+/// are PyTorch's (docs/models.md); the factors of a low-rank layer are NAME.down.weight and NAME.up.weight,
+/// and the model must have its structure already (apply_ranks).
+///
+/// Throws io_error, listing names, if the file lacks a tensor (batch norms' num_batches_tracked excepted: old
+/// files have none) or has one that the model does not, and for other shapes or dtypes. Then the model has
+/// not changed.
+template <class Root, class Device>
+void load_weights(model<Root, Device>& net, const safetensors_file& file) {
+  using T = typename Root::value_type;
+  std::vector<std::string> known, missing, unexpected;
+  const auto look_for = [&](const std::string& name) {
+    known.push_back(name);
+    if (!file.contains(name) && name.find("num_batches_tracked") == std::string::npos)
+      missing.push_back(name);
+  };
+  for (const auto& entry : net.store().parameters()) look_for(entry.name);
+  for (const auto& entry : net.store().buffer_entries()) look_for(entry.name);
+  std::sort(known.begin(), known.end());
+  for (const std::string& name : file.tensor_names()) {
+    if (!std::binary_search(known.begin(), known.end(), name)) unexpected.push_back(name);
+  }
+  if (!missing.empty() || !unexpected.empty()) {
+    PUFFERFISH_THROW(
+        io_error(file.name() + ": the file is of another model" +
+                 (missing.empty() ? "" : "; missing in the file: " + detail::quoted_names(missing)) +
+                 (unexpected.empty() ? "" : "; unknown to the model: " + detail::quoted_names(unexpected))));
+  }
+
+  const auto shape_of = [](const logical_layout& layout) {
+    return std::vector<index_t>(layout.shape.begin(), layout.shape.begin() + layout.dims);
+  };
+  const auto check = [&](const auto& entry) {
+    if (!file.contains(entry.name)) return;
+    detail::check_convertible(file, entry.name, shape_of(entry.thing->layout()), entry.thing->size());
+  };
+  for (const auto& entry : net.store().parameters()) check(entry);
+  for (const auto& entry : net.store().buffer_entries()) check(entry);
+
+  for (const auto& entry : net.store().parameters()) {
+    parameter<T>& p = *entry.thing;
+    const aligned_buffer<T> values = detail::converted_tensor<T>(file, entry.name, p.size());
+    copy(tensor_view<const T, 4>(values.data(), p.layout().shape), p.logical());
+  }
+  for (const auto& entry : net.store().buffer_entries()) {
+    if (!file.contains(entry.name)) continue;
+    const auto values = detail::converted_tensor<T>(file, entry.name, entry.thing->size());
+    std::copy_n(values.data(), values.size(), entry.thing->data());
+  }
+}
+
+PUFFERFISH_NAMESPACE_END
