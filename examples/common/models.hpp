@@ -27,7 +27,7 @@ struct model_choice {
 /// Options for all of it, and the values as JSON and back.
 inline void add_model_options(CLI::App& app, model_choice& m) {
   app.add_option("--model", m.name, "The network")->check(CLI::IsMember(pufferfish::model_names()));
-  app.add_option("--width", m.width, "Channels of its first stage; features of an mlp")
+  app.add_option("--width", m.width, "Channels of the first stage of a small network; features of an mlp")
       ->check(CLI::Range(1, 4096));
   app.add_option("--blocks", m.blocks, "Blocks a stage of small-resnet")->check(CLI::Range(1, 100));
   app.add_option("--stem-stride", m.stem_stride, "Stride of small-resnet's first convolution")
@@ -49,7 +49,7 @@ inline void from_json(const nlohmann::ordered_json& j, model_choice& m) {
   m.no_batch_norm = !j.at("batch_norm").get<bool>();
 }
 
-/// Builds the network, its parameters not yet set. `image`: 1 x height x width x channels. Throws value_error
+/// Builds the network; initialize it. `image`: 1 x height x width x channels. Throws value_error
 /// or shape_error if the model does not take such images.
 inline pufferfish::network<float> build_model(const model_choice& m, const extents<4>& image,
                                               index_t classes) {
@@ -66,7 +66,7 @@ inline pufferfish::network<float> build_model(const model_choice& m, const exten
                                .width = m.width,
                                .batch_norm = !m.no_batch_norm});
     }
-    if (m.name != "small-resnet") throw value_error("no model is called " + m.name);
+    if (m.name != "small-resnet") return make_model<float>(m.name, image, classes, 0);
     return small_resnet<float>({.channels_in = image[3],
                                 .classes = classes,
                                 .width = m.width,
