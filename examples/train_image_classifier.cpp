@@ -4,6 +4,7 @@
 //   mpirun -n 4 build/examples/train_image_classifier --dataset mnist --data DIR --model small-resnet
 //     --mode hybrid --checkpoint run.safetensors --resume --save model.safetensors --json results.json
 
+#include "common/kept_run.hpp"
 #include "common/model_file.hpp"
 #include "common/progress.hpp"
 #include "common/report.hpp"
@@ -30,10 +31,7 @@ struct options : common_options {
   index_t pad_crop = 0;
   bool flip = false;
   std::uint64_t seed = 1;
-  std::string checkpoint;
-  std::uint64_t checkpoint_every = 0;
-  bool resume = false;
-  std::uint64_t stop_after = 0;
+  checkpoint_options checkpoints;
   std::string save;
   bool merge = false;
 };
@@ -67,12 +65,7 @@ void add_options(CLI::App& app, options& o) {
       ->check(CLI::Range(0, 1000));
   app.add_flag("--flip", o.flip, "Mirror images at random");
   app.add_option("--seed", o.seed, "Of everything random");
-  CLI::Option* checkpoint = app.add_option("--checkpoint", o.checkpoint, "File to go on from");
-  app.add_option("--checkpoint-every", o.checkpoint_every, "Steps between checkpoints; 0: one an epoch")
-      ->needs(checkpoint);
-  app.add_flag("--resume", o.resume, "Go on from the checkpoint, if it is there")->needs(checkpoint);
-  app.add_option("--stop-after", o.stop_after, "Stop after so many steps, with a checkpoint; 0: at the end")
-      ->needs(checkpoint);
+  add_checkpoint_options(app, o.checkpoints);
   CLI::Option* save = app.add_option("--save", o.save, "File for the trained network, for predict");
   app.add_flag("--merge", o.merge, "Save it with its factors multiplied out: dense")->needs(save);
 }
@@ -140,22 +133,19 @@ class job {
         out_(comm.rank(), o.json, o.progress),
         data_(load_data(o.data_set, o.data)),
         image_{1, data_.train.height, data_.train.width, data_.train.channels},
-        run_(initial_network(), comm, data_.train, data_.test, recipe(o), machine()) {}
+        run_(initial_network(), comm, data_.train, data_.test, recipe(o), machine()),
+        kept_(o.checkpoints, run_, comm, out_) {}
 
   void train() {
     if (comm_.rank() == 0) {
-      for (const std::string& path : {o_.json, o_.plot, o_.save, o_.checkpoint}) check_writable(path);
+      for (const std::string& path : {o_.json, o_.plot, o_.save, o_.checkpoints.file}) check_writable(path);
     }
     const costs before = costs_now();
     out_.line(format("%s on %s: %s parameters, %s MACs, %s; %d ranks, %d threads each", o_.model.name.c_str(),
                      data_.name.c_str(), grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
                      pufferfish::to_string(o_.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
-    if (o_.resume) resume();
-    if (!advance()) {
-      out_.line(format("stopped in epoch %td after %td steps of it; --resume goes on", run_.epoch() + 1,
-                       run_.step_of_epoch()));
-      return;
-    }
+    observer shown(*this);
+    if (!kept_.train(shown)) return;
     finish(before);
   }
 
@@ -193,44 +183,6 @@ class job {
     return {run_.net().parameter_count(), run_.net().macs(image_), run_.exchange_bytes()};
   }
 
-  /// Trains to the end (true) or until it is to stop.
-  bool advance() {
-    observer shown(*this);
-    for (std::uint64_t step = 1; !run_.finished(); ++step) {
-      run_.advance(shown);
-      const bool epoch_ended = run_.step_of_epoch() == 0;
-      if (epoch_ended) digests_.push_back(digest_text(run_.net()));
-      const bool stop = step == o_.stop_after;
-      const bool due = o_.checkpoint_every == 0 ? epoch_ended : run_.total_steps() % o_.checkpoint_every == 0;
-      if (!o_.checkpoint.empty() && (due || stop || run_.finished())) save_checkpoint();
-      if (stop && !run_.finished()) return false;
-    }
-    return true;
-  }
-
-  void save_checkpoint() {
-    std::string digests;
-    for (const std::string& digest : digests_) digests += digest + " ";
-    run_.save(o_.checkpoint, {{digests_fact, digests}});
-  }
-
-  /// All ranks go by what rank 0 sees.
-  void resume() {
-    std::int32_t there[1] = {pufferfish::detail::is_regular_file(o_.checkpoint) ? 1 : 0};
-    comm_.broadcast(std::span<std::int32_t>(there), 0);
-    if (there[0] == 0) {
-      out_.line(o_.checkpoint + " is not there yet: starting afresh");
-      return;
-    }
-    run_.resume(o_.checkpoint);
-    if (comm_.rank() == 0) {
-      std::istringstream words(pufferfish::open_checkpoint(o_.checkpoint).fact(digests_fact));
-      for (std::string word; words >> word;) digests_.push_back(word);
-    }
-    out_.line(format("going on from %s: epoch %td, step %td", o_.checkpoint.c_str(), run_.epoch() + 1,
-                     run_.step_of_epoch()));
-  }
-
   void finish(const costs& before) {
     if (comm_.rank() != 0) return;
     const costs after = costs_now();
@@ -266,7 +218,7 @@ class job {
     double seconds = 0.0;
     for (std::size_t e = 0; e < run_.history().size(); ++e) {
       history.push_back(examples::to_json(run_.history()[e]));
-      history.back()["digest"] = digests_[e];
+      history.back()["digest"] = kept_.digests()[e];
       seconds += run_.history()[e].seconds;
     }
     nlohmann::ordered_json j;
@@ -283,15 +235,13 @@ class job {
     return j;
   }
 
-  static constexpr const char* digests_fact = "examples.digests";
-
   const options& o_;
   Comm& comm_;
   console out_;
   data_set data_;
   extents<4> image_;
   pufferfish::procedure<float, Comm> run_;
-  std::vector<std::string> digests_;  ///< of the parameters, after every epoch
+  kept_run<pufferfish::procedure<float, Comm>, Comm> kept_;
 };
 
 }  // namespace

@@ -20,8 +20,8 @@ namespace examples {
 /// One line of both panels. Epochs are counted from 1: after that many, the network was tested.
 struct curve {
   std::string name;
-  std::vector<double> accuracy;                           ///< percent, on the test set, after each epoch
-  std::vector<double> loss;                               ///< on the test set
+  std::vector<double> accuracy;  ///< percent, on the test set, after each epoch; or the perplexity there
+  std::vector<double> loss;      ///< on the test set
   std::vector<double> lowest_accuracy, highest_accuracy;  ///< over seeds; empty: no band
   double switch_epoch = -1.0;                             ///< epochs before the switch; negative: none
 };
@@ -74,8 +74,8 @@ inline double lowest_shown(const std::vector<curve>& curves) {
   return std::max(0.0, std::floor(lowest - 0.5 * (100.0 - lowest)) - 1.0);
 }
 
-inline std::string script(const std::string& path, const std::string& title,
-                          const std::vector<curve>& curves) {
+inline std::string script(const std::string& path, const std::string& title, const std::vector<curve>& curves,
+                          bool perplexity) {
   std::string text;
   for (std::size_t i = 0; i < curves.size(); ++i) text += data_block(curves[i], i);
   text += ends_with(path, ".png") ? "set terminal pngcairo size 900,800\n"
@@ -92,8 +92,9 @@ inline std::string script(const std::string& path, const std::string& title,
         format("set label 'switch' at %g, graph 0.05 offset 0.5,0 textcolor rgb 'gray40'\n", c.switch_epoch);
     break;
   }
-  text += format("set xlabel 'epoch'\nset ylabel 'test accuracy / %%'\nset yrange [%g:100]\n",
-                 lowest_shown(curves));
+  text += "set xlabel 'epoch'\n";
+  text += perplexity ? std::string("set key top right\nset ylabel 'perplexity'\nset logscale y\n")
+                     : format("set ylabel 'test accuracy / %%'\nset yrange [%g:100]\n", lowest_shown(curves));
   text += panel(curves, 2);
   text +=
       "set key top right\nset ylabel 'test loss / nat'\nset autoscale y\nset logscale y\n" + panel(curves, 3);
@@ -115,11 +116,11 @@ inline bool pipe_into(const char* command, const std::string& text) {
 
 }  // namespace plotting
 
-/// Draws test accuracy and loss against the epoch to a file, .png or else SVG; a dashed line marks the
-/// switch. Returns what there is to tell about it, in a sentence; an empty path draws and tells nothing. Call
-/// it on one rank.
+/// Draws test accuracy (or perplexity) and loss against the epoch to a file, .png or else SVG; a dashed line
+/// marks the switch. Returns what there is to tell about it, in a sentence; an empty path draws and tells
+/// nothing. Call it on one rank.
 inline std::string plot_curves(const std::string& path, const std::string& title,
-                               const std::vector<curve>& curves) {
+                               const std::vector<curve>& curves, bool perplexity = false) {
   using namespace plotting;
   if (path.empty()) return "";
   if (std::system("command -v gnuplot > /dev/null 2>&1") != 0) {
@@ -131,7 +132,7 @@ inline std::string plot_curves(const std::string& path, const std::string& title
   // gnuplot ends well even if it cannot open its output, so the file is asked for.
   const std::string aside = path + ".tmp" + (ends_with(path, ".png") ? ".png" : ".svg");
   std::remove(aside.c_str());
-  if (!pipe_into("gnuplot > /dev/null 2>&1", script(aside, title, curves)) ||
+  if (!pipe_into("gnuplot > /dev/null 2>&1", script(aside, title, curves, perplexity)) ||
       std::rename(aside.c_str(), path.c_str()) != 0) {
     std::remove(aside.c_str());
     return "no plot: gnuplot could not draw " + path;

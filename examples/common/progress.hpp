@@ -5,6 +5,7 @@
 /// Shows how a training run gets on: a bar on a terminal, else a line an epoch.
 
 #include <chrono>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -15,11 +16,17 @@
 
 namespace examples {
 
+/// What a run's progress counts, and how it tells how good the model is.
+struct progress_words {
+  const char* unit = "images";  ///< of the rate
+  bool perplexity = false;      ///< exp(loss) instead of accuracy
+};
+
 /// One run's. `batch`: samples a step, for the rate.
 class progress final : public pufferfish::training_observer {
  public:
-  progress(const console& out, std::string title, pufferfish::index_t batch)
-      : out_(out), title_(std::move(title)), batch_(static_cast<double>(batch)) {}
+  progress(const console& out, std::string title, pufferfish::index_t batch, progress_words words = {})
+      : out_(out), title_(std::move(title)), batch_(static_cast<double>(batch)), words_(words) {}
   progress(const progress&) = delete;
   progress& operator=(const progress&) = delete;
   /// The bar's last state stays on the screen.
@@ -38,13 +45,13 @@ class progress final : public pufferfish::training_observer {
   }
 
   void on_epoch(const pufferfish::epoch_result& epoch) override {
-    tested_ = format(", test %.2f %%", epoch.test_accuracy);
+    tested_ = ", test " + quality(epoch.test_loss, epoch.test_accuracy);
     if (out_.style() != progress_style::lines) return;
     out_.line(
-        format("%s  epoch %3td  %-8s  rate %.4f  train loss %.4f  test loss %.4f  test accuracy %.2f %%"
-               "  %.2f ms/step",
+        format("%s  epoch %3td  %-8s  rate %.4f  train loss %.4f  test loss %.4f  test %s  %.2f ms/step",
                title_.c_str(), epoch.epoch + 1, epoch.low_rank ? "low rank" : "dense", epoch.learning_rate,
-               epoch.train_loss, epoch.test_loss, epoch.test_accuracy, epoch.step_ms));
+               epoch.train_loss, epoch.test_loss, quality(epoch.test_loss, epoch.test_accuracy).c_str(),
+               epoch.step_ms));
   }
 
   void on_switch(const pufferfish::switch_result& result) override {
@@ -58,6 +65,11 @@ class progress final : public pufferfish::training_observer {
  private:
   using clock = std::chrono::steady_clock;
 
+  std::string quality(double loss, double accuracy) const {
+    return words_.perplexity ? format("perplexity %.2f", std::exp(loss))
+                             : format("accuracy %.2f %%", accuracy);
+  }
+
   void draw(const pufferfish::training_position& at, double seconds) {
     constexpr int width = 24;
     const double all = static_cast<double>(at.epochs) * static_cast<double>(at.steps);
@@ -66,10 +78,10 @@ class progress final : public pufferfish::training_observer {
     const auto filled = static_cast<std::size_t>(width * done / all);
     const double rate = seconds > 0.0 ? static_cast<double>(steps_) / seconds : 0.0;
     const std::string bar = std::string(filled, '#') + std::string(width - filled, '.');
-    std::fprintf(stderr, "\r%s [%s] epoch %td/%td, %.0f images/s, %s left, loss %.4f, %.2f %%%s\033[K",
-                 title_.c_str(), bar.c_str(), at.epoch + 1, at.epochs, rate * batch_,
-                 clock_text(rate > 0.0 ? (all - done) / rate : 0.0).c_str(), at.loss, at.accuracy,
-                 tested_.c_str());
+    std::fprintf(stderr, "\r%s [%s] epoch %td/%td, %.0f %s/s, %s left, loss %.4f, %s%s\033[K", title_.c_str(),
+                 bar.c_str(), at.epoch + 1, at.epochs, rate * batch_, words_.unit,
+                 clock_text(rate > 0.0 ? (all - done) / rate : 0.0).c_str(), at.loss,
+                 quality(at.loss, at.accuracy).c_str(), tested_.c_str());
     std::fflush(stderr);
     drawn_ = true;
   }
@@ -77,6 +89,7 @@ class progress final : public pufferfish::training_observer {
   const console& out_;
   std::string title_;
   double batch_;
+  progress_words words_;
   clock::time_point start_ = clock::now();
   clock::time_point drawn_at_;
   bool drawn_ = false;

@@ -18,7 +18,8 @@
 namespace examples {
 
 /// The parameters' digest: equal for equal bits.
-inline std::string digest_text(const pufferfish::network<float>& net) {
+template <class Root>
+std::string digest_text(const pufferfish::model<Root>& net) {
   return format("%016llx", static_cast<unsigned long long>(pufferfish::digest(net.store().values())));
 }
 

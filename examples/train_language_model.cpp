@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Trains an LSTM language model on WikiText-2 or any text, dense or by the Pufferfish procedure, alone or on
+// many ranks, and writes text with it:
+//   mpirun -n 2 build/examples/train_language_model --data DIR --width 400 --vocabulary 8000 --mode hybrid
+//     --checkpoint run.safetensors --resume --json results.json --sample 50
+
+#include "common/kept_run.hpp"
+#include "common/language.hpp"
+#include "common/progress.hpp"
+#include "common/report.hpp"
+#include "common/training.hpp"
+
+#include <pufferfish/train/language_task.hpp>
+
+namespace {
+
+using namespace examples;
+using pufferfish::training_mode;
+using task = pufferfish::language_task<float>;
+using language_model = task::model_type;
+
+struct options : common_options {
+  language_options text;
+  index_t width = 400;
+  index_t layers = 2;
+  double dropout = 0.4;
+  training_mode mode = training_mode::hybrid;
+  double rank_ratio = 0.25;
+  double clip_norm = 0.25;
+  double divisor = 4.0;
+  double switch_rate = 0.5;
+  std::uint64_t seed = 1;
+  checkpoint_options checkpoints;
+  sample_options sample;
+};
+
+void add_options(CLI::App& app, options& o) {
+  o.batch = 20;
+  o.lr = 20.0;
+  add_common_options(app, o);
+  add_language_options(app, o.text);
+  app.add_option("--width", o.width, "Of the embedding and of each layer")->check(CLI::Range(1, 65536));
+  app.add_option("--layers", o.layers, "LSTM layers")->check(CLI::Range(1, 64));
+  app.add_option("--dropout", o.dropout, "Around every layer")->check(CLI::Range(0.0, 0.99));
+  add_choice<training_mode>(app, "--mode", o.mode,
+                            {{"dense", training_mode::dense},
+                             {"hybrid", training_mode::hybrid},
+                             {"lowrank", training_mode::lowrank}},
+                            "Hybrid: dense, then factorized; lowrank: low rank from random values");
+  app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
+  app.add_option("--divide-rate", o.divisor, "Divide the rate by this when the loss gets no better")
+      ->check(check_positive);
+  app.add_option("--switch-rate", o.switch_rate, "Multiply the rate by this at the switch")
+      ->check(check_positive);
+  app.add_option("--seed", o.seed, "Of everything random");
+  add_checkpoint_options(app, o.checkpoints);
+  add_sample_options(app, o.sample);
+}
+
+pufferfish::run_options recipe(const options& o) {
+  pufferfish::run_options r;
+  r.mode = o.mode;
+  r.epochs = o.epochs;
+  r.warmup_epochs = o.warmup_epochs;
+  r.factorize = pufferfish::lstm_lm_policy();
+  r.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
+  r.learning_rate = o.lr;
+  if (o.divisor > 1.0) r.rate_plateau.emplace(o.divisor);
+  r.switch_rate_factor = o.switch_rate;
+  r.optimizer = pufferfish::sgd_options{};
+  r.clip_norm = o.clip_norm;
+  r.seed = o.seed;
+  return r;
+}
+
+nlohmann::ordered_json options_json(const options& o, int ranks) {
+  return {{"mode", pufferfish::to_string(o.mode)},
+          {"width", o.width},
+          {"layers", o.layers},
+          {"dropout", o.dropout},
+          {"vocabulary", o.text.vocabulary},
+          {"segment", o.text.segment},
+          {"rank_ratio", o.rank_ratio},
+          {"epochs", o.epochs},
+          {"warmup_epochs", o.warmup_epochs},
+          {"learning_rate", o.lr},
+          {"clip_norm", o.clip_norm},
+          {"divide_rate", o.divisor},
+          {"switch_rate", o.switch_rate},
+          {"batch", o.batch},
+          {"seed", o.seed},
+          {"ranks", ranks},
+          {"threads", threads_for(o.threads, ranks)}};
+}
+
+/// A training run with its checkpoints, on one of the ranks.
+template <class Comm>
+class job {
+ public:
+  job(const options& o, Comm& comm)
+      : o_(o),
+        comm_(comm),
+        out_(comm.rank(), o.json, o.progress),
+        data_(load_language_data(o.data, o.text.corpus(), o.text.shares)),
+        run_(initial_model(), comm, make_task(), recipe(o), machine()),
+        kept_(o.checkpoints, run_, comm, out_) {}
+
+  void train() {
+    if (comm_.rank() == 0) {
+      for (const std::string& path : {o_.json, o_.plot, o_.checkpoints.file}) check_writable(path);
+    }
+    const costs before = costs_now();
+    out_.line(
+        format("LSTM on %s: %td tokens, vocabulary %td; %s parameters, %s MACs a token, %s; %d ranks, %d "
+               "threads each",
+               data_.name.c_str(), static_cast<index_t>(data_.corpus.train.size()), data_.corpus.codec.size(),
+               grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
+               pufferfish::to_string(o_.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
+    observer shown(*this);
+    if (!kept_.train(shown)) return;
+    const pufferfish::evaluation tested = pufferfish::evaluate_language(
+        run_.machine(), run_.net(), comm_, std::span(std::as_const(data_.corpus.test)), o_.text.eval_streams,
+        o_.text.segment);
+    finish(before, std::exp(tested.loss()));
+  }
+
+ private:
+  using run_type = pufferfish::training_run<task, Comm>;
+
+  /// The progress display, and a table at the switch.
+  class observer final : public pufferfish::training_observer {
+   public:
+    explicit observer(job& of)
+        : job_(of), shown_(of.out_, "lstm", of.o_.batch * of.o_.text.segment, {"tokens", true}) {}
+    void on_step(const pufferfish::training_position& at) override { shown_.on_step(at); }
+    void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
+    void on_switch(const pufferfish::switch_result& result) override {
+      shown_.on_switch(result);
+      if (job_.comm_.rank() == 0) job_.out_.write("\n" + switch_table(result.factors) + "\n");
+    }
+
+   private:
+    job& job_;
+    progress shown_;
+  };
+
+  language_model initial_model() const {
+    if (o_.mode == training_mode::hybrid && o_.warmup_epochs >= o_.epochs) {
+      throw pufferfish::value_error("a warm-up of " + std::to_string(o_.warmup_epochs) +
+                                    " epochs leaves none of " + std::to_string(o_.epochs) +
+                                    " for the factorized network");
+    }
+    pufferfish::lstm_lm_options shape;
+    shape.vocabulary = data_.corpus.codec.size();
+    shape.width = o_.width;
+    shape.layers = o_.layers;
+    shape.dropout = o_.dropout;
+    language_model net{pufferfish::lstm_lm<float>(shape)};
+    net.initialize(o_.seed);
+    return net;
+  }
+
+  task make_task() const {
+    pufferfish::language_task_options t;
+    t.streams = o_.batch;
+    t.segment = o_.text.segment;
+    t.test_streams = o_.text.eval_streams;
+    return task(initial_model(), data_.corpus.train, data_.corpus.valid, t, comm_.rank(), comm_.size());
+  }
+
+  pufferfish::context_options machine() const {
+    pufferfish::context_options result;
+    result.threads = threads_for(o_.threads, comm_.size());
+    return result;
+  }
+
+  costs costs_now() const {
+    return {run_.net().parameter_count(), run_.net().root().cost().total().macs, run_.exchange_bytes()};
+  }
+
+  void finish(const costs& before, double perplexity) {
+    if (comm_.rank() != 0) return;
+    const costs after = costs_now();
+    out_.line(format("test perplexity %.2f; %s parameters, %s MACs a token, %s bytes a step; parameters %s",
+                     perplexity, grouped(after.parameters).c_str(), grouped(after.macs).c_str(),
+                     grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
+    write_json(o_.json, document(before, after, perplexity));
+    curve c;
+    c.name = "lstm";
+    for (const pufferfish::epoch_result& epoch : run_.history()) {
+      c.accuracy.push_back(std::exp(epoch.test_loss));
+      c.loss.push_back(epoch.test_loss);
+    }
+    if (run_.switched()) c.switch_epoch = static_cast<double>(run_.switched()->epoch);
+    const std::string drawn = plot_curves(o_.plot, "LSTM on " + data_.name, {c}, true);
+    if (!drawn.empty()) out_.line(drawn);
+    if (o_.sample.tokens > 0) out_.write(sample() + "\n");
+  }
+
+  /// Text of the trained model's own.
+  std::string sample() {
+    pufferfish::context<pufferfish::device::cpu>& ctx = run_.machine();
+    ctx.set_mode(pufferfish::run_mode::inference);
+    pufferfish::lstm_lm_state<float> state = run_.net().root().make_state(1);
+    return write_sample<
+        float>(data_.corpus.codec, o_.sample, [&](std::int32_t token, std::span<float> logits) {
+      const std::int32_t tokens[] = {token};
+      run_.net().root().next(ctx, tokens, state, {logits.data(), {1, static_cast<index_t>(logits.size())}});
+    });
+  }
+
+  nlohmann::ordered_json document(const costs& before, const costs& after, double perplexity) const {
+    nlohmann::ordered_json history = nlohmann::ordered_json::array();
+    double seconds = 0.0;
+    for (std::size_t e = 0; e < run_.history().size(); ++e) {
+      const pufferfish::epoch_result& epoch = run_.history()[e];
+      history.push_back(examples::to_json(epoch));
+      history.back()["valid_perplexity"] = std::exp(epoch.test_loss);
+      history.back()["digest"] = kept_.digests()[e];
+      seconds += epoch.seconds;
+    }
+    nlohmann::ordered_json j;
+    j["options"] = options_json(o_, comm_.size());
+    j["data"] = data_.name;
+    j["vocabulary"] = data_.corpus.codec.size();
+    j["test_perplexity"] = perplexity;
+    j["before"] = examples::to_json(before);
+    j["after"] = examples::to_json(after);
+    j["ms_per_step_dense"] = step_ms(run_.history(), false);
+    j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
+    j["seconds"] = seconds;
+    j["digest"] = digest_text(run_.net());
+    if (run_.switched()) j["switch"] = examples::to_json(*run_.switched());
+    j["history"] = history;
+    return j;
+  }
+
+  const options& o_;
+  Comm& comm_;
+  console out_;
+  language_data data_;
+  run_type run_;
+  kept_run<run_type, Comm> kept_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  options o;
+  CLI::App app("Trains an LSTM language model, dense or by the Pufferfish procedure", "train_language_model");
+  add_options(app, o);
+  return run(app, argc, argv, [&](auto& comm) { job(o, comm).train(); });
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Trains a Transformer to translate German into English (Multi30k), dense or by the Pufferfish procedure,
+// alone or on many ranks, and scores its translations of the test set by BLEU:
+//   mpirun -n 2 build/examples/train_translator --data DIR --layers 3 --width 256 --mode hybrid
+//     --checkpoint run.safetensors --resume --json results.json
+
+#include "common/kept_run.hpp"
+#include "common/progress.hpp"
+#include "common/report.hpp"
+#include "common/text_data.hpp"
+#include "common/training.hpp"
+
+#include <pufferfish/train/bleu.hpp>
+#include <pufferfish/train/translation_task.hpp>
+
+namespace {
+
+using namespace examples;
+using pufferfish::training_mode;
+using task = pufferfish::translation_task<float>;
+using translator = task::model_type;
+
+struct options : common_options {
+  translation_options text;
+  pufferfish::transformer_options shape;
+  training_mode mode = training_mode::hybrid;
+  double rank_ratio = 0.25;
+  index_t dense_layers = 1;
+  index_t bucket_batches = 20;
+  index_t noam_warmup = 1000;
+  double smoothing = 0.1;
+  double clip_norm = 0.0;
+  pufferfish::beam_options beam;
+  index_t show = 3;
+  std::uint64_t seed = 1;
+  checkpoint_options checkpoints;
+};
+
+void add_options(CLI::App& app, options& o) {
+  o.batch = 128;
+  o.lr = 1.0;
+  o.shape.width = 256;
+  o.shape.hidden = 1024;
+  o.shape.layers = 3;
+  o.shape.key = o.shape.value = 32;
+  add_common_options(app, o);
+  app.add_option("--width", o.shape.width, "Of embeddings and blocks")->check(CLI::Range(1, 65536));
+  app.add_option("--hidden", o.shape.hidden, "Of the feed-forward blocks")->check(CLI::Range(1, 65536));
+  app.add_option("--layers", o.shape.layers, "Of each stack")->check(CLI::Range(1, 64));
+  app.add_option("--heads", o.shape.heads, "Of each attention")->check(CLI::Range(1, 256));
+  app.add_option("--dropout", o.shape.dropout, "Of embeddings, blocks and attention weights")
+      ->check(CLI::Range(0.0, 0.99));
+  app.add_option("--min-count", o.text.minimum_count, "Rarer words become <unk>")
+      ->check(CLI::Range(1, 1000000));
+  app.add_option("--vocabulary", o.text.maximum_words, "Most words; 0: all")->check(CLI::Range(0, 100000000));
+  app.add_option("--max-length", o.text.max_length, "Longest sentence, in words")->check(CLI::Range(1, 190));
+  add_choice<training_mode>(app, "--mode", o.mode,
+                            {{"dense", training_mode::dense},
+                             {"hybrid", training_mode::hybrid},
+                             {"lowrank", training_mode::lowrank}},
+                            "Hybrid: dense, then factorized; lowrank: low rank from random values");
+  app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--dense-layers", o.dense_layers, "Layers of each stack that stay dense")
+      ->check(CLI::Range(0, 64));
+  app.add_option("--bucket-batches", o.bucket_batches, "Sort so many batches' pairs by length; 0: none")
+      ->check(CLI::Range(0, 100000));
+  app.add_option("--noam-warmup", o.noam_warmup, "Steps until the learning rate is at its highest")
+      ->check(CLI::Range(1, 10000000));
+  app.add_option("--label-smoothing", o.smoothing, "Share spread over all other words")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
+  app.add_option("--beam", o.beam.beam, "Hypotheses of a sentence when translating")
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--length-penalty", o.beam.length_penalty, "Alpha of beam search; 0: none");
+  app.add_option("--show", o.show, "Translations to show")->check(CLI::Range(0, 1000));
+  app.add_option("--seed", o.seed, "Of everything random");
+  add_checkpoint_options(app, o.checkpoints);
+}
+
+nlohmann::ordered_json options_json(const options& o, int ranks) {
+  return {{"mode", pufferfish::to_string(o.mode)},
+          {"width", o.shape.width},
+          {"hidden", o.shape.hidden},
+          {"layers", o.shape.layers},
+          {"heads", o.shape.heads},
+          {"dropout", o.shape.dropout},
+          {"rank_ratio", o.rank_ratio},
+          {"dense_layers", o.dense_layers},
+          {"epochs", o.epochs},
+          {"warmup_epochs", o.warmup_epochs},
+          {"noam_warmup", o.noam_warmup},
+          {"rate_factor", o.lr},
+          {"label_smoothing", o.smoothing},
+          {"batch", o.batch},
+          {"beam", o.beam.beam},
+          {"length_penalty", o.beam.length_penalty},
+          {"seed", o.seed},
+          {"ranks", ranks},
+          {"threads", threads_for(o.threads, ranks)}};
+}
+
+/// A training run with its checkpoints, on one of the ranks.
+template <class Comm>
+class job {
+ public:
+  job(const options& o, Comm& comm)
+      : o_(o),
+        comm_(comm),
+        out_(comm.rank(), o.json, o.progress),
+        data_(load_translation_data(o.data, o.text)),
+        run_(initial_model(), comm, make_task(), recipe(), machine()),
+        kept_(o.checkpoints, run_, comm, out_) {}
+
+  void train() {
+    if (comm_.rank() == 0) {
+      for (const std::string& path : {o_.json, o_.plot, o_.checkpoints.file}) check_writable(path);
+    }
+    const costs before = costs_now();
+    out_.line(
+        format("Transformer on Multi30k: %td pairs, vocabulary %td; %s parameters, %s; %d ranks, %d threads "
+               "each",
+               data_.train.size(), data_.words.size(), grouped(before.parameters).c_str(),
+               pufferfish::to_string(o_.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
+    observer shown(*this);
+    if (!kept_.train(shown)) return;
+    finish(before, score());
+  }
+
+ private:
+  using run_type = pufferfish::training_run<task, Comm>;
+
+  /// The progress display, and a table at the switch.
+  class observer final : public pufferfish::training_observer {
+   public:
+    explicit observer(job& of) : job_(of), shown_(of.out_, "transformer", of.o_.batch, {"pairs", true}) {}
+    void on_step(const pufferfish::training_position& at) override { shown_.on_step(at); }
+    void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
+    void on_switch(const pufferfish::switch_result& result) override {
+      shown_.on_switch(result);
+      if (job_.comm_.rank() == 0) job_.out_.write("\n" + switch_table(result.factors) + "\n");
+    }
+
+   private:
+    job& job_;
+    progress shown_;
+  };
+
+  pufferfish::transformer_options shape() const {
+    pufferfish::transformer_options result = o_.shape;
+    result.vocabulary = data_.words.size();
+    result.padding = pufferfish::translation_tokens::padding;
+    if (result.width % result.heads != 0) {
+      throw pufferfish::value_error("a width of " + std::to_string(result.width) + " is not a multiple of " +
+                                    std::to_string(result.heads) + " heads");
+    }
+    result.key = result.value = result.width / result.heads;
+    return result;
+  }
+
+  translator initial_model() const {
+    if (o_.mode == training_mode::hybrid && o_.warmup_epochs >= o_.epochs) {
+      throw pufferfish::value_error("a warm-up of " + std::to_string(o_.warmup_epochs) +
+                                    " epochs leaves none of " + std::to_string(o_.epochs) +
+                                    " for the factorized network");
+    }
+    translator net{pufferfish::transformer<float>(shape())};
+    net.initialize(o_.seed);
+    return net;
+  }
+
+  task make_task() const {
+    pufferfish::translation_task_options t;
+    t.batch = o_.batch;
+    t.bucket_batches = o_.bucket_batches;
+    t.smoothing.epsilon = o_.smoothing;
+    return task(initial_model(), data_.train, data_.valid, t, o_.seed, comm_.rank(), comm_.size());
+  }
+
+  pufferfish::run_options recipe() const {
+    pufferfish::run_options r;
+    r.mode = o_.mode;
+    r.epochs = o_.epochs;
+    r.warmup_epochs = o_.warmup_epochs;
+    r.factorize = pufferfish::transformer_policy(o_.dense_layers);
+    r.factorize.rank = pufferfish::rank_ratio{o_.rank_ratio};
+    pufferfish::noam_rate rate;
+    rate.d_model = static_cast<double>(o_.shape.width);
+    rate.warmup = static_cast<double>(o_.noam_warmup);
+    rate.factor = o_.lr;
+    r.learning_rate = 1.0;
+    const index_t steps = (data_.train.size() + o_.batch - 1) / o_.batch;
+    r.rate_schedule = pufferfish::noam(rate, static_cast<double>(steps));
+    pufferfish::adam_options adam;
+    adam.beta2 = 0.98;
+    adam.eps = 1e-9;
+    r.optimizer = adam;
+    r.clip_norm = o_.clip_norm;
+    r.seed = o_.seed;
+    return r;
+  }
+
+  pufferfish::context_options machine() const {
+    pufferfish::context_options result;
+    result.threads = threads_for(o_.threads, comm_.size());
+    return result;
+  }
+
+  costs costs_now() const {
+    return {run_.net().parameter_count(), run_.net().root().cost(20, 20).total().macs, run_.exchange_bytes()};
+  }
+
+  /// BLEU of the test set: every rank translates its share.
+  pufferfish::bleu_score score() {
+    pufferfish::bleu_options how;
+    how.lower_case = o_.text.lower_case;
+    pufferfish::bleu counter(how);
+    pufferfish::beam_options beam = o_.beam;
+    beam.max_length = o_.text.max_length;
+    beam.begin = pufferfish::translation_tokens::begin;
+    beam.end = pufferfish::translation_tokens::end;
+    beam.forbidden = {pufferfish::translation_tokens::padding, pufferfish::translation_tokens::begin};
+    constexpr index_t at_once = 32;
+    const index_t all = data_.test.size();
+    const index_t end = all * (comm_.rank() + 1) / comm_.size();
+    for (index_t first = all * comm_.rank() / comm_.size(); first < end; first += at_once) {
+      std::vector<std::span<const std::int32_t>> sentences;
+      for (index_t i = first; i < std::min(end, first + at_once); ++i) {
+        sentences.push_back(data_.test.source[static_cast<std::uint32_t>(i)]);
+      }
+      const auto found = pufferfish::translate<float>(run_.machine(), run_.net(), sentences, beam);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const auto line = static_cast<std::size_t>(first) + i;
+        const std::string text = data_.text(found[i]);
+        counter.add(text, std::span(&data_.test_references[line], 1));
+        if (comm_.rank() == 0 && static_cast<index_t>(line) < o_.show) {
+          shown_.push_back({text, data_.test_references[line]});
+        }
+      }
+    }
+    signature_ = counter.signature();
+    comm_.all_reduce_sum(counter.counts());
+    return counter.score();
+  }
+
+  void finish(const costs& before, const pufferfish::bleu_score& bleu) {
+    if (comm_.rank() != 0) return;
+    const costs after = costs_now();
+    for (const auto& [text, reference] : shown_) out_.line("  " + text + "\n    (" + reference + ")");
+    out_.line(format(
+        "test BLEU %.2f (%s); validation perplexity %.2f; %s parameters, %s bytes a step; parameters %s",
+        bleu.score, signature_.c_str(), std::exp(run_.history().back().test_loss),
+        grouped(after.parameters).c_str(), grouped(after.bytes_per_step).c_str(),
+        digest_text(run_.net()).c_str()));
+    write_json(o_.json, document(before, after, bleu.score));
+    curve c;
+    c.name = "transformer";
+    for (const pufferfish::epoch_result& epoch : run_.history()) {
+      c.accuracy.push_back(std::exp(epoch.test_loss));
+      c.loss.push_back(epoch.test_loss);
+    }
+    if (run_.switched()) c.switch_epoch = static_cast<double>(run_.switched()->epoch);
+    const std::string drawn = plot_curves(o_.plot, "Transformer on Multi30k", {c}, true);
+    if (!drawn.empty()) out_.line(drawn);
+  }
+
+  nlohmann::ordered_json document(const costs& before, const costs& after, double bleu) const {
+    nlohmann::ordered_json history = nlohmann::ordered_json::array();
+    double seconds = 0.0;
+    for (std::size_t e = 0; e < run_.history().size(); ++e) {
+      const pufferfish::epoch_result& epoch = run_.history()[e];
+      history.push_back(examples::to_json(epoch));
+      history.back()["valid_perplexity"] = std::exp(epoch.test_loss);
+      history.back()["digest"] = kept_.digests()[e];
+      seconds += epoch.seconds;
+    }
+    nlohmann::ordered_json j;
+    j["options"] = options_json(o_, comm_.size());
+    j["vocabulary"] = data_.words.size();
+    j["bleu"] = bleu;
+    j["bleu_signature"] = signature_;
+    j["before"] = examples::to_json(before);
+    j["after"] = examples::to_json(after);
+    j["ms_per_step_dense"] = step_ms(run_.history(), false);
+    j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
+    j["seconds"] = seconds;
+    j["digest"] = digest_text(run_.net());
+    if (run_.switched()) j["switch"] = examples::to_json(*run_.switched());
+    j["history"] = history;
+    return j;
+  }
+
+  const options& o_;
+  Comm& comm_;
+  console out_;
+  translation_data data_;
+  run_type run_;
+  kept_run<run_type, Comm> kept_;
+  std::vector<std::pair<std::string, std::string>> shown_;
+  std::string signature_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  options o;
+  CLI::App app("Trains a Transformer to translate, dense or by the Pufferfish procedure", "train_translator");
+  add_options(app, o);
+  return run(app, argc, argv, [&](auto& comm) { job(o, comm).train(); });
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `translation_task`: translating sentences, as a task of a training run.
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/io/pair_batches.hpp>
+#include <pufferfish/models/beam_search.hpp>
+#include <pufferfish/models/transformer_decoding.hpp>
+#include <pufferfish/train/training_run.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct translation_task_options {
+  index_t batch = 256;         ///< pairs of sentences a step over all ranks
+  index_t bucket_batches = 0;  ///< see pair_batch_options
+  label_smoothing smoothing{0.1};
+  /// The gradient of the sum over the global batch's tokens, as the paper's code trains; else of their mean.
+  bool sum_gradients = false;
+};
+
+/// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. All ranks
+/// get the same; each goes through its own part. The context's mode is put back. Collective.
+template <class T, class Comm>
+evaluation evaluate_translation(context<device::cpu>& ctx, const model<transformer<T>>& net, Comm& comm,
+                                const sentence_pairs& pairs, index_t batch) {
+  pair_batch_options options;
+  options.batch = batch;
+  options.shuffle = false;
+  options.rank = comm.rank();
+  options.ranks = comm.size();
+  pair_batches source(pairs, options);
+  const run_mode before = ctx.mode();
+  ctx.set_mode(run_mode::inference);
+  evaluation local;
+  for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
+    const pair_batch part = source.load(0, step);
+    if (part.count == 0) continue;
+    const extents<2> target{part.count, part.target_length};
+    const token_loss_result loss =
+        net.root().loss(ctx, {part.source.data(), {part.count, part.source_length}},
+                        {part.target.data(), target}, {part.labels.data(), target});
+    local.loss_sum += loss.loss_sum;
+    local.count += loss.tokens;
+  }
+  ctx.set_mode(before);
+  return reduce(comm, local);
+}
+
+/// The best translation of each of some source sentences (see beam_search), without begin and end tokens; of
+/// this rank alone. Sentences are words without begin and end, as sentence_pairs hold them. The context's
+/// mode is put back. Throws shape_error for sentences longer than the model's table of positions.
+template <class T>
+std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, const model<transformer<T>>& net,
+                                                 std::span<const std::span<const std::int32_t>> sentences,
+                                                 const beam_options& options) {
+  const auto count = static_cast<index_t>(sentences.size());
+  std::vector<std::vector<std::int32_t>> result(sentences.size());
+  if (count == 0) return result;
+  std::size_t longest = 0;
+  for (const auto& sentence : sentences) longest = std::max(longest, sentence.size() + 2);
+  std::vector<std::int32_t> source(sentences.size() * longest, translation_tokens::padding);
+  for (std::size_t i = 0; i < sentences.size(); ++i) {
+    std::int32_t* to = source.data() + i * longest;
+    *to++ = translation_tokens::begin;
+    *std::copy(sentences[i].begin(), sentences[i].end(), to) = translation_tokens::end;
+  }
+  const run_mode before = ctx.mode();
+  ctx.set_mode(run_mode::inference);
+  transformer_decoding<T> decoding(ctx, net.root(), {source.data(), {count, static_cast<index_t>(longest)}},
+                                   options.beam, options.max_length);
+  const auto found = beam_search<T>(ctx, count, net.root().options().vocabulary, options,
+                                    [&](const beam_rows& rows, const tensor_view<T, 2>& logits) {
+                                      decoding.step(ctx, rows.tokens, rows.parents, rows.sentences, logits);
+                                    });
+  ctx.set_mode(before);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i].empty()) continue;
+    result[i] = found[i].front().tokens;
+    if (found[i].front().ended) result[i].pop_back();
+  }
+  return result;
+}
+
+/// A Transformer on sentence pairs. An evaluation counts target tokens; exp(loss()) is the perplexity, while
+/// training that of smoothed labels.
+template <class T>
+class translation_task {
+ public:
+  using model_type = model<transformer<T>>;
+
+  /// The sets must outlive the object. Throws value_error as pair_batches, and if the model pads with another
+  /// token than translation_tokens::padding; shape_error for sentences longer than its table of positions.
+  translation_task(const model_type& net, const sentence_pairs& train, const sentence_pairs& test,
+                   const translation_task_options& options, std::uint64_t seed, int rank, int ranks)
+      : test_(&test), options_(options), ranks_(ranks), train_(train, batches(options, seed, rank, ranks)) {
+    const transformer_options& shape = net.root().options();
+    if (shape.padding != translation_tokens::padding) {
+      detail::throw_error<value_error>({"translation_task: the model pads with token ", shape.padding,
+                                        ", batches with ", translation_tokens::padding});
+    }
+    const index_t longest = std::max(train_.max_source_length(), train_.max_target_length());
+    if (longest > shape.positions) {
+      detail::throw_error<shape_error>({"translation_task: sentences of up to ", longest,
+                                        " tokens for a table of ", shape.positions, " positions"});
+    }
+  }
+
+  index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
+
+  evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at) {
+    const pair_batch part = train_.load(at.epoch, at.step);
+    ctx.begin_step(at.total, part.first);
+    if (part.count == 0) {
+      // A batch smaller than the number of ranks: this one's gradient is zero.
+      std::fill(net.store().gradients().begin(), net.store().gradients().end(), T{});
+      return {};
+    }
+    const extents<2> target{part.count, part.target_length};
+    const token_loss_result loss =
+        net.root().loss(ctx, {part.source.data(), {part.count, part.source_length}},
+                        {part.target.data(), target}, {part.labels.data(), target}, options_.smoothing);
+    // The mean over ranks of gradients divided like this is that over the global batch.
+    net.root().backward(ctx,
+                        (options_.sum_gradients ? 1.0 : static_cast<double>(part.global_tokens)) / ranks_);
+    return {loss.loss_sum, 0, loss.tokens};
+  }
+
+  template <class Comm>
+  evaluation test(context<device::cpu>& ctx, const model_type& net, Comm& comm) {
+    return evaluate_translation(ctx, net, comm, *test_, options_.batch);
+  }
+
+  std::string describe() const {
+    return detail::message({"batch ", options_.batch, "\nbucket batches ", options_.bucket_batches,
+                            "\nlabel smoothing ", detail::exact_number(options_.smoothing.epsilon),
+                            "\ngradients of the ", options_.sum_gradients ? "sum" : "mean",
+                            "\ntraining pairs ", train_.set().size(), "\n"});
+  }
+  std::string data_lines() const {
+    hasher all;
+    const sentence_pairs& set = train_.set();
+    for (index_t i = 0; i < set.size(); ++i) {
+      const auto pair = static_cast<std::uint32_t>(i);
+      all.number(set.source[pair].size()).values(set.source[pair]).values(set.target[pair]);
+    }
+    return "training sentences " + detail::hexadecimal(all.digest()) + "\n";
+  }
+
+ private:
+  static pair_batch_options batches(const translation_task_options& options, std::uint64_t seed, int rank,
+                                    int ranks) {
+    pair_batch_options result;
+    result.batch = options.batch;
+    result.bucket_batches = options.bucket_batches;
+    result.seed = seed;
+    result.rank = rank;
+    result.ranks = ranks;
+    return result;
+  }
+
+  const sentence_pairs* test_;
+  translation_task_options options_;
+  int ranks_;
+  pair_batches train_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""train_language_model: learns a small text on one rank and on two, goes on bit for bit, writes text, refuses nonsense."""
+import math
+
+from support import digests, expect, expect_equal, load, main
+
+SMALL = ["--width", 16, "--dropout", 0.1, "--lr", 5, "--batch", 8, "--segment", 15, "--eval-streams", 4, "--progress",
+         "none", "--epochs", 3, "--warmup-epochs", 1]
+
+
+def write_text(folder):
+    path = folder / "text.txt"
+    if not path.exists():
+        path.write_text("".join(f"the {('cat', 'dog', 'owl')[i % 3]} sees {i % 7} red birds .\n" for i in range(900)))
+    return path
+
+
+def train(programs, folder, *arguments, ranks=0):
+    target = folder / "result.json"
+    target.unlink(missing_ok=True)
+    output, _ = programs.run("train_language_model", "--data", write_text(folder), *SMALL, "--json", target, *arguments,
+                             ranks=ranks)
+    return load(target), output
+
+
+def learns(programs, folder):
+    for ranks in [n for n in programs.rank_counts() if n in (0, 2)]:
+        one, _ = train(programs, folder, "--threads", 1, ranks=ranks)
+        two, _ = train(programs, folder, "--threads", 2, ranks=ranks)
+        expect_equal(digests(two), digests(one), f"parameters after each epoch, 2 threads, {ranks} ranks")
+        expect([e["low_rank"] for e in one["history"]] == [False, True, True], "the switch is after epoch 1")
+        expect_equal(len(one["switch"]["layers"]), 16, "matrices of two LSTM layers")
+        expect(one["test_perplexity"] < 0.5 * one["vocabulary"], "better than drawing words")
+        last = one["history"][-1]
+        expect(abs(math.exp(last["test_loss"]) - last["valid_perplexity"]) < 1e-9, "perplexity is that of the loss")
+        expect(one["after"]["parameters"] < one["before"]["parameters"], "factors are smaller")
+
+
+def resume(programs, folder):
+    whole, _ = train(programs, folder)
+    for steps in (3, 100):
+        file = folder / f"stop-{steps}.safetensors"
+        programs.run("train_language_model", "--data", write_text(folder), *SMALL, "--checkpoint", file, "--stop-after", steps)
+        again, _ = train(programs, folder, "--checkpoint", file, "--resume")
+        expect_equal(digests(again), digests(whole), f"parameters after stopping at step {steps}")
+
+
+def writes(programs, folder):
+    arguments = ["--sample", 12, "--prompt", "the cat", "--temperature", 0]
+    _, first = train(programs, folder, *arguments)
+    _, second = train(programs, folder, *arguments)
+    expect("the cat" in first and first.splitlines()[-1] == second.splitlines()[-1], "the likeliest words, twice the same")
+
+
+def refuses(programs, folder):
+    text = write_text(folder)
+    for arguments, part in [(["--data", folder / "nothing"], "nothing"), (["--data", text, "--batch", 100000], "streams"),
+                            (["--data", text, "--epochs", 2, "--warmup-epochs", 2], "warm-up")]:
+        _, error = programs.run("train_language_model", "--width", 8, *arguments, fails=True)
+        expect(part in error and error.count("\n") == 1, f"one line about {part}: {error}")
+
+
+def test(programs, folder):
+    learns(programs, folder)
+    resume(programs, folder)
+    writes(programs, folder)
+    refuses(programs, folder)
+
+
+main(test)

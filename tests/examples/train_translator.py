@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""train_translator: learns a toy language on one rank and on two, goes on bit for bit, refuses nonsense."""
+from support import digests, expect, expect_equal, load, main
+
+SMALL = ["--width", 16, "--hidden", 32, "--layers", 2, "--heads", 2, "--batch", 32, "--epochs", 3, "--warmup-epochs", 1,
+         "--noam-warmup", 30, "--min-count", 1, "--bucket-batches", 4, "--beam", 2, "--show", 1, "--progress", "none"]
+NOUNS = [("hund", "dog"), ("katze", "cat"), ("vogel", "bird"), ("haus", "house")]
+VERBS = [("sieht", "sees"), ("mag", "likes"), ("sucht", "seeks")]
+
+
+def write_pairs(folder):
+    data = folder / "multi30k"
+    if not data.exists():
+        data.mkdir()
+        for part, count, shift in [("train", 300, 0), ("val", 20, 3), ("test_2016_flickr", 20, 5)]:
+            pairs = [(NOUNS[(i + shift) % 4], VERBS[i % 3], NOUNS[(i // 4 + i % 5) % 4]) for i in range(count)]
+            for side, language in enumerate(["de", "en"]):
+                lines = [f"{a[side]} {v[side]} {b[side]} .\n" for a, v, b in pairs]
+                (data / f"{part}.{language}").write_text("".join(lines))
+    return folder
+
+
+def train(programs, folder, *arguments, ranks=0):
+    target = folder / "result.json"
+    target.unlink(missing_ok=True)
+    programs.run("train_translator", "--data", write_pairs(folder), *SMALL, "--json", target, *arguments, ranks=ranks)
+    return load(target)
+
+
+def learns(programs, folder):
+    for ranks in [n for n in programs.rank_counts() if n in (0, 2)]:
+        one = train(programs, folder, "--threads", 1, ranks=ranks)
+        two = train(programs, folder, "--threads", 2, ranks=ranks)
+        expect_equal(digests(two), digests(one), f"parameters after each epoch, 2 threads, {ranks} ranks")
+        expect([e["low_rank"] for e in one["history"]] == [False, True, True], "the switch is after epoch 1")
+        # The second layer of each stack: four projections and two feed-forward matrices, and four more across.
+        expect_equal(len(one["switch"]["layers"]), 16, "factorized matrices")
+        expect(one["history"][-1]["test_loss"] < one["history"][0]["test_loss"], "the loss falls")
+        expect(0 <= one["bleu"] <= 100, "BLEU in percent")
+
+
+def resume(programs, folder):
+    whole = train(programs, folder)
+    for steps in (4, 17):
+        file = folder / f"stop-{steps}.safetensors"
+        programs.run("train_translator", "--data", write_pairs(folder), *SMALL, "--checkpoint", file, "--stop-after", steps)
+        again = train(programs, folder, "--checkpoint", file, "--resume")
+        expect_equal(digests(again), digests(whole), f"parameters after stopping at step {steps}")
+        expect_equal(again["bleu"], whole["bleu"], "BLEU")
+
+
+def refuses(programs, folder):
+    data = write_pairs(folder)
+    for arguments, part in [(["--data", folder / "nothing"], "nothing"),
+                            (["--data", data, "--width", 16, "--heads", 3, "--min-count", 1], "heads"),
+                            (["--data", data, "--epochs", 2, "--warmup-epochs", 2, "--min-count", 1], "warm-up")]:
+        _, error = programs.run("train_translator", *arguments, fails=True)
+        expect(part in error and error.count("\n") == 1, f"one line about {part}: {error}")
+
+
+def test(programs, folder):
+    learns(programs, folder)
+    resume(programs, folder)
+    refuses(programs, folder)
+
+
+main(test)
