@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Every model of the zoo, dense, hybrid and of pure low rank: parameters, buffers, multiply-accumulates.
+// Nothing is trained and nothing decomposed: ranks follow from the policies.
+//   build/examples/model_zoo
+//   build/examples/model_zoo --model resnet50 --layers
+//   build/examples/model_zoo --json zoo.json
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <pufferfish/models/lstm_lm.hpp>
+#include <pufferfish/models/transformer.hpp>
+#include <pufferfish/models/zoo.hpp>
+
+#include "common/console.hpp"
+#include "common/session.hpp"
+#include "common/text.hpp"
+
+namespace {
+
+using namespace examples;
+using pufferfish::factor_mode;
+using pufferfish::index_t;
+using pufferfish::layer_cost;
+using pufferfish::model_cost;
+
+/// A model in a mode, and what a pass costs.
+struct zoo_row {
+  std::string model;
+  factor_mode mode;
+  std::string input;  ///< of the pass
+  model_cost cost;
+};
+
+struct options {
+  std::string model;  ///< all, if empty
+  std::string json;
+  bool layers = false;
+
+  bool wants(std::string_view name) const { return model.empty() || model == name; }
+};
+
+/// A model that is no network of images: its costs in a mode.
+struct token_model {
+  const char* name;
+  const char* input;
+  model_cost (*cost)(factor_mode mode);
+};
+
+template <class Root, class... Tokens>
+model_cost cost_with(Root root, factor_mode mode, const pufferfish::factorize_policy& hybrid,
+                     const pufferfish::factorize_policy& lowrank, Tokens... tokens) {
+  pufferfish::model<Root> net(std::move(root));
+  if (mode != factor_mode::dense) {
+    apply_ranks(net, planned_ranks(net, mode == factor_mode::hybrid ? hybrid : lowrank));
+  }
+  return net.root().cost(tokens...);
+}
+
+/// All recurrent matrices of the language model are factorized in its hybrid already.
+model_cost language_model_cost(factor_mode mode) {
+  using namespace pufferfish;
+  return cost_with(lstm_lm<float>(lstm_lm_options{}), mode, lstm_lm_policy(), lstm_lm_policy(), index_t{1});
+}
+
+model_cost translation_model_cost(factor_mode mode) {
+  using namespace pufferfish;
+  return cost_with(transformer<float>(transformer_options{}), mode, transformer_policy(),
+                   transformer_low_rank_policy(), index_t{20}, index_t{20});
+}
+
+constexpr std::array<token_model, 2> token_models{{
+    {"lstm_wikitext2", "1 token", &language_model_cost},
+    {"transformer_multi30k", "20 + 20 tokens", &translation_model_cost},
+}};
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const auto& model : pufferfish::zoo<float>()) names.emplace_back(model.name);
+  for (const token_model& model : token_models) names.emplace_back(model.name);
+  return names;
+}
+
+std::vector<zoo_row> rows_of(const options& o) {
+  std::vector<zoo_row> rows;
+  for (const factor_mode mode : pufferfish::factor_modes) {
+    for (const auto& model : pufferfish::zoo<float>()) {
+      if (!o.wants(model.name)) continue;
+      const std::string image = format("%tdx%td", model.image[1], model.image[2]);
+      rows.push_back({std::string(model.name), mode, image, model.cost(model.make(mode))});
+    }
+    for (const token_model& model : token_models) {
+      if (o.wants(model.name)) rows.push_back({model.name, mode, model.input, model.cost(mode)});
+    }
+  }
+  const std::vector<std::string> order = model_names();
+  const auto place = [&](const zoo_row& row) { return std::find(order.begin(), order.end(), row.model); };
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](const zoo_row& a, const zoo_row& b) { return place(a) < place(b); });
+  return rows;
+}
+
+std::string table_of(const std::vector<zoo_row>& rows) {
+  text_table table({"model", "mode", "input", "parameters", "of dense", "buffers", "MACs", "MACs (paper)"});
+  double dense = 1.0;
+  for (const zoo_row& row : rows) {
+    const layer_cost total = row.cost.total();
+    if (row.mode == factor_mode::dense) dense = static_cast<double>(total.parameters);
+    table.add({row.model, to_string(row.mode), row.input, grouped(total.parameters),
+               format("%.1f %%", 100.0 * static_cast<double>(total.parameters) / dense),
+               grouped(total.buffers), grouped(total.macs), grouped(total.macs_paper)});
+  }
+  return table.str();
+}
+
+/// The layers that hold parameters or multiply.
+std::vector<layer_cost> working_layers(const model_cost& cost) {
+  std::vector<layer_cost> layers;
+  for (const layer_cost& layer : cost.layers) {
+    if (layer.parameters > 0 || layer.macs > 0) layers.push_back(layer);
+  }
+  return layers;
+}
+
+std::string layer_table_of(const zoo_row& row) {
+  text_table table({row.model + ", " + to_string(row.mode), "rank", "parameters", "MACs"});
+  for (const layer_cost& layer : working_layers(row.cost)) {
+    table.add({layer.name, layer.rank > 0 ? std::to_string(layer.rank) : "", grouped(layer.parameters),
+               grouped(layer.macs)});
+  }
+  return table.str();
+}
+
+nlohmann::ordered_json to_json(const zoo_row& row) {
+  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  for (const layer_cost& layer : working_layers(row.cost)) {
+    layers.push_back(
+        {{"name", layer.name}, {"parameters", layer.parameters}, {"macs", layer.macs}, {"rank", layer.rank}});
+  }
+  const layer_cost total = row.cost.total();
+  return {{"model", row.model}, {"mode", to_string(row.mode)},    {"parameters", total.parameters},
+          {"macs", total.macs}, {"macs_paper", total.macs_paper}, {"buffers", total.buffers},
+          {"layers", layers}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Parameters, buffers and multiply-accumulates of every model of the zoo", "model_zoo");
+  options o;
+  app.add_option("--model", o.model, "One of them only")->check(CLI::IsMember(model_names()));
+  app.add_flag("--layers", o.layers, "Layer by layer, too");
+  app.add_option("--json", o.json, "Write results to a file, or - for standard output");
+  return run(app, argc, argv, [&o](const auto& comm) {
+    if (comm.rank() != 0) return;
+    check_writable(o.json);
+    const console out(0, o.json, progress_style::none);
+    const std::vector<zoo_row> rows = rows_of(o);
+    if (o.layers) {
+      for (const zoo_row& row : rows) out.line(layer_table_of(row));
+    }
+    out.write(table_of(rows));
+    nlohmann::ordered_json document = nlohmann::ordered_json::array();
+    for (const zoo_row& row : rows) document.push_back(to_json(row));
+    write_json(o.json, document);
+  });
+}

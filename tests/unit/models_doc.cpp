@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// What docs/models.md shows, and the recipes. The marked parts stand there word for word.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include <pufferfish/models/recipes.hpp>
+#include <pufferfish/models/weights.hpp>
+#include <pufferfish/models/zoo.hpp>
+
+namespace {
+
+using namespace pufferfish;
+
+TEST_CASE("docs: building a model") {
+  // clang-format off
+  // [zoo]
+  network<float> net = resnet18<float>();         // or vgg19, resnet50, wide_resnet50_2, ...
+  net.initialize(1);
+  factorize(net, resnet18_policy());              // the switch: SVDs of what the paper factorizes
+
+  network<float> scratch = resnet18<float>();     // low rank from random factors, without an SVD
+  apply_ranks(scratch, planned_ranks(scratch, resnet18_low_rank_policy()));
+  scratch.initialize(1);
+
+  const auto& model = zoo_model_called<float>("wide_resnet50_2");
+  const layer_cost cost = model.cost(model.make(factor_mode::hybrid)).total();
+  // [zoo]
+  // clang-format on
+  CHECK(net.parameter_count() == 3336138);
+  CHECK(low_rank_layers(scratch).size() == 16);
+  CHECK(cost.parameters == 40047400);
+}
+
+void load_resnet50() {
+  // [weights]
+  network<float> net = resnet50<float>();
+  load_weights(net, safetensors_file::read("resnet50.safetensors"));
+  // [weights]
+}
+
+TEST_CASE("docs: weights by name") { CHECK_THROWS_AS(load_resnet50(), io_error); }
+
+TEST_CASE("recipes: the paper's schedules") {
+  // [recipe]
+  image_recipe mine = cifar_recipe();
+  mine.epochs = 100;
+  mine.warmup_epochs = 27;
+  mine.milestones = {50, 83};
+  const schedule rate = mine.rate_schedule();  // factors of mine.learning_rate
+  // [recipe]
+  CHECK(rate(49.9) == 1.0);
+  CHECK(rate(50.0) == doctest::Approx(0.1));
+  CHECK(rate(99.0) == doctest::Approx(0.01));
+
+  CHECK(cifar_recipe().rate_schedule()(149.5) == 1.0);
+  CHECK(cifar_recipe().rate_schedule()(250.0) == doctest::Approx(0.01));
+  CHECK(cifar_recipe().optimizer.decay_all);
+  CHECK(imagenet_recipe().rate_schedule()(80.0) == doctest::Approx(0.001));
+  CHECK_FALSE(imagenet_recipe().optimizer.decay_all);
+  CHECK(imagenet_recipe().smoothing.kind == smoothing_kind::wrong_classes);
+  CHECK(lottery_ticket_recipe().warmup_epochs == 50);
+  // 0.1, 0.4, 0.7, 1.0, 1.3, 1.6 at epochs 0 .. 5.
+  const distributed_image_recipe many = distributed_cifar_recipe();
+  for (int epoch = 0; epoch <= 5; ++epoch) {
+    CHECK(many.learning_rate * many.rate_schedule()(epoch) == doctest::Approx(0.1 + 0.3 * epoch));
+  }
+  CHECK(many.rate_schedule()(150.0) == doctest::Approx(0.1));
+  CHECK(wikitext2_recipe().epochs == 40);
+  // The rate at the end of 400 epochs of 114 steps.
+  CHECK(multi30k_recipe().rate(400 * 114) == doctest::Approx(8.8e-5).epsilon(0.01));
+}
+
+}  // namespace
