@@ -7,6 +7,7 @@
 /// <pufferfish/train.hpp>.
 
 #include <pufferfish/lowrank.hpp>
+#include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/activation.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 #include <pufferfish/nn/batch_norm.hpp>
@@ -17,6 +18,7 @@
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/linear.hpp>
 #include <pufferfish/nn/loss.hpp>
+#include <pufferfish/nn/low_rank_norm_conv.hpp>
 #include <pufferfish/nn/lstm.hpp>
 #include <pufferfish/nn/network.hpp>
 #include <pufferfish/nn/pooling.hpp>
