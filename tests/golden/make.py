@@ -24,14 +24,18 @@ import struct
 import sys
 from collections import OrderedDict
 
-import numpy as np
-import torch
-from torch import nn
+try:
+    import numpy as np
+    import torch
+    from torch import nn
+except ImportError as error:
+    print(f"make.py needs PyTorch (Debian: python3-torch): {error}", file=sys.stderr)
+    sys.exit(77)  # skipped, for Meson
 
 HERE = pathlib.Path(__file__).resolve().parent
 STEPS = 20
 SAMPLES = 96
-TOLERANCE = 1e-11  # of --check, relative to a tensor's norm: other versions of PyTorch add in another order
+TOLERANCE = 1e-10  # of --check, relative to a tensor's norm: other versions of PyTorch add in another order
 CASES = {}
 
 
