@@ -158,11 +158,13 @@ switch_counts check_switch(network<T>& net, const factorize_policy& policy) {
                   factors.at(report.name + ".up.weight"), report, tolerance);
   }
   switch_counts counts;
-  for (const auto& [name, values] : after) {
+  for (const auto& entry : after) {
+    const std::string& name = entry.first;
+    const std::vector<T>& values = entry.second;
     CAPTURE(name);
     ++counts.entries;
-    const bool made = std::any_of(done.layers.begin(), done.layers.end(), [&, n = name](const auto& layer) {
-      return starts_with(n, layer.name + ".down.") || starts_with(n, layer.name + ".up.");
+    const bool made = std::any_of(done.layers.begin(), done.layers.end(), [&](const auto& layer) {
+      return starts_with(name, layer.name + ".down.") || starts_with(name, layer.name + ".up.");
     });
     if (!made) {
       ++counts.untouched;

@@ -313,12 +313,15 @@ TEST_CASE("the switch of networks of bottlenecks, narrow: counts of the state, f
 
 // All others: tests/slow/models_full_size.cpp.
 TEST_CASE("a training pass at full size: smaller networks of each family") {
-  for (const auto& [name, mode] :
-       {std::pair{"vgg11_bn", hybrid}, std::pair{"resnet18_cifar", dense},
-        std::pair{"resnet18_cifar_stem_bn", lowrank}, std::pair{"resnet34", lowrank}}) {
-    CAPTURE(name);
-    const zoo_model<float>& model = zoo_model_called<float>(name);
-    network<float> net = model.make(mode);
+  struct chosen {
+    const char* name;
+    factor_mode mode;
+  };
+  for (const chosen& c : {chosen{"vgg11_bn", hybrid}, chosen{"resnet18_cifar", dense},
+                          chosen{"resnet18_cifar_stem_bn", lowrank}, chosen{"resnet34", lowrank}}) {
+    CAPTURE(c.name);
+    const zoo_model<float>& model = zoo_model_called<float>(c.name);
+    network<float> net = model.make(c.mode);
     extents<4> images = model.image;
     images[0] = images[1] == 32 ? 2 : 1;
     check_training_pass(net, images, model.classes);
