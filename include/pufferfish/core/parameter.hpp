@@ -154,7 +154,10 @@ class parameter {
   parameter(const parameter& other)
       : layout_(other.layout_), role_(other.role_), values_(other.values_), writers_(other.writers_) {}
   parameter(parameter&&) noexcept = default;
-  parameter& operator=(const parameter& other) { return *this = parameter(other); }
+  parameter& operator=(const parameter& other) {
+    if (this != &other) *this = parameter(other);
+    return *this;
+  }
   parameter& operator=(parameter&&) noexcept = default;
   ~parameter() = default;
 

@@ -31,6 +31,7 @@ class Embedding {
   tensor_view<T, 2> weight() { return {weight_.data(), {vocabulary(), width()}}; }
   tensor_view<const T, 2> weight() const { return {weight_.data(), {vocabulary(), width()}}; }
   tensor_view<T, 2> weight_gradient() const { return {weight_.gradient_data(), {vocabulary(), width()}}; }
+  std::span<T> weight_values() { return weight_.values(); }
   const parameter<T>& table() const { return weight_; }
 
   /// `writers` passes write the table's gradient in each backward pass: this one, and those of layers that

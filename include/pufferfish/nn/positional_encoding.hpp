@@ -27,7 +27,8 @@ class PositionalEncoding {
   explicit PositionalEncoding(index_t width, index_t positions = 200) : table_(checked(width, positions)) {
     for (index_t p = 0; p < positions; ++p) {
       for (index_t j = 0; j < width; ++j) {
-        const double power = static_cast<double>(j / 2 * 2) / static_cast<double>(width);
+        const index_t even = j - j % 2;
+        const double power = static_cast<double>(even) / static_cast<double>(width);
         const double angle = static_cast<double>(p) / std::pow(10000.0, power);
         table_(p, j) = static_cast<T>(j % 2 == 0 ? std::sin(angle) : std::cos(angle));
       }

@@ -96,6 +96,48 @@ struct output_cut {
   index_t parts() const { return std::clamp<index_t>(large_blocks() / 2, 1, 8); }
 };
 
+/// W x by blocks of the vocabulary, tokens innermost.
+template <class T>
+class output_product {
+ public:
+  // The transposed rows are the right operand, in panels of tokens; what lies beyond the last token is zero.
+  output_product(context<device::cpu>& ctx, scratch_frame& frame, const output_layer<T>& layer,
+                 const output_cut& cut)
+      : layer_(layer), cut_(cut), panels_(kernels_.right_panels(cut.width)) {
+    T* const right = frame.take<T>(panels_ * panel_size());
+    right_ = right;
+    ctx.parallel_for(panels_, [&](index_t panel, int) {
+      const index_t first = std::min(panel * kernels_.width(), layer.tokens());
+      kernels_.copy_right(transpose(layer.x), first, right + panel * panel_size());
+    });
+  }
+
+  /// Block `number` to z: its rows, cut.width elements each.
+  void block(index_t number, T* z) const {
+    const depth_blocks depths(layer_.depth());
+    const index_t step = layer_.weight.stride(0);
+    const T* const w = layer_.weight.data() + number * cut_.block * step;
+    for (index_t panel = 0; panel < panels_; ++panel) {
+      const index_t column = panel * kernels_.width(),
+                    columns = std::min(kernels_.width(), cut_.width - column);
+      for (index_t part = 0; part < depths.count(); ++part) {
+        kernels_.multiply(w + depths.begin(part), step, 1, cut_.rows(number),
+                          right_ + panel * panel_size() + depths.begin(part) * kernels_.width(),
+                          kernels_.width(), depths.size(part), z + column, cut_.width, columns, part > 0);
+      }
+    }
+  }
+
+ private:
+  index_t panel_size() const { return kernels_.width() * layer_.depth(); }
+
+  panel_kernels<T> kernels_;
+  const output_layer<T>& layer_;
+  output_cut cut_;
+  index_t panels_;
+  const T* right_ = nullptr;
+};
+
 template <class T>
 void check_output(const char* what, const output_layer<T>& layer) {
   if (layer.x.extent(1) != layer.weight.extent(1)) {
@@ -114,6 +156,33 @@ void clear_gradient(const output_gradient<T>& to) {
 }
 
 }  // namespace detail
+
+/// The layer's logits, as reference::output_logits. logits: tokens x V, rows dense, overlaps nothing. W is
+/// read once, whatever the number of tokens. Throws shape_error if the sizes differ.
+template <class T>
+void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
+  detail::check_output("output_logits", layer);
+  if (logits.shape() != extents<2>{layer.tokens(), layer.vocabulary()}) {
+    pufferfish::detail::throw_error<shape_error>({"output_logits: logits ", logits.shape(), " for rows ",
+                                                  layer.x.shape(), " and a weight ", layer.weight.shape()});
+  }
+  if (logits.empty()) return;
+  const detail::output_cut cut(layer.vocabulary(), layer.tokens());
+  scratch_frame frame(ctx.scratch());
+  const detail::output_product<T> product(ctx, frame, layer, cut);
+  T* const memory = frame.take<T>(cut.block * cut.width * ctx.threads());
+  ctx.parallel_for(cut.blocks(), [&](index_t block, int worker) {
+    T* const z = memory + worker * cut.block * cut.width;
+    product.block(block, z);
+    for (index_t n = 0; n < logits.extent(0); ++n) {
+      T* const to = logits.data() + n * logits.stride(0) + block * cut.block;
+      const T* const bias = layer.bias == nullptr ? nullptr : layer.bias + block * cut.block;
+      for (index_t v = 0; v < cut.rows(block); ++v) {
+        to[v] = z[v * cut.width + n] * layer.scale + (bias == nullptr ? T{} : bias[v]);
+      }
+    }
+  });
+}
 
 /// Elements that output_loss_forward keeps for output_loss_backward: exponentials of the logits, and two
 /// numbers of each token and block.
@@ -138,16 +207,8 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
   if (logits[0] == 0) return result;
   const detail::output_cut cut(logits[1], logits[0]);
   const isa form = widest_isa();
-  const detail::panel_kernels<T> kernels(form);
   scratch_frame frame(ctx.scratch());
-  // The transposed rows are the right operand, in panels of tokens; what lies beyond the last token is zero.
-  const detail::depth_blocks depths(layer.depth());
-  const index_t panels = kernels.right_panels(cut.width), panel_size = kernels.width() * layer.depth();
-  T* const right = frame.take<T>(panels * panel_size);
-  ctx.parallel_for(panels, [&](index_t panel, int) {
-    const index_t first = std::min(panel * kernels.width(), logits[0]);
-    kernels.copy_right(transpose(layer.x), first, right + panel * panel_size);
-  });
+  const detail::output_product<T> product(ctx, frame, layer, cut);
   T* const largest =
       kept == nullptr ? frame.take<T>(cut.blocks() * cut.width) : kept + cut.width * cut.vocabulary;
   T* const sums = frame.take<T>(2 * cut.blocks() * cut.width);
@@ -157,15 +218,7 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
   ctx.parallel_for(cut.blocks(), [&](index_t block, int worker) {
     const index_t first = block * cut.block, rows = cut.rows(block);
     T* const z = kept != nullptr ? kept + first * cut.width : block_memory + worker * cut.block * cut.width;
-    const T* const w = layer.weight.data() + first * layer.weight.stride(0);
-    for (index_t panel = 0; panel < panels; ++panel) {
-      const index_t column = panel * kernels.width(), columns = std::min(kernels.width(), cut.width - column);
-      for (index_t part = 0; part < depths.count(); ++part) {
-        kernels.multiply(w + depths.begin(part), layer.weight.stride(0), 1, rows,
-                         right + panel * panel_size + depths.begin(part) * kernels.width(), kernels.width(),
-                         depths.size(part), z + column, cut.width, columns, part > 0);
-      }
-    }
+    product.block(block, z);
     T* const most = largest + block * cut.width;
     PUFFERFISH_KERNEL(form, detail::output_blocks, logit_block<T>)
     (z, rows, cut.width, cut.width, layer.scale, layer.bias == nullptr ? nullptr : layer.bias + first, most);

@@ -69,17 +69,17 @@ class panel_kernels {
         0,    c,        c_step * size, accumulate ? 1 : 0};
     block.prefetch = soon.from;
     block.prefetch_step = soon.step;
-    if (columns % lanes == 0) return pufferfish::detail::run_rows(list, block, count);
+    if (columns % lanes == 0) return run(list, block, count);
     // A block whose last vector sticks out of the result is computed beside it, then copied.
     constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
     alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
-    block.result = beside;
     block.result_step = most_columns * size;
     block.accumulate = 0;
     for (index_t row = 0; row < count; row += most_rows) {
       const index_t here = std::min(most_rows, count - row);
       block.left_shift = row * block.row_step;
-      pufferfish::detail::run_rows(list, block, here);
+      block.result = beside;
+      run(list, block, here);
       for (index_t i = 0; i < here; ++i) {
         T* const to = c + (row + i) * c_step;
         const T* const from = beside + i * most_columns;
@@ -89,6 +89,19 @@ class panel_kernels {
   }
 
  private:
+  // The arguments are not copied: a copy would be read in wide pieces right after it was written in narrow
+  // ones, and so wait for every store before it, the last block's results included.
+  static void run(const pufferfish::detail::kernel_list<T>& list,
+                  pufferfish::detail::block_arguments<T>& block, index_t rows) {
+    for (const auto* kernel = list.by_rows; rows > 0; ++kernel) {
+      for (; rows >= kernel->rows; rows -= kernel->rows) {
+        kernel->run(block);
+        block.left_shift += kernel->rows * block.row_step;
+        block.result = pufferfish::detail::moved(block.result, kernel->rows * block.result_step);
+      }
+    }
+  }
+
   const pufferfish::detail::kernel_table<T>* table_;
   void (*copy_)(const T*, index_t, index_t, index_t, index_t, T*, index_t);
   index_t vectors_, rows_;

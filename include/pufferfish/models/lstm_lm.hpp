@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `lstm_lm`: the paper's language model: an embedding, LSTM layers, and an output tied to the embedding.
+///
+///     model<lstm_lm<float>> net(lstm_lm<float>(lstm_lm_options{}));
+///     net.initialize(1);
+///     auto state = net.root().make_state(20);
+///     ...
+///     ctx.begin_step(step);
+///     token_loss_result loss = net.root().loss(ctx, tokens, targets, state);
+///     net.root().backward(ctx, static_cast<double>(loss.tokens));
+///     ...
+///     factorize(net, lstm_lm_policy());
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/nn/accounting.hpp>
+#include <pufferfish/nn/embedding.hpp>
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/init.hpp>
+#include <pufferfish/nn/lstm.hpp>
+#include <pufferfish/ops/output_loss.hpp>
+#include <pufferfish/ops/sequence_dropout.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct lstm_lm_options {
+  index_t vocabulary = 33278;  ///< WikiText-2's words
+  index_t width = 1500;        ///< of the embedding and of every layer: the tied output needs them equal
+  index_t layers = 2;
+  double dropout = 0.65;  ///< of the embedding's output, between layers, and of the last layer's output
+};
+
+/// Hidden state and cell of every layer for a batch of sequences: what is carried from one segment to the
+/// next. A value; begins with zeros.
+template <class T>
+class lstm_lm_state {
+ public:
+  lstm_lm_state(index_t layers, index_t batch, index_t width) : values_({2 * layers, batch, width}) {}
+
+  index_t layers() const { return values_.extent(0) / 2; }
+  index_t batch() const { return values_.extent(1); }
+  recurrent_state<T> layer(index_t i) { return {matrix(2 * i), matrix(2 * i + 1)}; }
+  /// All of it, for checkpoints.
+  std::span<T> values() { return values_.flat(); }
+  /// Zeros: a new text begins.
+  void reset() { std::fill(values().begin(), values().end(), T{}); }
+
+ private:
+  tensor_view<T, 2> matrix(index_t i) {
+    const index_t batch = values_.extent(1), width = values_.extent(2);
+    return {values_.data() + i * batch * width, {batch, width}};
+  }
+
+  tensor<T, 3> values_;
+};
+
+/// From tokens to the logits of the tokens that follow them: embedding, `layers` LSTM layers, and logits =
+/// W h + b where W is the embedding's table; dropout between all of them (Zaremba, Sutskever, Vinyals,
+/// "Recurrent neural network regularization", 2014; tied as in Press, Wolf, EACL 2017). Tokens are steps x
+/// batch, time first; rows of logits, and the targets of a loss, go the same way. 85,962,278 parameters with
+/// the default options, 67,962,278 once factorized.
+///
+/// Every layer carries its own state over segments. (The reference code hands the last layer's state to the
+/// first layer and starts all others from zeros.)
+///
+/// Parameters: `encoder.weight` [V x width], which is the output's matrix too; `rnn.0.weight_ih` and so on
+/// (see LSTM and LowRankLSTM); `decoder.bias` [V].
+template <class T>
+class lstm_lm {
+ public:
+  using value_type = T;
+  using token_view = tensor_view<const std::int32_t, 2>;
+
+  /// Throws value_error for an option out of its range. Parameters are zero until initialize.
+  explicit lstm_lm(const lstm_lm_options& options)
+      : options_(checked(options)),
+        embedding_(options.vocabulary, options.width),
+        bias_(logical_layout::vector(options.vocabulary), parameter_role::bias) {
+    for (index_t i = 0; i < options.layers; ++i) layers_.emplace_back(LSTM<T>(options.width, options.width));
+    embedding_.tie(2);
+  }
+
+  const lstm_lm_options& options() const { return options_; }
+  std::string describe() const {
+    return detail::message({"lstm_lm of ", options_.layers, " layers, ", options_.vocabulary,
+                            " tokens, width ", options_.width});
+  }
+  lstm_lm_state<T> make_state(index_t batch) const { return {options_.layers, batch, options_.width}; }
+
+  /// The loss of the tokens that follow `tokens`; the state goes on by a segment. tokens, targets: steps x
+  /// batch, dense. In training, backward may follow: until then tokens and targets stay as they are. Logits
+  /// are never all in memory twice. Throws shape_error if the sizes differ; value_error for a token outside
+  /// the vocabulary, with its position.
+  token_loss_result loss(context<device::cpu>& ctx, const token_view& tokens, const token_view& targets,
+                         lstm_lm_state<T>& state) const {
+    if (targets.shape() != tokens.shape()) {
+      detail::throw_error<shape_error>(
+          {describe(), ": targets ", targets.shape(), " for tokens ", tokens.shape()});
+    }
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<const T, 2> top = hidden_states(ctx, frame, tokens, state);
+    const ops::output_layer<T> output = output_on(top);
+    T* kept = nullptr;
+    if (ctx.training()) kept = ctx.tape().push<T>(ops::output_loss_kept(output));
+    const token_loss_result result = ops::output_loss_forward<T>(ctx, output, targets.flat(), {}, kept);
+    if (ctx.training()) ctx.tape().push_value(kept_loss{top, targets, kept});
+    return result;
+  }
+
+  /// All gradients of that loss divided by `normalizer`: its number of tokens for the gradient of the mean;
+  /// in a distributed run, the tokens of the global batch over the number of ranks.
+  void backward(context<device::cpu>& ctx, double normalizer) const {
+    const auto kept = ctx.tape().pop_value<kept_loss>();
+    const ops::output_layer<T> output = output_on(kept.top);
+    ctx.tape().pop<T>(ops::output_loss_kept(output));
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> gradient = frame.take<T>(kept.top.shape());
+    ops::output_loss_backward<T>(ctx, output, kept.targets.flat(), {}, normalizer, kept.exponentials,
+                                 {gradient, embedding_.weight_gradient(), embedding_.table().accumulate(),
+                                  bias_.gradient_data(), bias_.accumulate()});
+    finish_backward(ctx, gradient);
+  }
+
+  /// The logits themselves, a row of V for each token; otherwise as `loss`.
+  void forward(context<device::cpu>& ctx, const token_view& tokens, lstm_lm_state<T>& state,
+               const tensor_view<T, 2>& logits) const {
+    const extents<2> expected{tokens.size(), options_.vocabulary};
+    if (logits.shape() != expected) {
+      detail::throw_error<shape_error>({describe(), ": logits ", logits.shape(), ", not ", expected});
+    }
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<const T, 2> top = hidden_states(ctx, frame, tokens, state);
+    ops::output_logits<T>(ctx, output_on(top), logits);
+    if (ctx.training()) ctx.tape().push_value(top);
+  }
+
+  /// All gradients from that of the logits.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dlogits) const {
+    const auto top = ctx.tape().pop_value<tensor_view<const T, 2>>();
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> gradient = frame.take<T>(top.shape());
+    ops::wide_product<T>(ctx, dlogits, embedding_.weight(), gradient);
+    ops::wide_product<T>(ctx, transpose(dlogits), top, embedding_.weight_gradient(),
+                         embedding_.table().accumulate());
+    ops::column_sums<T>(ctx, dlogits, bias_.gradient_data(), bias_.accumulate());
+    finish_backward(ctx, gradient);
+  }
+
+  /// One step: the logits after one more token of each sequence, batch x V. What generation is made of (see
+  /// sample_tokens).
+  void next(context<device::cpu>& ctx, std::span<const std::int32_t> tokens, lstm_lm_state<T>& state,
+            const tensor_view<T, 2>& logits) const {
+    forward(ctx, token_view(tokens.data(), {1, static_cast<index_t>(tokens.size())}), state, logits);
+  }
+
+  /// For the arenas, and for factorize: the recurrent layers can be replaced by others of the same sizes.
+  void visit_state(state_visitor<T>& visitor, const std::string& prefix = {}) {
+    const std::string encoder = detail::join_name(prefix, "encoder"),
+                      decoder = detail::join_name(prefix, "decoder");
+    embedding_.visit(detail::named_forwarder<T>{visitor, encoder});
+    for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].visit_state(visitor, layer_name(prefix, i));
+    visitor.on_parameter(detail::join_name(decoder, "bias"), bias_);
+  }
+  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& prefix = {}) {
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      visitor.on_layer(layer_name(prefix, i), layers_[i]);
+      layers_[i].visit_layers(visitor, layer_name(prefix, i));
+    }
+  }
+
+  /// As the paper's code starts: the table uniform in +-0.1, gates as LSTM::initialize, the output's bias
+  /// uniform in +-1/sqrt(width).
+  void initialize(random_stream random) {
+    fill_uniform(embedding_.weight_values(), -0.1, 0.1, random.child("encoder").child("weight"));
+    for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].initialize(random.child(layer_name({}, i)));
+    detail::fill_fan_in(bias_, options_.width, random.child("decoder").child("bias"));
+  }
+
+  /// Parameters and multiply-accumulates of a pass over so many tokens. The output's matrix counts for the
+  /// encoder.
+  model_cost cost(index_t tokens = 1) const {
+    model_cost cost;
+    cost.layers.push_back({"encoder", embedding_.describe(), embedding_.table().size(), 0, 0, 0, 0});
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      cost.layers.push_back(
+          detail::cost_of_layer(layer_name({}, i), layers_[i], {1, tokens, 1, options_.width}, false));
+      cost.layers.back().rank = layers_[i].ranks().rank;
+    }
+    const index_t macs = tokens * embedding_.table().size();
+    cost.layers.push_back({"decoder", "output tied to the encoder", bias_.size(), 0, macs, macs, 0});
+    return cost;
+  }
+
+ private:
+  struct kept_loss {
+    tensor_view<const T, 2> top;
+    token_view targets;
+    T* exponentials;
+  };
+
+  static lstm_lm_options checked(const lstm_lm_options& o) {
+    if (o.vocabulary < 1 || o.width < 1 || o.layers < 1 || !(o.dropout >= 0.0 && o.dropout < 1.0)) {
+      detail::throw_error<value_error>({"lstm_lm: ", o.layers, " layers of width ", o.width, " for ",
+                                        o.vocabulary, " tokens, dropout ", o.dropout,
+                                        "; sizes must be positive, dropout in [0, 1)"});
+    }
+    return o;
+  }
+  static std::string layer_name(const std::string& prefix, std::size_t i) {
+    return detail::join_name(detail::join_name(prefix, "rnn"), std::to_string(i));
+  }
+
+  const recurrent_layer<T>& recurrent(std::size_t i) const {
+    if (const auto* layer = layers_[i].recurrent()) return *layer;
+    PUFFERFISH_THROW(state_error(describe() + ": layer " + layer_name({}, i) + " is no recurrent layer but " +
+                                 layers_[i].describe()));
+  }
+
+  ops::output_layer<T> output_on(const tensor_view<const T, 2>& top) const {
+    return {top, embedding_.weight(), bias_.data(), T{1}};
+  }
+
+  // x after dropout, in place or in new memory; training only.
+  tensor_view<T, 2> dropped(context<device::cpu>& ctx, const tensor_view<T, 2>& x,
+                            const tensor_view<T, 2>& to, const token_view& tokens) const {
+    const ops::sequence_mask mask{ctx.next_random_stream(), options_.dropout, tokens.extent(0),
+                                  tokens.extent(1), ctx.first_sample()};
+    ops::sequence_dropout<T>(ctx, x, mask, to);
+    ctx.tape().push_value(mask);
+    return to;
+  }
+  bool drops(const context<device::cpu>& ctx) const { return ctx.training() && options_.dropout > 0.0; }
+
+  // The last layer's output, a row a token: on the tape in training, else in scratch.
+  tensor_view<const T, 2> hidden_states(context<device::cpu>& ctx, scratch_frame& frame,
+                                        const token_view& tokens, lstm_lm_state<T>& state) const {
+    if (state.batch() != tokens.extent(1) || state.layers() != options_.layers) {
+      detail::throw_error<shape_error>({describe(), ": a state of ", state.layers(), " layers, ",
+                                        state.batch(), " sequences for tokens ", tokens.shape(),
+                                        " (steps x batch)"});
+    }
+    const extents<2> rows{tokens.size(), options_.width};
+    const extents<3> sequence{tokens.extent(0), tokens.extent(1), options_.width};
+    const bool training = ctx.training();
+    const auto block = [&] { return training ? ctx.tape().template push<T>(rows) : frame.take<T>(rows); };
+    ops::check_tokens(describe(), tokens.flat(), options_.vocabulary);
+    tensor_view<T, 2> x = block();
+    embedding_.forward(ctx, tokens.flat(), x);
+    if (drops(ctx)) dropped(ctx, x, x, tokens);
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      const recurrent_state<T> carried = state.layer(static_cast<index_t>(i));
+      const tensor_view<T, 2> y = block();
+      recurrent(i).forward(ctx, tensor_view<const T, 3>(x.data(), sequence), carried,
+                           tensor_view<T, 3>(y.data(), sequence), carried);
+      // A layer's backward pass needs its output as it was.
+      x = drops(ctx) ? dropped(ctx, y, ctx.tape().template push<T>(rows), tokens) : y;
+    }
+    if (training) ctx.tape().push_value(tokens.shape());
+    return x;
+  }
+
+  // Below the output: from the gradient of the last layer's output after dropout, which is used up.
+  void finish_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gradient) const {
+    ctx.gradient_written(bias_);
+    ctx.gradient_written(embedding_.table());
+    const auto tokens = ctx.tape().template pop_value<extents<2>>();
+    const extents<3> sequence{tokens[0], tokens[1], options_.width};
+    scratch_frame frame(ctx.scratch());
+    tensor_view<T, 2> dy = gradient, dx = frame.take<T>(gradient.shape());
+    const auto undrop = [&](const tensor_view<T, 2>& g) {
+      ops::sequence_dropout<T>(ctx, g, ctx.tape().template pop_value<ops::sequence_mask>(), g);
+    };
+    for (std::size_t i = layers_.size(); i-- > 0;) {
+      if (drops(ctx)) {
+        undrop(dy);
+        ctx.tape().template pop<T>(dy.shape());
+      }
+      recurrent(i).backward(ctx, tensor_view<const T, 3>(dy.data(), sequence),
+                            tensor_view<T, 3>(dx.data(), sequence));
+      ctx.tape().template pop<T>(dy.shape());
+      std::swap(dy, dx);
+    }
+    if (drops(ctx)) undrop(dy);
+    embedding_.backward(ctx, dy);
+    ctx.tape().template pop<T>(dy.shape());
+  }
+
+  lstm_lm_options options_;
+  Embedding<T> embedding_;
+  std::vector<any_layer<T>> layers_;
+  parameter<T> bias_;
+};
+
+/// What the paper factorizes of it: all recurrent matrices, to a quarter of full rank; embedding and output
+/// stay as they are.
+inline factorize_policy lstm_lm_policy() {
+  factorize_policy policy;
+  policy.first_layer = 1;
+  policy.last_layer_dense = false;
+  return policy;
+}
+
+PUFFERFISH_NAMESPACE_END

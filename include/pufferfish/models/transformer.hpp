@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `transformer`: the paper's translator, an encoder and a decoder of attention and feed-forward blocks.
+///
+///     model<transformer<float>> net(transformer<float>(transformer_options{}));
+///     net.initialize(1);
+///     ...
+///     ctx.begin_step(step);
+///     token_loss_result loss = net.root().loss(ctx, source, target, next, smoothing);
+///     net.root().backward(ctx, static_cast<double>(loss.tokens));
+///     ...
+///     factorize(net, transformer_policy());
+///
+/// Decoding token by token is in models/transformer_decoding.hpp.
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/models/transformer_layers.hpp>
+#include <pufferfish/nn/accounting.hpp>
+#include <pufferfish/nn/embedding.hpp>
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/init.hpp>
+#include <pufferfish/ops/output_loss.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct transformer_options {
+  index_t vocabulary = 9521;  ///< of both languages: Multi30k's words
+  index_t width = 512;
+  index_t hidden = 2048;  ///< of the feed-forward blocks
+  index_t layers = 6;     ///< of each stack
+  index_t heads = 8;
+  index_t key = 64;  ///< a head's queries and keys
+  index_t value = 64;
+  index_t positions = 200;   ///< longest sentence
+  double dropout = 0.1;      ///< of embeddings, block outputs and attention weights
+  std::int32_t padding = 1;  ///< token that fills sentences up; no_token: none
+};
+
+template <class T>
+class transformer_decoding;
+
+/// From a sentence and the beginning of its translation to the logits of every next token (Vaswani et al.:
+/// "Attention is all you need", NIPS 2017; normalisation after each sum). One table serves as source
+/// embedding, target embedding and output matrix: logits = width^-0.5 W h. Embeddings are not scaled; in
+/// front of each stack stands norm(dropout(embedding + position)), behind it nothing. 48,978,432 parameters
+/// with the default options, 26,696,192 once factorized (transformer_policy), 22,239,744 with all layers
+/// factorized.
+///
+/// Batches of sentences are padded to one length; padding is left out of all computation, and logits have a
+/// row for every real token of `target` only, sentence after sentence.
+///
+/// State is named as in the paper's code: encoder.src_word_emb.weight [V x width], encoder.layer_norm.weight,
+/// encoder.layer_stack.0.slf_attn.w_qs.weight, decoder.layer_stack.0.enc_attn.fc.weight, ... (There
+/// decoder.trg_word_emb.weight and trg_word_prj.weight are the same tensor as the first; tables of positions
+/// are computed.)
+template <class T>
+class transformer {
+ public:
+  using value_type = T;
+
+  /// Throws value_error for an option out of its range. Parameters are zero until initialize.
+  explicit transformer(const transformer_options& options)
+      : options_(checked(options)),
+        embedding_(options.vocabulary, options.width, options.padding),
+        encoding_(options.width, options.positions),
+        encoder_norm_(options.width),
+        decoder_norm_(options.width) {
+    const attention_options attention{
+        {options.width, options.heads, options.key, options.value}, options.dropout, options.dropout, 1e-6};
+    const feed_forward_options feed_forward{options.width, options.hidden, options.dropout, 1e-6};
+    const MultiHeadAttention<T> attn(attention);
+    const FeedForward<T> ffn(feed_forward);
+    encoder_.assign(static_cast<std::size_t>(options.layers), {attn, ffn});
+    decoder_.assign(static_cast<std::size_t>(options.layers), {attn, attn, ffn});
+    embedding_.tie(3);
+  }
+
+  const transformer_options& options() const { return options_; }
+  std::string describe() const {
+    return detail::message({"transformer of ", options_.layers, " + ", options_.layers, " layers, ",
+                            options_.vocabulary, " tokens, width ", options_.width});
+  }
+
+  /// Rows of the logits for these target tokens: those that are no padding.
+  index_t output_rows(const token_matrix& target) const {
+    return detail::count_tokens(target, options_.padding);
+  }
+
+  /// The loss of the tokens that follow those of `target`: `next` is shaped as it, and padding in it does not
+  /// count. source: batch x its own length. In training, backward(ctx, normalizer) may follow. Logits are
+  /// never all in memory twice. Throws shape_error if the sizes differ or a sentence is longer than the table
+  /// of positions; value_error for a token outside the vocabulary, with its position.
+  token_loss_result loss(context<device::cpu>& ctx, const token_matrix& source, const token_matrix& target,
+                         const token_matrix& next, const label_smoothing& smoothing = {}) const {
+    if (next.shape() != target.shape()) {
+      detail::throw_error<shape_error>(
+          {describe(), ": next tokens ", next.shape(), " for target tokens ", target.shape()});
+    }
+    scratch_frame frame(ctx.scratch());
+    const passed seen = pass(ctx, frame, source, target);
+    const index_t rows = seen.target.rows();
+    auto* const targets =
+        ctx.training() ? ctx.tape().push<std::int32_t>(rows) : frame.take<std::int32_t>(rows);
+    index_t row = 0;
+    for (index_t i = 0; i < target.size(); ++i) {
+      if (target.data()[i] != options_.padding) targets[row++] = next.data()[i];
+    }
+    const ops::output_layer<T> output = output_on(seen.top);
+    const token_loss_options how{smoothing, options_.padding, loss_reduction::sum};
+    T* kept = nullptr;
+    if (ctx.training()) kept = ctx.tape().push<T>(ops::output_loss_kept(output));
+    const std::span<const std::int32_t> all(targets, static_cast<std::size_t>(rows));
+    const token_loss_result result = ops::output_loss_forward<T>(ctx, output, all, how, kept);
+    if (ctx.training()) ctx.tape().push_value(kept_loss{seen, targets, smoothing, kept});
+    return result;
+  }
+
+  /// All gradients of that loss divided by `normalizer`: 1 for the gradient of the sum, as the paper trains;
+  /// its number of tokens for that of the mean; in a distributed run, the tokens of the global batch over the
+  /// number of ranks.
+  void backward(context<device::cpu>& ctx, double normalizer) const {
+    const auto kept = ctx.tape().template pop_value<kept_loss>();
+    const ops::output_layer<T> output = output_on(kept.seen.top);
+    ctx.tape().template pop<T>(ops::output_loss_kept(output));
+    ctx.tape().template pop<std::int32_t>(output.tokens());
+    scratch_frame frame(ctx.scratch());
+    detail::stack_gradient<T> gradient(frame, kept.seen.top.shape());
+    ops::output_loss_backward<T>(
+        ctx, output, {kept.targets, static_cast<std::size_t>(output.tokens())},
+        {kept.smoothing, options_.padding, loss_reduction::sum}, normalizer, kept.exponentials,
+        {gradient.now(), embedding_.weight_gradient(), embedding_.table().accumulate(), nullptr, false});
+    finish_backward(ctx, kept.seen, gradient);
+  }
+
+  /// The logits themselves, output_rows(target) x vocabulary; otherwise as `loss`.
+  void forward(context<device::cpu>& ctx, const token_matrix& source, const token_matrix& target,
+               const tensor_view<T, 2>& logits) const {
+    const extents<2> expected{output_rows(target), options_.vocabulary};
+    if (logits.shape() != expected) {
+      detail::throw_error<shape_error>({describe(), ": logits ", logits.shape(), ", not ", expected,
+                                        ": target tokens ", target.shape(), " without padding"});
+    }
+    scratch_frame frame(ctx.scratch());
+    const passed seen = pass(ctx, frame, source, target);
+    ops::output_logits<T>(ctx, output_on(seen.top), logits);
+    if (ctx.training()) ctx.tape().push_value(seen);
+  }
+
+  /// All gradients from that of the logits.
+  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dlogits) const {
+    const auto seen = ctx.tape().template pop_value<passed>();
+    const extents<2> expected{seen.target.rows(), options_.vocabulary};
+    if (dlogits.shape() != expected) {
+      detail::throw_error<shape_error>({describe(), ": gradient ", dlogits.shape(), " of logits ", expected});
+    }
+    scratch_frame frame(ctx.scratch());
+    detail::stack_gradient<T> gradient(frame, seen.top.shape());
+    // The scale goes with the narrow operands.
+    const tensor_view<T, 2> top = frame.take<T>(seen.top.shape());
+    scale_rows(ctx, seen.top, top);
+    ops::wide_product<T>(ctx, transpose(dlogits), top, embedding_.weight_gradient(),
+                         embedding_.table().accumulate());
+    ops::wide_product<T>(ctx, dlogits, embedding_.weight(), gradient.now());
+    scale_rows(ctx, gradient.now(), gradient.now());
+    finish_backward(ctx, seen, gradient);
+  }
+
+  /// For the arenas, and for factorize: all projections and feed-forward matrices are slots.
+  void visit_state(state_visitor<T>& visitor, const std::string& prefix = {}) {
+    const auto named = [&](const char* name) { return detail::join_name(prefix, name); };
+    const auto part = [&](const std::string& name, auto& block) { block.visit_state(visitor, name); };
+    embedding_.visit(detail::named_forwarder<T>{visitor, named("encoder.src_word_emb")});
+    encoder_norm_.visit(detail::named_forwarder<T>{visitor, named("encoder.layer_norm")});
+    detail::for_each_part(encoder_, named("encoder"), part);
+    decoder_norm_.visit(detail::named_forwarder<T>{visitor, named("decoder.layer_norm")});
+    detail::for_each_part(decoder_, named("decoder"), part);
+  }
+  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& prefix = {}) {
+    const auto part = [&](const std::string& name, auto& block) { block.visit_layers(visitor, name); };
+    detail::for_each_part(encoder_, detail::join_name(prefix, "encoder"), part);
+    detail::for_each_part(decoder_, detail::join_name(prefix, "decoder"), part);
+  }
+
+  /// As the paper's code starts: every matrix, the table and low-rank factors too, uniform by Xavier; biases
+  /// as PyTorch's linear layers.
+  void initialize(random_stream random) {
+    const auto part = [&](const std::string& name, auto& block) { block.initialize(random.child(name)); };
+    detail::for_each_part(encoder_, "encoder", part);
+    detail::for_each_part(decoder_, "decoder", part);
+    encoder_norm_.initialize(random);
+    decoder_norm_.initialize(random);
+    struct matrices final : state_visitor<T> {
+      explicit matrices(const random_stream& r) : random(r.child("xavier")) {}
+      void on_parameter(const std::string& name, parameter<T>& p) override {
+        if (p.layout().dims > 1) init::xavier_uniform(p, random.child(name));
+      }
+      void on_buffer(const std::string&, state_buffer<T>&) override {}
+      random_stream random;
+    } visitor(random);
+    visit_state(visitor);
+  }
+
+  /// Parameters and multiply-accumulates of a pass over one pair of sentences of so many tokens. The output's
+  /// matrix counts for the encoder.
+  model_cost cost(index_t source = 1, index_t target = 1) const {
+    model_cost cost;
+    cost.layers.push_back({"encoder.src_word_emb", embedding_.describe(), embedding_.table().size()});
+    add_cost("encoder.layer_norm", encoder_norm_.describe(), 2 * options_.width, 0, cost);
+    add_stack_cost(encoder_, "encoder", source, source, cost);
+    add_cost("decoder.layer_norm", decoder_norm_.describe(), 2 * options_.width, 0, cost);
+    add_stack_cost(decoder_, "decoder", target, source, cost);
+    add_cost("trg_word_prj", "output tied to the encoder", 0, target * embedding_.table().size(), cost);
+    return cost;
+  }
+
+ private:
+  friend class transformer_decoding<T>;
+
+  /// What a forward pass leaves for what follows it.
+  struct passed {
+    packed_tokens source, target;
+    tensor_view<const T, 2> top;  ///< the decoder's output
+  };
+  struct kept_loss {
+    passed seen;
+    const std::int32_t* targets;
+    label_smoothing smoothing;
+    T* exponentials;
+  };
+
+  static transformer_options checked(const transformer_options& o) {
+    const bool sizes = o.vocabulary > 0 && o.width > 0 && o.hidden > 0 && o.layers > 0 && o.heads > 0 &&
+                       o.key > 0 && o.value > 0 && o.positions > 0;
+    const bool padding = o.padding == no_token || (o.padding >= 0 && o.padding < o.vocabulary);
+    if (!sizes || !padding || !(o.dropout >= 0.0 && o.dropout < 1.0)) {
+      detail::throw_error<value_error>({"transformer: ",
+                                        o.layers,
+                                        " layers of width ",
+                                        o.width,
+                                        " and ",
+                                        o.hidden,
+                                        ", ",
+                                        o.heads,
+                                        " heads of ",
+                                        o.key,
+                                        " and ",
+                                        o.value,
+                                        ", ",
+                                        o.positions,
+                                        " positions, ",
+                                        o.vocabulary,
+                                        " tokens, padding ",
+                                        o.padding,
+                                        ", dropout ",
+                                        o.dropout,
+                                        "; sizes must be positive, the padding a token, dropout in [0, 1)"});
+    }
+    return o;
+  }
+
+  T output_scale() const { return static_cast<T>(1.0 / std::sqrt(static_cast<double>(options_.width))); }
+  ops::output_layer<T> output_on(const tensor_view<const T, 2>& top) const {
+    return {top, embedding_.weight(), nullptr, output_scale()};
+  }
+  void scale_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from,
+                  const tensor_view<T, 2>& to) const {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, scale<T>);
+    ops::for_chunks(ctx, from.size(), [&](index_t begin, index_t end) {
+      kernel(output_scale(), from.data() + begin, to.data() + begin, end - begin);
+    });
+  }
+
+  // norm(dropout(embedding + position)) of each token.
+  tensor_view<const T, 2> embed(context<device::cpu>& ctx, const packed_tokens& p, const LayerNorm<T>& norm,
+                                detail::stack_memory<T>& memory) const {
+    const tensor_view<T, 2> sum = memory.next();
+    embedding_.forward(ctx, p.tokens, sum);
+    encoding_.add(ctx, p.positions, sum);
+    const tensor_view<T, 2> y = memory.next();
+    ops::row_dropout dropout;
+    if (ctx.training()) dropout = {options_.dropout, ctx.next_random_stream(), 0, p.numbers};
+    norm.forward_sum(ctx, sum, {}, dropout, y);
+    return y;
+  }
+  void embed_backward(context<device::cpu>& ctx, const LayerNorm<T>& norm,
+                      detail::stack_gradient<T>& gradient) const {
+    gradient.through(ctx, [&](const auto& dy, const auto& dx) { norm.backward_sum(ctx, dy, {}, dx); });
+    embedding_.backward(ctx, gradient.now());
+    ctx.tape().template pop<T>(gradient.now().shape());
+  }
+
+  tensor_view<const T, 2> encode(context<device::cpu>& ctx, scratch_frame& frame,
+                                 const packed_tokens& source) const {
+    detail::stack_memory<T> memory(ctx, frame, {source.rows(), options_.width});
+    tensor_view<const T, 2> x = embed(ctx, source, encoder_norm_, memory);
+    for (const detail::encoder_layer<T>& layer : encoder_) x = layer.forward(ctx, source, x, memory);
+    return x;
+  }
+
+  packed_tokens pack(context<device::cpu>& ctx, scratch_frame& frame, const char* what,
+                     const token_matrix& ids) const {
+    return detail::pack_tokens(ctx, frame, describe() + ", " + what, ids, options_.padding,
+                               options_.vocabulary, encoding_);
+  }
+
+  passed pass(context<device::cpu>& ctx, scratch_frame& frame, const token_matrix& source,
+              const token_matrix& target) const {
+    if (source.extent(0) != target.extent(0)) {
+      detail::throw_error<shape_error>(
+          {describe(), ": source tokens ", source.shape(), ", target tokens ", target.shape()});
+    }
+    passed seen;
+    seen.source = pack(ctx, frame, "source", source);
+    seen.target = pack(ctx, frame, "target", target);
+    const tensor_view<const T, 2> encoded = encode(ctx, frame, seen.source);
+    detail::stack_memory<T> memory(ctx, frame, {seen.target.rows(), options_.width});
+    seen.top = embed(ctx, seen.target, decoder_norm_, memory);
+    for (const detail::decoder_layer<T>& layer : decoder_) {
+      seen.top = layer.forward(ctx, seen.target, seen.top, seen.source, encoded, memory);
+    }
+    return seen;
+  }
+
+  // Below the output, whose part of the table's gradient is written.
+  void finish_backward(context<device::cpu>& ctx, const passed& seen,
+                       detail::stack_gradient<T>& gradient) const {
+    ctx.gradient_written(embedding_.table());
+    scratch_frame frame(ctx.scratch());
+    detail::stack_gradient<T> encoded(frame, {seen.source.rows(), options_.width});
+    for (std::size_t i = decoder_.size(); i-- > 0;) {
+      decoder_[i].backward(ctx, gradient, encoded.now(), i + 1 < decoder_.size());
+    }
+    embed_backward(ctx, decoder_norm_, gradient);
+    for (std::size_t i = encoder_.size(); i-- > 0;) encoder_[i].backward(ctx, encoded);
+    embed_backward(ctx, encoder_norm_, encoded);
+    detail::unpack_tokens(ctx, seen.target);
+    detail::unpack_tokens(ctx, seen.source);
+  }
+
+  static void add_cost(const std::string& name, const std::string& description, index_t parameters,
+                       index_t macs, model_cost& cost) {
+    cost.layers.push_back({name, description, parameters, 0, macs, macs, 0});
+  }
+  // Each slot, then the block's own part: its norm, and the products of queries, keys and values.
+  template <class Layers>
+  void add_stack_cost(const Layers& layers, const std::string& stack, index_t tokens, index_t memory,
+                      model_cost& cost) const {
+    detail::for_each_part(const_cast<Layers&>(layers), stack, [&](const std::string& name, auto& block) {
+      const bool cross = name.size() > 8 && name.compare(name.size() - 8, 8, "enc_attn") == 0;
+      struct slots final : layer_visitor<T, device::cpu> {
+        void on_layer(const std::string& slot, any_layer<T>& layer) override {
+          const bool from_memory =
+              cross && (slot.find(".w_ks") != std::string::npos || slot.find(".w_vs") != std::string::npos);
+          const index_t width = layer.weight_matrix().empty() ? layer.low_rank_linear()->in_features()
+                                                              : layer.weight_matrix().cols;
+          cost->layers.push_back(
+              detail::cost_of_layer(slot, layer, {1, from_memory ? memory : tokens, 1, width}, false));
+        }
+        model_cost* cost;
+        bool cross;
+        index_t tokens, memory;
+      } visitor;
+      visitor.cost = &cost;
+      visitor.cross = cross;
+      visitor.tokens = tokens;
+      visitor.memory = memory;
+      block.visit_layers(visitor, name);
+      index_t products = 0;
+      if constexpr (requires { block.shape(); }) {
+        products =
+            tokens * (cross ? memory : tokens) * (block.shape().key_width() + block.shape().value_width());
+      }
+      add_cost(name, block.describe(), 2 * options_.width, products, cost);
+    });
+  }
+
+  transformer_options options_;
+  Embedding<T> embedding_;
+  PositionalEncoding<T> encoding_;
+  LayerNorm<T> encoder_norm_, decoder_norm_;
+  std::vector<detail::encoder_layer<T>> encoder_;
+  std::vector<detail::decoder_layer<T>> decoder_;
+};
+
+/// What the paper factorizes of it: everything but the first layer of each stack and the table, to a quarter
+/// of full rank (Wang et al., Pufferfish, MLSys 2021).
+inline factorize_policy transformer_policy(index_t dense_layers = 1) {
+  factorize_policy policy;
+  policy.first_layer = 1;
+  policy.last_layer_dense = false;
+  policy.also_if = [dense_layers](const std::string& name, matrix_size) {
+    constexpr std::string_view stack = "layer_stack.";
+    const std::size_t at = name.find(stack);
+    return at == std::string::npos || std::stol(name.substr(at + stack.size())) >= dense_layers;
+  };
+  return policy;
+}
+
+/// All layers of both stacks: pure low rank.
+inline factorize_policy transformer_low_rank_policy() { return transformer_policy(0); }
+
+PUFFERFISH_NAMESPACE_END

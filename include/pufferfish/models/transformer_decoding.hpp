@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `transformer_decoding`: translations token by token. Each source sentence is encoded once; keys and values
+/// of what has been translated are kept.
+///
+///     transformer_decoding<float> decoding(ctx, net.root(), source, beam, max_length);
+///     auto results = beam_search<float>(ctx, sentences, vocabulary, options,
+///         [&](const beam_rows& r, const tensor_view<float, 2>& logits) {
+///           decoding.step(ctx, r.tokens, r.parents, r.sentences, logits);
+///         });
+
+#include <span>
+#include <vector>
+
+#include <pufferfish/models/transformer.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Hypotheses of a batch of sentences on their way. Refers to the transformer, which must live longer and
+/// stay as it is.
+template <class T>
+class transformer_decoding {
+ public:
+  /// Encodes the sentences (batch x length, padded). Room for `beam` hypotheses of each, `tokens` tokens long
+  /// at most. The context must be in inference mode, here and later (else state_error). Throws as
+  /// transformer::forward; shape_error if `tokens` is longer than the table of positions.
+  transformer_decoding(context<device::cpu>& ctx, const transformer<T>& net, const token_matrix& source,
+                       index_t beam, index_t tokens)
+      : net_(&net), sentences_(source.extent(0)) {
+    net.encoding_.require_length(tokens);
+    if (beam < 1 || tokens < 1) {
+      detail::throw_error<shape_error>(
+          {net.describe(), ": decoding ", beam, " hypotheses of ", tokens, " tokens: both must be positive"});
+    }
+    require_inference(ctx);
+    scratch_frame frame(ctx.scratch());
+    const packed_tokens packed = net.pack(ctx, frame, "source", source);
+    const tensor_view<const T, 2> encoded = net.encode(ctx, frame, packed);
+    first_.assign(packed.runs.first, packed.runs.first + sentences_);
+    count_.assign(packed.runs.count, packed.runs.count + sentences_);
+    for (const detail::decoder_layer<T>& layer : net.decoder_) {
+      const attention_shape& shape = layer.enc_attn.shape();
+      keys_.emplace_back(extents<2>{packed.rows(), shape.key_width()});
+      values_.emplace_back(extents<2>{packed.rows(), shape.value_width()});
+      layer.enc_attn.project(ctx, encoded, keys_.back(), values_.back());
+      caches_.emplace_back(sentences_ * beam, tokens, shape.key_width(), shape.value_width());
+      caches_.back().start(sentences_);
+    }
+  }
+
+  /// Tokens that every hypothesis has.
+  index_t length() const { return caches_.front().length(); }
+  index_t rows() const { return caches_.front().rows(); }
+
+  /// Row i continues the old row parents[i] (before the first step, rows are the sentences) by tokens[i];
+  /// sentences[i] is whose it is. Writes the logits of the token after it: as many rows as tokens x
+  /// vocabulary. Throws shape_error if the sizes differ, there is no room for so many rows or tokens, or a
+  /// parent or sentence does not exist; value_error for a token outside the vocabulary.
+  void step(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
+            std::span<const std::int32_t> parents, std::span<const std::int32_t> sentences,
+            const tensor_view<T, 2>& logits) {
+    require_inference(ctx);
+    check(tokens.size(), parents.size(), sentences, logits.shape());
+    const transformer_options& o = net_->options_;
+    ops::check_tokens(net_->describe() + ", target", tokens, o.vocabulary);
+    const auto rows = static_cast<index_t>(tokens.size());
+    scratch_frame frame(ctx.scratch());
+    auto* const positions = frame.take<std::int32_t>(rows);
+    auto* const runs = frame.take<index_t>(2 * rows);
+    for (index_t i = 0; i < rows; ++i) {
+      const auto sentence = static_cast<std::size_t>(sentences[static_cast<std::size_t>(i)]);
+      positions[i] = static_cast<std::int32_t>(length());
+      runs[i] = first_[sentence];
+      runs[rows + i] = count_[sentence];
+    }
+    const token_runs memory_runs{rows, runs, runs + rows};
+    packed_tokens packed;
+    packed.tokens = tokens;
+    packed.positions = positions;
+    detail::stack_memory<T> memory(ctx, frame, {rows, o.width});
+    tensor_view<const T, 2> x = net_->embed(ctx, packed, net_->decoder_norm_, memory);
+    for (std::size_t i = 0; i < caches_.size(); ++i) {
+      const detail::decoder_layer<T>& layer = net_->decoder_[i];
+      caches_[i].reorder(parents);
+      tensor_view<T, 2> y = memory.next();
+      layer.slf_attn.step(ctx, x, caches_[i], y);
+      x = y;
+      y = memory.next();
+      layer.enc_attn.attend(ctx, x, keys_[i], values_[i], memory_runs, y);
+      x = y;
+      y = memory.next();
+      layer.pos_ffn.forward(ctx, x, y);
+      x = y;
+    }
+    ops::output_logits<T>(ctx, net_->output_on(x), logits);
+  }
+
+ private:
+  void require_inference(const context<device::cpu>& ctx) const {
+    if (ctx.training()) PUFFERFISH_THROW(state_error(net_->describe() + ": decoding is for inference"));
+  }
+  void check(std::size_t tokens, std::size_t parents, std::span<const std::int32_t> sentences,
+             const extents<2>& logits) const {
+    const auto rows = static_cast<index_t>(tokens);
+    if (parents != tokens || sentences.size() != tokens || logits[0] != rows ||
+        logits[1] != net_->options_.vocabulary) {
+      detail::throw_error<shape_error>({net_->describe(), ": ", tokens, " tokens, ", parents, " parents, ",
+                                        sentences.size(), " sentences, logits ", logits});
+    }
+    for (const std::int32_t sentence : sentences) {
+      if (sentence < 0 || sentence >= sentences_) {
+        detail::throw_error<shape_error>({net_->describe(), ": sentence ", sentence, " of ", sentences_});
+      }
+    }
+    if (length() >= caches_.front().capacity()) {
+      detail::throw_error<shape_error>({net_->describe(), ": token ", length() + 1, " of at most ",
+                                        caches_.front().capacity(), " to decode"});
+    }
+  }
+
+  const transformer<T>* net_;
+  index_t sentences_;
+  std::vector<index_t> first_, count_;
+  std::vector<tensor<T, 2>> keys_, values_;
+  std::vector<key_value_cache<T>> caches_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the layers of a Transformer's two stacks, and the stack's beginning, over packed tokens.
+
+#include <pufferfish/models/packed_tokens.hpp>
+#include <pufferfish/nn/attention.hpp>
+#include <pufferfish/nn/feed_forward.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Activations of a stack: on the tape in training, where each is kept; else two blocks of scratch in turn.
+template <class T>
+class stack_memory {
+ public:
+  stack_memory(context<device::cpu>& ctx, scratch_frame& frame, const extents<2>& shape)
+      : ctx_(&ctx), shape_(shape) {
+    if (ctx.training()) return;
+    for (tensor_view<T, 2>& block : blocks_) block = frame.template take<T>(shape);
+  }
+  tensor_view<T, 2> next() {
+    if (ctx_->training()) return ctx_->tape().template push<T>(shape_);
+    std::swap(blocks_[0], blocks_[1]);
+    return blocks_[0];
+  }
+
+ private:
+  context<device::cpu>* ctx_;
+  extents<2> shape_;
+  tensor_view<T, 2> blocks_[2];
+};
+
+/// The gradient on its way down a stack: two blocks of scratch in turn.
+template <class T>
+class stack_gradient {
+ public:
+  stack_gradient(scratch_frame& frame, const extents<2>& shape)
+      : now_(frame.template take<T>(shape)), next_(frame.template take<T>(shape)) {}
+  const tensor_view<T, 2>& now() const { return now_; }
+  /// backward(dy, dx) of a part, then its output off the tape.
+  template <class Backward>
+  void through(context<device::cpu>& ctx, Backward&& backward) {
+    backward(tensor_view<const T, 2>(now_), next_);
+    ctx.tape().template pop<T>(now_.shape());
+    std::swap(now_, next_);
+  }
+
+ private:
+  tensor_view<T, 2> now_, next_;
+};
+
+/// Self attention, feed-forward.
+template <class T>
+struct encoder_layer {
+  MultiHeadAttention<T> slf_attn;
+  FeedForward<T> pos_ffn;
+
+  tensor_view<const T, 2> forward(context<device::cpu>& ctx, const packed_tokens& p,
+                                  tensor_view<const T, 2> x, stack_memory<T>& memory) const {
+    tensor_view<T, 2> y = memory.next();
+    slf_attn.forward(ctx, x, x, {p.runs, p.runs, {}}, y, p.numbers);
+    x = y;
+    y = memory.next();
+    pos_ffn.forward(ctx, x, y, p.numbers);
+    return y;
+  }
+  void backward(context<device::cpu>& ctx, stack_gradient<T>& gradient) const {
+    gradient.through(ctx, [&](const auto& dy, const auto& dx) { pos_ffn.backward(ctx, dy, dx); });
+    gradient.through(ctx, [&](const auto& dy, const auto& dx) { slf_attn.backward(ctx, dy, dx); });
+  }
+
+  template <class F>
+  void for_each_part(F&& f) {
+    f("slf_attn", slf_attn);
+    f("pos_ffn", pos_ffn);
+  }
+};
+
+/// Causal self attention, attention to the encoder's output, feed-forward.
+template <class T>
+struct decoder_layer {
+  MultiHeadAttention<T> slf_attn, enc_attn;
+  FeedForward<T> pos_ffn;
+
+  tensor_view<const T, 2> forward(context<device::cpu>& ctx, const packed_tokens& p,
+                                  tensor_view<const T, 2> x, const packed_tokens& source,
+                                  const tensor_view<const T, 2>& encoded, stack_memory<T>& memory) const {
+    tensor_view<T, 2> y = memory.next();
+    slf_attn.forward(ctx, x, x, {p.runs, p.runs, {true, {}}}, y, p.numbers);
+    x = y;
+    y = memory.next();
+    enc_attn.forward(ctx, x, encoded, {p.runs, source.runs, {}}, y, p.numbers);
+    x = y;
+    y = memory.next();
+    pos_ffn.forward(ctx, x, y, p.numbers);
+    return y;
+  }
+  /// The gradient of the encoder's output goes to dencoded, overwritten or added to.
+  void backward(context<device::cpu>& ctx, stack_gradient<T>& gradient, const tensor_view<T, 2>& dencoded,
+                bool add) const {
+    gradient.through(ctx, [&](const auto& dy, const auto& dx) { pos_ffn.backward(ctx, dy, dx); });
+    gradient.through(ctx,
+                     [&](const auto& dy, const auto& dx) { enc_attn.backward(ctx, dy, dx, dencoded, add); });
+    gradient.through(ctx, [&](const auto& dy, const auto& dx) { slf_attn.backward(ctx, dy, dx); });
+  }
+
+  template <class F>
+  void for_each_part(F&& f) {
+    f("slf_attn", slf_attn);
+    f("enc_attn", enc_attn);
+    f("pos_ffn", pos_ffn);
+  }
+};
+
+/// encoder.layer_stack.0.slf_attn
+template <class Layers, class F>
+void for_each_part(Layers& layers, const std::string& stack, F&& f) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const std::string layer = join_name(stack, "layer_stack." + std::to_string(i));
+    layers[i].for_each_part([&](const char* part, auto& block) { f(join_name(layer, part), block); });
+  }
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

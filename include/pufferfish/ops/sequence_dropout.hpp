@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Dropout on sequences, time first, whose mask does not depend on how a batch is split over ranks.
+
+#include <pufferfish/ops/dropout.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+/// What a mask on rows of `steps` x `batch` sequences is a function of.
+struct sequence_mask {
+  random_stream random;
+  double probability;  ///< in [0, 1)
+  index_t steps, batch;
+  index_t first_sequence;  ///< position of the first sequence in the global batch
+
+  /// Position of the first element of step t of sequence b, in rows of `width`: sequences one after the
+  /// other.
+  std::uint64_t position(index_t t, index_t b, index_t width) const {
+    return static_cast<std::uint64_t>(((first_sequence + b) * steps + t) * width);
+  }
+};
+
+namespace reference {
+
+/// Row t batch + b of y: the dropout of that row of x, from position(t, b, width) on.
+template <class T>
+void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mask,
+                      const tensor_view<T, 2>& y) {
+  for (index_t row = 0; row < x.extent(0); ++row) {
+    dropout<T>(x.slice(0, row, 1).flat(), y.slice(0, row, 1).flat(), mask.probability, mask.random,
+               mask.position(row / mask.batch, row % mask.batch, x.extent(1)));
+  }
+}
+
+}  // namespace reference
+
+/// See the reference form; its own gradient, as dropout is. x, y: steps batch x width, dense; y may be x.
+template <class T>
+void sequence_dropout(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
+                      const tensor_view<T, 2>& y) {
+  PUFFERFISH_ASSERT(x.shape() == y.shape() && x.extent(0) == mask.steps * mask.batch,
+                    "sequence_dropout: shapes do not fit");
+  const T scale = static_cast<T>(1.0 / (1.0 - mask.probability));
+  const std::uint32_t threshold = dropout_threshold(mask.probability);
+  const auto words_of = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
+  const auto drop = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, drop<T>);
+  const index_t width = x.extent(1);
+  for_row_chunks(ctx, x.extent(0), width, [&](index_t begin, index_t end) {
+    constexpr index_t piece = 1024;
+    std::uint32_t words[piece];
+    for (index_t row = begin; row < end; ++row) {
+      const std::uint64_t position = mask.position(row / mask.batch, row % mask.batch, width);
+      for (index_t i = 0; i < width; i += piece) {
+        const index_t count = std::min(piece, width - i), at = row * width + i;
+        words_of(mask.random.seed(), mask.random.stream(), position + static_cast<std::uint64_t>(i), count,
+                 words);
+        drop(x.data() + at, words, threshold, scale, y.data() + at, count);
+      }
+    }
+  });
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
