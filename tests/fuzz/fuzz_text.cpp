@@ -36,7 +36,7 @@ void try_words(std::string_view text) {
     if (first_invalid_utf8(word) == word.size() && word.find('\n') == word.npos) counts.add(word);
   }
   vocabulary_options options;
-  options.minimum_count = text.size() % 3;
+  options.minimum_count = static_cast<std::int64_t>(text.size() % 3);
   const vocabulary words(counts, options);
   require(vocabulary::from_text(words.to_text(), "again") == words);
 }
