@@ -398,7 +398,7 @@ def wide_resnet50_2_lowrank():
 def resnet34_factor_bn():
     def rank(_, shapes):
         return [max(1, shapes[0][1] // 4)] * 2 + [None]
-    return classifier_case(imagenet_resnet(8, 5, False, rank=rank, norm=True), (3, 33, 33), 5, "input 1")
+    return classifier_case(imagenet_resnet(16, 5, False, rank=rank, norm=True), (3, 33, 33), 5, "input 17")
 
 
 class StateDict:
