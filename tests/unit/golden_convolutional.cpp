@@ -85,7 +85,7 @@ void check_classifier(const std::string& name, network<T> net, index_t pixels, c
   const tensor<T, 4> x = hashed_images<T>(input, {count, pixels, pixels, 3});
   tensor<T, 4> y(net.output_shape(x.shape())), dy(y.shape());
   std::vector<std::int32_t> labels;
-  for (std::int32_t n = 0; n < count; ++n) labels.push_back((7 * n + 3) % classes);
+  for (std::int32_t n = 0; n < count; ++n) labels.push_back((7 * n + 3) % std::int32_t{classes});
   cpu_context ctx({2, 1});
   ctx.set_mode(run_mode::training);
   SGD<T> optimizer(make_optimizer_target(net.store()), {0.9, 0.0, false, 1e-4, true});

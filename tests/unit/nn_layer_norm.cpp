@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <algorithm>
+
 #include <pufferfish/nn/layer_norm.hpp>
 
 #include "gradient_check.hpp"
@@ -109,7 +111,12 @@ TEST_CASE_TEMPLATE("layer norm: fast against reference over random shapes, forwa
                                 dx);
     ops::reference::layer_norm_backward<T>(normalised, deviation.data(), weight.data(), dy, dweight2.data(),
                                            dbias2.data(), dsum2);
-    CHECK(largest_error(dsum, dsum2) < tolerance);
+    // One over the deviation scales the gradient, and its rounding errors: large for a row of nearly equal
+    // values, as a row of few columns may be.
+    const auto scales = deviation.flat();
+    const double steepest =
+        scales.empty() ? 1.0 : static_cast<double>(*std::max_element(scales.begin(), scales.end()));
+    CHECK(largest_error(dsum, dsum2) < tolerance * std::max(1.0, steepest));
     for (std::size_t c = 0; c < columns; ++c) {
       CHECK(std::abs(dweight[c] - dweight2[c]) < 100 * tolerance);
       CHECK(std::abs(dbias[c] - dbias2[c]) < 100 * tolerance);
