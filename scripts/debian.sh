@@ -15,6 +15,14 @@ have_links() { # COMPILER FLAGS...: links and starts an empty program
   rm -rf "$scratch"
   return $result
 }
+have_torch() { # for the first Python or for Debian's
+  local python
+  for python in python3 /usr/bin/python3; do
+    "$python" -c 'import importlib.util as u; raise SystemExit(not (u.find_spec("numpy") and u.find_spec("torch")))' \
+      2> /dev/null && return 0
+  done
+  return 1
+}
 
 # Debian package, then how to see that what it brings is there.
 present() {
@@ -24,6 +32,7 @@ present() {
     ninja-build) have_command ninja ;;
     pkg-config) have_command pkg-config ;;
     python3) have_command python3 ;;
+    python3-torch) have_torch ;;
     cmake) have_command cmake ;;
     doctest-dev) have_header doctest/doctest.h ;;
     libeigen3-dev) have_pkg eigen3 ;;
