@@ -28,7 +28,7 @@ struct settings {
   int threads = 1;
   index_t batch = 128;
   int runs = 9;
-  std::vector<std::string> networks = network_names();
+  std::vector<std::string> networks = image_network_names();
   std::string layer;
   bool low_rank_only = false;
   std::string json_file;
@@ -244,7 +244,7 @@ int main(int argc, char** argv) {
   app.add_option("--threads", s.threads, "Threads")->check(CLI::Range(1, 4096));
   app.add_option("--batch", s.batch, "Images")->check(CLI::Range(1, 65536));
   app.add_option("--runs", s.runs, "Timed runs of everything")->check(CLI::Range(1, 100000));
-  app.add_option("--network", s.networks, "Networks")->check(CLI::IsMember(network_names()));
+  app.add_option("--network", s.networks, "Networks")->check(CLI::IsMember(image_network_names()));
   app.add_option("--layer", s.layer, "Only the layer of this name");
   app.add_flag("--lowrank", s.low_rank_only, "No dense layers");
   app.add_option("--json", s.json_file,

@@ -44,6 +44,8 @@ class services {
     answer reply = timed(asked, [&] { step->run(); });
     reply["bound_ms"] = step->least_seconds(measure_peak(threads_), meter_.measure(1)) * 1e3;
     reply["parameters"] = step->parameters();
+    reply["items"] = step->items();
+    reply["tokens"] = step->tokens();
     return reply;
   }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Times whole training steps of ResNet-18 or VGG-19 on CIFAR-shaped random data: forward, loss, backward, SGD
-// with momentum and weight decay. The dense network and the hybrid one that factorize() makes of it with the
-// paper's choice of layers take turns.
+// Times whole training steps on random data, forward, loss, backward and optimizer: ResNet-18 and VGG-19 on
+// CIFAR's images, the LSTM language model, the Transformer. The dense network and the one that factorize()
+// makes of it with the paper's choice of layers take turns.
 
 #include <CLI/CLI.hpp>
 
@@ -18,11 +18,11 @@ using namespace bench;
 
 struct settings {
   std::string network = "resnet18";
-  index_t batch = 128;
+  std::vector<std::string> modes;  // none: the network's own
+  index_t batch = 0;               // 0: the network's own
   int threads = 1;
   int runs = 7;
   bool measure_memory = true;
-  bool recompute = false;
   std::string json_file;
 };
 
@@ -60,6 +60,8 @@ struct mode_result {
             {"percent_undisturbed", rounded(100.0 * spread_of(bound).least / time.least)},
             {"peak_gflops", rounded(spread_of(peak).median)},
             {"batch", s.batch},
+            {"tokens", step->tokens()},
+            {"items", step->items()},
             {"parameters", step->parameters()},
             {"working_mib", rounded(static_cast<double>(step->working_bytes()) / (1 << 20))},
             {"steady_allocations", steady_allocations},
@@ -69,10 +71,8 @@ struct mode_result {
 
 void run(const settings& s) {
   reporter out(s.json_file);
-  std::vector<mode_result> modes(s.recompute ? 3 : 2);
-  modes[0].mode = "dense";
-  modes[1].mode = "hybrid";
-  if (s.recompute) modes[2].mode = "hybrid_recompute";
+  std::vector<mode_result> modes(s.modes.size());
+  for (std::size_t i = 0; i < modes.size(); ++i) modes[i].mode = s.modes[i];
   for (mode_result& m : modes) {
     if (!s.measure_memory) continue;
     m.growth_mib = resident_growth_mib([&] {
@@ -83,8 +83,6 @@ void run(const settings& s) {
   out.machine(s.threads);
   bandwidth_meter meter(s.threads);
   const bandwidth b = meter.measure();
-  out.text(format("peak %.1f GFLOP/s, memory %.1f GB/s; %s, batch %td, %d runs\n\n", measure_peak(s.threads),
-                  b.memory * 1e-9, s.network.c_str(), s.batch, s.runs));
   turns all(s.threads);
   for (mode_result& m : modes) {
     m.step = make_training_step(s.network, m.mode, s.batch, s.threads);
@@ -99,15 +97,23 @@ void run(const settings& s) {
       working = held;
     });
   }
+  out.text(format("peak %.1f GFLOP/s, memory %.1f GB/s; %s, a step: %s; %d runs\n\n", measure_peak(s.threads),
+                  b.memory * 1e-9, s.network.c_str(), modes.front().step->items().c_str(), s.runs));
   all.run(s.runs);
   text_table table({s.network, "parameters", "ms a step", "min..max", "bound ms", "percent", "growth MiB",
                     "tape+scratch MiB", "allocations a step"});
-  std::vector<double> medians;
+  double first = 0;
+  std::string ratios;
   for (const mode_result& m : modes) {
     const json o = m.object(s, all.samples(m.number), b);
     out.record(o);
-    medians.push_back(o["ms_per_step"].get<double>());
-    table.add({m.mode, grouped(m.step->parameters()), format("%.1f", medians.back()),
+    const double median = o["ms_per_step"].get<double>();
+    if (&m == &modes.front()) {
+      first = median;
+    } else {
+      ratios += format("%s / %s: %.3f. ", m.mode.c_str(), modes.front().mode.c_str(), median / first);
+    }
+    table.add({m.mode, grouped(m.step->parameters()), format("%.1f", median),
                format("%.1f..%.1f", o["ms_min"].get<double>(), o["ms_max"].get<double>()),
                format("%.1f", o["bound_ms"].get<double>()),
                format("%.1f", o["percent_of_bound"].get<double>()),
@@ -117,9 +123,9 @@ void run(const settings& s) {
   }
   out.text(table.str());
   out.text(
-      format("\nhybrid / dense: %.3f. Bound: convolutions only. Growth: most resident memory from before the "
-             "network is made through %d steps.\n",
-             medians[1] / medians[0], memory_steps));
+      format("\n%sBound: %s only. Growth: most resident memory from before the network is made through "
+             "%d steps.\n",
+             ratios.c_str(), modes.front().step->tokens() > 0 ? "products" : "convolutions", memory_steps));
 }
 
 }  // namespace
@@ -127,20 +133,27 @@ void run(const settings& s) {
 int main(int argc, char** argv) {
   CLI::App app{"Times training steps of a network, dense and factorized"};
   settings s;
-  bool no_memory = false;
+  bool no_memory = false, recompute = false;
   app.option_defaults()->always_capture_default();
   app.add_option("--network", s.network, "Network")->check(CLI::IsMember(network_names()));
-  app.add_option("--batch", s.batch, "Images a step")->check(CLI::Range(1, 65536));
+  app.add_option("--batch", s.batch,
+                 "Images, sequences or pairs of a step; 0: 128, 20 (lstm), 32 (transformer)")
+      ->check(CLI::Range(0, 65536));
+  app.add_option("--modes", s.modes, "dense, hybrid, lowrank (default: dense and the paper's choice)")
+      ->check(CLI::IsMember({"dense", "hybrid", "lowrank"}));
   app.add_option("--threads", s.threads, "Threads")->check(CLI::Range(1, 4096));
   app.add_option("--runs", s.runs, "Timed steps of each network")->check(CLI::Range(1, 100000));
   app.add_flag("--no-memory", no_memory,
                "Do not measure the growth of resident memory (ten more steps of each)");
-  app.add_flag("--recompute", s.recompute,
+  app.add_flag("--recompute", recompute,
                "Also the hybrid network whose inner activations are computed again in the backward pass");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each network to this file (-: standard output)");
   CLI11_PARSE(app, argc, argv);
   s.measure_memory = !no_memory;
+  if (s.batch == 0) s.batch = default_batch(s.network);
+  if (s.modes.empty()) s.modes = default_modes(s.network);
+  if (recompute) s.modes.push_back("hybrid_recompute");
   try {
     run(s);
   } catch (const std::exception& e) {

@@ -81,6 +81,8 @@ class image_step final : public training_step {
     optimizer_.step(ctx_, 0.01);
   }
   index_t parameters() const override { return net_.parameter_count(); }
+  std::string items() const override { return std::to_string(x_.extent(0)) + " images"; }
+  index_t tokens() const override { return 0; }
   double least_seconds(double peak, const bandwidth& b) const override {
     double sum = 0;
     for (const work& part : parts_) sum += part.least_seconds(peak, b);
@@ -129,10 +131,24 @@ class image_step final : public training_step {
 
 }  // namespace
 
-std::vector<std::string> network_names() {
+std::vector<std::string> image_network_names() {
   std::vector<std::string> names;
   for (const image_network& n : image_networks) names.emplace_back(n.name);
   return names;
+}
+
+std::vector<std::string> network_names() {
+  std::vector<std::string> names = image_network_names();
+  names.insert(names.end(), {"lstm", "transformer"});
+  return names;
+}
+
+index_t default_batch(const std::string& network) {
+  return network == "lstm" ? 20 : network == "transformer" ? 32 : 128;
+}
+
+std::vector<std::string> default_modes(const std::string& network) {
+  return {"dense", network == "lstm" ? "lowrank" : "hybrid"};
 }
 
 std::vector<conv_layer> conv_layers(const std::string& network) {
@@ -159,6 +175,7 @@ std::vector<conv_layer> conv_layers(const std::string& network) {
 
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads) {
+  if (auto step = make_sequence_step(network, mode, batch, threads)) return step;
   if (mode != "dense" && mode != "hybrid" && mode != "hybrid_recompute") {
     throw std::runtime_error("no mode is called " + mode);
   }

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// The networks that are measured, by name: the convolutions in them, and whole training steps.
+/// The networks that are measured, by name: the convolutions in them, and whole training steps. Those over
+/// images are in networks.cpp, those over sequences in sequences.cpp.
 
 #include <memory>
 #include <string>
@@ -12,8 +13,15 @@
 
 namespace bench {
 
-/// What --network takes.
+/// All of them, and those over images: the ones with convolutions.
 std::vector<std::string> network_names();
+std::vector<std::string> image_network_names();
+
+/// What a step of the paper's training works on.
+index_t default_batch(const std::string& network);
+
+/// The forms of a network that are measured unless others are asked for, dense first.
+std::vector<std::string> default_modes(const std::string& network);
 
 /// One convolution of a network; layers of one shape are one entry.
 struct conv_layer {
@@ -30,25 +38,36 @@ struct conv_layer {
 /// The different convolutions of a network, in the order in which they run first.
 std::vector<conv_layer> conv_layers(const std::string& network);
 
-/// A network in training: one call is one whole step (forward, loss, backward, SGD with momentum 0.9 and
-/// weight decay 1e-4) on random data.
+/// A network in training: one call is one whole step (forward, loss, backward, optimizer) on random data.
+/// Over images: SGD with momentum 0.9 and weight decay 1e-4. `lstm`: dropout 0.65, the gradient clipped to a
+/// norm of 0.25, SGD. `transformer`: dropout 0.1, label smoothing 0.1, Adam.
 class training_step {
  public:
   virtual ~training_step() = default;
   virtual void run() = 0;
   virtual index_t parameters() const = 0;
-  /// The sum of its convolutions' least times, three passes each (two for the first layer). What else a step
-  /// does counts as nothing.
+  /// "128 images"
+  virtual std::string items() const = 0;
+  /// Tokens of all sequences of a step, source and target; 0 for images.
+  virtual index_t tokens() const = 0;
+  /// The sum of the least times of its convolutions, three passes each (two for the first layer); over
+  /// sequences, three passes of all products. What else a step does counts as nothing.
   virtual double least_seconds(double peak, const bandwidth& b) const = 0;
   /// Bytes that tape and scratch hold, and how often they asked the system for them.
   virtual std::size_t working_bytes() const = 0;
   virtual std::size_t working_allocations() const = 0;
 };
 
-/// mode: "dense", "hybrid": factorize() with the paper's choice of layers, or "hybrid_recompute": the same
-/// with the activations between factors computed again in the backward pass instead of kept. Throws
+/// mode: "dense"; "hybrid": factorize() with the paper's choice of layers; "lowrank", over sequences: with
+/// all layers but embedding and output (for the LSTM that is the paper's choice); "hybrid_recompute", over
+/// images: hybrid with the activations between factors computed again in the backward pass instead of kept.
+/// batch: images, sequences of 35 tokens (lstm), pairs of 30 + 30 tokens (transformer). Throws
 /// std::runtime_error for names that are none.
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
+                                                  index_t batch, int threads);
+
+/// The same for the networks of sequences.cpp; nullptr if it has none of that name.
+std::unique_ptr<training_step> make_sequence_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads);
 
 /// Seconds that factorize() takes to turn the network from dense to hybrid: decompositions and new arenas.
