@@ -103,6 +103,8 @@ class lstm_lm {
       detail::throw_error<shape_error>(
           {describe(), ": targets ", targets.shape(), " for tokens ", tokens.shape()});
     }
+    // Before the state moves on.
+    ops::check_tokens(describe() + ", targets", targets.flat(), options_.vocabulary);
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 2> top = hidden_states(ctx, frame, tokens, state);
     const ops::output_layer<T> output = output_on(top);

@@ -102,6 +102,8 @@ class transformer {
       detail::throw_error<shape_error>(
           {describe(), ": next tokens ", next.shape(), " for target tokens ", target.shape()});
     }
+    // Here, since the loss sees packed tokens, whose positions are others.
+    ops::check_tokens(describe() + ", next", next.flat(), options_.vocabulary, options_.padding);
     scratch_frame frame(ctx.scratch());
     const passed seen = pass(ctx, frame, source, target);
     const index_t rows = seen.target.rows();
