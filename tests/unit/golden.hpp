@@ -30,7 +30,7 @@ inline constexpr double tolerance = sizeof(T) == 4 ? 1e-4 : 1e-9;
 template <class T>
 inline constexpr double tolerance_after = sizeof(T) == 4 ? 1e-3 : 1e-8;
 
-/// The numbers of make.py's `hashed`: in [-1, 1), 24 bits.
+/// The numbers of cases.py's `hashed`: in [-1, 1), 24 bits.
 class hashed {
  public:
   explicit hashed(std::string_view name) {
@@ -67,7 +67,7 @@ void fill_hashed(const std::string& name, const tensor_view<T, 4>& view) {
   for_each_element(view, [&](T& element, std::uint64_t i) { element = static_cast<T>(numbers[i]); });
 }
 
-/// A parameter's value: make.py's `initial_value`. `batch_norm`: it belongs to one.
+/// A parameter's value: cases.py's `initial_value`. `batch_norm`: it belongs to one.
 template <class T>
 void set_value(const std::string& name, parameter<T>& p, bool batch_norm) {
   const hashed numbers(name);

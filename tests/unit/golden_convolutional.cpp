@@ -75,7 +75,7 @@ TEST_CASE_TEMPLATE("layers: outputs and gradients are PyTorch's", T, float, doub
   golden.check_all_used();
 }
 
-/// make.py's classifier_case: eight images, SGD.
+/// convolutional.py's classifier_case: eight images, SGD.
 template <class T>
 void check_classifier(const std::string& name, network<T> net, index_t pixels, const std::string& input) {
   CAPTURE(name);

@@ -28,7 +28,7 @@ double error_of(results& golden, const std::string& name, const matrix<T>& ours)
   return golden.error_of(name, std::span<const T>(ours.flat()));
 }
 
-/// make.py's language_model_case: three streams of ten tokens over and over, in segments of five.
+/// sequences.py's language_model_case: three streams of ten tokens over and over, in segments of five.
 template <class T>
 void check_language_model(const std::string& name, const std::vector<layer_rank>& ranks) {
   CAPTURE(name);
@@ -100,7 +100,7 @@ matrix<std::int32_t> padded(const std::vector<std::vector<std::int32_t>>& senten
   return ids;
 }
 
-/// make.py's transformer_case: four pairs of sentences, label smoothing, Adam.
+/// sequences.py's transformer_case: four pairs of sentences, label smoothing, Adam.
 template <class T>
 void check_transformer(const std::string& name, bool hybrid) {
   CAPTURE(name);

@@ -172,7 +172,7 @@ TEST_CASE_TEMPLATE("LSTM, LowRankLSTM: two segments and the way back are PyTorch
   golden.check_all_used();
 }
 
-/// How make.py's attention layers are called: two sequences of four tokens, or of five in a memory.
+/// How sequences.py's attention layers are called: two sequences of four tokens, or of five in a memory.
 template <class T>
 struct attention_data {
   explicit attention_data(bool cross) : memory_tokens(cross ? 5 : 4) {}
