@@ -6,8 +6,8 @@ sources.py ROOT HAVE headers        every public header
 sources.py ROOT HAVE DIR            every .cpp directly in DIR (not main.cpp)
 
 HAVE names the needs that are installed, joined by commas. Prints one line a file: path relative to ROOT, needs that
-are installed, needs that are not; with semicolons between and commas within. Meson cannot glob, and no list written
-by hand stays true.
+are installed, needs that are not, `alone` if it cannot share a program with others (see group.py); with semicolons
+between and commas within. Meson cannot glob, and no list written by hand stays true.
 """
 import pathlib
 import re
@@ -31,6 +31,8 @@ THIRD_PARTY = {
     "dlib/": "dlib",
     "tiny_dnn/": "tiny_dnn",
 }
+# What would mean something else within a namespace, or behind another file.
+ALONE = re.compile(r"^(#\s*(define|undef|pragma)|template <>|namespace \w+ \{|.*\boperator new\b)", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -77,7 +79,9 @@ def main():
         files = sorted(p for p in (root / sys.argv[3]).glob("*.cpp") if p.name != "main.cpp")
     for path in files:
         need = needs(path, root)
-        print(f"{path.relative_to(root).as_posix()};{','.join(sorted(need & have))};{','.join(sorted(need - have))}")
+        alone = "alone" if ALONE.search(path.read_text(encoding="utf-8")) else ""
+        name = path.relative_to(root).as_posix()
+        print(f"{name};{','.join(sorted(need & have))};{','.join(sorted(need - have))};{alone}")
 
 
 if __name__ == "__main__":
