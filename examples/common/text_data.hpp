@@ -55,15 +55,27 @@ struct language_data {
 
 /// `path`: a text file, cut by `shares`; or a folder with WikiText's files or {train,valid,test}.txt, or one
 /// with a subfolder wikitext-2 that has them. Throws as the loaders of the library, and io_error where there
-/// is no such thing.
+/// is no such thing or too little of it.
 inline language_data load_language_data(const std::string& path, const pufferfish::corpus_options& options,
                                         const pufferfish::corpus_shares& shares) {
+  const auto checked = [&path](language_data data) {
+    // Now, rather than after an epoch of training.
+    const auto& [codec, train, valid, test] = data.corpus;
+    for (const std::size_t tokens : {train.size(), valid.size(), test.size()}) {
+      if (tokens < 2) {
+        throw pufferfish::io_error(path + ": too short a text: training, validation and test have " +
+                                   std::to_string(train.size()) + ", " + std::to_string(valid.size()) +
+                                   " and " + std::to_string(test.size()) + " tokens; each needs two");
+      }
+    }
+    return data;
+  };
   if (!path.empty() && pufferfish::detail::is_regular_file(path)) {
-    return {path.substr(path.rfind('/') + 1), pufferfish::load_text(path, shares, options)};
+    return checked({path.substr(path.rfind('/') + 1), pufferfish::load_text(path, shares, options)});
   }
   const std::string folder = data::find_text_folder(path, "wikitext-2", {"wiki.train.tokens", "train.txt"});
   const bool wiki = data::is_file(folder + "/wiki.train.tokens");
-  return {wiki ? "wikitext-2" : folder, pufferfish::load_wikitext(folder, options)};
+  return checked({wiki ? "wikitext-2" : folder, pufferfish::load_wikitext(folder, options)});
 }
 
 /// How text becomes pairs of sentences.

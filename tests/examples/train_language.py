@@ -53,6 +53,22 @@ def writes(programs, folder):
     expect("the cat" in first and first.splitlines()[-1] == second.splitlines()[-1], "the likeliest words, twice the same")
 
 
+def odd_texts(programs, folder):
+    """One stream, segments of one token, lines without words, words that are unknown, texts that are too short."""
+    tiny = ["--width", 8, "--epochs", 1, "--mode", "dense", "--progress", "none"]
+    text = folder / "gaps.txt"
+    text.write_text("the cat sees it .\n\n\n" * 40)
+    programs.run("train_language_model", "--data", text, *tiny, "--batch", 1, "--segment", 1, "--eval-streams", 1)
+    output, _ = programs.run("train_language_model", "--data", text, *tiny, "--batch", 2, "--sample", 2, "--prompt", "zebra")
+    expect("<unk>" in output, "a word that the text does not have")
+    for name, content, part in [("empty", "", "no tokens"), ("one", "word\n", "too short a text"),
+                                ("short", "a b c\nd e f\n", "too short a text")]:
+        short = folder / f"{name}.txt"
+        short.write_text(content)
+        _, error = programs.run("train_language_model", "--data", short, *tiny, "--batch", 1, fails=True)
+        expect(part in error and f"{name}.txt" in error and error.count("\n") == 1, f"one line about {part}: {error}")
+
+
 def refuses(programs, folder):
     text = write_text(folder)
     for arguments, part in [(["--data", folder / "nothing"], "nothing"), (["--data", text, "--batch", 100000], "streams"),
@@ -65,6 +81,7 @@ def test(programs, folder):
     learns(programs, folder)
     resume(programs, folder)
     writes(programs, folder)
+    odd_texts(programs, folder)
     refuses(programs, folder)
 
 

@@ -9,15 +9,22 @@ NOUNS = [("hund", "dog"), ("katze", "cat"), ("vogel", "bird"), ("haus", "house")
 VERBS = [("sieht", "sees"), ("mag", "likes"), ("sucht", "seeks")]
 
 
+def write_set(data, parts):
+    """`parts`: pairs of lines by name."""
+    data.mkdir(parents=True)
+    for part, pairs in parts.items():
+        for side, language in enumerate(["de", "en"]):
+            (data / f"{part}.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
+
+
 def write_pairs(folder):
     data = folder / "multi30k"
     if not data.exists():
-        data.mkdir()
+        parts = {}
         for part, count, shift in [("train", 300, 0), ("val", 20, 3), ("test_2016_flickr", 20, 5)]:
-            pairs = [(NOUNS[(i + shift) % 4], VERBS[i % 3], NOUNS[(i // 4 + i % 5) % 4]) for i in range(count)]
-            for side, language in enumerate(["de", "en"]):
-                lines = [f"{a[side]} {v[side]} {b[side]} .\n" for a, v, b in pairs]
-                (data / f"{part}.{language}").write_text("".join(lines))
+            words = [(NOUNS[(i + shift) % 4], VERBS[i % 3], NOUNS[(i // 4 + i % 5) % 4]) for i in range(count)]
+            parts[part] = [tuple(f"{a[side]} {v[side]} {b[side]} ." for side in (0, 1)) for a, v, b in words]
+        write_set(data, parts)
     return folder
 
 
@@ -50,10 +57,31 @@ def resume(programs, folder):
         expect_equal(again["bleu"], whole["bleu"], "BLEU")
 
 
+def odd_sentences(programs, folder):
+    """Batches of one; sentences that are empty or too long: not trained on, but translated."""
+    good = [("der hund sieht es .", "the dog sees it .")] * 5
+    odd = [("", ""), ("hund", ""), ("hund " * 30, "dog")]
+    tiny = ["--width", 8, "--hidden", 8, "--layers", 1, "--heads", 2, "--epochs", 1, "--mode", "dense", "--min-count", 1,
+            "--max-length", 20, "--noam-warmup", 5, "--beam", 2, "--progress", "none"]
+    write_set(folder / "odd", {"train": good + odd, "val": good + odd, "test": odd + good})
+    for batch in (1, 4):
+        target = folder / "odd.json"
+        programs.run("train_translator", "--data", folder / "odd", *tiny, "--batch", batch, "--json", target)
+        expect(0 <= load(target)["bleu"] <= 100, "BLEU in percent")
+    for name, pairs, part in [("empty", [], "no sentence pairs"), ("unfit", odd, "no sentence pairs"),
+                              ("uneven", good, "do not belong together")]:
+        write_set(folder / name, {"train": pairs, "val": good, "test": good})
+        if name == "uneven":
+            (folder / name / "train.de").write_text("hund\n" * 9)
+        _, error = programs.run("train_translator", "--data", folder / name, *tiny, fails=True)
+        expect(part in error and name in error and error.count("\n") == 1, f"one line about {part}: {error}")
+
+
 def refuses(programs, folder):
     data = write_pairs(folder)
     for arguments, part in [(["--data", folder / "nothing"], "nothing"),
                             (["--data", data, "--width", 16, "--heads", 3, "--min-count", 1], "heads"),
+                            (["--data", data, "--max-length", 191], "191 not in range"),
                             (["--data", data, "--epochs", 2, "--warmup-epochs", 2, "--min-count", 1], "warm-up")]:
         _, error = programs.run("train_translator", *arguments, fails=True)
         expect(part in error and error.count("\n") == 1, f"one line about {part}: {error}")
@@ -62,6 +90,7 @@ def refuses(programs, folder):
 def test(programs, folder):
     learns(programs, folder)
     resume(programs, folder)
+    odd_sentences(programs, folder)
     refuses(programs, folder)
 
 
