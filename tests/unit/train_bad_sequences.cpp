@@ -348,6 +348,7 @@ TEST_CASE("language_task: texts that are too short, streams without a token") {
   CHECK_THROWS_AS(task(net, one, text, {1, 5, 1}, 0, 1), value_error);
   CHECK_THROWS_AS(task(net, text, text, {5, 5, 1}, 0, 1), value_error);
   CHECK(contains(error_text([&] { task(net, bad, text, {1, 5, 1}, 0, 1); }), "token -2 at position 2"));
+  CHECK(contains(error_text([&] { task(net, text, one, {1, 5, 1}, 0, 1); }), "a test text of 1 tokens"));
   cpu_context ctx;
   ctx.set_mode(run_mode::training);
   task work(net, text, text, {1, 5, 9}, 0, 1);
@@ -358,7 +359,9 @@ TEST_CASE("language_task: texts that are too short, streams without a token") {
   CHECK(counted == 8);
   self comm;
   CHECK(work.test(ctx, net, comm).count > 0);
-  CHECK_THROWS_AS(task(net, text, one, {1, 5, 1}, 0, 1).test(ctx, net, comm), value_error);
+  CHECK(ctx.training());
+  CHECK_THROWS_AS(evaluate_language(ctx, net, comm, bad, 1, 5), value_error);
+  CHECK(ctx.training());  // an error puts the mode back too
 }
 
 }  // namespace

@@ -100,6 +100,20 @@ class context<device::cpu> {
   void* ready_object_ = nullptr;
 };
 
+/// Sets a context's mode, and puts the one before back at its end, after an exception too.
+template <class Device>
+class mode_scope {
+ public:
+  mode_scope(context<Device>& ctx, run_mode mode) : ctx_(ctx), before_(ctx.mode()) { ctx.set_mode(mode); }
+  ~mode_scope() { ctx_.set_mode(before_); }
+  mode_scope(const mode_scope&) = delete;
+  mode_scope& operator=(const mode_scope&) = delete;
+
+ private:
+  context<Device>& ctx_;
+  run_mode before_;
+};
+
 using cpu_context = context<device::cpu>;
 
 PUFFERFISH_NAMESPACE_END

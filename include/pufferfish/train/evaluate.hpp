@@ -52,8 +52,7 @@ evaluation evaluate(context<device::cpu>& ctx, const network<T>& net, Comm& comm
   const index_t room = source.max_local_batch();
   tensor<T, 4> images({room, set.height, set.width, set.channels});
   std::vector<std::int32_t> labels(static_cast<std::size_t>(room));
-  const run_mode before = ctx.mode();
-  ctx.set_mode(run_mode::inference);
+  const mode_scope inference(ctx, run_mode::inference);
   evaluation local;
   tensor<T, 4> logits(net.output_shape(images.shape()));
   const SoftmaxCrossEntropy<T> criterion;
@@ -68,7 +67,6 @@ evaluation evaluate(context<device::cpu>& ctx, const network<T>& net, Comm& comm
     local.correct += loss.correct;
     local.count += loss.count;
   }
-  ctx.set_mode(before);
   return reduce(comm, local);
 }
 

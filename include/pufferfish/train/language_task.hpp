@@ -30,8 +30,7 @@ evaluation evaluate_language(context<device::cpu>& ctx, const model<lstm_lm<T>>&
   streams = std::min<index_t>(streams, std::max<index_t>(1, static_cast<index_t>(text.size()) / 2));
   token_streams source(text, {streams, segment, comm.rank(), comm.size()});
   lstm_lm_state<T> state = net.root().make_state(source.local_streams());
-  const run_mode before = ctx.mode();
-  ctx.set_mode(run_mode::inference);
+  const mode_scope inference(ctx, run_mode::inference);
   evaluation local;
   for (index_t step = 0; step < source.steps_per_epoch() && source.local_streams() > 0; ++step) {
     const token_segment part = source.load(step);
@@ -41,7 +40,6 @@ evaluation evaluate_language(context<device::cpu>& ctx, const model<lstm_lm<T>>&
     local.loss_sum += loss.loss_sum;
     local.count += loss.tokens;
   }
-  ctx.set_mode(before);
   return reduce(comm, local);
 }
 
@@ -53,8 +51,8 @@ class language_task {
  public:
   using model_type = model<lstm_lm<T>>;
 
-  /// The texts must outlive the object. Throws value_error for a token outside the model's vocabulary, and as
-  /// token_streams.
+  /// The texts must outlive the object. Throws value_error for a token outside the model's vocabulary, a test
+  /// text of less than two tokens, and as token_streams.
   language_task(const model_type& net, std::span<const std::int32_t> train,
                 std::span<const std::int32_t> test, const language_task_options& options, int rank, int ranks)
       : train_text_(train),
@@ -65,6 +63,10 @@ class language_task {
         state_(net.root().make_state(train_.local_streams())) {
     ops::check_tokens("language_task", train, net.root().options().vocabulary);
     ops::check_tokens("language_task, test text", test, net.root().options().vocabulary);
+    if (test.size() < 2) {
+      detail::throw_error<value_error>(
+          {"language_task: a test text of ", test.size(), " tokens has nothing to predict; it needs two"});
+    }
   }
 
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }

@@ -37,8 +37,7 @@ evaluation evaluate_translation(context<device::cpu>& ctx, const model<transform
   options.rank = comm.rank();
   options.ranks = comm.size();
   pair_batches source(pairs, options);
-  const run_mode before = ctx.mode();
-  ctx.set_mode(run_mode::inference);
+  const mode_scope inference(ctx, run_mode::inference);
   evaluation local;
   for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
     const pair_batch part = source.load(0, step);
@@ -50,7 +49,6 @@ evaluation evaluate_translation(context<device::cpu>& ctx, const model<transform
     local.loss_sum += loss.loss_sum;
     local.count += loss.tokens;
   }
-  ctx.set_mode(before);
   return reduce(comm, local);
 }
 
@@ -72,15 +70,13 @@ std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, cons
     *to++ = translation_tokens::begin;
     *std::copy(sentences[i].begin(), sentences[i].end(), to) = translation_tokens::end;
   }
-  const run_mode before = ctx.mode();
-  ctx.set_mode(run_mode::inference);
+  const mode_scope inference(ctx, run_mode::inference);
   transformer_decoding<T> decoding(ctx, net.root(), {source.data(), {count, static_cast<index_t>(longest)}},
                                    options.beam, options.max_length);
   const auto found = beam_search<T>(ctx, count, net.root().options().vocabulary, options,
                                     [&](const beam_rows& rows, const tensor_view<T, 2>& logits) {
                                       decoding.step(ctx, rows.tokens, rows.parents, rows.sentences, logits);
                                     });
-  ctx.set_mode(before);
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (found[i].empty()) continue;
     result[i] = found[i].front().tokens;
