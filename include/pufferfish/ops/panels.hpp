@@ -19,6 +19,19 @@ namespace ops::detail {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/panels.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
+/// Asks for the rows of a block of a result, soon to be added to or written.
+template <class T>
+void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
+#if defined(__GNUC__) || defined(__clang__)
+  constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
+  for (index_t i = 0; i < rows; ++i) {
+    for (index_t j = 0; j < columns + line - 1; j += line) {
+      __builtin_prefetch(c + i * c_step + std::min(j, columns - 1), 1, 3);
+    }
+  }
+#endif
+}
+
 /// How panels look on this machine, and what works on them.
 template <class T>
 class panel_kernels {
@@ -88,6 +101,19 @@ class panel_kernels {
     }
   }
 
+  /// The same for many rows: the rows of c that come next are on their way while those before are computed.
+  void multiply_rows(const T* a, index_t row_step, index_t depth_step, index_t count, const T* b,
+                     index_t right_step, index_t depth, T* c, index_t c_step, index_t columns,
+                     bool accumulate) const {
+    for (index_t row = 0; row < count; row += rows_) {
+      if (row + rows_ < count) {
+        prefetch_block(c + (row + rows_) * c_step, c_step, std::min(rows_, count - row - rows_), columns);
+      }
+      multiply(a + row * row_step, row_step, depth_step, std::min(rows_, count - row), b, right_step, depth,
+               c + row * c_step, c_step, columns, accumulate);
+    }
+  }
+
  private:
   // The arguments are not copied: a copy would be read in wide pieces right after it was written in narrow
   // ones, and so wait for every store before it, the last block's results included.
@@ -96,6 +122,8 @@ class panel_kernels {
     for (const auto* kernel = list.by_rows; rows > 0; ++kernel) {
       for (; rows >= kernel->rows; rows -= kernel->rows) {
         kernel->run(block);
+        block.prefetch = nullptr;  // done
+        block.prefetch_step = 0;
         block.left_shift += kernel->rows * block.row_step;
         block.result = pufferfish::detail::moved(block.result, kernel->rows * block.result_step);
       }
@@ -106,19 +134,6 @@ class panel_kernels {
   void (*copy_)(const T*, index_t, index_t, index_t, index_t, T*, index_t);
   index_t vectors_, rows_;
 };
-
-/// Asks for the rows of a block of a result, soon to be added to or written.
-template <class T>
-void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
-#if defined(__GNUC__) || defined(__clang__)
-  constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
-  for (index_t i = 0; i < rows; ++i) {
-    for (index_t j = 0; j < columns + line - 1; j += line) {
-      __builtin_prefetch(c + i * c_step + std::min(j, columns - 1), 1, 3);
-    }
-  }
-#endif
-}
 
 }  // namespace ops::detail
 PUFFERFISH_NAMESPACE_END
