@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <pufferfish/ops/column_sums.hpp>
+#include <pufferfish/ops/row_product.hpp>
 #include <pufferfish/ops/step_product.hpp>
 #include <pufferfish/ops/wide_product.hpp>
 
@@ -71,7 +72,8 @@ TEST_CASE_TEMPLATE("panels of all instruction sets: copies of any stride", T, fl
   }
 }
 
-TEST_CASE_TEMPLATE("wide_product: against the reference, over random shapes and strides", T, float, double) {
+TEST_CASE_TEMPLATE("wide_product, row_product: against the reference, over random shapes and strides", T,
+                   float, double) {
   const double tolerance = sizeof(T) == 4 ? 2e-5 : 1e-13;
   cpu_context ctx({2, 0});
   picker pick(2);
@@ -79,9 +81,11 @@ TEST_CASE_TEMPLATE("wide_product: against the reference, over random shapes and 
     const bool large = round % 8 == 0;
     const index_t m = pick(0, large ? 300 : 40), k = pick(0, large ? 2000 : 40),
                   n = pick(0, large ? 150 : 60);
-    const placed<T> a({m, k}, round % 2 == 0, round), b({k, n}, round % 4 < 2, round + 100);
+    // The rows of row_product's left operand are dense.
+    const bool by_rows = round % 3 == 1;
+    const placed<T> a({m, k}, round % 2 == 0 && !by_rows, round), b({k, n}, round % 4 < 2, round + 100);
     placed<T> c({m, n}, false, round + 200);
-    const bool add = round % 3 == 0, biased = round % 5 < 2;
+    const bool add = round % 7 < 3, biased = round % 5 < 2;
     const tensor<T, 2> bias = random_matrix<T>({1, n}, round + 300);
     tensor<T, 2> expected(c.view);
     reference_gemm{}.multiply<T>(a.view, b.view, expected, add);
@@ -89,7 +93,8 @@ TEST_CASE_TEMPLATE("wide_product: against the reference, over random shapes and 
       for (index_t j = 0; j < n; ++j) expected(i, j) += bias(0, j);
     }
     const tensor<T, 2> around = c.all;
-    ops::wide_product<T>(ctx, a.view, b.view, c.view, add, biased ? bias.data() : nullptr);
+    const auto product = by_rows ? &ops::row_product<T> : &ops::wide_product<T>;
+    product(ctx, a.view, b.view, c.view, add, biased ? bias.data() : nullptr);
     CHECK(view_error<T>(c.view, expected.view()) < tolerance * (1.0 + std::sqrt(static_cast<double>(k))));
     copy(tensor_view<const T, 2>(around).slice(0, 1, m).slice(1, 1, n), c.view);
     CHECK(same_bits(std::vector<T>(c.all.flat().begin(), c.all.flat().end()),
@@ -97,6 +102,7 @@ TEST_CASE_TEMPLATE("wide_product: against the reference, over random shapes and 
   }
   tensor<T, 2> a({2, 3}), b({4, 5}), c({2, 5});
   CHECK_THROWS_AS(ops::wide_product<T>(ctx, a, b, c), shape_error);
+  CHECK_THROWS_AS(ops::row_product<T>(ctx, a, b, c), shape_error);
 }
 
 TEST_CASE_TEMPLATE("step_operand: against the reference, few steps and many, groups", T, float, double) {
@@ -124,16 +130,18 @@ TEST_CASE_TEMPLATE("step_operand: against the reference, few steps and many, gro
   }
 }
 
-TEST_CASE("wide_product, step_operand, column_sums: the same bits for any number of threads") {
+TEST_CASE("wide_product, row_product, step_operand, column_sums: the same bits for any number of threads") {
   const tensor<float, 2> a = random_matrix<float>({333, 1700}, 1), b = random_matrix<float>({1700, 77}, 2);
   const auto run = [&](int threads) {
     cpu_context ctx({threads, 0});
-    tensor<float, 2> c({333, 77}), step({333, 77}), sums({1, 1700});
+    tensor<float, 2> c({333, 77}), rows({333, 77}), step({333, 77}), sums({1, 1700});
     ops::wide_product<float>(ctx, a, b, c);
+    ops::row_product<float>(ctx, a, b, rows);
     scratch_frame frame(ctx.scratch());
     ops::step_operand<float>(ctx, frame, b, 35).multiply(ctx, a, step, false);
     ops::column_sums<float>(ctx, a, sums.data(), false);
     std::vector<float> all(c.flat().begin(), c.flat().end());
+    all.insert(all.end(), rows.flat().begin(), rows.flat().end());
     all.insert(all.end(), step.flat().begin(), step.flat().end());
     all.insert(all.end(), sums.flat().begin(), sums.flat().end());
     return all;

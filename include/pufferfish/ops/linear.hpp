@@ -12,6 +12,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/native_gemm.hpp>
 #include <pufferfish/ops/moments.hpp>
+#include <pufferfish/ops/row_product.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -48,12 +49,17 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
   }
 }
 
+/// True if a product of so many rows pays for a copy of its weight in panels. (Measured: from 960 x 128 x 512
+/// to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time.)
+inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96 && depth >= 32; }
+
 /// y (+)= x w + b. w: K x N, any strides. `moments`, unless nullptr, gets mean and variance of y's columns.
 template <class T>
 void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
                    moment_parts<T>* moments = nullptr, bool add = false) {
   const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
+  if (moments == nullptr && pays_to_copy_weight(rows, depth)) return row_product<T>(ctx, x, w, y, add, bias);
   // Wide products take tiles of rows large enough to pack them.
   const index_t tile =
       std::max<index_t>(tile_rows<T>(depth, columns), columns >= 192 && rows >= 384 ? 192 : 24);
@@ -166,6 +172,11 @@ void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T
                             const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
   detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
   if (dw.empty()) return;
+  // Wide gradients pay for a copy of x; of very many rows it would take too much memory.
+  constexpr index_t wide = 512, most_rows = 8192;
+  if (dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows) {
+    return wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
+  }
   detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
 }
 
