@@ -104,7 +104,7 @@ class lstm_lm {
           {describe(), ": targets ", targets.shape(), " for tokens ", tokens.shape()});
     }
     // Before the state moves on.
-    ops::check_tokens(describe() + ", targets", targets.flat(), options_.vocabulary);
+    ops::check_tokens([this] { return describe() + ", targets"; }, targets.flat(), options_.vocabulary);
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 2> top = hidden_states(ctx, frame, tokens, state);
     const ops::output_layer<T> output = output_on(top);
@@ -251,7 +251,7 @@ class lstm_lm {
     const extents<3> sequence{tokens.extent(0), tokens.extent(1), options_.width};
     const bool training = ctx.training();
     const auto block = [&] { return training ? ctx.tape().template push<T>(rows) : frame.take<T>(rows); };
-    ops::check_tokens(describe(), tokens.flat(), options_.vocabulary);
+    ops::check_tokens([this] { return describe(); }, tokens.flat(), options_.vocabulary);
     tensor_view<T, 2> x = block();
     embedding_.forward(ctx, tokens.flat(), x);
     if (drops(ctx)) dropped(ctx, x, x, tokens);

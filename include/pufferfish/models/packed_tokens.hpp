@@ -41,8 +41,8 @@ inline index_t count_tokens(const token_matrix& ids, std::int32_t padding) {
 /// Packs a batch. A token's number is (sentence in the global batch) * table length + position: it does not
 /// depend on the rest of the batch. In training, unpack_tokens gives the tape back. Throws value_error for a
 /// token outside the vocabulary, shape_error for a sentence longer than the table of positions.
-template <class T>
-packed_tokens pack_tokens(context<device::cpu>& ctx, scratch_frame& frame, const std::string& who,
+template <class T, class Who>
+packed_tokens pack_tokens(context<device::cpu>& ctx, scratch_frame& frame, const Who& who,
                           const token_matrix& ids, std::int32_t padding, index_t vocabulary,
                           const PositionalEncoding<T>& encoding) {
   ops::check_tokens(who, ids.flat(), vocabulary, padding);

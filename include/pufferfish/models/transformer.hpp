@@ -103,7 +103,8 @@ class transformer {
           {describe(), ": next tokens ", next.shape(), " for target tokens ", target.shape()});
     }
     // Here, since the loss sees packed tokens, whose positions are others.
-    ops::check_tokens(describe() + ", next", next.flat(), options_.vocabulary, options_.padding);
+    ops::check_tokens([this] { return describe() + ", next"; }, next.flat(), options_.vocabulary,
+                      options_.padding);
     scratch_frame frame(ctx.scratch());
     const passed seen = pass(ctx, frame, source, target);
     const index_t rows = seen.target.rows();
@@ -307,8 +308,9 @@ class transformer {
 
   packed_tokens pack(context<device::cpu>& ctx, scratch_frame& frame, const char* what,
                      const token_matrix& ids) const {
-    return detail::pack_tokens(ctx, frame, describe() + ", " + what, ids, options_.padding,
-                               options_.vocabulary, encoding_);
+    return detail::pack_tokens(
+        ctx, frame, [&] { return describe() + ", " + what; }, ids, options_.padding, options_.vocabulary,
+        encoding_);
   }
 
   passed pass(context<device::cpu>& ctx, scratch_frame& frame, const token_matrix& source,

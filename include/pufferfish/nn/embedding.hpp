@@ -44,7 +44,7 @@ class Embedding {
   /// backward pass. Throws shape_error; value_error for a token outside the vocabulary, with its position.
   void forward(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
                const tensor_view<T, 2>& y) const {
-    ops::check_tokens(describe(), tokens, vocabulary());
+    ops::check_tokens([this] { return describe(); }, tokens, vocabulary());
     if (ctx.training()) ctx.tape().push_value(tokens);
     ops::embedding_forward<T>(ctx, weight(), tokens, y);
   }

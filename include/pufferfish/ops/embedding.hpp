@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include <pufferfish/ops/passes.hpp>
 
@@ -18,14 +19,21 @@ inline constexpr std::int32_t no_token = -1;
 
 namespace ops {
 
-/// Throws value_error, naming `who`, for a token outside 0 .. vocabulary - 1, with its position; `allowed` is
-/// let through.
-inline void check_tokens(const std::string& who, std::span<const std::int32_t> tokens, index_t vocabulary,
-                         std::int32_t allowed = no_token) {
+/// Throws value_error for a token outside 0 .. vocabulary - 1, with its position; `allowed` is let through.
+/// who: the name to tell, or a function that makes it, so that a warm step makes no text.
+template <class Who>
+void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t vocabulary,
+                  std::int32_t allowed = no_token) {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const std::int32_t token = tokens[i];
     if ((token < 0 || token >= vocabulary) && (token != allowed || allowed == no_token)) {
-      pufferfish::detail::throw_error<value_error>({who, ": token ", token, " at position ", i,
+      std::string name;
+      if constexpr (std::is_invocable_v<const Who&>) {
+        name = who();
+      } else {
+        name = who;
+      }
+      pufferfish::detail::throw_error<value_error>({name, ": token ", token, " at position ", i,
                                                     " is not in 0 .. ", vocabulary - 1, " (a vocabulary of ",
                                                     vocabulary, ")"});
     }
