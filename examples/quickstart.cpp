@@ -200,6 +200,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a small residual network on digits, dense and by the Pufferfish procedure",
                "quickstart");
   o.batch = 64;
+  o.model.width = 16;
   add_common_options(app, o);
   app.add_option("--seeds", o.seeds, "Runs of each mode")->check(CLI::Range(1, 1000));
   app.add_option("--width", o.model.width, "Channels of the first stage")->check(CLI::Range(1, 4096));

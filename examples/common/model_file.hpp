@@ -60,7 +60,8 @@ inline model_card card_from_text(const std::string& text, const std::string& fil
     card.mode = j.at("mode").get<std::string>();
     bool usable = card.pixel_maximum >= 1 && card.pixel_maximum <= 255 && card.image[0] == 1;
     for (index_t extent : card.image) usable = usable && extent >= 1 && extent <= 4096;
-    for (index_t value : {card.model.width, card.model.blocks, card.model.stem_stride, card.class_count()}) {
+    usable = usable && card.model.width >= 0 && card.model.width <= 4096;
+    for (index_t value : {card.model.blocks, card.model.stem_stride, card.class_count()}) {
       usable = usable && value >= 1 && value <= 4096;
     }
     if (!usable) throw pufferfish::io_error(file + ": its model card has numbers out of range");

@@ -18,7 +18,7 @@ using pufferfish::index_t;
 
 struct model_choice {
   std::string name = "small-resnet";
-  index_t width = 16;       ///< channels of the first stage (small-resnet, small-vgg), features (mlp)
+  index_t width = 0;        ///< channels of the first stage, features of an mlp; 0: the model's own
   index_t blocks = 1;       ///< a stage of small-resnet
   index_t stem_stride = 1;  ///< of small-resnet's first convolution
   bool no_batch_norm = false;
@@ -27,8 +27,11 @@ struct model_choice {
 /// Options for all of it, and the values as JSON and back.
 inline void add_model_options(CLI::App& app, model_choice& m) {
   app.add_option("--model", m.name, "The network")->check(CLI::IsMember(pufferfish::model_names()));
-  app.add_option("--width", m.width, "Channels of the first stage of a small network; features of an mlp")
-      ->check(CLI::Range(1, 4096));
+  app.add_option(
+         "--width", m.width,
+         "Channels of the first stage, features of an mlp; 0: the model's own (16 of a small one, 64 of a "
+         "ResNet-18)")
+      ->check(CLI::Range(0, 4096));
   app.add_option("--blocks", m.blocks, "Blocks a stage of small-resnet")->check(CLI::Range(1, 100));
   app.add_option("--stem-stride", m.stem_stride, "Stride of small-resnet's first convolution")
       ->check(CLI::Range(1, 16));
@@ -50,29 +53,40 @@ inline void from_json(const nlohmann::ordered_json& j, model_choice& m) {
 }
 
 /// Builds the network; initialize it. `image`: 1 x height x width x channels. Throws value_error
-/// or shape_error if the model does not take such images.
+/// or shape_error if the model does not take such images, or has one width only and another was chosen.
 inline pufferfish::network<float> build_model(const model_choice& m, const extents<4>& image,
                                               index_t classes) {
   using namespace pufferfish;
+  const auto width_or = [&m](index_t own) { return m.width > 0 ? m.width : own; };
   const auto make = [&]() -> network<float> {
     if (m.name == "mlp") {
+      const index_t hidden = width_or(16);
       return mlp<float>(
-          {.inputs = image[1] * image[2] * image[3], .hidden = {m.width, m.width}, .classes = classes});
+          {.inputs = image[1] * image[2] * image[3], .hidden = {hidden, hidden}, .classes = classes});
     }
     if (m.name == "small-vgg") {
       return small_vgg<float>({.image = {image[1], image[2]},
                                .channels_in = image[3],
                                .classes = classes,
-                               .width = m.width,
+                               .width = width_or(16),
                                .batch_norm = !m.no_batch_norm});
     }
-    if (m.name != "small-resnet") return make_model<float>(m.name, image, classes, 0);
-    return small_resnet<float>({.channels_in = image[3],
-                                .classes = classes,
-                                .width = m.width,
-                                .blocks = m.blocks,
-                                .stem_stride = m.stem_stride,
-                                .batch_norm = !m.no_batch_norm});
+    if (m.name == "small-resnet") {
+      return small_resnet<float>({.channels_in = image[3],
+                                  .classes = classes,
+                                  .width = width_or(16),
+                                  .blocks = m.blocks,
+                                  .stem_stride = m.stem_stride,
+                                  .batch_norm = !m.no_batch_norm});
+    }
+    if (const bool stem_norm = m.name == "resnet18_cifar_stem_bn"; stem_norm || m.name == "resnet18_cifar") {
+      return resnet18<float>(
+          {.channels_in = image[3], .classes = classes, .stem_norm = stem_norm, .width = width_or(64)});
+    }
+    if (m.width > 0) {
+      throw value_error(m.name + " has a width of its own, " + std::to_string(m.width) + " was given");
+    }
+    return make_model<float>(m.name, image, classes, 0);
   };
   network<float> net = make();
   net.output_shape(image);

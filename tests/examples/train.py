@@ -78,12 +78,26 @@ def modes(programs, folder):
         expect(result["after"]["parameters"] < result["before"]["parameters"], f"{model} becomes smaller")
 
 
+def narrow_resnet18(programs, folder):
+    """The zoo's ResNet-18 with 8 channels in its first stage (TINY's width): parameters as counted by hand."""
+    shape = ["--model", "resnet18_cifar_stem_bn", "--epochs", 1]
+    dense = programs.train(folder, *shape, "--mode", "dense")
+    blocks = sum(9 * c * (into + 3 * c) + 8 * c + (into * c + 2 * c if into < c else 0)
+                 for into, c in [(8, 8), (8, 16), (16, 32), (32, 64)])
+    expect_equal(dense["after"]["parameters"], 9 * 8 + 2 * 8 + blocks + 64 * 10 + 10, "parameters")
+    hybrid = programs.train(folder, *shape, "--mode", "lowrank", "--first-layer", 4)
+    pure = programs.train(folder, *shape, "--mode", "lowrank", "--first-layer", 2)
+    sizes = [result["after"]["parameters"] for result in (pure, hybrid, dense)]
+    expect(sizes[0] < sizes[1] < sizes[2], f"pure low rank, hybrid, dense: {sizes}")
+
+
 def test(programs, folder):
     threads_and_ranks(programs, folder)
     same_trajectory(programs, folder)
     resume(programs, folder)
     killed(programs, folder)
     modes(programs, folder)
+    narrow_resnet18(programs, folder)
 
 
 main(test)
