@@ -28,7 +28,9 @@ struct options : common_options {
   training_mode mode = training_mode::hybrid;
   double rank_ratio = 0.25;
   double clip_norm = 0.25;
+  std::string schedule = "plateau";
   double divisor = 4.0;
+  double lr_warmup = 0.05;
   double switch_rate = 0.5;
   std::uint64_t seed = 1;
   checkpoint_options checkpoints;
@@ -51,8 +53,13 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
       ->check(CLI::Range(1e-6, 1.0));
   app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
-  app.add_option("--divide-rate", o.divisor, "Divide the rate by this when the loss gets no better")
+  app.add_option("--schedule", o.schedule,
+                 "Of the learning rate: divided when the loss gets no better, or up and half a "
+                 "cosine to zero")
+      ->check(CLI::IsMember({"plateau", "cosine"}));
+  app.add_option("--divide-rate", o.divisor, "By what plateau divides the rate; 1: it stays")
       ->check(check_positive);
+  app.add_option("--lr-warmup", o.lr_warmup, "Epochs in which cosine first rises")->check(check_not_negative);
   app.add_option("--switch-rate", o.switch_rate, "Multiply the rate by this at the switch")
       ->check(check_positive);
   app.add_option("--seed", o.seed, "Of everything random");
@@ -68,7 +75,12 @@ pufferfish::run_options recipe(const options& o) {
   r.factorize = pufferfish::lstm_lm_policy();
   r.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
   r.learning_rate = o.lr;
-  if (o.divisor > 1.0) r.rate_plateau.emplace(o.divisor);
+  if (o.schedule == "cosine") {
+    r.rate_schedule =
+        pufferfish::linear_warmup(o.lr_warmup, 0.0, pufferfish::cosine(static_cast<double>(o.epochs)));
+  } else if (o.divisor > 1.0) {
+    r.rate_plateau.emplace(o.divisor);
+  }
   r.switch_rate_factor = o.switch_rate;
   r.optimizer = pufferfish::sgd_options{};
   r.clip_norm = o.clip_norm;
@@ -87,8 +99,9 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"epochs", o.epochs},
           {"warmup_epochs", o.warmup_epochs},
           {"learning_rate", o.lr},
-          {"clip_norm", o.clip_norm},
+          {"schedule", o.schedule == "cosine" ? recipe(o).rate_schedule.describe() : o.schedule},
           {"divide_rate", o.divisor},
+          {"clip_norm", o.clip_norm},
           {"switch_rate", o.switch_rate},
           {"batch", o.batch},
           {"seed", o.seed},

@@ -28,6 +28,7 @@ struct options : common_options {
   double rank_ratio = 0.25;
   index_t dense_layers = 1;
   index_t bucket_batches = 20;
+  std::string schedule = "noam";
   index_t noam_warmup = 1000;
   double smoothing = 0.1;
   double clip_norm = 0.0;
@@ -66,6 +67,10 @@ void add_options(CLI::App& app, options& o) {
       ->check(CLI::Range(0, 64));
   app.add_option("--bucket-batches", o.bucket_batches, "Sort so many batches' pairs by length; 0: none")
       ->check(CLI::Range(0, 100000));
+  app.add_option("--schedule", o.schedule,
+                 "Of the learning rate: noam, where --lr is its factor; or cosine, from --lr "
+                 "to zero")
+      ->check(CLI::IsMember({"noam", "cosine"}));
   app.add_option("--noam-warmup", o.noam_warmup, "Steps until the learning rate is at its highest")
       ->check(CLI::Range(1, 10000000));
   app.add_option("--label-smoothing", o.smoothing, "Share spread over all other words")
@@ -91,6 +96,7 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"epochs", o.epochs},
           {"warmup_epochs", o.warmup_epochs},
           {"noam_warmup", o.noam_warmup},
+          {"schedule", o.schedule},
           {"rate_factor", o.lr},
           {"label_smoothing", o.smoothing},
           {"batch", o.batch},
@@ -185,13 +191,16 @@ class job {
     r.warmup_epochs = o_.warmup_epochs;
     r.factorize = pufferfish::transformer_policy(o_.dense_layers);
     r.factorize.rank = pufferfish::rank_ratio{o_.rank_ratio};
-    pufferfish::noam_rate rate;
-    rate.d_model = static_cast<double>(o_.shape.width);
-    rate.warmup = static_cast<double>(o_.noam_warmup);
-    rate.factor = o_.lr;
-    r.learning_rate = 1.0;
-    const index_t steps = (data_.train.size() + o_.batch - 1) / o_.batch;
-    r.rate_schedule = pufferfish::noam(rate, static_cast<double>(steps));
+    const auto steps = static_cast<double>((data_.train.size() + o_.batch - 1) / o_.batch);
+    const auto warmup = static_cast<double>(o_.noam_warmup);
+    if (o_.schedule == "noam") {
+      r.learning_rate = 1.0;
+      r.rate_schedule = pufferfish::noam({static_cast<double>(o_.shape.width), warmup, o_.lr}, steps);
+    } else {
+      r.learning_rate = o_.lr;
+      r.rate_schedule =
+          pufferfish::linear_warmup(warmup / steps, 0.0, pufferfish::cosine(static_cast<double>(o_.epochs)));
+    }
     pufferfish::adam_options adam;
     adam.beta2 = 0.98;
     adam.eps = 1e-9;

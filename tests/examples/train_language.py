@@ -46,6 +46,14 @@ def resume(programs, folder):
         expect_equal(digests(again), digests(whole), f"parameters after stopping at step {steps}")
 
 
+def other_recipe(programs, folder):
+    """Half a cosine: the rate falls within the last epoch too; low rank from random values."""
+    result, _ = train(programs, folder, "--mode", "lowrank", "--schedule", "cosine")
+    rates = [epoch["learning_rate"] for epoch in result["history"]]
+    expect(0 < rates[2] < rates[1] < rates[0] < 5 and rates[2] < 0.05, f"rates that fall to zero: {rates}")
+    expect("switch" not in result and result["test_perplexity"] < 0.5 * result["vocabulary"], "learns from random factors")
+
+
 def writes(programs, folder):
     arguments = ["--sample", 12, "--prompt", "the cat", "--temperature", 0]
     _, first = train(programs, folder, *arguments)
@@ -80,6 +88,7 @@ def refuses(programs, folder):
 def test(programs, folder):
     learns(programs, folder)
     resume(programs, folder)
+    other_recipe(programs, folder)
     writes(programs, folder)
     odd_texts(programs, folder)
     refuses(programs, folder)

@@ -57,6 +57,14 @@ def resume(programs, folder):
         expect_equal(again["bleu"], whole["bleu"], "BLEU")
 
 
+def other_recipe(programs, folder):
+    """Half a cosine; low rank from random values, all layers of both stacks."""
+    pure = train(programs, folder, "--mode", "lowrank", "--dense-layers", 0, "--schedule", "cosine", "--lr", 0.003)
+    rates = [epoch["learning_rate"] for epoch in pure["history"]]
+    expect(0 < rates[2] < rates[1] < 0.003, f"rates that fall to zero: {rates}")
+    expect("switch" not in pure and pure["history"][2]["test_loss"] < pure["history"][0]["test_loss"], "the loss falls")
+
+
 def odd_sentences(programs, folder):
     """Batches of one; sentences that are empty or too long: not trained on, but translated."""
     good = [("der hund sieht es .", "the dog sees it .")] * 5
@@ -90,6 +98,7 @@ def refuses(programs, folder):
 def test(programs, folder):
     learns(programs, folder)
     resume(programs, folder)
+    other_recipe(programs, folder)
     odd_sentences(programs, folder)
     refuses(programs, folder)
 
