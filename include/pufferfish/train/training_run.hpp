@@ -407,10 +407,12 @@ class training_run {
     return all;
   }
   void scatter_carried(std::vector<std::vector<T>>& all) {
-    for (int rank = 0; rank < comm_->size(); ++rank) {
-      auto& values = all[static_cast<std::size_t>(rank)];
-      comm_->broadcast(std::span<T>(values), 0);
-      if (rank == comm_->rank()) std::copy(values.begin(), values.end(), carried().begin());
+    if constexpr (requires { task_.carried(); }) {
+      for (int rank = 0; rank < comm_->size(); ++rank) {
+        auto& values = all[static_cast<std::size_t>(rank)];
+        comm_->broadcast(std::span<T>(values), 0);
+        if (rank == comm_->rank()) std::copy(values.begin(), values.end(), task_.carried().begin());
+      }
     }
   }
   std::span<T> carried() {
