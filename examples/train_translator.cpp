@@ -191,7 +191,8 @@ class job {
     r.warmup_epochs = o_.warmup_epochs;
     r.factorize = pufferfish::transformer_policy(o_.dense_layers);
     r.factorize.rank = pufferfish::rank_ratio{o_.rank_ratio};
-    const auto steps = static_cast<double>((data_.train.size() + o_.batch - 1) / o_.batch);
+    const index_t steps_per_epoch = (data_.train.size() + o_.batch - 1) / o_.batch;
+    const auto steps = static_cast<double>(steps_per_epoch);
     const auto warmup = static_cast<double>(o_.noam_warmup);
     if (o_.schedule == "noam") {
       r.learning_rate = 1.0;
