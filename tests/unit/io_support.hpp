@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <random>
 #include <span>
 #include <string>
@@ -42,8 +43,7 @@ inline std::vector<std::string> list(const std::string& folder) {
 class scratch_folder {
  public:
   scratch_folder() {
-    const char* const base = std::getenv("TMPDIR");
-    path_ = std::string(base != nullptr ? base : "/tmp") + "/pufferfish-test-XXXXXX";
+    path_ = (std::filesystem::temp_directory_path() / "pufferfish-test-XXXXXX").string();
     if (::mkdtemp(path_.data()) == nullptr) throw pufferfish::io_error("mkdtemp failed for " + path_);
   }
   scratch_folder(const scratch_folder&) = delete;

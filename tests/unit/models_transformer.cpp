@@ -4,28 +4,14 @@
 #include <pufferfish/optim/adam.hpp>
 
 #include "gradient_check.hpp"
+#include "small_transformer.hpp"
 
 namespace {
 using namespace test;
 
-transformer_options small_options(double dropout = 0.0) {
-  transformer_options options;
-  options.vocabulary = 13;
-  options.width = 6;
-  options.hidden = 10;
-  options.layers = 2;
-  options.heads = 2;
-  options.key = 3;
-  options.value = 4;
-  options.positions = 9;
-  options.dropout = dropout;
-  options.padding = 1;
-  return options;
-}
-
 template <class T>
 model<transformer<T>> small_model(double dropout = 0.0, std::uint64_t seed = 3) {
-  model<transformer<T>> net(transformer<T>{small_options(dropout)});
+  model<transformer<T>> net(transformer<T>{small_transformer(dropout)});
   net.initialize(seed);
   return net;
 }
@@ -267,7 +253,7 @@ TEST_CASE("transformer: dropout does not depend on padding, nor on how a batch i
 }
 
 TEST_CASE("transformer: the same bits for any number of threads") {
-  transformer_options options = small_options(0.1);
+  transformer_options options = small_transformer(0.1);
   options.width = 40;
   options.key = options.value = 20;
   options.hidden = 70;
@@ -443,7 +429,7 @@ TEST_CASE("transformer: errors") {
   CHECK(contains(error_text([&] { net.root().forward(ctx, good, good, logits.view()); }), "[2 x 13]"));
   CHECK_THROWS_AS(net.root().backward(ctx, 1.0), state_error);
   for (int which = 0; which < 5; ++which) {
-    transformer_options bad = small_options();
+    transformer_options bad = small_transformer();
     if (which == 0) bad.layers = 0;
     if (which == 1) bad.padding = 13;
     if (which == 2) bad.dropout = 1.0;
@@ -454,7 +440,7 @@ TEST_CASE("transformer: errors") {
 }
 
 TEST_CASE("transformer: learns to copy; after the switch, too") {
-  transformer_options options = small_options(0.0);
+  transformer_options options = small_transformer(0.0);
   options.width = 32;
   options.key = options.value = 16;
   options.hidden = 64;

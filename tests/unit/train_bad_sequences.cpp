@@ -10,6 +10,7 @@
 #include <pufferfish/train/translation_task.hpp>
 
 #include "gradient_check.hpp"
+#include "small_transformer.hpp"
 
 namespace {
 using namespace test;
@@ -193,22 +194,8 @@ TEST_CASE("lstm_lm: after a bad token, the state and the next step are as if it 
   CHECK(ctx.tape().empty());
 }
 
-transformer_options small_translator() {
-  transformer_options options;
-  options.vocabulary = 13;
-  options.width = 6;
-  options.hidden = 10;
-  options.layers = 2;
-  options.heads = 2;
-  options.key = 3;
-  options.value = 4;
-  options.positions = 9;
-  options.dropout = 0.0;
-  options.padding = translation_tokens::padding;
-  return options;
-}
 translator make_translator() {
-  translator net(transformer<double>{small_translator()});
+  translator net(transformer<double>{small_transformer()});
   net.initialize(3);
   return net;
 }
@@ -291,7 +278,7 @@ TEST_CASE("translation_task: what does not fit the model, batches of one") {
   CHECK(contains(making(pairs_of({{sentence(8, 5), {4}}}), net), "up to 10 tokens for a table of 9"));
   CHECK(contains(making(pairs_of({{{4}, sentence(9, 5)}}), net), "up to 10 tokens for a table of 9"));
   CHECK(contains(making(pairs_of({}), net), "a set without pairs"));
-  transformer_options other = small_translator();
+  transformer_options other = small_transformer();
   other.padding = 0;
   CHECK(contains(making(good, translator(transformer<double>{other})), "pads with token 0"));
 
