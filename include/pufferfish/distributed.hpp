@@ -3,9 +3,12 @@
 
 /// \file
 /// Training on several processes: the communicator concept, `self` for one process, `mpi::communicator`, and
-/// the gradient exchange that overlaps with the backward pass. Needs MPI's headers and library.
+/// the gradient exchange that overlaps with the backward pass, and its compressors. Needs MPI's headers and
+/// library.
 
+#include <pufferfish/compress/compression.hpp>
 #include <pufferfish/dist/communicator.hpp>
 #include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/dist/micro_batches.hpp>
 #include <pufferfish/dist/mpi.hpp>
 #include <pufferfish/dist/self.hpp>

@@ -116,6 +116,63 @@ TEST_CASE("what fails on rank 0 alone is thrown on all: the switch, saving, resu
   CHECK(fine.finished());
 }
 
+/// Gradients of noise, and one NaN.
+struct spoilt_task {
+  using model_type = network<float>;
+  int rank = 0, spoilt_rank = 0;
+
+  index_t steps_per_epoch() const { return 5; }
+  evaluation step(cpu_context& ctx, const network<float>& net, const step_position& at) {
+    ctx.begin_step(at.total);
+    network<float>& writable = const_cast<network<float>&>(net);
+    const std::span<float> gradients = writable.store().gradients();
+    fill_normal(gradients, 1.0, random_stream(at.total, static_cast<std::uint64_t>(rank)));
+    if (at.total == 7 && rank == spoilt_rank) gradients[3] = std::numeric_limits<float>::quiet_NaN();
+    return {at.total == 7 ? std::numeric_limits<double>::quiet_NaN() : 1.0, 1, 1};
+  }
+  template <class Comm>
+  evaluation test(cpu_context&, const network<float>&, Comm&) {
+    return {1.0, 1, 1};
+  }
+  std::string describe() const { return ""; }
+  std::string data_lines() const { return ""; }
+};
+
+TEST_CASE("a step with a NaN on one rank is left out on all, told, counted and kept in checkpoints") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  struct listener final : training_observer {
+    void on_skipped_step(const nonfinite_gradient& found) override { told = to_string(found); }
+    std::string told;
+  };
+  using run_type = training_run<spoilt_task, mpi::communicator>;
+  run_options options;
+  options.mode = training_mode::dense;
+  options.epochs = 3;
+  options.compression = power_sgd_options{1, error_feedback::local, 1.0, 1};
+  const spoilt_task task{comm.rank(), comm.size() - 1};
+  const std::string place = "on rank " + std::to_string(comm.size() - 1);
+
+  options.exchange.nonfinite = nonfinite_policy::skip;
+  run_type run(tiny_net<float>(false), comm, task, options);
+  listener told;
+  for (int i = 0; i < 7; ++i) run.advance(told);
+  const std::uint64_t before = parameter_digest(run);
+  CHECK(run.skipped_steps() == 0);
+  run.advance(told);
+  CHECK(parameter_digest(run) == before);
+  CHECK(told.told.find(place) != std::string::npos);
+  run.run(told);
+  CHECK(run.skipped_steps() == 1);
+  CHECK(run.total_steps() == 15);
+  CHECK(run.history()[1].train_loss == 1.0);  // without the step's
+  for (float value : run.net().store().values()) CHECK_FALSE(std::isnan(value));
+  CHECK(same_on_all_ranks(comm, parameter_digest(run)));
+
+  options.exchange.nonfinite = nonfinite_policy::stop;
+  run_type stops(tiny_net<float>(false), comm, task, options);
+  CHECK_THROWS_WITH_AS(stops.run(told), doctest::Contains(place.c_str()), value_error);
+}
+
 TEST_CASE("resume on several ranks is bit-exact before, at and after the switch") {
   mpi::communicator comm(MPI_COMM_WORLD);
   const image_set train = quadrants(72, 1), test = quadrants(40, 2);
@@ -124,17 +181,28 @@ TEST_CASE("resume on several ranks is bit-exact before, at and after the switch"
   const std::string path =
       (std::filesystem::temp_directory_path() / ("pufferfish-mpi-" + std::to_string(name[0]))).string();
   training_observer nobody;
-  parallel_run<float> whole(tiny_net<float>(true), comm, train, test, small_options());
-  whole.run(nobody);
-  for (int stop : {1, 9, 10, 16}) {
-    parallel_run<float> first(tiny_net<float>(true), comm, train, test, small_options());
-    for (int i = 0; i < stop; ++i) first.advance(nobody);
-    first.save(path);
-    parallel_run<float> second(tiny_net<float>(true), comm, train, test, small_options());
-    second.resume(path);
-    second.run(nobody);
-    CHECK(parameter_digest(second) == parameter_digest(whole));
-    CHECK(second.history().back().train_loss == doctest::Approx(whole.history().back().train_loss));
+  for (const compression_options& compression :
+       {compression_options(), compression_options(power_sgd_options{1, error_feedback::local, 1.0, 1}),
+        compression_options(signum_options{})}) {
+    training_options options = small_options();
+    options.compression = compression;
+    if (compression.index() == 2) options.learning_rate = 1e-3;
+    parallel_run<float> whole(tiny_net<float>(true), comm, train, test, options);
+    whole.run(nobody);
+    for (int stop : {1, 9, 10, 16}) {
+      parallel_run<float> first(tiny_net<float>(true), comm, train, test, options);
+      for (int i = 0; i < stop; ++i) first.advance(nobody);
+      first.save(path);
+      parallel_run<float> second(tiny_net<float>(true), comm, train, test, options);
+      second.resume(path);
+      second.run(nobody);
+      CHECK(parameter_digest(second) == parameter_digest(whole));
+      CHECK(second.history().back().train_loss == doctest::Approx(whole.history().back().train_loss));
+    }
+    if (compression.index() == 0 || comm.size() == 1) continue;
+    self alone;
+    procedure<float, self> one(tiny_net<float>(true), alone, train, test, options);
+    CHECK_THROWS_WITH_AS(one.resume(path), doctest::Contains("of a rank that this run has not"), state_error);
   }
   comm.barrier();
   if (comm.rank() == 0) std::filesystem::remove(path);

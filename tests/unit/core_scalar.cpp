@@ -10,6 +10,7 @@
 #include <type_traits>
 
 using pufferfish::bfloat16;
+using pufferfish::float16;
 
 namespace {
 
@@ -80,6 +81,49 @@ TEST_CASE("bfloat16: a NaN stays a NaN, whatever its payload and sign") {
     CHECK((value.bits() & 0x0040U) != 0);                         // quiet
     CHECK((value.bits() & 0x8000U) == ((bits >> 16) & 0x8000U));  // sign kept
   }
+}
+
+TEST_CASE("float16: all 65536 patterns survive the way to float and back") {
+  int wrong = 0;
+  for (std::uint32_t pattern = 0; pattern <= 0xffffU; ++pattern) {
+    const auto bits = static_cast<std::uint16_t>(pattern);
+    const float value = float16::from_bits(bits);
+    const bool is_nan = (bits & 0x7fffU) > 0x7c00U;
+    const auto expected = static_cast<std::uint16_t>(is_nan ? bits | 0x0200U : bits);
+    if (float16(value).bits() != expected) ++wrong;
+    if (std::isnan(value) != is_nan) ++wrong;
+    if (std::signbit(value) != ((bits & 0x8000U) != 0)) ++wrong;
+    // The definition, for what is finite.
+    const int exponent = static_cast<int>(bits >> 10 & 0x1fU), mantissa = static_cast<int>(bits & 0x3ffU);
+    const double magnitude =
+        exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+    if (exponent < 31 && std::fabs(static_cast<double>(value)) != magnitude) ++wrong;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("float16: rounds to nearest, ties to even, in every binade and below the normal numbers") {
+  int wrong = 0;
+  for (std::uint32_t below = 0; below < 0x7c00U; ++below) {
+    const double low = static_cast<double>(float{float16::from_bits(static_cast<std::uint16_t>(below))});
+    const double high =
+        below + 1 < 0x7c00U
+            ? static_cast<double>(float{float16::from_bits(static_cast<std::uint16_t>(below + 1))})
+            : 65536.0;
+    const auto middle = static_cast<float>((low + high) / 2);  // exact
+    const std::uint32_t even = (below & 1U) == 0 ? below : below + 1;
+    if (float16(middle).bits() != even) ++wrong;
+    if (float16(-middle).bits() != (even | 0x8000U)) ++wrong;
+    if (float16(std::nextafter(middle, 0.0F)).bits() != below) ++wrong;
+    if (float16(std::nextafter(middle, 1e9F)).bits() != below + 1) ++wrong;
+  }
+  CHECK(wrong == 0);
+  CHECK(float16(std::numeric_limits<float>::max()).bits() == 0x7c00);
+  CHECK(float16(-std::numeric_limits<float>::infinity()).bits() == 0xfc00);
+  CHECK(float16(std::numeric_limits<float>::denorm_min()).bits() == 0);
+  CHECK(float16(-0.0F).bits() == 0x8000);
+  CHECK(float16(std::numeric_limits<float>::signaling_NaN()).bits() > 0x7e00 - 1);
+  static_assert(float16(1.5F).bits() == 0x3e00 && float16::from_bits(0x0001) == 0x1p-24F);
 }
 
 TEST_CASE("scalars: accumulators and the list of scalars") {

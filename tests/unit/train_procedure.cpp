@@ -138,6 +138,48 @@ TEST_CASE("resume is bit-exact before, at and after the switch, in the middle of
   }
 }
 
+TEST_CASE("compressed gradients: bytes before and after the switch, and a resumed run goes on bit for bit") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  const scratch_folder folder("compressed");
+  self comm;
+  training_observer nobody;
+  for (const compression_options& compression :
+       {compression_options(power_sgd_options{2, error_feedback::local, 1.0, 1}),
+        compression_options(signum_options{})}) {
+    training_options options = small_options();
+    options.compression = compression;
+    if (compression.index() == 2) {
+      options.optimizer = sgd_options{0.0, 0.0, false, 1e-4, false};
+      options.learning_rate = 1e-3;
+    }
+    const std::string path = folder.file("checkpoint");
+    run_of whole(tiny_net<float>(true), comm, train, test, options);
+    const index_t dense_bytes = whole.exchange_bytes();
+    CHECK(dense_bytes < 2 * whole.net().parameter_count());
+    whole.run(nobody);
+    CHECK(whole.exchange_bytes() != dense_bytes);
+    CHECK(whole.history()[5].train_loss < whole.history()[0].train_loss);
+    for (int stop : {3, 12, 14}) {
+      run_of first(tiny_net<float>(true), comm, train, test, options);
+      for (int i = 0; i < stop; ++i) first.advance(nobody);
+      first.save(path);
+      run_of second(tiny_net<float>(true), comm, train, test, options);
+      second.resume(path);
+      second.run(nobody);
+      CHECK(parameter_digest(second) == parameter_digest(whole));
+    }
+    run_of plain(tiny_net<float>(true), comm, train, test, small_options());
+    CHECK_THROWS_AS(plain.resume(path), state_error);
+    options.compression = power_sgd_options{3, error_feedback::local, 1.0, 1};
+    options.optimizer = small_options().optimizer;
+    options.learning_rate = small_options().learning_rate;
+    run_of other(tiny_net<float>(true), comm, train, test, options);
+    if (compression.index() == 1) {
+      CHECK_THROWS_WITH_AS(other.resume(path), doctest::Contains("PowerSGD, rank 2"), state_error);
+    }
+  }
+}
+
 TEST_CASE("a checkpoint of another run is refused, and nothing changes") {
   const image_set train = quadrants(50, 1), test = quadrants(40, 2);
   const scratch_folder folder("refuse");
@@ -191,6 +233,7 @@ TEST_CASE("training_record survives text exactly; damaged text is an io_error") 
   record.total_steps = 1234;
   record.optimizer_steps = 12;
   record.low_rank = true;
+  record.skipped_steps = 3;
   record.seen = {0.1 + 0.2, 5, 9};
   record.history.push_back({0, false, 0.1, 1.0 / 3.0, 50.0, 1e-300, 99.0, 1.5, 2.5, 0.5});
   record.switched = switch_result{2, 3.25, {}};

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Scalars: `float`, `double` and our `bfloat16`; the type in which sums of each are accumulated.
+/// Scalars: `float`, `double` and our `bfloat16`; the type in which sums of each are accumulated. `float16`
+/// is a format of messages.
 
 #include <bit>
 #include <cstdint>
@@ -41,6 +42,57 @@ class bfloat16 {
 };
 
 static_assert(sizeof(bfloat16) == 2 && std::is_trivially_copyable_v<bfloat16>);
+
+/// IEEE 754 binary16 (5 exponent bits, 10 mantissa bits), what CUDA calls `__half`: a format in which numbers
+/// travel, not one to compute in. Conversion from float rounds to nearest, ties to even, below 2^-14 to
+/// multiples of 2^-24; from 65520 on a magnitude becomes infinity; a NaN stays a quiet NaN.
+class float16 {
+ public:
+  constexpr float16() = default;
+  constexpr explicit float16(float value) : bits_(round(value)) {}
+  constexpr operator float() const {
+    const std::uint32_t sign = (bits_ & 0x8000U) << 16, magnitude = bits_ & 0x7fffU;
+    if (magnitude >= 0x7c00U) return std::bit_cast<float>(sign | 0x7f800000U | (magnitude & 0x3ffU) << 13);
+    if (magnitude >= 0x0400U) return std::bit_cast<float>(sign | ((magnitude << 13) + rebias));
+    const float value = static_cast<float>(magnitude) * 0x1p-24F;
+    return sign != 0 ? -value : value;
+  }
+
+  /// The 16 bits as stored, and back.
+  constexpr std::uint16_t bits() const { return bits_; }
+  static constexpr float16 from_bits(std::uint16_t bits) {
+    float16 result;
+    result.bits_ = bits;
+    return result;
+  }
+
+ private:
+  static constexpr std::uint32_t rebias = 112U << 23;  // between the exponents of the two formats
+
+  // The upper bits of `value`, rounded to even at bit `shift`.
+  static constexpr std::uint32_t shifted(std::uint32_t value, std::uint32_t shift) {
+    return (value + (1U << (shift - 1)) - 1U + ((value >> shift) & 1U)) >> shift;
+  }
+  static constexpr std::uint16_t round(float value) {
+    const auto wide = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t sign = (wide >> 16) & 0x8000U, magnitude = wide & 0x7fffffffU;
+    std::uint32_t half = 0;
+    if (magnitude > 0x7f800000U) {
+      half = 0x7e00U | ((magnitude >> 13) & 0x3ffU);
+    } else if (magnitude >= 0x47800000U) {  // 2^16
+      half = 0x7c00U;
+    } else if (magnitude >= 0x38800000U) {  // 2^-14; a carry out of the largest mantissa gives infinity
+      half = shifted(magnitude - rebias, 13);
+    } else if (magnitude > 0x33000000U) {  // 2^-25 itself is a tie with zero
+      half = shifted((magnitude & 0x7fffffU) | 0x800000U, 126U - (magnitude >> 23));
+    }
+    return static_cast<std::uint16_t>(sign | half);
+  }
+
+  std::uint16_t bits_ = 0;
+};
+
+static_assert(sizeof(float16) == 2 && std::is_trivially_copyable_v<float16>);
 
 /// The type that sums of T are accumulated in where the order of additions is long: double for float and
 /// double.

@@ -3,7 +3,7 @@
 
 /// \file
 /// All-reduce algorithms of our own over messages between pairs of ranks: a ring, recursive doubling, and a
-/// direct exchange whose messages are narrower than the numbers they carry.
+/// direct exchange whose messages are narrower than the numbers they carry; and an all-gather.
 ///
 /// Each adds in an order that depends on the number of ranks and the length alone, and every element is
 /// computed once and copied, or computed alike by both partners: all ranks hold the same bits.
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/scalar.hpp>
 #include <pufferfish/dist/communicator.hpp>
 
@@ -154,10 +155,10 @@ void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>&
   if (has_extra) comm.start_send(mine, me + power).wait();
 }
 
-/// The same with messages of `Wire` (bfloat16, say), half the bytes of float: chunk c goes from every rank to
-/// rank c at once, each element rounded to Wire; there own, unrounded, + c-1's + c-2's ... (modulo p) are
-/// added in T; the sum, rounded once more, goes to all. Every rank ends with the rounded sum. `scratch` keeps
-/// two chunks. Collective.
+/// The same with messages of `Wire` (bfloat16 or float16), half the bytes of float: chunk c goes from every
+/// rank to rank c at once, each element rounded to Wire; there own, unrounded, + c-1's + c-2's ... (modulo p)
+/// are added in T; the sum, rounded once more, goes to all. Every rank ends with the rounded sum. `scratch`
+/// keeps two chunks. Collective.
 template <class Wire, class C, class T>
 void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch) {
   const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
@@ -190,6 +191,26 @@ void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch)
     auto sent = comm.start_send(std::span<const Wire>(out(own.size())), static_cast<int>(to));
     received.wait();
     for (std::size_t i = 0; i < theirs.size(); ++i) theirs[i] = static_cast<T>(scratch[room + i]);
+    sent.wait();
+  }
+}
+
+/// `blocks` holds as many equal blocks as there are ranks, block r that of rank r; every rank gives its own
+/// and gets all. Around a ring: p - 1 messages of a block. Throws shape_error if the blocks cannot be equal.
+/// Collective.
+template <class C, class T>
+void ring_all_gather(C& comm, std::span<T> blocks) {
+  const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+  if (blocks.size() % ranks != 0) {
+    detail::throw_error<shape_error>(
+        {"ring_all_gather: ", blocks.size(), " elements are no equal blocks of ", ranks, " ranks"});
+  }
+  const int next = static_cast<int>((me + 1) % ranks), before = static_cast<int>((me + ranks - 1) % ranks);
+  const auto block = [&](std::size_t number) { return detail::part_of(blocks, number % ranks, ranks); };
+  for (std::size_t step = 0; step + 1 < ranks; ++step) {
+    auto received = comm.start_receive(block(me + ranks - step - 1), before);
+    auto sent = comm.start_send(std::span<const T>(block(me + ranks - step)), next);
+    received.wait();
     sent.wait();
   }
 }

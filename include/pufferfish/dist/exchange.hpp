@@ -3,12 +3,15 @@
 
 /// \file
 /// `gradient_exchange`: averages the gradient arena over all ranks, bucket by bucket, while the backward pass
-/// still runs.
+/// still runs; or through a compressor, after it.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <optional>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -16,6 +19,8 @@
 
 #include <pufferfish/dist/all_reduce.hpp>
 #include <pufferfish/dist/bucket.hpp>
+#include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/dist/nonfinite.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -30,7 +35,14 @@ enum class exchange_progress {
 enum class exchange_wire {
   same,  ///< as they are
   bf16,  ///< half of a float's bytes: rounded to bfloat16, added in float (narrow_all_reduce)
+  /// The same with float16: eight times bf16's precision, but a gradient below 2^-25 becomes zero, and a sum
+  /// over the ranks of 65520 and more infinity.
+  fp16,
 };
+
+constexpr const char* to_string(exchange_wire wire) {
+  return wire == exchange_wire::same ? "same" : wire == exchange_wire::bf16 ? "bf16" : "fp16";
+}
 
 struct exchange_options {
   bucket_limits buckets;
@@ -38,6 +50,7 @@ struct exchange_options {
   /// Of the thread. Layers' calls always drive the communicator's own started sums.
   all_reduce_algorithm algorithm = all_reduce_algorithm::library;
   exchange_wire wire = exchange_wire::same;
+  nonfinite_policy nonfinite = nonfinite_policy::ignore;
 };
 
 /// What an exchange has done since it was made (or since clear_report).
@@ -45,8 +58,11 @@ struct exchange_report {
   std::uint64_t steps = 0;
   std::uint64_t payload_bytes = 0;  ///< of one rank's gradients, as they travel, over all steps
   std::uint64_t copied_bytes = 0;   ///< gradient bytes packed or unpacked: none but for a narrow wire
-  double exposed_ms = 0.0;          ///< between the end of the backward pass and the last bucket
+  std::uint64_t skipped = 0;        ///< steps that nonfinite_policy::skip has left out
+  double exposed_ms = 0.0;          ///< between the end of the backward pass and the end of the exchange
   double busy_ms = 0.0;             ///< of the thread in all-reduces
+  double encode_ms = 0.0;           ///< of the compressor
+  double decode_ms = 0.0;
 };
 
 /// Averages gradients in place: a bucket starts as soon as the last writer of its last parameter is done, in
@@ -59,27 +75,31 @@ struct exchange_report {
 ///
 /// Between begin and finish nobody else may use the communicator. The mean is the sum times 1 / p, rounded;
 /// the order of the sum is the algorithm's. All ranks end with the same bits.
+///
+/// With a compressor nothing starts before finish: it sees all gradients, and what it computes would only
+/// compete with the backward pass. What finish leaves is then the compressor's result.
 template <class T, class Comm>
 class gradient_exchange {
  public:
   /// The store and the communicator must outlive the object. Collective: throws state_error on all ranks if
-  /// their buckets or options differ; value_error for options that cannot be.
-  gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options = {})
+  /// their buckets, options or compressors differ, naming the first difference; value_error for options that
+  /// cannot be.
+  gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options = {},
+                    std::optional<any_compressor<T>> compressor = {})
       : store_(&store),
         comm_(&comm),
         options_(options),
         generation_(store.generation()),
         buckets_(cut_buckets(store, options.buckets)),
-        missing_(buckets_.size()) {
+        missing_(buckets_.size()),
+        compressor_(std::move(compressor)) {
     detail::check_communicator<Comm>();
     bucket_of_.reserve(store.parameters().size());
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       bucket_of_.insert(bucket_of_.end(), static_cast<std::size_t>(buckets_[b].count), static_cast<int>(b));
     }
+    agree_on_lines(comm, "gradient exchange", option_lines());
     resolve_progress();
-    agree_on_lines(comm, "gradient exchange",
-                   to_text(buckets_) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
-                       (options_.wire == exchange_wire::bf16 ? "bf16" : "same") + "\n");
     if (with_thread() && comm.size() > 1) thread_ = std::thread([this] { serve(); });
   }
   gradient_exchange(const gradient_exchange&) = delete;
@@ -97,6 +117,25 @@ class gradient_exchange {
   const exchange_report& report() const { return report_; }
   void clear_report() { report_ = {}; }
 
+  /// What one rank gives to the collectives of a step, in bytes.
+  index_t payload_bytes() const {
+    if (compressor_) return compressor_->payload_bytes();
+    const auto elements = static_cast<index_t>(store_->gradients().size());
+    return elements * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
+  }
+
+  /// What the compressor carries; empty without one.
+  std::vector<compressor_state<T>> states() {
+    if (!compressor_) return {};
+    return compressor_->states();
+  }
+  /// Exchanges that were made; a checkpoint keeps them with the states. Skipped ones do not count.
+  std::uint64_t steps() const { return steps_; }
+  void set_steps(std::uint64_t steps) { steps_ = steps; }
+
+  /// The last one that nonfinite_policy::skip has met; the same on all ranks.
+  const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
+
   /// From now on gradients that get ready are exchanged. Throws state_error if the network has changed its
   /// arenas, or if an exchange has begun and not finished.
   void begin(context<device::cpu>& ctx) {
@@ -105,7 +144,8 @@ class gradient_exchange {
     }
     if (running_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
     running_ = true;
-    if (comm_->size() == 1) return;
+    local_nonfinite_ = -1;
+    if (!overlapped()) return;
     for (std::size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].count;
     released_ = 0;
     started_ = 0;
@@ -113,30 +153,19 @@ class gradient_exchange {
   }
 
   /// Waits until every gradient is the mean over all ranks, whether or not a backward pass has written it.
-  /// Rethrows what went wrong in between.
-  void finish(context<device::cpu>& ctx) {
+  /// True if the step may be taken: false, on all ranks, where nonfinite_policy::skip has met something (the
+  /// gradients are then of no use; a compressor's state is as it was). Throws value_error on all ranks for
+  /// nonfinite_policy::stop, and for a compressor whose result is not finite though all gradients are: its
+  /// state is spoilt. Rethrows what went wrong in between.
+  bool finish(context<device::cpu>& ctx) {
     if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
     running_ = false;
     ++report_.steps;
-    if (comm_->size() == 1) return;
-    ctx.on_gradient_ready(nullptr, nullptr);
     const auto start = clock::now();
-    release(buckets_.size());
-    if (with_thread()) {
-      const std::uint32_t all = ready_.load(std::memory_order_relaxed);
-      for (std::uint32_t done = done_.load(std::memory_order_acquire); done != all;
-           done = done_.load(std::memory_order_acquire)) {
-        done_.wait(done, std::memory_order_acquire);
-      }
-      if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    } else {
-      finish_requests();
-    }
-    report_.exposed_ms += milliseconds_since(start);
-    const std::uint64_t bytes = store_->gradients().size_bytes();
-    report_.payload_bytes +=
-        options_.wire == exchange_wire::bf16 ? bytes / sizeof(T) * sizeof(bfloat16) : bytes;
-    if (options_.wire == exchange_wire::bf16) report_.copied_bytes += bytes;
+    const bool usable = compressor_ ? finish_compressed(ctx) : finish_overlapped(ctx);
+    if (usable) ++steps_;
+    if (comm_->size() > 1 || compressor_) report_.exposed_ms += milliseconds_since(start);
+    return usable;
   }
 
  private:
@@ -147,7 +176,25 @@ class gradient_exchange {
     return std::chrono::duration<double, std::milli>(clock::now() - start).count();
   }
 
+  bool is_narrow() const { return options_.wire != exchange_wire::same; }
+  bool overlapped() const { return comm_->size() > 1 && !compressor_; }
+
+  std::string option_lines() const {
+    return to_text(buckets_) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
+           to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
+           "\ncompressor " + (compressor_ ? compressor_->describe() : std::string("none")) + "\n";
+  }
+
   void resolve_progress() {
+    if (compressor_) {
+      if (is_narrow()) {
+        PUFFERFISH_THROW(
+            value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
+                        to_string(options_.wire) + " has no meaning with it"));
+      }
+      options_.progress = exchange_progress::calls;
+      return;
+    }
     bool may = false;
     if constexpr (requires { comm_->usable_from_threads(); }) may = comm_->usable_from_threads();
     if (options_.progress == exchange_progress::automatic) {
@@ -159,8 +206,7 @@ class gradient_exchange {
           value_error("gradient_exchange: a progress thread needs a communicator that any thread "
                       "may use (MPI_THREAD_SERIALIZED or more)"));
     }
-    if (!with_thread() &&
-        (options_.wire != exchange_wire::same || options_.algorithm != all_reduce_algorithm::library)) {
+    if (!with_thread() && (is_narrow() || options_.algorithm != all_reduce_algorithm::library)) {
       PUFFERFISH_THROW(
           value_error("gradient_exchange: without a progress thread sums are the communicator's own"));
     }
@@ -182,6 +228,7 @@ class gradient_exchange {
 
   // This step's buckets below `count` may go.
   void release(std::size_t count) {
+    for (std::size_t b = released_; b < count; ++b) look_at(gradients_of(b), buckets_[b].offset);
     if (!with_thread()) {
       released_ = count;
       progress();
@@ -221,15 +268,100 @@ class gradient_exchange {
 
   void sum(std::span<T> values) {
     if (options_.wire == exchange_wire::bf16) {
-      narrow_all_reduce(*comm_, values, narrow_scratch_);
-    } else if (options_.algorithm == all_reduce_algorithm::ring) {
+      narrow_all_reduce(*comm_, values, bf16_scratch_);
+    } else if (options_.wire == exchange_wire::fp16) {
+      narrow_all_reduce(*comm_, values, fp16_scratch_);
+    } else {
+      add_up(values);
+    }
+    divide(values);
+  }
+  void add_up(std::span<T> values) {
+    if (options_.algorithm == all_reduce_algorithm::ring) {
       ring_all_reduce(*comm_, values, scratch_);
     } else if (options_.algorithm == all_reduce_algorithm::recursive_doubling) {
       recursive_doubling_all_reduce(*comm_, values, scratch_);
     } else {
       comm_->all_reduce_sum(values);
     }
-    divide(values);
+  }
+
+  bool finish_overlapped(context<device::cpu>& ctx) {
+    if (comm_->size() == 1) {
+      look_at(store_->gradients(), 0);
+      return usable_everywhere();
+    }
+    ctx.on_gradient_ready(nullptr, nullptr);
+    release(buckets_.size());
+    if (with_thread()) {
+      const std::uint32_t all = ready_.load(std::memory_order_relaxed);
+      for (std::uint32_t done = done_.load(std::memory_order_acquire); done != all;
+           done = done_.load(std::memory_order_acquire)) {
+        done_.wait(done, std::memory_order_acquire);
+      }
+      if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    } else {
+      finish_requests();
+    }
+    report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
+    if (is_narrow()) report_.copied_bytes += store_->gradients().size_bytes();
+    return usable_everywhere() && usable_result();
+  }
+
+  bool finish_compressed(context<device::cpu>& ctx) {
+    const std::span<T> gradients = store_->gradients();
+    look_at(gradients, 0);
+    // Before the compressor keeps any of it.
+    if (!usable_everywhere()) return false;
+    const exchange_place place{comm_->rank(), comm_->size(), steps_};
+    for (int round = 0; round < compressor_->rounds(); ++round) {
+      const auto start = clock::now();
+      const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients);
+      report_.encode_ms += milliseconds_since(start);
+      if (place.ranks > 1) {
+        add_up(message.sum);
+        ring_all_gather(*comm_, message.blocks);
+        report_.payload_bytes +=
+            message.sum.size_bytes() + message.blocks.size() / static_cast<std::size_t>(place.ranks);
+      }
+      const auto decoding = clock::now();
+      compressor_->decode(ctx, place, round, gradients);
+      report_.decode_ms += milliseconds_since(decoding);
+    }
+    if (usable_result()) return true;
+    PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+  }
+
+  // Remembers the first element that is not finite.
+  void look_at(std::span<const T> gradients, index_t offset) {
+    if (options_.nonfinite == nonfinite_policy::ignore || local_nonfinite_ >= 0) return;
+    const index_t found = detail::find_nonfinite(gradients);
+    if (found >= 0) local_nonfinite_ = offset + found;
+  }
+
+  // What all ranks have found in their own gradients.
+  bool usable_everywhere() {
+    if (options_.nonfinite == nonfinite_policy::ignore) return true;
+    const auto found = comm_->all_gather(static_cast<std::uint64_t>(local_nonfinite_ + 1));
+    const auto first = std::find_if(found.begin(), found.end(), [](std::uint64_t f) { return f != 0; });
+    if (first == found.end()) return true;
+    return refuse(static_cast<index_t>(*first) - 1, static_cast<int>(first - found.begin()));
+  }
+
+  // The exchanged gradients are the same on all ranks, and so is what is found in them.
+  bool usable_result() {
+    if (options_.nonfinite == nonfinite_policy::ignore) return true;
+    const index_t found = detail::find_nonfinite(std::span<const T>(store_->gradients()));
+    return found < 0 || refuse(found, -1);
+  }
+
+  bool refuse(index_t element, int rank) {
+    nonfinite_ = detail::name_nonfinite(*store_, element, rank);
+    if (options_.nonfinite == nonfinite_policy::stop) {
+      PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+    }
+    ++report_.skipped;
+    return false;
   }
 
   // Without a thread: starts what is ready and lets what is under way move.
@@ -256,12 +388,17 @@ class gradient_exchange {
   std::vector<int> missing_;    // gradients of each bucket that are not ready
   std::vector<request> requests_;
   std::vector<T> scratch_;
-  std::vector<bfloat16> narrow_scratch_;
+  std::vector<bfloat16> bf16_scratch_;
+  std::vector<float16> fp16_scratch_;
   // Buckets released to the thread, and done by it, since the beginning; both wrap around.
   std::atomic<std::uint32_t> ready_{0}, done_{0};
   std::atomic<bool> stopping_{false};
   std::size_t released_ = 0, started_ = 0;  // of this step
   bool running_ = false;
+  std::optional<any_compressor<T>> compressor_;
+  std::uint64_t steps_ = 0;
+  index_t local_nonfinite_ = -1;  // offset in the arena of this rank's first one of the step
+  std::optional<nonfinite_gradient> nonfinite_;
   std::exception_ptr failure_;
   exchange_report report_;
   std::thread thread_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/compress/compression.hpp>
 #include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/loss.hpp>
@@ -45,6 +46,8 @@ struct run_options {
   optimizer_options optimizer = sgd_options{0.9, 0.0, false, 1e-4, false};
   double clip_norm = 0.0;  ///< global gradient norm; 0: no clipping
   exchange_options exchange;
+  /// What travels instead of the gradients; afresh after the switch. Signum wants SGD without momentum.
+  compression_options compression;
   std::uint64_t seed = 1;  ///< initial values, order of samples, augmentation, dropout
 };
 
@@ -94,6 +97,8 @@ class training_observer {
   virtual void on_step(const training_position&) {}
   virtual void on_epoch(const epoch_result&) {}
   virtual void on_switch(const switch_result&) {}
+  /// A gradient is not finite, and nonfinite_policy::skip leaves the step out.
+  virtual void on_skipped_step(const nonfinite_gradient&) {}
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -57,8 +57,9 @@ struct training_record {
   std::uint64_t total_steps = 0;
   std::uint64_t optimizer_steps = 0;  ///< since the optimizer was made: since the switch, or the start
   bool low_rank = false;
-  evaluation seen;           ///< this epoch's training samples, of this rank
-  double exchange_ms = 0.0;  ///< spent in this epoch's all-reduces
+  std::uint64_t skipped_steps = 0;  ///< of the whole run, because of gradients that are not finite
+  evaluation seen;                  ///< this epoch's training samples, of this rank
+  double exchange_ms = 0.0;         ///< spent in this epoch's all-reduces
   std::vector<epoch_result> history;
   std::optional<switch_result> switched;
 
@@ -70,6 +71,7 @@ struct training_record {
                        std::to_string(low_rank ? 1 : 0) + "\n";
     text += "seen " + exact(seen.loss_sum) + " " + std::to_string(seen.correct) + " " +
             std::to_string(seen.count) + " " + exact(exchange_ms) + "\n";
+    if (skipped_steps > 0) text += "skipped " + std::to_string(skipped_steps) + "\n";
     for (const epoch_result& e : history) {
       text += "epoch " + std::to_string(e.epoch) + " " + std::to_string(e.low_rank ? 1 : 0);
       for (double value : {e.learning_rate, e.train_loss, e.train_accuracy, e.test_loss, e.test_accuracy,
@@ -128,6 +130,8 @@ struct training_record {
       seen.loss_sum = read_exact(line);
       line >> seen.correct >> seen.count;
       exchange_ms = read_exact(line);
+    } else if (kind == "skipped") {
+      line >> skipped_steps;
     } else if (kind == "epoch") {
       epoch_result e;
       line >> e.epoch >> e.low_rank;

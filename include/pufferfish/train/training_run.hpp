@@ -41,6 +41,7 @@
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/progress_record.hpp>
+#include <pufferfish/train/rank_states.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -99,15 +100,17 @@ class training_run {
   const std::vector<epoch_result>& history() const { return record_.history; }
   const std::optional<switch_result>& switched() const { return record_.switched; }
 
-  /// Bytes of one rank's gradient that a step's all-reduce carries.
-  index_t exchange_bytes() const { return net_.parameter_count() * static_cast<index_t>(sizeof(T)); }
+  /// What one rank gives to the collectives of a step's gradient exchange, in bytes.
+  index_t exchange_bytes() const { return exchange_->payload_bytes(); }
+  /// Steps that were left out because a gradient was not finite (nonfinite_policy::skip).
+  std::uint64_t skipped_steps() const { return record_.skipped_steps; }
 
   /// One training step; before it the switch, if it is due; after it the end of the epoch, if it was the
   /// last. Does nothing once finished.
   void advance(training_observer& observer) {
     if (finished()) return;
     if (record_.step == 0 && switch_is_due()) do_switch(observer);
-    train_step();
+    train_step(observer);
     const evaluation& seen = record_.seen;
     observer.on_step({record_.epoch, options_.epochs, record_.step, steps_per_epoch(), record_.low_rank,
                       seen.loss(), seen.accuracy()});
@@ -132,44 +135,55 @@ class training_run {
     training_record whole = record_;
     whole.seen = reduce(*comm_, record_.seen);
     whole.optimizer_steps = optimizer_->steps();
-    auto carried_of_ranks = gather_carried();
+    const auto compressed = exchange_->states();
+    detail::rank_states<T, Comm> of_ranks(*comm_, states_of_rank(compressed));
+    of_ranks.gather();
     on_root([&] {
       facts["training.record"] = whole.to_text();
       facts["training.options"] = resume_lines();
       if (plateau_) facts["training.plateau"] = plateau_->state();
-      save_checkpoint(path, net_, named_states(*optimizer_, carried_of_ranks), facts);
+      save_checkpoint(path, net_, named_states(*optimizer_, compressed, of_ranks), facts);
       return std::string();
     });
   }
 
   /// Goes on where `save` was called, bit for bit: give a run with the same model, task and options, and as
-  /// many ranks where the task carries state. Throws io_error for a file that is not such a checkpoint,
-  /// state_error if it was made with other options; then nothing has changed.
+  /// many ranks where the task carries state or gradients are compressed. Throws io_error for a file that is
+  /// not such a checkpoint, state_error if it was made with other options; then nothing has changed.
   void resume(const std::string& path) {
     model_type loaded = net_;
-    std::optional<optimizer<T>> restored;
+    std::optional<checkpoint_file> file;
     std::string plateau_state;
-    auto carried_of_ranks = room_for_carried();
     const std::string text = on_root([&] {
-      const checkpoint_file file = open_checkpoint(path);
-      check_same_options(path, file.fact("training.options"));
-      if (plateau_) plateau_state = file.fact("training.plateau");
-      file.restore(loaded);
-      restored.emplace(make_optimizer_target(loaded.store()), options_.optimizer);
-      file.restore(loaded, named_states(*restored, carried_of_ranks));
-      return file.fact("training.record");
+      file.emplace(open_checkpoint(path));
+      check_same_options(path, file->fact("training.options"));
+      if (plateau_) plateau_state = file->fact("training.plateau");
+      file->restore(loaded);
+      return file->fact("training.record");
     });
     const training_record record = training_record::from_text(text, path);
     take_structure(low_rank_layers(loaded), loaded);
-    if (!restored) restored.emplace(make_optimizer_target(loaded.store()), options_.optimizer);
+    optimizer<T> restored(make_optimizer_target(loaded.store()), options_.optimizer);
+    auto compressor = make_compressor(loaded.store(), options_.compression);
+    const auto compressed = compressor ? compressor->states() : std::vector<compressor_state<T>>();
+    detail::rank_states<T, Comm> of_ranks(*comm_, states_of_rank(compressed));
+    on_root([&] {
+      of_ranks.check_ranks(*file);
+      file->restore(loaded, named_states(restored, compressed, of_ranks));
+      return std::string();
+    });
     exchange_.reset();
     net_ = std::move(loaded);
-    optimizer_ = std::move(restored);
-    exchange_.emplace(net_.store(), *comm_, options_.exchange);
+    optimizer_.emplace(std::move(restored));
+    exchange_.emplace(net_.store(), *comm_, options_.exchange, std::move(compressor));
     broadcast_state();
     for (const auto& [name, values] : optimizer_->states()) comm_->broadcast(values, 0);
+    for (const auto& state : compressed) {
+      if (!state.of_rank) comm_->broadcast(state.values, 0);
+    }
+    of_ranks.scatter();
     optimizer_->set_steps(record.optimizer_steps);
-    scatter_carried(carried_of_ranks);
+    exchange_->set_steps(record.optimizer_steps);  // both leave out the same steps
     if (plateau_) plateau_->set_state(detail::broadcast_text(*comm_, plateau_state, 0));
     record_ = record;
     if (comm_->rank() != 0) record_.seen = {};
@@ -229,6 +243,9 @@ class training_run {
     line("clip norm", detail::exact_number(options_.clip_norm));
     line("seed", std::to_string(options_.seed));
     line("scalar bytes", std::to_string(sizeof(T)));
+    // Left out where it is the default, so that checkpoints from before these lines still resume.
+    if (options_.compression.index() != 0) line("compression", pufferfish::describe(options_.compression));
+    if (options_.exchange.wire != exchange_wire::same) line("wire", to_string(options_.exchange.wire));
     return text + task_.describe();
   }
 
@@ -252,7 +269,8 @@ class training_run {
   // An optimizer and an exchange for the arenas that the model has now.
   void bind_to_arenas() {
     optimizer_.emplace(make_optimizer_target(net_.store()), options_.optimizer);
-    exchange_.emplace(net_.store(), *comm_, options_.exchange);
+    exchange_.emplace(net_.store(), *comm_, options_.exchange,
+                      make_compressor(net_.store(), options_.compression));
   }
 
   // Low rank from the start: the structure that the policy would give, with random factors.
@@ -301,19 +319,24 @@ class training_run {
     if (low_rank_layers(net) != ranks) apply_ranks(net, ranks);
   }
 
-  void train_step() {
+  void train_step(training_observer& observer) {
     const clock::time_point start = clock::now();
     ctx_.set_mode(run_mode::training);
     exchange_->begin(ctx_);
     const evaluation seen = task_.step(ctx_, net_, {record_.epoch, record_.step, record_.total_steps});
     const clock::time_point exchange_start = clock::now();
-    exchange_->finish(ctx_);
+    const bool usable = exchange_->finish(ctx_);
     record_.exchange_ms += milliseconds_since(exchange_start);
-    if (options_.clip_norm > 0.0) clip_gradient_norm<T>(ctx_, net_.store().gradients(), options_.clip_norm);
-    optimizer_->step(ctx_, learning_rate());
-    record_.seen.loss_sum += seen.loss_sum;
-    record_.seen.correct += seen.correct;
-    record_.seen.count += seen.count;
+    if (usable) {
+      if (options_.clip_norm > 0.0) clip_gradient_norm<T>(ctx_, net_.store().gradients(), options_.clip_norm);
+      optimizer_->step(ctx_, learning_rate());
+      record_.seen.loss_sum += seen.loss_sum;
+      record_.seen.correct += seen.correct;
+      record_.seen.count += seen.count;
+    } else {
+      ++record_.skipped_steps;
+      observer.on_skipped_step(*exchange_->nonfinite());
+    }
     ++record_.step;
     ++record_.total_steps;
     step_ms_.push_back(milliseconds_since(start));
@@ -385,53 +408,26 @@ class training_run {
     for (std::size_t i = 0; i < sum.size(); ++i) mine[i] = static_cast<T>(sum[i] / comm_->size());
   }
 
-  // What tasks carry from step to step, rank by rank, on all ranks.
-  std::vector<std::vector<T>> gather_carried() {
-    std::vector<std::vector<T>> all = room_for_carried();
-    for (int rank = 0; rank < comm_->size(); ++rank) {
-      auto& values = all[static_cast<std::size_t>(rank)];
-      if (rank == comm_->rank() && !values.empty()) {
-        const std::span<T> mine = carried();
-        std::copy(mine.begin(), mine.end(), values.begin());
-      }
-      comm_->broadcast(std::span<T>(values), rank);
+  // What this rank has of its own: what the task carries from step to step, the compressor's memory.
+  std::vector<named_state<T>> states_of_rank(const std::vector<compressor_state<T>>& compressed) {
+    std::vector<named_state<T>> result;
+    if constexpr (requires { task_.carried(); }) result.push_back({"task.carried", task_.carried()});
+    for (const auto& state : compressed) {
+      if (state.of_rank) result.push_back({state.name, state.values});
     }
-    return all;
-  }
-  std::vector<std::vector<T>> room_for_carried() {
-    std::vector<std::int64_t> sizes(static_cast<std::size_t>(comm_->size()), 0);
-    sizes[static_cast<std::size_t>(comm_->rank())] = static_cast<std::int64_t>(carried().size());
-    comm_->all_reduce_sum(std::span<std::int64_t>(sizes));
-    std::vector<std::vector<T>> all;
-    for (const std::int64_t size : sizes) all.emplace_back(static_cast<std::size_t>(size));
-    return all;
-  }
-  void scatter_carried(std::vector<std::vector<T>>& all) {
-    if constexpr (requires { task_.carried(); }) {
-      for (int rank = 0; rank < comm_->size(); ++rank) {
-        auto& values = all[static_cast<std::size_t>(rank)];
-        comm_->broadcast(std::span<T>(values), 0);
-        if (rank == comm_->rank()) std::copy(values.begin(), values.end(), task_.carried().begin());
-      }
-    }
-  }
-  std::span<T> carried() {
-    if constexpr (requires { task_.carried(); }) {
-      return task_.carried();
-    } else {
-      return {};
-    }
+    return result;
   }
 
-  // Optimizer and carried state under the names they have in a checkpoint.
+  // All that is in a checkpoint beside the network, under its names.
   static std::vector<named_state<T>> named_states(optimizer<T>& of,
-                                                  std::vector<std::vector<T>>& carried_of_ranks) {
+                                                  const std::vector<compressor_state<T>>& compressed,
+                                                  detail::rank_states<T, Comm>& of_ranks) {
     std::vector<named_state<T>> result;
     for (const auto& [name, values] : of.states()) result.push_back({name, values});
-    for (std::size_t rank = 0; rank < carried_of_ranks.size(); ++rank) {
-      if (carried_of_ranks[rank].empty()) continue;
-      result.push_back({"task.carried." + std::to_string(rank), std::span<T>(carried_of_ranks[rank])});
+    for (const auto& state : compressed) {
+      if (!state.of_rank) result.push_back({state.name, state.values});
     }
+    of_ranks.list(result);
     return result;
   }
 

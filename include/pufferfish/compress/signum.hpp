@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `signum`: the sign that most ranks' momentum has, at one bit a value.
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/nn/parameter_store.hpp>
+#include <pufferfish/ops/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct signum_options {
+  double momentum = 0.9;
+};
+
+/// "Signum, momentum 0.9".
+inline std::string describe(const signum_options& options) {
+  char momentum[40];
+  std::snprintf(momentum, sizeof momentum, "%.17g", options.momentum);
+  return detail::message({"Signum, momentum ", momentum});
+}
+
+namespace detail {
+
+/// Values whose signs share a word.
+inline constexpr index_t signs_a_word = 32;
+
+/// Bit i is set where values[i] < 0: zero and NaN count as positive. `count` at most signs_a_word.
+template <class T>
+std::uint32_t pack_signs(const T* values, index_t count) {
+  std::uint32_t word = 0;
+  for (index_t i = 0; i < count; ++i) word |= static_cast<std::uint32_t>(values[i] < T(0)) << i;
+  return word;
+}
+
+/// Which way most of them go, bit by bit.
+struct sign_vote {
+  std::uint32_t negative = 0;
+  std::uint32_t tie = 0;
+};
+
+/// Counts `words` votes, `stride` apart, for 32 values at once: plane b holds bit b of every value's count.
+inline sign_vote count_votes(const std::uint32_t* votes, index_t words, index_t stride) {
+  constexpr int planes = 31;
+  std::uint32_t plane[planes] = {};
+  int used = 0;
+  for (index_t r = 0; r < words; ++r) {
+    std::uint32_t carry = votes[r * stride];
+    for (int b = 0; b < planes && carry != 0; ++b) {
+      const std::uint32_t sum = plane[b] ^ carry;
+      carry &= plane[b];
+      plane[b] = sum;
+      used = std::max(used, b + 1);
+    }
+  }
+  // Compared with half of them, from the highest bit down.
+  const auto half = static_cast<std::uint64_t>(words / 2);
+  used = std::max(used, static_cast<int>(std::bit_width(half)));
+  std::uint32_t more = 0, equal = ~std::uint32_t{0};
+  for (int b = used - 1; b >= 0; --b) {
+    const std::uint32_t bit = (half >> b & 1U) != 0 ? ~std::uint32_t{0} : 0U;
+    more |= equal & plane[b] & ~bit;
+    equal &= ~(plane[b] ^ bit);
+  }
+  return {more, words % 2 == 0 ? equal : 0U};
+}
+
+}  // namespace detail
+
+/// Bernstein, Wang, Azizzadenesheli and Anandkumar, signSGD with majority vote (ICML 2018; ICLR 2019), the
+/// form with momentum. On each rank m = momentum m + (1 - momentum) g, at the first step m = g; the result
+/// is, element by element, the sign that most ranks' m has: -1 or 1, and 0 where as many have one as the
+/// other. Zero counts as positive.
+///
+/// The signs go to all ranks, 32 to a word. The optimizer takes the result for the gradient: use SGD without
+/// momentum (weight decay is added after the vote) and a learning rate of its own, 1e-4 or so.
+template <class T>
+class signum {
+ public:
+  using value_type = T;
+
+  /// Throws value_error unless 0 <= momentum < 1.
+  signum(const parameter_store<T>& store, const signum_options& options) : options_(options) {
+    if (!(options.momentum >= 0.0 && options.momentum < 1.0)) {
+      detail::throw_error<value_error>({"signum: momentum ", options.momentum, " is outside 0 .. 1"});
+    }
+    index_t size = 0;
+    for (const auto& entry : store.parameters()) size += entry.thing->size();
+    momentum_ = aligned_buffer<T>(size);
+    words_ = (size + detail::signs_a_word - 1) / detail::signs_a_word;
+  }
+
+  int rounds() const { return 1; }
+
+  compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
+                               std::span<T> gradients) {
+    votes_.resize(static_cast<std::size_t>(words_ * place.ranks));
+    const T keep = place.step == 0 ? T(0) : static_cast<T>(options_.momentum);
+    const T take = place.step == 0 ? T(1) : static_cast<T>(1.0 - options_.momentum);
+    const T* from = gradients.data();
+    T* kept = momentum_.data();
+    std::uint32_t* mine = votes_.data() + words_ * place.rank;
+    // Chunks are whole words.
+    ops::for_chunks(ctx, momentum_.size(), [=](index_t begin, index_t end) {
+      for (; begin < end; begin += detail::signs_a_word) {
+        const index_t count = std::min(detail::signs_a_word, end - begin);
+        for (index_t i = begin; i < begin + count; ++i) kept[i] = keep * kept[i] + take * from[i];
+        mine[begin / detail::signs_a_word] = detail::pack_signs(kept + begin, count);
+      }
+    });
+    return {{}, std::as_writable_bytes(std::span<std::uint32_t>(votes_))};
+  }
+
+  void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
+    const std::uint32_t* votes = votes_.data();
+    T* to = gradients.data();
+    ops::for_chunks(ctx, momentum_.size(), [=, this](index_t begin, index_t end) {
+      for (; begin < end; begin += detail::signs_a_word) {
+        const detail::sign_vote vote =
+            detail::count_votes(votes + begin / detail::signs_a_word, place.ranks, words_);
+        const index_t count = std::min(detail::signs_a_word, end - begin);
+        for (index_t i = 0; i < count; ++i) {
+          const auto negative = static_cast<int>(vote.negative >> i & 1U);
+          const auto tie = static_cast<int>(vote.tie >> i & 1U);
+          to[begin + i] = static_cast<T>(1 - 2 * negative - tie);
+        }
+      }
+    });
+  }
+
+  index_t payload_bytes() const { return words_ * static_cast<index_t>(sizeof(std::uint32_t)); }
+
+  std::vector<compressor_state<T>> states() { return {{"exchange.momentum", momentum_.span(), true}}; }
+
+  std::string describe() const { return pufferfish::describe(options_); }
+
+ private:
+  signum_options options_;
+  aligned_buffer<T> momentum_;
+  index_t words_ = 0;
+  std::vector<std::uint32_t> votes_;  // of all ranks, one after the other
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `micro_batches`: a step's gradient from several backward passes.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <pufferfish/nn/parameter_store.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// While it lives, the gradients of `count` backward passes add up: the first pass of a step overwrites, the
+/// others add, and a gradient is ready (for the exchange) in the last one.
+///
+///     micro_batches parts(net.store(), 4);
+///     exchange.begin(ctx);                       // or later, up to before the last backward pass
+///     for (...) { forward; backward; }           // four times
+///     exchange.finish(ctx);
+///
+/// The sum is not divided: scale each loss gradient by the micro-batch's share of the batch. A pass more or
+/// less in a step spoils the count; `restart` begins a step anew. At the end of its life a backward pass is a
+/// step again.
+template <class T>
+class micro_batches {
+ public:
+  /// The store must outlive the object. Throws value_error unless count >= 1.
+  micro_batches(parameter_store<T>& store, int count) : store_(&store), generation_(store.generation()) {
+    if (count < 1) {
+      PUFFERFISH_THROW(
+          value_error("micro_batches: " + std::to_string(count) + " backward passes a step; at least 1"));
+    }
+    for (const auto& entry : store.parameters()) {
+      before_.push_back(entry.thing->writers());
+      entry.thing->set_writers(before_.back() * count);
+    }
+  }
+  micro_batches(const micro_batches&) = delete;
+  micro_batches& operator=(const micro_batches&) = delete;
+  ~micro_batches() {
+    if (store_->generation() != generation_) return;  // other parameters by now, with counts of their own
+    for (std::size_t i = 0; i < before_.size(); ++i) {
+      store_->parameters()[i].thing->set_writers(before_[i]);
+    }
+  }
+
+  /// Forgets the passes of a step that will not be finished.
+  void restart() {
+    for (const auto& entry : store_->parameters()) entry.thing->restart();
+  }
+
+ private:
+  parameter_store<T>* store_;
+  std::uint64_t generation_;
+  std::vector<int> before_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: what differs between ranks (a task's carried state, a compressor's memory) on its way into the
+/// one checkpoint that rank 0 writes, and back.
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/train/checkpoint.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Arrays of every rank, in a checkpoint "name.0", "name.1", ... Only rank 0 has room for those of all.
+template <class T, class Comm>
+class rank_states {
+ public:
+  /// `mine`: this rank's arrays, which must outlive the object; equally many with equal names on all ranks,
+  /// of any length. Collective.
+  rank_states(Comm& comm, std::vector<named_state<T>> mine) : comm_(&comm), mine_(std::move(mine)) {
+    const auto ranks = static_cast<std::size_t>(comm.size());
+    sizes_.assign(mine_.size() * ranks, 0);
+    for (std::size_t s = 0; s < mine_.size(); ++s) {
+      sizes_[s * ranks + static_cast<std::size_t>(comm.rank())] =
+          static_cast<std::int64_t>(mine_[s].values.size());
+    }
+    comm.all_reduce_sum(std::span<std::int64_t>(sizes_));
+    all_.resize(sizes_.size());
+    for (std::size_t i = 0; i < all_.size() && comm.rank() == 0; ++i) {
+      all_[i].resize(static_cast<std::size_t>(sizes_[i]));
+    }
+  }
+
+  /// From the ranks to rank 0. Collective.
+  void gather() {
+    for_each([this](std::span<T> own, std::span<T> room, int rank) {
+      if (rank == comm_->rank()) std::copy(own.begin(), own.end(), room.begin());
+      comm_->broadcast(room, rank);
+    });
+  }
+  /// And back. Collective.
+  void scatter() {
+    for_each([this](std::span<T> own, std::span<T> room, int rank) {
+      comm_->broadcast(room, 0);
+      if (rank == comm_->rank()) std::copy(room.begin(), room.end(), own.begin());
+    });
+  }
+
+  /// What rank 0 writes or reads; ranks without a number have no entry.
+  void list(std::vector<named_state<T>>& to) {
+    const auto ranks = static_cast<std::size_t>(comm_->size());
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      if (!all_[i].empty()) to.push_back({name_of(mine_[i / ranks].name, i % ranks), std::span<T>(all_[i])});
+    }
+  }
+
+  /// Throws state_error if the file has such arrays of more ranks than there are.
+  void check_ranks(const checkpoint_file& file) const {
+    for (const named_state<T>& state : mine_) {
+      const std::string next = name_of(state.name, static_cast<std::size_t>(comm_->size()));
+      for (const auto& [stored, size] : file.states()) {
+        if (stored != next) continue;
+        PUFFERFISH_THROW(state_error(file.name() + ": has " + quote_name(next) +
+                                     ", of a rank that this run has not; " +
+                                     "resume it with as many ranks as it had"));
+      }
+    }
+  }
+
+ private:
+  static std::string name_of(const std::string& name, std::size_t rank) {
+    return name + "." + std::to_string(rank);
+  }
+
+  template <class F>
+  void for_each(F&& f) {
+    std::vector<T> passing;
+    const auto ranks = static_cast<std::size_t>(comm_->size());
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      if (comm_->rank() != 0) passing.resize(static_cast<std::size_t>(sizes_[i]));
+      f(mine_[i / ranks].values, comm_->rank() == 0 ? std::span<T>(all_[i]) : std::span<T>(passing),
+        static_cast<int>(i % ranks));
+    }
+  }
+
+  Comm* comm_;
+  std::vector<named_state<T>> mine_;
+  std::vector<std::int64_t> sizes_;  // of each array, rank by rank
+  std::vector<std::vector<T>> all_;  // the same order; empty but on rank 0
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/distributed.hpp>
+#include <pufferfish/nn.hpp>
+
+#include "../unit/compress_support.hpp"
+
+// Every rank runs every case in the same order. No REQUIRE before a collective.
+
+namespace {
+
+using namespace compress_support;
+
+template <class T>
+using exchange_of = gradient_exchange<T, mpi::communicator>;
+
+bool same_on_all_ranks(mpi::communicator& comm, std::uint64_t mine) {
+  const std::vector<std::uint64_t> all = comm.all_gather(mine);
+  return std::all_of(all.begin(), all.end(), [&](std::uint64_t other) { return other == all[0]; });
+}
+
+template <class T>
+std::vector<std::vector<double>> gradients_of_all(const parameter_store<T>& store, int ranks,
+                                                  std::uint64_t step) {
+  std::vector<std::vector<double>> all;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(gradients_of(store, rank, step));
+  return all;
+}
+
+template <class T>
+bool exchange_step(exchange_of<T>& exchange, cpu_context& ctx, odd_parameters<T>& net, int rank,
+                   std::uint64_t step) {
+  exchange.begin(ctx);
+  set_gradients(net.store, rank, step);
+  return exchange.finish(ctx);
+}
+
+TEST_CASE("blocks of all ranks are gathered, in order of the ranks") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+  for (const std::size_t length : std::vector<std::size_t>{0, 1, 5, 100003}) {
+    std::vector<int> blocks(ranks * length, -1);
+    for (std::size_t i = 0; i < length; ++i) blocks[me * length + i] = static_cast<int>(1000 * me + i);
+    ring_all_gather(comm, std::span<int>(blocks));
+    std::size_t right = 0;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      right += blocks[i] == static_cast<int>(1000 * (i / length) + i % length) ? 1U : 0U;
+    }
+    CHECK(right == blocks.size());
+  }
+  std::vector<int> odd(ranks + 1);
+  if (ranks > 1) CHECK_THROWS_AS(ring_all_gather(comm, std::span<int>(odd)), shape_error);
+}
+
+TEST_CASE("PowerSGD over the ranks is what its formulas say; what is sent and what is left are the mean") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  for (const auto feedback : {error_feedback::local, error_feedback::aggregated}) {
+    for (const index_t rank : {1, 3, 99}) {
+      CAPTURE(rank);
+      const power_sgd_options options{rank, feedback, rank == 99 ? 0.0 : 1.0, 3};
+      odd_parameters<double> net;
+      cpu_context ctx;
+      exchange_of<double> exchange(net.store, comm, {}, make_compressor(net.store, options));
+      serial_power_sgd<double> serial(net.store, options, comm.size(), exchange.states()[1].values);
+      const auto size = net.store.values().size();
+      std::vector<double> given(size, 0.0), taken(size, 0.0);
+      for (std::uint64_t step = 0; step < 6; ++step) {
+        const auto all = gradients_of_all(net.store, comm.size(), step);
+        exchange_step(exchange, ctx, net, comm.rank(), step);
+        const std::span<const double> got = net.store.gradients();
+        CHECK(largest_difference(got, serial.step(all)) < 1e-9);
+        CHECK(same_on_all_ranks(comm, digest(got)));
+        const auto mean = mean_of(all);
+        if (rank == 99) CHECK(largest_difference(got, mean) < 1e-11);
+        for (std::size_t i = 0; i < size; ++i) {
+          given[i] += mean[i];
+          taken[i] += got[i];
+        }
+      }
+      CHECK(largest_difference<double>(exchange.states()[0].values,
+                                       serial.memory()[static_cast<std::size_t>(comm.rank())]) < 1e-9);
+      std::vector<double> left(exchange.states()[0].values.begin(), exchange.states()[0].values.end());
+      mean(comm, std::span<double>(left));
+      for (std::size_t i = 0; i < size; ++i) taken[i] += left[i];
+      CHECK(largest_difference<double>(taken, given) < 1e-11);
+      if (comm.size() > 1) {
+        CHECK(exchange.report().payload_bytes == 6 * static_cast<std::uint64_t>(exchange.payload_bytes()));
+      }
+    }
+  }
+}
+
+TEST_CASE("Signum over the ranks is the majority's sign, and nothing where there is none") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  odd_parameters<double> net;
+  cpu_context ctx;
+  exchange_of<double> exchange(net.store, comm, {}, make_compressor<double>(net.store, signum_options{}));
+  serial_signum serial(0.9);
+  for (std::uint64_t step = 0; step < 8; ++step) {
+    exchange_step(exchange, ctx, net, comm.rank(), step);
+    const auto expected = serial.step(gradients_of_all(net.store, comm.size(), step));
+    CHECK(largest_difference<double>(net.store.gradients(), expected) == 0.0);
+    const bool ties = std::any_of(expected.begin(), expected.end(), [](double e) { return e == 0.0; });
+    CHECK(ties == (comm.size() % 2 == 0));
+  }
+  if (comm.size() > 1) {
+    CHECK(exchange.report().payload_bytes == 8 * static_cast<std::uint64_t>(exchange.payload_bytes()));
+  }
+}
+
+TEST_CASE("float16 messages: means to their rounding; what overflows is seen, not hidden") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  if (!comm.usable_from_threads() || comm.size() == 1) return;
+  odd_parameters<float> net;
+  cpu_context ctx;
+  exchange_options options;
+  options.wire = exchange_wire::fp16;
+  options.nonfinite = nonfinite_policy::skip;
+  exchange_of<float> exchange(net.store, comm, options);
+  CHECK(exchange_step(exchange, ctx, net, comm.rank(), 1));
+  const auto expected = mean_of(gradients_of_all(net.store, comm.size(), 1));
+  CHECK(largest_difference<float>(net.store.gradients(), expected) < 4e-3);
+  CHECK(same_on_all_ranks(comm, digest(std::span<const float>(net.store.gradients()))));
+  CHECK(exchange.report().payload_bytes == 2 * net.store.values().size());
+  exchange.begin(ctx);
+  std::fill(net.store.gradients().begin(), net.store.gradients().end(), 6e4F);
+  CHECK_FALSE(exchange.finish(ctx));
+  CHECK((exchange.nonfinite() && exchange.nonfinite()->rank == -1));
+}
+
+network<float> small_net(index_t parts) {
+  sequential<float> layers;
+  layers.add("conv1", Conv<float>(conv_shape::square(3, 8, 3, 1, 1), true));
+  if (parts == 1) layers.add("bn1", BatchNorm<float>(8));
+  layers.add("relu1", ReLU<float>());
+  layers.add("conv2", Conv<float>(conv_shape::square(8, 12, 3, 2, 1), true));
+  layers.add("pool", GlobalAvgPool<float>());
+  layers.add("fc", Linear<float>(12, 5));
+  network<float> net{any_layer<float>(std::move(layers))};
+  net.initialize(4);
+  return net;
+}
+
+/// One pass on `count` samples from `first` of this rank's batch of a step.
+void pass(network<float>& net, cpu_context& ctx, int rank, std::uint64_t step, index_t first, index_t count) {
+  tensor<float, 4> x({4, 6, 6, 3}), dy({4, 1, 1, 5}), y({4, 1, 1, 5});
+  fill_normal(x.flat(), 1.0, random_stream(step + 1, static_cast<std::uint64_t>(rank)));
+  fill_normal(dy.flat(), 1.0, random_stream(step + 1, static_cast<std::uint64_t>(rank) + 100));
+  net.forward(ctx, x.view().slice(0, first, count), y.view().slice(0, first, count));
+  net.backward(ctx, dy.view().slice(0, first, count));
+}
+
+TEST_CASE("parameters are bit-identical on all ranks after each of 50 steps, whatever travels") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  std::vector<std::pair<compression_options, exchange_wire>> all = {
+      {no_compression{}, exchange_wire::same},
+      {power_sgd_options{1, error_feedback::local, 1.0, 1}, exchange_wire::same},
+      {power_sgd_options{4, error_feedback::aggregated, 1.0, 1}, exchange_wire::same},
+      {signum_options{}, exchange_wire::same}};
+  if (comm.usable_from_threads()) {
+    all.emplace_back(no_compression{}, exchange_wire::bf16);
+    all.emplace_back(no_compression{}, exchange_wire::fp16);
+  }
+  for (const auto& way : all) {
+    const compression_options& compression = way.first;
+    const exchange_wire wire = way.second;
+    for (const auto algorithm : {all_reduce_algorithm::library, all_reduce_algorithm::ring}) {
+      CAPTURE(describe(compression));
+      exchange_options options;
+      options.wire = wire;
+      options.algorithm = comm.usable_from_threads() ? algorithm : all_reduce_algorithm::library;
+      network<float> net = small_net(1);
+      exchange_of<float> exchange(net.store(), comm, options, make_compressor(net.store(), compression));
+      SGD<float> optimizer(make_optimizer_target(net.store()), {0.9, 0.0, false, 1e-4, false});
+      cpu_context ctx({1 + comm.rank() % 2, 0});
+      ctx.set_mode(run_mode::training);
+      int different = 0;
+      for (std::uint64_t step = 0; step < 50; ++step) {
+        ctx.begin_step(step);
+        exchange.begin(ctx);
+        pass(net, ctx, comm.rank(), step, 0, 4);
+        exchange.finish(ctx);
+        optimizer.step(ctx, 0.01);
+        different += same_on_all_ranks(comm, digest(std::span<const float>(net.store().values()))) ? 0 : 1;
+      }
+      CHECK(different == 0);
+    }
+  }
+}
+
+TEST_CASE("micro-batches, one exchange: that of the whole batch") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  exchange_options options;
+  options.buckets = {100, 1000};
+  network<float> net = small_net(4);
+  exchange_of<float> exchange(net.store(), comm, options);
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+  const auto step = [&](index_t parts) {
+    micro_batches passes(net.store(), static_cast<int>(parts));
+    ctx.begin_step(0);
+    for (index_t part = 0; part < parts; ++part) {
+      if (part == parts - 1) exchange.begin(ctx);
+      pass(net, ctx, comm.rank(), 3, part * 4 / parts, 4 / parts);
+    }
+    exchange.finish(ctx);
+    return std::vector<double>(net.store().gradients().begin(), net.store().gradients().end());
+  };
+  const std::vector<double> whole = step(1);
+  for (const index_t parts : {2, 4}) CHECK(largest_difference<double>(step(parts), whole) < 1e-5);
+}
+
+TEST_CASE("a rank with another compressor or policy is told so by name") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  odd_parameters<float> net;
+  const bool last = comm.rank() == comm.size() - 1;
+  const power_sgd_options power{last ? 4 : 2, error_feedback::local, 1.0, 1};
+  const std::string name = "rank " + std::to_string(comm.size() - 1) + " has \"compressor PowerSGD, rank 4";
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, make_compressor<float>(net.store, power)),
+                       doctest::Contains(name.c_str()), state_error);
+  const compression_options other = last ? compression_options(signum_options{}) : compression_options();
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, make_compressor(net.store, other)),
+                       doctest::Contains("\"compressor Signum"), state_error);
+  exchange_options options;
+  options.nonfinite = last ? nonfinite_policy::skip : nonfinite_policy::stop;
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, options),
+                       doctest::Contains("non-finite gradients stop"), state_error);
+}
+
+TEST_CASE("a NaN on one rank is named on all, and all skip or stop") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  odd_parameters<float> net;
+  cpu_context ctx;
+  const int bad = comm.size() - 1;
+  const auto spoilt_step = [&](exchange_of<float>& exchange) {
+    exchange.begin(ctx);
+    set_gradients(net.store, comm.rank(), 1);
+    if (comm.rank() == bad) net.store.gradients().back() = std::numeric_limits<float>::quiet_NaN();
+    return exchange.finish(ctx);
+  };
+  const std::string name = "p0 is not finite at element 10 on rank " + std::to_string(bad);
+  for (const compression_options& compression :
+       {compression_options(), compression_options(power_sgd_options{}),
+        compression_options(signum_options{})}) {
+    CAPTURE(describe(compression));
+    exchange_options options;
+    options.nonfinite = nonfinite_policy::skip;
+    exchange_of<float> skipping(net.store, comm, options, make_compressor(net.store, compression));
+    CHECK_FALSE(spoilt_step(skipping));
+    CHECK(skipping.report().skipped == 1);
+    CHECK((skipping.nonfinite() && to_string(*skipping.nonfinite()).find(name) != std::string::npos));
+    CHECK(exchange_step(skipping, ctx, net, comm.rank(), 2));
+    CHECK(skipping.report().skipped == 1);
+    CHECK(detail::find_nonfinite(std::span<const float>(net.store.gradients())) < 0);
+    options.nonfinite = nonfinite_policy::stop;
+    exchange_of<float> stopping(net.store, comm, options, make_compressor(net.store, compression));
+    CHECK_THROWS_WITH_AS(spoilt_step(stopping), doctest::Contains(name.c_str()), value_error);
+  }
+}
+
+}  // namespace
