@@ -31,6 +31,7 @@ struct settings {
   std::vector<std::string> networks = image_network_names();
   std::string layer;
   bool low_rank_only = false;
+  bool winograd = true;
   std::string json_file;
 };
 
@@ -135,7 +136,9 @@ class goals {
 class program {
  public:
   explicit program(settings s)
-      : settings_(std::move(s)), ctx_({settings_.threads, 1}), meter_(settings_.threads) {}
+      : settings_(std::move(s)),
+        ctx_({settings_.threads, 1, settings_.winograd}),
+        meter_(settings_.threads) {}
 
   void run() {
     reporter out(settings_.json_file);
@@ -247,6 +250,7 @@ int main(int argc, char** argv) {
   app.add_option("--network", s.networks, "Networks")->check(CLI::IsMember(image_network_names()));
   app.add_option("--layer", s.layer, "Only the layer of this name");
   app.add_flag("--lowrank", s.low_rank_only, "No dense layers");
+  app.add_flag("!--direct", s.winograd, "Direct sums only, no Winograd");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each measurement to this file (-: standard output)");
   CLI11_PARSE(app, argc, argv);

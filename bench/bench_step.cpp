@@ -133,7 +133,7 @@ void run(const settings& s) {
 int main(int argc, char** argv) {
   CLI::App app{"Times training steps of a network, dense and factorized"};
   settings s;
-  bool no_memory = false, recompute = false;
+  bool no_memory = false, recompute = false, direct = false;
   app.option_defaults()->always_capture_default();
   app.add_option("--network", s.network, "Network")->check(CLI::IsMember(network_names()));
   app.add_option("--batch", s.batch,
@@ -147,6 +147,8 @@ int main(int argc, char** argv) {
                "Do not measure the growth of resident memory (ten more steps of each)");
   app.add_flag("--recompute", recompute,
                "Also the hybrid network whose inner activations are computed again in the backward pass");
+  app.add_flag("--direct", direct,
+               "Also image networks whose convolutions are all direct sums, without Winograd");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each network to this file (-: standard output)");
   CLI11_PARSE(app, argc, argv);
@@ -154,6 +156,7 @@ int main(int argc, char** argv) {
   if (s.batch == 0) s.batch = default_batch(s.network);
   if (s.modes.empty()) s.modes = default_modes(s.network);
   if (recompute) s.modes.push_back("hybrid_recompute");
+  if (direct) s.modes.insert(s.modes.end(), {"dense_direct", "hybrid_direct"});
   try {
     run(s);
   } catch (const std::exception& e) {

@@ -373,7 +373,8 @@ def head(found):
              "Everybody has a turn in each round, in a process that stays warm; a time is the median over rounds, a ratio "
              "(a peer's time over ours: above 1, we are faster) the median of the ratios within rounds, because the clock "
              "drifts. Bounds are the longer of real-pixel multiply-adds at the peak measured within the same second and "
-             "bytes that must move at the measured bandwidth. `As installed` is PyTorch with nothing set; `tuned` keeps "
+             "bytes that must move at the measured bandwidth; they are those of direct sums, so Winograd, which our 3x3 "
+             "convolutions of stride 1 use where it pays, can be above 100 %. `As installed` is PyTorch with nothing set; `tuned` keeps "
              "memory between steps (`MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456`), "
              "lets ATen use AVX-512 (`ATEN_CPU_CAPABILITY=avx512`), and runs with the OpenMP build of OpenBLAS.", "",
              f"While something was measured, other programs used at most {number(100 * disturbed)} % of the "

@@ -6,6 +6,7 @@
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/optim/sgd.hpp>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <stdexcept>
@@ -54,7 +55,7 @@ class image_step final : public training_step {
  public:
   image_step(const image_network& which, const std::string& mode, index_t batch, int threads)
       : net_(made(which, mode)),
-        ctx_({threads, 1}),
+        ctx_({threads, 1, !mode.ends_with("_direct")}),
         optimizer_(pf::make_optimizer_target(net_.store()), options()),
         x_(with_batch(which.image, batch)),
         y_({batch, 1, 1, which.classes}),
@@ -95,7 +96,7 @@ class image_step final : public training_step {
   static net_type made(const image_network& which, const std::string& mode) {
     net_type net = which.make();
     net.initialize(1);
-    if (mode != "dense") pf::factorize(net, which.policy());
+    if (!mode.starts_with("dense")) pf::factorize(net, which.policy());
     if (mode == "hybrid_recompute") net.modify(recompute_inner_activations);
     return net;
   }
@@ -176,7 +177,8 @@ std::vector<conv_layer> conv_layers(const std::string& network) {
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads) {
   if (auto step = make_sequence_step(network, mode, batch, threads)) return step;
-  if (mode != "dense" && mode != "hybrid" && mode != "hybrid_recompute") {
+  constexpr std::array known{"dense", "hybrid", "hybrid_recompute", "dense_direct", "hybrid_direct"};
+  if (std::ranges::find(known, mode) == known.end()) {
     throw std::runtime_error("no mode is called " + mode);
   }
   return std::make_unique<image_step>(image_network_called(network), mode, batch, threads);

@@ -60,7 +60,8 @@ class training_step {
 
 /// mode: "dense"; "hybrid": factorize() with the paper's choice of layers; "lowrank", over sequences: with
 /// all layers but embedding and output (for the LSTM that is the paper's choice); "hybrid_recompute", over
-/// images: hybrid with the activations between factors computed again in the backward pass instead of kept.
+/// images: hybrid with the activations between factors computed again in the backward pass instead of kept;
+/// "dense_direct", "hybrid_direct", over images: without Winograd.
 /// batch: images, sequences of 35 tokens (lstm), pairs of 30 + 30 tokens (transformer). Throws
 /// std::runtime_error for names that are none.
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,

@@ -22,6 +22,9 @@ enum class run_mode { inference, training };
 struct context_options {
   int threads = 1;
   std::uint64_t seed = 0;
+  /// Convolutions with 3x3 kernels and stride 1 in float may go by Winograd's algorithm (ops/winograd.hpp):
+  /// less work, about twice the rounding error. False: all of them are direct sums.
+  bool winograd = true;
 };
 
 /// The CPU's. One context serves one thread of control at a time; layers are shared freely between contexts.
@@ -30,7 +33,8 @@ class context<device::cpu> {
  public:
   using device_type = device::cpu;
 
-  explicit context(const context_options& options = {}) : threads_(options.threads), seed_(options.seed) {}
+  explicit context(const context_options& options = {})
+      : threads_(options.threads), seed_(options.seed), winograd_(options.winograd) {}
 
   run_mode mode() const { return mode_; }
   bool training() const { return mode_ == run_mode::training; }
@@ -58,6 +62,8 @@ class context<device::cpu> {
     first_sample_ = first_sample;
     streams_used_ = 0;
   }
+
+  bool winograd() const { return winograd_; }
 
   std::uint64_t seed() const { return seed_; }
   std::uint64_t step() const { return step_; }
@@ -93,6 +99,7 @@ class context<device::cpu> {
   pufferfish::tape tape_;
   run_mode mode_ = run_mode::inference;
   std::uint64_t seed_;
+  bool winograd_;
   std::uint64_t step_ = 0;
   index_t first_sample_ = 0;
   std::uint64_t streams_used_ = 0;

@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
-#include <pufferfish/ops/direct_conv_weight.hpp>
 #include <pufferfish/ops/linear.hpp>
+#include <pufferfish/ops/winograd_weight.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -176,7 +176,7 @@ correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<c
 }
 
 /// Runs a correlation over a batch, in tasks whose number depends on shapes alone; then, in each task,
-/// after(task, first, count, worker) for the rows of output pixels that it has made.
+/// after(task, first, count) for the rows of output pixels that it has made.
 template <class T, class After>
 void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, const image_tasks& tasks,
                      After&& after) {
@@ -187,13 +187,15 @@ void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, cons
     const range images = tasks.image_range(task), lines = tasks.line_range(task);
     work.run(images, lines, taps + worker * most_taps);
     after(task, (images.begin * tasks.lines + lines.begin) * work.columns.outputs,
-          images.length() * lines.length() * work.columns.outputs, worker);
+          images.length() * lines.length() * work.columns.outputs);
   });
 }
 
 /// The tasks of a forward convolution.
 template <class T>
-image_tasks forward_tasks(const conv_shape& shape, const extents<4>& y) {
+image_tasks forward_tasks(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& x,
+                          const extents<4>& y) {
+  if (winograd_pays<T>(ctx, shape, x, y)) return tasks_of(winograd_tiles(y[0], y[1], y[2]));
   return {y[0], y[1], y[2], shape.patch() * shape.out_channels * static_cast<index_t>(sizeof(T))};
 }
 
@@ -216,6 +218,64 @@ correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shap
                                kernels, storage);
   if (work.by_images) use_pixel_major(ctx, work, x.shape(), frame.take<T>(pixel_major_size(work, x.shape())));
   return work;
+}
+
+/// Makes `to` from `from` (NHWC) by tiles; then, in each task, after(task, first, count) for the rows of
+/// output pixels that it has made. `transposed`: towards the input of the weight's convolution.
+template <class T, class After>
+void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_view<const T, 4>& from,
+                  const T* w, bool transposed, const tensor_view<T, 4>& to, bool add,
+                  const image_tasks& tasks, After&& after) {
+  const auto& kernels = conv_kernels<T>();
+  const index_t in = transposed ? to.extent(3) : from.extent(3),
+                out = transposed ? from.extent(3) : to.extent(3);
+  scratch_frame frame(ctx.scratch());
+  const winograd_tiles tiles(to.extent(0), to.extent(1), to.extent(2));
+  constexpr index_t most = winograd_weight<T>::most_columns;
+  const auto weight_of = [&](index_t first, T* storage) {
+    return winograd_weight<T>(from.extent(3), {first, std::min(first + most, to.extent(3))}, kernels,
+                              storage);
+  };
+  T* const storage = frame.take<T>(weight_of(0, nullptr).size());
+  T* scratch = nullptr;
+  for (index_t first = 0; first < to.extent(3); first += most) {
+    const winograd_correlation<T> work{tiles,        padding,   from.data(),
+                                       from.shape(), to.data(), to.shape(),
+                                       add,          &kernels,  weight_of(first, storage)};
+    transform_weight<T>(ctx, w, in, out, transposed, work.weight);
+    if (first == 0) scratch = frame.take<T>(work.scratch_size() * ctx.threads());
+    ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
+      const range images = tasks.image_range(task), lines = tasks.line_range(task);
+      work.run(tiles_of(tiles, images, lines), scratch + worker * work.scratch_size());
+      if (work.weight.columns.end < to.extent(3)) return;
+      after(task, (images.begin * tasks.lines + lines.begin) * to.extent(2),
+            images.length() * lines.length() * to.extent(2));
+    });
+  }
+}
+
+/// y = x * w in the tasks that forward_tasks() gives; after(task, first, count) as in run_by_tiles.
+template <class T, class After>
+void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                 const T* w, const tensor_view<T, 4>& y, const image_tasks& tasks, After&& after) {
+  if constexpr (has_winograd<T>) {
+    if (winograd_pays<T>(ctx, shape, x.shape(), y.shape())) {
+      return run_by_tiles<T>(ctx, shape.padding, x, w, false, y, false, tasks, after);
+    }
+  }
+  scratch_frame frame(ctx.scratch());
+  const auto work = prepare_forward<T>(ctx, shape, x, w, y, frame);
+  run_correlation(ctx, work, tasks, after);
+}
+
+/// The convolution that makes dx from dy, if that is one of kernel 3x3 and stride 1.
+inline conv_shape turned(const conv_shape& shape) {
+  return {shape.out_channels,
+          shape.in_channels,
+          shape.kernel,
+          shape.stride,
+          {2 - shape.padding.height, 2 - shape.padding.width},
+          shape.dilation};
 }
 
 /// What is left to do for rows of the output while they are in the cache: the bias, and the moments that a
@@ -250,13 +310,10 @@ void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tens
     return linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
                              moments);
   }
-  const detail::image_tasks tasks = detail::forward_tasks<T>(shape, y.shape());
+  const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), y.shape());
   if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
-  scratch_frame frame(ctx.scratch());
-  const auto work = detail::prepare_forward<T>(ctx, shape, x, w, y, frame);
   const detail::output_finish<T> finish{detail::as_rows(y), bias, moments};
-  detail::run_correlation(
-      ctx, work, tasks, [&](index_t task, index_t first, index_t count, int) { finish(task, first, count); });
+  detail::run_forward<T>(ctx, shape, x, w, y, tasks, finish);
 }
 
 /// dx from dy, or dx += that (formula: reference::conv_backward_input). Shapes, layouts and errors as
@@ -270,6 +327,14 @@ void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
   if (shape.is_pointwise()) {
     return linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w),
                                     detail::as_rows(dx), add);
+  }
+  if constexpr (detail::has_winograd<T>) {
+    const conv_shape turned = detail::turned(shape);
+    if (detail::winograd_pays<T>(ctx, turned, dy.shape(), dx.shape())) {
+      const auto tasks = detail::tasks_of(detail::winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
+      return detail::run_by_tiles<T>(ctx, turned.padding, dy, w, true, dx, add, tasks,
+                                     [](index_t, index_t, index_t) {});
+    }
   }
   const auto& kernels = detail::conv_kernels<T>();
   const index_t cells = shape.kernel.height * shape.kernel.width;
@@ -300,7 +365,7 @@ void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
         }
       }
       detail::run_correlation(ctx, work, detail::tasks_of(work, dx.extent(0)),
-                              [](index_t, index_t, index_t, int) {});
+                              [](index_t, index_t, index_t) {});
     }
   }
 }
@@ -315,6 +380,11 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   const tensor_view<T, 2> gradient(dw, {shape.patch(), shape.out_channels});
   if (shape.is_pointwise()) {
     return linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
+  }
+  if constexpr (detail::has_winograd<T>) {
+    if (detail::winograd_pays<T>(ctx, shape, x.shape(), dy.shape())) {
+      return detail::winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+    }
   }
   detail::backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
 }

@@ -26,18 +26,17 @@ void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
   const tensor_view<T, 2> y_rows = detail::as_rows(y);
   const extents<2> t_extents{y_rows.extent(0), inner[3]};
   detail::check_linear("low_rank_conv_forward", t_extents, up.shape(), y_rows.shape());
-  const detail::image_tasks tasks = detail::forward_tasks<T>(shape, inner);
+  const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
   // Before any scratch of ours: that is given back when we return.
   if (moments != nullptr) moments->start(y.empty() ? 0 : tasks.count(), y.extent(3));
   if (y.empty()) return;
   scratch_frame frame(ctx.scratch());
   const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
   const tensor_view<const T, 2> t_rows = detail::as_rows(kept);
-  const auto work = detail::prepare_forward<T>(ctx, shape, x, down, kept, frame);
   T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(0), up.extent(1)));
   const auto operand = gemm_operand<T>::prepare(up, storage, t_extents[0]);
   const detail::output_finish<T> finish{y_rows, bias, moments};
-  detail::run_correlation(ctx, work, tasks, [&](index_t task, index_t first, index_t count, int) {
+  detail::run_forward<T>(ctx, shape, x, down, kept, tasks, [&](index_t task, index_t first, index_t count) {
     operand.multiply(t_rows.slice(0, first, count), y_rows.slice(0, first, count), false);
     finish(task, first, count);
   });
