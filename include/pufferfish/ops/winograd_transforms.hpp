@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <pufferfish/core/view.hpp>
 #include <pufferfish/linalg/isa.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
