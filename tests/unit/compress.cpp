@@ -135,6 +135,39 @@ TEST_CASE("Signum: packed signs and counted votes are those of plain counting") 
   }
 }
 
+TEST_CASE_TEMPLATE("Signum: the fast passes are the plain ones, for any length and instruction set", T, float,
+                   double) {
+  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+    if (!isa_available(target)) continue;
+    const auto fast = PUFFERFISH_KERNEL(target, detail::sign_passes, momentum_signs<T>);
+    const auto spread = PUFFERFISH_KERNEL(target, detail::sign_passes, spread_signs<T>);
+    for (const index_t count : {0, 1, 31, 32, 33, 64, 100}) {
+      CAPTURE(count);
+      const auto size = static_cast<std::size_t>(count);
+      std::vector<T> gradients(size), kept(size), expected(size), values(size);
+      fill_normal(std::span<T>(gradients), 1.0, random_stream(1, 1));
+      fill_normal(std::span<T>(kept), 1.0, random_stream(1, 2));
+      for (std::size_t i = 5; i < size; i += 9) gradients[i] = kept[i] = T(0);
+      if (count > 40) gradients[40] = static_cast<T>(not_a_number);
+      for (std::size_t i = 0; i < size; ++i) expected[i] = T(0.5) * kept[i] + T(0.25) * gradients[i];
+      std::vector<std::uint32_t> words((size + 31) / 32 + 1, 77U);
+      fast(T(0.5), T(0.25), gradients.data(), kept.data(), words.data(), count);
+      CHECK(words.back() == 77U);
+      for (index_t w = 0; w * 32 < count; ++w) {
+        const index_t here = std::min<index_t>(32, count - w * 32);
+        const std::uint32_t word = words[static_cast<std::size_t>(w)];
+        CHECK(word == detail::pack_signs(expected.data() + w * 32, here));
+        const std::uint32_t tie = 0x40000481U;
+        spread(word, tie, values.data() + w * 32, here);
+        for (index_t i = 0; i < here; ++i) {
+          const T sign = (tie >> i & 1U) != 0 ? T(0) : (word >> i & 1U) != 0 ? T(-1) : T(1);
+          REQUIRE(values[static_cast<std::size_t>(w * 32 + i)] == sign);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("Signum on one rank: the sign of the momentum, which starts as the gradient") {
   odd_parameters<double> net;
   self comm;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/linalg/native_gemm.hpp>
 #include <pufferfish/linalg/orthonormal_rows.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 #include <pufferfish/ops/chunks.hpp>
@@ -105,18 +106,10 @@ class power_sgd {
       for (const range& r : whole_) {
         ops::copy_elements<T>(ctx, gradients.data() + r.offset, first_.data() + r.at, r.size);
       }
-      for (const block& b : blocks_) {
-        add_memory(ctx, b, gradients.data());
-        ops::linear_backward_weight<T>(ctx, q_of(b), memory_of(b), p_of(b), false);
-      }
+      for (const block& b : blocks_) sum_rows(ctx, b, gradients.data());
       return {first_.span(), {}};
     }
-    for (const block& b : blocks_) {
-      ops::linear_backward_input<T>(ctx, memory_of(b), p_of(b), q_of(b));
-      if (options_.feedback != error_feedback::local) continue;
-      reconstruct(ctx, b, gradients.data());
-      take_from_memory(ctx, b, gradients.data());
-    }
+    for (const block& b : blocks_) take_rows(ctx, b);
     return {second_.span(), {}};
   }
 
@@ -136,9 +129,7 @@ class power_sgd {
       for (T& value : second_.span()) value *= factor;
     }
     for (const block& b : blocks_) {
-      // On one rank the local form has it there already.
-      const bool there = place.ranks == 1 && options_.feedback == error_feedback::local;
-      if (!there) reconstruct(ctx, b, gradients.data());
+      reconstruct(ctx, b, gradients.data());
       if (options_.feedback == error_feedback::aggregated) take_from_memory(ctx, b, gradients.data());
     }
   }
@@ -192,13 +183,36 @@ class power_sgd {
   // P's columns are rows here.
   tensor_view<T, 2> p_of(const block& b) { return {first_.data() + b.p, extents<2>{b.rank, b.columns}}; }
 
-  void add_memory(context<device::cpu>& ctx, const block& b, const T* gradients) {
+  // D = e + g, in the place of e, and P = D^T Q of it; rows are multiplied while they are in the cache.
+  void sum_rows(context<device::cpu>& ctx, const block& b, const T* gradients) {
+    const auto add = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
     const T* from = gradients + b.offset;
     T* to = error_.data() + b.offset;
-    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
-    ops::for_chunks(ctx, b.rows * b.columns,
-                    [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
+    ops::detail::multiply_transposed<T>(
+        ctx, q_of(b), memory_of(b), p_of(b), false, [=](index_t first, index_t count, int) {
+          add(from + first * b.columns, to + first * b.columns, count * b.columns);
+        });
   }
+
+  // Q = D P; with local feedback e = D - Q P^T behind it. Tiles of rows from the shape alone.
+  void take_rows(context<device::cpu>& ctx, const block& b) {
+    const tensor_view<T, 2> memory = memory_of(b), q = q_of(b), p = p_of(b);
+    const bool local = options_.feedback == error_feedback::local;
+    const index_t tile = std::max<index_t>(24, (index_t{1} << 16) / b.columns);
+    scratch_frame frame(ctx.scratch());
+    const auto forth = gemm_operand<T>::prepare(
+        transpose(p), frame.take<T>(gemm_operand<T>::storage_size(b.columns, b.rank)), b.rows);
+    const tensor_view<T, 2> minus = frame.take<T>(p.shape());
+    std::transform(p.data(), p.data() + p.size(), minus.data(), [](T value) { return -value; });
+    const auto back = gemm_operand<T>::prepare(
+        minus, frame.take<T>(gemm_operand<T>::storage_size(b.rank, b.columns)), b.rows);
+    ctx.parallel_for((b.rows + tile - 1) / tile, [&](index_t task, int) {
+      const index_t first = task * tile, count = std::min(tile, b.rows - first);
+      forth.multiply(memory.slice(0, first, count), q.slice(0, first, count), false);
+      if (local) back.multiply(q.slice(0, first, count), memory.slice(0, first, count), true);
+    });
+  }
+
   void take_from_memory(context<device::cpu>& ctx, const block& b, const T* sent) {
     const T* from = sent + b.offset;
     T* to = error_.data() + b.offset;

@@ -5,13 +5,16 @@
 /// `signum`: the sign that most ranks' momentum has, at one bit a value.
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 #include <pufferfish/ops/chunks.hpp>
 
@@ -33,13 +36,28 @@ namespace detail {
 /// Values whose signs share a word.
 inline constexpr index_t signs_a_word = 32;
 
-/// Bit i is set where values[i] < 0: zero and NaN count as positive. `count` at most signs_a_word.
+/// Bit i is set where values[i] < 0: zero and NaN count as positive. `count` at most signs_a_word. The plain
+/// form of what momentum_signs does.
 template <class T>
 std::uint32_t pack_signs(const T* values, index_t count) {
   std::uint32_t word = 0;
   for (index_t i = 0; i < count; ++i) word |= static_cast<std::uint32_t>(values[i] < T(0)) << i;
   return word;
 }
+
+/// An unsigned integer of T's size, and 1 << i for the bits of a word.
+template <class T>
+using bits_like = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+template <class Word>
+inline constexpr auto single_bits = [] {
+  std::array<Word, static_cast<std::size_t>(signs_a_word)> bits{};
+  for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = Word{1} << i;
+  return bits;
+}();
+
+#define PUFFERFISH_KERNELS sign_passes
+#define PUFFERFISH_KERNEL_FILE <pufferfish/compress/signum.inc>
+#include <pufferfish/linalg/for_each_target.inc>
 
 /// Which way most of them go, bit by bit.
 struct sign_vote {
@@ -108,13 +126,10 @@ class signum {
     const T* from = gradients.data();
     T* kept = momentum_.data();
     std::uint32_t* mine = votes_.data() + words_ * place.rank;
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, momentum_signs<T>);
     // Chunks are whole words.
     ops::for_chunks(ctx, momentum_.size(), [=](index_t begin, index_t end) {
-      for (; begin < end; begin += detail::signs_a_word) {
-        const index_t count = std::min(detail::signs_a_word, end - begin);
-        for (index_t i = begin; i < begin + count; ++i) kept[i] = keep * kept[i] + take * from[i];
-        mine[begin / detail::signs_a_word] = detail::pack_signs(kept + begin, count);
-      }
+      kernel(keep, take, from + begin, kept + begin, mine + begin / detail::signs_a_word, end - begin);
     });
     return {{}, std::as_writable_bytes(std::span<std::uint32_t>(votes_))};
   }
@@ -122,16 +137,13 @@ class signum {
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
     const std::uint32_t* votes = votes_.data();
     T* to = gradients.data();
-    ops::for_chunks(ctx, momentum_.size(), [=, this](index_t begin, index_t end) {
+    const index_t words = words_;
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, spread_signs<T>);
+    ops::for_chunks(ctx, momentum_.size(), [=](index_t begin, index_t end) {
       for (; begin < end; begin += detail::signs_a_word) {
         const detail::sign_vote vote =
-            detail::count_votes(votes + begin / detail::signs_a_word, place.ranks, words_);
-        const index_t count = std::min(detail::signs_a_word, end - begin);
-        for (index_t i = 0; i < count; ++i) {
-          const auto negative = static_cast<int>(vote.negative >> i & 1U);
-          const auto tie = static_cast<int>(vote.tie >> i & 1U);
-          to[begin + i] = static_cast<T>(1 - 2 * negative - tie);
-        }
+            detail::count_votes(votes + begin / detail::signs_a_word, place.ranks, words);
+        kernel(vote.negative, vote.tie, to + begin, std::min(detail::signs_a_word, end - begin));
       }
     });
   }
