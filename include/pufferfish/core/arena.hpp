@@ -34,7 +34,7 @@ class stack_arena {
       ++top_.chunk;
       top_.used = 0;
     }
-    if (top_.chunk == chunks_.size()) add_chunk(std::max({need, smallest_chunk, held_bytes() / 2}));
+    if (top_.chunk == chunks_.size()) add_chunk(std::max(need, held_bytes()));
     std::byte* block = chunks_[top_.chunk].data() + top_.used;
     top_.used += need;
     top_.depth += need;
@@ -64,7 +64,11 @@ class stack_arena {
   std::size_t system_allocations() const { return system_allocations_; }
 
  private:
+  // A chunk that is not small is taken large: what of it is never written costs nothing where the system
+  // gives memory page by page, and its end goes back to the system, where allocators keep smaller blocks.
   static constexpr std::size_t smallest_chunk = std::size_t{1} << 16;
+  static constexpr std::size_t small_chunk = std::size_t{1} << 20;
+  static constexpr std::size_t large_chunk = std::size_t{1} << 27;
 
   std::size_t capacity(std::size_t chunk) const { return static_cast<std::size_t>(chunks_[chunk].size()); }
 
@@ -75,6 +79,7 @@ class stack_arena {
   }
 
   void add_chunk(std::size_t bytes) {
+    bytes = std::max(bytes, bytes > small_chunk ? large_chunk : smallest_chunk);
     chunks_.emplace_back(static_cast<index_t>(bytes), uninitialized);
     ++system_allocations_;
   }

@@ -16,7 +16,9 @@ class ReLU {
  public:
   using value_type = T;
   static constexpr bool is_relu = true;  // a batch norm before it does its work
+  static constexpr bool output_in_place = true;
   static constexpr bool gradient_in_place = true;
+  static constexpr bool reads_input = false;
 
   std::string describe() const { return "ReLU"; }
   extents<4> output_shape(const extents<4>& input) const { return input; }
@@ -49,7 +51,10 @@ template <class T, activation_kind Kind>
 class smooth_activation {
  public:
   using value_type = T;
+  static constexpr bool output_in_place = true;
   static constexpr bool gradient_in_place = true;
+  static constexpr bool reads_input = !keeps_output(Kind);
+  static constexpr bool reads_output = keeps_output(Kind);
 
   std::string describe() const {
     return Kind == activation_kind::gelu        ? "GELU"

@@ -30,16 +30,21 @@
 ///       void backward_masked(context<Device>&, const const_view& dy, const view& dx,
 ///                            const ops::relu_mask<T>&) const;    // goes with forward_fused
 ///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
-///       static constexpr bool is_relu, takes_moments, gradient_in_place;
+///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
+///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place,
+///       gradient_over_input,
+///                             input_may_move;
+///       static constexpr bool reads_input, reads_output;         // true for a layer without them
 ///     };
 ///
-/// A container says what it can do itself, layer_abilities abilities() const, and then has forward_fused and
-/// backward_fused(context, dy, dx, backward_fusion). forward_with_moments calls moments.start() before it
-/// takes scratch.
+/// A container says what it can do itself, layer_abilities abilities() const, and where it fuses or adds has
+/// forward_fused and backward_fused(context, dy, dx, backward_fusion). forward_with_moments calls
+/// moments.start() before it takes scratch.
 ///
-/// Activations are NHWC and dense; a vector is N x 1 x 1 x C. In training both x and y stay as they are until
-/// the layer's backward pass. dx is a null view where nobody wants it. A layer of rows (LowRankLinear:
-/// in_features(), out_features(), forward over M x in) works on the last dimension.
+/// Activations are NHWC and dense; a vector is N x 1 x 1 x C. In training x and y stay as they are until the
+/// layer's backward pass, each if the layer reads it there (reads_input, reads_output). dx is a null view
+/// where nobody wants it. A layer of rows (LowRankLinear: in_features(), out_features(), forward over M x in)
+/// works on the last dimension.
 
 #include <concepts>
 #include <memory>
@@ -48,9 +53,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/context.hpp>
-#include <pufferfish/lowrank/factorize.hpp>
-#include <pufferfish/nn/layer_fusion.hpp>
+#include <pufferfish/nn/layer_concepts.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -91,56 +94,6 @@ namespace detail {
 inline std::string join_name(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : name.empty() ? prefix : prefix + "." + name;
 }
-
-template <class T>
-tensor_view<T, 2> rows_of(const tensor_view<T, 4>& view) {
-  return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
-}
-
-template <class L>
-concept row_layer = requires(const L& layer) {
-  layer.in_features();
-  layer.out_features();
-};
-
-/// The views that a layer takes: of images, or of rows.
-template <class T, class L>
-auto layer_view(const tensor_view<T, 4>& view) {
-  if constexpr (row_layer<L>) {
-    return rows_of(view);
-  } else {
-    return view;
-  }
-}
-template <class T, class L>
-using layer_view_t = decltype(layer_view<T, L>(tensor_view<T, 4>()));
-
-template <class T, class L, class Device>
-concept gives_moments_layer = requires(const L& layer, context<Device>& ctx,
-                                       const layer_view_t<const T, L>& x, const layer_view_t<T, L>& y,
-                                       ops::moment_parts<T>& moments) {
-  layer.forward_with_moments(ctx, x, y, moments);
-};
-template <class T, class L, class Device>
-concept fusing_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& x,
-                                const layer_view_t<T, L>& y, const forward_fusion<T>& fusion) {
-  layer.forward_fused(ctx, x, y, fusion);
-};
-template <class T, class L, class Device>
-concept masking_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
-                                 const layer_view_t<T, L>& dx, const ops::relu_mask<T>& mask) {
-  layer.backward_masked(ctx, dy, dx, mask);
-};
-template <class T, class L, class Device>
-concept adding_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
-                                const layer_view_t<T, L>& dx) {
-  layer.backward_add(ctx, dy, dx);
-};
-/// A container, whose abilities depend on what is in it.
-template <class L>
-concept container_layer = requires(const L& layer) {
-  layer.abilities();
-};
 
 /// Layers that svd_factorize can turn into one of our low-rank layers.
 template <class L>
@@ -209,7 +162,7 @@ class any_layer {
     self_->backward(ctx, dy, dx);
   }
 
-  /// What the layer offers beside these; the following two may be called for nothing else.
+  /// What the layer offers beside these; the following three may be called for nothing else.
   layer_abilities abilities() const { return self_->abilities(); }
   /// forward, with what `fusion` says (`fuses`), collecting moments of y (`gives_moments`) unless nullptr.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
@@ -220,6 +173,11 @@ class any_layer {
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     self_->backward_fused(ctx, dy, dx, fusion);
+  }
+  /// y as the forward pass that filled the record wrote it, bit for bit, before the backward pass
+  /// (`recomputes`). y overlaps nothing.
+  void recompute(context<Device>& ctx, const forward_record<T>& record, const tensor_view<T, 4>& y) const {
+    self_->recompute(ctx, record, y);
   }
 
   /// All parameters and buffers below, in execution order, under names joined by dots.
@@ -294,6 +252,7 @@ class any_layer {
                                const forward_fusion<T>&, ops::moment_parts<T>*) const = 0;
     virtual void backward_fused(context<Device>&, const tensor_view<const T, 4>&, const tensor_view<T, 4>&,
                                 const backward_fusion<T>&) const = 0;
+    virtual void recompute(context<Device>&, const forward_record<T>&, const tensor_view<T, 4>&) const = 0;
     virtual void visit_state(state_visitor<T>&, const std::string&) = 0;
     virtual void visit_layers(layer_visitor<T, Device>&, const std::string&) = 0;
     virtual void trace(const any_layer&, layer_tracer<T, Device>&, const extents<4>&,
@@ -343,20 +302,7 @@ class any_layer {
       layer.backward(ctx, view(dy), view(dx));
     }
 
-    layer_abilities abilities() const override {
-      if constexpr (detail::container_layer<L>) {
-        return layer.abilities();
-      } else {
-        layer_abilities result;
-        result.fuses = detail::fusing_layer<T, L, Device> && detail::masking_layer<T, L, Device>;
-        result.gives_moments = detail::gives_moments_layer<T, L, Device>;
-        result.adds_gradient = detail::adding_layer<T, L, Device>;
-        if constexpr (requires { L::is_relu; }) result.is_relu = L::is_relu;
-        if constexpr (requires { L::takes_moments; }) result.takes_moments = L::takes_moments;
-        if constexpr (requires { L::gradient_in_place; }) result.gradient_in_place = L::gradient_in_place;
-        return result;
-      }
-    }
+    layer_abilities abilities() const override { return detail::abilities_of<T, L, Device>(layer); }
     void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                        [[maybe_unused]] const forward_fusion<T>& fusion,
                        [[maybe_unused]] ops::moment_parts<T>* moments) const override {
@@ -371,7 +317,7 @@ class any_layer {
     }
     void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                         [[maybe_unused]] const backward_fusion<T>& fusion) const override {
-      if constexpr (detail::container_layer<L>) {
+      if constexpr (requires { layer.backward_fused(ctx, dy, dx, fusion); }) {
         return layer.backward_fused(ctx, dy, dx, fusion);
       }
       if constexpr (detail::masking_layer<T, L, Device>) {
@@ -381,6 +327,10 @@ class any_layer {
         if (fusion.add) return layer.backward_add(ctx, view(dy), view(dx));
       }
       layer.backward(ctx, view(dy), view(dx));
+    }
+    void recompute([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const forward_record<T>& record,
+                   [[maybe_unused]] const tensor_view<T, 4>& y) const override {
+      if constexpr (detail::recomputing_layer<T, L, Device>) layer.recompute(ctx, record, y);
     }
 
     void visit_state(state_visitor<T>& visitor, const std::string& prefix) override {

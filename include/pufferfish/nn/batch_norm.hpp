@@ -26,6 +26,8 @@ class BatchNorm {
   using value_type = T;
   static constexpr bool takes_moments = true;
   static constexpr bool gradient_in_place = true;
+  static constexpr bool gradient_over_input = true;
+  static constexpr bool reads_output = false;
 
   /// Weight 1, bias 0, running mean 0, running variance 1. Throws shape_error unless channels > 0,
   /// value_error unless eps > 0 and 0 <= momentum <= 1.
@@ -79,6 +81,7 @@ class BatchNorm {
     const index_t size = channels();
     T* statistics = ctx.training() ? ctx.tape().push<T>(2 * size) : frame.take<T>(2 * size);
     if (ctx.training()) ctx.tape().push_value(x);
+    if (fusion.record != nullptr) *fusion.record = {x, statistics, fusion.relu};
     if (x.empty()) {
       std::fill_n(statistics, 2 * size, T{});
       return;
@@ -91,13 +94,21 @@ class BatchNorm {
         statistics[size + c] = inverse_deviation(static_cast<double>(running_var_.data()[c]));
       }
     }
-    const ops::norm_epilogue<T> epilogue{
-        fusion.addend.is_null() ? tensor_view<const T, 2>() : rows(fusion.addend), fusion.relu, fusion.mask};
-    ops::batch_norm_apply<T>(ctx, rows(x), statistics, statistics + size, weight_.data(), bias_.data(),
-                             rows(y), epilogue);
+    apply(ctx, x, statistics, y,
+          {fusion.addend.is_null() ? tensor_view<const T, 2>() : rows(fusion.addend), fusion.relu,
+           fusion.mask});
   }
 
-  /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy. Throws
+  /// Writes the output of a forward pass in training again, bit for bit: `record` is from its forward_fused,
+  /// which had no addend. Before the backward pass; changes no statistics. y: shaped as x, which it does not
+  /// overlap. Throws shape_error.
+  void recompute(context<device::cpu>& ctx, const forward_record<T>& record,
+                 const tensor_view<T, 4>& y) const {
+    detail::check_shapes(*this, record.x.shape(), y.shape());
+    if (!y.empty()) apply(ctx, record.x, record.statistics, y, {{}, record.relu, {}});
+  }
+
+  /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy or x. Throws
   /// shape_error, and state_error without a forward pass in training mode.
   void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
                 const tensor_view<T, 4>& dx) const {
@@ -161,6 +172,13 @@ class BatchNorm {
   template <class U>
   static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
     return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
+  }
+
+  // `statistics`: mean and inverse deviation of each channel.
+  void apply(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, const T* statistics,
+             const tensor_view<T, 4>& y, const ops::norm_epilogue<T>& epilogue) const {
+    ops::batch_norm_apply<T>(ctx, rows(x), statistics, statistics + channels(), weight_.data(), bias_.data(),
+                             rows(y), epilogue);
   }
 
   // Mean and inverse deviation of the batch to `statistics`, and the batch into the running statistics.

@@ -15,6 +15,8 @@ template <class T>
 class Conv {
  public:
   using value_type = T;
+  static constexpr bool reads_output = false;
+  static constexpr bool input_may_move = true;
 
   explicit Conv(const conv_shape& shape, bool bias = false)
       : shape_(shape),
@@ -47,13 +49,13 @@ class Conv {
     ops::conv_forward<T>(ctx, shape_, x, weight_.data(), has_bias() ? bias_.data() : nullptr, y, &moments);
   }
 
-  /// Gradients from dy; dx may be a null view and overlaps nothing.
+  /// Gradients from dy; dx may be a null view, or x, and overlaps nothing else.
   void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
                 const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, false);
   }
 
-  /// backward, with dx += instead of dx =.
+  /// backward, with dx += instead of dx =; dx is not x.
   void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, true);
@@ -86,6 +88,7 @@ class Conv {
       ops::bias_gradient<T>(ctx, ops::detail::as_rows(dy), bias_.gradient_data(), bias_.accumulate());
       ctx.gradient_written(bias_);
     }
+    // Last: dx may be x.
     if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.data(), dx, add);
   }
 

@@ -18,6 +18,10 @@ template <class T>
 class Dropout {
  public:
   using value_type = T;
+  static constexpr bool output_in_place = true;
+  static constexpr bool gradient_in_place = true;
+  static constexpr bool reads_input = false;
+  static constexpr bool reads_output = false;
 
   /// Throws value_error unless 0 <= probability < 1.
   explicit Dropout(double probability = 0.5) : probability_(probability) {

@@ -16,6 +16,8 @@ template <class T>
 class Flatten {
  public:
   using value_type = T;
+  static constexpr bool reads_input = false;
+  static constexpr bool reads_output = false;
 
   std::string describe() const { return "Flatten"; }
   extents<4> output_shape(const extents<4>& input) const {

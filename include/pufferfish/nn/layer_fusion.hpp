@@ -3,7 +3,8 @@
 
 /// \file
 /// What layers may offer to the containers that hold them, so that a network makes fewer passes over memory
-/// than it has layers. All of it is optional: any_layer.hpp lists the members that a layer offers it by.
+/// than it has layers, and keeps less in a training step than all of their outputs. All of it is optional:
+/// any_layer.hpp lists the members that a layer offers it by.
 
 #include <pufferfish/ops/moments.hpp>
 #include <pufferfish/ops/relu_mask.hpp>
@@ -23,8 +24,28 @@ struct layer_abilities {
   bool takes_moments = false;
   /// backward_add: adds the gradient to dx instead of overwriting it.
   bool adds_gradient = false;
+  /// y may be x in its forward pass, where nobody reads x later.
+  bool output_in_place = false;
   /// dx may be dy in its backward pass.
   bool gradient_in_place = false;
+  /// dx may be the x of the forward pass.
+  bool gradient_over_input = false;
+  /// Its backward pass reads x; y. What no layer reads is not kept.
+  bool reads_input = true;
+  bool reads_output = true;
+  /// Its forward pass leaves a view of x on top of the tape, its backward pass finds x by that, and dx may be
+  /// that x: a container may put x elsewhere in between and change the view.
+  bool input_may_move = false;
+  /// recompute(): writes the output of a forward pass again.
+  bool recomputes = false;
+};
+
+/// What a layer that `recomputes` remembers of a forward pass in training. Good until its backward pass.
+template <class T>
+struct forward_record {
+  tensor_view<const T, 4> x;
+  const T* statistics = nullptr;
+  bool relu = false;
 };
 
 /// What a layer that `fuses` does in its forward pass: y = relu(layer(x) + addend), each where wanted.
@@ -34,6 +55,7 @@ struct forward_fusion {
   bool relu = false;
   ops::relu_mask<T> mask;  ///< gets what passes the ReLU, for the backward pass; null: not wanted
   const ops::moment_parts<T>* moments = nullptr;  ///< of x, if the layer before gave them
+  forward_record<T>* record = nullptr;  ///< gets what recompute() needs; nullptr: not wanted (`recomputes`)
 };
 
 /// What a layer does in its backward pass beside its own gradient.

@@ -15,6 +15,7 @@ template <class T>
 class Linear {
  public:
   using value_type = T;
+  static constexpr bool reads_output = false;
 
   Linear(index_t in, index_t out, bool bias = true)
       : in_(in),

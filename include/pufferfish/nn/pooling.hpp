@@ -63,6 +63,8 @@ template <class T>
 class AvgPool {
  public:
   using value_type = T;
+  static constexpr bool reads_input = false;
+  static constexpr bool reads_output = false;
 
   /// Throws shape_error unless kernel and stride are positive and 0 <= padding <= kernel / 2.
   explicit AvgPool(const pool_shape& shape, bool count_padding = true)
@@ -108,6 +110,8 @@ template <class T>
 class GlobalAvgPool {
  public:
   using value_type = T;
+  static constexpr bool reads_input = false;
+  static constexpr bool reads_output = false;
 
   std::string describe() const { return "GlobalAvgPool"; }
   /// Throws shape_error for images without pixels.

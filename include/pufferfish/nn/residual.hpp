@@ -16,7 +16,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// A branch that ends in a layer that fuses (layer_abilities; a batch norm) does the sum and the ReLU in that
 /// layer's pass; the sum before the ReLU is never written, and backward passes read dy under the bits of a
-/// mask instead of a masked copy.
+/// mask instead of a masked copy. The gradient of an identity can then take the place of dy.
 template <class T, class Device = device::cpu>
 class residual {
  public:
@@ -45,15 +45,15 @@ class residual {
 
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     if (fuses()) return forward_in_branch(ctx, x, y);
-    branch_.forward(ctx, x, y);
-    if (shortcut_.empty()) {
-      add(ctx, x, y);
+    scratch_frame frame(ctx.scratch());
+    if (ctx.training() && keeps_output(branch_)) {
+      const tensor_view<T, 4> own = ctx.tape().template push<T>(y.shape());
+      branch_.forward(ctx, x, own);
+      ops::copy_elements<T>(ctx, own.data(), y.data(), y.size());
     } else {
-      scratch_frame frame(ctx.scratch());
-      const tensor_view<T, 4> other = frame.template take<T>(y.shape());
-      shortcut_.forward(ctx, x, other);
-      add(ctx, other, y);
+      branch_.forward(ctx, x, y);
     }
+    add(ctx, shortcut_.empty() ? x : run_shortcut(ctx, frame, x, y.shape()), y);
     if (ctx.training()) {
       ctx.tape().push_value(tensor_view<const T, 4>(y));
       ctx.tape().push_value(x.shape());
@@ -76,10 +76,22 @@ class residual {
       if (adds) ops::copy_elements(ctx, dsum.data(), dx.data(), dx.size());
       adds ? branch_.backward_fused(ctx, dsum, dx, {{}, true}) : branch_.backward(ctx, dsum, dx);
       if (!adds && !dx.is_null()) ops::add<T>(ctx, dsum.flat(), dx.flat());
-      return;
+    } else {
+      shortcut_.backward(ctx, dsum, dx);
+      if (keeps_output(shortcut_)) ctx.tape().template pop<T>(dy.shape());
+      dx.is_null() ? branch_.backward(ctx, dsum, dx) : add_gradient(ctx, branch_, dsum, dx, {}, x_shape);
     }
-    shortcut_.backward(ctx, dsum, dx);
-    dx.is_null() ? branch_.backward(ctx, dsum, dx) : add_gradient(ctx, branch_, dsum, dx, {}, x_shape);
+    if (keeps_output(branch_)) ctx.tape().template pop<T>(dy.shape());
+  }
+
+  /// y is read where a ReLU has no mask.
+  layer_abilities abilities() const {
+    const layer_abilities branch = branch_.abilities();
+    layer_abilities result;
+    result.gradient_in_place = fuses() && passes_gradient_on();
+    result.reads_input = branch.reads_input || (!shortcut_.empty() && shortcut_.abilities().reads_input);
+    result.reads_output = !fuses() && relu_;
+    return result;
   }
 
   void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
@@ -110,6 +122,23 @@ class residual {
   };
 
   bool fuses() const { return branch_.abilities().fuses; }
+  // dx is the masked dy, to which the branch's first layer adds when its last has read dy.
+  bool passes_gradient_on() const {
+    return shortcut_.empty() && branch_.size() > 1 && branch_.abilities().adds_gradient;
+  }
+
+  // The sum is not what the parts gave: where their last layers read that, it is kept beside it.
+  static bool keeps_output(const sequential<T, Device>& part) {
+    return !part.empty() && part.abilities().reads_output;
+  }
+
+  tensor_view<const T, 4> run_shortcut(context<Device>& ctx, scratch_frame& frame,
+                                       const tensor_view<const T, 4>& x, const extents<4>& shape) const {
+    const tensor_view<T, 4> y = ctx.training() && keeps_output(shortcut_) ? ctx.tape().template push<T>(shape)
+                                                                          : frame.template take<T>(shape);
+    shortcut_.forward(ctx, x, y);
+    return y;
+  }
 
   static index_t mask_size(const extents<4>& shape) {
     return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
@@ -122,12 +151,7 @@ class residual {
     if (relu_ && ctx.training())
       fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
     scratch_frame frame(ctx.scratch());
-    fusion.addend = x;
-    if (!shortcut_.empty()) {
-      const tensor_view<T, 4> other = frame.template take<T>(y.shape());
-      shortcut_.forward(ctx, x, other);
-      fusion.addend = other;
-    }
+    fusion.addend = shortcut_.empty() ? x : run_shortcut(ctx, frame, x, y.shape());
     branch_.forward_fused(ctx, x, y, fusion);
     if (ctx.training()) ctx.tape().push_value(kept{x.shape(), fusion.mask});
   }
@@ -138,6 +162,7 @@ class residual {
     if (!shortcut_.empty()) {
       branch_.backward_fused(ctx, dy, dx, {mask, false});
       backward_shortcut(ctx, dy, dx, mask, x_shape);
+      if (keeps_output(shortcut_)) ctx.tape().template pop<T>(dy.shape());
     } else if (dx.is_null() || !branch_.abilities().adds_gradient) {
       branch_.backward_fused(ctx, dy, dx, {mask, false});
       if (!dx.is_null()) add_masked(ctx, dy, mask, dx);
@@ -176,8 +201,8 @@ class residual {
 
   static void copy_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                           const ops::relu_mask<T>& mask, const tensor_view<T, 4>& to) {
-    mask.is_null() ? ops::copy_elements(ctx, dy.data(), to.data(), to.size())
-                   : ops::masked_copy<T>(ctx, detail::rows_of(dy), mask, detail::rows_of(to));
+    if (!mask.is_null()) return ops::masked_copy<T>(ctx, detail::rows_of(dy), mask, detail::rows_of(to));
+    if (dy.data() != to.data()) ops::copy_elements(ctx, dy.data(), to.data(), to.size());
   }
   static void add_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                          const ops::relu_mask<T>& mask, const tensor_view<T, 4>& to) {

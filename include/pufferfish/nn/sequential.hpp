@@ -9,11 +9,15 @@
 #include <vector>
 
 #include <pufferfish/nn/any_layer.hpp>
+#include <pufferfish/nn/inner_places.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Layers in a row. It owns the memory between them: in training every layer's output lies on the tape until
-/// its backward pass is over; gradients, and outputs in inference, alternate between two blocks of scratch.
+/// Layers in a row. It owns the memory between them. In training an output that a backward pass reads lies on
+/// the tape until that is over. One that a layer can write again from its own input (a batch norm's, for the
+/// convolution behind it) is written again when that backward pass needs it, where the gradient goes
+/// afterwards; one that nobody reads is not kept. Outputs that are not kept alternate between two blocks of
+/// scratch, and so do gradients, unless they can take the place of an output that has had its last reader.
 ///
 /// Neighbours share passes over memory where they offer to (layer_abilities): a batch norm takes the moments
 /// of its input from the layer before and does the work of the ReLU behind it, whose output is then the only
@@ -53,75 +57,97 @@ class sequential {
   }
 
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    if (empty()) return copy(x, y);
     forward_fused(ctx, x, y, {});
   }
 
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    if (empty()) return dx.is_null() ? void() : copy(dy, dx);
     backward_fused(ctx, dy, dx, {});
   }
 
-  /// Those of its last layer for what follows it, of its first layer for what it follows.
+  /// Those of its last layer for what follows it, of its first layer for what it follows; dx in the place of
+  /// dy if all of its layers can.
   layer_abilities abilities() const {
     layer_abilities result;
     if (empty()) return result;
+    const layer_abilities first = children_.front().layer.abilities();
     result.fuses = children_.back().layer.abilities().fuses;
-    result.adds_gradient = children_.front().layer.abilities().adds_gradient;
+    result.adds_gradient = first.adds_gradient;
+    result.gradient_over_input = first.gradient_over_input;
+    result.reads_input = first.reads_input;
+    result.reads_output = reads_output(group_to(size()));
+    result.gradient_in_place = true;
+    for (group g = group_from(0); g.begin < size(); g = group_from(g.end)) {
+      result.gradient_in_place = result.gradient_in_place && leader(g).abilities().gradient_in_place;
+    }
     return result;
   }
 
-  /// For a container around this one; fusion as the last layer takes it. Not for an empty one.
+  /// For a container around this one; fusion as the last layer takes it.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
+    if (empty()) return copy(x, y);
     scratch_frame frame(ctx.scratch());
     const extents<4>* shapes = shapes_for(frame, x.shape());
     check_output(shapes[size()], y.shape());
-    const placement inner = ctx.training() ? placement() : place_outputs(frame, shapes);
-    tensor_view<const T, 4> input = x;
-    const auto output_of = [&](const group& g) {
-      return g.end == size()  ? y
-             : ctx.training() ? ctx.tape().template push<T>(shapes[g.end])
-                              : inner.at(g.end, shapes);
+    inner_output* outputs = nullptr;
+    if (ctx.training()) outputs = ctx.tape().template push<inner_output>(static_cast<index_t>(size()) + 1);
+    const detail::inner_places<T> places = place_outputs(ctx, frame, shapes, outputs, y.data());
+    const auto output_of = [&](const group& g) { return tensor_view<T, 4>(places[g.end], shapes[g.end]); };
+    const auto fusion_of = [&](const group& g) {
+      forward_fusion<T> own;
+      if (g.end == size()) own = fusion;
+      if (ctx.training() && is_recomputed(g)) own.record = &outputs[g.end].record;
+      return own;
     };
+    tensor_view<const T, 4> input = x;
     for (group g = group_from(0); g.begin < size(); g = group_from(g.end)) {
       const tensor_view<T, 4> output = output_of(g);
       const group next = group_from(g.end);
       if (!ctx.training() || !moments_pass(g, next)) {
-        run(ctx, g, input, output, fusion, nullptr, nullptr);
+        run(ctx, g, input, output, fusion_of(g), nullptr);
         input = output;
         continue;
       }
       scratch_frame collected(ctx.scratch());
       ops::moment_parts<T> moments(collected);
-      run(ctx, g, input, output, fusion, nullptr, &moments);
+      run(ctx, g, input, output, fusion_of(g), &moments);
       const tensor_view<T, 4> normalised = output_of(next);
-      run(ctx, next, output, normalised, fusion, &moments, nullptr);
+      forward_fusion<T> with_moments = fusion_of(next);
+      with_moments.moments = &moments;
+      run(ctx, next, output, normalised, with_moments, nullptr);
       input = normalised;
       g = next;
     }
-    if (ctx.training()) ctx.tape().push_value(x.shape());
+    if (ctx.training()) ctx.tape().push_value(kept{x.shape(), outputs});
   }
 
-  /// For a container around this one. Not for an empty one.
+  /// For a container around this one.
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
+    if (empty()) return dx.is_null() ? void() : copy(dy, dx);
     scratch_frame frame(ctx.scratch());
-    const extents<4>* shapes = shapes_for(frame, ctx.tape().template pop_value<extents<4>>());
+    const auto [x_shape, outputs] = ctx.tape().template pop_value<kept>();
+    const extents<4>* shapes = shapes_for(frame, x_shape);
     check_output(shapes[size()], dy.shape());
-    const placement inner = place_gradients(frame, shapes);
+    const bool over_dy = !fusion.add && !dx.is_null() && dx.data() == dy.data();
+    const detail::inner_places<T> places =
+        place_gradients(frame, shapes, outputs, over_dy ? dx.data() : nullptr);
     tensor_view<const T, 4> gradient = dy;
     for (group g = group_to(size()); g.end > 0; g = group_to(g.begin)) {
       backward_fusion<T> own;
       if (g.end == size()) own.mask = fusion.mask;
       if (g.begin == 0) own.add = fusion.add;
       if (g.relu) own.mask = ctx.tape().template pop_value<ops::relu_mask<T>>();
-      const tensor_view<T, 4> next = g.begin == 0 ? dx : inner.at(g.begin, shapes);
-      children_[g.begin].layer.backward_fused(ctx, gradient, next, own);
+      const tensor_view<T, 4> next = g.begin == 0 ? dx : tensor_view<T, 4>(places[g.begin], shapes[g.begin]);
+      if (reads_recomputed(g)) recompute_input(ctx, g, outputs[g.begin].record, next);
+      leader(g).backward_fused(ctx, gradient, next, own);
       if (g.relu) ctx.tape().template pop<mask_word>(mask_size(shapes[g.end]));
-      if (g.end < size()) ctx.tape().template pop<T>(shapes[g.end]);
       gradient = next;
     }
+    for (std::size_t i = 1; i < size(); ++i) {
+      if (outputs[i].kept != nullptr) ctx.tape().template pop<T>(shapes[i]);
+    }
+    ctx.tape().template pop<inner_output>(static_cast<index_t>(size()) + 1);
   }
 
   void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
@@ -201,68 +227,102 @@ class sequential {
     return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
   }
 
+  // The layer that does the work of a group.
+  const layer_type& leader(const group& g) const { return children_[g.begin].layer; }
+
+  // What a training step remembers of a group's output inside; on the tape.
+  struct inner_output {
+    T* kept = nullptr;  // where, if it is kept
+    forward_record<T> record;
+  };
+  struct kept {
+    extents<4> x_shape;
+    inner_output* outputs;  // by the child that reads it
+  };
+
+  // With a ReLU the layer's own output is never written.
+  bool reads_output(const group& g) const { return !g.relu && leader(g).abilities().reads_output; }
+
+  // Whether the output of a group inside lies on the tape; if not, whether it is written again. A layer that
+  // writes it from an input that may have moved by then does not.
+  bool is_kept(const group& g) const {
+    return reads_output(g) || (leader(group_from(g.end)).abilities().reads_input && !is_recomputed(g));
+  }
+  bool is_recomputed(const group& g) const {
+    if (g.end == size() || reads_output(g)) return false;
+    const layer_abilities writer = leader(g).abilities(), reader = leader(group_from(g.end)).abilities();
+    return writer.recomputes && !writer.input_may_move && reader.reads_input && reader.input_may_move;
+  }
+  bool reads_recomputed(const group& g) const { return g.begin > 0 && is_recomputed(group_to(g.begin)); }
+
   bool moments_pass(const group& from, const group& to) const {
-    return !from.relu && to.begin < size() && children_[from.begin].layer.abilities().gives_moments &&
-           children_[to.begin].layer.abilities().takes_moments;
+    return !from.relu && !is_recomputed(from) && to.begin < size() &&
+           leader(from).abilities().gives_moments && leader(to).abilities().takes_moments;
   }
 
   void run(context<Device>& ctx, const group& g, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
-           const forward_fusion<T>& outer, const ops::moment_parts<T>* taken,
-           ops::moment_parts<T>* given) const {
-    forward_fusion<T> own;
-    if (g.end == size()) own = outer;
-    own.moments = taken;
+           forward_fusion<T> fusion, ops::moment_parts<T>* moments) const {
     if (g.relu) {
-      own.relu = true;
-      if (ctx.training()) own.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
+      fusion.relu = true;
+      if (ctx.training()) fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
     }
-    children_[g.begin].layer.forward_fused(ctx, x, y, own, given);
+    leader(g).forward_fused(ctx, x, y, fusion, moments);
     // On top, where the backward pass needs it first.
-    if (!own.mask.is_null() && g.relu) ctx.tape().push_value(own.mask);
+    if (!fusion.mask.is_null() && g.relu) ctx.tape().push_value(fusion.mask);
   }
 
-  // Which of two blocks of scratch holds what flows between children i - 1 and i.
-  struct placement {
-    T* blocks[2] = {};
-    const unsigned char* which = nullptr;
-    tensor_view<T, 4> at(std::size_t i, const extents<4>* shapes) const {
-      return {blocks[which[i]], shapes[i]};
-    }
-  };
-
-  placement take_blocks(scratch_frame& frame, const unsigned char* which, const index_t (&largest)[2]) const {
-    placement result;
-    result.which = which;
-    for (std::size_t b = 0; b < 2; ++b) result.blocks[b] = frame.template take<T>(largest[b]);
-    return result;
+  // Writes the input of a group again, and tells its layer, whose view of it is on top of the tape.
+  void recompute_input(context<Device>& ctx, const group& g, const forward_record<T>& record,
+                       const tensor_view<T, 4>& to) const {
+    leader(group_to(g.begin)).recompute(ctx, record, to);
+    ctx.tape().template pop_value<tensor_view<const T, 4>>();
+    ctx.tape().push_value(tensor_view<const T, 4>(to));
   }
 
-  // Outputs in inference: the blocks in turn.
-  placement place_outputs(scratch_frame& frame, const extents<4>* shapes) const {
-    auto* which = frame.template take<unsigned char>(static_cast<index_t>(size()) + 1);
-    index_t largest[2] = {0, 0};
-    unsigned char block = 0;
-    for (group g = group_from(0); g.end < size(); g = group_from(g.end)) {
-      which[g.end] = block;
-      largest[block] = std::max(largest[block], volume<4>(shapes[g.end]));
-      block = block == 0 ? 1 : 0;
-    }
-    return take_blocks(frame, which, largest);
-  }
-
-  // Gradients: in turn, too, but where a layer can, its dx takes the place of its dy: what is only written
-  // must be fetched from memory first. The outermost dy is somebody else's.
-  placement place_gradients(scratch_frame& frame, const extents<4>* shapes) const {
-    auto* which = frame.template take<unsigned char>(static_cast<index_t>(size()) + 1);
-    index_t largest[2] = {0, 0};
-    unsigned char block = 2;  // none yet
+  // Outputs: on the tape if they are kept. Else where the next one goes, if the layer between them can work
+  // in place, or in two blocks in turn. The last one is at y. `outputs`: nullptr in inference.
+  detail::inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, const extents<4>* shapes,
+                                        inner_output* outputs, T* y) const {
+    detail::inner_places<T> places(frame, size());
+    places.put(size(), y);
+    if (outputs != nullptr) std::fill_n(outputs, size() + 1, inner_output{});
     for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {
-      const bool stays = block < 2 && children_[g.begin].layer.abilities().gradient_in_place;
-      if (!stays) block = block == 0 ? 1 : 0;
-      which[g.begin] = block;
-      largest[block] = std::max(largest[block], volume<4>(shapes[g.begin]));
+      const index_t elements = volume<4>(shapes[g.begin]);
+      if (outputs != nullptr && is_kept(group_to(g.begin))) {
+        outputs[g.begin].kept = ctx.tape().template push<T>(elements);
+        places.put(g.begin, outputs[g.begin].kept);
+      } else if (leader(g).abilities().output_in_place) {
+        places.stay(g.begin, elements);
+      } else {
+        places.next(g.begin, elements);
+      }
     }
-    return take_blocks(frame, which, largest);
+    places.take_blocks();
+    return places;
+  }
+
+  // Gradients: over the output that they belong to, where its layers let them. Else in two blocks in turn,
+  // but where a layer can, its dx takes the place of its dy: what is only written must be fetched from memory
+  // first. The outermost dy is somebody else's, unless `over_dy` says where dx takes its place.
+  detail::inner_places<T> place_gradients(scratch_frame& frame, const extents<4>* shapes,
+                                          const inner_output* outputs, T* over_dy) const {
+    detail::inner_places<T> places(frame, size());
+    places.put(size(), over_dy);
+    bool may_stay = over_dy != nullptr;
+    for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {
+      const layer_abilities can = leader(g).abilities();
+      T* const x = outputs[g.begin].kept;
+      if (can.gradient_over_input && x != nullptr && !reads_output(group_to(g.begin))) {
+        places.put(g.begin, x);
+      } else if (may_stay && can.gradient_in_place && !reads_recomputed(g)) {
+        places.stay(g.begin, volume<4>(shapes[g.begin]));
+      } else {
+        places.next(g.begin, volume<4>(shapes[g.begin]));
+      }
+      may_stay = true;
+    }
+    places.take_blocks();
+    return places;
   }
 
   std::vector<child> children_;

@@ -227,7 +227,7 @@ void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_p
 
 /// The gradients of y = batch_norm_apply(x) with mean and inv_std depending on x (formulas:
 /// reference::batch_norm_backward). dweight, dbias: C sums in double, overwritten. dx: a null view where not
-/// wanted; it may be dy and overlaps nothing else. x, dy, dx: M x C dense. mean and inv_std as they were
+/// wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean and inv_std as they were
 /// given to batch_norm_apply, and its mask if there was a ReLU: then dy is the gradient behind that. An
 /// addend's gradient is masked_copy(dy).
 template <class T>

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `inner_places`: where the tensors lie that flow from one child of a container to the next.
+
+#include <algorithm>
+#include <cstddef>
+
+#include <pufferfish/core/arena.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A place for each of the tensors 0 .. count, a chain in which each is made from its neighbour: in memory of
+/// somebody else, or in one of two blocks of scratch. Say where they go along the chain, from either end,
+/// then take_blocks().
+template <class T>
+class inner_places {
+ public:
+  inner_places(scratch_frame& frame, std::size_t count)
+      : frame_(frame), places_(frame.take<place>(static_cast<index_t>(count) + 1)) {}
+
+  /// In `memory`, which is somebody else's.
+  void put(std::size_t i, T* memory) { last_ = places_[i] = {memory, none}; }
+
+  /// In the block that does not hold the tensor named before.
+  void next(std::size_t i, index_t elements) { add(i, {nullptr, last_.block == 0 ? 1 : 0}, elements); }
+
+  /// Where the tensor named before is.
+  void stay(std::size_t i, index_t elements) { add(i, last_, elements); }
+
+  /// The blocks, each as large as the largest tensor in it.
+  void take_blocks() {
+    for (int b = 0; b < none; ++b) blocks_[b] = frame_.take<T>(largest_[b]);
+  }
+
+  T* operator[](std::size_t i) const {
+    return places_[i].block == none ? places_[i].memory : blocks_[places_[i].block];
+  }
+
+ private:
+  static constexpr int none = 2;
+  struct place {
+    T* memory;
+    int block;
+  };
+
+  void add(std::size_t i, const place& at, index_t elements) {
+    last_ = places_[i] = at;
+    if (at.block != none) largest_[at.block] = std::max(largest_[at.block], elements);
+  }
+
+  scratch_frame& frame_;
+  place* places_;
+  place last_{nullptr, none};
+  index_t largest_[none] = {};
+  T* blocks_[none] = {};
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What any_layer asks a layer's type: the views it takes, and which of the optional members it has.
+
+#include <concepts>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/nn/layer_fusion.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+template <class T>
+tensor_view<T, 2> rows_of(const tensor_view<T, 4>& view) {
+  return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
+}
+
+template <class L>
+concept row_layer = requires(const L& layer) {
+  layer.in_features();
+  layer.out_features();
+};
+
+/// The views that a layer takes: of images, or of rows.
+template <class T, class L>
+auto layer_view(const tensor_view<T, 4>& view) {
+  if constexpr (row_layer<L>) {
+    return rows_of(view);
+  } else {
+    return view;
+  }
+}
+template <class T, class L>
+using layer_view_t = decltype(layer_view<T, L>(tensor_view<T, 4>()));
+
+template <class T, class L, class Device>
+concept gives_moments_layer = requires(const L& layer, context<Device>& ctx,
+                                       const layer_view_t<const T, L>& x, const layer_view_t<T, L>& y,
+                                       ops::moment_parts<T>& moments) {
+  layer.forward_with_moments(ctx, x, y, moments);
+};
+template <class T, class L, class Device>
+concept fusing_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& x,
+                                const layer_view_t<T, L>& y, const forward_fusion<T>& fusion) {
+  layer.forward_fused(ctx, x, y, fusion);
+};
+template <class T, class L, class Device>
+concept masking_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
+                                 const layer_view_t<T, L>& dx, const ops::relu_mask<T>& mask) {
+  layer.backward_masked(ctx, dy, dx, mask);
+};
+template <class T, class L, class Device>
+concept adding_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
+                                const layer_view_t<T, L>& dx) {
+  layer.backward_add(ctx, dy, dx);
+};
+template <class T, class L, class Device>
+concept recomputing_layer = requires(const L& layer, context<Device>& ctx, const forward_record<T>& record,
+                                     const tensor_view<T, 4>& y) {
+  layer.recompute(ctx, record, y);
+};
+/// LowRankConv and LowRankLinear of whatever rank. Both read their input only; a view of it lies on top of
+/// what a LowRankConv keeps.
+template <class T, class L>
+concept low_rank_conv_layer = std::derived_from<L, low_rank_conv<T>>;
+template <class T, class L>
+concept low_rank_linear_layer = std::derived_from<L, low_rank_linear<T>>;
+/// A container, whose abilities depend on what is in it.
+template <class L>
+concept container_layer = requires(const L& layer) {
+  layer.abilities();
+};
+
+/// The abilities of a layer, from its members.
+template <class T, class L, class Device>
+layer_abilities abilities_of([[maybe_unused]] const L& layer) {
+  if constexpr (container_layer<L>) {
+    return layer.abilities();
+  } else {
+    layer_abilities result;
+    result.fuses = fusing_layer<T, L, Device> && masking_layer<T, L, Device>;
+    result.gives_moments = gives_moments_layer<T, L, Device>;
+    result.adds_gradient = adding_layer<T, L, Device>;
+    result.recomputes = recomputing_layer<T, L, Device>;
+    if constexpr (requires { L::is_relu; }) result.is_relu = L::is_relu;
+    if constexpr (requires { L::takes_moments; }) result.takes_moments = L::takes_moments;
+    if constexpr (requires { L::output_in_place; }) result.output_in_place = L::output_in_place;
+    if constexpr (requires { L::gradient_in_place; }) result.gradient_in_place = L::gradient_in_place;
+    if constexpr (requires { L::reads_input; }) result.reads_input = L::reads_input;
+    if constexpr (requires { L::reads_output; }) result.reads_output = L::reads_output;
+    if constexpr (requires { L::input_may_move; }) result.input_may_move = L::input_may_move;
+    if constexpr (low_rank_conv_layer<T, L>) result.input_may_move = true;
+    if constexpr (low_rank_conv_layer<T, L> || low_rank_linear_layer<T, L>) result.reads_output = false;
+    result.gradient_over_input = result.input_may_move;
+    if constexpr (requires { L::gradient_over_input; }) result.gradient_over_input = L::gradient_over_input;
+    return result;
+  }
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
