@@ -368,12 +368,17 @@ void use_pixel_major(context<device::cpu>& ctx, correlation<T>& work, const exte
   const index_t images = shape[0], pixels = shape[1] * shape[2], channels = shape[3],
                 row = work.block_depth();
   const T* from = work.input;
-  ctx.parallel_for(images, [&](index_t image, int) {
+  // Some images at a time, so that whole pages are written.
+  constexpr index_t together = 16;
+  ctx.parallel_for((images + together - 1) / together, [&](index_t task, int) {
+    const range some{task * together, std::min(images, (task + 1) * together)};
     for (index_t pixel = 0; pixel < pixels; ++pixel) {
-      const T* source = from + (image * pixels + pixel) * channels;
-      T* to = storage + (pixel * images + image) * row;
-      for (index_t channel = 0; channel < channels; channel += row, to += pixels * images * row) {
-        std::copy_n(source + channel, std::min(row, channels - channel), to);
+      for (index_t channel = 0; channel < channels; channel += row) {
+        T* to = storage + ((channel / row * pixels + pixel) * images + some.begin) * row;
+        const index_t count = std::min(row, channels - channel);
+        for (index_t image = some.begin; image < some.end; ++image, to += row) {
+          std::copy_n(from + (image * pixels + pixel) * channels + channel, count, to);
+        }
       }
     }
   });
