@@ -56,7 +56,8 @@ inline bool parse(CLI::App& app, int argc, char** argv, int rank, int& status) {
 
 #if defined(PUFFERFISH_EXAMPLES_MPI)
 template <class Program>
-int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, Program& program) {
+int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const double& timeout,
+                 Program& program) {
   const pufferfish::mpi::environment environment;
   int rank = 0;
   try {
@@ -68,7 +69,10 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, Program& pr
                                       "this program was built with");
     }
     int status = 0;
-    if (parse(app, argc, argv, rank, status)) program(comm);
+    if (parse(app, argc, argv, rank, status)) {
+      comm.set_timeout(timeout);
+      program(comm);
+    }
     return status;
   } catch (const std::exception& e) {
     // An error that all ranks see is rank 0's to tell; it ends the others while they wait.
@@ -85,9 +89,15 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, Program& pr
 template <class Program>
 int run(CLI::App& app, int argc, char** argv, Program&& program) {
   const int launched = launched_processes();
+  double timeout = 0.0;
+  app.add_option(
+         "--timeout", timeout,
+         "Seconds that ranks wait for each other before all give up, several times the longest step; 0: for "
+         "ever")
+      ->check(CLI::NonNegativeNumber);
   try {
 #if defined(PUFFERFISH_EXAMPLES_MPI)
-    if (launched > 0) return session::run_with_mpi(app, argc, argv, launched, program);
+    if (launched > 0) return session::run_with_mpi(app, argc, argv, launched, timeout, program);
 #else
     if (launched > 1) {
       throw pufferfish::backend_error("started as " + std::to_string(launched) +

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -431,6 +432,62 @@ TEST_CASE("mpi: the user's error handler stays, ours returns MPI's text") {
   CHECK_THROWS_AS((void)comm.start_all_reduce_sum(std::span(values)), pf::backend_error);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
   taken.barrier();
+}
+
+TEST_CASE("mpi: with a timeout everything is as without") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD, 3);
+  comm.set_timeout(60.0);
+  auto values = elements<float>(comm.rank(), 100, 5);
+  comm.all_reduce_sum(std::span<float>(values));
+  CHECK(is_sum(values, comm.size(), 5));
+  CHECK(same_on_all_ranks(comm, values));
+  std::vector<std::uint64_t> words{static_cast<std::uint64_t>(comm.rank()), std::uint64_t{1} << 63};
+  comm.all_reduce_max(std::span<std::uint64_t>(words));
+  CHECK(words ==
+        std::vector<std::uint64_t>{static_cast<std::uint64_t>(comm.size() - 1), std::uint64_t{1} << 63});
+  std::vector<int> sent(10, comm.rank());
+  comm.broadcast(std::span<int>(sent), comm.size() - 1);
+  CHECK(sent == std::vector<int>(10, comm.size() - 1));
+  CHECK(comm.all_gather(comm.rank()).back() == comm.size() - 1);
+  comm.barrier();
+  const int next = (comm.rank() + 1) % comm.size(), before = (comm.rank() + comm.size() - 1) % comm.size();
+  std::vector<int> received(10);
+  auto arriving = comm.start_receive(std::span<int>(received), before);
+  comm.start_send(std::span<const int>(sent), next).wait();
+  arriving.wait();
+  CHECK(received == sent);
+  comm.set_timeout(0.0);
+  comm.barrier();
+  CHECK_THROWS_AS(comm.set_timeout(-1.0), pf::value_error);
+}
+
+TEST_CASE("mpi: who does not arrive is named, and the communicator is of no use afterwards") {
+  // MPI may write here until it ends.
+  static std::vector<float> values(100000, 1.0F);
+  static std::vector<float> more(10, 1.0F);
+  pf::mpi::communicator all(MPI_COMM_WORLD);
+  if (all.size() == 1) return;
+  const bool late = all.rank() == all.size() - 1;
+  const auto wait = [&](double seconds) {
+    static pf::mpi::communicator watched(MPI_COMM_WORLD);
+    watched.set_timeout(seconds);
+    if (late) std::this_thread::sleep_for(std::chrono::duration<double>(3 * seconds));
+    std::string text;
+    try {
+      watched.all_reduce_sum(std::span<float>(values));
+    } catch (const pf::timeout_error& e) {
+      text = e.what();
+    }
+    CHECK_THROWS_AS(watched.barrier(), pf::timeout_error);
+    CHECK_THROWS_AS(watched.start_all_reduce_sum(std::span<float>(more)), pf::timeout_error);
+    return text;
+  };
+  const std::string text = wait(1.0);
+  CAPTURE(text);
+  // On a busy machine others may be too slow to answer as well.
+  const std::string end = std::to_string(all.size() - 1) + " did not arrive";
+  CHECK((late || text.find(end) != std::string::npos));
+  all.barrier();
 }
 
 TEST_CASE("mpi: bad arguments of the constructor") {

@@ -21,13 +21,15 @@
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/dist/mpi_watch.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -102,7 +104,9 @@ class request {
  public:
   request() = default;
   request(request&& other) noexcept
-      : first_(std::exchange(other.first_, MPI_REQUEST_NULL)), rest_(std::move(other.rest_)) {
+      : first_(std::exchange(other.first_, MPI_REQUEST_NULL)),
+        rest_(std::move(other.rest_)),
+        watch_(std::move(other.watch_)) {
     other.rest_.clear();
   }
   request& operator=(request&& other) noexcept {
@@ -110,6 +114,7 @@ class request {
     finish();
     first_ = std::exchange(other.first_, MPI_REQUEST_NULL);
     rest_ = std::exchange(other.rest_, {});
+    watch_ = std::move(other.watch_);
     return *this;
   }
   ~request() { finish(); }
@@ -124,7 +129,9 @@ class request {
     return first_done != 0 && rest_done != 0;
   }
 
+  /// With a timeout (communicator::set_timeout) it throws timeout_error when that is over.
   void wait() {
+    if (watch_) return watch_->until([this] { return done(); }, "a started transfer");
     detail::check(MPI_Wait(&first_, MPI_STATUS_IGNORE), "MPI_Wait");
     if (rest_.empty()) return;
     detail::check(MPI_Waitall(rest_count(), rest_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
@@ -146,6 +153,17 @@ class request {
   void finish() noexcept {
     if (first_ == MPI_REQUEST_NULL && rest_.empty()) return;
     if (detail::is_finalized()) return;
+    if (watch_) {
+      try {
+        wait();
+      } catch (...) {
+        // What will not end is left to MPI; the memory that it may still write must stay, and does until the
+        // program is aborted.
+        first_ = MPI_REQUEST_NULL;
+      }
+      rest_.clear();
+      return;
+    }
     MPI_Wait(&first_, MPI_STATUS_IGNORE);
     if (!rest_.empty()) MPI_Waitall(rest_count(), rest_.data(), MPI_STATUSES_IGNORE);
     rest_.clear();
@@ -153,6 +171,7 @@ class request {
 
   MPI_Request first_ = MPI_REQUEST_NULL;
   std::vector<MPI_Request> rest_;
+  std::shared_ptr<detail::watch> watch_;  // nullptr: waits for ever
 };
 
 /// A communicator (see the concept `pufferfish::communicator`) on a duplicate of the user's MPI communicator,
@@ -193,12 +212,14 @@ class communicator {
       : comm_(std::exchange(other.comm_, MPI_COMM_NULL)),
         chunk_(other.chunk_),
         rank_(other.rank_),
-        size_(other.size_) {}
+        size_(other.size_),
+        watch_(std::move(other.watch_)) {}
   communicator& operator=(communicator&& other) noexcept {
     std::swap(comm_, other.comm_);
     std::swap(chunk_, other.chunk_);
     std::swap(rank_, other.rank_);
     std::swap(size_, other.size_);
+    std::swap(watch_, other.watch_);
     return *this;
   }
 
@@ -214,6 +235,30 @@ class communicator {
     int provided = MPI_THREAD_SINGLE;
     detail::check(MPI_Query_thread(&provided), "MPI_Query_thread");
     return provided >= MPI_THREAD_SERIALIZED;
+  }
+
+  /// From now on no call, and no request that is started, waits longer than `seconds` for other ranks (0: for
+  /// ever, as at first). When that time is over on one rank, all that wait throw timeout_error, which names
+  /// the ranks that have not answered within half of it again; what was under way will not end, so a program
+  /// can then save what it has by itself (parameters are the same on all ranks) and abort(). A rank that
+  /// computes for so long counts as one that hangs: choose several times the longest step. Sums may then be
+  /// added in another order than MPI's blocking ones. Collective, while nothing is under way; the same number
+  /// on all ranks. Throws value_error for a negative number.
+  void set_timeout(double seconds) {
+    if (!(seconds >= 0.0)) {
+      PUFFERFISH_THROW(value_error("mpi::communicator: set_timeout: " + std::to_string(seconds) + " s"));
+    }
+    if (seconds > 0.0) {
+      watch_ = std::make_shared<detail::watch>(comm_, seconds);
+    } else {
+      watch_.reset();
+    }
+  }
+
+  /// Ends all ranks' programs, with this exit status where the launcher passes it on. Local.
+  [[noreturn]] void abort(int status) {
+    MPI_Abort(comm_, status);
+    std::abort();
   }
 
   /// The duplicate, for collectives that this class does not offer. Stays owned by this object.
@@ -236,7 +281,7 @@ class communicator {
   template <class T>
   [[nodiscard]] request start_all_reduce_sum(std::span<T> values) {
     pufferfish::detail::check_reducible<T>();
-    request started;
+    request started = new_request();
     detail::for_chunks(values, chunk_, [&](T* first, int length) {
       detail::check(
           MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), MPI_SUM, comm_, started.next()),
@@ -254,7 +299,13 @@ class communicator {
   void broadcast_bytes(std::span<std::byte> bytes, int root) {
     pufferfish::detail::check_root("mpi::communicator: broadcast", root, size_);
     detail::for_chunks(bytes, chunk_, [&](std::byte* first, int length) {
-      detail::check(MPI_Bcast(first, length, MPI_BYTE, root, comm_), "MPI_Bcast");
+      if (watch_) {
+        request started = new_request();
+        detail::check(MPI_Ibcast(first, length, MPI_BYTE, root, comm_, started.next()), "MPI_Ibcast");
+        started.wait();
+      } else {
+        detail::check(MPI_Bcast(first, length, MPI_BYTE, root, comm_), "MPI_Bcast");
+      }
     });
   }
 
@@ -263,19 +314,32 @@ class communicator {
     pufferfish::detail::check_gatherable<T>();
     constexpr int bytes = static_cast<int>(sizeof(T));
     std::vector<T> all(static_cast<std::size_t>(size_), value);
-    detail::check(MPI_Allgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_),
-                  "MPI_Allgather");
+    if (watch_) {
+      request started = new_request();
+      detail::check(
+          MPI_Iallgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_, started.next()),
+          "MPI_Iallgather");
+      started.wait();
+    } else {
+      detail::check(MPI_Allgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_),
+                    "MPI_Allgather");
+    }
     return all;
   }
 
-  void barrier() { detail::check(MPI_Barrier(comm_), "MPI_Barrier"); }
+  void barrier() {
+    if (!watch_) return detail::check(MPI_Barrier(comm_), "MPI_Barrier");
+    request started = new_request();
+    detail::check(MPI_Ibarrier(comm_, started.next()), "MPI_Ibarrier");
+    started.wait();
+  }
 
   /// A message to another rank, or from it (see `messenger`). Messages from one rank to another arrive in the
   /// order in which they are started, into as many bytes.
   template <class T>
   [[nodiscard]] request start_send(std::span<const T> values, int to) {
     pufferfish::detail::check_root("mpi::communicator: start_send", to, size_);
-    request started;
+    request started = new_request();
     detail::for_chunks(std::as_bytes(values), chunk_, [&](const std::byte* first, int length) {
       detail::check(MPI_Isend(first, length, MPI_BYTE, to, message_tag, comm_, started.next()), "MPI_Isend");
     });
@@ -285,7 +349,7 @@ class communicator {
   [[nodiscard]] request start_receive(std::span<T> values, int from) {
     pufferfish::detail::check_broadcastable<T>();
     pufferfish::detail::check_root("mpi::communicator: start_receive", from, size_);
-    request started;
+    request started = new_request();
     detail::for_chunks(std::as_writable_bytes(values), chunk_, [&](std::byte* first, int length) {
       detail::check(MPI_Irecv(first, length, MPI_BYTE, from, message_tag, comm_, started.next()),
                     "MPI_Irecv");
@@ -310,10 +374,25 @@ class communicator {
     if (comm_ != MPI_COMM_NULL && !detail::is_finalized()) MPI_Comm_free(&comm_);
   }
 
+  request new_request() const {
+    if (watch_ && watch_->broken())
+      PUFFERFISH_THROW(timeout_error("mpi::communicator: a call after a timeout"));
+    request started;
+    started.watch_ = watch_;
+    return started;
+  }
+
   template <class T>
   void all_reduce(std::span<T> values, MPI_Op operation) {
     pufferfish::detail::check_reducible<T>();
     detail::for_chunks(values, chunk_, [&](T* first, int length) {
+      if (watch_) {
+        request started = new_request();
+        detail::check(MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), operation, comm_,
+                                     started.next()),
+                      "MPI_Iallreduce");
+        return started.wait();
+      }
       detail::check(MPI_Allreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), operation, comm_),
                     "MPI_Allreduce");
     });
@@ -341,6 +420,7 @@ class communicator {
   std::size_t chunk_ = default_chunk;
   int rank_ = 0;
   int size_ = 1;
+  std::shared_ptr<detail::watch> watch_;  // nullptr: waits for ever
 };
 
 static_assert(pufferfish::communicator<communicator>);

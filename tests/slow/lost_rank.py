@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""lost_rank.py PROGRAMS MPIRUN [TIMES]
+
+One of four ranks of a training run is killed, or stopped, at a random moment, TIMES (20) times each. After a kill the
+job must end within five seconds; after a stop the others must say which rank did not arrive and end the job. Every time
+the exit status is not zero, no process is left, and no half-written file. In the end the run goes on from its last
+checkpoint to the very parameters of a run that nobody disturbed.
+"""
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
+from support import digests, expect, expect_equal, load, main  # noqa: E402
+
+RANKS = 4
+TIMEOUT = 1.0  # seconds; a step takes milliseconds
+RUN = ["--epochs", "60", "--warmup-epochs", "30", "--width", "8", "--batch", "32", "--threads", "1", "--progress", "none",
+       "--timeout", str(TIMEOUT)]
+
+
+def processes_of(mark):
+    """{rank: process} of those that were started with `mark` in their environment."""
+    found = {}
+    for folder in pathlib.Path("/proc").iterdir():
+        try:
+            environment = (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if folder.name.isdigit() and f"PUFFERFISH_LOST_RANK={mark}".encode() in environment.split(b"\0"):
+            rank = re.search(rb"(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", environment)
+            if rank is not None:
+                found[int(rank.group(1))] = int(folder.name)
+    return found
+
+
+def disturb(command, what, chance, mark):
+    """Starts the job, hits a rank, waits for the end. (rank, exit status, errors, seconds it took); None if the job
+    had ended before."""
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                           env={**os.environ, "PUFFERFISH_LOST_RANK": mark})
+    while len(ranks := processes_of(mark)) < RANKS and job.poll() is None:
+        time.sleep(0.01)
+    time.sleep(chance.uniform(0.3, 1.5))
+    rank = chance.randrange(RANKS)
+    if job.poll() is not None:
+        return None
+    os.kill(ranks[rank], what)
+    start = time.monotonic()
+    try:
+        _, errors = job.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        sys.exit(f"{what.name} of rank {rank}: the job did not end")
+    return rank, job.returncode, errors, time.monotonic() - start
+
+
+def test(programs, folder):
+    if not programs.mpirun:
+        print("needs MPI")
+        sys.exit(77)
+    times = int(sys.argv[3]) if len(sys.argv) > 3 else 20
+    chance = random.Random(2)
+    checkpoint, result = folder / "run.safetensors", folder / "result.json"
+    programs.run("train_image_classifier", *RUN, "--json", result, ranks=RANKS)
+    undisturbed = load(result)
+    result.unlink()
+    command = programs.command("train_image_classifier", *RUN, "--checkpoint", checkpoint, "--checkpoint-every", "5",
+                               "--resume", "--json", result, ranks=RANKS)
+    longest = {}
+    for what in (signal.SIGKILL, signal.SIGSTOP):
+        done = 0
+        while done < times:
+            mark = f"{os.getpid()}-{what.name}-{done}"
+            hit = disturb(command, what, chance, mark)
+            if hit is None:  # it had finished: begin again
+                expect_equal(digests(load(result)), digests(undisturbed), f"parameters before {what.name} {done}")
+                checkpoint.unlink()
+                result.unlink()
+                continue
+            rank, status, errors, seconds = hit
+            about = f"{what.name} {done}, of rank {rank}, after {seconds:.1f} s; {errors}"
+            expect(status != 0, f"exit status 0: {about}")
+            expect(seconds < (5.0 if what == signal.SIGKILL else 1.5 * TIMEOUT + 5.0), f"too late: {about}")
+            if what == signal.SIGSTOP:
+                expect(re.search(rf"ranks? (\d+, )*{rank}(, \d+)* did not arrive", errors), f"the rank is not named: {about}")
+            time.sleep(0.2)
+            expect(not processes_of(mark), f"processes are left: {about}")
+            longest[what.name] = max(longest.get(what.name, 0.0), seconds)
+            done += 1
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    expect_equal(digests(load(result)), digests(undisturbed), "parameters in the end")
+    left = [p.name for p in folder.iterdir() if ".tmp-" in p.name]
+    expect(not left, f"left behind: {left}")
+    print(", ".join(f"{times} {name}: the job ended within {seconds:.1f} s" for name, seconds in longest.items()))
+
+
+main(test)
