@@ -146,17 +146,20 @@ struct instance {
 };
 
 instance random_instance(picker& pick, std::uint64_t round) {
+  // More than a block of the depth, and, now and then, more columns than are transformed at once.
   const index_t channels[] = {1, 3, 8, 16, 17, 33, 48, 65, 80, 130};
-  conv_shape shape = conv_shape::square(channels[pick(0, 9)], channels[pick(0, 9)], 3);
+  const bool large = round % 8 == 0;
+  conv_shape shape =
+      conv_shape::square(channels[pick(0, large ? 9 : 7)], channels[pick(0, large ? 9 : 7)], 3);
   shape.padding = {pick(0, 2), pick(0, 2)};
-  const index_t size = round % 3 == 0 ? 18 : 9;
-  return {shape, {pick(round % 9 == 0 ? 0 : 1, 5), pick(3, size), pick(3, size), shape.in_channels}, round};
+  const index_t size = large ? 6 : round % 3 == 0 ? 18 : 9;
+  return {shape, {pick(round % 9 == 0 ? 0 : 1, 4), pick(3, size), pick(3, size), shape.in_channels}, round};
 }
 
 TEST_CASE("Winograd: all directions against the reference, whether it pays or not") {
   cpu_context ctx({2, 0});
   picker pick(3);
-  for (std::uint64_t round = 0; round < 60; ++round) {
+  for (std::uint64_t round = 0; round < 48; ++round) {
     const instance a = random_instance(pick, round);
     CAPTURE(a.shape.describe());
     CAPTURE(to_string<4>(a.input));
@@ -292,7 +295,7 @@ double relative_error(const instance& a, bool winograd) {
 
 TEST_CASE("Winograd: its rounding error is about twice that of direct sums") {
   for (const index_t channels : {16, 64, 256}) {
-    const instance a(conv_shape::square(channels, 64, 3, 1, 1), {4, 16, 16, channels}, 4);
+    const instance a(conv_shape::square(channels, 32, 3, 1, 1), {2, 12, 12, channels}, 4);
     CHECK(relative_error(a, true) < 4.0 * relative_error(a, false));
     CHECK(relative_error(a, true) < 3e-6);
   }
