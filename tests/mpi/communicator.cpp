@@ -479,6 +479,7 @@ TEST_CASE("mpi: who does not arrive is named, and the communicator is of no use 
       text = e.what();
     }
     CHECK_THROWS_AS(watched.barrier(), pf::timeout_error);
+    CHECK_THROWS_AS(watched.set_timeout(0.0), pf::timeout_error);
     CHECK_THROWS_AS(static_cast<void>(watched.start_all_reduce_sum(std::span<float>(more))),
                     pf::timeout_error);
     return text;

@@ -243,10 +243,13 @@ class communicator {
   /// can then save what it has by itself (parameters are the same on all ranks) and abort(). A rank that
   /// computes for so long counts as one that hangs: choose several times the longest step. Sums may then be
   /// added in another order than MPI's blocking ones. Collective, while nothing is under way; the same number
-  /// on all ranks. Throws value_error for a negative number.
+  /// on all ranks. Throws value_error for a negative number, timeout_error after a timeout.
   void set_timeout(double seconds) {
     if (!(seconds >= 0.0)) {
       PUFFERFISH_THROW(value_error("mpi::communicator: set_timeout: " + std::to_string(seconds) + " s"));
+    }
+    if (watch_ && watch_->broken()) {
+      PUFFERFISH_THROW(timeout_error("mpi::communicator: set_timeout after a timeout"));
     }
     if (seconds > 0.0) {
       watch_ = std::make_shared<detail::watch>(comm_, seconds);

@@ -42,8 +42,6 @@ class watch {
     if (finalized == 0 && !broken_) MPI_Comm_free(&comm_);
   }
 
-  double seconds() const { return seconds_; }
-  void set_seconds(double seconds) { seconds_ = seconds; }
   /// True once a wait was given up: nothing that was started will end.
   bool broken() const { return broken_; }
 
