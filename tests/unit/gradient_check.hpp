@@ -70,6 +70,18 @@ void fill_separated(std::span<T> values, random_stream random) {
   }
 }
 
+/// The derivative of objective() by `value`, by a central difference.
+template <class Objective>
+double slope_at(double& value, Objective&& objective) {
+  const double kept = value, step = 1e-6;
+  value = kept + step;
+  const double above = objective();
+  value = kept - step;
+  const double below = objective();
+  value = kept;
+  return (above - below) / (2 * step);
+}
+
 template <class Layer>
 std::vector<parameter<typename Layer::value_type>*> parameters_of(Layer& layer) {
   using T = typename Layer::value_type;
