@@ -12,3 +12,4 @@
 #include <pufferfish/dist/micro_batches.hpp>
 #include <pufferfish/dist/mpi.hpp>
 #include <pufferfish/dist/self.hpp>
+#include <pufferfish/dist/tune.hpp>

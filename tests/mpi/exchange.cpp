@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstring>
 #include <vector>
 
@@ -80,7 +81,7 @@ bool same_on_all_ranks(pf::mpi::communicator& comm, const std::vector<float>& va
 
 pf::exchange_options small_buckets() {
   pf::exchange_options options;
-  options.buckets = {100, 1000};
+  options.plan.emplace().buckets = {100, 1000};
   return options;
 }
 
@@ -116,18 +117,148 @@ TEST_CASE("buckets exchanged during the backward pass give the mean, the same bi
   check_steps(comm, options, 1e-6);
 }
 
-TEST_CASE("with a thread: every algorithm, and messages of bfloat16") {
+TEST_CASE("every algorithm and wire, with a thread and without") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
-  if (!comm.usable_from_threads()) return;
   pf::exchange_options options = small_buckets();
-  options.progress = pf::exchange_progress::thread;
-  for (auto algorithm : {pf::all_reduce_algorithm::library, pf::all_reduce_algorithm::ring,
-                         pf::all_reduce_algorithm::recursive_doubling}) {
-    options.algorithm = algorithm;
-    check_steps(comm, options, 1e-6);
+  for (auto progress : {pf::exchange_progress::thread, pf::exchange_progress::calls}) {
+    if (progress == pf::exchange_progress::thread && !comm.usable_from_threads()) continue;
+    options.progress = progress;
+    options.wire = pf::exchange_wire::same;
+    for (auto algorithm : {pf::all_reduce_algorithm::automatic, pf::all_reduce_algorithm::library,
+                           pf::all_reduce_algorithm::ring, pf::all_reduce_algorithm::recursive_doubling}) {
+      options.algorithm = algorithm;
+      check_steps(comm, options, 1e-6);
+    }
+    options.wire = pf::exchange_wire::bf16;
+    check_steps(comm, options, 1e-2);
   }
-  options.wire = pf::exchange_wire::bf16;
-  check_steps(comm, options, 1e-2);
+}
+
+TEST_CASE("automatic: the plan's algorithm for each bucket's length, in its documented order") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1 || !comm.usable_from_threads()) return;
+  pf::exchange_options options = small_buckets(), ring = small_buckets(), doubling = small_buckets();
+  options.plan->rules = {{700, pf::all_reduce_algorithm::recursive_doubling},
+                         {100000, pf::all_reduce_algorithm::ring}};
+  ring.algorithm = pf::all_reduce_algorithm::ring;
+  doubling.algorithm = pf::all_reduce_algorithm::recursive_doubling;
+  std::vector<std::vector<float>> got;
+  std::vector<pf::gradient_bucket> buckets;
+  for (const auto& o : {options, ring, doubling}) {
+    pf::network<float> net = make_net();
+    pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, o);
+    pass one;
+    exchange.begin(one.ctx);
+    one.run(net, comm.rank(), 1);
+    exchange.finish(one.ctx);
+    got.push_back(gradients_of(net));
+    buckets = exchange.buckets();
+  }
+  bool short_ones = false, long_ones = false;
+  for (const pf::gradient_bucket& bucket : buckets) {
+    const bool is_short = bucket.size * 4 <= 700;
+    (is_short ? short_ones : long_ones) = true;
+    const auto& expected = got[is_short ? 2 : 1];
+    CHECK(std::equal(got[0].begin() + bucket.offset, got[0].begin() + bucket.offset + bucket.size,
+                     expected.begin() + bucket.offset));
+  }
+  CHECK(short_ones);
+  CHECK(long_ones);
+}
+
+TEST_CASE("finish hands out every bucket once, in order, with its mean in place") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  for (auto progress : {pf::exchange_progress::automatic, pf::exchange_progress::calls}) {
+    for (auto policy : {pf::nonfinite_policy::ignore, pf::nonfinite_policy::skip}) {
+      pf::exchange_options options = small_buckets();
+      options.progress = progress;
+      options.nonfinite = policy;
+      pf::network<float> net = make_net();
+      pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, options);
+      pass one;
+      for (std::uint64_t step = 0; step < 20; ++step) {
+        exchange.begin(one.ctx);
+        one.run(net, comm.rank(), step);
+        std::vector<pf::gradient_bucket> seen;
+        std::vector<float> given;
+        CHECK(exchange.finish(one.ctx, [&](const pf::gradient_bucket& bucket) {
+          const auto part = net.store().gradients().subspan(static_cast<std::size_t>(bucket.offset),
+                                                            static_cast<std::size_t>(bucket.size));
+          seen.push_back(bucket);
+          given.insert(given.end(), part.begin(), part.end());
+        }));
+        CHECK(seen == exchange.buckets());
+        CHECK(given == gradients_of(net));
+        CHECK(same_on_all_ranks(comm, given));
+      }
+      CHECK(exchange.report().update_ms > 0.0);
+      CHECK(exchange.arrives_early() == (comm.size() > 1 && policy == pf::nonfinite_policy::ignore));
+      // What the caller throws comes through, and the exchange can go on.
+      exchange.begin(one.ctx);
+      one.run(net, comm.rank(), 30);
+      const auto last = exchange.buckets().back();
+      CHECK_THROWS_AS(exchange.finish(one.ctx,
+                                      [&](const pf::gradient_bucket& bucket) {
+                                        if (bucket == last) throw pf::value_error("stop");
+                                      }),
+                      pf::value_error);
+      exchange.begin(one.ctx);
+      one.run(net, comm.rank(), 31);
+      exchange.finish(one.ctx);
+      CHECK(distance(gradients_of(net), expected_mean(comm.size(), 31)) < 1e-6);
+    }
+  }
+}
+
+TEST_CASE("tune: one plan on all ranks, within its time; the exchange takes it") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  pf::tune_options how;
+  how.largest_bytes = 1 << 16;
+  how.repeats = 3;
+  how.seconds = 1.0;
+  const auto start = std::chrono::steady_clock::now();
+  const pf::exchange_plan plan = pf::tune(comm, how);
+  // A busy machine may be slow, but not without end.
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 30.0);
+  const std::string text = pf::to_text(plan);
+  for (std::uint64_t other : comm.all_gather(pf::digest(std::string_view(text)))) {
+    CHECK(other == pf::digest(std::string_view(text)));
+  }
+  CHECK(plan.ranks == comm.size());
+  CHECK((plan.bytes_per_second > 0.0) == (comm.size() > 1));
+  pf::exchange_options options;
+  options.plan = plan;
+  pf::network<float> net = make_net();
+  pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, options);
+  CHECK(exchange.plan() == plan);
+  pass one;
+  exchange.begin(one.ctx);
+  one.run(net, comm.rank(), 2);
+  exchange.finish(one.ctx);
+  CHECK(distance(gradients_of(net), expected_mean(comm.size(), 2)) < 1e-6);
+  how.repeats = 0;
+  CHECK_THROWS_AS(pf::tune(comm, how), pf::value_error);
+}
+
+TEST_CASE("the progress thread's processor time is told") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1 || !comm.usable_from_threads()) return;
+  pf::network<float> net = make_net();
+  pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, small_buckets());
+  pass one;
+  for (std::uint64_t step = 0; step < 5; ++step) {
+    exchange.begin(one.ctx);
+    one.run(net, comm.rank(), step);
+    exchange.finish(one.ctx);
+  }
+  CHECK(exchange.report().busy_ms > 0.0);
+  CHECK(exchange.report().processor_ms > 0.0);
+}
+
+/// Every gradient is this rank's number, counted from 1.
+void fill_with_rank(pf::network<float>& net, const pf::mpi::communicator& comm) {
+  const std::span<float> gradients = net.store().gradients();
+  std::fill(gradients.begin(), gradients.end(), static_cast<float>(comm.rank() + 1));
 }
 
 TEST_CASE("gradients that no pass wrote are exchanged too; calls out of order are refused") {
@@ -135,8 +266,7 @@ TEST_CASE("gradients that no pass wrote are exchanged too; calls out of order ar
   pf::network<float> net = make_net();
   pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, small_buckets());
   pf::cpu_context ctx;
-  std::fill(net.store().gradients().begin(), net.store().gradients().end(),
-            static_cast<float>(comm.rank() + 1));
+  fill_with_rank(net, comm);
   exchange.begin(ctx);
   CHECK_THROWS_AS(exchange.begin(ctx), pf::state_error);
   exchange.finish(ctx);
@@ -147,13 +277,33 @@ TEST_CASE("gradients that no pass wrote are exchanged too; calls out of order ar
   CHECK_THROWS_AS(exchange.begin(ctx), pf::state_error);
 }
 
+TEST_CASE("ranks at different steps are told so, before anything is mixed") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  pf::network<float> net = make_net();
+  pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, small_buckets());
+  pf::cpu_context ctx;
+  fill_with_rank(net, comm);
+  exchange.set_steps(comm.rank() == 0 ? 8 : 7);
+  if (comm.size() > 1) {
+    CHECK_THROWS_WITH_AS(exchange.begin(ctx), doctest::Contains("steps done: 7"), pf::state_error);
+    for (float value : gradients_of(net)) REQUIRE(value == static_cast<float>(comm.rank() + 1));
+  }
+  exchange.set_steps(7);
+  exchange.begin(ctx);
+  exchange.finish(ctx);
+  CHECK(exchange.steps() == 8);
+}
+
 TEST_CASE("ranks with other buckets are told so") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   pf::network<float> net = make_net();
   pf::exchange_options options = small_buckets();
-  options.buckets.bytes += comm.rank() == 0 ? 0 : 5000;
+  options.plan->buckets.bytes += comm.rank() == 0 ? 0 : 5000;
   using exchange = pf::gradient_exchange<float, pf::mpi::communicator>;
   if (comm.size() > 1) {
+    CHECK_THROWS_AS(exchange(net.store(), comm, options), pf::state_error);
+    options = small_buckets();
+    options.progress = comm.rank() == 0 ? pf::exchange_progress::calls : pf::exchange_progress::thread;
     CHECK_THROWS_AS(exchange(net.store(), comm, options), pf::state_error);
   } else {
     CHECK_NOTHROW(exchange(net.store(), comm, options));

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 #include <mpi.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <pufferfish/dist/mpi.hpp>
@@ -93,6 +94,10 @@ TEST_CASE("ranks with different networks, data or options are told which, on eve
                        doctest::Contains(last.c_str()), state_error);
   CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, train, test, options),
                        doctest::Contains("seed"), state_error);
+  options = small_options();
+  options.tune_exchange = odd_one;  // the others would wait for it
+  CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, train, test, options),
+                       doctest::Contains("tune the exchange yes"), state_error);
 }
 
 TEST_CASE("what fails on rank 0 alone is thrown on all: the switch, saving, resuming") {
@@ -206,6 +211,167 @@ TEST_CASE("resume on several ranks is bit-exact before, at and after the switch"
   }
   comm.barrier();
   if (comm.rank() == 0) std::filesystem::remove(path);
+}
+
+/// A file of this job's, the same name on all ranks.
+std::string shared_path(mpi::communicator& comm, const std::string& name) {
+  std::uint64_t id[1] = {static_cast<std::uint64_t>(::getpid())};
+  comm.broadcast(std::span<std::uint64_t>(id), 0);
+  return (std::filesystem::temp_directory_path() / ("pufferfish-" + name + "-" + std::to_string(id[0])))
+      .string();
+}
+
+TEST_CASE("buckets updated as they arrive: the bits of a step that waits for all") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(72, 1), test = quadrants(40, 2);
+  training_observer nobody;
+  for (const optimizer_options& optimizer :
+       {optimizer_options(sgd_options{0.9, 0.0, true, 1e-3, false}), optimizer_options(adam_options{})}) {
+    for (const auto progress : {exchange_progress::automatic, exchange_progress::calls}) {
+      training_options options = small_options();
+      options.optimizer = optimizer;
+      if (optimizer.index() == 1) options.learning_rate = 1e-3;
+      options.exchange.progress = progress;
+      options.exchange.plan = default_plan(comm.size());
+      options.exchange.plan->buckets = {500, 3000};
+      parallel_run<float> early(tiny_net<float>(true), comm, train, test, options);
+      options.exchange.nonfinite = nonfinite_policy::stop;  // waits until all has come
+      parallel_run<float> late(tiny_net<float>(true), comm, train, test, options);
+      int different = 0;
+      while (!early.finished()) {
+        early.advance(nobody);
+        late.advance(nobody);
+        different += parameter_digest(early) == parameter_digest(late) ? 0 : 1;
+      }
+      CHECK(different == 0);
+      if (comm.size() > 1) CHECK(early.exchange_done().update_ms > 0.0);
+    }
+  }
+}
+
+TEST_CASE("a tuned run keeps its plan in the checkpoint and goes on bit for bit") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(72, 1), test = quadrants(40, 2);
+  const std::string path = shared_path(comm, "tuned");
+  training_observer nobody;
+  training_options options = small_options();
+  options.epochs = 2;
+  options.warmup_epochs = 1;
+  options.tune_exchange = true;
+  parallel_run<float> whole(tiny_net<float>(true), comm, train, test, options);
+  whole.advance(nobody);
+  whole.save(path);
+  CHECK(whole.plan().ranks == comm.size());
+  CHECK((whole.plan().bytes_per_second > 0.0) == (comm.size() > 1));
+  parallel_run<float> again(tiny_net<float>(true), comm, train, test, options);
+  again.resume(path);
+  CHECK(again.plan() == whole.plan());
+  whole.run(nobody);
+  again.run(nobody);
+  CHECK(again.plan() == whole.plan());
+  CHECK(parameter_digest(again) == parameter_digest(whole));
+  comm.barrier();
+  if (comm.rank() == 0) std::filesystem::remove(path);
+}
+
+/// Ends in a timeout, on all ranks, at the `last`-th sum or gathering.
+class lossy {
+ public:
+  lossy(mpi::communicator& comm, int last) : comm_(&comm), left_(last) {}
+  int rank() const { return comm_->rank(); }
+  int size() const { return comm_->size(); }
+  double timeout() const { return 1.0; }
+  bool usable_from_threads() const { return comm_->usable_from_threads(); }
+  template <class T>
+  void all_reduce_sum(std::span<T> values) {
+    count();
+    comm_->all_reduce_sum(values);
+  }
+  template <class T>
+  void all_reduce_min(std::span<T> values) {
+    comm_->all_reduce_min(values);
+  }
+  template <class T>
+  void all_reduce_max(std::span<T> values) {
+    comm_->all_reduce_max(values);
+  }
+  template <class T>
+  auto start_all_reduce_sum(std::span<T> values) {
+    count();
+    return comm_->start_all_reduce_sum(values);
+  }
+  template <class T>
+  void broadcast(std::span<T> values, int root) {
+    comm_->broadcast(values, root);
+  }
+  void broadcast_bytes(std::span<std::byte> bytes, int root) { comm_->broadcast_bytes(bytes, root); }
+  template <class T>
+  std::vector<T> all_gather(const T& value) {
+    count();
+    return comm_->all_gather(value);
+  }
+  void barrier() { comm_->barrier(); }
+  template <class T>
+  auto start_send(std::span<const T> values, int to) {
+    return comm_->start_send(values, to);
+  }
+  template <class T>
+  auto start_receive(std::span<T> values, int from) {
+    return comm_->start_receive(values, from);
+  }
+
+ private:
+  void count() {
+    if (--left_ <= 0) throw timeout_error("lossy: nobody arrived");
+  }
+  mpi::communicator* comm_;
+  std::atomic<int> left_;
+};
+static_assert(communicator<lossy>);
+
+TEST_CASE(
+    "ranks lost in an exchange: every rank can save, and any of the files goes on to the same parameters") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  const image_set train = quadrants(72, 1), test = quadrants(40, 2);
+  const std::string path = shared_path(comm, "lost");
+  training_options options = small_options();
+  options.epochs = 4;
+  options.warmup_epochs = 2;
+  options.exchange.algorithm = all_reduce_algorithm::library;
+  options.exchange.plan = default_plan(comm.size());
+  options.exchange.plan->buckets = {500, 3000};
+  training_observer nobody;
+  parallel_run<float> whole(tiny_net<float>(true), comm, train, test, options);
+  whole.run(nobody);
+  struct saver final : training_observer {
+    procedure<float, lossy>* run = nullptr;
+    std::string path;
+    int told = 0;
+    void on_lost_ranks(const timeout_error&) override {
+      ++told;
+      run->save_alone(path);
+    }
+  };
+  for (const int last : {5, 9, 20, 33, 34, 35, 36, 37, 60}) {
+    CAPTURE(last);
+    lossy broken(comm, last);
+    procedure<float, lossy> run(tiny_net<float>(true), broken, train, test, options);
+    saver observer;
+    observer.run = &run;
+    observer.path = path + ".rank" + std::to_string(comm.rank());
+    CHECK_THROWS_AS(run.run(observer), timeout_error);
+    CHECK(observer.told == 1);
+    comm.barrier();
+    const int who = last % comm.size();
+    parallel_run<float> again(tiny_net<float>(true), comm, train, test, options);
+    again.resume(path + ".rank" + std::to_string(who));
+    again.run(nobody);
+    CHECK(parameter_digest(again) == parameter_digest(whole));
+    CHECK(same_on_all_ranks(comm, parameter_digest(again)));
+    comm.barrier();
+  }
+  std::filesystem::remove(path + ".rank" + std::to_string(comm.rank()));
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
 """lost_rank.py PROGRAMS MPIRUN [TIMES]
 
 One of four ranks of a training run is killed, or stopped, at a random moment, TIMES (20) times each. After a kill the
-job must end within five seconds; after a stop the others must say which rank did not arrive and end the job. Every time
-the exit status is not zero, no process is left, and no half-written file. In the end the run goes on from its last
-checkpoint to the very parameters of a run that nobody disturbed.
+job must end within five seconds; after a stop the others must say which rank did not arrive and end the job, and one of
+them saves the run by itself: a file that is whole and can be gone on from. Every time the exit status is not zero, no
+process is left, and no half-written file. In the end the run goes on from its last checkpoint, and from what was saved
+last by one rank, to the very parameters of a run that nobody disturbed.
 """
+import json
 import os
 import pathlib
 import random
@@ -61,6 +63,27 @@ def disturb(command, what, chance, mark):
     return rank, job.returncode, errors, time.monotonic() - start
 
 
+def saved_alone(programs, folder, errors, about):
+    """A copy of what one of the ranks that were left has saved; None where the switch was being made."""
+    named = re.search(r"saved the run by itself: --checkpoint (\S+) --resume", errors)
+    if named is None:
+        expect("in the middle of the switch" in errors, f"nobody has saved: {about}")
+        return None
+    saved = pathlib.Path(named.group(1))
+    data = saved.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    facts = header.pop("__metadata__")
+    expect_equal(max(t["data_offsets"][1] for t in header.values()), len(data) - 8 - length, f"bytes of {saved}, {about}")
+    expect("alone" in facts["training.record"], "the record says who has saved")
+    copy = folder / "alone.safetensors"
+    copy.write_bytes(data)
+    saved.unlink()
+    programs.run("train_image_classifier", *RUN, "--checkpoint", copy, "--resume", "--stop-after", 3, ranks=RANKS)
+    copy.write_bytes(data)
+    return copy
+
+
 def test(programs, folder):
     if not programs.mpirun:
         print("needs MPI")
@@ -73,7 +96,7 @@ def test(programs, folder):
     result.unlink()
     command = programs.command("train_image_classifier", *RUN, "--checkpoint", checkpoint, "--checkpoint-every", "5",
                                "--resume", "--json", result, ranks=RANKS)
-    longest = {}
+    longest, alone = {}, None
     for what in (signal.SIGKILL, signal.SIGSTOP):
         done = 0
         while done < times:
@@ -90,13 +113,18 @@ def test(programs, folder):
             expect(seconds < (5.0 if what == signal.SIGKILL else 1.5 * TIMEOUT + 5.0), f"too late: {about}")
             if what == signal.SIGSTOP:
                 expect(re.search(rf"ranks? (\d+, )*{rank}(, \d+)* did not arrive", errors), f"the rank is not named: {about}")
+                alone = saved_alone(programs, folder, errors, about) or alone
             time.sleep(0.2)
             expect(not processes_of(mark), f"processes are left: {about}")
             longest[what.name] = max(longest.get(what.name, 0.0), seconds)
             done += 1
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     expect_equal(digests(load(result)), digests(undisturbed), "parameters in the end")
-    left = [p.name for p in folder.iterdir() if ".tmp-" in p.name]
+    if alone is not None:
+        programs.run("train_image_classifier", *RUN, "--checkpoint", alone, "--resume", "--json", result, ranks=RANKS)
+        expect_equal(digests(load(result)), digests(undisturbed), "parameters in the end of what one rank has saved")
+    # A rank may be killed while it saves alone, and nobody writes to that name again.
+    left = [p.name for p in folder.iterdir() if ".tmp-" in p.name and ".rank" not in p.name]
     expect(not left, f"left behind: {left}")
     print(", ".join(f"{times} {name}: the job ended within {seconds:.1f} s" for name, seconds in longest.items()))
 

@@ -115,24 +115,35 @@ TEST_CASE("Signum: packed signs and counted votes are those of plain counting") 
   CHECK(detail::pack_signs(values.data(), 6) == 0b100001U);
   for (const index_t ranks : {1, 2, 3, 4, 5, 7, 8, 15, 16, 64, 100}) {
     CAPTURE(ranks);
-    std::vector<std::uint32_t> votes(static_cast<std::size_t>(3 * ranks));
+    constexpr index_t words = 37;
+    std::vector<std::uint32_t> votes(static_cast<std::size_t>(words * ranks));
     for (std::size_t i = 0; i < votes.size(); ++i) {
       // From all alike to none alike.
       const random_stream random(5, i);
       votes[i] = static_cast<std::uint32_t>(random.bits(0) | (i % 4 == 0 ? random.bits(1) : 0U));
+      if (i % words == 5) votes[i] = ~std::uint32_t{0};
     }
-    for (index_t word = 0; word < 3; ++word) {
-      const detail::sign_vote vote = detail::count_votes(votes.data() + word, ranks, 3);
-      for (int bit = 0; bit < 32; ++bit) {
-        index_t negative = 0;
-        for (index_t r = 0; r < ranks; ++r) {
-          negative += votes[static_cast<std::size_t>(word + 3 * r)] >> bit & 1U;
-        }
-        REQUIRE((vote.negative >> bit & 1U) == (2 * negative > ranks ? 1U : 0U));
-        REQUIRE((vote.tie >> bit & 1U) == (2 * negative == ranks ? 1U : 0U));
+    for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+      if (!isa_available(target)) continue;
+      std::vector<std::uint32_t> negative(words + 1, 77U), ties(words + 1, 77U);
+      PUFFERFISH_KERNEL(target, detail::sign_passes, majority)
+      (votes.data(), words, ranks, words, negative.data(), ties.data());
+      for (index_t word = 0; word < words; ++word) {
+        const detail::sign_vote vote = detail::count_votes(votes.data() + word, ranks, words);
+        REQUIRE(negative[static_cast<std::size_t>(word)] == vote.negative);
+        REQUIRE(ties[static_cast<std::size_t>(word)] == vote.tie);
       }
+      CHECK(negative.back() == 77U);
+      CHECK(ties.back() == 77U);
     }
   }
+  const std::uint32_t three_to_one[] = {0b1100U, 0b1010U, 0b1000U, 0b1001U};
+  const detail::sign_vote vote = detail::count_votes(three_to_one, 4, 1);
+  CHECK((vote.negative & 15U) == 0b1000U);
+  CHECK((vote.tie & 15U) == 0U);
+  const detail::sign_vote two = detail::count_votes(three_to_one, 2, 1);
+  CHECK((two.negative & 15U) == 0b1000U);
+  CHECK((two.tie & 15U) == 0b0110U);
 }
 
 TEST_CASE_TEMPLATE("Signum: the fast passes are the plain ones, for any length and instruction set", T, float,

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -55,6 +54,9 @@ inline constexpr auto single_bits = [] {
   return bits;
 }();
 
+/// Bits of the largest number of ranks.
+inline constexpr index_t most_vote_planes = 31;
+
 #define PUFFERFISH_KERNELS sign_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/signum.inc>
 #include <pufferfish/linalg/for_each_target.inc>
@@ -65,30 +67,17 @@ struct sign_vote {
   std::uint32_t tie = 0;
 };
 
-/// Counts `words` votes, `stride` apart, for 32 values at once: plane b holds bit b of every value's count.
+/// Counts `words` votes, `stride` apart, for 32 values, one after the other: the plain form of what
+/// `majority` does.
 inline sign_vote count_votes(const std::uint32_t* votes, index_t words, index_t stride) {
-  constexpr int planes = 31;
-  std::uint32_t plane[planes] = {};
-  int used = 0;
-  for (index_t r = 0; r < words; ++r) {
-    std::uint32_t carry = votes[r * stride];
-    for (int b = 0; b < planes && carry != 0; ++b) {
-      const std::uint32_t sum = plane[b] ^ carry;
-      carry &= plane[b];
-      plane[b] = sum;
-      used = std::max(used, b + 1);
-    }
+  sign_vote vote;
+  for (index_t i = 0; i < signs_a_word; ++i) {
+    index_t negative = 0;
+    for (index_t r = 0; r < words; ++r) negative += static_cast<index_t>(votes[r * stride] >> i & 1U);
+    vote.negative |= static_cast<std::uint32_t>(2 * negative > words) << i;
+    vote.tie |= static_cast<std::uint32_t>(2 * negative == words) << i;
   }
-  // Compared with half of them, from the highest bit down.
-  const auto half = static_cast<std::uint64_t>(words / 2);
-  used = std::max(used, static_cast<int>(std::bit_width(half)));
-  std::uint32_t more = 0, equal = ~std::uint32_t{0};
-  for (int b = used - 1; b >= 0; --b) {
-    const std::uint32_t bit = (half >> b & 1U) != 0 ? ~std::uint32_t{0} : 0U;
-    more |= equal & plane[b] & ~bit;
-    equal &= ~(plane[b] ^ bit);
-  }
-  return {more, words % 2 == 0 ? equal : 0U};
+  return vote;
 }
 
 }  // namespace detail
@@ -138,12 +127,19 @@ class signum {
     const std::uint32_t* votes = votes_.data();
     T* to = gradients.data();
     const index_t words = words_;
-    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, spread_signs<T>);
+    const auto count = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, majority);
+    const auto spread = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, spread_signs<T>);
     ops::for_chunks(ctx, momentum_.size(), [=](index_t begin, index_t end) {
-      for (; begin < end; begin += detail::signs_a_word) {
-        const detail::sign_vote vote =
-            detail::count_votes(votes + begin / detail::signs_a_word, place.ranks, words);
-        kernel(vote.negative, vote.tie, to + begin, std::min(detail::signs_a_word, end - begin));
+      constexpr index_t block = 64;  // words, while their votes are in the cache
+      std::uint32_t negative[block], ties[block];
+      for (index_t first = begin; first < end; first += block * detail::signs_a_word) {
+        const index_t last = std::min(end, first + block * detail::signs_a_word);
+        const index_t here = (last - first + detail::signs_a_word - 1) / detail::signs_a_word;
+        count(votes + first / detail::signs_a_word, here, place.ranks, words, negative, ties);
+        for (index_t w = 0; w < here; ++w) {
+          const index_t at = first + w * detail::signs_a_word;
+          spread(negative[w], ties[w], to + at, std::min(detail::signs_a_word, last - at));
+        }
       }
     });
   }

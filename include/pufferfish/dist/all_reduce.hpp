@@ -12,11 +12,13 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/dist/message_stream.hpp>
+#include <pufferfish/dist/wire.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -31,15 +33,17 @@ concept messenger = requires(C& comm, std::span<const std::byte> out, std::span<
 };
 
 enum class all_reduce_algorithm {
+  automatic,           ///< by the length of the message, as an exchange_plan says
   library,             ///< the communicator's own
   ring,                ///< least bytes: 2 (p - 1) / p of the length a rank, 2 (p - 1) messages
   recursive_doubling,  ///< fewest messages: log2 p of the whole length
 };
 
 constexpr const char* to_string(all_reduce_algorithm algorithm) {
-  return algorithm == all_reduce_algorithm::library ? "library"
-         : algorithm == all_reduce_algorithm::ring  ? "ring"
-                                                    : "recursive doubling";
+  return algorithm == all_reduce_algorithm::automatic ? "automatic"
+         : algorithm == all_reduce_algorithm::library ? "library"
+         : algorithm == all_reduce_algorithm::ring    ? "ring"
+                                                      : "recursive doubling";
 }
 
 namespace detail {
@@ -51,148 +55,137 @@ std::span<T> part_of(std::span<T> all, std::size_t part, std::size_t parts) {
   return all.subspan(begin, end - begin);
 }
 
-/// Cuts a chunk into messages: while one is added, the next is on its way. Both sides cut alike.
-template <class T>
-struct message_cut {
-  static constexpr std::size_t piece = (std::size_t{128} << 10) / sizeof(T);
-  explicit message_cut(std::span<T> c) : chunk(c) {}
-  std::span<T> chunk;
-  std::size_t count() const { return (chunk.size() + piece - 1) / piece; }
-  std::span<T> operator[](std::size_t i) const {
-    return chunk.subspan(i * piece, std::min(piece, chunk.size() - i * piece));
-  }
-};
-
-/// Sends `out` to `to` while receiving as much as `into` from `from`; adds what is received to `into`
-/// (received + own). `scratch`: two messages.
+/// Sends `out` to rank `to` while receiving as much as `into` from rank `from`; adds what is received to
+/// `into`: (received + own) factor. `out` may be `into`. `scratch`: the pieces under way.
 template <class C, class T>
 void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, int from,
-                  std::vector<T>& scratch) {
-  const message_cut<const T> sends(out);
-  const message_cut<T> receives(into);
-  const std::size_t room = std::min(message_cut<T>::piece, std::max<std::size_t>(1, into.size()));
-  scratch.resize(2 * room);
-  const auto slot = [&](std::size_t i) {
-    return std::span<T>(scratch.data() + i % 2 * room, receives[i].size());
-  };
-  decltype(comm.start_receive(into, from)) received;
-  decltype(comm.start_send(out, to)) sent;
-  if (receives.count() > 0) received = comm.start_receive(slot(0), from);
-  for (std::size_t i = 0; i < std::max(sends.count(), receives.count()); ++i) {
-    if (i < sends.count()) {
-      sent.wait();
-      sent = comm.start_send(sends[i], to);
-    }
-    if (i >= receives.count()) continue;
-    received.wait();
-    if (i + 1 < receives.count()) received = comm.start_receive(slot(i + 1), from);
-    const std::span<const T> theirs = slot(i);
-    const std::span<T> own = receives[i];
-    for (std::size_t e = 0; e < own.size(); ++e) own[e] = theirs[e] + own[e];
-  }
-  sent.wait();
+                  std::vector<T>& scratch, T factor) {
+  const piece_cut<T> sends(out.size()), receives(into.size());
+  scratch.resize(pieces_under_way * receives.longest());
+  const auto slot = [&](std::size_t i) { return receives.slot(std::span<T>(scratch), i); };
+  stream_pieces(
+      comm, sends.count(), to, [&](std::size_t i) { return sends(out, i); }, receives.count(), from, slot,
+      [&](std::size_t i) { add_received<T>(slot(i), receives(into, i), factor); });
 }
 
 }  // namespace detail
 
-/// Element i becomes the sum of all ranks' elements i, in place. Chunk c of p (elements n c / p .. n (c + 1)
-/// / p) is ((x_c + x_c+1) + ...) + x_c+p-1 with ranks modulo p, formed on its way around the ring and then
-/// passed on (reduce-scatter and all-gather; Thakur, Rabenseifner, Gropp, IJHPCA 2005). `scratch` keeps two
-/// pieces of a chunk. Collective; errors as the messages.
+/// Element i becomes the sum of all ranks' elements i times `factor`, in place: the sum is rounded, then the
+/// product. Chunk c of p (elements n c / p .. n (c + 1) / p) of the sum is ((x_c + x_c+1) + ...) + x_c+p-1
+/// with ranks modulo p, formed on its way around the ring, multiplied where it is complete, and then passed
+/// on (reduce-scatter and all-gather; Thakur, Rabenseifner, Gropp, IJHPCA 2005). `scratch` keeps the pieces
+/// that are under way. Collective; errors as the messages.
 template <class C, class T>
-void ring_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch) {
+void ring_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
+                     std::type_identity_t<T> factor = T(1)) {
   const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
-  if (ranks == 1) return;
+  if (ranks == 1) return detail::scale_values(values, factor);
   const int next = static_cast<int>((me + 1) % ranks), before = static_cast<int>((me + ranks - 1) % ranks);
   const auto chunk = [&](std::size_t number) { return detail::part_of(values, number % ranks, ranks); };
   for (std::size_t step = 0; step + 1 < ranks; ++step) {
     const std::span<const T> out = chunk(me + ranks - step);
-    detail::send_and_add(comm, out, next, chunk(me + ranks - step - 1), before, scratch);
+    const bool complete = step + 2 == ranks;
+    detail::send_and_add(comm, out, next, chunk(me + ranks - step - 1), before, scratch,
+                         complete ? factor : T(1));
   }
   for (std::size_t step = 0; step + 1 < ranks; ++step) {
-    auto received = comm.start_receive(chunk(me + ranks - step), before);
-    auto sent = comm.start_send(std::span<const T>(chunk(me + ranks - step + 1)), next);
-    received.wait();
-    sent.wait();
+    const std::span<const T> out = chunk(me + ranks - step + 1);
+    detail::send_and_receive(comm, out, next, chunk(me + ranks - step), before);
   }
 }
 
 /// The same by recursive doubling: with q the largest power of two up to p, rank r + q (r < p - q) first
 /// gives its elements to rank r, which adds them behind its own; then, for d = 1, 2, ..., q / 2, ranks r and
 /// r ^ d exchange what they have and add it, the lower rank's first; at the end rank r + q gets the sum from
-/// rank r. `scratch` keeps as many elements as there are. Collective.
+/// rank r. `scratch` keeps the pieces that are under way. Collective.
 template <class C, class T>
-void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch) {
+void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
+                                   std::type_identity_t<T> factor = T(1)) {
   const int ranks = comm.size(), me = comm.rank();
-  if (ranks == 1) return;
+  if (ranks == 1) return detail::scale_values(values, factor);
   int power = 1;
   while (2 * power <= ranks) power *= 2;
   const std::span<const T> mine = values;
   if (me >= power) {
-    comm.start_send(mine, me - power).wait();
-    comm.start_receive(values, me - power).wait();
-    return;
+    detail::send_and_receive(comm, mine, me - power, std::span<T>(), me - power);
+    return detail::send_and_receive(comm, std::span<const T>(), me - power, values, me - power);
   }
-  scratch.resize(values.size());
-  const std::span<T> other = scratch;
+  // Sums of two are the same in either order.
   const bool has_extra = me + power < ranks;
   if (has_extra) {
-    comm.start_receive(other, me + power).wait();
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] += other[i];
+    detail::send_and_add(comm, std::span<const T>(), me + power, values, me + power, scratch, T(1));
   }
   for (int distance = 1; distance < power; distance *= 2) {
     const int partner = me ^ distance;
-    auto received = comm.start_receive(other, partner);
-    auto sent = comm.start_send(mine, partner);
-    received.wait();
-    sent.wait();
-    if (partner > me) {
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = values[i] + other[i];
-    } else {
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = other[i] + values[i];
-    }
+    detail::send_and_add(comm, mine, partner, values, partner, scratch,
+                         2 * distance == power ? factor : T(1));
   }
-  if (has_extra) comm.start_send(mine, me + power).wait();
+  if (has_extra) detail::send_and_receive(comm, mine, me + power, std::span<T>(), me + power);
 }
 
 /// The same with messages of `Wire` (bfloat16 or float16), half the bytes of float: chunk c goes from every
 /// rank to rank c at once, each element rounded to Wire; there own, unrounded, + c-1's + c-2's ... (modulo p)
-/// are added in T; the sum, rounded once more, goes to all. Every rank ends with the rounded sum. `scratch`
-/// keeps two chunks. Collective.
+/// are added in T; the sum, rounded once more, goes to all. Every rank ends with the rounded sum times
+/// `factor`. `scratch` keeps a chunk and the pieces that are under way. Collective.
 template <class Wire, class C, class T>
-void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch) {
+void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
+                       std::type_identity_t<T> factor = T(1)) {
   const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
-  if (ranks == 1) return;
-  const std::size_t largest = (values.size() + ranks - 1) / ranks;
-  scratch.resize(2 * std::max<std::size_t>(1, largest));
-  const std::size_t room = scratch.size() / 2;
-  const auto out = [&](std::size_t count) { return std::span<Wire>(scratch.data(), count); };
-  const auto in = [&](std::size_t count) { return std::span<Wire>(scratch.data() + room, count); };
+  if (ranks == 1) return detail::scale_values(values, factor);
   const std::span<T> own = detail::part_of(values, me, ranks);
-  const auto pack = [](std::span<const T> from, std::span<Wire> to) {
-    for (std::size_t i = 0; i < from.size(); ++i) to[i] = static_cast<Wire>(static_cast<float>(from[i]));
-  };
+  // This rank's sum, and the pieces under way both ways; chunks differ by an element at most.
+  const std::size_t room = detail::pieces_under_way * detail::piece_cut<Wire>(own.size() + 1).longest();
+  scratch.resize(own.size() + 2 * room);
+  const std::span<Wire> sum = std::span<Wire>(scratch).first(own.size());
+  const std::span<Wire> out = std::span<Wire>(scratch).subspan(own.size(), room);
+  const std::span<Wire> in = std::span<Wire>(scratch).subspan(own.size() + room, room);
+  const detail::piece_cut<Wire> owned(own.size());
   for (std::size_t step = 1; step < ranks; ++step) {
     const std::size_t to = (me + step) % ranks, from = (me + ranks - step) % ranks;
     const std::span<const T> theirs = detail::part_of(values, to, ranks);
-    auto received = comm.start_receive(in(own.size()), static_cast<int>(from));
-    pack(theirs, out(theirs.size()));
-    auto sent = comm.start_send(std::span<const Wire>(out(theirs.size())), static_cast<int>(to));
-    received.wait();
-    for (std::size_t i = 0; i < own.size(); ++i) own[i] += static_cast<T>(scratch[room + i]);
-    sent.wait();
+    const detail::piece_cut<Wire> sends(theirs.size());
+    detail::stream_pieces(
+        comm, sends.count(), static_cast<int>(to),
+        [&](std::size_t i) {
+          detail::to_wire(sends(theirs, i), sends.slot(out, i));
+          return std::span<const Wire>(sends.slot(out, i));
+        },
+        owned.count(), static_cast<int>(from), [&](std::size_t i) { return owned.slot(in, i); },
+        [&](std::size_t i) { detail::add_wire(std::span<const Wire>(owned.slot(in, i)), owned(own, i)); });
   }
-  pack(own, out(own.size()));
-  for (std::size_t i = 0; i < own.size(); ++i) own[i] = static_cast<T>(scratch[i]);
+  detail::to_wire(std::span<const T>(own), sum);
+  detail::from_wire(std::span<const Wire>(sum), own, factor);
   for (std::size_t step = 1; step < ranks; ++step) {
     const std::size_t to = (me + step) % ranks, from = (me + ranks - step) % ranks;
     const std::span<T> theirs = detail::part_of(values, from, ranks);
-    auto received = comm.start_receive(in(theirs.size()), static_cast<int>(from));
-    auto sent = comm.start_send(std::span<const Wire>(out(own.size())), static_cast<int>(to));
-    received.wait();
-    for (std::size_t i = 0; i < theirs.size(); ++i) theirs[i] = static_cast<T>(scratch[room + i]);
-    sent.wait();
+    const detail::piece_cut<Wire> receives(theirs.size());
+    detail::stream_pieces(
+        comm, owned.count(), static_cast<int>(to),
+        [&](std::size_t i) { return owned(std::span<const Wire>(sum), i); }, receives.count(),
+        static_cast<int>(from), [&](std::size_t i) { return receives.slot(in, i); },
+        [&](std::size_t i) {
+          detail::from_wire(std::span<const Wire>(receives.slot(in, i)), receives(theirs, i), factor);
+        });
   }
+}
+
+/// By the algorithm that is named; `library` has the communicator's order. Throws value_error for
+/// `automatic`. Collective.
+template <class C, class T>
+void all_reduce_by(all_reduce_algorithm algorithm, C& comm, std::span<T> values, std::vector<T>& scratch,
+                   std::type_identity_t<T> factor = T(1)) {
+  switch (algorithm) {
+    case all_reduce_algorithm::library:
+      comm.all_reduce_sum(values);
+      return detail::scale_values(values, factor);
+    case all_reduce_algorithm::ring:
+      return ring_all_reduce(comm, values, scratch, factor);
+    case all_reduce_algorithm::recursive_doubling:
+      return recursive_doubling_all_reduce(comm, values, scratch, factor);
+    case all_reduce_algorithm::automatic:
+      break;
+  }
+  PUFFERFISH_THROW(value_error("all_reduce_by: which algorithm is left to a plan that is not here"));
 }
 
 /// `blocks` holds as many equal blocks as there are ranks, block r that of rank r; every rank gives its own
@@ -208,10 +201,8 @@ void ring_all_gather(C& comm, std::span<T> blocks) {
   const int next = static_cast<int>((me + 1) % ranks), before = static_cast<int>((me + ranks - 1) % ranks);
   const auto block = [&](std::size_t number) { return detail::part_of(blocks, number % ranks, ranks); };
   for (std::size_t step = 0; step + 1 < ranks; ++step) {
-    auto received = comm.start_receive(block(me + ranks - step - 1), before);
-    auto sent = comm.start_send(std::span<const T>(block(me + ranks - step)), next);
-    received.wait();
-    sent.wait();
+    const std::span<const T> out = block(me + ranks - step);
+    detail::send_and_receive(comm, out, next, block(me + ranks - step - 1), before);
   }
 }
 

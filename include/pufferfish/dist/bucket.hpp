@@ -26,6 +26,7 @@ struct gradient_bucket {
 struct bucket_limits {
   index_t first_bytes = index_t{1} << 20;
   index_t bytes = index_t{4} << 20;
+  friend bool operator==(const bucket_limits&, const bucket_limits&) = default;
 };
 
 /// Cuts the gradient arena at parameter boundaries. The arena lies in the order in which a backward pass

@@ -17,53 +17,11 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/dist/all_reduce.hpp>
-#include <pufferfish/dist/bucket.hpp>
 #include <pufferfish/dist/compressor.hpp>
-#include <pufferfish/dist/nonfinite.hpp>
+#include <pufferfish/dist/exchange_options.hpp>
+#include <pufferfish/dist/waiting.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-/// Who moves the messages while layers compute.
-enum class exchange_progress {
-  automatic,  ///< a thread where the communicator may be used from one, else calls
-  thread,     ///< a thread of the exchange's own, asleep while no bucket is ready
-  calls,      ///< nobody but the layers' calls when a gradient is ready (MPI_THREAD_FUNNELED and less)
-};
-
-/// How gradients travel.
-enum class exchange_wire {
-  same,  ///< as they are
-  bf16,  ///< half of a float's bytes: rounded to bfloat16, added in float (narrow_all_reduce)
-  /// The same with float16: eight times bf16's precision, but a gradient below 2^-25 becomes zero, and a sum
-  /// over the ranks of 65520 and more infinity.
-  fp16,
-};
-
-constexpr const char* to_string(exchange_wire wire) {
-  return wire == exchange_wire::same ? "same" : wire == exchange_wire::bf16 ? "bf16" : "fp16";
-}
-
-struct exchange_options {
-  bucket_limits buckets;
-  exchange_progress progress = exchange_progress::automatic;
-  /// Of the thread. Layers' calls always drive the communicator's own started sums.
-  all_reduce_algorithm algorithm = all_reduce_algorithm::library;
-  exchange_wire wire = exchange_wire::same;
-  nonfinite_policy nonfinite = nonfinite_policy::ignore;
-};
-
-/// What an exchange has done since it was made (or since clear_report).
-struct exchange_report {
-  std::uint64_t steps = 0;
-  std::uint64_t payload_bytes = 0;  ///< of one rank's gradients, as they travel, over all steps
-  std::uint64_t copied_bytes = 0;   ///< gradient bytes packed or unpacked: none but for a narrow wire
-  std::uint64_t skipped = 0;        ///< steps that nonfinite_policy::skip has left out
-  double exposed_ms = 0.0;          ///< between the end of the backward pass and the end of the exchange
-  double busy_ms = 0.0;             ///< of the thread in all-reduces
-  double encode_ms = 0.0;           ///< of the compressor
-  double decode_ms = 0.0;
-};
 
 /// Averages gradients in place: a bucket starts as soon as the last writer of its last parameter is done, in
 /// the order of the arena on every rank. Nothing is packed: messages leave from where backward wrote.
@@ -74,7 +32,8 @@ struct exchange_report {
 ///     exchange.finish(ctx);         // every gradient is the mean over the ranks
 ///
 /// Between begin and finish nobody else may use the communicator. The mean is the sum times 1 / p, rounded;
-/// the order of the sum is the algorithm's. All ranks end with the same bits.
+/// the order of the sum is the algorithm's: the same plan (see exchange_plan) on as many ranks gives the same
+/// bits again. All ranks end with the same bits.
 ///
 /// With a compressor nothing starts before finish: it sees all gradients, and what it computes would only
 /// compete with the backward pass. What finish leaves is then the compressor's result.
@@ -89,8 +48,9 @@ class gradient_exchange {
       : store_(&store),
         comm_(&comm),
         options_(options),
+        plan_(checked(options.plan ? *options.plan : default_plan(comm.size()))),
         generation_(store.generation()),
-        buckets_(cut_buckets(store, options.buckets)),
+        buckets_(cut_buckets(store, plan_.buckets)),
         missing_(buckets_.size()),
         compressor_(std::move(compressor)) {
     detail::check_communicator<Comm>();
@@ -98,8 +58,9 @@ class gradient_exchange {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       bucket_of_.insert(bucket_of_.end(), static_cast<std::size_t>(buckets_[b].count), static_cast<int>(b));
     }
+    options_.progress = resolved_progress();
     agree_on_lines(comm, "gradient exchange", option_lines());
-    resolve_progress();
+    check_options();
     if (with_thread() && comm.size() > 1) thread_ = std::thread([this] { serve(); });
   }
   gradient_exchange(const gradient_exchange&) = delete;
@@ -113,6 +74,7 @@ class gradient_exchange {
   }
 
   const std::vector<gradient_bucket>& buckets() const { return buckets_; }
+  const exchange_plan& plan() const { return plan_; }
   bool with_thread() const { return options_.progress == exchange_progress::thread; }
   const exchange_report& report() const { return report_; }
   void clear_report() { report_ = {}; }
@@ -131,24 +93,30 @@ class gradient_exchange {
   }
   /// Exchanges that were made; a checkpoint keeps them with the states. Skipped ones do not count.
   std::uint64_t steps() const { return steps_; }
-  void set_steps(std::uint64_t steps) { steps_ = steps; }
+  void set_steps(std::uint64_t steps) {
+    steps_ = steps;
+    steps_agreed_ = false;
+  }
 
   /// The last one that nonfinite_policy::skip has met; the same on all ranks.
   const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
 
   /// From now on gradients that get ready are exchanged. Throws state_error if the network has changed its
-  /// arenas, or if an exchange has begun and not finished.
+  /// arenas, or if an exchange has begun and not finished; and, on all ranks, if they are at different steps:
+  /// the first begin, and that after set_steps, compares them (later ones need not: they count together).
   void begin(context<device::cpu>& ctx) {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
     }
     if (running_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
+    if (!steps_agreed_) agree_on_steps();
     running_ = true;
     local_nonfinite_ = -1;
     if (!overlapped()) return;
     for (std::size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].count;
     released_ = 0;
     started_ = 0;
+    requests_.clear();
     ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
   }
 
@@ -158,15 +126,40 @@ class gradient_exchange {
   /// nonfinite_policy::stop, and for a compressor whose result is not finite though all gradients are: its
   /// state is spoilt. Rethrows what went wrong in between.
   bool finish(context<device::cpu>& ctx) {
+    return finish(ctx, [](const gradient_bucket&) {});
+  }
+
+  /// The same; `arrived(bucket)` is called for every gradient_bucket, in order, on this thread, as soon as
+  /// its gradients may be used: while later buckets are on their way where arrives_early() says so, else when
+  /// all is known to be well. If something goes wrong, some buckets may have been given already.
+  template <class Arrived>
+  bool finish(context<device::cpu>& ctx, Arrived&& arrived) {
     if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
     running_ = false;
     ++report_.steps;
     const auto start = clock::now();
-    const bool usable = compressor_ ? finish_compressed(ctx) : finish_overlapped(ctx);
+    double updating = 0.0;
+    const auto timed = [&](const gradient_bucket& bucket) {
+      const auto given = clock::now();
+      arrived(bucket);
+      updating += milliseconds_since(given);
+    };
+    bool usable = true;
+    if (arrives_early()) {
+      finish_overlapped(ctx, timed);
+    } else {
+      usable = compressor_ ? finish_compressed(ctx) : finish_checked(ctx);
+      for (std::size_t b = 0; usable && b < buckets_.size(); ++b) timed(buckets_[b]);
+    }
     if (usable) ++steps_;
-    if (comm_->size() > 1 || compressor_) report_.exposed_ms += milliseconds_since(start);
+    report_.update_ms += updating;
+    if (comm_->size() > 1 || compressor_) report_.exposed_ms += milliseconds_since(start) - updating;
     return usable;
   }
+
+  /// True if finish hands out buckets before all have come: several ranks, no compressor, and nobody asks
+  /// whether all gradients are finite.
+  bool arrives_early() const { return overlapped() && options_.nonfinite == nonfinite_policy::ignore; }
 
  private:
   using clock = std::chrono::steady_clock;
@@ -179,36 +172,43 @@ class gradient_exchange {
   bool is_narrow() const { return options_.wire != exchange_wire::same; }
   bool overlapped() const { return comm_->size() > 1 && !compressor_; }
 
-  std::string option_lines() const {
-    return to_text(buckets_) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
-           to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
-           "\ncompressor " + (compressor_ ? compressor_->describe() : std::string("none")) + "\n";
+  static exchange_plan checked(exchange_plan plan) {
+    detail::check_plan("gradient_exchange", plan);
+    return plan;
   }
 
-  void resolve_progress() {
-    if (compressor_) {
-      if (is_narrow()) {
-        PUFFERFISH_THROW(
-            value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
-                        to_string(options_.wire) + " has no meaning with it"));
-      }
-      options_.progress = exchange_progress::calls;
-      return;
+  std::string option_lines() const {
+    return to_text(buckets_) + detail::order_lines(plan_) + "algorithm " + to_string(options_.algorithm) +
+           "\nwire " + to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
+           "\ncompressor " + (compressor_ ? compressor_->describe() : std::string("none")) +
+           "\nprogress by " + (with_thread() ? "a thread" : "calls") + "\n";
+  }
+
+  void agree_on_steps() {
+    agree_on_lines(*comm_, "gradient exchange", "steps done: " + std::to_string(steps_) + "\n");
+    steps_agreed_ = true;
+  }
+
+  bool may_have_thread() const {
+    if constexpr (requires { comm_->usable_from_threads(); }) return comm_->usable_from_threads();
+    return false;
+  }
+  exchange_progress resolved_progress() const {
+    if (compressor_) return exchange_progress::calls;
+    if (options_.progress != exchange_progress::automatic) return options_.progress;
+    return may_have_thread() ? exchange_progress::thread : exchange_progress::calls;
+  }
+  // After the ranks have agreed: then all throw or none.
+  void check_options() const {
+    if (compressor_ && is_narrow()) {
+      PUFFERFISH_THROW(
+          value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
+                      to_string(options_.wire) + " has no meaning with it"));
     }
-    bool may = false;
-    if constexpr (requires { comm_->usable_from_threads(); }) may = comm_->usable_from_threads();
-    if (options_.progress == exchange_progress::automatic) {
-      options_.progress = may ? exchange_progress::thread : exchange_progress::calls;
-    }
-    if (comm_->size() == 1) return;
-    if (with_thread() && !may) {
+    if (comm_->size() > 1 && with_thread() && !may_have_thread()) {
       PUFFERFISH_THROW(
           value_error("gradient_exchange: a progress thread needs a communicator that any thread "
                       "may use (MPI_THREAD_SERIALIZED or more)"));
-    }
-    if (!with_thread() && (is_narrow() || options_.algorithm != all_reduce_algorithm::library)) {
-      PUFFERFISH_THROW(
-          value_error("gradient_exchange: without a progress thread sums are the communicator's own"));
     }
   }
 
@@ -243,68 +243,92 @@ class gradient_exchange {
     return store_->gradients().subspan(static_cast<std::size_t>(buckets_[bucket].offset),
                                        static_cast<std::size_t>(buckets_[bucket].size));
   }
-  void divide(std::span<T> values) const {
-    const T factor = T(1) / static_cast<T>(comm_->size());
-    for (T& value : values) value *= factor;
-  }
+  T divisor() const { return T(1) / static_cast<T>(comm_->size()); }
 
   // The thread: one bucket after the other, asleep in between.
   void serve() {
+    double processor_ms = 0.0;
     for (std::size_t next = 0;; next = (next + 1) % buckets_.size()) {
       const std::uint32_t done = done_.load(std::memory_order_relaxed);
       while (ready_.load(std::memory_order_acquire) == done) ready_.wait(done, std::memory_order_acquire);
       if (stopping_) return;
       const auto start = clock::now();
       try {
-        if (!failure_) sum(gradients_of(next));
+        if (!failure_) average(gradients_of(next));
       } catch (...) {
         failure_ = std::current_exception();
+        failed_.store(true, std::memory_order_relaxed);
       }
       report_.busy_ms += milliseconds_since(start);
+      const double now = detail::thread_processor_ms();
+      report_.processor_ms += now - processor_ms;
+      processor_ms = now;
       done_.store(done + 1, std::memory_order_release);
       done_.notify_one();
     }
   }
 
-  void sum(std::span<T> values) {
+  void average(std::span<T> values) {
     if (options_.wire == exchange_wire::bf16) {
-      narrow_all_reduce(*comm_, values, bf16_scratch_);
+      narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
     } else if (options_.wire == exchange_wire::fp16) {
-      narrow_all_reduce(*comm_, values, fp16_scratch_);
+      narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
     } else {
-      add_up(values);
+      all_reduce_by(algorithm_for(values), *comm_, values, scratch_, divisor());
     }
-    divide(values);
   }
-  void add_up(std::span<T> values) {
-    if (options_.algorithm == all_reduce_algorithm::ring) {
-      ring_all_reduce(*comm_, values, scratch_);
-    } else if (options_.algorithm == all_reduce_algorithm::recursive_doubling) {
-      recursive_doubling_all_reduce(*comm_, values, scratch_);
-    } else {
-      comm_->all_reduce_sum(values);
-    }
+  all_reduce_algorithm algorithm_for(std::span<const T> values) const {
+    if (options_.algorithm != all_reduce_algorithm::automatic) return options_.algorithm;
+    if (!with_thread() && !compressor_) return all_reduce_algorithm::library;
+    return plan_.algorithm_for(values.size_bytes());
   }
 
-  bool finish_overlapped(context<device::cpu>& ctx) {
+  template <class Arrived>
+  void finish_overlapped(context<device::cpu>& ctx, Arrived&& arrived) {
+    ctx.on_gradient_ready(nullptr, nullptr);
+    release(buckets_.size());
+    if (with_thread()) {
+      finish_thread(arrived);
+    } else {
+      finish_requests(arrived);
+    }
+    report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
+    if (is_narrow()) report_.copied_bytes += store_->gradients().size_bytes();
+  }
+
+  // Whatever happens, it leaves when the thread no longer uses the gradients.
+  template <class Arrived>
+  void finish_thread(Arrived&& arrived) {
+    const std::uint32_t all = ready_.load(std::memory_order_relaxed);
+    const auto until = [&](std::uint32_t count) {
+      // Counters wrap around.
+      for (std::uint32_t done = done_.load(std::memory_order_acquire);
+           static_cast<std::int32_t>(count - done) > 0; done = done_.load(std::memory_order_acquire)) {
+        done_.wait(done, std::memory_order_acquire);
+      }
+    };
+    try {
+      std::uint32_t count = all - static_cast<std::uint32_t>(buckets_.size());
+      for (const gradient_bucket& bucket : buckets_) {
+        until(++count);
+        if (failed_.load(std::memory_order_relaxed)) break;
+        arrived(bucket);
+      }
+    } catch (...) {
+      until(all);
+      throw;
+    }
+    until(all);
+    failed_.store(false, std::memory_order_relaxed);
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+
+  bool finish_checked(context<device::cpu>& ctx) {
     if (comm_->size() == 1) {
       look_at(store_->gradients(), 0);
       return usable_everywhere();
     }
-    ctx.on_gradient_ready(nullptr, nullptr);
-    release(buckets_.size());
-    if (with_thread()) {
-      const std::uint32_t all = ready_.load(std::memory_order_relaxed);
-      for (std::uint32_t done = done_.load(std::memory_order_acquire); done != all;
-           done = done_.load(std::memory_order_acquire)) {
-        done_.wait(done, std::memory_order_acquire);
-      }
-      if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    } else {
-      finish_requests();
-    }
-    report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
-    if (is_narrow()) report_.copied_bytes += store_->gradients().size_bytes();
+    finish_overlapped(ctx, [](const gradient_bucket&) {});
     return usable_everywhere() && usable_result();
   }
 
@@ -319,7 +343,7 @@ class gradient_exchange {
       const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients);
       report_.encode_ms += milliseconds_since(start);
       if (place.ranks > 1) {
-        add_up(message.sum);
+        all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
         ring_all_gather(*comm_, message.blocks);
         report_.payload_bytes +=
             message.sum.size_bytes() + message.blocks.size() / static_cast<std::size_t>(place.ranks);
@@ -364,17 +388,31 @@ class gradient_exchange {
     return false;
   }
 
-  // Without a thread: starts what is ready and lets what is under way move.
+  // Without a thread: starts what is ready, where it can be started, and lets what is under way move.
+  bool starts(std::size_t bucket) {
+    return !is_narrow() && algorithm_for(gradients_of(bucket)) == all_reduce_algorithm::library;
+  }
   void progress() {
     for (; started_ < released_; ++started_) {
-      requests_.push_back(comm_->start_all_reduce_sum(gradients_of(started_)));
+      if (starts(started_)) {
+        requests_.push_back(comm_->start_all_reduce_sum(gradients_of(started_)));
+      } else {
+        requests_.emplace_back();
+      }
     }
     for (request& r : requests_) r.done();
   }
-  void finish_requests() {
+  template <class Arrived>
+  void finish_requests(Arrived&& arrived) {
     for (std::size_t b = 0; b < requests_.size(); ++b) {
-      requests_[b].wait();
-      divide(gradients_of(b));
+      if (starts(b)) {
+        requests_[b].wait();
+        detail::scale_values(gradients_of(b), divisor());
+        progress();
+      } else {
+        average(gradients_of(b));
+      }
+      arrived(buckets_[b]);
     }
     requests_.clear();
   }
@@ -382,6 +420,7 @@ class gradient_exchange {
   parameter_store<T>* store_;
   Comm* comm_;
   exchange_options options_;
+  exchange_plan plan_;
   std::uint64_t generation_;
   std::vector<gradient_bucket> buckets_;
   std::vector<int> bucket_of_;  // of each parameter
@@ -397,9 +436,11 @@ class gradient_exchange {
   bool running_ = false;
   std::optional<any_compressor<T>> compressor_;
   std::uint64_t steps_ = 0;
+  bool steps_agreed_ = false;
   index_t local_nonfinite_ = -1;  // offset in the arena of this rank's first one of the step
   std::optional<nonfinite_gradient> nonfinite_;
   std::exception_ptr failure_;
+  std::atomic<bool> failed_{false};
   exchange_report report_;
   std::thread thread_;
 };

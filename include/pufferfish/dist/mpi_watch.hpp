@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/dist/waiting.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace mpi::detail {
@@ -44,16 +45,22 @@ class watch {
 
   /// True once a wait was given up: nothing that was started will end.
   bool broken() const { return broken_; }
+  /// Who did not arrive then.
+  const std::vector<int>& missing() const { return missing_; }
+  double seconds() const { return seconds_; }
 
-  /// Calls done() until it is true. Throws timeout_error when the time is over or another rank says so, and
-  /// at once if that has happened before.
+  /// Calls done() until it is true, less and less often if `backs_off`. Throws timeout_error when the time is
+  /// over or another rank says so, and at once if that has happened before.
   template <class Done>
-  void until(Done&& done, const char* what) {
+  void until(Done&& done, const char* what, bool backs_off) {
     if (broken_) {
-      PUFFERFISH_THROW(timeout_error(std::string("mpi::communicator: ") + what + " after a timeout"));
+      PUFFERFISH_THROW(
+          timeout_error(std::string("mpi::communicator: ") + what + " after a timeout", missing_));
     }
     const clock::time_point start = clock::now();
+    pufferfish::detail::back_off rest;
     for (std::uint64_t poll = 1; !done(); ++poll) {
+      if (backs_off) rest.pause();
       if (poll % polls_between == 0) {
         if (since(start) > seconds_ || is_called()) call_the_roll(what, since(start));
         std::this_thread::yield();
@@ -85,18 +92,18 @@ class watch {
         MPI_Request_free(&sent);
       }
     }
-    const std::vector<int> missing = who_does_not_answer();
+    missing_ = who_does_not_answer();
     std::string text = std::string("mpi::communicator: ") + what + " did not end within " +
                        std::to_string(static_cast<long>(waited)) + " s; ";
-    if (missing.empty()) {
+    if (missing_.empty()) {
       text += "all ranks have answered: they wait for different things, or the network is slower than that";
     } else {
-      text += missing.size() == 1 ? "rank " : "ranks ";
-      for (std::size_t i = 0; i < missing.size(); ++i)
-        text += (i > 0 ? ", " : "") + std::to_string(missing[i]);
+      text += missing_.size() == 1 ? "rank " : "ranks ";
+      for (std::size_t i = 0; i < missing_.size(); ++i)
+        text += (i > 0 ? ", " : "") + std::to_string(missing_[i]);
       text += " did not arrive";
     }
-    PUFFERFISH_THROW(timeout_error(text));
+    PUFFERFISH_THROW(timeout_error(text, missing_));
   }
 
   std::vector<int> who_does_not_answer() const {
@@ -127,6 +134,7 @@ class watch {
   int rank_ = 0, size_ = 1;
   double seconds_;
   bool broken_ = false;
+  std::vector<int> missing_;
 };
 
 }  // namespace mpi::detail

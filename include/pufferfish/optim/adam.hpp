@@ -74,10 +74,9 @@ class Adam {
   /// Starts with moments of zero and at step 0: what a network gets that has just been factorized. Throws
   /// shape_error if the target's parts do not fit each other, value_error for options out of range.
   Adam(optimizer_target<T> target, const adam_options& options)
-      : target_(std::move(target)), options_(options) {
+      : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
     check(options_);
     target_.require_covered("Adam");
-    cut_tasks();
     const auto size = static_cast<index_t>(target_.values.size());
     first_ = aligned_buffer<T>(size);
     second_ = aligned_buffer<T>(size);
@@ -89,17 +88,26 @@ class Adam {
   /// One step with the given learning rate over all parameters. Throws state_error if the network has changed
   /// its arenas, value_error for a learning rate that is not finite.
   void step(context<device::cpu>& ctx, double lr) {
+    begin_step(lr);
+    step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
+  }
+
+  /// The same step in parts: begin_step counts it, then each parameter is to be in exactly one range. The
+  /// ranges' order does not matter, nor does their number: the result has the same bits. Errors as step;
+  /// step_range throws value_error unless elements offset .. offset + size are whole parameters.
+  void begin_step(double lr) {
     target_.require_current("Adam");
     if (!std::isfinite(lr)) {
       PUFFERFISH_THROW(value_error("Adam: learning rate " + std::to_string(lr) + " is not finite"));
     }
     ++steps_;
-    const detail::adam_numbers<T> decaying = numbers_for(lr, options_.weight_decay);
-    const detail::adam_numbers<T> others = numbers_for(lr, 0.0);
+    decaying_ = numbers_for(lr, options_.weight_decay);
+    others_ = numbers_for(lr, 0.0);
+  }
+  void step_range(context<device::cpu>& ctx, index_t offset, index_t size) {
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::adam_passes, adam<T>);
-    ctx.parallel_for(static_cast<index_t>(tasks_.size()), [&](index_t task, int) {
-      const arena_segment& range = tasks_[static_cast<std::size_t>(task)];
-      kernel(range.decay ? decaying : others, target_.gradients.data() + range.offset,
+    tasks_.run(ctx, "Adam", offset, size, [&](const arena_segment& range) {
+      kernel(range.decay ? decaying_ : others_, target_.gradients.data() + range.offset,
              first_.data() + range.offset, second_.data() + range.offset,
              target_.values.data() + range.offset, range.size);
     });
@@ -125,22 +133,6 @@ class Adam {
     }
   }
 
-  // Neighbours that decay alike are one range; ranges are cut into pieces of a size for one task.
-  void cut_tasks() {
-    constexpr index_t piece = 32768;
-    std::vector<arena_segment> ranges;
-    for (const arena_segment& segment : target_.segments) {
-      const bool decay = segment.decay || options_.decay_all;
-      if (ranges.empty() || ranges.back().decay != decay) ranges.push_back({segment.offset, 0, decay});
-      ranges.back().size += segment.size;
-    }
-    for (const arena_segment& range : ranges) {
-      for (index_t begin = 0; begin < range.size; begin += piece) {
-        tasks_.push_back({range.offset + begin, std::min(piece, range.size - begin), range.decay});
-      }
-    }
-  }
-
   // sqrt(v / c) + eps = sqrt(v) / sqrt(c) + eps: the corrections are numbers of the step.
   detail::adam_numbers<T> numbers_for(double lr, double decay) const {
     const auto t = static_cast<double>(steps_);
@@ -157,7 +149,8 @@ class Adam {
 
   optimizer_target<T> target_;
   adam_options options_;
-  std::vector<arena_segment> tasks_;
+  pufferfish::detail::arena_tasks tasks_;
+  detail::adam_numbers<T> decaying_{}, others_{};  // of the step that has begun
   aligned_buffer<T> first_, second_;
   std::uint64_t steps_ = 0;
 };

@@ -42,6 +42,14 @@ class optimizer {
     std::visit([&](auto& one) { one.step(ctx, lr); }, held_);
   }
 
+  /// The same step in parts; see SGD::begin_step, Adam::begin_step.
+  void begin_step(double lr) {
+    std::visit([&](auto& one) { one.begin_step(lr); }, held_);
+  }
+  void step_range(context<device::cpu>& ctx, index_t offset, index_t size) {
+    std::visit([&](auto& one) { one.step_range(ctx, offset, size); }, held_);
+  }
+
   /// Steps taken.
   std::uint64_t steps() const {
     return std::visit([](const auto& one) { return one.steps(); }, held_);

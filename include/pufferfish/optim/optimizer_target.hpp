@@ -4,11 +4,15 @@
 /// \file
 /// `optimizer_target`: what an optimizer works on: the arenas of a network, and which parts of them decay.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -57,6 +61,49 @@ struct optimizer_target {
     }
   }
 };
+
+namespace detail {
+
+/// An optimizer's work: the segments of a target, cut into pieces of a size for one task. No piece crosses a
+/// segment's end, so a step over ranges of whole segments takes the very steps of one over everything.
+class arena_tasks {
+ public:
+  arena_tasks(const std::vector<arena_segment>& segments, bool decay_all) {
+    constexpr index_t piece = 32768;
+    for (const arena_segment& segment : segments) {
+      for (index_t begin = 0; begin < segment.size; begin += piece) {
+        tasks_.push_back(
+            {segment.offset + begin, std::min(piece, segment.size - begin), segment.decay || decay_all});
+      }
+    }
+  }
+
+  /// Calls f(task) for the tasks of elements offset .. offset + size. Throws value_error, naming `who`,
+  /// unless these are whole segments.
+  template <class F>
+  void run(context<device::cpu>& ctx, const char* who, index_t offset, index_t size, F&& f) const {
+    const auto from = [this](index_t element) {
+      return std::partition_point(tasks_.begin(), tasks_.end(),
+                                  [=](const arena_segment& task) { return task.offset < element; });
+    };
+    const auto first = from(offset), last = from(offset + size);
+    const index_t begins = first == tasks_.end() ? end_of_all() : first->offset;
+    const index_t ends = first == last ? begins : (last - 1)->offset + (last - 1)->size;
+    if (size < 0 || (size > 0 && (begins != offset || ends != offset + size))) {
+      throw_error<value_error>({who, ": elements ", offset, " .. ", offset + size,
+                                " are no whole parameters of ", end_of_all(), " elements"});
+    }
+    ctx.parallel_for(static_cast<index_t>(last - first),
+                     [&](index_t task, int) { f(first[static_cast<std::ptrdiff_t>(task)]); });
+  }
+
+ private:
+  index_t end_of_all() const { return tasks_.empty() ? 0 : tasks_.back().offset + tasks_.back().size; }
+
+  std::vector<arena_segment> tasks_;
+};
+
+}  // namespace detail
 
 /// The arenas of a network, parameter by parameter; only those of role weight decay. The store must outlive
 /// the target.

@@ -51,10 +51,9 @@ class SGD {
   /// Starts with a velocity of nothing. Throws shape_error if the target's parts do not fit each other,
   /// value_error for options out of range.
   SGD(optimizer_target<T> target, const sgd_options& options)
-      : target_(std::move(target)), options_(options) {
+      : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
     check(options_);
     target_.require_covered("SGD");
-    cut_tasks();
     if (options_.momentum != 0.0) velocity_ = aligned_buffer<T>(static_cast<index_t>(target_.values.size()));
   }
 
@@ -64,22 +63,31 @@ class SGD {
   /// One step with the given learning rate over all parameters. Throws state_error if the network has changed
   /// its arenas, value_error for a learning rate that is not finite.
   void step(context<device::cpu>& ctx, double lr) {
+    begin_step(lr);
+    step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
+  }
+
+  /// The same step in parts: begin_step counts it, then each parameter is to be in exactly one range. The
+  /// ranges' order does not matter, nor does their number: the result has the same bits. Errors as step;
+  /// step_range throws value_error unless elements offset .. offset + size are whole parameters.
+  void begin_step(double lr) {
     target_.require_current("SGD");
     if (!std::isfinite(lr)) {
       PUFFERFISH_THROW(value_error("SGD: learning rate " + std::to_string(lr) + " is not finite"));
     }
-    const ops::detail::sgd_numbers<T> numbers = numbers_for(lr);
+    numbers_ = numbers_for(lr);
+    ++steps_;
+  }
+  void step_range(context<device::cpu>& ctx, index_t offset, index_t size) {
     T* velocity = options_.momentum != 0.0 ? velocity_.data() : nullptr;
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sgd<T>);
-    ctx.parallel_for(static_cast<index_t>(tasks_.size()), [&](index_t task, int) {
-      const arena_segment& range = tasks_[static_cast<std::size_t>(task)];
-      ops::detail::sgd_numbers<T> own = numbers;
+    tasks_.run(ctx, "SGD", offset, size, [&](const arena_segment& range) {
+      ops::detail::sgd_numbers<T> own = numbers_;
       if (!range.decay) own.decay = T{};
       kernel(own, target_.gradients.data() + range.offset,
              velocity == nullptr ? nullptr : velocity + range.offset, target_.values.data() + range.offset,
              range.size);
     });
-    ++steps_;
   }
 
   /// The state, for checkpoints: the velocity arena (empty without momentum; arranged as the values) and the
@@ -104,22 +112,6 @@ class SGD {
     }
   }
 
-  // Neighbours that decay alike are one range; ranges are cut into pieces of a size for one task.
-  void cut_tasks() {
-    constexpr index_t piece = 32768;
-    std::vector<arena_segment> ranges;
-    for (const arena_segment& segment : target_.segments) {
-      const bool decay = segment.decay || options_.decay_all;
-      if (ranges.empty() || ranges.back().decay != decay) ranges.push_back({segment.offset, 0, decay});
-      ranges.back().size += segment.size;
-    }
-    for (const arena_segment& range : ranges) {
-      for (index_t begin = 0; begin < range.size; begin += piece) {
-        tasks_.push_back({range.offset + begin, std::min(piece, range.size - begin), range.decay});
-      }
-    }
-  }
-
   ops::detail::sgd_numbers<T> numbers_for(double lr) const {
     const T momentum = static_cast<T>(options_.momentum);
     const bool first = steps_ == 0;  // the velocity is zero: weights of 0 and 1 make it g
@@ -133,7 +125,8 @@ class SGD {
 
   optimizer_target<T> target_;
   sgd_options options_;
-  std::vector<arena_segment> tasks_;
+  detail::arena_tasks tasks_;
+  ops::detail::sgd_numbers<T> numbers_{};  // of the step that has begun
   aligned_buffer<T> velocity_;
   std::uint64_t steps_ = 0;
 };

@@ -46,6 +46,8 @@ struct run_options {
   optimizer_options optimizer = sgd_options{0.9, 0.0, false, 1e-4, false};
   double clip_norm = 0.0;  ///< global gradient norm; 0: no clipping
   exchange_options exchange;
+  /// Measure the network before the first step, a few seconds, and go by the plan that `tune` makes.
+  bool tune_exchange = false;
   /// What travels instead of the gradients; afresh after the switch. Signum wants SGD without momentum.
   compression_options compression;
   std::uint64_t seed = 1;  ///< initial values, order of samples, augmentation, dropout
@@ -99,6 +101,10 @@ class training_observer {
   virtual void on_switch(const switch_result&) {}
   /// A gradient is not finite, and nonfinite_policy::skip leaves the step out.
   virtual void on_skipped_step(const nonfinite_gradient&) {}
+  /// Ranks did not arrive in a collective of training_run::advance, so nothing collective is possible any
+  /// more. The run is as after its last whole step: training_run::save_alone can keep it. Then the error is
+  /// thrown on.
+  virtual void on_lost_ranks(const timeout_error&) {}
 };
 
 PUFFERFISH_NAMESPACE_END

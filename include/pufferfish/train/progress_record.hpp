@@ -60,6 +60,7 @@ struct training_record {
   std::uint64_t skipped_steps = 0;  ///< of the whole run, because of gradients that are not finite
   evaluation seen;                  ///< this epoch's training samples, of this rank
   double exchange_ms = 0.0;         ///< spent in this epoch's all-reduces
+  int saved_by = -1;                ///< the rank that has saved by itself (training_run::save_alone); else -1
   std::vector<epoch_result> history;
   std::optional<switch_result> switched;
 
@@ -71,6 +72,7 @@ struct training_record {
                        std::to_string(low_rank ? 1 : 0) + "\n";
     text += "seen " + exact(seen.loss_sum) + " " + std::to_string(seen.correct) + " " +
             std::to_string(seen.count) + " " + exact(exchange_ms) + "\n";
+    if (saved_by >= 0) text += "alone " + std::to_string(saved_by) + "\n";
     if (skipped_steps > 0) text += "skipped " + std::to_string(skipped_steps) + "\n";
     for (const epoch_result& e : history) {
       text += "epoch " + std::to_string(e.epoch) + " " + std::to_string(e.low_rank ? 1 : 0);
@@ -132,6 +134,9 @@ struct training_record {
       exchange_ms = read_exact(line);
     } else if (kind == "skipped") {
       line >> skipped_steps;
+    } else if (kind == "alone") {
+      line >> saved_by;
+      if (saved_by < 0) return false;
     } else if (kind == "epoch") {
       epoch_result e;
       line >> e.epoch >> e.low_rank;

@@ -2,11 +2,12 @@
 #pragma once
 
 /// \file
-/// Internal: what differs between ranks (a task's carried state, a compressor's memory) on its way into the
-/// one checkpoint that rank 0 writes, and back.
+/// Internal: what rank 0 does for all, and what differs between ranks (a task's carried state, a compressor's
+/// memory) on its way into the one checkpoint that rank 0 writes, and back.
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <utility>
@@ -16,6 +17,44 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
+
+/// Every rank's values become their mean, formed in double, in the order of the ranks, so that it does not
+/// depend on how the communicator adds. Nothing has changed if it throws. Collective.
+template <class T, class Comm>
+void average_over_ranks(Comm& comm, std::span<T> mine) {
+  if (comm.size() == 1 || mine.empty()) return;
+  std::vector<T> one(mine.size());
+  std::vector<double> sum(mine.size(), 0.0);
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    if (rank == comm.rank()) std::copy(mine.begin(), mine.end(), one.begin());
+    comm.broadcast(std::span<T>(one), rank);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += static_cast<double>(one[i]);
+  }
+  for (std::size_t i = 0; i < sum.size(); ++i) mine[i] = static_cast<T>(sum[i] / comm.size());
+}
+
+/// Runs `work` on rank 0 and gives its text to all. If it throws there, all ranks throw: none waits for a
+/// broadcast that does not come. Collective.
+template <class Comm, class Work>
+std::string on_root(Comm& comm, Work&& work) {
+  std::string text;
+  std::uint64_t failed[1] = {0};
+  std::exception_ptr failure;
+  if (comm.rank() == 0) {
+    try {
+      text = work();
+    } catch (const std::exception& e) {
+      failure = std::current_exception();
+      text = e.what();
+      failed[0] = 1;
+    }
+  }
+  comm.broadcast(std::span<std::uint64_t>(failed), 0);
+  text = broadcast_text(comm, text, 0);
+  if (failure) std::rethrow_exception(failure);
+  if (failed[0] != 0) PUFFERFISH_THROW(state_error("rank 0 failed: " + text));
+  return text;
+}
 
 /// Arrays of every rank, in a checkpoint "name.0", "name.1", ... Only rank 0 has room for those of all.
 template <class T, class Comm>

@@ -37,11 +37,13 @@
 #include <vector>
 
 #include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/dist/tune.hpp>
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/progress_record.hpp>
 #include <pufferfish/train/rank_states.hpp>
+#include <pufferfish/train/run_lines.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -59,6 +61,11 @@ struct step_position {
 ///
 /// Parameters are bit-identical on all ranks after every step, and do not depend on the number of threads.
 /// All members that train, evaluate, save or load are collective: every rank calls them in the same order.
+///
+/// Each bucket of parameters is updated as soon as its gradients have come, while later ones are on their
+/// way, where nothing can make the step one that must not be taken: no clipping, no compressor,
+/// nonfinite_policy::ignore, and no timeout on the communicator (parameters must be those of a whole step
+/// when ranks are lost). Else all of them when all have come; the bits are the same.
 template <class Task, class Comm>
 class training_run {
  public:
@@ -73,6 +80,7 @@ class training_run {
         comm_(&comm),
         task_(std::move(task)),
         options_(options),
+        tune_first_(options.tune_exchange),
         plateau_(options.rate_plateau),
         ctx_(with_seed(machine, options.seed)) {
     if (options_.mode == training_mode::lowrank) start_low_rank();
@@ -102,19 +110,31 @@ class training_run {
 
   /// What one rank gives to the collectives of a step's gradient exchange, in bytes.
   index_t exchange_bytes() const { return exchange_->payload_bytes(); }
+  /// What the exchange has done since the run was made or resumed, or since the switch.
+  const exchange_report& exchange_done() const { return exchange_->report(); }
+  const exchange_plan& plan() const { return exchange_->plan(); }
   /// Steps that were left out because a gradient was not finite (nonfinite_policy::skip).
   std::uint64_t skipped_steps() const { return record_.skipped_steps; }
 
   /// One training step; before it the switch, if it is due; after it the end of the epoch, if it was the
-  /// last. Does nothing once finished.
+  /// last. Does nothing once finished. Where ranks are lost the observer is told before timeout_error goes
+  /// on.
   void advance(training_observer& observer) {
     if (finished()) return;
-    if (record_.step == 0 && switch_is_due()) do_switch(observer);
-    train_step(observer);
-    const evaluation& seen = record_.seen;
-    observer.on_step({record_.epoch, options_.epochs, record_.step, steps_per_epoch(), record_.low_rank,
-                      seen.loss(), seen.accuracy()});
-    if (record_.step == steps_per_epoch()) end_epoch(observer);
+    try {
+      if (tune_first_) tune_now();
+      if (record_.step < steps_per_epoch()) {  // else it was saved alone, at the end of an epoch
+        if (record_.step == 0 && switch_is_due()) do_switch(observer);
+        train_step(observer);
+        const evaluation& seen = record_.seen;
+        observer.on_step({record_.epoch, options_.epochs, record_.step, steps_per_epoch(), record_.low_rank,
+                          seen.loss(), seen.accuracy()});
+      }
+      if (record_.step == steps_per_epoch()) end_epoch(observer);
+    } catch (const timeout_error& lost) {
+      observer.on_lost_ranks(lost);
+      throw;
+    }
   }
 
   /// Steps until finished.
@@ -139,49 +159,83 @@ class training_run {
     detail::rank_states<T, Comm> of_ranks(*comm_, states_of_rank(compressed));
     of_ranks.gather();
     on_root([&] {
-      facts["training.record"] = whole.to_text();
-      facts["training.options"] = resume_lines();
-      if (plateau_) facts["training.plateau"] = plateau_->state();
+      add_facts(facts, whole);
       save_checkpoint(path, net_, named_states(*optimizer_, compressed, of_ranks), facts);
       return std::string();
     });
   }
 
+  /// Writes what this rank can write without the others, for observers that are told of lost ranks:
+  /// parameters and optimizer state as after the last whole step, and the record. resume takes the file, and
+  /// trains on to the same parameters, but for this: what a task carries and a compressor remembers is not in
+  /// it and starts afresh; batch-norm statistics are this rank's; the losses and accuracies of the epoch are
+  /// over what this rank has seen of it. Local; aside and renamed; several ranks need several paths. Throws
+  /// io_error if it cannot be written, state_error where ranks were lost in the middle of the switch.
+  void save_alone(const std::string& path, std::map<std::string, std::string> facts = {}) {
+    if (in_switch_) {
+      PUFFERFISH_THROW(state_error(path + ": lost in the middle of the switch, the run is neither dense nor "
+                                          "factorized; go on from its last checkpoint"));
+    }
+    training_record mine = record_;
+    mine.optimizer_steps = optimizer_->steps();
+    mine.saved_by = comm_->rank();
+    add_facts(facts, mine);
+    save_checkpoint(path, net_, optimizer_states(*optimizer_), facts);
+  }
+
   /// Goes on where `save` was called, bit for bit: give a run with the same model, task and options, and as
-  /// many ranks where the task carries state or gradients are compressed. Throws io_error for a file that is
-  /// not such a checkpoint, state_error if it was made with other options; then nothing has changed.
+  /// many ranks where the task carries state or gradients are compressed. The plan of the exchange is the
+  /// file's where it was made on as many ranks. Throws io_error for a file that is not such a checkpoint,
+  /// state_error if it was made with other options; then nothing has changed.
   void resume(const std::string& path) {
     model_type loaded = net_;
     std::optional<checkpoint_file> file;
-    std::string plateau_state;
+    std::string plateau_state, plan_text;
     const std::string text = on_root([&] {
       file.emplace(open_checkpoint(path));
       check_same_options(path, file->fact("training.options"));
       if (plateau_) plateau_state = file->fact("training.plateau");
       file->restore(loaded);
+      // Checkpoints from before plans have none.
+      if (file->facts().count("training.exchange") > 0) plan_text = file->fact("training.exchange");
       return file->fact("training.record");
     });
-    const training_record record = training_record::from_text(text, path);
+    plan_text = detail::broadcast_text(*comm_, plan_text, 0);
+    training_record record = training_record::from_text(text, path);
+    const bool whole = record.saved_by < 0;
+    record.saved_by = -1;
+    const std::optional<exchange_plan> plan = detail::usable_plan(plan_text, path, comm_->size());
     take_structure(low_rank_layers(loaded), loaded);
     optimizer<T> restored(make_optimizer_target(loaded.store()), options_.optimizer);
     auto compressor = make_compressor(loaded.store(), options_.compression);
     const auto compressed = compressor ? compressor->states() : std::vector<compressor_state<T>>();
     detail::rank_states<T, Comm> of_ranks(*comm_, states_of_rank(compressed));
     on_root([&] {
-      of_ranks.check_ranks(*file);
-      file->restore(loaded, named_states(restored, compressed, of_ranks));
+      if (whole) {
+        of_ranks.check_ranks(*file);
+        file->restore(loaded, named_states(restored, compressed, of_ranks));
+      } else {
+        file->restore(loaded, optimizer_states(restored));
+      }
       return std::string();
     });
     exchange_.reset();
     net_ = std::move(loaded);
     optimizer_.emplace(std::move(restored));
+    if (plan) options_.exchange.plan = plan;
     exchange_.emplace(net_.store(), *comm_, options_.exchange, std::move(compressor));
+    // What a compressor remembers is worth more than a plan.
+    tune_first_ = tune_first_ && !plan && compressed.empty();
     broadcast_state();
     for (const auto& [name, values] : optimizer_->states()) comm_->broadcast(values, 0);
     for (const auto& state : compressed) {
       if (!state.of_rank) comm_->broadcast(state.values, 0);
     }
-    of_ranks.scatter();
+    if (whole) {
+      of_ranks.scatter();
+    } else if constexpr (requires { task_.carried(); }) {
+      std::fill(task_.carried().begin(), task_.carried().end(), T{});
+    }
     optimizer_->set_steps(record.optimizer_steps);
     exchange_->set_steps(record.optimizer_steps);  // both leave out the same steps
     if (plateau_) plateau_->set_state(detail::broadcast_text(*comm_, plateau_state, 0));
@@ -202,55 +256,27 @@ class training_run {
     return machine;
   }
 
-  // Runs `work` on rank 0 and gives its text to all. If it throws there, all ranks throw: none waits for a
-  // broadcast that does not come.
   template <class Work>
   std::string on_root(Work&& work) {
-    std::string text;
-    std::uint64_t failed[1] = {0};
-    std::exception_ptr failure;
-    if (comm_->rank() == 0) {
-      try {
-        text = work();
-      } catch (const std::exception& e) {
-        failure = std::current_exception();
-        text = e.what();
-        failed[0] = 1;
-      }
-    }
-    comm_->broadcast(std::span<std::uint64_t>(failed), 0);
-    text = detail::broadcast_text(*comm_, text, 0);
-    if (failure) std::rethrow_exception(failure);
-    if (failed[0] != 0) PUFFERFISH_THROW(state_error("rank 0 failed: " + text));
-    return text;
+    return detail::on_root(*comm_, work);
   }
 
   // What must be equal on all ranks, and between a checkpoint and the run that resumes it.
   std::string resume_lines() const {
-    std::string text;
-    const auto line = [&text](const char* name, const std::string& value) {
-      text += std::string(name) + " " + value + "\n";
-    };
-    line("mode", to_string(options_.mode));
-    line("warm-up epochs", std::to_string(options_.warmup_epochs));
-    line("first factorized layer", std::to_string(options_.factorize.first_layer));
-    line("learning rate", detail::exact_number(options_.learning_rate) + ", " +
-                              options_.rate_schedule.describe() +
-                              (options_.restart_schedule_at_switch ? ", again from the switch on" : ""));
-    line("learning rate after the switch", "x " + detail::exact_number(options_.switch_rate_factor));
-    line("plateau", plateau_ ? "yes" : "no");
-    line("optimizer", describe(options_.optimizer));
-    line("clip norm", detail::exact_number(options_.clip_norm));
-    line("seed", std::to_string(options_.seed));
-    line("scalar bytes", std::to_string(sizeof(T)));
-    // Left out where it is the default, so that checkpoints from before these lines still resume.
-    if (options_.compression.index() != 0) line("compression", pufferfish::describe(options_.compression));
-    if (options_.exchange.wire != exchange_wire::same) line("wire", to_string(options_.exchange.wire));
-    return text + task_.describe();
+    return detail::option_lines(options_, plateau_.has_value(), sizeof(T)) + task_.describe();
   }
 
   std::string option_lines() const {
-    return resume_lines() + "epochs " + std::to_string(options_.epochs) + "\n" + task_.data_lines();
+    return resume_lines() + "epochs " + std::to_string(options_.epochs) + "\ntune the exchange " +
+           (options_.tune_exchange ? "yes\n" : "no\n") + task_.data_lines();
+  }
+
+  // What a checkpoint says beside the arrays.
+  void add_facts(std::map<std::string, std::string>& facts, const training_record& record) const {
+    facts["training.record"] = record.to_text();
+    facts["training.options"] = resume_lines();
+    facts["training.exchange"] = to_text(exchange_->plan());
+    if (plateau_) facts["training.plateau"] = plateau_->state();
   }
 
   void check_same_options(const std::string& path, const std::string& stored) const {
@@ -298,8 +324,10 @@ class training_run {
       factorize_policy policy = options_.factorize;
       policy.threads = ctx_.threads();
       result.factors = factorize(net_, policy);
+      in_switch_ = true;
       return detail::ranks_to_text(result.factors.ranks());
     });
+    in_switch_ = true;
     take_structure(detail::ranks_from_text(ranks), net_);
     broadcast_state();
     bind_to_arenas();
@@ -307,6 +335,7 @@ class training_run {
     if (plateau_) plateau_->forget_best();
     result.milliseconds = milliseconds_since(start);
     record_.switched = result;
+    in_switch_ = false;
     check_ranks_agree("after the switch");
     observer.on_switch(result);
   }
@@ -319,17 +348,37 @@ class training_run {
     if (low_rank_layers(net) != ranks) apply_ranks(net, ranks);
   }
 
+  void tune_now() {
+    options_.exchange.plan = tune(*comm_);
+    exchange_.emplace(net_.store(), *comm_, options_.exchange,
+                      make_compressor(net_.store(), options_.compression));
+    tune_first_ = false;
+  }
+
+  bool may_lose_ranks() const {
+    if constexpr (requires { comm_->timeout(); }) return comm_->timeout() > 0.0;
+    return false;
+  }
+
   void train_step(training_observer& observer) {
     const clock::time_point start = clock::now();
+    const double rate = learning_rate();
+    const double exposed = exchange_->report().exposed_ms;
     ctx_.set_mode(run_mode::training);
+    // A forward pass changes batch-norm statistics: they must be whole steps' too when ranks are lost.
+    const std::span<T> buffers = net_.store().buffers();
+    if (may_lose_ranks()) buffers_before_.assign(buffers.begin(), buffers.end());
     exchange_->begin(ctx_);
     const evaluation seen = task_.step(ctx_, net_, {record_.epoch, record_.step, record_.total_steps});
-    const clock::time_point exchange_start = clock::now();
-    const bool usable = exchange_->finish(ctx_);
-    record_.exchange_ms += milliseconds_since(exchange_start);
+    bool usable = true;
+    try {
+      usable = exchange_and_update(rate);
+    } catch (const timeout_error&) {
+      std::copy(buffers_before_.begin(), buffers_before_.end(), buffers.begin());
+      throw;
+    }
+    record_.exchange_ms += exchange_->report().exposed_ms - exposed;
     if (usable) {
-      if (options_.clip_norm > 0.0) clip_gradient_norm<T>(ctx_, net_.store().gradients(), options_.clip_norm);
-      optimizer_->step(ctx_, learning_rate());
       record_.seen.loss_sum += seen.loss_sum;
       record_.seen.correct += seen.correct;
       record_.seen.count += seen.count;
@@ -340,6 +389,21 @@ class training_run {
     ++record_.step;
     ++record_.total_steps;
     step_ms_.push_back(milliseconds_since(start));
+  }
+
+  // False if the step was left out. Parameters change only here, when no pass reads them any more.
+  bool exchange_and_update(double rate) {
+    const bool clips = options_.clip_norm > 0.0;
+    if (!clips && exchange_->arrives_early() && !may_lose_ranks()) {
+      optimizer_->begin_step(rate);
+      return exchange_->finish(ctx_, [this](const gradient_bucket& bucket) {
+        optimizer_->step_range(ctx_, bucket.offset, bucket.size);
+      });
+    }
+    if (!exchange_->finish(ctx_)) return false;
+    if (clips) clip_gradient_norm<T>(ctx_, net_.store().gradients(), options_.clip_norm);
+    optimizer_->step(ctx_, rate);
+    return true;
   }
 
   double learning_rate() const {
@@ -365,7 +429,7 @@ class training_run {
     result.train_accuracy = train.accuracy();
     result.seconds = 0.0;
     for (double ms : step_ms_) result.seconds += ms / 1000.0;
-    result.step_ms = median(step_ms_);
+    result.step_ms = detail::median(step_ms_);
     result.exchange_ms = record_.exchange_ms / static_cast<double>(std::max<std::size_t>(1, step_ms_.size()));
     check_ranks_agree("after epoch " + std::to_string(record_.epoch));
     const evaluation tested = test();
@@ -381,32 +445,13 @@ class training_run {
     observer.on_epoch(result);
   }
 
-  static double median(std::vector<double> values) {
-    if (values.empty()) return 0.0;
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
-  }
-
   // Parameters are bit-identical on all ranks, or something is broken that must not go unnoticed.
   void check_ranks_agree(const std::string& when) {
     agree(*comm_, "parameters " + when, digest(std::span<const T>(net_.store().values())));
   }
 
-  // Batch-norm statistics are local in training. Their mean is formed in double, in the order of the ranks,
-  // so that it does not depend on how the communicator adds.
-  void average_buffers() {
-    if (comm_->size() == 1 || net_.store().buffers().empty()) return;
-    const std::span<T> mine = net_.store().buffers();
-    std::vector<T> one(mine.size());
-    std::vector<double> sum(mine.size(), 0.0);
-    for (int rank = 0; rank < comm_->size(); ++rank) {
-      if (rank == comm_->rank()) std::copy(mine.begin(), mine.end(), one.begin());
-      comm_->broadcast(std::span<T>(one), rank);
-      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += static_cast<double>(one[i]);
-    }
-    for (std::size_t i = 0; i < sum.size(); ++i) mine[i] = static_cast<T>(sum[i] / comm_->size());
-  }
+  // Batch-norm statistics are local in training.
+  void average_buffers() { detail::average_over_ranks(*comm_, net_.store().buffers()); }
 
   // What this rank has of its own: what the task carries from step to step, the compressor's memory.
   std::vector<named_state<T>> states_of_rank(const std::vector<compressor_state<T>>& compressed) {
@@ -418,12 +463,17 @@ class training_run {
     return result;
   }
 
+  static std::vector<named_state<T>> optimizer_states(optimizer<T>& of) {
+    std::vector<named_state<T>> result;
+    for (const auto& [name, values] : of.states()) result.push_back({name, values});
+    return result;
+  }
+
   // All that is in a checkpoint beside the network, under its names.
   static std::vector<named_state<T>> named_states(optimizer<T>& of,
                                                   const std::vector<compressor_state<T>>& compressed,
                                                   detail::rank_states<T, Comm>& of_ranks) {
-    std::vector<named_state<T>> result;
-    for (const auto& [name, values] : of.states()) result.push_back({name, values});
+    std::vector<named_state<T>> result = optimizer_states(of);
     for (const auto& state : compressed) {
       if (!state.of_rank) result.push_back({state.name, state.values});
     }
@@ -435,12 +485,15 @@ class training_run {
   Comm* comm_;
   Task task_;
   run_options options_;
+  bool tune_first_;  // before the next step
+  bool in_switch_ = false;
   std::optional<plateau> plateau_;
   context<device::cpu> ctx_;
   std::optional<optimizer<T>> optimizer_;
   std::optional<gradient_exchange<T, Comm>> exchange_;
   training_record record_;
   std::vector<double> step_ms_;
+  std::vector<T> buffers_before_;  // of this step, where ranks may be lost
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Times what compressors compute in a step of ResNet-18, for any number of ranks and without them: nothing is
+// sent, and the blocks of other ranks are random. bench/scaling reads its lines; Signum's votes, which grow
+// with the ranks, are why.
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include <CLI/CLI.hpp>
+
+#include <pufferfish/compress/compression.hpp>
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/models/resnet.hpp>
+#include <pufferfish/nn/factorize.hpp>
+
+#include "common/report.hpp"
+#include "common/timing.hpp"
+
+namespace {
+
+using namespace bench;
+namespace pf = pufferfish;
+
+struct settings {
+  std::vector<std::string> modes{"dense", "hybrid"};
+  std::vector<std::string> compressors{"powersgd-r4", "signum"};
+  std::vector<int> ranks{2, 8, 32, 128};
+  int threads = 1;
+  int runs = 9;
+  std::string json_file;
+};
+
+pf::compression_options options_of(const std::string& name) {
+  if (name == "signum") return pf::signum_options{};
+  const std::string power = "powersgd-r";
+  if (!name.starts_with(power)) throw std::runtime_error("no compressor is called " + name);
+  pf::power_sgd_options options;
+  options.rank = std::stoi(name.substr(power.size()));
+  return options;
+}
+
+void fill(std::span<std::byte> bytes) {
+  std::uint64_t state = 1;
+  for (std::byte& b : bytes) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    b = static_cast<std::byte>(state >> 56);
+  }
+}
+
+/// Milliseconds of encoding and of decoding, over the rounds of a step.
+std::array<double, 2> once(pf::any_compressor<float>& compressor, pf::cpu_context& ctx,
+                           const pf::exchange_place& place, std::span<float> gradients, bool first) {
+  std::array<double, 2> ms{};
+  for (int round = 0; round < compressor.rounds(); ++round) {
+    const auto start = clock::now();
+    const auto message = compressor.encode(ctx, place, round, gradients);
+    ms[0] += 1e3 * seconds_since(start);
+    if (first) fill(message.blocks);
+    const auto decoding = clock::now();
+    compressor.decode(ctx, place, round, gradients);
+    ms[1] += 1e3 * seconds_since(decoding);
+  }
+  return ms;
+}
+
+void measure(const settings& s, reporter& out, const std::string& mode, const std::string& name) {
+  pf::network<float> net = pf::resnet18<float>();
+  if (mode == "hybrid") pf::apply_ranks(net, pf::planned_ranks(net, pf::resnet18_policy()));
+  const std::span<float> gradients = net.store().gradients();
+  const std::vector<float> fresh = [&] {
+    std::vector<float> values(gradients.size());
+    pf::fill_normal(std::span<float>(values), 1e-3, pf::random_stream(1, 0));
+    return values;
+  }();
+  pf::cpu_context ctx({.threads = s.threads});
+  for (const int ranks : s.ranks) {
+    auto compressor = *pf::make_compressor(net.store(), options_of(name));
+    std::vector<double> encode, decode;
+    for (int run = 0; run <= s.runs; ++run) {
+      std::ranges::copy(fresh, gradients.begin());
+      const auto step = static_cast<std::uint64_t>(run);
+      const auto ms = once(compressor, ctx, {0, ranks, step}, gradients, run == 0);
+      if (run == 0) continue;  // what it allocates, it allocates then
+      encode.push_back(ms[0]);
+      decode.push_back(ms[1]);
+    }
+    const json row{{"kind", "codec"},
+                   {"network", "resnet18"},
+                   {"mode", mode},
+                   {"compressor", name},
+                   {"ranks", ranks},
+                   {"threads", s.threads},
+                   {"runs", s.runs},
+                   {"encode_ms", rounded(spread_of(encode).median)},
+                   {"decode_ms", rounded(spread_of(decode).median)}};
+    out.record(row);
+    out.text(format("%s, %s, %d ranks: encode %.2f ms, decode %.2f ms\n", mode.c_str(), name.c_str(), ranks,
+                    row["encode_ms"].get<double>(), row["decode_ms"].get<double>()));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Times the computing of compressors, for any number of ranks"};
+  settings s;
+  app.option_defaults()->always_capture_default();
+  app.add_option("--modes", s.modes, "Networks")->check(CLI::IsMember({"dense", "hybrid"}));
+  app.add_option("--compressors", s.compressors, "signum, powersgd-rN");
+  app.add_option("--ranks", s.ranks, "Numbers of ranks; Signum keeps 1.4 MB for each")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--threads", s.threads, "Threads")->check(CLI::Range(1, 4096));
+  app.add_option("--runs", s.runs, "Timed runs of each")->check(CLI::Range(1, 100000));
+  app.add_option("--json", s.json_file,
+                 "Write a JSON object for each measurement to this file (-: standard output)");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    reporter out(s.json_file);
+    out.machine(s.threads);
+    for (const std::string& mode : s.modes) {
+      for (const std::string& name : s.compressors) measure(s, out, mode, name);
+    }
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_compressors: %s\n", e.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What scripts that measure share: an environment that tunes nobody by accident, the build, what to say of the machine."""
+import os
+import pathlib
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# What keeps PyTorch's memory between steps and lets ATen use AVX-512.
+TUNED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456",
+         "ATEN_CPU_CAPABILITY": "avx512"}
+FOREIGN = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "MALLOC_", "ATEN_", "DNNL_", "LD_PRELOAD")
+
+
+def clean_environment(**more):
+    """Ours without what would tune or hinder a library."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+    return {**kept, **more}
+
+
+def commit():
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+                          stderr=subprocess.DEVNULL)
+    return done.stdout.strip() or "unknown"
+
+
+def ensure_built(build, *targets, mpi="disabled"):
+    """Release programs in `build`: all of them, or these targets. A folder that was set up without MPI gets it."""
+    if not (build / "build.ninja").is_file():
+        subprocess.run(["meson", "setup", str(build), str(ROOT), "-Dbuildtype=release", "-Dmarch=native",
+                        "-Dbench=enabled", "-Dtests=disabled", "-Dexamples=disabled", f"-Dmpi={mpi}"], check=True)
+    elif mpi == "enabled" and not all(f"build {t}:" in (build / "build.ninja").read_text(encoding="utf-8") for t in targets):
+        subprocess.run(["meson", "configure", str(build), "-Dmpi=enabled"], check=True)
+    subprocess.run(["ninja", "-C", str(build), *targets], check=True)
+
+
+def describe_machine():
+    model = next((line.split(":", 1)[1].strip() for line in
+                  pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if line.startswith("model name")), "?")
+    compiler = subprocess.run(["c++", "--version"], stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()[0]
+    return {"cpu": model, "cores": os.cpu_count(), "compiler": compiler}

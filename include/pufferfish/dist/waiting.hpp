@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: waiting for messages beside threads that compute.
+
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <thread>
+
+#include <pufferfish/core/config.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Processor time of the calling thread in ms; 0 where the system does not tell.
+inline double thread_processor_ms() {
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+  std::timespec time{};
+  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) != 0) return 0.0;
+  return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
+#else
+  return 0.0;
+#endif
+}
+
+/// What to do between two looks at something that is to come: at first nothing, since a message that is near
+/// is there in microseconds; then leave the core to whoever wants it; then sleep, longer and longer.
+class back_off {
+ public:
+  static constexpr std::uint32_t busy_polls = 200;  ///< some tens of microseconds of MPI_Test
+  static constexpr std::uint32_t yields = 100;
+  static constexpr std::chrono::microseconds longest{50};
+
+  void pause() {
+    ++polls_;
+    if (polls_ <= busy_polls) return;
+    if (polls_ <= busy_polls + yields) return std::this_thread::yield();
+    std::this_thread::sleep_for(sleep_);
+    if (sleep_ < longest) sleep_ += sleep_ / 2 + std::chrono::microseconds(1);
+  }
+
+ private:
+  std::uint32_t polls_ = 0;
+  std::chrono::microseconds sleep_{2};
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""--compress and --tune-exchange: every way to exchange gradients trains on two ranks, sends the bytes that it should and
+goes on bit for bit; what does not go together is refused in words."""
+import math
+
+from support import TINY, digests, expect, expect_equal, load, main
+
+SHORT = ["--epochs", "2", "--warmup-epochs", "1"]
+SIGNUM = ["--momentum", "0", "--lr", "0.001"]
+WAYS = {
+    "none": [],
+    "bf16": [],
+    "fp16": [],
+    "powersgd": ["--compress-rank", "1"],
+    "powersgd-aggregated": [],
+    "signum": SIGNUM,
+}
+
+
+def every_way(programs, folder):
+    ranks = 2 if programs.mpirun else 0
+    payload = {}
+    for way, more in WAYS.items():
+        arguments = [*SHORT, "--compress", way, *more]
+        whole = programs.train(folder, *arguments, ranks=ranks)
+        exchange = whole["exchange"]
+        payload[way] = exchange["payload_bytes"]
+        expect_equal(exchange["compress"], way, "compress in the JSON")
+        expect_equal(whole["after"]["bytes_per_step"], payload[way], f"bytes of {way}")
+        expect(math.isfinite(whole["history"][-1]["train_loss"]), f"{way}: the loss is a number")
+        if ranks and way in ("none", "bf16", "fp16"):
+            expect(exchange["thread_processor_ms"] > 0, "the thread's processor time is told")
+        file = folder / f"{way}.safetensors"
+        programs.run("train_image_classifier", *TINY, *arguments, "--checkpoint", file, "--stop-after", 26, ranks=ranks)
+        again = programs.train(folder, *arguments, "--checkpoint", file, "--resume", ranks=ranks)
+        expect_equal(digests(again), digests(whole), f"parameters after a stop with {way}")
+    expect_equal(payload["bf16"], payload["none"] // 2, "bytes of bf16")
+    expect_equal(payload["fp16"], payload["none"] // 2, "bytes of fp16")
+    expect(payload["signum"] * 31 < payload["none"], "a bit a value")
+    expect(payload["powersgd"] < payload["powersgd-aggregated"] < payload["none"], "products of rank 1, 2")
+
+
+def other_programs(programs, folder):
+    text = folder / "text.txt"
+    text.write_text("".join(f"the cat sees {i % 7} birds .\n" for i in range(300)))
+    target = folder / "lm.json"
+    programs.run("train_language_model", "--data", text, "--width", 16, "--batch", 8, "--segment", 15, "--eval-streams", 4,
+                 "--epochs", 2, "--warmup-epochs", 1, "--progress", "none", "--compress", "powersgd", "--compress-rank", 1,
+                 "--json", target, ranks=2 if programs.mpirun else 0)
+    expect(load(target)["exchange"]["compressor"].startswith("PowerSGD, rank 1"), "the language model's compressor")
+
+
+def tuned(programs, folder):
+    ranks = 2 if programs.mpirun else 0
+    file = folder / "tuned.safetensors"
+    whole = programs.train(folder, *SHORT, "--tune-exchange", "--checkpoint", file, "--checkpoint-every", 10, ranks=ranks)
+    plan = whole["exchange"]["plan"]
+    expect((plan["measured_mbit_per_second"] > 0) == (ranks == 2), f"measured: {plan}")
+    programs.run("train_image_classifier", *TINY, *SHORT, "--tune-exchange", "--checkpoint", file, "--resume", ranks=ranks)
+
+
+def refused(programs, *arguments, says):
+    _, err = programs.run("train_image_classifier", *TINY, *arguments, fails=True)
+    for part in says:
+        expect(part in err, f"{err!r} does not say {part!r}")
+
+
+def nonsense(programs, folder):
+    refused(programs, "--compress", "zip", says=["zip not in"])
+    refused(programs, "--compress", "signum", says=["--compress signum", "needs SGD without momentum", "momentum 0.9"])
+    refused(programs, "--compress", "signum", *SIGNUM, "--clip-norm", "1", says=["it needs --clip-norm 0"])
+    refused(programs, "--compress", "bf16", "--compress-rank", "2", says=["--compress-rank 2 is PowerSGD's", "is bf16"])
+    refused(programs, "--compress", "powersgd", "--compress-rank", "0", says=["--compress-rank"])
+
+
+def test(programs, folder):
+    every_way(programs, folder)
+    other_programs(programs, folder)
+    tuned(programs, folder)
+    nonsense(programs, folder)
+
+
+main(test)
