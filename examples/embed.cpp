@@ -1,23 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A program with a framework of its own meets pufferfish: its NCHW convolution becomes a low-rank layer.
-// README.md shows the part between the markers, word for word (a test compares them).
+// A framework meets pufferfish: its linear layer, its NCHW convolution and its LSTM become low-rank layers
+// that its own training loop trains. docs/embedding.md shows the parts between markers, word for word (a test
+// compares them).
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <memory>
+#include <string>
 #include <vector>
 
-// [embed]
-#include <pufferfish/lowrank.hpp>
-
+// [host]
 namespace host {  // the framework that is there already
+struct Linear {
+  long in, out;
+  std::vector<float> weight, bias;  // weight: [out][in]
+};
 struct Conv2d {
   long in, out, kernel, stride, padding;
-  std::vector<float> weight, bias;  // weight: OIHW
+  std::vector<float> weight, bias;  // weight: [out][in][kernel][kernel]
+};
+struct LSTM {
+  long in, hidden;  // gates i, f, g, o, one below the other
+  std::vector<float> weight_ih, weight_hh, bias;
+};
+
+struct Array {
+  std::vector<long> shape;
+  std::vector<float> values;
+};
+struct Parameter {
+  std::string name;
+  float *values, *gradient;
+  long size;
+};
+struct Module {
+  virtual ~Module() = default;
+  virtual void forward(Array& x, Array& y) = 0;
+  virtual void backward(Array& dy, Array& dx) = 0;
+  virtual std::vector<Parameter> parameters() = 0;
 };
 }  // namespace host
+// [host]
 
-template <>  // all that pufferfish has to know about it
+// [linear]
+#include <pufferfish/lowrank.hpp>
+
+template <>
+struct pufferfish::layer_traits<host::Linear> {
+  static constexpr auto kind = layer_kind::linear;
+  static auto matrices(const host::Linear& l) {
+    return std::array{named_view<const float, 2>{"weight", {l.weight.data(), {l.out, l.in}}}};
+  }
+  static auto bias(const host::Linear& l) { return tensor_view<const float, 1>(l.bias.data(), {l.out}); }
+};
+// [linear]
+
+// [conv]
+template <>
 struct pufferfish::layer_traits<host::Conv2d> {
   static constexpr auto kind = layer_kind::conv;
   static auto shape(const host::Conv2d& c) {
@@ -29,59 +70,239 @@ struct pufferfish::layer_traits<host::Conv2d> {
   }
   static auto bias(const host::Conv2d& c) { return tensor_view<const float, 1>(c.bias.data(), {c.out}); }
 };
+// [conv]
 
-pufferfish::tensor<float, 4> run_low_rank(const host::Conv2d& dense, const float* nchw, long n, long h,
-                                          long w) {
-  namespace pf = pufferfish;
-  const auto layer = pf::svd_factorize<pf::LowRankConv<float, 16>>(dense);
-  const pf::tensor_view<const float, 4> image(nchw, {n, dense.in, h, w});
-  const pf::tensor<float, 4> nhwc(image.permute({0, 2, 3, 1}));  // our activations are NHWC
-  pf::cpu_context context;
-  return layer.forward(context, nhwc);  // [n][h'][w'][out]
+// [lstm]
+template <>
+struct pufferfish::layer_traits<host::LSTM> {
+  static constexpr auto kind = layer_kind::lstm;
+  static auto matrices(const host::LSTM& l) {
+    const auto gate = [&l](const char* name, const std::vector<float>& all, long in, long number) {
+      return named_view<const float, 2>{name, {all.data() + number * l.hidden * in, {l.hidden, in}}};
+    };
+    return std::array{gate("ii", l.weight_ih, l.in, 0),     gate("if", l.weight_ih, l.in, 1),
+                      gate("ig", l.weight_ih, l.in, 2),     gate("io", l.weight_ih, l.in, 3),
+                      gate("hi", l.weight_hh, l.hidden, 0), gate("hf", l.weight_hh, l.hidden, 1),
+                      gate("hg", l.weight_hh, l.hidden, 2), gate("ho", l.weight_hh, l.hidden, 3)};
+  }
+  static auto biases(const host::LSTM& l) {
+    const auto gate = [&l](const char* name, long number) {
+      return named_view<const float, 1>{name, {l.bias.data() + number * l.hidden, {l.hidden}}};
+    };
+    return std::array{gate("i", 0), gate("f", 1), gate("g", 2), gate("o", 3)};
+  }
+};
+// [lstm]
+
+// [module]
+/// The host's array as a view of N dimensions.
+template <std::size_t N>
+pufferfish::tensor_view<float, N> view(host::Array& array) {
+  pufferfish::extents<N> shape;
+  for (std::size_t i = 0; i < N; ++i) shape[i] = array.shape.at(i);
+  return {array.values.data(), shape};
 }
-// [embed]
 
-int main() {
-  // A weight of rank 16 by construction, so that the low-rank layer must agree with the dense one.
-  host::Conv2d dense{32, 64, 3, 1, 1, {}, std::vector<float>(64)};
-  std::vector<float> left(64 * 16), right(16 * 32 * 9), images(2 * 32 * 8 * 8);
-  pufferfish::fill_normal<float>(left, 0.25, {1, 1});
-  pufferfish::fill_normal<float>(right, 0.1, {1, 2});
-  pufferfish::fill_normal<float>(images, 1.0, {1, 3});
-  pufferfish::fill_normal<float>(dense.bias, 1.0, {1, 4});
-  dense.weight.assign(64 * 32 * 9, 0.0F);
-  for (std::size_t o = 0; o < 64; ++o) {
-    for (std::size_t r = 0; r < 16; ++r) {
-      for (std::size_t j = 0; j < 288; ++j)
-        dense.weight[o * 288 + j] += left[o * 16 + r] * right[r * 288 + j];
+/// A low-rank layer as one of the host's modules; its activations have N dimensions.
+template <class Layer, std::size_t N>
+class LowRankModule final : public host::Module {
+ public:
+  LowRankModule(Layer layer, pufferfish::cpu_context& context)
+      : layer_(std::move(layer)), context_(&context) {}
+
+  void forward(host::Array& x, host::Array& y) override { layer_.forward(*context_, view<N>(x), view<N>(y)); }
+  void backward(host::Array& dy, host::Array& dx) override {
+    layer_.backward(*context_, view<N>(dy), view<N>(dx));
+  }
+  std::vector<host::Parameter> parameters() override {
+    std::vector<host::Parameter> all;
+    layer_.visit([&all](const char* name, auto& p) {
+      all.push_back({name, p.data(), p.gradient_data(), static_cast<long>(p.size())});
+    });
+    return all;
+  }
+
+ private:
+  Layer layer_;
+  pufferfish::cpu_context* context_;
+};
+// [module]
+
+// [factorize]
+std::unique_ptr<host::Module> low_rank(const host::Linear& dense, pufferfish::cpu_context& context) {
+  using layer = pufferfish::LowRankLinear<float>;  // x: rows x in
+  const auto rank = pufferfish::rank_ratio{0.25};
+  return std::make_unique<LowRankModule<layer, 2>>(pufferfish::svd_factorize<layer>(dense, rank), context);
+}
+std::unique_ptr<host::Module> low_rank(const host::Conv2d& dense, pufferfish::cpu_context& context) {
+  using layer = pufferfish::LowRankConv<float, 16>;  // x: images x height x width x channels
+  return std::make_unique<LowRankModule<layer, 4>>(pufferfish::svd_factorize<layer>(dense), context);
+}
+std::unique_ptr<host::Module> low_rank(const host::LSTM& dense, pufferfish::cpu_context& context) {
+  using layer = pufferfish::LowRankLSTM<float>;  // x: steps x batch x 1 x in, from a state of zeros
+  const auto rank = pufferfish::rank_ratio{0.25};
+  return std::make_unique<LowRankModule<layer, 4>>(pufferfish::svd_factorize<layer>(dense, rank), context);
+}
+// [factorize]
+
+// [train]
+/// One step of the host's gradient descent towards outputs of zero; the loss before it.
+double train_step(host::Module& module, pufferfish::cpu_context& context, std::uint64_t step, host::Array& x,
+                  host::Array& y, float rate) {
+  context.set_mode(pufferfish::run_mode::training);
+  context.begin_step(step);
+  module.forward(x, y);
+  double loss = 0.0;
+  for (float value : y.values) loss += 0.5 * static_cast<double>(value) * static_cast<double>(value);
+  host::Array dx = x;
+  module.backward(y, dx);  // dy = y
+  for (const host::Parameter& p : module.parameters()) {
+    for (long i = 0; i < p.size; ++i) p.values[i] -= rate * p.gradient[i];
+  }
+  context.set_mode(pufferfish::run_mode::inference);
+  return loss;
+}
+// [train]
+
+// [own]
+/// For a host that has fast layers of its own: two dense ones, the second with the bias.
+std::array<host::Linear, 2> as_two(const host::Linear& dense) {
+  const auto made = pufferfish::svd_factors(dense, pufferfish::energy_kept{0.99});
+  const auto values = [](const pufferfish::tensor<float, 2>& t) {
+    return std::vector<float>(t.data(), t.data() + t.size());
+  };
+  return {
+      {{dense.in, made.rank(), values(made.down), std::vector<float>(static_cast<std::size_t>(made.rank()))},
+       {made.rank(), dense.out, values(made.up), dense.bias}}};
+}
+// [own]
+
+namespace {
+
+std::size_t index(long i) { return static_cast<std::size_t>(i); }
+
+std::vector<float> noise(long size, double deviation, std::uint64_t seed) {
+  std::vector<float> values(index(size));
+  pufferfish::fill_normal<float>(values, deviation, {1, seed});
+  return values;
+}
+
+/// A rows x cols matrix of the given rank: what factorizing must reproduce.
+std::vector<float> product(long rows, long cols, long rank, std::uint64_t seed) {
+  const std::vector<float> left = noise(rows * rank, 0.3, seed), right = noise(rank * cols, 0.3, seed + 1);
+  std::vector<float> all(index(rows * cols));
+  for (long i = 0; i < rows; ++i) {
+    for (long r = 0; r < rank; ++r) {
+      for (long j = 0; j < cols; ++j)
+        all[index(i * cols + j)] += left[index(i * rank + r)] * right[index(r * cols + j)];
     }
   }
-  const auto y = run_low_rank(dense, images.data(), 2, 8, 8);
+  return all;
+}
 
-  double worst = 0.0;
-  for (long n = 0; n < 2; ++n) {
-    for (long o = 0; o < 64; ++o) {
-      for (long row = 0; row < 8; ++row) {
-        for (long col = 0; col < 8; ++col) {
-          double sum = dense.bias[static_cast<std::size_t>(o)];
-          for (long i = 0; i < 32; ++i) {
-            for (long ky = 0; ky < 3; ++ky) {
-              for (long kx = 0; kx < 3; ++kx) {
-                const long iy = row + ky - 1, ix = col + kx - 1;
-                if (iy < 0 || iy >= 8 || ix < 0 || ix >= 8) continue;
-                sum +=
-                    static_cast<double>(images[static_cast<std::size_t>(((n * 32 + i) * 8 + iy) * 8 + ix)]) *
-                    static_cast<double>(
-                        dense.weight[static_cast<std::size_t>(((o * 32 + i) * 3 + ky) * 3 + kx)]);
-              }
-            }
-          }
-          worst = std::max(worst, std::abs(sum - static_cast<double>(y(n, row, col, o))));
-        }
+void dense_forward(const host::Linear& l, const host::Array& x, host::Array& y) {
+  for (long n = 0; n < x.shape[0]; ++n) {
+    for (long o = 0; o < l.out; ++o) {
+      float sum = l.bias[index(o)];
+      for (long i = 0; i < l.in; ++i) sum += l.weight[index(o * l.in + i)] * x.values[index(n * l.in + i)];
+      y.values[index(n * l.out + o)] = sum;
+    }
+  }
+}
+
+/// Of 3x3 with padding 1, NHWC.
+void dense_forward(const host::Conv2d& c, const host::Array& x, host::Array& y) {
+  const long height = x.shape[1], width = x.shape[2];
+  for (long at = 0; at < x.shape[0] * height * width * c.out; ++at) {
+    const long o = at % c.out, column = at / c.out % width, row = at / c.out / width % height;
+    const long image = at / c.out / width / height;
+    float sum = c.bias[index(o)];
+    for (long tap = 0; tap < 9; ++tap) {
+      const long iy = row + tap / 3 - 1, ix = column + tap % 3 - 1;
+      if (iy < 0 || iy >= height || ix < 0 || ix >= width) continue;
+      for (long i = 0; i < c.in; ++i) {
+        sum += x.values[index(((image * height + iy) * width + ix) * c.in + i)] *
+               c.weight[index((o * c.in + i) * 9 + tap)];
+      }
+    }
+    y.values[index(at)] = sum;
+  }
+}
+
+void dense_forward(const host::LSTM& l, const host::Array& x, host::Array& y) {
+  const long batch = x.shape[1], hidden = l.hidden;
+  std::vector<float> h(index(batch * hidden)), c = h, z(index(batch * 4 * hidden));
+  const auto sigmoid = [](float v) { return 1.0F / (1.0F + std::exp(-v)); };
+  for (long t = 0; t < x.shape[0]; ++t) {
+    const float* input = x.values.data() + t * batch * l.in;
+    for (long n = 0; n < batch; ++n) {
+      for (long k = 0; k < 4 * hidden; ++k) {
+        float sum = l.bias[index(k)];
+        for (long i = 0; i < l.in; ++i) sum += l.weight_ih[index(k * l.in + i)] * input[n * l.in + i];
+        for (long i = 0; i < hidden; ++i)
+          sum += l.weight_hh[index(k * hidden + i)] * h[index(n * hidden + i)];
+        z[index(n * 4 * hidden + k)] = sum;
+      }
+    }
+    for (long n = 0; n < batch; ++n) {
+      for (long j = 0; j < hidden; ++j) {
+        const float* gates = z.data() + n * 4 * hidden + j;
+        float& cell = c[index(n * hidden + j)];
+        cell = sigmoid(gates[hidden]) * cell + sigmoid(gates[0]) * std::tanh(gates[2 * hidden]);
+        h[index(n * hidden + j)] = sigmoid(gates[3 * hidden]) * std::tanh(cell);
+        y.values[index((t * batch + n) * hidden + j)] = h[index(n * hidden + j)];
       }
     }
   }
-  std::printf("dense 18432 weights, rank 16: %d; largest difference of %ld outputs: %.1e\n", 16 * (64 + 288),
-              static_cast<long>(y.size()), worst);
-  return worst < 1e-4 ? 0 : 1;
+}
+
+double largest_difference(const host::Array& a, const host::Array& b) {
+  double worst = 0.0;
+  for (std::size_t i = 0; i < a.values.size(); ++i)
+    worst = std::max(worst, std::abs(static_cast<double>(a.values[i] - b.values[i])));
+  return worst;
+}
+
+/// The low-rank layer must give what the dense one gives, whose weights have its rank, and must learn.
+template <class Dense>
+bool check(const char* name, const Dense& dense, host::Array x, host::Array y, float rate) {
+  pufferfish::cpu_context context;
+  const auto module = low_rank(dense, context);
+  host::Array expected = y;
+  dense_forward(dense, x, expected);
+  module->forward(x, y);
+  const double difference = largest_difference(y, expected);
+  const double before = train_step(*module, context, 0, x, y, rate);
+  const double after = train_step(*module, context, 1, x, y, rate);
+  std::printf("%-6s largest difference %.1e, loss %.4g -> %.4g\n", name, difference, before, after);
+  return difference < 1e-3 && after < before;
+}
+
+}  // namespace
+
+int main() {
+  const host::Linear linear{64, 96, product(96, 64, 16, 1), noise(96, 1.0, 3)};
+  const host::Conv2d conv{32, 64, 3, 1, 1, product(64, 288, 16, 4), noise(64, 1.0, 6)};
+  host::LSTM lstm{32, 48, {}, {}, noise(4 * 48, 0.5, 7)};
+  for (std::uint64_t gate = 0; gate < 4; ++gate) {
+    for (float v : product(48, 32, 8, 10 + 2 * gate)) lstm.weight_ih.push_back(v);
+    for (float v : product(48, 48, 12, 20 + 2 * gate)) lstm.weight_hh.push_back(v);
+  }
+  const auto array = [](std::vector<long> shape, std::uint64_t seed) {
+    long size = 1;
+    for (long extent : shape) size *= extent;
+    return host::Array{std::move(shape), noise(size, 1.0, seed)};
+  };
+  bool good = check("linear", linear, array({10, 64}, 30), array({10, 96}, 31), 1e-4F);
+  good = check("conv", conv, array({2, 8, 8, 32}, 32), array({2, 8, 8, 64}, 33), 1e-5F) && good;
+  good = check("LSTM", lstm, array({5, 3, 1, 32}, 34), array({5, 3, 1, 48}, 35), 1e-2F) && good;
+
+  const auto two = as_two(linear);
+  host::Array x = array({4, 64}, 36), inner = array({4, two[0].out}, 37), y = array({4, 96}, 38), direct = y;
+  dense_forward(two[0], x, inner);
+  dense_forward(two[1], inner, y);
+  dense_forward(linear, x, direct);
+  std::printf("two of the host's own, rank %ld: largest difference %.1e\n", two[0].out,
+              largest_difference(y, direct));
+  return good && two[0].out <= 16 ? 0 : 1;
 }

@@ -51,6 +51,7 @@ seed_result train(const options& o, const data_set& data, Comm& comm, const cons
   const extents<4> image{1, data.train.height, data.train.width, data.train.channels};
   pufferfish::network<float> net = build_model(o.model, image, data.train.classes);
   net.initialize(static_cast<std::uint64_t>(seed));
+  check_epochs(o, {.mode = mode});
   check_switch(recipe(o, mode, seed), net);
   pufferfish::context_options machine;
   machine.threads = threads_for(o.threads, comm.size());

@@ -13,13 +13,11 @@
 namespace {
 
 using namespace examples;
-using pufferfish::training_mode;
 
 struct options : common_options {
   std::string data_set = "digits";
   model_choice model;
-  training_mode mode = training_mode::hybrid;
-  double rank_ratio = 0.25;
+  procedure_options procedure;
   index_t first_layer = 2;
   std::string schedule = "cosine";
   std::vector<double> milestones;
@@ -31,6 +29,7 @@ struct options : common_options {
   index_t pad_crop = 0;
   bool flip = false;
   std::uint64_t seed = 1;
+  exchange_choice exchange;
   checkpoint_options checkpoints;
   std::string save;
   bool merge = false;
@@ -41,13 +40,7 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--dataset", o.data_set, "digits, mnist, fashion-mnist or cifar10")
       ->check(CLI::IsMember(data_set_names()));
   add_model_options(app, o.model);
-  add_choice<training_mode>(app, "--mode", o.mode,
-                            {{"dense", training_mode::dense},
-                             {"hybrid", training_mode::hybrid},
-                             {"lowrank", training_mode::lowrank}},
-                            "Hybrid: dense, then factorized; lowrank: low rank from random values");
-  app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized layer, as a share of its full rank")
-      ->check(CLI::Range(1e-6, 1.0));
+  add_procedure_options(app, o.procedure);
   app.add_option("--first-layer", o.first_layer, "First factorized layer, counted from 1")
       ->check(CLI::Range(1, 100000));
   app.add_option("--schedule", o.schedule, "Of the learning rate")
@@ -65,13 +58,14 @@ void add_options(CLI::App& app, options& o) {
       ->check(CLI::Range(0, 1000));
   app.add_flag("--flip", o.flip, "Mirror images at random");
   app.add_option("--seed", o.seed, "Of everything random");
+  add_exchange_options(app, o.exchange);
   add_checkpoint_options(app, o.checkpoints);
   CLI::Option* save = app.add_option("--save", o.save, "File for the trained network, for predict");
   app.add_flag("--merge", o.merge, "Save it with its factors multiplied out: dense")->needs(save);
 }
 
 pufferfish::schedule schedule_of(const options& o) {
-  const auto epochs = static_cast<double>(o.epochs);
+  const double epochs = schedule_epochs(o, o.procedure);
   pufferfish::schedule factor;
   if (o.schedule == "cosine") factor = pufferfish::cosine(epochs);
   if (o.schedule == "multistep") {
@@ -84,10 +78,7 @@ pufferfish::schedule schedule_of(const options& o) {
 
 pufferfish::training_options recipe(const options& o) {
   pufferfish::training_options t;
-  t.mode = o.mode;
-  t.epochs = o.epochs;
-  t.warmup_epochs = o.warmup_epochs;
-  t.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
+  apply(o.procedure, o, t);
   t.factorize.first_layer = o.first_layer;
   t.learning_rate = o.lr;
   t.rate_schedule = schedule_of(o);
@@ -98,14 +89,17 @@ pufferfish::training_options recipe(const options& o) {
   t.augment.pad_crop = o.pad_crop;
   t.augment.flip = o.flip;
   t.seed = o.seed;
+  apply(o.exchange, t);
   return t;
 }
 
 nlohmann::ordered_json options_json(const options& o, int ranks) {
   return {{"data_set", o.data_set},
           {"model", o.model},
-          {"mode", pufferfish::to_string(o.mode)},
-          {"rank_ratio", o.rank_ratio},
+          {"mode", pufferfish::to_string(o.procedure.mode)},
+          {"rank_ratio", o.procedure.rank_ratio},
+          {"switch_rate", o.procedure.switch_rate},
+          {"restart_rate", restarts(o.procedure)},
           {"first_layer", o.first_layer},
           {"epochs", o.epochs},
           {"warmup_epochs", o.warmup_epochs},
@@ -143,7 +137,8 @@ class job {
     const costs before = costs_now();
     out_.line(format("%s on %s: %s parameters, %s MACs, %s; %d ranks, %d threads each", o_.model.name.c_str(),
                      data_.name.c_str(), grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
-                     pufferfish::to_string(o_.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
+                     pufferfish::to_string(o_.procedure.mode), comm_.size(),
+                     threads_for(o_.threads, comm_.size())));
     observer shown(*this);
     if (!kept_.train(shown)) return;
     finish(before);
@@ -169,6 +164,7 @@ class job {
   pufferfish::network<float> initial_network() const {
     pufferfish::network<float> net = build_model(o_.model, image_, data_.train.classes);
     net.initialize(o_.seed);
+    check_epochs(o_, o_.procedure);
     check_switch(recipe(o_), net);
     return net;
   }
@@ -209,7 +205,7 @@ class job {
     card.normalize = run_.normalize();
     card.classes = data_.classes;
     card.data_set = data_.name;
-    card.mode = pufferfish::to_string(o_.mode);
+    card.mode = pufferfish::to_string(o_.procedure.mode);
     save_model(o_.save, net, card);
   }
 
@@ -226,6 +222,7 @@ class job {
     j["accuracy"] = run_.history().back().test_accuracy;
     j["before"] = examples::to_json(before);
     j["after"] = examples::to_json(after);
+    j["exchange"] = exchange_json(o_.exchange, run_);
     j["ms_per_step_dense"] = step_ms(run_.history(), false);
     j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
     j["seconds"] = seconds;

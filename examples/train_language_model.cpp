@@ -16,7 +16,6 @@
 namespace {
 
 using namespace examples;
-using pufferfish::training_mode;
 using task = pufferfish::language_task<float>;
 using language_model = task::model_type;
 
@@ -25,14 +24,13 @@ struct options : common_options {
   index_t width = 400;
   index_t layers = 2;
   double dropout = 0.4;
-  training_mode mode = training_mode::hybrid;
-  double rank_ratio = 0.25;
+  procedure_options procedure;
   double clip_norm = 0.25;
   std::string schedule = "plateau";
   double divisor = 4.0;
   double lr_warmup = 0.05;
-  double switch_rate = 0.5;
   std::uint64_t seed = 1;
+  exchange_choice exchange;
   checkpoint_options checkpoints;
   sample_options sample;
 };
@@ -40,18 +38,13 @@ struct options : common_options {
 void add_options(CLI::App& app, options& o) {
   o.batch = 20;
   o.lr = 20.0;
+  o.procedure.switch_rate = 0.5;
   add_common_options(app, o);
   add_language_options(app, o.text);
   app.add_option("--width", o.width, "Of the embedding and of each layer")->check(CLI::Range(1, 65536));
   app.add_option("--layers", o.layers, "LSTM layers")->check(CLI::Range(1, 64));
   app.add_option("--dropout", o.dropout, "Around every layer")->check(CLI::Range(0.0, 0.99));
-  add_choice<training_mode>(app, "--mode", o.mode,
-                            {{"dense", training_mode::dense},
-                             {"hybrid", training_mode::hybrid},
-                             {"lowrank", training_mode::lowrank}},
-                            "Hybrid: dense, then factorized; lowrank: low rank from random values");
-  app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
-      ->check(CLI::Range(1e-6, 1.0));
+  add_procedure_options(app, o.procedure);
   app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
   app.add_option("--schedule", o.schedule,
                  "Of the learning rate: divided when the loss gets no better, or up and half a "
@@ -60,49 +53,46 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--divide-rate", o.divisor, "By what plateau divides the rate; 1: it stays")
       ->check(check_positive);
   app.add_option("--lr-warmup", o.lr_warmup, "Epochs in which cosine first rises")->check(check_not_negative);
-  app.add_option("--switch-rate", o.switch_rate, "Multiply the rate by this at the switch")
-      ->check(check_positive);
   app.add_option("--seed", o.seed, "Of everything random");
+  add_exchange_options(app, o.exchange);
   add_checkpoint_options(app, o.checkpoints);
   add_sample_options(app, o.sample);
 }
 
 pufferfish::run_options recipe(const options& o) {
   pufferfish::run_options r;
-  r.mode = o.mode;
-  r.epochs = o.epochs;
-  r.warmup_epochs = o.warmup_epochs;
   r.factorize = pufferfish::lstm_lm_policy();
-  r.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
+  apply(o.procedure, o, r);
   r.learning_rate = o.lr;
   if (o.schedule == "cosine") {
     r.rate_schedule =
-        pufferfish::linear_warmup(o.lr_warmup, 0.0, pufferfish::cosine(static_cast<double>(o.epochs)));
+        pufferfish::linear_warmup(o.lr_warmup, 0.0, pufferfish::cosine(schedule_epochs(o, o.procedure)));
   } else if (o.divisor > 1.0) {
     r.rate_plateau.emplace(o.divisor);
   }
-  r.switch_rate_factor = o.switch_rate;
   r.optimizer = pufferfish::sgd_options{};
   r.clip_norm = o.clip_norm;
   r.seed = o.seed;
+  apply(o.exchange, r);
   return r;
 }
 
 nlohmann::ordered_json options_json(const options& o, int ranks) {
-  return {{"mode", pufferfish::to_string(o.mode)},
+  return {{"mode", pufferfish::to_string(o.procedure.mode)},
           {"width", o.width},
           {"layers", o.layers},
           {"dropout", o.dropout},
           {"vocabulary", o.text.vocabulary},
           {"segment", o.text.segment},
-          {"rank_ratio", o.rank_ratio},
+          {"rank_ratio", o.procedure.rank_ratio},
+          {"switch_rate", o.procedure.switch_rate},
+          {"restart_rate", restarts(o.procedure)},
           {"epochs", o.epochs},
           {"warmup_epochs", o.warmup_epochs},
           {"learning_rate", o.lr},
           {"schedule", o.schedule == "cosine" ? recipe(o).rate_schedule.describe() : o.schedule},
           {"divide_rate", o.divisor},
           {"clip_norm", o.clip_norm},
-          {"switch_rate", o.switch_rate},
           {"batch", o.batch},
           {"seed", o.seed},
           {"ranks", ranks},
@@ -126,12 +116,12 @@ class job {
       for (const std::string& path : {o_.json, o_.plot, o_.checkpoints.file}) check_writable(path);
     }
     const costs before = costs_now();
-    out_.line(
-        format("LSTM on %s: %td tokens, vocabulary %td; %s parameters, %s MACs a token, %s; %d ranks, %d "
-               "threads each",
-               data_.name.c_str(), static_cast<index_t>(data_.corpus.train.size()), data_.corpus.codec.size(),
-               grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
-               pufferfish::to_string(o_.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
+    out_.line(format(
+        "LSTM on %s: %td tokens, vocabulary %td; %s parameters, %s MACs a token, %s; %d ranks, %d "
+        "threads each",
+        data_.name.c_str(), static_cast<index_t>(data_.corpus.train.size()), data_.corpus.codec.size(),
+        grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
+        pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
     observer shown(*this);
     if (!kept_.train(shown)) return;
     const pufferfish::evaluation tested = pufferfish::evaluate_language(
@@ -161,11 +151,7 @@ class job {
   };
 
   language_model initial_model() const {
-    if (o_.mode == training_mode::hybrid && o_.warmup_epochs >= o_.epochs) {
-      throw pufferfish::value_error("a warm-up of " + std::to_string(o_.warmup_epochs) +
-                                    " epochs leaves none of " + std::to_string(o_.epochs) +
-                                    " for the factorized network");
-    }
+    check_epochs(o_, o_.procedure);
     pufferfish::lstm_lm_options shape;
     shape.vocabulary = data_.corpus.codec.size();
     shape.width = o_.width;
@@ -242,6 +228,7 @@ class job {
     j["test_perplexity"] = perplexity;
     j["before"] = examples::to_json(before);
     j["after"] = examples::to_json(after);
+    j["exchange"] = exchange_json(o_.exchange, run_);
     j["ms_per_step_dense"] = step_ms(run_.history(), false);
     j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
     j["seconds"] = seconds;

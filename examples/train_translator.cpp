@@ -17,15 +17,13 @@
 namespace {
 
 using namespace examples;
-using pufferfish::training_mode;
 using task = pufferfish::translation_task<float>;
 using translator = task::model_type;
 
 struct options : common_options {
   translation_options text;
   pufferfish::transformer_options shape;
-  training_mode mode = training_mode::hybrid;
-  double rank_ratio = 0.25;
+  procedure_options procedure;
   index_t dense_layers = 1;
   index_t bucket_batches = 20;
   std::string schedule = "noam";
@@ -35,6 +33,7 @@ struct options : common_options {
   pufferfish::beam_options beam;
   index_t show = 3;
   std::uint64_t seed = 1;
+  exchange_choice exchange;
   checkpoint_options checkpoints;
 };
 
@@ -52,17 +51,14 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--heads", o.shape.heads, "Of each attention")->check(CLI::Range(1, 256));
   app.add_option("--dropout", o.shape.dropout, "Of embeddings, blocks and attention weights")
       ->check(CLI::Range(0.0, 0.99));
+  app.add_option("--embedding-deviation", o.shape.embedding_deviation,
+                 "Of the words' initial values; 0: Xavier's, as in the paper's code")
+      ->check(check_not_negative);
   app.add_option("--min-count", o.text.minimum_count, "Rarer words become <unk>")
       ->check(CLI::Range(1, 1000000));
   app.add_option("--vocabulary", o.text.maximum_words, "Most words; 0: all")->check(CLI::Range(0, 100000000));
   app.add_option("--max-length", o.text.max_length, "Longest sentence, in words")->check(CLI::Range(1, 190));
-  add_choice<training_mode>(app, "--mode", o.mode,
-                            {{"dense", training_mode::dense},
-                             {"hybrid", training_mode::hybrid},
-                             {"lowrank", training_mode::lowrank}},
-                            "Hybrid: dense, then factorized; lowrank: low rank from random values");
-  app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
-      ->check(CLI::Range(1e-6, 1.0));
+  add_procedure_options(app, o.procedure);
   app.add_option("--dense-layers", o.dense_layers, "Layers of each stack that stay dense")
       ->check(CLI::Range(0, 64));
   app.add_option("--bucket-batches", o.bucket_batches, "Sort so many batches' pairs by length; 0: none")
@@ -81,17 +77,21 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--length-penalty", o.beam.length_penalty, "Alpha of beam search; 0: none");
   app.add_option("--show", o.show, "Translations to show")->check(CLI::Range(0, 1000));
   app.add_option("--seed", o.seed, "Of everything random");
+  add_exchange_options(app, o.exchange);
   add_checkpoint_options(app, o.checkpoints);
 }
 
 nlohmann::ordered_json options_json(const options& o, int ranks) {
-  return {{"mode", pufferfish::to_string(o.mode)},
+  return {{"mode", pufferfish::to_string(o.procedure.mode)},
           {"width", o.shape.width},
           {"hidden", o.shape.hidden},
           {"layers", o.shape.layers},
           {"heads", o.shape.heads},
           {"dropout", o.shape.dropout},
-          {"rank_ratio", o.rank_ratio},
+          {"embedding_deviation", o.shape.embedding_deviation},
+          {"rank_ratio", o.procedure.rank_ratio},
+          {"switch_rate", o.procedure.switch_rate},
+          {"restart_rate", restarts(o.procedure)},
           {"dense_layers", o.dense_layers},
           {"epochs", o.epochs},
           {"warmup_epochs", o.warmup_epochs},
@@ -124,11 +124,11 @@ class job {
       for (const std::string& path : {o_.json, o_.plot, o_.checkpoints.file}) check_writable(path);
     }
     const costs before = costs_now();
-    out_.line(
-        format("Transformer on Multi30k: %td pairs, vocabulary %td; %s parameters, %s; %d ranks, %d threads "
-               "each",
-               data_.train.size(), data_.words.size(), grouped(before.parameters).c_str(),
-               pufferfish::to_string(o_.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
+    out_.line(format(
+        "Transformer on Multi30k: %td pairs, vocabulary %td; %s parameters, %s; %d ranks, %d threads "
+        "each",
+        data_.train.size(), data_.words.size(), grouped(before.parameters).c_str(),
+        pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
     observer shown(*this);
     if (!kept_.train(shown)) return;
     finish(before, score());
@@ -166,11 +166,7 @@ class job {
   }
 
   translator initial_model() const {
-    if (o_.mode == training_mode::hybrid && o_.warmup_epochs >= o_.epochs) {
-      throw pufferfish::value_error("a warm-up of " + std::to_string(o_.warmup_epochs) +
-                                    " epochs leaves none of " + std::to_string(o_.epochs) +
-                                    " for the factorized network");
-    }
+    check_epochs(o_, o_.procedure);
     translator net{pufferfish::transformer<float>(shape())};
     net.initialize(o_.seed);
     return net;
@@ -186,11 +182,8 @@ class job {
 
   pufferfish::run_options recipe() const {
     pufferfish::run_options r;
-    r.mode = o_.mode;
-    r.epochs = o_.epochs;
-    r.warmup_epochs = o_.warmup_epochs;
     r.factorize = pufferfish::transformer_policy(o_.dense_layers);
-    r.factorize.rank = pufferfish::rank_ratio{o_.rank_ratio};
+    apply(o_.procedure, o_, r);
     const index_t steps_per_epoch = (data_.train.size() + o_.batch - 1) / o_.batch;
     const auto steps = static_cast<double>(steps_per_epoch);
     const auto warmup = static_cast<double>(o_.noam_warmup);
@@ -199,8 +192,8 @@ class job {
       r.rate_schedule = pufferfish::noam({static_cast<double>(o_.shape.width), warmup, o_.lr}, steps);
     } else {
       r.learning_rate = o_.lr;
-      r.rate_schedule =
-          pufferfish::linear_warmup(warmup / steps, 0.0, pufferfish::cosine(static_cast<double>(o_.epochs)));
+      r.rate_schedule = pufferfish::linear_warmup(warmup / steps, 0.0,
+                                                  pufferfish::cosine(schedule_epochs(o_, o_.procedure)));
     }
     pufferfish::adam_options adam;
     adam.beta2 = 0.98;
@@ -208,6 +201,7 @@ class job {
     r.optimizer = adam;
     r.clip_norm = o_.clip_norm;
     r.seed = o_.seed;
+    apply(o_.exchange, r);
     return r;
   }
 
@@ -292,6 +286,7 @@ class job {
     j["bleu_signature"] = signature_;
     j["before"] = examples::to_json(before);
     j["after"] = examples::to_json(after);
+    j["exchange"] = exchange_json(o_.exchange, run_);
     j["ms_per_step_dense"] = step_ms(run_.history(), false);
     j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
     j["seconds"] = seconds;

@@ -15,6 +15,7 @@
 
 #include "console.hpp"
 #include "report.hpp"
+#include "session.hpp"
 
 namespace examples {
 
@@ -44,7 +45,9 @@ class kept_run {
   const std::vector<std::string>& digests() const { return digests_; }
 
   /// Goes on from the checkpoint if that is asked for, then trains to the end (true) or until it is to stop.
-  bool train(pufferfish::training_observer& observer) {
+  /// If ranks are lost, one of the others saves the run by itself, beside the checkpoint.
+  bool train(pufferfish::training_observer& shown) {
+    rescuer observer(shown, *this);
     if (o_.resume) resume();
     for (std::uint64_t step = 1; !run_.finished(); ++step) {
       run_.advance(observer);
@@ -52,7 +55,7 @@ class kept_run {
       if (epoch_ended) digests_.push_back(digest_text(run_.net()));
       const bool stop = step == o_.stop_after;
       const bool due = o_.every == 0 ? epoch_ended : run_.total_steps() % o_.every == 0;
-      if (!o_.file.empty() && (due || stop || run_.finished())) save();
+      if (!o_.file.empty() && (due || stop || run_.finished())) save(observer);
       if (stop && !run_.finished()) {
         out_.line(format("stopped in epoch %td after %td steps of it; --resume goes on", run_.epoch() + 1,
                          run_.step_of_epoch()));
@@ -63,10 +66,52 @@ class kept_run {
   }
 
  private:
-  void save() {
+  /// Tells another observer everything, and saves when ranks are lost.
+  class rescuer final : public pufferfish::training_observer {
+   public:
+    rescuer(pufferfish::training_observer& shown, kept_run& of) : shown_(shown), of_(of) {}
+    void on_step(const pufferfish::training_position& at) override { shown_.on_step(at); }
+    void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
+    void on_switch(const pufferfish::switch_result& result) override { shown_.on_switch(result); }
+    void on_skipped_step(const pufferfish::nonfinite_gradient& found) override {
+      shown_.on_skipped_step(found);
+    }
+    void on_lost_ranks(const pufferfish::timeout_error& lost) override {
+      of_.rescue(lost);
+      shown_.on_lost_ranks(lost);
+    }
+
+   private:
+    pufferfish::training_observer& shown_;
+    kept_run& of_;
+  };
+
+  std::map<std::string, std::string> facts() const {
     std::string digests;
     for (const std::string& digest : digests_) digests += digest + " ";
-    run_.save(o_.file, {{digests_fact, digests}});
+    return {{digests_fact, digests}};
+  }
+
+  void save(pufferfish::training_observer& observer) {
+    try {
+      run_.save(o_.file, facts());
+    } catch (const pufferfish::timeout_error& lost) {
+      observer.on_lost_ranks(lost);
+      throw;
+    }
+  }
+
+  // The lowest rank that is left does it. The checkpoint stays: it has what all ranks had.
+  void rescue(const pufferfish::timeout_error& lost) {
+    if (o_.file.empty() || comm_.rank() != lowest_present(lost.missing())) return;
+    const std::string path = o_.file + ".rank" + std::to_string(comm_.rank());
+    try {
+      run_.save_alone(path, facts());
+      std::fprintf(stderr, "rank %d has saved the run by itself: --checkpoint %s --resume goes on\n",
+                   comm_.rank(), path.c_str());
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "rank %d could not save the run by itself: %s\n", comm_.rank(), e.what());
+    }
   }
 
   /// All ranks go by what rank 0 sees.
@@ -78,10 +123,10 @@ class kept_run {
       return;
     }
     run_.resume(o_.file);
-    if (comm_.rank() == 0) {
-      std::istringstream words(pufferfish::open_checkpoint(o_.file).fact(digests_fact));
-      for (std::string word; words >> word;) digests_.push_back(word);
-    }
+    std::string digests;
+    if (comm_.rank() == 0) digests = pufferfish::open_checkpoint(o_.file).fact(digests_fact);
+    std::istringstream words(pufferfish::detail::broadcast_text(comm_, digests, 0));
+    for (std::string word; words >> word;) digests_.push_back(word);
     out_.line(format("going on from %s: epoch %td, step %td", o_.file.c_str(), run_.epoch() + 1,
                      run_.step_of_epoch()));
   }

@@ -4,12 +4,14 @@
 /// \file
 /// The frame of an example: options, MPI if a launcher started us, errors as one line and exit status 1.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -28,6 +30,13 @@ inline int launched_processes() {
     if (const char* text = std::getenv(name)) return std::atoi(text);
   }
   return std::getenv("PMIX_RANK") != nullptr ? 1 : 0;
+}
+
+/// The rank that acts for all when some are missing.
+inline int lowest_present(const std::vector<int>& missing) {
+  int rank = 0;
+  while (std::find(missing.begin(), missing.end(), rank) != missing.end()) ++rank;
+  return rank;
 }
 
 namespace session {
@@ -58,7 +67,8 @@ inline bool parse(CLI::App& app, int argc, char** argv, int rank, int& status) {
 template <class Program>
 int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const double& timeout,
                  Program& program) {
-  const pufferfish::mpi::environment environment;
+  // Serialized: the gradient exchange has a thread of its own.
+  const pufferfish::mpi::environment environment(pufferfish::mpi::thread_level::serialized);
   int rank = 0;
   try {
     pufferfish::mpi::communicator comm(MPI_COMM_WORLD);
@@ -74,9 +84,14 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const doubl
       program(comm);
     }
     return status;
+  } catch (const pufferfish::timeout_error& e) {
+    // The rank that has saved what there is ends the job; until then the others must not.
+    if (rank != lowest_present(e.missing())) std::this_thread::sleep_for(std::chrono::seconds(30));
+    complain(app.get_name(), e.what());
+    environment.abort(1);
   } catch (const std::exception& e) {
     // An error that all ranks see is rank 0's to tell; it ends the others while they wait.
-    if (rank != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (rank != 0) std::this_thread::sleep_for(std::chrono::seconds(3));
     complain(app.get_name(), e.what());
     environment.abort(1);
   }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,15 +93,147 @@ inline void add_common_options(CLI::App& app, common_options& o) {
       ->take_last();
 }
 
-/// Throws on all ranks if a hybrid run would have nothing to factorize, before it has trained for hours. Also
-/// if the switch would come after the last epoch.
-inline void check_switch(const pufferfish::training_options& t, pufferfish::network<float> net) {
-  if (t.mode == pufferfish::training_mode::dense) return;
-  if (t.mode == pufferfish::training_mode::hybrid && t.warmup_epochs >= t.epochs) {
-    throw pufferfish::value_error("a warm-up of " + std::to_string(t.warmup_epochs) +
-                                  " epochs leaves none of " + std::to_string(t.epochs) +
+/// How a program goes from dense to low rank.
+struct procedure_options {
+  pufferfish::training_mode mode = pufferfish::training_mode::hybrid;
+  double rank_ratio = 0.25;
+  double switch_rate = 1.0;
+  bool restart = false;
+};
+
+inline void add_procedure_options(CLI::App& app, procedure_options& o) {
+  using pufferfish::training_mode;
+  add_choice<training_mode>(app, "--mode", o.mode,
+                            {{"dense", training_mode::dense},
+                             {"hybrid", training_mode::hybrid},
+                             {"lowrank", training_mode::lowrank}},
+                            "Hybrid: dense, then factorized; lowrank: low rank from random values");
+  app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--switch-rate", o.switch_rate, "Multiply the learning rate by this at the switch")
+      ->check(check_positive);
+  app.add_flag("--restart-rate", o.restart,
+               "At the switch, start the learning rate's schedule again; its length is that of what follows");
+}
+
+/// Whether the learning rate's schedule starts again.
+inline bool restarts(const procedure_options& o) {
+  return o.restart && o.mode == pufferfish::training_mode::hybrid;
+}
+
+/// Length of the learning rate's schedule.
+inline double schedule_epochs(const common_options& o, const procedure_options& procedure) {
+  return static_cast<double>(restarts(procedure) ? o.epochs - o.warmup_epochs : o.epochs);
+}
+
+/// Throws if the switch would come after the last epoch, or after the end of a schedule that starts again.
+inline void check_epochs(const common_options& o, const procedure_options& procedure) {
+  if (procedure.mode != pufferfish::training_mode::hybrid) return;
+  const std::string warmup = "a warm-up of " + std::to_string(o.warmup_epochs) + " epochs ";
+  if (o.warmup_epochs >= o.epochs) {
+    throw pufferfish::value_error(warmup + "leaves none of " + std::to_string(o.epochs) +
                                   " for the factorized network");
   }
+  if (procedure.restart && 2 * o.warmup_epochs > o.epochs) {
+    throw pufferfish::value_error(warmup + "is longer than the schedule of " +
+                                  std::to_string(o.epochs - o.warmup_epochs) + " that starts again");
+  }
+}
+
+/// What of it a training run is told; ranks that depend on the network are the program's.
+inline void apply(const procedure_options& o, const common_options& common, pufferfish::run_options& run) {
+  run.mode = o.mode;
+  run.epochs = common.epochs;
+  run.warmup_epochs = common.warmup_epochs;
+  run.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
+  run.switch_rate_factor = o.switch_rate;
+  run.restart_schedule_at_switch = restarts(o);
+}
+
+/// What ranks send each other.
+struct exchange_choice {
+  std::string compress = "none";
+  std::optional<index_t> rank;
+  bool tune = false;
+};
+
+inline void add_exchange_options(CLI::App& app, exchange_choice& o) {
+  app.add_option("--compress", o.compress,
+                 "What travels instead of the gradients: halves of their bytes (bf16, fp16), products of "
+                 "low rank, signs")
+      ->check(CLI::IsMember({"none", "bf16", "fp16", "powersgd", "powersgd-aggregated", "signum"}));
+  app.add_option("--compress-rank", o.rank, "Of PowerSGD's products")
+      ->check(CLI::Range(1, 100000))
+      ->default_str("2");
+  app.add_flag("--tune-exchange", o.tune,
+               "Measure the network for a few seconds first, and choose messages and algorithms by that");
+}
+
+/// Puts them into a recipe that has its optimizer and its clipping. Throws value_error if they do not go
+/// together.
+inline void apply(const exchange_choice& o, pufferfish::run_options& r) {
+  const bool power = o.compress.compare(0, 8, "powersgd") == 0;
+  if (o.rank && !power) {
+    throw pufferfish::value_error("--compress-rank " + std::to_string(*o.rank) +
+                                  " is PowerSGD's, but --compress is " + o.compress);
+  }
+  r.tune_exchange = o.tune;
+  if (o.compress == "bf16") r.exchange.wire = pufferfish::exchange_wire::bf16;
+  if (o.compress == "fp16") r.exchange.wire = pufferfish::exchange_wire::fp16;
+  if (power) {
+    pufferfish::power_sgd_options options;
+    options.rank = o.rank.value_or(2);
+    options.feedback =
+        o.compress == "powersgd" ? pufferfish::error_feedback::local : pufferfish::error_feedback::aggregated;
+    r.compression = options;
+  }
+  if (o.compress != "signum") return;
+  const auto* sgd = std::get_if<pufferfish::sgd_options>(&r.optimizer);
+  if (sgd == nullptr || sgd->momentum != 0.0) {
+    throw pufferfish::value_error(
+        "--compress signum has a momentum of its own and leaves signs: it needs SGD without "
+        "momentum, and this is " +
+        pufferfish::describe(r.optimizer));
+  }
+  if (r.clip_norm > 0.0) {
+    throw pufferfish::value_error(
+        "--compress signum leaves signs, whose norm says nothing: it needs --clip-norm 0");
+  }
+  r.compression = pufferfish::signum_options{};
+}
+
+/// What travelled, and what it took a step on this rank, since the start, the resumption or the switch.
+template <class Run>
+nlohmann::ordered_json exchange_json(const exchange_choice& o, const Run& run) {
+  const pufferfish::exchange_report& report = run.exchange_done();
+  const double steps = report.steps > 0 ? static_cast<double>(report.steps) : 1.0;
+  const pufferfish::exchange_plan& plan = run.plan();
+  nlohmann::ordered_json rules = nlohmann::ordered_json::array();
+  for (const pufferfish::exchange_rule& rule : plan.rules) {
+    rules.push_back(
+        {{"up_to_bytes", rule.up_to_bytes}, {"algorithm", pufferfish::to_string(rule.algorithm)}});
+  }
+  return {{"compress", o.compress},
+          {"compressor", pufferfish::describe(run.options().compression)},
+          {"wire", pufferfish::to_string(run.options().exchange.wire)},
+          {"payload_bytes", run.exchange_bytes()},
+          {"exposed_ms", report.exposed_ms / steps},
+          {"encode_ms", report.encode_ms / steps},
+          {"decode_ms", report.decode_ms / steps},
+          {"update_ms", report.update_ms / steps},
+          {"thread_busy_ms", report.busy_ms / steps},
+          {"thread_processor_ms", report.processor_ms / steps},
+          {"plan",
+           {{"bucket_bytes", plan.buckets.bytes},
+            {"first_bucket_bytes", plan.buckets.first_bytes},
+            {"algorithms", rules},
+            {"measured_latency_us", 1e6 * plan.latency},
+            {"measured_mbit_per_second", 8e-6 * plan.bytes_per_second}}}};
+}
+
+/// Throws on all ranks if a run would have nothing to factorize, before it has trained for hours.
+inline void check_switch(const pufferfish::training_options& t, pufferfish::network<float> net) {
+  if (t.mode == pufferfish::training_mode::dense) return;
   if (pufferfish::factorize(net, t.factorize).layers.empty()) {
     throw pufferfish::value_error("from layer " + std::to_string(t.factorize.first_layer) +
                                   " on this network has no layer that factorizing makes smaller");

@@ -15,6 +15,7 @@
 #include <pufferfish/nn/dropout.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/flatten.hpp>
+#include <pufferfish/nn/fold_batch_norm.hpp>
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/linear.hpp>
 #include <pufferfish/nn/loss.hpp>

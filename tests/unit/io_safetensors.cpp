@@ -12,7 +12,7 @@
 
 #include <doctest/doctest.h>
 
-#include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/io/safetensors_stream.hpp>
 
 using namespace pufferfish;
 using namespace io_test;
@@ -224,7 +224,9 @@ TEST_CASE("what the format allows") {
           .empty());
 }
 
-TEST_CASE("hostile headers: lengths") {
+// The kinds of hostile files, one by one. io_npz.cpp has the same for its format.
+
+TEST_CASE("safetensors, hostile: lengths beyond the file") {
   const auto of = [](bytes b) { return io_error_of([&] { safetensors_file::parse(std::move(b), "x"); }); };
   CHECK(mentions(of({}), "0 bytes are too few"));
   CHECK(mentions(of(bytes(7)), "7 bytes are too few"));
@@ -233,12 +235,16 @@ TEST_CASE("hostile headers: lengths") {
   bytes long_header = assemble("{}");
   long_header[0] = 3;
   CHECK(mentions(of(long_header), "header of 3 bytes, but the file has 2"));
+}
+
+TEST_CASE("safetensors, hostile: huge headers") {
+  const auto of = [](bytes b) { return io_error_of([&] { safetensors_file::parse(std::move(b), "x"); }); };
   // Above the cap of 100 MB although the file is that long.
   bytes huge = assemble(std::string(100'000'001, ' '));
   CHECK(mentions(of(std::move(huge)), "100000001"));
 }
 
-TEST_CASE("hostile headers: JSON") {
+TEST_CASE("safetensors, hostile: bad JSON") {
   for (const char* text : {"",
                            " ",
                            " {}",
@@ -284,14 +290,6 @@ TEST_CASE("hostile headers: JSON") {
   CHECK(mentions(problem(R"({"__metadata__":{"k":1}})"), "number where none"));
   CHECK(mentions(problem(R"({"__metadata__":{"k":{}}})"), "object where none"));
   CHECK(mentions(problem(R"({"__metadata__":[]})"), "array where none"));
-  CHECK(mentions(problem(R"({"__metadata__":{"k":"a","k":"b"}})"), "'k' twice"));
-  CHECK(mentions(problem(R"({"__metadata__":{},"__metadata__":{}})"), "metadata twice"));
-  const std::string empty_tensor = R"("w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
-  CHECK(mentions(problem("{" + empty_tensor + "," + empty_tensor + "}"), "'w' is there twice"));
-  CHECK(mentions(
-      problem(
-          R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"\u0077":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})"),
-      "twice"));
   // Depth bombs, and names that would fill a log.
   CHECK(mentions(problem(std::string(1'000'000, '{')), "some.safetensors"));
   CHECK(mentions(problem("{\"w\":" + std::string(1'000'000, '[')), "array where none"));
@@ -301,7 +299,18 @@ TEST_CASE("hostile headers: JSON") {
   CHECK(mentions(problem("{\"\\u001b[31m\":{}}"), "'?[31m'"));
 }
 
-TEST_CASE("hostile headers: types, shapes and offsets") {
+TEST_CASE("safetensors, hostile: duplicate names") {
+  CHECK(mentions(problem(R"({"__metadata__":{"k":"a","k":"b"}})"), "'k' twice"));
+  CHECK(mentions(problem(R"({"__metadata__":{},"__metadata__":{}})"), "metadata twice"));
+  const std::string empty_tensor = R"("w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  CHECK(mentions(problem("{" + empty_tensor + "," + empty_tensor + "}"), "'w' is there twice"));
+  CHECK(mentions(
+      problem(
+          R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"\u0077":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})"),
+      "twice"));
+}
+
+TEST_CASE("safetensors, hostile: dtypes and shapes") {
   CHECK(mentions(problem(tensor("F31", "[1]", "[0,4]"), 4), "'w' has the unknown dtype 'F31'"));
   CHECK(mentions(problem(tensor("f32", "[1]", "[0,4]"), 4), "unknown dtype"));
   CHECK(mentions(problem(tensor("F32", "[-1]", "[0,4]"), 4), "negative number -1"));
@@ -319,7 +328,9 @@ TEST_CASE("hostile headers: types, shapes and offsets") {
   for (int d = 1; d < 64; ++d) ones += ",1";
   CHECK(problem(tensor("U8", ones + "]", "[0,1]"), 1).empty());
   CHECK(mentions(problem(tensor("U8", ones + ",1]", "[0,1]"), 1), "more than 64"));
+}
 
+TEST_CASE("safetensors, hostile: offsets beyond the file") {
   CHECK(mentions(problem(tensor("F32", "[1]", "[0]"), 4), "fewer than two"));
   CHECK(mentions(problem(tensor("F32", "[1]", "[]"), 4), "fewer than two"));
   CHECK(mentions(problem(tensor("F32", "[1]", "[0,4,8]"), 4), "more than two"));
@@ -329,11 +340,17 @@ TEST_CASE("hostile headers: types, shapes and offsets") {
   CHECK(mentions(problem(tensor("F32", "[1]", "[0,18446744073709551615]"), 4), "not within"));
   CHECK(mentions(problem(tensor("F32", "[1]", "[18446744073709551612,0]"), 4), "not within"));
   CHECK(mentions(problem(tensor("F32", "[1]", "[0,-4]"), 4), "negative"));
+}
+
+TEST_CASE("safetensors, hostile: more promised than held") {
   CHECK(mentions(problem(tensor("F32", "[2]", "[0,4]"), 4), "shape [2], which needs 8 bytes"));
   CHECK(mentions(problem(tensor("F64", "[1]", "[0,4]"), 4), "dtype F64"));
   CHECK(mentions(problem(tensor("F32", "[1]", "[4,8]"), 8), "leaves a hole"));
   CHECK(mentions(problem(tensor("F32", "[1]", "[0,4]"), 5), "end at byte 4 of 5"));
   CHECK(mentions(problem("{}", 1), "end at byte 0 of 1"));
+}
+
+TEST_CASE("safetensors, hostile: overlapping tensors") {
   const std::string a = R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)";
   CHECK(mentions(problem(a + R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6),
                  "'b' at bytes 2 to 6 overlaps"));
@@ -379,6 +396,99 @@ TEST_CASE("files that cannot be read or written") {
   CHECK(mentions(text, "32000 bytes: File too large"));
   CHECK(read_file(folder / "a") == old);
   CHECK(list(folder.path()) == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("read tensor by tensor, and written so") {
+  const scratch_folder folder;
+  const double f64[2] = {1, 2};
+  const float f32[6] = {0, 1, 2, 3, 4, 5};
+  const std::vector<tensor_entry> entries{make_tensor_entry("a", {2, 3}, std::span(f32)),
+                                          make_tensor_entry("b", {2}, std::span(f64)),
+                                          make_tensor_entry("none", {0}, std::span<const float>())};
+  write_safetensors(folder / "a", entries, {{"k", "v"}});
+  const safetensors_reader reader(folder / "a");
+  CHECK(reader.metadata() == safetensors_metadata{{"k", "v"}});
+  CHECK(reader.size() == read_file(folder / "a").size());
+  REQUIRE(reader.tensors().size() == 3);
+  CHECK(reader.tensors()[0].name == "b");
+  const tensor_place& a = reader.tensors()[1];
+  CHECK(a.shape == std::vector<index_t>{2, 3});
+  CHECK(a.count() == 6);
+  bytes part(8);
+  reader.read(a, 16, part);
+  float four[2];
+  std::memcpy(four, part.data(), 8);
+  CHECK(four[1] == 5.0F);
+  CHECK_THROWS_AS(reader.read(a, 20, part), value_error);
+  CHECK_THROWS_AS(reader.read(a, std::numeric_limits<std::uint64_t>::max(), part), value_error);
+
+  const bytes whole = read_file(folder / "a");
+  const auto copy_to = [&](const std::string& path, std::size_t room) {
+    safetensors_writer writer(path, room);
+    for (const tensor_place& tensor : reader.tensors()) {
+      const std::size_t number = writer.begin("late", tensor.dtype, tensor.shape);
+      for (std::uint64_t at = 0; at < tensor.bytes; at += 8) {
+        reader.read(tensor, at, part);
+        writer.write(part);
+      }
+      writer.rename(number, tensor.name);
+    }
+    writer.commit(reader.metadata());
+  };
+  std::size_t room = safetensors_writer::room_for("kv", 0);
+  for (const tensor_place& tensor : reader.tensors()) {
+    room += safetensors_writer::room_for(tensor.name, tensor.shape.size());
+  }
+  copy_to(folder / "b", room);
+  const safetensors_file copy = safetensors_file::read(folder / "b");
+  CHECK(copy.metadata() == reader.metadata());
+  CHECK(copy.tensor_names() == safetensors_file::parse(whole, "x").tensor_names());
+  float back[6];
+  read_tensor<float>(copy, "a", back);
+  CHECK(std::memcmp(back, f32, sizeof f32) == 0);
+  CHECK(mentions(io_error_of([&] { copy_to(folder / "c", 0); }), "where room was left for"));
+
+  const std::string none = folder / "d";
+  {
+    safetensors_writer writer(none, 1000);
+    (void)writer.begin("w", tensor_dtype::f32, {2});
+    CHECK_THROWS_AS(writer.write(bytes(9)), shape_error);
+    writer.write(bytes(7));
+    CHECK_THROWS_AS((void)writer.begin("v", tensor_dtype::f32, {2}), shape_error);
+    CHECK_THROWS_AS(writer.commit(), shape_error);
+    writer.write(bytes(1));
+    (void)writer.begin("w", tensor_dtype::f32, {0});
+    CHECK(mentions(io_error_of([&] { writer.commit(); }), "'w' is taken"));
+    CHECK_THROWS_AS((void)writer.begin("v", tensor_dtype::f32, {-1}), shape_error);
+  }
+  CHECK(list(folder.path()).size() == 2);
+
+  // What the whole reader refuses, this one refuses: its header is checked by the same code.
+  for (std::size_t n = 0; n < whole.size(); ++n) {
+    write_file_atomically(folder / "cut", std::span(whole).first(n));
+    CHECK(mentions(io_error_of([&] { safetensors_reader{folder / "cut"}; }), folder / "cut"));
+  }
+  CHECK(mentions(io_error_of([&] { safetensors_reader{folder / "nothing"}; }), "No such file"));
+  CHECK(mentions(io_error_of([&] { safetensors_reader{folder.path()}; }), "Is a directory"));
+  CHECK(mentions(io_error_of([&] { safetensors_reader{"/dev/null"}; }), "not a regular file"));
+  // A file that shrinks while it is read.
+  write_file_atomically(folder / "cut", whole);
+  const safetensors_reader shrinking(folder / "cut");
+  CHECK(::truncate((folder / "cut").c_str(), static_cast<off_t>(whole.size() - 4)) == 0);
+  CHECK(mentions(io_error_of([&] { shrinking.read(shrinking.tensors()[1], 16, part); }), "too early"));
+}
+
+TEST_CASE("halves convert, and are told by their C++ type") {
+  const float16 halves[2] = {float16(1.5F), float16(-0.25F)};
+  const std::vector<tensor_entry> entries{make_tensor_entry("h", {2}, std::span(halves))};
+  const safetensors_file file = safetensors_file::parse(encode_safetensors(entries), "x");
+  CHECK(file.tensor("h").dtype == tensor_dtype::f16);
+  float single[2];
+  read_tensor_converted<float>(file, "h", single);
+  CHECK(single[1] == -0.25F);
+  float16 same[2];
+  read_tensor<float16>(file, "h", same);
+  CHECK(same[0].bits() == halves[0].bits());
 }
 
 TEST_CASE("dtypes: names, sizes, order of the table") {

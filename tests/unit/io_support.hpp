@@ -9,8 +9,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <random>
 #include <span>
 #include <string>
@@ -18,6 +16,8 @@
 #include <vector>
 
 #include <pufferfish/core/error.hpp>
+
+#include "scratch_folder.hpp"
 
 namespace io_test {
 
@@ -39,28 +39,7 @@ inline std::vector<std::string> list(const std::string& folder) {
   return names;
 }
 
-/// An empty folder of its own, removed with the files in it.
-class scratch_folder {
- public:
-  scratch_folder() {
-    path_ = (std::filesystem::temp_directory_path() / "pufferfish-test-XXXXXX").string();
-    if (::mkdtemp(path_.data()) == nullptr) throw pufferfish::io_error("mkdtemp failed for " + path_);
-  }
-  scratch_folder(const scratch_folder&) = delete;
-  scratch_folder& operator=(const scratch_folder&) = delete;
-  ~scratch_folder() {
-    for (const std::string& name : list(path_)) {
-      const std::string path = path_ + "/" + name;
-      if (::unlink(path.c_str()) != 0) ::rmdir(path.c_str());
-    }
-    ::rmdir(path_.c_str());
-  }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using ::scratch_folder;
 
 /// The text of the io_error that `f` throws; "" if it throws nothing. Other exceptions pass.
 template <class F>

@@ -2,6 +2,7 @@
 // What docs/models.md shows, and the recipes. The marked parts stand there word for word.
 #include <doctest/doctest.h>
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,26 @@ TEST_CASE("docs: building a model") {
   CHECK(net.parameter_count() == 3336138);
   CHECK(low_rank_layers(scratch).size() == 16);
   CHECK(cost.parameters == 40047400);
+}
+
+TEST_CASE("docs: choosing ranks") {
+  network<float> net = resnet18<float>({.width = 16});
+  net.initialize(1);
+  // clang-format off
+  // [policy]
+  factorize_policy policy;         // the paper's: rank_ratio{0.25}, last layer and shortcuts dense
+  policy.rank = energy_kept{0.9};  // or fixed_rank{16}, parameter_budget{100000}, parameter_fraction{0.5}
+  policy.first_layer = 10;         // layers 1 .. 9 stay dense, counted in execution order without shortcuts
+  policy.also_if = [](const std::string&, matrix_size size) { return size.rows >= 128; };
+  const factorization done = factorize(net, policy);
+  for (const factor_report& layer : done.layers) {
+    std::printf("%s: rank %td, keeps %.3f\n", layer.name.c_str(), layer.rank, layer.kept_energy);
+  }
+  // [policy]
+  // clang-format on
+  // Stage 4 has 128 channels; its four convolutions are random, so 0.9 of the energy is most of the rank.
+  CHECK(done.layers.size() + done.kept_dense.size() == 4);
+  for (const factor_report& layer : done.layers) CHECK(layer.kept_energy >= 0.9);
 }
 
 void load_resnet50() {

@@ -428,15 +428,44 @@ TEST_CASE("transformer: errors") {
   tensor<double, 2> logits({1, 13});
   CHECK(contains(error_text([&] { net.root().forward(ctx, good, good, logits.view()); }), "[2 x 13]"));
   CHECK_THROWS_AS(net.root().backward(ctx, 1.0), state_error);
-  for (int which = 0; which < 5; ++which) {
+  for (int which = 0; which < 7; ++which) {
     transformer_options bad = small_transformer();
     if (which == 0) bad.layers = 0;
     if (which == 1) bad.padding = 13;
     if (which == 2) bad.dropout = 1.0;
     if (which == 3) bad.vocabulary = 0;
     if (which == 4) bad.positions = -1;
+    if (which == 5) bad.embedding_deviation = -1.0;
+    if (which == 6) bad.embedding_deviation = std::nan("");
     CHECK_THROWS_AS(transformer<double>{bad}, value_error);
   }
+}
+
+TEST_CASE("transformer: the table starts by Xavier or with a deviation, everything else alike") {
+  transformer_options options = small_transformer();
+  options.vocabulary = 500;
+  const auto table_and_rest = [&](double deviation) {
+    options.embedding_deviation = deviation;
+    model<transformer<double>> net(transformer<double>{options});
+    net.initialize(3);
+    std::vector<double> words, rest;
+    for (const auto& entry : net.store().parameters()) {
+      std::vector<double>& to = entry.name == "encoder.src_word_emb.weight" ? words : rest;
+      const std::span<const double> values = entry.thing->values();
+      to.insert(to.end(), values.begin(), values.end());
+    }
+    return std::pair(words, rest);
+  };
+  const auto deviation_of = [](const std::vector<double>& values) {
+    double sum = 0.0;
+    for (const double v : values) sum += v * v;
+    return std::sqrt(sum / static_cast<double>(values.size()));
+  };
+  const auto [xavier, rest] = table_and_rest(0.0);
+  const auto [normal, same] = table_and_rest(0.5);
+  CHECK(rest == same);
+  CHECK(deviation_of(xavier) == doctest::Approx(std::sqrt(2.0 / 506.0)).epsilon(0.05));
+  CHECK(deviation_of(normal) == doctest::Approx(0.5).epsilon(0.05));
 }
 
 TEST_CASE("transformer: learns to copy; after the switch, too") {

@@ -11,6 +11,7 @@
 #include <pufferfish/nn/batch_norm.hpp>
 #include <pufferfish/nn/dropout.hpp>
 #include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/fold_batch_norm.hpp>
 #include <pufferfish/nn/pooling.hpp>
 #include <pufferfish/nn/residual.hpp>
 #include <string>
@@ -413,6 +414,30 @@ TEST_CASE("network: nothing allocates from the second step on") {
       CHECK(arenas[3] == arenas[1]);
       CHECK(ctx.peak_bytes() > 0);
     }
+  }
+}
+
+TEST_CASE("network: warm inference of a folded network asks for no memory and keeps nothing") {
+  for (const int threads : {1, 2}) {
+    network<float> net = make_net<float>();
+    factorize(net, factorize_policy{});
+    CHECK(fold_batch_norm(net).folded.size() == 1);
+    cpu_context ctx({threads, 1});
+    ctx.set_mode(run_mode::training);
+    const tensor<float, 4> x = random_tensor<float>(image, 1);
+    tensor<float, 4> y(net.output_shape(image));
+    const auto infer = [&] {
+      const mode_scope inference(ctx, run_mode::inference);
+      net.forward(ctx, x.view(), y.view());
+    };
+    infer();
+    infer();
+    const std::size_t before = heap_requests, arenas = ctx.system_allocations();
+    infer();
+    CHECK(heap_requests == before);
+    CHECK(ctx.system_allocations() == arenas);
+    CHECK(ctx.tape().memory().peak_bytes() == 0);
+    CHECK(ctx.training());
   }
 }
 

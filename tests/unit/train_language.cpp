@@ -15,7 +15,6 @@ namespace {
 
 using namespace pufferfish;
 using train_support::recorder;
-using train_support::scratch_folder;
 using task = language_task<float>;
 using run_of = training_run<task, self>;
 
@@ -93,7 +92,7 @@ TEST_CASE("a language model learns, switches to low rank, and goes on learning")
 
 TEST_CASE("a run that stops within an epoch goes on bit for bit, hidden state and all") {
   fixture f;
-  scratch_folder folder("language");
+  scratch_folder folder;
   recorder seen;
   auto undisturbed = f.make(0.2);
   undisturbed.run(seen);
@@ -101,16 +100,16 @@ TEST_CASE("a run that stops within an epoch goes on bit for bit, hidden state an
     CAPTURE(stop);
     auto first = f.make(0.2);
     for (int step = 0; step < stop; ++step) first.advance(seen);
-    first.save(folder.file("run"));
+    first.save(folder / "run");
     auto second = f.make(0.2);
-    second.resume(folder.file("run"));
+    second.resume(folder / "run");
     second.run(seen);
     CHECK(digest_of(second) == digest_of(undisturbed));
   }
   run_options other = small_run();
   other.switch_rate_factor = 0.25;
   auto refused = f.make(0.2, 1, other);
-  CHECK_THROWS_AS(refused.resume(folder.file("run")), state_error);
+  CHECK_THROWS_AS(refused.resume(folder / "run"), state_error);
 }
 
 TEST_CASE("any number of threads gives the same bits") {

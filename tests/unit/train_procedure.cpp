@@ -110,7 +110,7 @@ TEST_CASE("any number of threads gives the same bits") {
 
 TEST_CASE("resume is bit-exact before, at and after the switch, in the middle of an epoch and at its end") {
   const image_set train = quadrants(100, 1), test = quadrants(40, 2);
-  const scratch_folder folder("resume");
+  const scratch_folder folder;
   self comm;
   training_observer nobody;
   run_of whole(tiny_net<float>(true), comm, train, test, small_options());
@@ -122,9 +122,9 @@ TEST_CASE("resume is bit-exact before, at and after the switch, in the middle of
     CAPTURE(stop);
     run_of first(tiny_net<float>(true), comm, train, test, small_options());
     for (index_t i = 0; i < stop; ++i) first.advance(nobody);
-    first.save(folder.file("checkpoint"));
+    first.save(folder / "checkpoint");
     run_of second(tiny_net<float>(true), comm, train, test, small_options(), {2, 0});
-    second.resume(folder.file("checkpoint"));
+    second.resume(folder / "checkpoint");
     CHECK(second.epoch() == first.epoch());
     CHECK(second.step_of_epoch() == first.step_of_epoch());
     CHECK(parameter_digest(second) == parameter_digest(first));
@@ -140,7 +140,7 @@ TEST_CASE("resume is bit-exact before, at and after the switch, in the middle of
 
 TEST_CASE("compressed gradients: bytes before and after the switch, and a resumed run goes on bit for bit") {
   const image_set train = quadrants(96, 1), test = quadrants(40, 2);
-  const scratch_folder folder("compressed");
+  const scratch_folder folder;
   self comm;
   training_observer nobody;
   for (const compression_options& compression :
@@ -152,7 +152,7 @@ TEST_CASE("compressed gradients: bytes before and after the switch, and a resume
       options.optimizer = sgd_options{0.0, 0.0, false, 1e-4, false};
       options.learning_rate = 1e-3;
     }
-    const std::string path = folder.file("checkpoint");
+    const std::string path = folder / "checkpoint";
     run_of whole(tiny_net<float>(true), comm, train, test, options);
     const index_t dense_bytes = whole.exchange_bytes();
     CHECK(dense_bytes < 2 * whole.net().parameter_count());
@@ -182,24 +182,24 @@ TEST_CASE("compressed gradients: bytes before and after the switch, and a resume
 
 TEST_CASE("a checkpoint of another run is refused, and nothing changes") {
   const image_set train = quadrants(50, 1), test = quadrants(40, 2);
-  const scratch_folder folder("refuse");
+  const scratch_folder folder;
   self comm;
   training_observer nobody;
   run_of run(tiny_net<float>(true), comm, train, test, small_options());
   run.advance(nobody);
-  run.save(folder.file("checkpoint"));
+  run.save(folder / "checkpoint");
 
   training_options other = small_options();
   other.learning_rate = 0.2;
   run_of differs(tiny_net<float>(true), comm, train, test, other);
   const std::uint64_t before = parameter_digest(differs);
-  CHECK_THROWS_WITH_AS(differs.resume(folder.file("checkpoint")), doctest::Contains("learning rate"),
+  CHECK_THROWS_WITH_AS(differs.resume(folder / "checkpoint"), doctest::Contains("learning rate"),
                        state_error);
   CHECK(parameter_digest(differs) == before);
 
   run_of wider(tiny_net<float>(true, 16), comm, train, test, small_options());
-  CHECK_THROWS_WITH_AS(wider.resume(folder.file("checkpoint")), doctest::Contains("fc.weight"), io_error);
-  CHECK_THROWS_AS(run.resume(folder.file("no such file")), io_error);
+  CHECK_THROWS_WITH_AS(wider.resume(folder / "checkpoint"), doctest::Contains("fc.weight"), io_error);
+  CHECK_THROWS_AS(run.resume(folder / "no such file"), io_error);
 }
 
 TEST_CASE("NaN weights at the switch are an error that names the layer; the dense network stays") {

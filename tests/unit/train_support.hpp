@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
 
-#include <unistd.h>
-#include <cstdio>
-#include <filesystem>
-#include <pufferfish/train.hpp>
 #include <string>
 #include <vector>
+
+#include <pufferfish/train.hpp>
+
+#include "scratch_folder.hpp"
 
 /// What tests of training share: a task small enough for milliseconds, and hard enough that nothing about it
 /// is trivial.
@@ -82,23 +82,5 @@ template <class Procedure>
 std::uint64_t parameter_digest(Procedure& run) {
   return digest(run.net().store().values());
 }
-
-/// A folder of its own for each test, gone afterwards.
-class scratch_folder {
- public:
-  explicit scratch_folder(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() /
-              ("pufferfish-" + name + "-" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(path_);
-  }
-  ~scratch_folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace train_support

@@ -7,6 +7,8 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <pufferfish/core/config.hpp>
 
@@ -58,6 +60,14 @@ class backend_error : public error {
 class timeout_error : public error {
  public:
   using error::error;
+  timeout_error(const std::string& text, std::vector<int> missing)
+      : error(text), missing_(std::move(missing)) {}
+
+  /// The ranks that did not arrive, in ascending order; none where that is not known.
+  const std::vector<int>& missing() const noexcept { return missing_; }
+
+ private:
+  std::vector<int> missing_;
 };
 
 PUFFERFISH_STABLE_NAMESPACE_END

@@ -50,6 +50,7 @@ template <class T>
 class bindable_storage {
  public:
   explicit bindable_storage(index_t size) : own_(size), data_(own_.data()), size_(size) {}
+  bindable_storage(T* place, index_t size) : data_(place), size_(size) {}
   bindable_storage(const bindable_storage& other) : bindable_storage(other.size_) {
     std::copy_n(other.data_, size_, data_);
   }
@@ -70,6 +71,10 @@ class bindable_storage {
   /// Moves the elements to `place` and stays bound to it.
   void bind(T* place) {
     std::copy_n(data_, size_, place);
+    attach(place);
+  }
+  /// Gives up the elements for those that lie at `place`.
+  void attach(T* place) {
     data_ = place;
     own_ = {};
   }
@@ -96,6 +101,11 @@ class parameter {
  public:
   parameter(const logical_layout& layout, parameter_role role)
       : layout_(layout), role_(role), values_(layout.size()) {}
+
+  /// One whose values lie at `values`, in stored order, in the memory of a host framework; they must outlive
+  /// it. (A copy owns its values.)
+  parameter(const logical_layout& layout, parameter_role role, T* values)
+      : layout_(layout), role_(role), values_(values, layout.size()) {}
 
   const logical_layout& layout() const { return layout_; }
   parameter_role role() const { return role_; }
@@ -145,6 +155,16 @@ class parameter {
   void bind(T* value_place, T* gradient_place, int id) {
     values_.bind(value_place);
     gradient_ = gradient_place;
+    own_gradient_ = {};
+    id_ = id;
+    written_ = 0;
+  }
+
+  /// Takes values and gradient of a host framework for its own, as they lie there in stored order; nothing is
+  /// copied. The places must outlive the binding; the gradient's may be nullptr if it is never asked for.
+  void attach(T* values, T* gradient, int id = -1) {
+    values_.attach(values);
+    gradient_ = gradient;
     own_gradient_ = {};
     id_ = id;
     written_ = 0;

@@ -14,6 +14,9 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
@@ -40,6 +43,14 @@ inline void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] s
   const std::size_t skip = (page - at % page) % page;
   static_cast<void>(
       ::madvise(static_cast<std::byte*>(memory) + skip, (bytes - skip) / page * page, MADV_HUGEPAGE));
+#endif
+}
+
+/// Gives back to the system what was freed: after work that needs much memory once, and leaves it in pieces
+/// that the allocator would keep (glibc's keeps as much as the largest block that was ever freed).
+inline void return_free_memory() {
+#if defined(__GLIBC__)
+  ::malloc_trim(0);
 #endif
 }
 

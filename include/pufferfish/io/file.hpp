@@ -83,6 +83,43 @@ inline void write_all(int fd, std::span<const std::uint8_t> bytes, const std::st
   }
 }
 
+/// The same at a position of the file, leaving that of write(2) where it is.
+inline void write_all_at(int fd, std::uint64_t offset, std::span<const std::uint8_t> bytes,
+                         const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written =
+        ::pwrite(fd, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30), static_cast<off_t>(offset));
+    if (written < 0) {
+      const int code = errno;
+      if (code == EINTR) continue;
+      throw_system_error(
+          path, "cannot write " + std::to_string(bytes.size()) + " bytes at byte " + std::to_string(offset),
+          code);
+    }
+    offset += static_cast<std::uint64_t>(written);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+/// Fills `out` from a position of the file. Throws io_error; a file that has become shorter is one.
+inline void read_all_at(int fd, std::uint64_t offset, std::span<std::uint8_t> out, const std::string& path) {
+  while (!out.empty()) {
+    const ssize_t got =
+        ::pread(fd, out.data(), std::min(out.size(), std::size_t{1} << 30), static_cast<off_t>(offset));
+    if (got < 0) {
+      const int code = errno;
+      if (code == EINTR) continue;
+      throw_system_error(path, "cannot read at byte " + std::to_string(offset), code);
+    }
+    if (got == 0) {
+      PUFFERFISH_THROW(io_error(path + ": ends at byte " + std::to_string(offset) + ", " +
+                                std::to_string(out.size()) + " bytes too early"));
+    }
+    offset += static_cast<std::uint64_t>(got);
+    out = out.subspan(static_cast<std::size_t>(got));
+  }
+}
+
 inline bool sync(int fd) {
   for (;;) {
     if (::fsync(fd) == 0) return true;
@@ -230,6 +267,15 @@ class atomic_writer {
     check_open();
     failure_guard guard{this};
     detail::write_all(file_.get(), bytes, path_);
+    guard.writer = nullptr;
+  }
+
+  /// Puts bytes over earlier ones, from `offset` on; what write() appends next still follows the last byte.
+  /// Throws as write does.
+  void overwrite(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
+    check_open();
+    failure_guard guard{this};
+    detail::write_all_at(file_.get(), offset, bytes, path_);
     guard.writer = nullptr;
   }
 

@@ -43,13 +43,13 @@ struct pair_batch {
   index_t first = 0;          ///< position of this rank's first pair in the global batch
   index_t count = 0;          ///< this rank's pairs; may be 0 in a batch smaller than the number of ranks
   index_t global_count = 0;   ///< pairs of all ranks
-  index_t source_length = 0;  ///< of the longest source of this rank, <s> and </s> included
-  index_t target_length = 0;  ///< of its longest target, <s> or </s> included
+  index_t source_length = 0;  ///< of the longest source of this rank, `<s>` and `</s>` included
+  index_t target_length = 0;  ///< of its longest target, `<s>` or `</s>` included
   std::int64_t tokens = 0;    ///< labels of this rank that are not padding
   std::int64_t global_tokens = 0;        ///< likewise of all ranks
-  std::span<const std::int32_t> source;  ///< <s> words </s>
-  std::span<const std::int32_t> target;  ///< <s> words: what the decoder reads
-  std::span<const std::int32_t> labels;  ///< words </s>: what it is to say, in the places of target
+  std::span<const std::int32_t> source;  ///< `<s> words </s>`
+  std::span<const std::int32_t> target;  ///< `<s> words`: what the decoder reads
+  std::span<const std::int32_t> labels;  ///< `words </s>`: what it is to say, in the places of target
   std::span<const index_t> source_first, source_count;  ///< of each pair
   std::span<const index_t> target_first, target_count;  ///< of each pair; those of labels too
   std::span<const std::uint32_t> pairs;                 ///< of each pair, its place in the set

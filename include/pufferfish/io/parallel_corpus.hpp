@@ -52,7 +52,7 @@ struct translation_tokens {
 
 /// One vocabulary for both languages of a tokenised text: the words that occur `minimum_count` times in one
 /// of the languages (as the paper's code does: each language's own vocabulary, then their union), behind
-/// <unk>, <pad>, <s>, </s>. `maximum_size` with those; 0: any. Throws value_error as vocabulary does.
+/// `<unk>`, `<pad>`, `<s>`, `</s>`. `maximum_size` with those; 0: any. Throws value_error as vocabulary does.
 inline vocabulary joint_vocabulary(const parallel_text& text, std::int64_t minimum_count = 3,
                                    index_t maximum_size = 0) {
   vocabulary_options options;
@@ -117,7 +117,7 @@ enum class unfit_pairs {
   keep   ///< long ones are cut, empty ones stay: for test sets, where every line is scored
 };
 
-/// Pairs as ids, without <s> and </s>.
+/// Pairs as ids, without `<s>` and `</s>`.
 struct sentence_pairs {
   id_lists source, target;
   std::vector<index_t> lines;  ///< of each pair, from 0: its place in the text
@@ -128,7 +128,7 @@ struct sentence_pairs {
 };
 
 /// The ids of one tokenised line. Words without an id, and special words that stand in the text, become
-/// <unk>.
+/// `<unk>`.
 inline std::vector<std::int32_t> encode_sentence(std::string_view line, const vocabulary& words) {
   std::vector<std::int32_t> ids;
   for (const std::string_view word : split_words(line)) {
@@ -138,7 +138,7 @@ inline std::vector<std::int32_t> encode_sentence(std::string_view line, const vo
   return ids;
 }
 
-/// The words of ids up to the first </s>, without special ones other than <unk>: for detokenize. Throws
+/// The words of ids up to the first `</s>`, without special ones other than `<unk>`: for detokenize. Throws
 /// value_error for ids that the vocabulary does not have.
 inline std::vector<std::string> decode_sentence(std::span<const std::int32_t> ids, const vocabulary& words) {
   std::vector<std::string> result;

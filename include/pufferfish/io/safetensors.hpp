@@ -17,7 +17,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,32 +26,14 @@
 #include <pufferfish/io/file.hpp>
 #include <pufferfish/io/safetensors_header.hpp>
 #include <pufferfish/io/tensor_dtype.hpp>
+#include <pufferfish/io/tensor_info.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
 static_assert(std::endian::native == std::endian::little, "pufferfish: safetensors data is little-endian");
 
-/// What safetensors_file::read accepts unless told otherwise: 64 GiB.
-inline constexpr std::uint64_t default_tensor_file_limit = std::uint64_t{1} << 36;
-
-/// One tensor of an open file. `bytes` points into the safetensors_file it came from, at no particular
-/// alignment.
-struct tensor_info {
-  tensor_dtype dtype{};
-  std::vector<index_t> shape;
-  std::span<const std::uint8_t> bytes;
-
-  /// Number of elements: the product of the shape, 1 for an empty shape.
-  index_t count() const { return static_cast<index_t>(bytes.size() / size_of(dtype)); }
-};
-
-/// One tensor to be written. `bytes` is only read, during the call.
-struct safetensors_entry {
-  std::string name;
-  tensor_dtype dtype{};
-  std::vector<index_t> shape;
-  std::span<const std::uint8_t> bytes;
-};
+/// One tensor to be written.
+using safetensors_entry = tensor_entry;
 
 /// A safetensors file, checked and held in memory.
 class safetensors_file {
@@ -68,26 +49,15 @@ class safetensors_file {
   /// MB, a header that is not this format's JSON (unknown dtypes and fields, names given twice, negative
   /// numbers), offsets outside the data, overlaps, holes, and shapes that do not fit their bytes.
   static safetensors_file parse(std::vector<std::uint8_t> bytes, std::string name) {
-    std::uint64_t header = 0;
-    if (bytes.size() < sizeof(header)) {
-      PUFFERFISH_THROW(
-          io_error(name + ": " + std::to_string(bytes.size()) + " bytes are too few for safetensors"));
-    }
-    std::memcpy(&header, bytes.data(), sizeof(header));
-    const std::size_t rest = bytes.size() - sizeof(header);
-    if (header > rest || header > detail::safetensors_max_header) {
-      PUFFERFISH_THROW(io_error(name + ": a safetensors header of " + std::to_string(header) +
-                                " bytes, but the file has " + std::to_string(rest) +
-                                " after the length and 100000000 are allowed"));
-    }
-    const auto length = static_cast<std::size_t>(header);
-    const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof(header), length);
+    const std::size_t length = detail::safetensors_header_length(bytes, bytes.size(), name);
+    const std::size_t before = sizeof(std::uint64_t), rest = bytes.size() - before;
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + before, length);
     detail::safetensors_header_sax parsed = detail::parse_safetensors_header(text, name);
     detail::check_safetensors_layout(parsed.items, rest - length, name);
 
     safetensors_file result(std::move(bytes), std::move(name));
     result.metadata_ = std::move(parsed.metadata);
-    const auto data = std::span<const std::uint8_t>(result.bytes_).subspan(sizeof(header) + length);
+    const auto data = std::span<const std::uint8_t>(result.bytes_).subspan(before + length);
     for (detail::safetensors_item& item : parsed.items) result.add(item, data);
     return result;
   }
@@ -123,9 +93,7 @@ class safetensors_file {
     const std::uint64_t end = (*item.offsets)[1];
     tensor_info info{*item.dtype, std::move(*item.shape),
                      data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin))};
-    if (!tensors_.emplace(item.name, std::move(info)).second) {
-      PUFFERFISH_THROW(io_error(name_ + ": tensor " + detail::quote_name(item.name) + " is there twice"));
-    }
+    tensors_.emplace(item.name, std::move(info));
     order_.push_back(std::move(item.name));
   }
 
@@ -136,74 +104,11 @@ class safetensors_file {
   safetensors_metadata metadata_;
 };
 
-namespace detail {
-
-/// The tensor, if it has `count` elements; else io_error.
-inline const tensor_info& tensor_of_count(const safetensors_file& file, std::string_view name,
-                                          std::size_t count) {
-  const tensor_info& info = file.tensor(name);
-  if (static_cast<std::size_t>(info.count()) != count) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has shape " +
-                              shape_text(info.shape) + ", that is " + std::to_string(info.count()) +
-                              " elements; wanted are " + std::to_string(count)));
-  }
-  return info;
-}
-
-template <class From, class To>
-void convert_elements(std::span<const std::uint8_t> from, std::span<To> to) {
-  for (std::size_t i = 0; i < to.size(); ++i) {
-    From value;
-    std::memcpy(&value, from.data() + i * sizeof(From), sizeof(From));
-    if constexpr (std::is_same_v<To, bfloat16>) {
-      to[i] = bfloat16(static_cast<float>(value));
-    } else {
-      to[i] = static_cast<To>(value);
-    }
-  }
-}
-
-}  // namespace detail
-
-/// Copies a tensor's elements to `out`, unchanged. `T` must be the file's dtype exactly.
-/// Throws io_error for a missing tensor, another dtype, another number of elements (both numbers are named).
-template <class T>
-void read_tensor(const safetensors_file& file, std::string_view name, std::span<T> out) {
-  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
-  if (info.dtype != dtype_of_v<T>) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + detail::quote_name(name) + " has dtype " +
-                              std::string(to_string(info.dtype)) + "; wanted is " +
-                              std::string(to_string(dtype_of_v<T>))));
-  }
-  if (!out.empty()) std::memcpy(out.data(), info.bytes.data(), info.bytes.size());
-}
-
-/// Copies a tensor's elements to `out` and converts between F32, F64 and BF16 where the file's dtype is
-/// another. Narrowing rounds to nearest (F64 to BF16 by way of F32); values beyond the range become infinite.
-/// Throws io_error as read_tensor does; dtypes other than these three are never converted.
-template <class T>
-void read_tensor_converted(const safetensors_file& file, std::string_view name, std::span<T> out) {
-  static_assert(is_scalar_v<T>, "pufferfish: read_tensor_converted converts to float, double or bfloat16");
-  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
-  if (info.dtype == tensor_dtype::f32) {
-    detail::convert_elements<float>(info.bytes, out);
-  } else if (info.dtype == tensor_dtype::f64) {
-    detail::convert_elements<double>(info.bytes, out);
-  } else if (info.dtype == tensor_dtype::bf16) {
-    detail::convert_elements<bfloat16>(info.bytes, out);
-  } else {
-    read_tensor(file, name, out);  // reports the dtype
-  }
-}
-
 /// An entry for the writer over the caller's elements, which must stay in place until it has run.
 template <class T, std::size_t N>
 safetensors_entry make_safetensors_entry(std::string name, std::vector<index_t> shape,
                                          std::span<T, N> elements) {
-  return {std::move(name),
-          dtype_of_v<std::remove_const_t<T>>,
-          std::move(shape),
-          {reinterpret_cast<const std::uint8_t*>(elements.data()), elements.size_bytes()}};
+  return make_tensor_entry(std::move(name), std::move(shape), elements);
 }
 
 namespace detail {
@@ -221,22 +126,27 @@ inline std::vector<const safetensors_entry*> ordered_entries(std::span<const saf
     if (entry.name == metadata_key || (i > 0 && order[i - 1]->name == entry.name)) {
       PUFFERFISH_THROW(io_error(file + ": tensor name " + quote_name(entry.name) + " is taken"));
     }
-    if (tensor_bytes(entry.dtype, entry.shape) != entry.bytes.size() ||
-        entry.shape.size() > safetensors_max_rank) {
-      PUFFERFISH_THROW(shape_error(file + ": tensor " + quote_name(entry.name) + " of dtype " +
-                                   std::string(to_string(entry.dtype)) + " and shape " +
-                                   shape_text(entry.shape) + " cannot have " +
-                                   std::to_string(entry.bytes.size()) + " bytes"));
-    }
+    check_entry(entry, file);
   }
   std::stable_sort(order.begin(), order.end(),
                    [](const auto* a, const auto* b) { return size_of(a->dtype) > size_of(b->dtype); });
   return order;
 }
 
-/// Length and header, padded with spaces so that the data starts at a multiple of 8.
-inline std::string safetensors_header(const std::vector<const safetensors_entry*>& order,
-                                      const safetensors_metadata& metadata, const std::string& file) {
+template <class T>
+const T& pointed_to(const T* thing) {
+  return *thing;
+}
+template <class T>
+const T& pointed_to(const T& thing) {
+  return thing;
+}
+
+/// Length and header, padded with spaces so that the data starts at a multiple of 8, and not before byte
+/// `at_least` of the file. `tensors`: anything with name, dtype and shape, in the order of the data.
+template <class Tensors>
+std::string safetensors_header(const Tensors& tensors, const safetensors_metadata& metadata,
+                               const std::string& file, std::size_t at_least = 0) {
   std::string text(sizeof(std::uint64_t), '\0');
   text += '{';
   if (!metadata.empty()) {
@@ -247,18 +157,19 @@ inline std::string safetensors_header(const std::vector<const safetensors_entry*
     text += ',';
   }
   std::uint64_t offset = 0;
-  for (const safetensors_entry* entry : order) {
-    text += json_string(entry->name, file) + ":{\"dtype\":\"" + std::string(to_string(entry->dtype)) +
+  for (const auto& each : tensors) {
+    const auto& tensor = pointed_to(each);
+    text += json_string(tensor.name, file) + ":{\"dtype\":\"" + std::string(to_string(tensor.dtype)) +
             "\",\"shape\":[";
-    for (const index_t extent : entry->shape) text += std::to_string(extent) + ",";
-    if (!entry->shape.empty()) text.pop_back();
+    for (const index_t extent : tensor.shape) text += std::to_string(extent) + ",";
+    if (!tensor.shape.empty()) text.pop_back();
     text += "],\"data_offsets\":[" + std::to_string(offset) + ",";
-    offset += entry->bytes.size();
+    offset += tensor_bytes(tensor.dtype, tensor.shape).value_or(0);
     text += std::to_string(offset) + "]},";
   }
   if (text.back() == ',') text.pop_back();
   text += '}';
-  text.resize((text.size() + 7) / 8 * 8, ' ');
+  text.resize((std::max(text.size(), at_least) + 7) / 8 * 8, ' ');
   const std::uint64_t length = text.size() - sizeof(length);
   if (length > safetensors_max_header) {
     PUFFERFISH_THROW(io_error(file + ": a safetensors header of " + std::to_string(length) +

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,6 +24,7 @@
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/error_text.hpp>
 #include <pufferfish/io/tensor_dtype.hpp>
+#include <pufferfish/io/tensor_info.hpp>
 #include <pufferfish/io/utf8.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -32,20 +35,7 @@ using safetensors_metadata = std::map<std::string, std::string>;
 namespace detail {
 
 inline constexpr std::uint64_t safetensors_max_header = 100'000'000;  // the reference implementation's cap
-inline constexpr std::size_t safetensors_max_rank = 64;
 inline constexpr std::string_view metadata_key = "__metadata__";
-
-/// Bytes of a tensor; nothing if an extent is negative or if the product does not fit in `index_t`. Zeros are
-/// left out of the overflow check's product, so that strides computed from the shape cannot overflow either.
-inline std::optional<std::uint64_t> tensor_bytes(tensor_dtype dtype, const std::vector<index_t>& shape) {
-  index_t bytes = static_cast<index_t>(size_of(dtype));
-  bool empty = false;
-  for (const index_t extent : shape) {
-    empty = empty || extent == 0;
-    if (extent < 0 || (extent > 0 && __builtin_mul_overflow(bytes, extent, &bytes))) return std::nullopt;
-  }
-  return empty ? 0 : static_cast<std::uint64_t>(bytes);
-}
 
 /// A tensor as its header describes it, before the numbers are checked.
 struct safetensors_item {
@@ -76,7 +66,7 @@ class safetensors_header_sax {
       if (value > static_cast<std::uint64_t>(std::numeric_limits<index_t>::max())) {
         return fail("has the extent " + std::to_string(value));
       }
-      if (items.back().shape->size() == safetensors_max_rank) return fail("has more than 64 dimensions");
+      if (items.back().shape->size() == max_tensor_rank) return fail("has more than 64 dimensions");
       items.back().shape->push_back(static_cast<index_t>(value));
       return true;
     }
@@ -171,6 +161,24 @@ class safetensors_header_sax {
   bool metadata_seen_ = false;
 };
 
+/// The length of the header that the first eight bytes (`start` has them, or all that there are) of a file of
+/// `size` bytes give. Throws io_error if it cannot be.
+inline std::size_t safetensors_header_length(std::span<const std::uint8_t> start, std::uint64_t size,
+                                             const std::string& file) {
+  std::uint64_t header = 0;
+  if (size < sizeof(header) || start.size() < sizeof(header)) {
+    PUFFERFISH_THROW(io_error(file + ": " + std::to_string(size) + " bytes are too few for safetensors"));
+  }
+  std::memcpy(&header, start.data(), sizeof(header));
+  const std::uint64_t rest = size - sizeof(header);
+  if (header > rest || header > safetensors_max_header) {
+    PUFFERFISH_THROW(io_error(file + ": a safetensors header of " + std::to_string(header) +
+                              " bytes, but the file has " + std::to_string(rest) +
+                              " after the length and 100000000 are allowed"));
+  }
+  return static_cast<std::size_t>(header);
+}
+
 /// Parses and checks everything that can be told from the JSON text alone.
 inline safetensors_header_sax parse_safetensors_header(std::string_view text, const std::string& file) {
   // The parser would take a NUL for the end of the text and skip a byte order mark.
@@ -185,7 +193,8 @@ inline safetensors_header_sax parse_safetensors_header(std::string_view text, co
   return sax;
 }
 
-/// Sorts by offsets and demands that the tensors cover the data exactly, in pieces that fit their shapes.
+/// Sorts by offsets and demands that the tensors cover the data exactly, in pieces that fit their shapes, and
+/// that no two have one name.
 inline void check_safetensors_layout(std::vector<safetensors_item>& items, std::uint64_t data_size,
                                      const std::string& file) {
   std::sort(items.begin(), items.end(), [](const safetensors_item& a, const safetensors_item& b) {
@@ -215,6 +224,13 @@ inline void check_safetensors_layout(std::vector<safetensors_item>& items, std::
   if (covered != data_size) {
     PUFFERFISH_THROW(io_error(file + ": the tensors end at byte " + std::to_string(covered) + " of " +
                               std::to_string(data_size) + " bytes of data"));
+  }
+  std::vector<std::string_view> names;
+  for (const safetensors_item& item : items) names.push_back(item.name);
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) {
+    PUFFERFISH_THROW(io_error(file + ": tensor " + quote_name(*twice) + " is there twice"));
   }
 }
 

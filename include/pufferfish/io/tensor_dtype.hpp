@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The element types that a safetensors file can hold, with their names and sizes.
+/// The element types that a file of tensors can hold, with their names and sizes.
 
 #include <array>
 #include <cstddef>
@@ -84,6 +84,10 @@ struct dtype_of<std::int16_t> {
   static constexpr tensor_dtype value = tensor_dtype::i16;
 };
 template <>
+struct dtype_of<float16> {
+  static constexpr tensor_dtype value = tensor_dtype::f16;
+};
+template <>
 struct dtype_of<bfloat16> {
   static constexpr tensor_dtype value = tensor_dtype::bf16;
 };
@@ -114,8 +118,8 @@ struct dtype_of<double> {
 
 }  // namespace detail
 
-/// The dtype that holds values of T: fixed-width integers, float, double, bfloat16. Others do not compile;
-/// bool neither, as a byte from a file may be no valid bool.
+/// The dtype that holds values of T: fixed-width integers, float, double, bfloat16, float16. Others do not
+/// compile; bool neither, as a byte from a file may be no valid bool.
 template <class T>
 inline constexpr tensor_dtype dtype_of_v = detail::dtype_of<T>::value;
 

@@ -8,13 +8,14 @@
 /// The rules. Text is cut at white space; what lies between gives tokens from left to right:
 /// - Words: letters with their marks, digits, '_', soft hyphens; apostrophes, '&' and periods between letters
 ///   as "o'clock", "R&B", "U.S." have them. Numbers keep '.', ',', ':' and '/' between digits ("1,000.5").
-/// - Hyphens and slashes between words, and dashes between numbers, are joints: "T-shirt" gives "T @-@
-/// shirt".
-///   So the way back knows them from dashes. A hyphen at the end of a word stays ("Damen- und Herrenrad").
+/// - Hyphens and slashes between words, and dashes between numbers, are joints: "T-shirt" gives
+///   "T @-@ shirt". So the way back knows them from dashes. A hyphen at the end of a word stays ("Damen- und
+///   Herrenrad").
 /// - English and German clitics come off: "n't", "'s", "'re", "'ve", "'ll", "'d", "'m" (also with U+2019).
 /// - A period stays with abbreviations ("z.B.", "Dr."), with initials ("J. Smith") and, in German, with
 ///   numbers of one or two digits before a word ("am 3. Mai"); else it is a token. Several in a row are one.
-/// - Web and mail addresses, #tags and @names are words. All else is one token a character, with its marks.
+/// - Web and mail addresses, "#tags" and "@names" are words. All else is one token a character, with its
+///   marks.
 /// Nothing but white space is lost, and tokens joined by spaces give the same tokens again.
 
 #include <algorithm>

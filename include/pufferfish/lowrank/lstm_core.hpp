@@ -39,6 +39,36 @@ class lstm_core : public recurrent_layer<T> {
   using recurrent_layer<T>::forward;
   using recurrent_layer<T>::backward;
 
+  /// What a forward pass keeps for its backward pass, rows of step after step.
+  struct kept_values {
+    tensor_view<T, 2> h_before, c_before;  ///< batch x hidden; null: zeros
+    tensor_view<T, 2> input, hidden;       ///< what the sides keep: input_kept_width(), hidden_kept_width()
+    tensor_view<T, 2> gates, cells;        ///< activations, 4 hidden; the cells after each step, hidden
+  };
+  index_t input_kept_width() const { return input_side_.kept_width(); }
+  index_t hidden_kept_width() const { return hidden_side_.kept_width(); }
+
+  /// forward without the tape: what the backward pass needs is left in `kept`, for hosts that hold it
+  /// themselves; its states are read. Without a backward pass `kept.cells` may have the rows of one step.
+  void forward_keeping(context<device::cpu>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
+                       const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
+    this->check(x.shape(), y.shape());
+    this->check_state(x.extent(1), recurrent_state<T>{kept.h_before, kept.c_before});
+    this->check_state(x.extent(1), recurrent_state<const T>(after));
+    compute_forward(ctx, x, kept, y, after);
+  }
+  /// The backward pass of forward_keeping, whose x, y and `kept` these are; overwrites `kept.gates`.
+  void backward_kept(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
+                     const tensor_view<const T, 3>& y, const kept_values& kept,
+                     const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
+                     const recurrent_state<const T>& from_after = {},
+                     const recurrent_state<T>& to_before = {}) const {
+    this->check(dx.is_null() ? x.shape() : dx.shape(), dy.shape());
+    this->check_state(dy.extent(1), from_after);
+    this->check_state(dy.extent(1), recurrent_state<const T>(to_before));
+    compute_backward(ctx, {x, y, kept}, dy, dx, from_after, to_before);
+  }
+
   /// The biases of the four gates one after the other: 4 hidden elements.
   tensor_view<T, 1> bias() { return {bias_.data(), {bias_.size()}}; }
   tensor_view<const T, 1> bias() const { return {bias_.data(), {bias_.size()}}; }
@@ -78,27 +108,14 @@ class lstm_core : public recurrent_layer<T> {
   void run_forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
                    const recurrent_state<const T>& before, const tensor_view<T, 3>& y,
                    const recurrent_state<T>& after) const override {
-    const index_t hidden = this->hidden_size();
-    const shapes size{x.extent(0), x.extent(1), hidden};
+    const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
     scratch_frame frame(ctx.scratch());
     const kept_values kept = take(ctx, frame, size, !before.is_null());
     if (!before.is_null()) {
       copy(before.h, kept.h_before);
       copy(before.c, kept.c_before);
     }
-    input_side_.forward(ctx, size.rows_of(x), bias_.data(), kept.input, kept.gates);
-    const typename Side::forward_steps add_hidden(ctx, frame, hidden_side_, size.steps);
-    for (index_t t = 0; t < size.steps; ++t) {
-      const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
-      if (!h.is_null()) add_hidden(ctx, h, size.at(kept.hidden, t), size.at(kept.gates, t));
-      ops::lstm_forward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : kept.cell(size, t - 1),
-                           kept.cell(size, t), size.step_of(y, t));
-    }
-    if (!after.is_null()) {
-      store(size.steps == 0 ? tensor_view<const T, 2>(kept.h_before) : size.step_of(y, size.steps - 1),
-            after.h);
-      store(size.steps == 0 ? kept.c_before : kept.cell(size, size.steps - 1), after.c);
-    }
+    compute_forward(ctx, x, kept, y, after);
     if (ctx.training()) ctx.tape().push_value(kept_views{x, y, kept});
   }
 
@@ -106,49 +123,12 @@ class lstm_core : public recurrent_layer<T> {
                     const recurrent_state<const T>& from_after,
                     const recurrent_state<T>& to_before) const override {
     const auto views = ctx.tape().template pop_value<kept_views>();
-    const kept_values& kept = views.kept;
-    const shapes size{views.x.extent(0), views.x.extent(1), this->hidden_size()};
     if (dy.shape() != views.y.shape()) {
       throw_error<shape_error>({this->describe(), ": the gradient of the output is ", dy.shape(),
                                 ", the output ", views.y.shape()});
     }
-    give_back(ctx, kept);
-    scratch_frame frame(ctx.scratch());
-    const extents<2> state_shape{size.batch, size.hidden};
-    const tensor_view<T, 2> dh = frame.take<T>(state_shape), dc = frame.take<T>(state_shape);
-    const tensor_view<T, 2> dkept = frame.take<T>(extents<2>{size.rows(), hidden_side_.kept_width()});
-    if (!from_after.is_null()) {
-      copy(from_after.h, dh);
-      copy(from_after.c, dc);
-    } else if (size.steps == 0) {
-      std::fill_n(dh.data(), dh.size(), T{});
-      std::fill_n(dc.data(), dc.size(), T{});
-    }
-    const bool wanted = !to_before.is_null();
-    const typename Side::backward_steps through_hidden(ctx, frame, hidden_side_, size.steps);
-    for (index_t t = size.steps; t-- > 0;) {
-      const bool last = t + 1 == size.steps && from_after.is_null();
-      const tensor_view<const T, 2> nothing;
-      ops::lstm_backward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : kept.cell(size, t - 1),
-                            kept.cell(size, t), size.step_of(dy, t), last ? nothing : dh, last ? nothing : dc,
-                            dc);
-      if (t > 0 || wanted || !kept.h_before.is_null()) {
-        through_hidden(ctx, size.at(kept.gates, t), size.at(dkept, t),
-                       t > 0 || wanted ? dh : tensor_view<T, 2>());
-      }
-    }
-    if (wanted) {
-      copy(tensor_view<const T, 2>(dh), to_before.h);
-      copy(tensor_view<const T, 2>(dc), to_before.c);
-    }
-    const tensor_view<const T, 2> dz = kept.gates;
-    backward_hidden_weight(ctx, size, views, dz, dkept);
-    ops::column_sums<T>(ctx, dz, bias_.gradient_data(), bias_.accumulate());
-    ctx.gradient_written(bias_);
-    const tensor_view<T, 2> dinput = frame.take<T>(extents<2>{size.rows(), input_side_.kept_width()});
-    input_side_.backward_kept(ctx, dz, dinput);
-    input_side_.backward_weight(ctx, size.rows_of(views.x), kept.input, dz, dinput);
-    if (!dx.is_null()) input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx));
+    give_back(ctx, views.kept);
+    compute_backward(ctx, views, dy, dx, from_after, to_before);
   }
 
  private:
@@ -171,20 +151,78 @@ class lstm_core : public recurrent_layer<T> {
     }
   };
 
-  /// On the tape, or in scratch if nothing will be wanted back; then one step of the cells is enough.
-  struct kept_values {
-    tensor_view<T, 2> h_before, c_before;  // null: zeros
-    tensor_view<T, 2> input, hidden;       // what the sides keep, a row each
-    tensor_view<T, 2> gates, cells;        // activations; the cells after each step
-    tensor_view<T, 2> cell(const shapes& size, index_t step) const {
-      return cells.extent(0) == size.rows() ? size.at(cells, step) : cells;
-    }
-  };
   struct kept_views {
     tensor_view<const T, 3> x, y;
     kept_values kept;
   };
 
+  static tensor_view<T, 2> cell(const kept_values& kept, const shapes& size, index_t step) {
+    return kept.cells.extent(0) == size.rows() ? size.at(kept.cells, step) : kept.cells;
+  }
+
+  void compute_forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
+                       const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
+    const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
+    scratch_frame frame(ctx.scratch());
+    input_side_.forward(ctx, size.rows_of(x), bias_.data(), kept.input, kept.gates);
+    const typename Side::forward_steps add_hidden(ctx, frame, hidden_side_, size.steps);
+    for (index_t t = 0; t < size.steps; ++t) {
+      const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
+      if (!h.is_null()) add_hidden(ctx, h, size.at(kept.hidden, t), size.at(kept.gates, t));
+      ops::lstm_forward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : cell(kept, size, t - 1),
+                           cell(kept, size, t), size.step_of(y, t));
+    }
+    if (!after.is_null()) {
+      store(size.steps == 0 ? tensor_view<const T, 2>(kept.h_before) : size.step_of(y, size.steps - 1),
+            after.h);
+      store(size.steps == 0 ? kept.c_before : cell(kept, size, size.steps - 1), after.c);
+    }
+  }
+
+  void compute_backward(context<device::cpu>& ctx, const kept_views& views, const tensor_view<const T, 3>& dy,
+                        const tensor_view<T, 3>& dx, const recurrent_state<const T>& from_after,
+                        const recurrent_state<T>& to_before) const {
+    const kept_values& kept = views.kept;
+    const shapes size{views.x.extent(0), views.x.extent(1), this->hidden_size()};
+    scratch_frame frame(ctx.scratch());
+    const extents<2> state_shape{size.batch, size.hidden};
+    const tensor_view<T, 2> dh = frame.take<T>(state_shape), dc = frame.take<T>(state_shape);
+    const tensor_view<T, 2> dkept = frame.take<T>(extents<2>{size.rows(), hidden_side_.kept_width()});
+    if (!from_after.is_null()) {
+      copy(from_after.h, dh);
+      copy(from_after.c, dc);
+    } else if (size.steps == 0) {
+      std::fill_n(dh.data(), dh.size(), T{});
+      std::fill_n(dc.data(), dc.size(), T{});
+    }
+    const bool wanted = !to_before.is_null();
+    const typename Side::backward_steps through_hidden(ctx, frame, hidden_side_, size.steps);
+    for (index_t t = size.steps; t-- > 0;) {
+      const bool last = t + 1 == size.steps && from_after.is_null();
+      const tensor_view<const T, 2> nothing;
+      ops::lstm_backward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : cell(kept, size, t - 1),
+                            cell(kept, size, t), size.step_of(dy, t), last ? nothing : dh,
+                            last ? nothing : dc, dc);
+      if (t > 0 || wanted || !kept.h_before.is_null()) {
+        through_hidden(ctx, size.at(kept.gates, t), size.at(dkept, t),
+                       t > 0 || wanted ? dh : tensor_view<T, 2>());
+      }
+    }
+    if (wanted) {
+      copy(tensor_view<const T, 2>(dh), to_before.h);
+      copy(tensor_view<const T, 2>(dc), to_before.c);
+    }
+    const tensor_view<const T, 2> dz = kept.gates;
+    backward_hidden_weight(ctx, size, views, dz, dkept);
+    ops::column_sums<T>(ctx, dz, bias_.gradient_data(), bias_.accumulate());
+    ctx.gradient_written(bias_);
+    const tensor_view<T, 2> dinput = frame.take<T>(extents<2>{size.rows(), input_side_.kept_width()});
+    input_side_.backward_kept(ctx, dz, dinput);
+    input_side_.backward_weight(ctx, size.rows_of(views.x), kept.input, dz, dinput);
+    if (!dx.is_null()) input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx));
+  }
+
+  /// On the tape, or in scratch if nothing will be wanted back; then one step of the cells is enough.
   kept_values take(context<device::cpu>& ctx, scratch_frame& frame, const shapes& size, bool state) const {
     const bool training = ctx.training();
     const auto block = [&](index_t rows, index_t columns) {

@@ -25,8 +25,8 @@ struct rank_ratio {
   double ratio = 0.25;
 };
 
-/// The smallest rank whose kept energy, sum of the kept sigma^2 over ||A||_F^2, is at least `fraction` (0 ..
-/// 1].
+/// The smallest rank whose kept energy, sum of the kept sigma^2 over ||A||_F^2, is at least `fraction`,
+/// 0 < fraction <= 1.
 struct energy_kept {
   double fraction = 0.9;
 };

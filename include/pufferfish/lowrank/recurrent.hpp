@@ -101,7 +101,7 @@ class recurrent_layer {
                             const tensor_view<T, 3>& dx, const recurrent_state<const T>& from_after,
                             const recurrent_state<T>& to_before) const = 0;
 
- private:
+  /// Throw shape_error.
   void check(const extents<3>& x, const extents<3>& y) const {
     if (x[2] != input_ || y[2] != hidden_ || x[0] != y[0] || x[1] != y[1]) {
       detail::throw_error<shape_error>(
@@ -117,6 +117,8 @@ class recurrent_layer {
                                         state.c.shape(), " where both must be ", expected});
     }
   }
+
+ private:
   template <class U>
   static tensor_view<U, 3> sequence(const tensor_view<U, 4>& view) {
     return view.reshape(extents<3>{view.extent(0), view.extent(1), view.extent(2) * view.extent(3)});

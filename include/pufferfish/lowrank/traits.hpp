@@ -29,15 +29,13 @@ struct named_view {
 ///       // Stride, padding and the like; convolutions only.
 ///       static pufferfish::conv_shape shape(const host::Conv2d& layer);
 ///       // A std::array (or vector) of the layer's weight matrices: one for linear [out][in] and for conv
-///       // [out][in][height][width]; for an LSTM eight [hidden][in]: the input side of the gates i, f, g, o,
-///       then
-///       // their hidden side. Views onto the layer's own memory, any strides.
+///       // [out][in][height][width]; for an LSTM eight [hidden][in]: the input side of the gates i, f, g,
+///       // o, then their hidden side. Views onto the layer's own memory, any strides.
 ///       static std::array<pufferfish::named_view<const float, 4>, 1> matrices(const host::Conv2d& layer);
 ///       // Optional, linear and convolutions: out elements, or a null view for a layer without bias.
 ///       static pufferfish::tensor_view<const float, 1> bias(const host::Conv2d& layer);
 ///       // Optional, LSTM: four vectors of `hidden` elements (gates i, f, g, o), or eight where the input
-///       and the
-///       // hidden side have biases of their own: those are added up.
+///       // and the hidden side have biases of their own: those are added up.
 ///       static std::array<pufferfish::named_view<const float, 1>, 4> biases(const host::LSTM& layer);
 ///     };
 template <class Layer>

@@ -37,8 +37,11 @@ struct transformer_options {
   index_t heads = 8;
   index_t key = 64;  ///< a head's queries and keys
   index_t value = 64;
-  index_t positions = 200;   ///< longest sentence
-  double dropout = 0.1;      ///< of embeddings, block outputs and attention weights
+  index_t positions = 200;  ///< longest sentence
+  double dropout = 0.1;     ///< of embeddings, block outputs and attention weights
+  /// Standard deviation of the table's initial values; 0: Xavier's, as in the paper's code, which leaves
+  /// words fifty times weaker than positions and takes many epochs to mend that.
+  double embedding_deviation = 0.0;
   std::int32_t padding = 1;  ///< token that fills sentences up; no_token: none
 };
 
@@ -190,8 +193,8 @@ class transformer {
     detail::for_each_part(decoder_, detail::join_name(prefix, "decoder"), part);
   }
 
-  /// As the paper's code starts: every matrix, the table and low-rank factors too, uniform by Xavier; biases
-  /// as PyTorch's linear layers.
+  /// As the paper's code starts: every matrix, the table (but see embedding_deviation) and low-rank factors
+  /// too, uniform by Xavier; biases as PyTorch's linear layers.
   void initialize(random_stream random) {
     const auto part = [&](const std::string& name, auto& block) { block.initialize(random.child(name)); };
     detail::for_each_part(encoder_, "encoder", part);
@@ -207,6 +210,11 @@ class transformer {
       random_stream random;
     } visitor(random);
     visit_state(visitor);
+    if (options_.embedding_deviation > 0.0) {
+      const tensor_view<T, 2> table = embedding_.weight();
+      fill_normal(std::span<T>(table.data(), static_cast<std::size_t>(table.size())),
+                  options_.embedding_deviation, random.child("embedding"));
+    }
   }
 
   /// Parameters and multiply-accumulates of a pass over one pair of sentences of so many tokens. The output's
@@ -241,7 +249,9 @@ class transformer {
     const bool sizes = o.vocabulary > 0 && o.width > 0 && o.hidden > 0 && o.layers > 0 && o.heads > 0 &&
                        o.key > 0 && o.value > 0 && o.positions > 0;
     const bool padding = o.padding == no_token || (o.padding >= 0 && o.padding < o.vocabulary);
-    if (!sizes || !padding || !(o.dropout >= 0.0 && o.dropout < 1.0)) {
+    const bool numbers = o.dropout >= 0.0 && o.dropout < 1.0 && std::isfinite(o.embedding_deviation) &&
+                         o.embedding_deviation >= 0.0;
+    if (!sizes || !padding || !numbers) {
       detail::throw_error<value_error>({"transformer: ",
                                         o.layers,
                                         " layers of width ",
@@ -262,7 +272,10 @@ class transformer {
                                         o.padding,
                                         ", dropout ",
                                         o.dropout,
-                                        "; sizes must be positive, the padding a token, dropout in [0, 1)"});
+                                        ", embedding deviation ",
+                                        o.embedding_deviation,
+                                        "; sizes must be positive, the padding a token, dropout in [0, 1), ",
+                                        "the deviation not negative"});
     }
     return o;
   }

@@ -145,10 +145,10 @@ struct slot_factorization {
   }
 };
 
-/// All of them on policy.threads threads, the large ones first, so that no thread is left with one at the
-/// end.
-template <class T, class Device>
-void factorize_slots(std::vector<slot_factorization<T, Device>>& work, const factorize_policy& policy) {
+/// Runs all decompositions on policy.threads threads, the large ones first, so that no thread is left with
+/// one at the end. Each has a cost() and a run(policy).
+template <class Decomposition>
+void run_decompositions(std::vector<Decomposition>& work, const factorize_policy& policy) {
   std::vector<std::size_t> order(work.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -175,7 +175,7 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
     root.visit_layers(selector);
     std::vector<detail::slot_factorization<T, Device>> work;
     for (const auto& found : selector.select(policy)) work.push_back({found.name, found.slot, {}, {}});
-    detail::factorize_slots(work, policy);
+    detail::run_decompositions(work, policy);
     for (auto& done : work) {
       if (!done.low_rank) {
         result.kept_dense.push_back(done.name);
@@ -188,6 +188,7 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
     }
   });
   result.parameters_after = net.parameter_count();
+  detail::return_free_memory();
   return result;
 }
 

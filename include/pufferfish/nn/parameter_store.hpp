@@ -53,6 +53,26 @@ class parameter_store {
     ++generation_;
   }
 
+  /// The same for gradients alone, of parameters whose values stay where they are: in the memory of a host
+  /// framework. values() and buffers() are empty then.
+  template <class Visit>
+  void pack_gradients(Visit&& visit) {
+    collector found;
+    visit(found);
+    std::reverse(found.parameters.begin(), found.parameters.end());
+    aligned_buffer<T> gradients(place(found.parameters));
+    int id = 0;
+    for (const parameter_entry& entry : found.parameters) {
+      entry.thing->attach(entry.thing->data(), gradients.data() + entry.offset, id++);
+    }
+    parameters_ = std::move(found.parameters);
+    buffer_entries_.clear();
+    gradients_ = std::move(gradients);
+    values_ = {};
+    buffers_ = {};
+    ++generation_;
+  }
+
   std::span<T> values() { return values_.span(); }
   std::span<const T> values() const { return values_.span(); }
   std::span<T> gradients() { return gradients_.span(); }

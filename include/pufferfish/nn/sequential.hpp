@@ -13,6 +13,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+template <class T, class Device = device::cpu>
+class sequential;
+
+/// A layer_visitor that is also shown each sequential as a whole, before its layers: it may replace them, and
+/// take some out.
+template <class T, class Device = device::cpu>
+class sequence_visitor : public layer_visitor<T, Device> {
+ public:
+  virtual void on_sequence(const std::string& prefix, sequential<T, Device>& layers) = 0;
+};
+
 /// Layers in a row. It owns the memory between them. In training an output that a backward pass reads lies on
 /// the tape until that is over. One that a layer can write again from its own input (a batch norm's, for the
 /// convolution behind it) is written again when that backward pass needs it, where the gradient goes
@@ -22,7 +33,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Neighbours share passes over memory where they offer to (layer_abilities): a batch norm takes the moments
 /// of its input from the layer before and does the work of the ReLU behind it, whose output is then the only
 /// one that is written, and whose backward pass is part of the batch norm's.
-template <class T, class Device = device::cpu>
+template <class T, class Device>
 class sequential {
  public:
   using value_type = T;
@@ -46,6 +57,9 @@ class sequential {
   bool empty() const { return children_.empty(); }
   layer_type& operator[](std::size_t i) { return children_[i].layer; }
   const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
+  const std::string& name(std::size_t i) const { return children_[i].name; }
+  /// Takes a layer out; the names of the others stay.
+  void erase(std::size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }
 
   std::string describe() const { return "sequential of " + std::to_string(children_.size()); }
 
@@ -154,6 +168,7 @@ class sequential {
     for (child& c : children_) c.layer.visit_state(visitor, detail::join_name(prefix, c.name));
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
+    if (auto* whole = dynamic_cast<sequence_visitor<T, Device>*>(&visitor)) whole->on_sequence(prefix, *this);
     for (child& c : children_) {
       const std::string name = detail::join_name(prefix, c.name);
       visitor.on_layer(name, c.layer);

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Any file of weights, safetensors or npz, to low-rank factors and back, without the network:
+//   factorize_weights resnet50.safetensors small.safetensors --rank-ratio 0.25
+//   factorize_weights small.safetensors dense.safetensors --merge
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <pufferfish/lowrank/weight_merge.hpp>
+
+#include "common/console.hpp"
+#include "common/session.hpp"
+#include "common/text.hpp"
+
+namespace {
+
+using namespace examples;
+using pufferfish::index_t;
+using pufferfish::weight_report;
+using pufferfish::weight_result;
+
+struct options {
+  std::string in, out, json;
+  std::optional<double> ratio, energy;
+  std::optional<index_t> budget;
+  index_t keep_first = 1;
+  bool keep_last = true;
+  std::string include, exclude;
+  std::string method = "auto";
+  bool merge = false;
+  bool all = false;
+  int threads = 0;
+};
+
+/// True for names in which the pattern is found. Throws value_error for no pattern.
+std::function<bool(const std::string&)> matcher(const std::string& option, const std::string& pattern) {
+  if (pattern.empty()) return {};
+  try {
+    return [expression = std::regex(pattern)](const std::string& name) {
+      return std::regex_search(name, expression);
+    };
+  } catch (const std::regex_error& e) {
+    throw pufferfish::value_error(option + " " + pattern + ": " + e.what());
+  }
+}
+
+pufferfish::weight_policy policy_of(const options& o) {
+  pufferfish::weight_policy policy;
+  if (o.ratio) policy.rank = pufferfish::rank_ratio{*o.ratio};
+  if (o.energy) policy.rank = pufferfish::energy_kept{*o.energy};
+  policy.budget = o.budget.value_or(0);
+  policy.keep_first = o.keep_first;
+  policy.keep_last = o.keep_last;
+  policy.include = matcher("--include", o.include);
+  policy.exclude = matcher("--exclude", o.exclude);
+  if (o.method == "gram") policy.method = pufferfish::svd_method::gram;
+  if (o.method == "jacobi") policy.method = pufferfish::svd_method::jacobi;
+  if (o.method == "randomized") policy.method = pufferfish::svd_method::randomized;
+  policy.threads = threads_for(o.threads, 1);
+  return policy;
+}
+
+/// On a terminal a bar that redraws itself, elsewhere nothing: the table follows.
+class bar {
+ public:
+  explicit bar(const console& out) : shown_(out.style() == progress_style::bar) {}
+  bar(const bar&) = delete;
+  bar& operator=(const bar&) = delete;
+  ~bar() {
+    if (drawn_) std::fputs("\r\033[K", stderr);
+  }
+
+  void operator()(const weight_result& tensor, double share) {
+    const auto now = clock::now();
+    if (!shown_ || (drawn_ && now - drawn_at_ < std::chrono::milliseconds(100))) return;
+    constexpr int width = 24;
+    const auto filled = static_cast<std::size_t>(width * std::min(1.0, share));
+    const double seconds = std::chrono::duration<double>(now - start_).count();
+    std::fprintf(stderr, "\r[%s%s] %3.0f %%, %s left, %s\033[K", std::string(filled, '#').c_str(),
+                 std::string(width - filled, '.').c_str(), 100.0 * share,
+                 clock_text(share > 0.0 ? seconds * (1.0 - share) / share : 0.0).c_str(),
+                 pufferfish::detail::quote_name(tensor.name).c_str());
+    std::fflush(stderr);
+    drawn_ = true;
+    drawn_at_ = now;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  bool shown_;
+  bool drawn_ = false;
+  clock::time_point start_ = clock::now();
+  clock::time_point drawn_at_;
+};
+
+std::string shape_of(const weight_result& r) {
+  std::string text;
+  for (const index_t extent : r.shape) text += (text.empty() ? "" : "x") + std::to_string(extent);
+  return text;
+}
+
+/// A name without quotes, but as safe for a terminal as quote_name's.
+std::string shown(const std::string& name) {
+  const std::string quoted = pufferfish::detail::quote_name(name);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+/// Weight matrices, unless all tensors are asked for.
+std::string table_of(const options& o, const weight_report& report) {
+  const std::vector<std::string> merged{"tensor",     "dtype",  "shape",  "rank",
+                                        "parameters", "before", "seconds"};
+  const std::vector<std::string> made{"tensor",      "dtype",          "shape",      "layer",  "rank",
+                                      "energy kept", "relative error", "parameters", "before", "seconds"};
+  text_table table(o.merge ? merged : made);
+  std::size_t others = 0;
+  for (const weight_result& r : report.tensors) {
+    if (!o.all && !r.factorized && r.layer == 0) {
+      ++others;
+      continue;
+    }
+    std::vector<std::string> row{shown(r.name), std::string(to_string(r.dtype)), shape_of(r)};
+    if (!o.merge) row.push_back(r.layer > 0 ? std::to_string(r.layer) : "");
+    row.push_back(r.factorized ? (r.parts > 1 ? format("%td x ", r.parts) : "") + std::to_string(r.rank)
+                               : r.reason);
+    if (!o.merge) {
+      row.push_back(r.factorized ? format("%.4f", r.kept_energy) : "");
+      row.push_back(r.factorized ? format("%.4f", r.relative_error) : "");
+    }
+    row.push_back(grouped(r.parameters_after));
+    row.push_back(grouped(r.parameters_before));
+    row.push_back(r.factorized ? format("%.2f", r.seconds) : "");
+    table.add(row);
+  }
+  std::string text = table.str();
+  if (others > 0) text += format("and %zu tensors that are no weight matrices (--all shows them)\n", others);
+  return text;
+}
+
+nlohmann::ordered_json to_json(const options& o, const weight_report& report) {
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+  for (const weight_result& r : report.tensors) {
+    nlohmann::ordered_json row{{"name", r.name},
+                               {"dtype", to_string(r.dtype)},
+                               {"shape", r.shape},
+                               {o.merge ? "merged" : "factorized", r.factorized}};
+    if (!o.merge && r.layer > 0) row["layer"] = r.layer;
+    if (r.factorized) {
+      row["rank"] = r.rank;
+      row["matrices"] = r.parts;
+      if (!o.merge) {
+        row["energy_kept"] = r.kept_energy;
+        row["relative_error"] = r.relative_error;
+      }
+      row["seconds"] = r.seconds;
+    } else if (!o.merge) {
+      row["reason"] = r.reason;
+    }
+    row["parameters_before"] = r.parameters_before;
+    row["parameters_after"] = r.parameters_after;
+    tensors.push_back(std::move(row));
+  }
+  return {{"input", o.in},
+          {"output", o.out},
+          {"parameters_before", report.parameters_before},
+          {"parameters_after", report.parameters_after},
+          {"seconds", report.seconds},
+          {"tensors", std::move(tensors)}};
+}
+
+void work(const options& o) {
+  check_writable(o.json);
+  const console out(0, o.json, progress_style::automatic);
+  weight_report report;
+  {
+    bar show(out);
+    const auto observer = [&show](const weight_result& tensor, double share) { show(tensor, share); };
+    report = o.merge ? pufferfish::merge_weights(o.in, o.out, threads_for(o.threads, 1), observer)
+                     : pufferfish::factorize_weights(o.in, o.out, policy_of(o), observer);
+  }
+  std::size_t count = 0;
+  for (const weight_result& r : report.tensors) count += r.factorized ? 1 : 0;
+  out.write(table_of(o, report));
+  out.line(format("%zu weights %s: %s -> %s parameters (%.1f %%) in %.1f s", count,
+                  o.merge ? "merged" : "factorized", grouped(report.parameters_before).c_str(),
+                  grouped(report.parameters_after).c_str(),
+                  report.parameters_before > 0 ? 100.0 * static_cast<double>(report.parameters_after) /
+                                                     static_cast<double>(report.parameters_before)
+                                               : 100.0,
+                  report.seconds));
+  write_json(o.json, to_json(o, report));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  options o;
+  CLI::App app("Replaces the weight matrices of a file by low-rank factors, or factors by their products",
+               "factorize_weights");
+  app.add_option("input", o.in, "Weights: .npz, or safetensors")->required();
+  app.add_option("output", o.out, "Where the result goes: .npz, or safetensors")->required();
+  CLI::Option* ratio = app.add_option("--rank-ratio", o.ratio,
+                                      "Rank: this part of a matrix's smaller side; 0.25 if nothing is said")
+                           ->check(CLI::Range(0.0, 1.0));
+  CLI::Option* energy =
+      app.add_option("--energy", o.energy, "Rank: the least that keeps this part of ||A||^2")
+          ->check(CLI::Range(0.0, 1.0));
+  CLI::Option* budget =
+      app.add_option("--budget", o.budget, "Ranks: the best for so many parameters in the whole file")
+          ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 60));
+  ratio->excludes(energy)->excludes(budget);
+  energy->excludes(budget);
+  CLI::Option* first = app.add_option("--keep-first", o.keep_first, "Layers at the start that stay dense")
+                           ->check(CLI::Range(0, 1000000))
+                           ->capture_default_str();
+  CLI::Option* last =
+      app.add_flag("--keep-last,!--factorize-last", o.keep_last, "The last layer stays dense (it does)");
+  CLI::Option* include = app.add_option("--include", o.include, "Only weights whose name matches this regex");
+  CLI::Option* exclude = app.add_option("--exclude", o.exclude, "No weight whose name matches this regex");
+  app.add_option("--svd", o.method, "How matrices are decomposed")
+      ->check(CLI::IsMember({"auto", "gram", "jacobi", "randomized"}))
+      ->capture_default_str();
+  CLI::Option* merge = app.add_flag("--merge", o.merge, "The way back: factors become dense weights");
+  for (CLI::Option* other : {ratio, energy, budget, first, last, include, exclude}) merge->excludes(other);
+  app.add_flag("--all", o.all, "Show every tensor, not only weight matrices");
+  app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));
+  app.add_option("--json", o.json, "Write what was done to this file; - is standard output");
+  return run(app, argc, argv, [&o](auto& comm) {
+    if (comm.rank() == 0) work(o);
+  });
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Runs a model of the zoo with the weights of a file, dense or factorized (factorize_weights), on arrays:
+//   run_weights --model resnet50 small.safetensors images.npz logits.npz
+// images.npz has `images` [N][H][W][C] in float32, as numpy.savez writes it; logits.npz gets `logits`.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/io/npz.hpp>
+#include <pufferfish/models/weights.hpp>
+#include <pufferfish/models/zoo.hpp>
+#include <pufferfish/nn/factorize.hpp>
+
+#include "common/session.hpp"
+
+namespace {
+
+using namespace pufferfish;
+
+struct options {
+  std::string model = "resnet50", weights, in, out;
+  int threads = 0;
+};
+
+/// The layers that are factors in the file, with their ranks.
+std::vector<layer_rank> ranks_of(const safetensors_file& file) {
+  const std::string ending = ".down.weight";
+  std::vector<layer_rank> ranks;
+  for (const std::string& name : file.tensor_names()) {
+    if (name.size() <= ending.size() ||
+        name.compare(name.size() - ending.size(), ending.size(), ending) != 0) {
+      continue;
+    }
+    const std::vector<index_t>& shape = file.tensor(name).shape;
+    ranks.push_back({name.substr(0, name.size() - ending.size()), shape.empty() ? 0 : shape[0]});
+  }
+  return ranks;
+}
+
+void run_weights(const options& o) {
+  const auto& model = zoo_model_called<float>(o.model);
+  network<float> net = model.make(factor_mode::dense);
+  {
+    const safetensors_file file = safetensors_file::read(o.weights);
+    apply_ranks(net, ranks_of(file));
+    load_weights(net, file);
+  }
+  const npz_file arrays = npz_file::read(o.in);
+  const std::vector<index_t>& shape = arrays.tensor("images").shape;
+  if (shape.size() != 4) {
+    throw io_error(o.in + ": images have " + std::to_string(shape.size()) + " dimensions, not [N][H][W][C]");
+  }
+  tensor<float, 4> images({shape[0], shape[1], shape[2], shape[3]});
+  read_tensor<float>(arrays, "images", images.flat());
+  context_options machine;
+  machine.threads = examples::threads_for(o.threads, 1);
+  cpu_context ctx(machine);
+  const tensor<float, 4> logits = std::as_const(net).forward(ctx, images.view());
+  const std::vector<tensor_entry> results{
+      make_tensor_entry("logits", {shape[0], logits.size() / std::max<index_t>(1, shape[0])}, logits.flat())};
+  write_npz(o.out, results);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  options o;
+  CLI::App app("Runs a model of the zoo with the weights of a file", "run_weights");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--model", o.model, "A convolutional model of the zoo");
+  app.add_option("weights", o.weights, "Safetensors, dense or from factorize_weights")->required();
+  app.add_option("input", o.in, "An .npz file with `images`")->required();
+  app.add_option("output", o.out, "Gets `logits`")->required();
+  app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));
+  return examples::run(app, argc, argv, [&o](auto& comm) {
+    if (comm.rank() == 0) run_weights(o);
+  });
+}

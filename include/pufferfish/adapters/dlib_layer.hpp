@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What the low-rank layers of adapters/dlib.hpp share; layer_traits of dlib's con_ and fc_; and
+/// `bias_solver`.
+
+#include <dlib/dnn.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <istream>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include <pufferfish/lowrank/factorize.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Any dlib::con_ that has been set up; state_error for others.
+template <long NumFilters, long Rows, long Cols, int StrideY, int StrideX, int PaddingY, int PaddingX>
+struct layer_traits<::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>> {
+  using layer_type = ::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>;
+  static constexpr auto kind = layer_kind::conv;
+  static conv_shape shape(const layer_type& layer) {
+    const index_t out = layer.num_filters(), cells = layer.nr() * layer.nc();
+    const auto size = static_cast<index_t>(layer.get_layer_params().size());
+    if (size == 0) PUFFERFISH_THROW(state_error("dlib::con_: no parameters yet: run its network once first"));
+    return {(size - (layer.bias_is_disabled() ? 0 : out)) / (out * cells),
+            out,
+            {layer.nr(), layer.nc()},
+            {StrideY, StrideX},
+            {layer.padding_y(), layer.padding_x()},
+            {1, 1}};
+  }
+  static auto matrices(const layer_type& layer) {
+    const conv_shape s = shape(layer);
+    const extents<4> oihw{s.out_channels, s.in_channels, s.kernel.height, s.kernel.width};
+    return std::array{named_view<const float, 4>{"filters", {layer.get_layer_params().host(), oihw}}};
+  }
+  static tensor_view<const float, 1> bias(const layer_type& layer) {
+    const conv_shape s = shape(layer);
+    if (layer.bias_is_disabled()) return {};
+    return {layer.get_layer_params().host() + s.out_channels * s.patch(), {s.out_channels}};
+  }
+};
+
+/// Any dlib::fc_ that has been set up; state_error for others.
+template <unsigned long NumOutputs, ::dlib::fc_bias_mode BiasMode>
+struct layer_traits<::dlib::fc_<NumOutputs, BiasMode>> {
+  using layer_type = ::dlib::fc_<NumOutputs, BiasMode>;
+  static constexpr auto kind = layer_kind::linear;
+  static auto matrices(const layer_type& layer) {
+    const auto out = static_cast<index_t>(layer.get_num_outputs());
+    // dlib keeps [in][out].
+    return std::array{named_view<const float, 2>{
+        "weights", {layer.get_layer_params().host(), {out, inputs(layer)}, {1, out}}}};
+  }
+  static tensor_view<const float, 1> bias(const layer_type& layer) {
+    if (BiasMode == ::dlib::FC_NO_BIAS || layer.bias_is_disabled()) return {};
+    const auto out = static_cast<index_t>(layer.get_num_outputs());
+    return {layer.get_layer_params().host() + inputs(layer) * out, {out}};
+  }
+
+ private:
+  static index_t inputs(const layer_type& layer) {
+    if (layer.get_layer_params().size() == 0) {
+      PUFFERFISH_THROW(state_error("dlib::fc_: no parameters yet: run its network once first"));
+    }
+    return static_cast<index_t>(layer.get_weights().get().num_samples());
+  }
+};
+
+namespace detail {
+
+inline extents<4> nhwc_extents(const ::dlib::tensor& x) {
+  return {static_cast<index_t>(x.num_samples()), static_cast<index_t>(x.nr()), static_cast<index_t>(x.nc()),
+          static_cast<index_t>(x.k())};
+}
+
+inline index_t read_long(std::istream& in) {
+  long number = 0;
+  ::dlib::deserialize(number, in);
+  return number;
+}
+
+/// Each of `images` matrices from rows x cols to cols x rows, to = or to +=.
+inline void turn_images(cpu_context& ctx, const float* from, index_t images, index_t rows, index_t cols,
+                        float* to, bool add) {
+  // A tile's lines stay in the first-level cache while they are written crosswise.
+  constexpr index_t tile = 32;
+  const index_t bands = (cols + tile - 1) / tile;
+  ctx.parallel_for(images * bands, [&](index_t task, int) {
+    const float* source = from + task / bands * rows * cols;
+    float* target = to + task / bands * rows * cols;
+    const index_t first = task % bands * tile, end = std::min(first + tile, cols);
+    for (index_t top = 0; top < rows; top += tile) {
+      const index_t bottom = std::min(top + tile, rows);
+      for (index_t j = first; j < end; ++j) {
+        float* line = target + j * rows;
+        if (add) {
+          for (index_t i = top; i < bottom; ++i) line[i] += source[i * cols + j];
+        } else {
+          for (index_t i = top; i < bottom; ++i) line[i] = source[i * cols + j];
+        }
+      }
+    }
+  });
+}
+
+/// Parameters, options and working memory of a low-rank layer.
+class dlib_layer {
+ public:
+  /// 0 before the first pass if the rank is to be a quarter of the full one.
+  index_t rank() const { return params_.size() > 0 ? rank_ : wanted_; }
+  /// Another rank than the type's; 0: a quarter. Before the first pass only. Throws state_error after it,
+  /// value_error for a negative rank.
+  void set_rank(long rank) {
+    check_can_change("ranks", rank, static_cast<long>(this->rank()), 0);
+    wanted_ = rank;
+  }
+
+  double get_learning_rate_multiplier() const { return learning_rate_; }
+  double get_weight_decay_multiplier() const { return weight_decay_; }
+  void set_learning_rate_multiplier(double value) { learning_rate_ = value; }
+  void set_weight_decay_multiplier(double value) { weight_decay_ = value; }
+  double get_bias_learning_rate_multiplier() const { return bias_learning_rate_; }
+  double get_bias_weight_decay_multiplier() const { return bias_weight_decay_; }
+  void set_bias_learning_rate_multiplier(double value) { bias_learning_rate_ = value; }
+  void set_bias_weight_decay_multiplier(double value) { bias_weight_decay_ = value; }
+
+  bool bias_is_disabled() const { return !use_bias_; }
+  void disable_bias() { set_bias(false); }
+  /// Starts from zeros.
+  void enable_bias() { set_bias(true); }
+
+  const ::dlib::tensor& get_layer_params() const { return params_; }
+  ::dlib::tensor& get_layer_params() { return params_; }
+  /// The bias, as the last so many of the parameters; 0 for a layer without.
+  std::size_t bias_size() const {
+    return params_.size() > 0 && use_bias_ ? static_cast<std::size_t>(out_) : 0;
+  }
+
+  /// The context of the layer's passes, instead of one of its own with one thread; see share_context. A copy
+  /// of the layer begins with one of its own.
+  void set_context(std::shared_ptr<cpu_context> ctx) { work_.context = std::move(ctx); }
+  /// How many tensors have been transposed between NCHW and NHWC so far.
+  std::size_t layout_changes() const { return work_.layout_changes; }
+  /// Forgets what is kept between forward and backward pass, and gives back memory.
+  void clean() {
+    work_.inner = {};
+    work_.inner_count = -1;
+    if (work_.context.use_count() == 1) work_.context.reset();
+  }
+
+ protected:
+  explicit dlib_layer(long rank) : wanted_(rank) {}
+
+  bool has_bias() const { return use_bias_; }
+  index_t down_size() const { return in_ * rank_; }
+  index_t up_size() const { return rank_ * out_; }
+  tensor_view<const float, 2> stored_up() const { return {params_.host() + down_size(), {rank_, out_}}; }
+  tensor_view<float, 2> up_of(float* params) const {
+    return {params + down_size(), {out_, rank_}, {1, out_}};
+  }
+  const float* bias_data() const { return use_bias_ ? params_.host() + down_size() + up_size() : nullptr; }
+  rank_policy wanted_rank() const {
+    if (wanted_ == 0) return rank_ratio{0.25};
+    return fixed_rank{wanted_};
+  }
+
+  void check_can_change(const char* what, long number, long now, long least = 1) const {
+    if (number < least) {
+      throw_error<value_error>({"pufferfish dlib layer: ", number, " ", what, "; at least ", least});
+    }
+    if (number != now && params_.size() > 0) {
+      throw_error<state_error>({"pufferfish dlib layer: ", what, " cannot change once there are parameters"});
+    }
+  }
+
+  /// Room for the factors of an out x in weight, of the wanted rank or a given one.
+  void allocate(const std::string& name, index_t out, index_t in, index_t rank = 0) {
+    if (rank == 0) rank = choose_rank(wanted_rank(), out, in, {}, 0.0);
+    check_rank(name, out, in, rank);
+    in_ = in;
+    out_ = out;
+    rank_ = rank;
+    params_.set_size(static_cast<long>(down_size() + up_size() + (use_bias_ ? out : 0)));
+  }
+  void randomize(index_t in, index_t out) {
+    // dlib's layers draw their seed so.
+    ::dlib::rand random(std::rand());
+    const auto fill = [&](index_t first, index_t count, index_t both) {
+      auto part = ::dlib::alias_tensor(count)(params_, static_cast<std::size_t>(first));
+      ::dlib::randomize_parameters(part, static_cast<unsigned long>(both), random);
+    };
+    fill(0, down_size(), in + rank_);
+    fill(down_size(), up_size(), rank_ + out);
+    if (use_bias_) std::fill_n(params_.host() + down_size() + up_size(), out, 0.0F);
+  }
+  static factors<float> factorize_weight(const tensor_view<const float, 2>& weight, const rank_policy& policy,
+                                         const std::string& name) {
+    factorize_options options;
+    options.name = name;
+    options.allow_growth = true;
+    return factorize_matrix<float>(weight, policy, options);
+  }
+  void take_up_and_bias(const factors<float>& made, const float* bias) {
+    copy(tensor_view<const float, 2>(made.up), up_of(params_.host()));
+    if (bias != nullptr) std::copy_n(bias, out_, params_.host() + down_size() + up_size());
+  }
+  void set_use_bias(bool use) { use_bias_ = use; }
+  void forget() {
+    params_.clear();
+    in_ = out_ = rank_ = 0;
+  }
+
+  template <class Dense>
+  void take_options(const Dense& dense) {
+    learning_rate_ = dense.get_learning_rate_multiplier();
+    weight_decay_ = dense.get_weight_decay_multiplier();
+    bias_learning_rate_ = dense.get_bias_learning_rate_multiplier();
+    bias_weight_decay_ = dense.get_bias_weight_decay_multiplier();
+    if (params_.size() == 0) use_bias_ = !dense.bias_is_disabled();
+  }
+  void read_options(std::istream& in, bool with_bias_mode) {
+    ::dlib::deserialize(learning_rate_, in);
+    ::dlib::deserialize(weight_decay_, in);
+    ::dlib::deserialize(bias_learning_rate_, in);
+    ::dlib::deserialize(bias_weight_decay_, in);
+    use_bias_ = true;
+    if (with_bias_mode) ::dlib::deserialize(use_bias_, in);
+  }
+
+  void write(std::ostream& out) const {
+    ::dlib::serialize(static_cast<long>(wanted_), out);
+    ::dlib::serialize(learning_rate_, out);
+    ::dlib::serialize(weight_decay_, out);
+    ::dlib::serialize(bias_learning_rate_, out);
+    ::dlib::serialize(bias_weight_decay_, out);
+    ::dlib::serialize(use_bias_, out);
+    serialize(params_, out);
+  }
+  /// Throws dlib::serialization_error if the parameters are not of the size that the numbers say.
+  void read(std::istream& in, index_t rank, index_t out, index_t inputs, const char* name) {
+    wanted_ = read_long(in);
+    read_options(in, true);
+    ::dlib::resizable_tensor params;
+    deserialize(params, in);
+    const double expected =
+        static_cast<double>(rank) * (static_cast<double>(out) + static_cast<double>(inputs)) +
+        static_cast<double>(use_bias_ ? out : 0);
+    const bool sound =
+        rank >= 1 && rank <= std::min(out, inputs) && expected == static_cast<double>(params.size());
+    if (wanted_ < 0 || (params.size() > 0 && !sound)) {
+      throw ::dlib::serialization_error(std::string("Parameters of a wrong size found while deserializing "
+                                                    "pufferfish::") +
+                                        name + "_.");
+    }
+    if (params.size() == 0) return forget();
+    in_ = inputs;
+    out_ = out;
+    rank_ = rank;
+    params_ = params;
+  }
+
+  void print_options(std::ostream& out) const {
+    out << " learning_rate_mult=" << learning_rate_ << " weight_decay_mult=" << weight_decay_;
+    if (use_bias_) {
+      out << " bias_learning_rate_mult=" << bias_learning_rate_
+          << " bias_weight_decay_mult=" << bias_weight_decay_;
+    } else {
+      out << " use_bias=false";
+    }
+  }
+  void print_xml(std::ostream& out, const char* tag) const {
+    out << " learning_rate_mult='" << learning_rate_ << "' weight_decay_mult='" << weight_decay_
+        << "' bias_learning_rate_mult='" << bias_learning_rate_ << "' bias_weight_decay_mult='"
+        << bias_weight_decay_ << "' use_bias='" << (use_bias_ ? "true" : "false") << "'>\n"
+        << ::dlib::mat(params_) << "</" << tag << ">\n";
+  }
+
+  cpu_context& context() {
+    if (work_.context == nullptr) work_.context = std::make_shared<cpu_context>();
+    return *work_.context;
+  }
+  /// Memory for the activation between the factors, until the next forward pass.
+  float* inner(index_t count) {
+    if (work_.inner.size() < count) work_.inner = aligned_buffer<float>(count, uninitialized);
+    work_.inner_count = count;
+    return work_.inner.data();
+  }
+  const float* kept_inner(const std::string& name, index_t count) const {
+    if (work_.inner_count != count) {
+      PUFFERFISH_THROW(state_error(name + ": a backward pass without its forward pass"));
+    }
+    return work_.inner.data();
+  }
+
+  // NCHW and NHWC are the same memory for one channel or one pixel.
+  static bool same_in_both(const extents<4>& nhwc) { return nhwc[3] == 1 || nhwc[1] * nhwc[2] == 1; }
+  tensor_view<const float, 4> to_nhwc(scratch_frame& frame, const float* nchw, const extents<4>& shape) {
+    if (same_in_both(shape)) return {nchw, shape};
+    const tensor_view<float, 4> images = frame.take<float>(shape);
+    turn_images(context(), nchw, shape[0], shape[3], shape[1] * shape[2], images.data(), false);
+    ++work_.layout_changes;
+    return images;
+  }
+  /// Where to write an NHWC tensor that is to go to `nchw`: there, or in scratch.
+  static tensor_view<float, 4> place_nhwc(scratch_frame& frame, float* nchw, const extents<4>& shape) {
+    return same_in_both(shape) ? tensor_view<float, 4>(nchw, shape) : frame.take<float>(shape);
+  }
+  void from_nhwc(const tensor_view<float, 4>& images, float* nchw, bool add) {
+    if (images.data() == nchw) return;
+    const extents<4>& shape = images.shape();
+    turn_images(context(), images.data(), shape[0], shape[1] * shape[2], shape[3], nchw, add);
+    ++work_.layout_changes;
+  }
+
+  ::dlib::resizable_tensor params_;
+
+ private:
+  // What a copy of a layer does not take along: dlib's copies of a network may run in other threads.
+  struct working_memory {
+    std::shared_ptr<cpu_context> context;
+    aligned_buffer<float> inner;
+    index_t inner_count = -1;
+    std::size_t layout_changes = 0;
+
+    working_memory() = default;
+    working_memory(const working_memory&) {}
+    working_memory(working_memory&&) noexcept = default;
+    working_memory& operator=(const working_memory& other) { return *this = working_memory(other); }
+    working_memory& operator=(working_memory&&) noexcept = default;
+    ~working_memory() = default;
+  };
+
+  void set_bias(bool use) {
+    if (use == use_bias_) return;
+    use_bias_ = use;
+    if (params_.size() == 0) return;
+    const ::dlib::resizable_tensor before = params_;
+    params_.set_size(static_cast<long>(down_size() + up_size() + (use ? out_ : 0)));
+    params_ = 0;
+    std::copy_n(before.host(), down_size() + up_size(), params_.host());
+  }
+
+  index_t wanted_, in_ = 0, out_ = 0, rank_ = 0;
+  double learning_rate_ = 1, weight_decay_ = 1, bias_learning_rate_ = 1, bias_weight_decay_ = 0;
+  bool use_bias_ = true;
+  working_memory work_;
+};
+
+}  // namespace detail
+
+/// One of dlib's solvers (dlib::sgd, dlib::adam) that also knows the multipliers of the bias of a low-rank
+/// layer: those solvers name con_ and fc_ and take a layer of any other type for weights alone. For a
+/// trainer:
+///
+///     dlib::dnn_trainer<small_net, bias_solver<dlib::sgd>> trainer(net,
+///     bias_solver<dlib::sgd>(dlib::sgd()));
+template <class Solver>
+class bias_solver {
+ public:
+  explicit bias_solver(const Solver& solver = Solver()) : weights_(solver), biases_(solver) {}
+
+  /// The step of a layer's parameters, as dlib's solvers give it.
+  template <class Layer>
+  const ::dlib::tensor& operator()(float learning_rate, const Layer& layer, const ::dlib::tensor& gradient) {
+    if constexpr (std::is_base_of_v<detail::dlib_layer, Layer>) {
+      const std::size_t bias = layer.bias_size();
+      if (bias > 0) return both(learning_rate, layer, gradient, bias);
+    }
+    return weights_(learning_rate, layer, gradient);
+  }
+
+  const Solver& solver() const { return weights_; }
+
+  friend void serialize(const bias_solver& item, std::ostream& out) {
+    using ::dlib::serialize;
+    serialize(std::string("pufferfish_bias_solver_1"), out);
+    serialize(item.weights_, out);
+    serialize(item.biases_, out);
+  }
+  friend void deserialize(bias_solver& item, std::istream& in) {
+    using ::dlib::deserialize;
+    std::string version;
+    deserialize(version, in);
+    if (version != "pufferfish_bias_solver_1") {
+      throw ::dlib::serialization_error(
+          "Unexpected version found while deserializing pufferfish::bias_solver.");
+    }
+    deserialize(item.weights_, in);
+    deserialize(item.biases_, in);
+  }
+  friend std::ostream& operator<<(std::ostream& out, const bias_solver& item) { return out << item.weights_; }
+
+ private:
+  // Part of a layer, as solvers see a layer.
+  struct part {
+    const ::dlib::tensor& params;
+    double learning_rate, weight_decay;
+    const ::dlib::tensor& get_layer_params() const { return params; }
+    double get_learning_rate_multiplier() const { return learning_rate; }
+    double get_weight_decay_multiplier() const { return weight_decay; }
+  };
+
+  const ::dlib::tensor& both(float learning_rate, const detail::dlib_layer& layer,
+                             const ::dlib::tensor& gradient, std::size_t bias) {
+    const std::size_t weights = gradient.size() - bias;
+    step_.copy_size(gradient);
+    const auto run = [&](Solver& solver, std::size_t first, std::size_t count, double rate, double decay) {
+      const ::dlib::alias_tensor window(static_cast<long long>(count));
+      const auto params = window(layer.get_layer_params(), first);
+      const auto own = window(gradient, first);
+      const part seen{params.get(), rate, decay};
+      const ::dlib::tensor& step = solver(learning_rate, seen, own.get());
+      std::copy_n(step.host(), count, step_.host() + first);
+    };
+    const double rate = layer.get_learning_rate_multiplier(), decay = layer.get_weight_decay_multiplier();
+    run(weights_, 0, weights, rate, decay);
+    run(biases_, weights, bias, rate * layer.get_bias_learning_rate_multiplier(),
+        decay * layer.get_bias_weight_decay_multiplier());
+    return step_;
+  }
+
+  Solver weights_, biases_;
+  ::dlib::resizable_tensor step_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// pufferfish in libtorch (C++ PyTorch), 1.13 and later: everything in namespace pufferfish::host_torch.
+///
+///   traits.hpp       layer_traits of Linear, Conv2d, LSTM, MultiheadAttention: svd_factorize and svd_factors
+///   linear, conv, lstm.hpp   LowRankLinear, LowRankConv2d, LowRankLSTM: modules of libtorch
+///   from_dense.hpp   low_rank(layer, policy): one of them from a dense module
+///   slot.hpp         Linear, Conv2d, LSTM: typed members that may become low-rank
+///   factorize.hpp    factorize(module, policy): a whole tree, in place
+///   distributed.hpp  distributed: the gradients of a module, averaged over ranks
+///
+/// Needs g++, or a clang with libtorch 2 or later: clang cannot compile libtorch 1 as C++20.
+
+#include <pufferfish/adapters/torch/distributed.hpp>
+#include <pufferfish/adapters/torch/factorize.hpp>

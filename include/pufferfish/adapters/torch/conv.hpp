@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `host_torch::LowRankConv2d`: a torch::nn::Module that computes a convolution of rank r.
+
+#include <pufferfish/adapters/torch/linear.hpp>
+#include <pufferfish/ops/low_rank_conv.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace host_torch {
+namespace detail {
+
+/// The geometry of `down`, whose out_channels are the rank, and the layer's counts.
+struct conv_geometry : torch::CustomClassHolder {
+  conv_shape shape;
+  counters_ptr counters;
+};
+using geometry_ptr = c10::intrusive_ptr<conv_geometry>;
+
+inline Tensor torch_conv(const conv_shape& shape, const Tensor& x, const Tensor& weight) {
+  return torch::conv2d(x, weight, {}, {shape.stride.height, shape.stride.width},
+                       {shape.padding.height, shape.padding.width},
+                       {shape.dilation.height, shape.dilation.width});
+}
+
+/// Both convolutions by our kernels. x: NCHW, memory channels last; down: [height][width][in][rank], up:
+/// [rank][out], dense. The result is channels last.
+template <class T>
+class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_function<T>> {
+  using context = torch::autograd::AutogradContext;
+  using variables = torch::autograd::variable_list;
+
+ public:
+  /// Returns y; unless `t` is nullptr, what is between the factors goes there.
+  static Tensor run(const Tensor& x, const Tensor& down, const Tensor& up, const Tensor& bias,
+                    const conv_geometry& geometry, Tensor* t) {
+    const auto images = images_of<T>(x);
+    const extents<4> inner = geometry.shape.output(images.shape(), "LowRankConv2d");
+    const auto options = x.options().memory_format(torch::MemoryFormat::ChannelsLast);
+    Tensor y = torch::empty({inner[0], up.size(1), inner[1], inner[2]}, options);
+    tensor_view<T, 4> kept;
+    if (t != nullptr) {
+      *t = torch::empty({inner[0], inner[3], inner[1], inner[2]}, options);
+      kept = images_of<T>(*t);
+    }
+    ops::low_rank_conv_forward<T>(thread_context(), geometry.shape, images, down.data_ptr<T>(),
+                                  rows_of<T>(up), bias.defined() ? bias.data_ptr<T>() : nullptr, kept,
+                                  images_of<T>(y));
+    return y;
+  }
+
+  static Tensor forward(context* kept, const Tensor& x, const Tensor& down, const Tensor& up,
+                        const torch::optional<Tensor>& given_bias, const geometry_ptr& geometry) {
+    kept->set_materialize_grads(false);
+    const Tensor bias = given_bias.value_or(Tensor());
+    Tensor t;
+    const Tensor y = run(x, down, up, bias, *geometry, &t);
+    kept->save_for_backward({x, down, up, bias, t});
+    kept->saved_data["geometry"] = c10::IValue::make_capsule(geometry);
+    return y;
+  }
+
+  static variables backward(context* kept, const variables& from) {
+    const variables saved = kept->get_saved_variables();
+    const Tensor &x = saved[0], &down = saved[1], &up = saved[2], &bias = saved[3], &t = saved[4];
+    if (!from[0].defined()) return variables(5);
+    const auto geometry =
+        c10::static_intrusive_pointer_cast<conv_geometry>(kept->saved_data["geometry"].toCapsule());
+    const conv_shape& shape = geometry->shape;
+    if (torch::GradMode::is_enabled()) {
+      variables result = differentiable_backward({x, down, up, bias}, from, [&]() -> variables {
+        return {torch::conv2d(torch_conv(shape, x, down.permute(kernel_shape)),
+                              up.t().unsqueeze(-1).unsqueeze(-1), bias)};
+      });
+      result.emplace_back();
+      return result;
+    }
+    const Tensor dy = in_order(from[0], torch::MemoryFormat::ChannelsLast, geometry->counters->gradients);
+    const auto images = images_of<T>(x), dy_images = images_of<T>(dy);
+    cpu_context& ctx = thread_context();
+    Tensor dx, ddown, dup, dbias;
+    const bool wants_x = wants_input(*kept, saved, 0), wants_down = wants_input(*kept, saved, 1);
+    if (wants_x || wants_down || wants_input(*kept, saved, 2)) {
+      dup = torch::empty_like(up);
+      const Tensor dt = torch::empty_like(t);
+      ops::low_rank_conv_backward_up<T>(ctx, images_of<T>(t), dy_images, rows_of<T>(up), rows_of<T>(dup),
+                                        false, images_of<T>(dt));
+      const auto dt_images = images_of<T>(dt);
+      if (wants_down) {
+        ddown = torch::empty_like(down);
+        ops::conv_backward_weight<T>(ctx, shape, images, dt_images, ddown.template data_ptr<T>(), false);
+      }
+      if (wants_x) {
+        dx = torch::empty(x.sizes(), x.options().memory_format(torch::MemoryFormat::ChannelsLast));
+        ops::conv_backward_input<T>(ctx, shape, dt_images, down.data_ptr<T>(), images_of<T>(dx));
+      }
+      if (!wants_input(*kept, saved, 2)) dup = Tensor();
+    }
+    if (wants_input(*kept, saved, 3)) {
+      dbias = torch::empty_like(bias);
+      ops::bias_gradient<T>(ctx, ops::detail::as_rows(dy_images), dbias.template data_ptr<T>(), false);
+    }
+    return {dx, ddown, dup, dbias, Tensor()};
+  }
+};
+
+}  // namespace detail
+
+/// A convolution whose weight, unrolled to out x (in kernel height kernel width), is up down: `down` is the
+/// same convolution to `rank` channels without bias, `up` a 1x1 convolution that carries the bias (Wang et
+/// al., Pufferfish, MLSys 2021, section 2). Parameters: `down` [rank][in][height][width], `up`
+/// [out][rank][1][1] and `bias` [out], with the strides of the kernels' memory order.
+///
+/// Dense float and double tensors on the CPU go through pufferfish's kernels, forward and backward: as they
+/// lie if they are channels last, else with a copy (statistics() counts them). The result is channels last.
+/// Anything else goes through libtorch's operations.
+class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
+ public:
+  /// Throws value_error for options that conv_shape cannot say (groups, padding that is not zeros),
+  /// rank_error unless 1 <= rank <= min(out, in kernel height kernel width).
+  LowRankConv2dImpl(const torch::nn::Conv2dOptions& given, std::int64_t rank)
+      : LowRankConv2dImpl(detail::shape_of(given, "LowRankConv2d"), rank, given.bias()) {}
+  LowRankConv2dImpl(const conv_shape& dense, std::int64_t rank, bool with_bias)
+      : shape_(dense), rank_(rank), with_bias_(with_bias) {
+    dense.validate("LowRankConv2d");
+    check_rank("LowRankConv2d, " + dense.describe(), dense.out_channels, dense.patch(), rank);
+    reset();
+  }
+
+  /// The dense convolution's.
+  const conv_shape& shape() const { return shape_; }
+  std::int64_t rank() const { return rank_; }
+
+  void reset() override {
+    geometry_ = c10::make_intrusive<detail::conv_geometry>();
+    geometry_->shape = shape_;
+    geometry_->shape.out_channels = rank_;
+    geometry_->counters = counters();
+    register_factors({rank_, shape_.in_channels, shape_.kernel.height, shape_.kernel.width},
+                     {shape_.out_channels, rank_, 1, 1}, with_bias_);
+    reset_parameters();
+  }
+
+  /// Each factor as a convolution of its own: uniform in +-1/sqrt(fan in).
+  void reset_parameters() {
+    detail::fill_uniform(down, 1.0 / std::sqrt(static_cast<double>(shape_.patch())));
+    detail::fill_uniform(up, 1.0 / std::sqrt(static_cast<double>(rank_)));
+    detail::fill_uniform(bias, 1.0 / std::sqrt(static_cast<double>(rank_)));
+  }
+
+  std::string describe() const {
+    return detail::message({"LowRankConv2d rank ", rank_, ", ", shape_.describe()});
+  }
+
+  void pretty_print(std::ostream& stream) const override {
+    stream << "pufferfish::host_torch::LowRankConv2d(" << shape_.describe() << ", rank=" << rank_
+           << ", bias=" << (with_bias_ ? "true" : "false") << ")";
+  }
+
+  /// x: [batch][in][height][width], or without batch. Throws shape_error for any other.
+  Tensor forward(const Tensor& x) {
+    if (x.dim() == 3) return forward(x.unsqueeze(0)).squeeze(0);
+    if (x.dim() != 4) {
+      detail::throw_error<shape_error>(
+          {describe(), ": input ", detail::shape_text(x), " is not [batch x channels x height x width]"});
+    }
+    shape_.output(extents<4>{x.size(0), x.size(2), x.size(3), x.size(1)},
+                  *this);  // throws if it does not fit
+    if (!detail::is_ours(x) || x.scalar_type() != down.scalar_type() || !down.device().is_cpu()) {
+      return torch::conv2d(detail::torch_conv(geometry_->shape, x, down), up, bias);
+    }
+    return x.scalar_type() == torch::kFloat ? run<float>(x) : run<double>(x);
+  }
+
+  /// up down, the dense convolution's weight [out][in][height][width].
+  Tensor to_dense() const {
+    return up.flatten(1)
+        .matmul(down.flatten(1))
+        .reshape({shape_.out_channels, shape_.in_channels, shape_.kernel.height, shape_.kernel.width});
+  }
+
+ private:
+  template <class T>
+  Tensor run(const Tensor& given) {
+    using function = detail::low_rank_conv_function<T>;
+    detail::layout_counters& counts = *counters();
+    const Tensor x = detail::in_order(given, torch::MemoryFormat::ChannelsLast, counts.inputs);
+    const Tensor d = detail::stored(down, detail::kernel_order, counts);
+    const Tensor u = detail::stored(up.flatten(1), detail::matrix_order, counts);
+    if (detail::wants_gradient(x, d, u, bias))
+      return function::apply(x, d, u, detail::if_defined(bias), geometry_);
+    return function::run(x, d, u, bias, *geometry_, nullptr);
+  }
+
+  conv_shape shape_;
+  std::int64_t rank_;
+  bool with_bias_;
+  detail::geometry_ptr geometry_;
+};
+TORCH_MODULE(LowRankConv2d);
+
+}  // namespace host_torch
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// libtorch's tensors as views, and what every layer of the libtorch adapter needs.
+///
+/// The namespace is `host_torch`, not `torch`: a namespace `torch` within `pufferfish` would hide libtorch's
+/// from all code there, and from code that says `using namespace pufferfish`.
+
+#include <torch/version.h>
+
+#if defined(__clang__) && TORCH_VERSION_MAJOR < 2
+#error "pufferfish/adapters/torch.hpp: libtorch 1 cannot be compiled by clang as C++20: use g++"
+#endif
+
+#include <torch/torch.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/core/message.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace host_torch {
+
+using ::torch::Tensor;
+
+/// Counts of a layer: how often a tensor had to be copied into the kernels' memory order first. Zero as long
+/// as activations are channels last (images) or contiguous (rows, sequences).
+struct layout_statistics {
+  std::int64_t input_copies = 0;
+  std::int64_t gradient_copies = 0;
+  std::int64_t parameter_copies = 0;
+};
+
+namespace detail {
+
+using pufferfish::detail::message;
+using pufferfish::detail::throw_error;
+
+/// Shared by a layer and the nodes that it leaves in autograd's graph, which may outlive it.
+struct layout_counters : torch::CustomClassHolder {
+  std::atomic<std::int64_t> inputs{0}, gradients{0}, parameters{0};
+  layout_statistics read() const { return {inputs, gradients, parameters}; }
+};
+using counters_ptr = c10::intrusive_ptr<layout_counters>;
+
+inline std::string shape_text(const Tensor& t) {
+  std::string text = "[";
+  for (std::int64_t d = 0; d < t.dim(); ++d) text += (d > 0 ? " x " : "") + std::to_string(t.size(d));
+  return text + "]";
+}
+
+inline std::string kind_text(const Tensor& t) {
+  return std::string(c10::toString(t.scalar_type())) + " on " + t.device().str();
+}
+
+template <class T>
+constexpr auto scalar_of() {
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>,
+                "pufferfish: the libtorch adapter reads tensors of float and double");
+  return std::is_same_v<T, float> ? torch::kFloat : torch::kDouble;
+}
+
+/// True if our kernels can work on a tensor of this kind.
+inline bool is_ours(const Tensor& t) {
+  return t.device().is_cpu() && t.layout() == torch::kStrided && !t.is_quantized() &&
+         (t.scalar_type() == torch::kFloat || t.scalar_type() == torch::kDouble);
+}
+
+/// Throws value_error, naming `layer`, unless `t` is a dense tensor of T in the CPU's memory.
+template <class T>
+void check_kind(const std::string& layer, const char* what, const Tensor& t) {
+  if (!t.defined()) throw_error<value_error>({layer, ": its ", what, " is an undefined tensor"});
+  if (!is_ours(t) || t.scalar_type() != scalar_of<T>()) {
+    const char* wanted = std::is_same_v<T, float> ? "Float" : "Double";
+    throw_error<value_error>({layer, ": its ", what, " is ", kind_text(t), ", where a dense tensor of ",
+                              wanted, " on cpu is wanted"});
+  }
+}
+
+/// A tensor of N dimensions as it lies in memory, whatever its strides.
+template <class T, std::size_t N>
+tensor_view<const T, N> view_of(const Tensor& t) {
+  extents<N> shape{}, strides{};
+  for (std::size_t d = 0; d < N; ++d) {
+    shape[d] = t.size(static_cast<std::int64_t>(d));
+    strides[d] = t.stride(static_cast<std::int64_t>(d));
+  }
+  return {t.data_ptr<T>(), shape, strides};
+}
+
+/// A contiguous tensor of at least one dimension as rows.
+template <class T>
+tensor_view<T, 2> rows_of(const Tensor& t) {
+  const std::int64_t columns = t.size(-1);
+  return {t.data_ptr<T>(), {columns == 0 ? 0 : t.numel() / columns, columns}};
+}
+
+/// Images whose memory is channels last, as NHWC.
+template <class T>
+tensor_view<T, 4> images_of(const Tensor& t) {
+  return {t.data_ptr<T>(), {t.size(0), t.size(2), t.size(3), t.size(1)}};
+}
+
+/// `t` in contiguous memory of the given format; counts if that is a copy.
+inline Tensor in_order(const Tensor& t, torch::MemoryFormat format, std::atomic<std::int64_t>& copies) {
+  if (t.is_contiguous(format)) return t;
+  ++copies;
+  return t.contiguous(format);
+}
+
+/// A parameter's memory as the kernels read it. Parameters are kept so (see kernel_ordered): no copy, unless
+/// somebody has given one other strides.
+inline Tensor stored(const Tensor& parameter, torch::IntArrayRef order, layout_counters& counters) {
+  return in_order(parameter.permute(order), torch::MemoryFormat::Contiguous, counters.parameters);
+}
+
+// Orders of dimensions: the kernels keep outputs innermost. A matrix [out][in] lies as [in][out], and a
+// convolution's [out][in][height][width] as [height][width][in][out]; both are undone by the second one.
+inline constexpr std::array<std::int64_t, 2> matrix_order{1, 0};
+inline constexpr std::array<std::int64_t, 4> kernel_order{2, 3, 1, 0}, kernel_shape{3, 2, 0, 1};
+
+inline torch::IntArrayRef storage_order(const Tensor& t) {
+  return t.dim() == 4 ? torch::IntArrayRef(kernel_order) : torch::IntArrayRef(matrix_order);
+}
+inline torch::IntArrayRef logical_order(const Tensor& t) {
+  return t.dim() == 4 ? torch::IntArrayRef(kernel_shape) : torch::IntArrayRef(matrix_order);
+}
+
+/// The same numbers and shape, with the strides of the kernels' memory order. Optimizers, `to`, `clone`,
+/// `save` and `load` keep strides.
+inline Tensor kernel_ordered(const Tensor& t) {
+  if (t.dim() < 2 || t.permute(storage_order(t)).is_contiguous()) return t;
+  return t.permute(storage_order(t)).contiguous().permute(logical_order(t));
+}
+
+/// An empty parameter in that order.
+inline Tensor empty_parameter(torch::IntArrayRef shape, const torch::TensorOptions& options) {
+  const torch::NoGradGuard no_grad;
+  return kernel_ordered(torch::empty(shape, options.requires_grad(false)));
+}
+
+/// Uniform in +-bound, with libtorch's random numbers.
+inline void fill_uniform(Tensor& t, double bound) {
+  const torch::NoGradGuard no_grad;
+  if (t.defined()) t.uniform_(-bound, bound);
+}
+
+/// Copies a view's elements into a new parameter of the given kind.
+template <class T, std::size_t N>
+Tensor parameter_from(const tensor_view<const T, N>& from, const torch::TensorOptions& options) {
+  const std::vector<std::int64_t> shape(from.shape().begin(), from.shape().end());
+  const torch::NoGradGuard no_grad;
+  const Tensor values = empty_parameter(shape, torch::TensorOptions(scalar_of<T>()));
+  copy(from, tensor_view<T, N>(values.data_ptr<T>(), from.shape(), view_of<T, N>(values).strides()));
+  return values.to(options.requires_grad(false));
+}
+
+/// Threads and scratch memory for the calls of one thread: libtorch's layers are given no context. It is kept
+/// from call to call, so that a warm step allocates no scratch; results do not depend on it. The number of
+/// threads is libtorch's (torch::set_num_threads). Compiled with -fopenmp, they are the same threads, too.
+inline cpu_context& thread_context() {
+  thread_local std::unique_ptr<cpu_context> kept;
+  const int threads = std::max(1, torch::get_num_threads());
+  if (!kept || kept->threads() != threads) {
+    kept.reset();
+    kept = std::make_unique<cpu_context>(context_options{.threads = threads});
+  }
+  return *kept;
+}
+
+/// True if autograd will want a backward pass through a function of these tensors.
+template <class... Tensors>
+bool wants_gradient(const Tensors&... tensors) {
+  return torch::GradMode::is_enabled() && ((tensors.defined() && tensors.requires_grad()) || ...);
+}
+
+/// How a tensor that may be undefined goes to an autograd function: libtorch's take no undefined ones.
+inline torch::optional<Tensor> if_defined(const Tensor& t) {
+  return t.defined() ? torch::optional<Tensor>(t) : torch::nullopt;
+}
+
+/// Whether the gradient of input `i` of an autograd function is wanted; those that are undefined have none.
+inline bool wants_input(const torch::autograd::AutogradContext& kept,
+                        const torch::autograd::variable_list& inputs, std::size_t i) {
+  if (!inputs[i].defined()) return false;
+  std::size_t edge = 0;
+  for (std::size_t before = 0; before < i; ++before) edge += inputs[before].defined() ? 1U : 0U;
+  return kept.needs_input_grad(edge);
+}
+
+/// Gradients with a graph of their own (create_graph): by libtorch's operations, since our kernels leave
+/// none. `y` is the layer's output, made again from `inputs` by those operations.
+template <class Reference>
+torch::autograd::variable_list differentiable_backward(const torch::autograd::variable_list& inputs,
+                                                       const torch::autograd::variable_list& output_gradients,
+                                                       const Reference& reference) {
+  torch::autograd::variable_list wanted, outputs, gradients;
+  for (const Tensor& t : inputs) {
+    if (t.defined() && t.requires_grad()) wanted.push_back(t);
+  }
+  const torch::autograd::variable_list all = reference();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!output_gradients[i].defined()) continue;
+    outputs.push_back(all[i]);
+    gradients.push_back(output_gradients[i]);
+  }
+  const auto found = torch::autograd::grad(outputs, wanted, gradients, true, true, true);
+  torch::autograd::variable_list result;
+  std::size_t next = 0;
+  for (const Tensor& t : inputs) {
+    result.push_back(t.defined() && t.requires_grad() ? found[next++] : Tensor());
+  }
+  return result;
+}
+
+}  // namespace detail
+}  // namespace host_torch
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Safetensors files that are larger than one wants to hold: tensors read one by one from their places, and
+/// written one by one.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/io/file.hpp>
+#include <pufferfish/io/safetensors.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A tensor of a file, and where its bytes are among the data.
+struct tensor_place {
+  std::string name;
+  tensor_dtype dtype{};
+  std::vector<index_t> shape;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+
+  index_t count() const { return static_cast<index_t>(bytes / size_of(dtype)); }
+};
+
+/// An open safetensors file of which only the header is held. Checked as safetensors_file checks.
+class safetensors_reader {
+ public:
+  /// Opens a file and reads its header. Throws io_error as safetensors_file::read does, and for what is not a
+  /// regular file.
+  explicit safetensors_reader(const std::string& path)
+      : name_(path), file_(detail::open_file(path, O_RDONLY)) {
+    if (!file_.is_open()) detail::throw_system_error(path, "cannot open for reading", errno);
+    struct stat status {};
+    if (::fstat(file_.get(), &status) != 0) detail::throw_system_error(path, "cannot read its size", errno);
+    if (S_ISDIR(status.st_mode)) detail::throw_system_error(path, "cannot read", EISDIR);
+    if (!S_ISREG(status.st_mode)) PUFFERFISH_THROW(io_error(path + ": not a regular file"));
+    size_ = static_cast<std::uint64_t>(status.st_size);
+
+    std::array<std::uint8_t, sizeof(std::uint64_t)> start{};
+    if (size_ >= start.size()) detail::read_all_at(file_.get(), 0, start, name_);
+    const std::size_t length = detail::safetensors_header_length(start, size_, name_);
+    data_ = start.size() + length;
+    std::string text(length, '\0');
+    detail::read_all_at(file_.get(), start.size(), {reinterpret_cast<std::uint8_t*>(text.data()), length},
+                        name_);
+    detail::safetensors_header_sax parsed = detail::parse_safetensors_header(text, name_);
+    detail::check_safetensors_layout(parsed.items, size_ - data_, name_);
+    metadata_ = std::move(parsed.metadata);
+    for (detail::safetensors_item& item : parsed.items) {
+      const std::uint64_t begin = (*item.offsets)[0], end = (*item.offsets)[1];
+      tensors_.push_back({std::move(item.name), *item.dtype, std::move(*item.shape), begin, end - begin});
+    }
+  }
+
+  /// Path, as given.
+  const std::string& name() const { return name_; }
+  /// Of the whole file, in bytes.
+  std::uint64_t size() const { return size_; }
+  /// In the order of their data.
+  const std::vector<tensor_place>& tensors() const { return tensors_; }
+  const safetensors_metadata& metadata() const { return metadata_; }
+
+  /// Copies bytes of a tensor of this file, from byte `from` of it on, as many as `out` has room for. Any
+  /// number of threads may read at once. Throws io_error, also if the file has become shorter; value_error
+  /// for bytes that the tensor does not have.
+  void read(const tensor_place& tensor, std::uint64_t from, std::span<std::uint8_t> out) const {
+    if (from > tensor.bytes || out.size() > tensor.bytes - from) {
+      PUFFERFISH_THROW(value_error(name_ + ": tensor " + detail::quote_name(tensor.name) + " has " +
+                                   std::to_string(tensor.bytes) + " bytes; asked for are " +
+                                   std::to_string(out.size()) + " from byte " + std::to_string(from)));
+    }
+    detail::read_all_at(file_.get(), data_ + tensor.offset + from, out, name_);
+  }
+
+ private:
+  std::string name_;
+  detail::file_descriptor file_;
+  std::uint64_t size_ = 0;
+  std::uint64_t data_ = 0;
+  std::vector<tensor_place> tensors_;
+  safetensors_metadata metadata_;
+};
+
+/// Writes a safetensors file tensor by tensor, in one step at the end (see atomic_writer). The header stands
+/// before the data but is known only after it: room is left for it, and what it does not need is spaces, as
+/// the format allows.
+class safetensors_writer {
+ public:
+  /// `header_room`: bytes that the header will need at most; room_for() says how many for each tensor.
+  safetensors_writer(const std::string& path, std::size_t header_room)
+      : name_(path), room_((header_room + 64 + 7) / 8 * 8), writer_(path) {
+    const std::vector<std::uint8_t> blank(room_, ' ');
+    writer_.write(blank);
+  }
+
+  /// Bytes that a tensor's part of the header needs at most; metadata needs room_for(key + value, 0).
+  static std::size_t room_for(const std::string& name, std::size_t rank) {
+    // An escaped byte takes up to six; extents and offsets at most 20 digits each.
+    return 6 * name.size() + 21 * rank + 128;
+  }
+
+  /// Begins a tensor; its bytes follow by write(). Tensors should come by falling size of their elements:
+  /// then each is aligned to them, which some readers demand. Returns the number of the tensor: 0, 1, ...
+  std::size_t begin(std::string name, tensor_dtype dtype, std::vector<index_t> shape) {
+    check_complete();
+    const std::optional<std::uint64_t> bytes = detail::tensor_bytes(dtype, shape);
+    if (!bytes || shape.size() > detail::max_tensor_rank) {
+      PUFFERFISH_THROW(shape_error(name_ + ": tensor " + detail::quote_name(name) + " cannot have shape " +
+                                   detail::shape_text(shape)));
+    }
+    missing_ = *bytes;
+    tensors_.push_back({std::move(name), dtype, std::move(shape), offset_, *bytes});
+    offset_ += *bytes;
+    return tensors_.size() - 1;
+  }
+
+  /// Appends bytes of the tensor begun last. Throws io_error; shape_error for more than its shape has.
+  void write(std::span<const std::uint8_t> bytes) {
+    if (bytes.size() > missing_) {
+      PUFFERFISH_THROW(shape_error(name_ + ": " + std::to_string(bytes.size()) +
+                                   " bytes where a tensor has " + std::to_string(missing_) + " left"));
+    }
+    writer_.write(bytes);
+    missing_ -= bytes.size();
+  }
+
+  /// Another name for a tensor that has been begun: some names are known late.
+  void rename(std::size_t tensor, std::string name) { tensors_.at(tensor).name = std::move(name); }
+
+  const std::vector<tensor_place>& tensors() const { return tensors_; }
+
+  /// Writes the header and makes the new file the file. Throws io_error for names given twice,
+  /// "__metadata__", strings that are not UTF-8, a header beyond its room; shape_error for an incomplete
+  /// tensor.
+  void commit(const safetensors_metadata& metadata = {}) {
+    check_complete();
+    std::vector<std::string> names{std::string(detail::metadata_key)};
+    for (const tensor_place& tensor : tensors_) names.push_back(tensor.name);
+    std::sort(names.begin(), names.end());
+    const auto twice = std::adjacent_find(names.begin(), names.end());
+    if (twice != names.end()) {
+      PUFFERFISH_THROW(io_error(name_ + ": tensor name " + detail::quote_name(*twice) + " is taken"));
+    }
+    const std::string header = detail::safetensors_header(tensors_, metadata, name_, room_);
+    if (header.size() != room_) {
+      PUFFERFISH_THROW(io_error(name_ + ": a header of " + std::to_string(header.size()) +
+                                " bytes where room was left for " + std::to_string(room_)));
+    }
+    writer_.overwrite(0, {reinterpret_cast<const std::uint8_t*>(header.data()), header.size()});
+    writer_.commit();
+  }
+
+ private:
+  void check_complete() const {
+    if (missing_ == 0) return;
+    PUFFERFISH_THROW(shape_error(name_ + ": tensor " + detail::quote_name(tensors_.back().name) + " lacks " +
+                                 std::to_string(missing_) + " of its bytes"));
+  }
+
+  std::string name_;
+  std::size_t room_;
+  atomic_writer writer_;
+  std::vector<tensor_place> tensors_;
+  std::uint64_t offset_ = 0;
+  std::uint64_t missing_ = 0;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// A tensor in a file, of whatever format: what is known of it, and how its elements are read. The formats
+/// are safetensors.hpp and npz.hpp.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/error_text.hpp>
+#include <pufferfish/io/tensor_dtype.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What the readers of tensor files accept unless told otherwise: 64 GiB.
+inline constexpr std::uint64_t default_tensor_file_limit = std::uint64_t{1} << 36;
+
+/// One tensor of an open file, little-endian and in row-major order. `bytes` points into the file object it
+/// came from, at no particular alignment.
+struct tensor_info {
+  tensor_dtype dtype{};
+  std::vector<index_t> shape;
+  std::span<const std::uint8_t> bytes;
+
+  /// Number of elements: the product of the shape, 1 for an empty shape.
+  index_t count() const { return static_cast<index_t>(bytes.size() / size_of(dtype)); }
+};
+
+/// One tensor to be written. `bytes` is only read, during the call.
+struct tensor_entry {
+  std::string name;
+  tensor_dtype dtype{};
+  std::vector<index_t> shape;
+  std::span<const std::uint8_t> bytes;
+};
+
+/// An entry for a writer over the caller's elements, which must stay in place until it has run.
+template <class T, std::size_t N>
+tensor_entry make_tensor_entry(std::string name, std::vector<index_t> shape, std::span<T, N> elements) {
+  return {std::move(name),
+          dtype_of_v<std::remove_const_t<T>>,
+          std::move(shape),
+          {reinterpret_cast<const std::uint8_t*>(elements.data()), elements.size_bytes()}};
+}
+
+namespace detail {
+
+inline constexpr std::size_t max_tensor_rank = 64;
+
+/// Bytes of a tensor; nothing if an extent is negative or if the product does not fit in `index_t`. Zeros are
+/// left out of the overflow check's product, so that strides computed from the shape cannot overflow either.
+inline std::optional<std::uint64_t> tensor_bytes(tensor_dtype dtype, const std::vector<index_t>& shape) {
+  index_t bytes = static_cast<index_t>(size_of(dtype));
+  bool empty = false;
+  for (const index_t extent : shape) {
+    empty = empty || extent == 0;
+    if (extent < 0 || (extent > 0 && __builtin_mul_overflow(bytes, extent, &bytes))) return std::nullopt;
+  }
+  return empty ? 0 : static_cast<std::uint64_t>(bytes);
+}
+
+/// Throws shape_error unless the entry's bytes are those of its dtype and shape.
+inline void check_entry(const tensor_entry& entry, const std::string& file) {
+  if (tensor_bytes(entry.dtype, entry.shape) == entry.bytes.size() && entry.shape.size() <= max_tensor_rank) {
+    return;
+  }
+  PUFFERFISH_THROW(shape_error(file + ": tensor " + quote_name(entry.name) + " of dtype " +
+                               std::string(to_string(entry.dtype)) + " and shape " + shape_text(entry.shape) +
+                               " cannot have " + std::to_string(entry.bytes.size()) + " bytes"));
+}
+
+/// The tensor, if it has `count` elements; else io_error.
+template <class File>
+const tensor_info& tensor_of_count(const File& file, std::string_view name, std::size_t count) {
+  const tensor_info& info = file.tensor(name);
+  if (static_cast<std::size_t>(info.count()) != count) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has shape " +
+                              shape_text(info.shape) + ", that is " + std::to_string(info.count()) +
+                              " elements; wanted are " + std::to_string(count)));
+  }
+  return info;
+}
+
+template <class From, class To>
+void convert_elements(std::span<const std::uint8_t> from, std::span<To> to) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    From value;
+    std::memcpy(&value, from.data() + i * sizeof(From), sizeof(From));
+    if constexpr (std::is_same_v<To, bfloat16>) {
+      to[i] = bfloat16(static_cast<float>(value));
+    } else {
+      to[i] = static_cast<To>(value);
+    }
+  }
+}
+
+/// Elements of F32, F64, F16 or BF16 as To; false, with nothing done, for other dtypes.
+template <class To>
+bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, std::span<To> to) {
+  if (dtype == tensor_dtype::f32) {
+    convert_elements<float>(from, to);
+  } else if (dtype == tensor_dtype::f64) {
+    convert_elements<double>(from, to);
+  } else if (dtype == tensor_dtype::bf16) {
+    convert_elements<bfloat16>(from, to);
+  } else if (dtype == tensor_dtype::f16) {
+    convert_elements<float16>(from, to);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// Copies a tensor's elements to `out`, unchanged. `T` must be the file's dtype exactly. File:
+/// safetensors_file or npz_file. Throws io_error for a missing tensor, another dtype, another number of
+/// elements (both numbers are named).
+template <class T, class File>
+void read_tensor(const File& file, std::string_view name, std::span<T> out) {
+  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
+  if (info.dtype != dtype_of_v<T>) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + detail::quote_name(name) + " has dtype " +
+                              std::string(to_string(info.dtype)) + "; wanted is " +
+                              std::string(to_string(dtype_of_v<T>))));
+  }
+  if (!out.empty()) std::memcpy(out.data(), info.bytes.data(), info.bytes.size());
+}
+
+/// Copies a tensor's elements to `out` and converts between F32, F64, F16 and BF16 where the file's dtype is
+/// another. Narrowing rounds to nearest (F64 to BF16 by way of F32); values beyond the range become infinite.
+/// Throws io_error as read_tensor does; dtypes other than these four are never converted.
+template <class T, class File>
+void read_tensor_converted(const File& file, std::string_view name, std::span<T> out) {
+  static_assert(is_scalar_v<T>, "pufferfish: read_tensor_converted converts to float, double or bfloat16");
+  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
+  if (!detail::convert_floating(info.dtype, info.bytes, out)) read_tensor(file, name, out);  // says the dtype
+}
+
+PUFFERFISH_NAMESPACE_END

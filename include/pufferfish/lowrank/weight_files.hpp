@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// A file of weights becomes one of factors, and back, without the network: any safetensors or npz file, one
+/// tensor at a time. weight_plan.hpp decides; here the matrices are read, factorized and written.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <queue>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/parallel.hpp>
+#include <pufferfish/io/json_numbers.hpp>
+#include <pufferfish/io/tensor_files.hpp>
+#include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/lowrank/weight_plan.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What became of one tensor.
+struct weight_result {
+  std::string name;  ///< in the file that is dense
+  tensor_dtype dtype{};
+  std::vector<index_t> shape;
+  bool factorized = false;  ///< or merged
+  std::string reason;       ///< why it is as it was
+  index_t layer = 0;        ///< see weight_decision
+  index_t rank = 0;
+  index_t parts = 1;            ///< matrices of that rank each
+  double kept_energy = 1.0;     ///< sum of kept sigma^2 / ||A||_F^2
+  double relative_error = 0.0;  ///< ||A - up down||_F / ||A||_F with the factors as the file has them
+  index_t parameters_before = 0;
+  index_t parameters_after = 0;
+  double seconds = 0.0;
+};
+
+/// What became of a file. Parameters: elements of floating-point tensors.
+struct weight_report {
+  std::vector<weight_result> tensors;  ///< in the order of the file that was read
+  index_t parameters_before = 0;
+  index_t parameters_after = 0;
+  double seconds = 0.0;
+};
+
+/// Called as tensors are done, one call at a time; `share` of the work is done then, 0 .. 1.
+using weight_observer = std::function<void(const weight_result& tensor, double share)>;
+
+namespace detail {
+
+/// Metadata of a factorized file: {"layer1.0.conv2.weight":16, ...}, the ranks.
+inline constexpr std::string_view low_rank_key = "pufferfish.low_rank";
+/// A tensor that stays is copied in pieces of so many bytes.
+inline constexpr std::uint64_t copy_piece = std::uint64_t{1} << 20;
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Runs make(task) on threads and finish(task, result) in the order of the tasks, one at a time.
+template <class Result, class Make, class Finish>
+void run_in_order(int threads, index_t tasks, const Make& make, const Finish& finish) {
+  std::vector<std::optional<Result>> waiting(static_cast<std::size_t>(tasks));
+  std::mutex mutex;
+  std::size_t next = 0;
+  bool broken = false;
+  thread_pool(threads).run(tasks, [&](index_t task, int) {
+    Result result = make(task);
+    const std::lock_guard lock(mutex);
+    waiting[static_cast<std::size_t>(task)] = std::move(result);
+    while (!broken && next < waiting.size() && waiting[next]) {
+      broken = true;  // should finish throw
+      finish(static_cast<index_t>(next), std::move(*waiting[next]));
+      broken = false;
+      waiting[next++].reset();
+    }
+  });
+}
+
+/// A tensor's elements as a matrix of float or double.
+template <class T>
+tensor<T, 2> read_matrix(const tensor_source& file, const tensor_place& place, index_t rows) {
+  const index_t cols = rows == 0 ? 0 : place.count() / rows;
+  tensor<T, 2> matrix({rows, cols});
+  const auto bytes = static_cast<std::size_t>(place.bytes);
+  if (place.dtype == dtype_of_v<T>) {
+    file.read(place, 0, {reinterpret_cast<std::uint8_t*>(matrix.data()), bytes});
+    return matrix;
+  }
+  std::vector<std::uint8_t> raw(bytes);
+  file.read(place, 0, raw);
+  convert_floating<T>(place.dtype, raw, std::span<T>(matrix.data(), static_cast<std::size_t>(matrix.size())));
+  return matrix;
+}
+
+template <class To, class T>
+void append_as(std::span<const T> from, std::vector<std::uint8_t>& to) {
+  for (const T value : from) {
+    To stored;
+    if constexpr (sizeof(To) == 2) {
+      stored = To(static_cast<float>(value));
+    } else {
+      stored = static_cast<To>(value);
+    }
+    std::uint8_t bytes[sizeof(To)];
+    std::memcpy(bytes, &stored, sizeof(To));
+    to.insert(to.end(), bytes, bytes + sizeof(To));
+  }
+}
+
+/// Elements in a floating-point dtype, appended.
+template <class T>
+void append_elements(tensor_dtype dtype, std::span<const T> from, std::vector<std::uint8_t>& to) {
+  to.reserve(to.size() + from.size() * size_of(dtype));
+  if (dtype == tensor_dtype::f64) {
+    append_as<double>(from, to);
+  } else if (dtype == tensor_dtype::f32) {
+    append_as<float>(from, to);
+  } else if (dtype == tensor_dtype::f16) {
+    append_as<float16>(from, to);
+  } else {
+    append_as<bfloat16>(from, to);
+  }
+}
+
+/// Hands up * down to visit(first_row, block), some rows at a time, with sums in double.
+template <class T, class Visit>
+void visit_product(const tensor_view<const T, 2>& up, const tensor_view<const T, 2>& down,
+                   const Visit& visit) {
+  constexpr index_t block_rows = 256;
+  for (index_t first = 0; first < up.extent(0); first += block_rows) {
+    const index_t rows = std::min(block_rows, up.extent(0) - first);
+    tensor<double, 2> block({rows, down.extent(1)});
+    add_product_tn(transpose(up.slice(0, first, rows)), down, block);
+    visit(first, std::as_const(block));
+  }
+}
+
+/// A tensor's factors, as bytes of the file to be.
+struct made_factors {
+  std::vector<std::uint8_t> down, up;
+  weight_result result;
+};
+
+template <class T>
+made_factors factorize_tensor(const tensor_source& file, const tensor_place& place,
+                              const weight_decision& decision, const weight_policy& policy,
+                              const rank_policy& rank_of, weight_result result) {
+  const tensor<T, 2> whole = read_matrix<T>(file, place, decision.parts * decision.rows);
+  const auto part = [&](index_t p) {
+    return tensor_view<const T, 2>(whole).slice(0, p * decision.rows, decision.rows);
+  };
+  factorize_options options;
+  options.name = place.name;
+  options.allow_growth = true;
+  options.method = policy.method;
+  options.seed = policy.seed;
+  std::vector<factors<T>> made;
+  index_t rank = 0;
+  for (index_t p = 0; p < decision.parts; ++p) {
+    made.push_back(factorize_matrix<T>(part(p), rank_of, options));
+    rank = std::max(rank, made.back().rank());
+  }
+  made_factors out;
+  out.result = std::move(result);
+  if (rank > largest_shrinking_rank(decision.rows, decision.cols)) {
+    out.result.reason = "factors would not be smaller";
+    return out;
+  }
+  double kept = 0.0, norm2 = 0.0, lost2 = 0.0;
+  for (index_t p = 0; p < decision.parts; ++p) {
+    factors<T>& one = made[static_cast<std::size_t>(p)];
+    // Gates are stored side by side: the largest rank is all of theirs.
+    if (one.rank() != rank) one = factorize_matrix<T>(part(p), fixed_rank{rank}, options);
+    const auto store = [&](tensor<T, 2>& factor, std::vector<std::uint8_t>& bytes) {
+      const std::size_t begin = bytes.size();
+      const std::span<T> elements(factor.data(), static_cast<std::size_t>(factor.size()));
+      append_elements<T>(place.dtype, elements, bytes);
+      convert_floating<T>(place.dtype, std::span(bytes).subspan(begin), elements);  // what was written
+    };
+    store(one.down, out.down);
+    store(one.up, out.up);
+    visit_product<T>(one.up, one.down, [&](index_t first, const tensor<double, 2>& block) {
+      for (index_t i = 0; i < block.extent(0); ++i) {
+        const T* wanted = part(p).data() + (first + i) * decision.cols;
+        const double* have = block.data() + i * decision.cols;
+        for (index_t j = 0; j < decision.cols; ++j) {
+          const double lost = static_cast<double>(wanted[j]) - have[j];
+          lost2 += lost * lost;
+        }
+      }
+    });
+    norm2 += one.report.squared_norm;
+    kept += one.report.squared_norm * one.report.kept_energy;
+  }
+  out.result.factorized = true;
+  out.result.rank = rank;
+  out.result.kept_energy = norm2 > 0.0 ? kept / norm2 : 1.0;
+  out.result.relative_error = norm2 > 0.0 ? std::sqrt(lost2 / norm2) : 0.0;
+  out.result.parameters_after = decision.parts * factor_parameters(decision.rows, decision.cols, rank);
+  return out;
+}
+
+/// The shapes of the factors of a weight: those of two layers one after the other.
+inline std::pair<std::vector<index_t>, std::vector<index_t>> factor_shapes(const std::vector<index_t>& shape,
+                                                                           index_t parts, index_t rank) {
+  std::vector<index_t> down = shape, up{shape[0], rank};
+  down[0] = parts * rank;
+  for (std::size_t d = 2; d < shape.size(); ++d) up.push_back(1);
+  return {down, up};
+}
+
+inline void copy_tensor(const tensor_source& from, const tensor_place& place, tensor_sink& to) {
+  std::vector<std::uint8_t> piece;
+  for (std::uint64_t at = 0; at < place.bytes; at += piece.size()) {
+    piece.resize(static_cast<std::size_t>(std::min(copy_piece, place.bytes - at)));
+    from.read(place, at, piece);
+    to.write(piece);
+  }
+}
+
+/// Tensors of large elements first, so that all are aligned in the new file; of those, by falling cost, so
+/// that no thread is left with a large one at the end.
+inline std::vector<std::size_t> working_order(const std::vector<tensor_place>& tensors,
+                                              const std::vector<double>& cost) {
+  std::vector<std::size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const std::size_t left = size_of(tensors[a].dtype), right = size_of(tensors[b].dtype);
+    return left != right ? left > right : cost[a] > cost[b];
+  });
+  return order;
+}
+
+/// Ranks under a budget for the file: one more for the matrix whose next singular value keeps most energy for
+/// a parameter, again and again. Singular values fall, so what is taken first is never worth less than what
+/// is left.
+inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>& plan,
+                                             const std::vector<std::vector<double>>& energies,
+                                             index_t available) {
+  std::vector<index_t> ranks(plan.size(), 0);
+  struct step {
+    double gain;
+    std::size_t tensor;
+    bool operator<(const step& other) const {
+      return gain != other.gain ? gain < other.gain : tensor > other.tensor;
+    }
+  };
+  std::priority_queue<step> steps;
+  const auto price = [&](std::size_t i) { return plan[i].parts * (plan[i].rows + plan[i].cols); };
+  const auto offer = [&](std::size_t i) {
+    const auto next = static_cast<std::size_t>(ranks[i]);
+    if (ranks[i] >= largest_shrinking_rank(plan[i].rows, plan[i].cols) || next >= energies[i].size()) return;
+    steps.push({energies[i][next] / static_cast<double>(price(i)), i});
+  };
+  index_t least = 0;
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    if (!plan[i].factorize) continue;
+    ranks[i] = 1;
+    least += price(i);
+  }
+  if (least > available) {
+    throw_error<value_error>({"factorize_weights: the budget leaves ", available,
+                              " parameters for the factors; rank 1 everywhere takes ", least});
+  }
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    if (plan[i].factorize) offer(i);
+  }
+  for (index_t left = available - least; !steps.empty();) {
+    const std::size_t i = steps.top().tensor;
+    steps.pop();
+    if (price(i) > left) continue;  // what is cheaper may still fit
+    left -= price(i);
+    ++ranks[i];
+    offer(i);
+  }
+  return ranks;
+}
+
+/// Of each singular value its share of ||A||_F^2; of several parts, of all together.
+template <class T>
+std::vector<double> energy_shares(const tensor_source& file, const tensor_place& place,
+                                  const weight_decision& decision, const weight_policy& policy) {
+  const tensor<T, 2> whole = read_matrix<T>(file, place, decision.parts * decision.rows);
+  std::vector<double> shares;
+  double norm2 = 0.0;
+  for (index_t p = 0; p < decision.parts; ++p) {
+    svd_options how;
+    how.method = policy.method;
+    how.seed = policy.seed;
+    const auto part = tensor_view<const T, 2>(whole).slice(0, p * decision.rows, decision.rows);
+    svd_result result;
+    try {
+      result = svd(part, how, [](std::span<const double>, double) { return index_t{0}; });
+    } catch (const value_error& e) {
+      PUFFERFISH_THROW(value_error(place.name + ": " + e.what()));
+    }
+    shares.resize(std::max(shares.size(), result.singular_values.size()));
+    for (std::size_t i = 0; i < result.singular_values.size(); ++i) {
+      shares[i] += result.singular_values[i] * result.singular_values[i];
+    }
+    norm2 += result.squared_norm;
+  }
+  for (double& share : shares) share = norm2 > 0.0 ? share / norm2 : 0.0;
+  return shares;
+}
+
+}  // namespace detail
+
+/// Writes to `out` the tensors of `in` with those that weight_plan chooses replaced by their factors, in the
+/// same dtype. NAME.weight becomes NAME.down.weight [r][in] (a convolution's [r][in][height][width]) and
+/// NAME.up.weight [out][r] ([out][r][1][1]), its bias NAME.up.bias; a recurrent weight W becomes W.down
+/// [gates * r][in] and W.up [gates * h][r], as LowRankLSTM has them. Everything else is copied bit for bit,
+/// metadata too; "pufferfish.low_rank" in it holds the ranks.
+///
+/// .npz by the files' names, else safetensors, of which no more is held than the matrices being worked on and
+/// factors waiting for their turn. Throws io_error for files, value_error for a matrix with an element that
+/// is not finite, or a budget that is too small. Then `out` has not changed; it may be `in`.
+inline weight_report factorize_weights(const std::string& in, const std::string& out,
+                                       const weight_policy& policy, const weight_observer& observer = {}) {
+  using namespace detail;
+  const auto start = std::chrono::steady_clock::now();
+  const std::unique_ptr<tensor_source> source = open_tensor_source(in);
+  const std::vector<tensor_place>& tensors = source->tensors();
+  std::vector<weight_tensor> seen;
+  for (const tensor_place& t : tensors) seen.push_back({t.name, t.dtype, t.shape});
+  const std::vector<weight_decision> plan = weight_plan(seen, policy);
+
+  weight_report report;
+  std::vector<double> cost(tensors.size(), 0.0);
+  std::size_t room = 64;
+  index_t fixed = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const weight_decision& d = plan[i];
+    weight_result& r = report.tensors.emplace_back();
+    r.name = tensors[i].name;
+    r.dtype = tensors[i].dtype;
+    r.shape = tensors[i].shape;
+    r.reason = d.reason;
+    r.layer = d.layer;
+    r.parts = d.parts;
+    r.parameters_before = r.parameters_after = is_floating(r.dtype) ? tensors[i].count() : 0;
+    report.parameters_before += r.parameters_before;
+    if (!d.factorize) fixed += r.parameters_before;
+    if (d.factorize) {
+      cost[i] = static_cast<double>(d.rows) * static_cast<double>(d.cols) * static_cast<double>(d.parts) *
+                static_cast<double>(std::min(d.rows, d.cols));
+    }
+    // Room for either outcome, and for the names among the metadata.
+    room += 3 * safetensors_writer::room_for(tensors[i].name + ".down.weight", tensors[i].shape.size());
+  }
+  for (const auto& [key, value] : source->metadata()) room += safetensors_writer::room_for(key + value, 0);
+  const double all = std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0));
+  const std::vector<std::size_t> order = working_order(tensors, cost);
+  const auto sink = open_tensor_sink(out, room);
+
+  const auto wide = [&](std::size_t i) { return tensors[i].dtype == tensor_dtype::f64; };
+  std::vector<index_t> ranks(tensors.size(), 0);
+  if (policy.budget > 0) {
+    std::vector<std::vector<double>> energies(tensors.size());
+    thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
+      const std::size_t i = order[static_cast<std::size_t>(task)];
+      if (!plan[i].factorize) return;
+      energies[i] = wide(i) ? energy_shares<double>(*source, tensors[i], plan[i], policy)
+                            : energy_shares<float>(*source, tensors[i], plan[i], policy);
+    });
+    ranks = ranks_for_budget(plan, energies, policy.budget - fixed);
+  }
+
+  double done = 0.0;
+  std::vector<std::size_t> written(tensors.size(), 0);
+  const auto make = [&](index_t task) {
+    const std::size_t i = order[static_cast<std::size_t>(task)];
+    made_factors made;
+    made.result = report.tensors[i];
+    if (!plan[i].factorize) return made;
+    const auto begun = std::chrono::steady_clock::now();
+    const rank_policy rank_of = policy.budget > 0 ? rank_policy(fixed_rank{ranks[i]}) : policy.rank;
+    const auto run = wide(i) ? &factorize_tensor<double> : &factorize_tensor<float>;
+    made = run(*source, tensors[i], plan[i], policy, rank_of, std::move(made.result));
+    made.result.seconds = seconds_since(begun);
+    return made;
+  };
+  const auto finish = [&](index_t task, made_factors made) {
+    const std::size_t i = order[static_cast<std::size_t>(task)];
+    const tensor_place& place = tensors[i];
+    if (made.result.factorized) {
+      const auto [down, up] = factor_shapes(place.shape, plan[i].parts, made.result.rank);
+      sink->begin(factor_name(place.name, "down"), place.dtype, down);
+      sink->write(made.down);
+      sink->begin(factor_name(place.name, "up"), place.dtype, up);
+      sink->write(made.up);
+    } else {
+      written[i] = sink->begin(place.name, place.dtype, place.shape);
+      copy_tensor(*source, place, *sink);
+    }
+    report.tensors[i] = std::move(made.result);
+    done += cost[i];
+    if (observer) observer(report.tensors[i], done / all);
+  };
+  run_in_order<made_factors>(policy.threads, static_cast<index_t>(order.size()), make, finish);
+
+  safetensors_metadata metadata = source->metadata();
+  named_numbers low_rank;
+  if (const auto earlier = metadata.find(std::string(low_rank_key)); earlier != metadata.end()) {
+    low_rank = parse_json_numbers(earlier->second, in + ": metadata " + earlier->first);
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const weight_result& r = report.tensors[i];
+    report.parameters_after += r.parameters_after;
+    if (r.factorized) low_rank.emplace_back(r.name, r.rank);
+    // Only now is it known whether a weight has been factorized.
+    if (plan[i].bias_of != weight_decision::npos && report.tensors[plan[i].bias_of].factorized) {
+      sink->rename(written[i], joined(joined(stem_of(r.name), "up"), "bias"));
+    }
+  }
+  metadata[std::string(low_rank_key)] = encode_json_numbers(low_rank, out);
+  sink->commit(metadata);
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+PUFFERFISH_NAMESPACE_END

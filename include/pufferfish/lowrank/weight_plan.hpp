@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Which tensors of a weight file are matrices worth factorizing, told by names, dtypes and shapes alone: a
+/// file of weights says nothing of the network around them. weight_files.hpp carries a plan out.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/io/tensor_info.hpp>
+#include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/lowrank/rank.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Which tensors of a file to factorize, and to what rank. The default is the paper's: rank ratio 1/4, the
+/// first and the last layer dense.
+struct weight_policy {
+  rank_policy rank = rank_ratio{0.25};
+  /// If not 0: the elements that all floating-point tensors of the new file may have together. Ranks are then
+  /// those that keep most energy, each matrix counted by its share of its own (`rank` is not asked).
+  index_t budget = 0;
+  /// So many layers at the start, and the last one, stay dense; see weight_plan for what the order is.
+  index_t keep_first = 1;
+  bool keep_last = true;
+  /// Asked by name if given. Only included ones are factorized; a name that is included is taken for no
+  /// embedding. Excluded ones never are.
+  std::function<bool(const std::string&name)> include, exclude;
+  svd_method method = svd_method::automatic;
+  std::uint64_t seed = 0;
+  /// Tensors worked on at once; the result does not depend on it.
+  int threads = 1;
+};
+
+/// A tensor as a plan sees it.
+struct weight_tensor {
+  std::string name;
+  tensor_dtype dtype{};
+  std::vector<index_t> shape;
+};
+
+/// What becomes of a tensor. One that is factorized is `parts` matrices of rows x cols, one below the other.
+struct weight_decision {
+  bool factorize = false;
+  std::string reason;  ///< why not; empty if it is factorized
+  index_t layer = 0;   ///< 1, 2, ... in the order that is guessed; 0: no weight matrix
+  index_t parts = 1;   ///< the gates of a recurrent layer; 1 for others
+  index_t rows = 0;
+  index_t cols = 0;
+  std::size_t bias_of = npos;  ///< the weight that this tensor is the bias of
+  static constexpr std::size_t npos = static_cast<std::size_t>(-1);
+};
+
+namespace detail {
+
+inline bool is_floating(tensor_dtype dtype) {
+  return dtype == tensor_dtype::f32 || dtype == tensor_dtype::f64 || dtype == tensor_dtype::f16 ||
+         dtype == tensor_dtype::bf16;
+}
+
+inline bool ends_with(std::string_view text, std::string_view ending) {
+  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
+}
+
+/// "layer1.conv1.weight" -> "layer1.conv1"; "weight" -> "". Only of names for which is_weight_name holds.
+inline bool is_weight_name(std::string_view name) { return name == "weight" || ends_with(name, ".weight"); }
+inline std::string_view stem_of(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
+}
+inline std::string joined(std::string_view stem, std::string_view last) {
+  return stem.empty() ? std::string(last) : std::string(stem) + "." + std::string(last);
+}
+
+/// The two names that replace a weight's: X.weight becomes X.down.weight and X.up.weight, so that a sequence
+/// of two layers called down and up loads them; a recurrent weight W becomes W.down and W.up.
+inline std::string factor_name(const std::string& weight, std::string_view side) {
+  if (!is_weight_name(weight)) return weight + "." + std::string(side);
+  return joined(joined(stem_of(weight), side), "weight");
+}
+
+/// A name's dotted components.
+inline std::vector<std::string_view> components_of(std::string_view name) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t dot = name.find('.');
+    parts.push_back(name.substr(0, dot));
+    if (dot == std::string_view::npos) return parts;
+    name.remove_prefix(dot + 1);
+  }
+}
+
+/// Letter by letter, but numbers as numbers: layer2 before layer10.
+inline bool natural_less(std::string_view a, std::string_view b) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  std::size_t i = 0, j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (is_digit(a[i]) && is_digit(b[j])) {
+      const auto number = [&](std::string_view text, std::size_t& at) {
+        while (at + 1 < text.size() && text[at] == '0' && is_digit(text[at + 1])) ++at;
+        const std::size_t begin = at;
+        while (at < text.size() && is_digit(text[at])) ++at;
+        return text.substr(begin, at - begin);
+      };
+      const std::string_view left = number(a, i), right = number(b, j);
+      if (left != right) return left.size() != right.size() ? left.size() < right.size() : left < right;
+    } else if (a[i] != b[j]) {
+      return static_cast<unsigned char>(a[i]) < static_cast<unsigned char>(b[j]);
+    } else {
+      ++i;
+      ++j;
+    }
+  }
+  return a.size() - i < b.size() - j;
+}
+
+/// -1 for what common networks call their first layer, 1 for their last, else 0.
+inline int end_of_network(std::string_view stem) {
+  std::vector<std::string_view> parts = components_of(stem);
+  while (parts.size() > 1 && (parts[0] == "module" || parts[0] == "model" || parts[0] == "backbone")) {
+    parts.erase(parts.begin());
+  }
+  const auto is_one_of = [](std::string_view name, std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (is_one_of(parts[0], {"conv1", "stem", "conv_stem", "conv_in", "patch_embed", "conv_proj"})) return -1;
+  if (is_one_of(parts[0], {"fc", "classifier", "head", "heads", "lm_head", "cls", "score"})) return 1;
+  return parts.size() == 1 && is_one_of(parts[0], {"linear", "decoder", "output", "out"}) ? 1 : 0;
+}
+
+/// Embeddings by the names they have in common networks: a table of rows, no matrix that multiplies.
+inline bool looks_like_embedding(std::string_view stem) {
+  const std::string_view own = stem.substr(stem.rfind('.') + 1);  // all of it if there is no dot
+  return own == "wte" || own == "wpe" || own == "shared" || own == "emb" || own.substr(0, 6) == "embed_" ||
+         ends_with(own, "embedding") || ends_with(own, "embeddings") || ends_with(own, "embed");
+}
+
+/// "weight_ih_l0_reverse" -> {"weight_ih", "_l0_reverse"}; empty for no recurrent weight.
+inline std::pair<std::string_view, std::string_view> recurrent_name(std::string_view last) {
+  const std::string_view side = last.substr(0, 9), layer = last.substr(std::min<std::size_t>(9, last.size()));
+  if (side != "weight_ih" && side != "weight_hh") return {};
+  if (!layer.empty() && layer.substr(0, 2) != "_l") return {};
+  return {side, layer};
+}
+
+class weight_planner {
+ public:
+  weight_planner(std::span<const weight_tensor> tensors, const weight_policy& policy)
+      : tensors_(tensors), policy_(policy), decisions_(tensors.size()) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) by_name_.emplace(tensors[i].name, i);
+  }
+
+  std::vector<weight_decision> operator()() {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) decisions_[i].reason = look_at(i);
+    number_layers();
+    for (std::size_t i = 0; i < tensors_.size(); ++i) choose(i);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (decisions_[i].factorize && is_weight_name(tensors_[i].name)) claim_bias(i);
+    }
+    return std::move(decisions_);
+  }
+
+ private:
+  const weight_tensor* find(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &tensors_[found->second];
+  }
+  bool includes(const std::string& name) const { return policy_.include && policy_.include(name); }
+
+  /// Why a tensor is no weight matrix; empty, with its matrices set, if it is one.
+  std::string look_at(std::size_t i) {
+    const weight_tensor& tensor = tensors_[i];
+    weight_decision& d = decisions_[i];
+    const std::string_view stem = stem_of(tensor.name);
+    const std::string_view last = std::string_view(tensor.name).substr(stem.empty() ? 0 : stem.size() + 1);
+    const auto [side, layer] = recurrent_name(last);
+    const std::size_t rank = tensor.shape.size();
+    if (!is_floating(tensor.dtype)) return "dtype " + std::string(to_string(tensor.dtype));
+    if (rank < 2) return std::to_string(rank) + (rank == 1 ? " dimension" : " dimensions");
+    if (!side.empty()) return look_at_gates(d, tensor, stem, layer);
+    if (!is_weight_name(tensor.name)) return last == "in_proj_weight" ? "packed projections" : "not a weight";
+    if (rank != 2 && rank != 4) return std::to_string(rank) + " dimensions";
+    if (is_factor(tensor.name)) return "a factor already";
+    if (rank == 2 && looks_like_embedding(stem) && !includes(tensor.name)) return "an embedding";
+    if (rank == 4 && tensor.shape[1] == 1) return "depthwise, or of one channel";
+    for (const char* side_name : {"down", "up"}) {
+      if (find(factor_name(tensor.name, side_name)) != nullptr) return "its factors' names are taken";
+    }
+    d.rows = tensor.shape[0];
+    d.cols = 1;
+    for (std::size_t k = 1; k < rank; ++k) d.cols *= tensor.shape[k];
+    return "";
+  }
+
+  /// A packed recurrent weight: its number of gates shows in the hidden side, [gates * h][h].
+  std::string look_at_gates(weight_decision& d, const weight_tensor& tensor, std::string_view stem,
+                            std::string_view layer) const {
+    const weight_tensor* hidden = find(joined(stem, "weight_hh" + std::string(layer)));
+    if (tensor.shape.size() != 2 || hidden == nullptr || hidden->shape.size() != 2) {
+      return "a recurrent weight without its other side";
+    }
+    const index_t rows = hidden->shape[0], cols = hidden->shape[1];
+    // Only LSTMs have projections, which hide the ratio.
+    const bool projected = find(joined(stem, "weight_hr" + std::string(layer))) != nullptr;
+    const index_t gates = projected ? 4 : cols > 0 && rows % cols == 0 ? rows / cols : 0;
+    if ((gates != 1 && gates != 3 && gates != 4) || tensor.shape[0] != rows || rows % gates != 0) {
+      return "a recurrent weight of an unknown kind";
+    }
+    d.parts = gates;
+    d.rows = rows / gates;
+    d.cols = tensor.shape[1];
+    return "";
+  }
+
+  bool is_factor(const std::string& name) const {
+    const std::string_view stem = stem_of(name);
+    const bool down = stem == "down" || ends_with(stem, ".down"), up = stem == "up" || ends_with(stem, ".up");
+    if (!down && !up) return false;
+    const std::string_view outer = stem_of(stem);
+    return find(joined(joined(outer, down ? "up" : "down"), "weight")) != nullptr;
+  }
+
+  /// The layer that a weight belongs to: both sides of a recurrent one are one.
+  static std::string layer_key(const std::string& name) {
+    const std::string_view stem = stem_of(name);
+    const std::string_view last = std::string_view(name).substr(stem.empty() ? 0 : stem.size() + 1);
+    const auto [side, layer] = recurrent_name(last);
+    return side.empty() ? std::string(stem) : joined(stem, "rnn" + std::string(layer));
+  }
+
+  void number_layers() {
+    struct key {
+      int end;
+      std::string name;
+    };
+    std::vector<key> keys;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (!decisions_[i].reason.empty()) continue;
+      std::string name = layer_key(tensors_[i].name);
+      keys.push_back({end_of_network(name), std::move(name)});
+    }
+    std::sort(keys.begin(), keys.end(), [](const key& a, const key& b) {
+      if (a.end != b.end) return a.end < b.end;
+      if (natural_less(a.name, b.name) != natural_less(b.name, a.name)) return natural_less(a.name, b.name);
+      return a.name < b.name;
+    });
+    std::map<std::string, index_t> number;
+    for (const key& k : keys) number.emplace(k.name, static_cast<index_t>(number.size()) + 1);
+    layers_ = static_cast<index_t>(number.size());
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (decisions_[i].reason.empty()) decisions_[i].layer = number.at(layer_key(tensors_[i].name));
+    }
+  }
+
+  void choose(std::size_t i) {
+    weight_decision& d = decisions_[i];
+    const std::string& name = tensors_[i].name;
+    if (d.layer == 0) return;
+    const index_t useful = largest_shrinking_rank(d.rows, d.cols);
+    const bool known = policy_.budget == 0 && !needs_spectrum(policy_.rank);
+    const index_t wanted = known && d.rows > 0 ? choose_rank(policy_.rank, d.rows, d.cols, {}, 0.0) : 1;
+    if (d.layer <= policy_.keep_first) {
+      d.reason = policy_.keep_first == 1 ? "the first layer" : "among the first layers";
+    } else if (policy_.keep_last && d.layer == layers_) {
+      d.reason = "the last layer";
+    } else if (policy_.exclude && policy_.exclude(name)) {
+      d.reason = "excluded";
+    } else if (policy_.include && !policy_.include(name)) {
+      d.reason = "not included";
+    } else if (wanted > useful) {
+      d.reason = "factors would not be smaller";
+    }
+    d.factorize = d.reason.empty();
+  }
+
+  void claim_bias(std::size_t weight) {
+    const std::string_view stem = stem_of(tensors_[weight].name);
+    const auto bias = by_name_.find(joined(stem, "bias"));
+    if (bias == by_name_.end()) return;
+    const std::vector<index_t>& shape = tensors_[bias->second].shape;
+    const bool fits = shape.size() == 1 && shape[0] == decisions_[weight].rows;
+    if (fits && find(joined(joined(stem, "up"), "bias")) == nullptr) {
+      decisions_[bias->second].bias_of = weight;
+      return;
+    }
+    decisions_[weight].factorize = false;
+    decisions_[weight].reason = "its bias does not fit";
+  }
+
+  std::span<const weight_tensor> tensors_;
+  const weight_policy& policy_;
+  std::vector<weight_decision> decisions_;
+  std::map<std::string, std::size_t> by_name_;
+  index_t layers_ = 0;
+};
+
+}  // namespace detail
+
+/// Decides for each tensor of a file, in the order given.
+///
+/// Weight matrices are tensors of F32, F64, F16 or BF16 called NAME.weight: with 2 dimensions [out][in], with
+/// 4 a convolution's [out][in][height][width]; and the packed gates of recurrent layers as PyTorch names
+/// them, weight_ih* and weight_hh*. Everything else stays: biases, norms, buffers, embeddings (by their
+/// names), depthwise convolutions, and matrices whose factors would not be smaller. Whether a convolution has
+/// groups or is transposed does not show in a file: name such with policy.exclude.
+///
+/// A file does not tell the order of its layers either. It is taken to be that of the names with numbers as
+/// numbers, but that conv1, stem, patch_embed and their like come first, and fc, classifier, head, lm_head
+/// and their like last. Throws value_error for a policy whose numbers cannot be.
+inline std::vector<weight_decision> weight_plan(std::span<const weight_tensor> tensors,
+                                                const weight_policy& policy) {
+  if (policy.budget < 0 || policy.keep_first < 0) {
+    detail::throw_error<value_error>(
+        {"weight_plan: budget ", policy.budget, ", keep_first ", policy.keep_first});
+  }
+  return detail::weight_planner(tensors, policy)();
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `fold_batch_norm`: for inference, a network without the batch norms that follow a convolution or a linear
+/// layer.
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <pufferfish/nn/batch_norm.hpp>
+#include <pufferfish/nn/conv.hpp>
+#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/model.hpp>
+#include <pufferfish/nn/sequential.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A batch norm that is gone, and the layer that does its work now.
+struct folded_batch_norm {
+  std::string norm;
+  std::string into;
+  friend bool operator==(const folded_batch_norm&, const folded_batch_norm&) = default;
+};
+
+/// What fold_batch_norm did to a network.
+struct batch_norm_folding {
+  std::vector<folded_batch_norm> folded;  ///< in execution order
+  std::vector<std::string> kept;          ///< batch norms that follow no layer they could go into
+  index_t parameters_before = 0;          ///< of the whole network
+  index_t parameters_after = 0;
+};
+
+namespace detail {
+
+/// y = scale x + shift, channel by channel: what a batch norm does in inference.
+struct channel_affine {
+  std::vector<double> scale, shift;
+
+  template <class T>
+  explicit channel_affine(BatchNorm<T>& norm)
+      : scale(static_cast<std::size_t>(norm.channels())), shift(scale.size()) {
+    const T *weight = nullptr, *bias = nullptr, *mean = nullptr, *variance = nullptr;
+    norm.visit([&](const char* name, auto& thing) {
+      const std::string called = name;
+      if (called == "weight") weight = thing.data();
+      if (called == "bias") bias = thing.data();
+      if (called == "running_mean") mean = thing.data();
+      if (called == "running_var") variance = thing.data();
+    });
+    for (std::size_t c = 0; c < scale.size(); ++c) {
+      scale[c] = static_cast<double>(weight[c]) / std::sqrt(static_cast<double>(variance[c]) + norm.eps());
+      shift[c] = static_cast<double>(bias[c]) - static_cast<double>(mean[c]) * scale[c];
+    }
+  }
+
+  index_t channels() const { return static_cast<index_t>(scale.size()); }
+
+  /// A weight of outputs x inputs, any strides, with the scale on its outputs.
+  template <class T, std::size_t N>
+  void apply(const tensor_view<const T, N>& from, const tensor_view<T, N>& to) const {
+    for (index_t c = 0; c < channels(); ++c) {
+      const tensor_view<T, N> rows = to.slice(0, c, 1);
+      copy(from.slice(0, c, 1), rows);
+      scale_all(rows, scale[static_cast<std::size_t>(c)]);
+    }
+  }
+  /// A bias; null: zeros.
+  template <class T>
+  void apply_to_bias(const tensor_view<const T, 1>& from, const tensor_view<T, 1>& to) const {
+    for (index_t c = 0; c < channels(); ++c) {
+      const auto i = static_cast<std::size_t>(c);
+      to(c) = static_cast<T>((from.is_null() ? 0.0 : static_cast<double>(from(c))) * scale[i] + shift[i]);
+    }
+  }
+
+ private:
+  template <class T, std::size_t N>
+  static void scale_all(const tensor_view<T, N>& view, double factor) {
+    if constexpr (N == 1) {
+      for (index_t i = 0; i < view.extent(0); ++i)
+        view(i) = static_cast<T>(factor * static_cast<double>(view(i)));
+    } else {
+      for (index_t i = 0; i < view.extent(0); ++i) {
+        extents<N - 1> shape{}, strides{};
+        std::copy_n(view.shape().begin() + 1, N - 1, shape.begin());
+        std::copy_n(view.strides().begin() + 1, N - 1, strides.begin());
+        scale_all(tensor_view<T, N - 1>(view.data() + i * view.stride(0), shape, strides), factor);
+      }
+    }
+  }
+};
+
+template <class T>
+Conv<T> folded(const Conv<T>& layer, const channel_affine& norm) {
+  Conv<T> result(layer.shape(), true);
+  norm.apply(layer.weight(), result.weight());
+  norm.apply_to_bias(layer.bias(), result.bias());
+  return result;
+}
+template <class T>
+Linear<T> folded(const Linear<T>& layer, const channel_affine& norm) {
+  Linear<T> result(layer.in_features(), layer.out_features(), true);
+  norm.apply(layer.weight(), result.weight());
+  norm.apply_to_bias(layer.bias(), result.bias());
+  return result;
+}
+template <class T>
+LowRankConv<T> folded(const low_rank_conv<T>& layer, const channel_affine& norm) {
+  LowRankConv<T> result(layer.shape(), layer.rank(), true);
+  result.set_recompute(layer.recompute());
+  copy(layer.down(), result.down());
+  norm.apply(layer.up(), result.up());
+  norm.apply_to_bias(layer.bias(), result.bias());
+  return result;
+}
+template <class T>
+LowRankLinear<T> folded(const low_rank_linear<T>& layer, const channel_affine& norm) {
+  LowRankLinear<T> result(layer.in_features(), layer.out_features(), layer.rank(), true);
+  copy(layer.down(), result.down());
+  norm.apply(layer.up(), result.up());
+  norm.apply_to_bias(layer.bias(), result.bias());
+  return result;
+}
+
+/// up (scale (down x) + shift) = up' x' with the scale on the outputs of `down` and up shift for a bias.
+template <class T>
+LowRankConv<T> folded(LowRankNormConv<T>& layer) {
+  const channel_affine norm(*layer[1].template target<BatchNorm<T>>());
+  const Conv<T>& down = *std::as_const(layer[0]).template target<Conv<T>>();
+  const Conv<T>& up = *std::as_const(layer[2]).template target<Conv<T>>();
+  LowRankConv<T> result(layer.shape(), layer.rank(), true);
+  norm.apply(down.weight(), result.down());
+  copy(up.weight(), result.up());
+  for (index_t o = 0; o < layer.shape().out_channels; ++o) {
+    double sum = 0.0;
+    for (index_t r = 0; r < layer.rank(); ++r) {
+      sum += static_cast<double>(up.weight()(o, r, 0, 0)) * norm.shift[static_cast<std::size_t>(r)];
+    }
+    result.bias()(o) = static_cast<T>(sum);
+  }
+  return result;
+}
+
+template <class T, class Device>
+class batch_norm_folder final : public sequence_visitor<T, Device> {
+ public:
+  explicit batch_norm_folder(batch_norm_folding& report) : report_(report) {}
+
+  void on_sequence(const std::string& prefix, sequential<T, Device>& layers) override {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const std::string name = join_name(prefix, layers.name(i));
+      if (auto* inner = layers[i].template target<LowRankNormConv<T>>()) {
+        layers[i] = any_layer<T, Device>(folded(*inner));
+        report_.folded.push_back({join_name(name, "bn"), name});
+      }
+      while (i + 1 < layers.size() && fold(layers[i], layers[i + 1])) {
+        report_.folded.push_back({join_name(prefix, layers.name(i + 1)), name});
+        layers.erase(i + 1);
+      }
+    }
+  }
+
+  // Sequences lose theirs before their layers are shown.
+  void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
+    if (slot.template target<BatchNorm<T>>() != nullptr) report_.kept.push_back(name);
+  }
+
+ private:
+  static bool fold(any_layer<T, Device>& layer, any_layer<T, Device>& behind) {
+    auto* norm = behind.template target<BatchNorm<T>>();
+    if (norm == nullptr) return false;
+    const auto replace = [&](const auto& by, index_t channels) {
+      if (channels != norm->channels()) return false;
+      layer = any_layer<T, Device>(folded(by, channel_affine(*norm)));
+      return true;
+    };
+    const auto& now = std::as_const(layer);
+    if (const auto* conv = now.template target<Conv<T>>()) return replace(*conv, conv->shape().out_channels);
+    if (const auto* linear = now.template target<Linear<T>>())
+      return replace(*linear, linear->out_features());
+    if (const auto* conv = now.low_rank_conv()) return replace(*conv, conv->shape().out_channels);
+    if (const auto* linear = now.low_rank_linear()) return replace(*linear, linear->out_features());
+    return false;
+  }
+
+  batch_norm_folding& report_;
+};
+
+}  // namespace detail
+
+/// Folds every batch norm that follows a Conv, Linear, LowRankConv or LowRankLinear in a sequential (also in
+/// the branches of residual blocks) into that layer: with s = weight / sqrt(running variance + eps), W
+/// becomes s W, of a low-rank layer `up` s up, and the bias s (b - running mean) + the norm's bias. A
+/// LowRankNormConv becomes a LowRankConv. The outputs of inference mode stay the same up to rounding; those
+/// of training do not, since nothing is normalised by a batch any more: for networks that are done with
+/// training.
+///
+/// Batch norms elsewhere stay and are reported. Layers with a static rank become layers of the same rank
+/// given at run time. New arenas, a new generation: optimizers and exchanges of the old one throw from now
+/// on.
+template <class Root, class Device>
+batch_norm_folding fold_batch_norm(model<Root, Device>& net) {
+  batch_norm_folding result;
+  result.parameters_before = net.parameter_count();
+  net.modify([&](Root& root) {
+    detail::batch_norm_folder<typename Root::value_type, Device> folder(result);
+    root.visit_layers(folder);
+  });
+  result.parameters_after = net.parameter_count();
+  return result;
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""factorize_weights: a file with ResNet-50's names and shapes to factors and back, small files of other kinds, bad
+input; and run_weights against PyTorch, where there is PyTorch."""
+import array
+import json
+import math
+import os
+import pathlib
+import resource
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+
+from support import expect, expect_equal, load, main
+from weights import SIZE, Values, read, resnet50, write
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def floats(tensor):
+    dtype, _, data = tensor
+    return array.array({"F32": "f", "F64": "d"}[dtype], data)
+
+
+def relative_distance(a, b):
+    """||a - b|| / ||a||, of a few million elements at most."""
+    a, b = floats(a), floats(b)
+    expect_equal(len(a), len(b), "elements")
+    return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(x * x for x in a))
+
+
+def check_factors(dense, low, rows):
+    """Names, shapes and dtypes of the factorized file; what stays is the same to the bit."""
+    expected = {}
+    biases = {row["name"][: -len("weight")] + "bias" for row in rows if row["factorized"]}
+    for row in rows:
+        name = row["name"]
+        dtype, shape, data = dense[name]
+        if row["factorized"]:
+            stem, r = name[: -len(".weight")], row["rank"]
+            ones = (1,) * (len(shape) - 2)
+            expected[f"{stem}.down.weight"] = (dtype, (r, *shape[1:]), None)
+            expected[f"{stem}.up.weight"] = (dtype, (shape[0], r, *ones), None)
+        else:
+            expected[f"{name[:-len('bias')]}up.bias" if name in biases else name] = (dtype, shape, data)
+    expect_equal(sorted(low), sorted(expected), "names of the factorized file")
+    for name, (dtype, shape, data) in expected.items():
+        expect_equal(low[name][:2], (dtype, shape), name)
+        expect(data is None or low[name][2] == data, f"{name} has changed")
+
+
+def resnet(programs, folder):
+    entries = resnet50()
+    expect_equal((len(entries), sum(math.prod(s) for _, d, s in entries if d == "F32")), (320, 25610152), "ResNet-50")
+    dense_file, low_file, merged_file = (folder / f"{n}.safetensors" for n in ("dense", "low", "merged"))
+    # By a process of its own: a child's peak memory starts with what its parent has.
+    subprocess.run([sys.executable, str(HERE / "weights.py"), str(dense_file)], check=True)
+    size = dense_file.stat().st_size
+
+    start = time.monotonic()
+    process = subprocess.Popen(programs.command("factorize_weights", dense_file, low_file, "--rank-ratio", 0.25, "--json",
+                                                folder / "low.json"), stdout=subprocess.PIPE, text=True)
+    table = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    expect_equal(status, 0, "exit status")
+    # Of whatever machine this is: shown, not judged.
+    print(f"ResNet-50: {time.monotonic() - start:.1f} s, peak memory {usage.ru_maxrss / 1024:.0f} MB = "
+          f"{1024 * usage.ru_maxrss / size:.2f} of the file's {size / 2**20:.0f} MB")
+    dense, _ = read(dense_file)
+    rows = load(folder / "low.json")["tensors"]
+    expect_equal([row["name"] for row in rows], [n for n, _, _ in sorted(entries, key=lambda e: (-SIZE[e[1]], e[0]))],
+                 "the report has every tensor, as in the file")
+    low, metadata = read(low_file)
+    check_factors(dense, low, rows)
+    by_name = {row["name"]: row for row in rows}
+    expect_equal(by_name["conv1.weight"]["reason"], "the first layer", "conv1")
+    expect_equal(by_name["fc.weight"]["reason"], "the last layer", "fc")
+    expect_equal(by_name["layer4.2.conv2.weight"]["rank"], 128, "rank of 512 x 4608")
+    expect_equal(sum(row["factorized"] for row in rows), 52, "factorized layers")
+    expect("layer4.2.conv2.weight" in table and "52 weights factorized" in table, f"the table:\n{table}")
+    expect_equal(metadata["format"], "pt", "metadata of the input")
+    expect_equal(json.loads(metadata["pufferfish.low_rank"])["layer4.2.conv2.weight"], 128, "metadata")
+
+    programs.run("factorize_weights", low_file, merged_file, "--merge")
+    merged, metadata = read(merged_file)
+    expect_equal({n: t[:2] for n, t in merged.items()}, {n: t[:2] for n, t in dense.items()}, "merged shapes")
+    expect_equal(metadata, {"format": "pt"}, "merged metadata")
+    for name, row in by_name.items():
+        if not row["factorized"]:
+            expect(merged[name][2] == dense[name][2], f"{name} has changed")
+        elif row["parameters_before"] < 300000:
+            error = relative_distance(dense[name], merged[name])
+            expect(abs(error - row["relative_error"]) < 1e-4, f"{name}: {error}, reported {row['relative_error']}")
+    return dense_file, low_file, merged_file
+
+
+def against_torch(programs, folder, files):
+    """Logits of ResNet-50, dense and with factors, here and in PyTorch as two layers each."""
+    probe = subprocess.run([sys.executable, str(HERE / "torch_resnet50.py"), "-", "-", "-"], capture_output=True, text=True,
+                           check=False)
+    if probe.returncode == 77:
+        print(f"skipped, the comparison with PyTorch: {probe.stderr.strip()}")
+        return
+    values = Values(seed=2, length=100003)
+    images = folder / "images.npz"
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 64, 64, 3), }"
+    header += " " * (-(len(header) + 11) % 64) + "\n"
+    with zipfile.ZipFile(images, "w") as archive:
+        archive.writestr("images.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() +
+                         values.take(2 * 64 * 64 * 3))
+    for file in files:
+        ours, theirs = folder / "ours.npz", folder / "theirs.npz"
+        programs.run("run_weights", "--model", "resnet50", file, images, ours)
+        result = subprocess.run([sys.executable, str(HERE / "torch_resnet50.py"), str(file), str(images), str(theirs)],
+                                capture_output=True, text=True, check=False)
+        expect_equal(result.returncode, 0, f"PyTorch with {file.name}: {result.stderr}")
+        logits = []
+        for path in (ours, theirs):
+            with zipfile.ZipFile(path) as archive:
+                data = archive.read("logits.npy")
+            logits.append(array.array("f", data[10 + struct.unpack("<H", data[8:10])[0] :]))
+        expect_equal([len(l) for l in logits], [2000, 2000], "logits")
+        largest = max(abs(v) for v in logits[1])
+        distance = max(abs(a - b) for a, b in zip(*logits))
+        print(f"{file.name}: logits up to {largest:.3f}, PyTorch's differ by up to {distance:.1e}")
+        expect(0.05 < largest < 1e3 and distance <= 1e-4 * max(1.0, largest), f"{file.name}: PyTorch's differ by {distance}")
+
+
+def small_files(programs, folder):
+    """A language model's names, other dtypes, other policies."""
+    values = Values(seed=3, length=10007)
+    tensors = {}
+    for name, shape in [("encoder.weight", (500, 40)), ("rnn.weight_ih_l0", (160, 40)), ("rnn.weight_hh_l0", (160, 40)),
+                        ("rnn.weight_ih_l1", (160, 40)), ("rnn.weight_hh_l1", (160, 40)), ("rnn.bias_ih_l0", (160,)),
+                        ("embed_tokens.weight", (500, 40)), ("mlp.weight", (96, 80)), ("mlp.bias", (96,)),
+                        ("decoder.weight", (500, 40)), ("decoder.bias", (500,))]:
+        tensors[name] = ("F64" if name.startswith("mlp") else "F32", shape,
+                         values.take(math.prod(shape)) * (2 if name.startswith("mlp") else 1))
+    # Doubles from the bytes of floats may be no numbers.
+    tensors["mlp.weight"] = ("F64", (96, 80), array.array("d", array.array("f", values.take(96 * 80))).tobytes())
+    tensors["half.weight"] = ("F16", (64, 64), struct.pack("<4096e", *array.array("f", values.take(4096))))
+    tensors["brain.weight"] = ("BF16", (64, 64), b"".join(values.take(1)[2:] for _ in range(4096)))
+    dense = folder / "small.safetensors"
+    write(dense, tensors)
+    out, _ = programs.run("factorize_weights", dense, folder / "a", "--rank-ratio", 0.25, "--keep-first", 0,
+                          "--factorize-last", "--all", "--json", "-")
+    rows = {row["name"]: row for row in json.loads(out)["tensors"]}
+    expect_equal((rows["rnn.weight_ih_l0"]["rank"], rows["rnn.weight_ih_l0"]["matrices"]), (10, 4), "gates")
+    expect_equal(rows["embed_tokens.weight"]["reason"], "an embedding", "embedding")
+    expect_equal(rows["decoder.weight"]["factorized"], True, "the last layer")
+    low, _ = read(folder / "a")
+    expect_equal(low["rnn.weight_ih_l0.down"][:2], ("F32", (40, 40)), "first factors of four gates")
+    expect_equal(low["rnn.weight_ih_l0.up"][:2], ("F32", (160, 10)), "second factors of four gates")
+    expect_equal(low["decoder.up.bias"], tensors["decoder.bias"], "bias")
+    expect_equal([low[f"{n}.up.weight"][:2] for n in ("mlp", "half", "brain")],
+                 [("F64", (96, 20)), ("F16", (64, 16)), ("BF16", (64, 16))], "dtypes")
+    programs.run("factorize_weights", folder / "a", folder / "b", "--merge")
+    back, _ = read(folder / "b")
+    for name in ("mlp.weight", "rnn.weight_hh_l1", "decoder.weight"):
+        error = relative_distance(tensors[name], back[name])
+        expect(abs(error - rows[name]["relative_error"]) < 1e-5, f"{name}: {error}, not {rows[name]['relative_error']}")
+
+    # A budget is kept, and the whole of the energy takes every rank.
+    total = sum(math.prod(t[1]) for t in tensors.values())
+    programs.run("factorize_weights", dense, folder / "c", "--budget", total * 7 // 10, "--json", folder / "c.json")
+    expect(0.65 * total < load(folder / "c.json")["parameters_after"] <= 0.7 * total, "budget")
+    programs.run("factorize_weights", dense, folder / "d", "--energy", 0.6, "--include", "rnn|mlp", "--exclude", "_l1",
+                 "--json", folder / "d.json")
+    rows = {row["name"]: row for row in load(folder / "d.json")["tensors"]}
+    expect_equal(sorted(n for n, row in rows.items() if row["factorized"]),
+                 ["mlp.weight", "rnn.weight_hh_l0", "rnn.weight_ih_l0"], "chosen by name")
+    for name in ("mlp.weight", "rnn.weight_ih_l0"):
+        expect(0.6 <= rows[name]["energy_kept"] < 0.75, f"{name} keeps {rows[name]['energy_kept']}")
+    return dense
+
+
+def bad_input(programs, folder, dense):
+    def refused(*arguments, says):
+        _, err = programs.run("factorize_weights", *arguments, fails=True)
+        expect(len(err.splitlines()) == 1 and says in err, f"{says!r} in one line, not\n{err}")
+
+    out = folder / "out"
+    whole = dense.read_bytes()
+    bad = folder / "bad.safetensors"
+    for data, says in [(b"", "0 bytes are too few"), (whole[:-1], "not within the data"), (whole + b"\0", "bytes of data"),
+                       (b"\xff" * 8 + whole[8:], "header of 18446744073709551615 bytes"),
+                       (whole[:8] + b"[" + whole[9:], "not a JSON object"),
+                       (whole.replace(b'"F64"', b'"F65"', 1), "unknown dtype 'F65'"),
+                       (whole.replace(b'"mlp.bias"', b'"rnn.bias"', 1), None),
+                       (struct.pack("<Q", 2) + b"{}", None)]:
+        bad.write_bytes(data)
+        if says is None:
+            programs.run("factorize_weights", bad, folder / "fine")
+        else:
+            refused(bad, out, says=says)
+            refused(bad, out, "--merge", says=says)
+    npz = folder / "bad.npz"
+    npz.write_bytes(whole)
+    refused(npz, out, says="without a zip archive's end record")
+    nan = dict(read(dense)[0])
+    nan["mlp.weight"] = ("F64", (96, 80), b"\xff" * (96 * 80 * 8))
+    write(bad, nan)
+    refused(bad, out, says="mlp.weight: svd: element (0, 0)")
+    refused(dense, out, "--budget", 10, says="the budget leaves")
+    refused(dense, out, "--rank-ratio", 0.5, "--energy", 0.5, says="--energy")
+    refused(dense, out, "--merge", "--energy", 0.5, says="--merge")
+    refused(dense, out, "--rank-ratio", 0, says="0")
+    refused(dense, out, "--include", "(", says="--include (")
+    refused(dense, folder / "none" / "x", says="No such file")
+    refused(folder / "none", out, says="No such file")
+    refused(dense, says="output is required")
+    expect(not out.exists(), "a failed run left a file")
+
+
+def test(programs, folder):
+    dense = small_files(programs, folder)
+    bad_input(programs, folder, dense)
+    against_torch(programs, folder, resnet(programs, folder)[:2])
+
+
+main(test)
