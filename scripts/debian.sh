@@ -33,6 +33,7 @@ present() {
     pkg-config) have_command pkg-config ;;
     python3) have_command python3 ;;
     python3-torch) have_torch ;;
+    libtorch-dev) have_header torch/torch.h -isystem /usr/include/torch/csrc/api/include ;;
     cmake) have_command cmake ;;
     doctest-dev) have_header doctest/doctest.h ;;
     libeigen3-dev) have_pkg eigen3 ;;
@@ -47,8 +48,10 @@ present() {
     clang-format) have_command clang-format ;;
     clang-tidy) have_command clang-tidy ;;
     libclang-rt-14-dev) have_links clang++ -fsanitize=fuzzer,address ;;
+    doxygen) have_command doxygen ;;
     gnuplot-nox) have_command gnuplot ;;
-    *) return 1 ;;
+    libdlib-dev) have_header dlib/algs.h ;;
+    *) dpkg-query -W -f '${Status}' "$1" 2> /dev/null | grep -q 'ok installed' ;;
   esac
 }
 

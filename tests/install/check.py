@@ -7,6 +7,7 @@ and runs the consumer program in ways its users do. Exit code 77 (skipped) where
 """
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -83,35 +84,43 @@ def pkg_config(root, scratch, compiler):
     expect_version(root, run(scratch / "consumer"))
 
 
-def cmake_project(scratch, name, compiler, *arguments, fails=False):
-    build = scratch / name
-    output = run("cmake", "-S", CONSUMER, "-B", build, f"-DCMAKE_CXX_COMPILER={';'.join(compiler)}", *arguments,
+def cmake_project(scratch, name, compiler, lists, *arguments, wanted=None, fails=False):
+    """Builds the consumer in scratch/NAME with one of its lists; `wanted`: the version to ask for."""
+    project = scratch / name
+    project.mkdir(exist_ok=True)
+    shutil.copy(CONSUMER / "main.cpp", project)
+    text = (CONSUMER / lists).read_text(encoding="utf-8")
+    if wanted is not None:
+        text = re.sub(r"(find_package\(pufferfish) [0-9.]+", rf"\g<1> {wanted}", text)
+    (project / "CMakeLists.txt").write_text(text, encoding="utf-8")
+    output = run("cmake", "-S", project, "-B", project / "build", f"-DCMAKE_CXX_COMPILER={';'.join(compiler)}", *arguments,
                  fails=fails)
     if fails:
         return output
-    run("cmake", "--build", build)
-    return run(build / "consumer")
+    run("cmake", "--build", project / "build")
+    return run(project / "build" / "consumer")
 
 
 def cmake_find_package(root, scratch, compiler):
     require("cmake")
     prefix = install(root, scratch)
-    expect_version(root, cmake_project(scratch, "found", compiler, f"-DCMAKE_PREFIX_PATH={prefix}"))
+    lists = "find_package.cmake"
+    expect_version(root, cmake_project(scratch, "found", compiler, lists, f"-DCMAKE_PREFIX_PATH={prefix}"))
     major, minor = version(root).split(".")[:2]
     wrong = f"{major}.{int(minor) + 1}"
-    output = cmake_project(scratch, "refused", compiler, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DWANTED={wrong}", fails=True)
+    output = cmake_project(scratch, "refused", compiler, lists, f"-DCMAKE_PREFIX_PATH={prefix}", wanted=wrong, fails=True)
     if f'requested version "{wrong}"' not in " ".join(output.split()):
         sys.exit(f"version {wrong} was refused for another reason:\n{output}")
     moved = scratch / "elsewhere" / "copy"
     shutil.copytree(prefix, moved)
     shutil.rmtree(prefix)
-    expect_version(root, cmake_project(scratch, "moved", compiler, f"-DCMAKE_PREFIX_PATH={moved}"))
+    expect_version(root, cmake_project(scratch, "moved", compiler, lists, f"-DCMAKE_PREFIX_PATH={moved}"))
 
 
 def cmake_add_subdirectory(root, scratch, compiler):
     require("cmake")
-    source = copy_sources(root, scratch / "pufferfish")
-    expect_version(root, cmake_project(scratch, "added", compiler, f"-DPUFFERFISH_SOURCE={source}"))
+    copy_sources(root, scratch / "added" / "pufferfish")
+    expect_version(root, cmake_project(scratch, "added", compiler, "add_subdirectory.cmake"))
 
 
 def meson_subproject(root, scratch, compiler):

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 cmake_minimum_required(VERSION 3.16)
 project(consumer LANGUAGES CXX)
-set(WANTED 0.1 CACHE STRING "version to ask for")
-if(PUFFERFISH_SOURCE)
-  add_subdirectory("${PUFFERFISH_SOURCE}" pufferfish)
-else()
-  find_package(pufferfish ${WANTED} CONFIG REQUIRED)
-endif()
+add_subdirectory(pufferfish)
 add_executable(consumer main.cpp)
 target_link_libraries(consumer PRIVATE pufferfish::pufferfish)
