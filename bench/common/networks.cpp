@@ -51,7 +51,7 @@ void for_each_conv(const net_type& net, const extents<4>& input, F&& f) {
   }
 }
 
-class image_step final : public training_step {
+class image_step final : public image_training_step {
  public:
   image_step(const image_network& which, const std::string& mode, index_t batch, int threads)
       : net_(made(which, mode)),
@@ -74,13 +74,16 @@ class image_step final : public training_step {
     });
   }
 
-  void run() override {
+  pf::cpu_context& context() override { return ctx_; }
+  pf::parameter_store<float>& store() override { return net_.store(); }
+  void forward() override {
     ctx_.begin_step(step_++);
     net_.forward(ctx_, x_.view(), y_.view());
     loss_(ctx_, y_.view(), labels_, static_cast<double>(labels_.size()), dy_.view());
-    net_.backward(ctx_, dy_.view());
-    optimizer_.step(ctx_, 0.01);
   }
+  void backward() override { net_.backward(ctx_, dy_.view()); }
+  void begin_update() override { optimizer_.begin_step(0.01); }
+  void update(index_t offset, index_t size) override { optimizer_.step_range(ctx_, offset, size); }
   index_t parameters() const override { return net_.parameter_count(); }
   std::string items() const override { return std::to_string(x_.extent(0)) + " images"; }
   index_t tokens() const override { return 0; }
@@ -177,6 +180,11 @@ std::vector<conv_layer> conv_layers(const std::string& network) {
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads) {
   if (auto step = make_sequence_step(network, mode, batch, threads)) return step;
+  return make_image_step(network, mode, batch, threads);
+}
+
+std::unique_ptr<image_training_step> make_image_step(const std::string& network, const std::string& mode,
+                                                     index_t batch, int threads) {
   constexpr std::array known{"dense", "hybrid", "hybrid_recompute", "dense_direct", "hybrid_direct"};
   if (std::ranges::find(known, mode) == known.end()) {
     throw std::runtime_error("no mode is called " + mode);

@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/nn/parameter_store.hpp>
+
 #include "roofline.hpp"
 
 namespace bench {
@@ -58,6 +61,24 @@ class training_step {
   virtual std::size_t working_allocations() const = 0;
 };
 
+/// A training step over images, part by part, for whoever puts a gradient exchange in between.
+class image_training_step : public training_step {
+ public:
+  virtual pufferfish::cpu_context& context() = 0;
+  virtual pufferfish::parameter_store<float>& store() = 0;
+  virtual void forward() = 0;  ///< and the loss
+  virtual void backward() = 0;
+  /// The optimizer's step, in ranges of whole parameters; each is to be in one.
+  virtual void begin_update() = 0;
+  virtual void update(index_t offset, index_t size) = 0;
+  void run() final {
+    forward();
+    backward();
+    begin_update();
+    update(0, static_cast<index_t>(store().gradients().size()));
+  }
+};
+
 /// mode: "dense"; "hybrid": factorize() with the paper's choice of layers; "lowrank", over sequences: with
 /// all layers but embedding and output (for the LSTM that is the paper's choice); "hybrid_recompute", over
 /// images: hybrid with the activations between factors computed again in the backward pass instead of kept;
@@ -66,6 +87,10 @@ class training_step {
 /// std::runtime_error for names that are none.
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads);
+
+/// The same for networks over images.
+std::unique_ptr<image_training_step> make_image_step(const std::string& network, const std::string& mode,
+                                                     index_t batch, int threads);
 
 /// The same for the networks of sequences.cpp; nullptr if it has none of that name.
 std::unique_ptr<training_step> make_sequence_step(const std::string& network, const std::string& mode,

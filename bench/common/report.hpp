@@ -27,15 +27,17 @@ inline double rounded(double value) { return std::round(value * 1000.0) / 1000.0
 /// goes to standard output.
 class reporter {
  public:
-  explicit reporter(const std::string& path) : quiet_(path == "-") {
-    if (quiet_) file_ = stdout;
-    if (!quiet_ && !path.empty()) file_ = std::fopen(path.c_str(), "w");
+  /// `silent`: no text in any case, for all ranks but one.
+  explicit reporter(const std::string& path, bool silent = false)
+      : quiet_(silent || path == "-"), to_stdout_(path == "-") {
+    if (to_stdout_) file_ = stdout;
+    if (!to_stdout_ && !path.empty()) file_ = std::fopen(path.c_str(), "w");
     if (!path.empty() && file_ == nullptr) throw std::runtime_error("cannot write " + path);
   }
   reporter(const reporter&) = delete;
   reporter& operator=(const reporter&) = delete;
   ~reporter() {
-    if (file_ != nullptr && !quiet_) std::fclose(file_);
+    if (file_ != nullptr && !to_stdout_) std::fclose(file_);
   }
 
   void record(const json& object) {
@@ -56,7 +58,7 @@ class reporter {
   }
 
  private:
-  bool quiet_;
+  bool quiet_, to_stdout_;
   std::FILE* file_ = nullptr;
 };
 
