@@ -42,6 +42,33 @@ TEST_CASE("the procedure learns, switches when told, and goes on learning") {
   CHECK(seen.epochs[5].test_accuracy > 80.0);
 }
 
+TEST_CASE("after the switch the rate is lower if asked, and its schedule starts again if asked") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  training_options options = small_options();
+  options.epochs = 4;
+  options.warmup_epochs = 2;
+  options.rate_schedule = cosine(2.0);
+  options.switch_rate_factor = 0.5;
+  const auto rates = [&](bool restart) {
+    options.restart_schedule_at_switch = restart;
+    self comm;
+    recorder seen;
+    run_of(tiny_net<float>(true), comm, train, test, options).run(seen);
+    std::vector<double> of;
+    for (const epoch_result& e : seen.epochs) of.push_back(e.learning_rate);
+    return of;
+  };
+  const std::vector<double> again = rates(true), once = rates(false);
+  REQUIRE(again.size() == 4);
+  REQUIRE(once.size() == 4);
+  for (std::size_t e = 0; e < 2; ++e) {
+    CHECK(again[e] > 0.0);
+    CHECK(again[e] == once[e]);
+    CHECK(again[e + 2] == doctest::Approx(0.5 * again[e]));
+    CHECK(once[e + 2] == 0.0);  // the schedule has ended
+  }
+}
+
 TEST_CASE("dense mode never switches; lowrank mode starts there, without an SVD of trained weights") {
   const image_set train = quadrants(96, 1), test = quadrants(40, 2);
   self comm;
