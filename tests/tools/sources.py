@@ -48,22 +48,26 @@ def need_of(name):
     return None
 
 
-def needs(path, root, seen=None):
-    """Needs of a file and of every file of ours that it includes."""
+def foreign_includes(path, root, seen=None):
+    """What is not ours among the includes of a file and of every file of ours that it includes."""
     seen = set() if seen is None else seen
     if path in seen or not path.is_file():
         return set()
     seen.add(path)
     found = set()
     for name, quoted in includes(path):
-        need = need_of(name)
-        if need:
-            found.add(need)
-        elif quoted:
-            found |= needs((path.parent / name).resolve(), root, seen)
+        if quoted:
+            found |= foreign_includes((path.parent / name).resolve(), root, seen)
         elif name.startswith("pufferfish/"):
-            found |= needs(root / "include" / name, root, seen)
+            found |= foreign_includes(root / "include" / name, root, seen)
+        else:
+            found.add(name)
     return found
+
+
+def needs(path, root):
+    """Needs of a file and of every file of ours that it includes."""
+    return {need for name in foreign_includes(path, root) if (need := need_of(name))}
 
 
 def headers(root):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include "io_support.hpp"
+#include "random_tensors.hpp"
 
 #include <sys/wait.h>
 
@@ -145,37 +145,14 @@ TEST_CASE("npz: round trip of every type, with random shapes, stored and deflate
   const scratch_folder folder;
   std::mt19937 random(3);
   for (int round = 0; round < 48; ++round) {
-    std::vector<bytes> storage;
-    std::vector<tensor_entry> entries;
-    const auto count = static_cast<unsigned>(random() % 12);
-    for (unsigned t = 0; t < count; ++t) {
-      tensor_entry entry;
-      entry.name = "layer" + std::to_string(t) + (t % 3 == 0 ? "/w\"\\\xc3\xa4" : ".bias");
-      entry.dtype = detail::npy_types[random() % detail::npy_types.size()].dtype;
-      std::size_t size = size_of(entry.dtype);
-      for (auto d = random() % 5; d > 0; --d) {
-        entry.shape.push_back(static_cast<index_t>(random() % 5));
-        size *= static_cast<std::size_t>(entry.shape.back());
-      }
-      storage.emplace_back(size);
-      for (auto& b : storage.back()) b = static_cast<std::uint8_t>(random() % (round % 3 ? 256 : 2));
-      entries.push_back(entry);
-    }
-    for (unsigned t = 0; t < count; ++t) entries[t].bytes = storage[t];
+    random_tensors made(random, detail::npy_types, "/w\"\\\xc3\xa4", round % 3 ? 256 : 2);
     const npz_options options{round % 2 == 1, round % 4 >= 2};
-    write_npz(folder / "a", entries, options);
-    const npz_file file = npz_file::read(folder / "a");
-    REQUIRE(file.tensor_names().size() == count);
-    for (const tensor_entry& entry : entries) {
-      const tensor_info& info = file.tensor(entry.name);
-      CHECK(info.dtype == entry.dtype);
-      CHECK(info.shape == entry.shape);
-      CHECK(bytes(info.bytes.begin(), info.bytes.end()) == bytes(entry.bytes.begin(), entry.bytes.end()));
-    }
+    write_npz(folder / "a", made.entries, options);
+    check_tensors(npz_file::read(folder / "a"), made.entries);
     // The caller's order does not matter, and the form in memory is the file's.
     const bytes written = read_file(folder / "a");
-    std::shuffle(entries.begin(), entries.end(), random);
-    CHECK(encode_npz(entries, options) == written);
+    std::shuffle(made.entries.begin(), made.entries.end(), random);
+    CHECK(encode_npz(made.entries, options) == written);
   }
   CHECK(list(folder.path()) == std::vector<std::string>{"a"});
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include "io_support.hpp"
+#include "random_tensors.hpp"
 
 #include <sys/resource.h>
 
@@ -74,40 +74,18 @@ TEST_CASE("round trip of every type, with random shapes") {
   const scratch_folder folder;
   std::mt19937 random(3);
   for (int round = 0; round < 40; ++round) {
-    std::vector<bytes> storage;
-    std::vector<safetensors_entry> entries;
-    const auto count = static_cast<unsigned>(random() % 12);
-    for (unsigned t = 0; t < count; ++t) {
-      safetensors_entry entry;
-      entry.name = "layer" + std::to_string(t) + (t % 3 == 0 ? ".w\"\\\n\xc3\xa4" : ".bias");
-      entry.dtype = detail::dtype_table[random() % detail::dtype_table.size()].dtype;
-      std::size_t size = size_of(entry.dtype);
-      for (auto d = random() % 5; d > 0; --d) {
-        entry.shape.push_back(static_cast<index_t>(random() % 5));
-        size *= static_cast<std::size_t>(entry.shape.back());
-      }
-      storage.emplace_back(size);
-      for (auto& b : storage.back()) b = static_cast<std::uint8_t>(random());
-      entries.push_back(entry);
-    }
-    for (unsigned t = 0; t < count; ++t) entries[t].bytes = storage[t];
+    random_tensors made(random, detail::dtype_table, ".w\"\\\n\xc3\xa4", 256);
     const safetensors_metadata metadata =
         round % 2 ? safetensors_metadata{}
                   : safetensors_metadata{{"", "empty"}, {"quote\"", "line\n\xe2\x82\xac"}};
-    write_safetensors(folder / "a", entries, metadata);
+    write_safetensors(folder / "a", made.entries, metadata);
     const safetensors_file file = safetensors_file::read(folder / "a");
     CHECK(file.metadata() == metadata);
-    REQUIRE(file.tensor_names().size() == count);
-    for (const safetensors_entry& entry : entries) {
-      const tensor_info& info = file.tensor(entry.name);
-      CHECK(info.dtype == entry.dtype);
-      CHECK(info.shape == entry.shape);
-      CHECK(bytes(info.bytes.begin(), info.bytes.end()) == bytes(entry.bytes.begin(), entry.bytes.end()));
-    }
+    check_tensors(file, made.entries);
     // The caller's order does not matter, and the form in memory is the file's.
     const bytes written = read_file(folder / "a");
-    std::shuffle(entries.begin(), entries.end(), random);
-    CHECK(encode_safetensors(entries, metadata) == written);
+    std::shuffle(made.entries.begin(), made.entries.end(), random);
+    CHECK(encode_safetensors(made.entries, metadata) == written);
   }
   CHECK(list(folder.path()) == std::vector<std::string>{"a"});
 }

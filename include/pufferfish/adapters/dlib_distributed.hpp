@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <iosfwd>
+#include <istream>
+#include <ostream>
 #include <span>
 #include <string>
 

@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <limits>
 #include <numbers>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 

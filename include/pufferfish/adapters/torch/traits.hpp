@@ -113,6 +113,21 @@ inline Tensor tensor_of(const torch::nn::LSTMImpl& m, std::int64_t layer, std::s
   return m.all_weights()[static_cast<std::size_t>(layer) * each + which];
 }
 
+/// The weight of an nn::Linear or nn::Conv2d.
+template <std::size_t N, class Module, class T>
+tensor_view<const T, N> weight_of(const scalar_view<Module, T>& layer) {
+  check_kind<T>(describe(*layer.module), "weight", layer.module->weight);
+  return view_of<T, N>(layer.module->weight);
+}
+
+/// Its bias; empty if it has none.
+template <class Module, class T>
+tensor_view<const T, 1> bias_of(const scalar_view<Module, T>& layer) {
+  if (!layer.module->bias.defined()) return {};
+  check_kind<T>(describe(*layer.module), "bias", layer.module->bias);
+  return view_of<T, 1>(layer.module->bias);
+}
+
 /// Part `part` of the rows of a packed tensor that holds `parts` of equal size.
 template <class T, std::size_t N>
 tensor_view<const T, N> part_of(const std::string& layer, const char* what, const Tensor& packed,
@@ -130,18 +145,9 @@ struct layer_traits<host_torch::scalar_view<::torch::nn::LinearImpl, T>> {
   using layer_type = host_torch::scalar_view<::torch::nn::LinearImpl, T>;
   static constexpr auto kind = layer_kind::linear;
   static auto matrices(const layer_type& layer) {
-    host_torch::detail::check_kind<T>(name(layer), "weight", layer.module->weight);
-    return std::array{
-        named_view<const T, 2>{"weight", host_torch::detail::view_of<T, 2>(layer.module->weight)}};
+    return std::array{named_view<const T, 2>{"weight", host_torch::detail::weight_of<2>(layer)}};
   }
-  static tensor_view<const T, 1> bias(const layer_type& layer) {
-    if (!layer.module->bias.defined()) return {};
-    host_torch::detail::check_kind<T>(name(layer), "bias", layer.module->bias);
-    return host_torch::detail::view_of<T, 1>(layer.module->bias);
-  }
-
- private:
-  static std::string name(const layer_type& layer) { return host_torch::detail::describe(*layer.module); }
+  static tensor_view<const T, 1> bias(const layer_type& layer) { return host_torch::detail::bias_of(layer); }
 };
 
 template <class T>
@@ -149,21 +155,12 @@ struct layer_traits<host_torch::scalar_view<::torch::nn::Conv2dImpl, T>> {
   using layer_type = host_torch::scalar_view<::torch::nn::Conv2dImpl, T>;
   static constexpr auto kind = layer_kind::conv;
   static conv_shape shape(const layer_type& layer) {
-    return host_torch::detail::shape_of(layer.module->options, name(layer));
+    return host_torch::detail::shape_of(layer.module->options, host_torch::detail::describe(*layer.module));
   }
   static auto matrices(const layer_type& layer) {
-    host_torch::detail::check_kind<T>(name(layer), "weight", layer.module->weight);
-    return std::array{
-        named_view<const T, 4>{"weight", host_torch::detail::view_of<T, 4>(layer.module->weight)}};
+    return std::array{named_view<const T, 4>{"weight", host_torch::detail::weight_of<4>(layer)}};
   }
-  static tensor_view<const T, 1> bias(const layer_type& layer) {
-    if (!layer.module->bias.defined()) return {};
-    host_torch::detail::check_kind<T>(name(layer), "bias", layer.module->bias);
-    return host_torch::detail::view_of<T, 1>(layer.module->bias);
-  }
-
- private:
-  static std::string name(const layer_type& layer) { return host_torch::detail::describe(*layer.module); }
+  static tensor_view<const T, 1> bias(const layer_type& layer) { return host_torch::detail::bias_of(layer); }
 };
 
 /// The gates i, f, g, o lie one below the other in libtorch's tensors. Of the two biases only the sum has a
