@@ -106,7 +106,7 @@ def command_lines(text):
             while words and re.match(r"\w+=", words[0]):
                 words = words[1:]
             if words and words[0] == "mpirun":
-                while words and not words[0].startswith(("build/", "bench/", "examples/")):
+                while words and not re.match(r"(build(-\w+)?|bench|examples)/", words[0]):
                     words = words[1:]
                 yield words or ["mpirun"]
             elif words[:1] in (["python3"], ["/usr/bin/time"]):
@@ -127,7 +127,7 @@ def options_known_in(folder):
 def long_problem(root, match):
     for words in command_lines(match["text"]):
         program = words[0]
-        built = re.fullmatch(r"build/(examples|bench)/(\w+)", program)
+        built = re.fullmatch(r"build(?:-\w+)?/(examples|bench)/(\w+)", program)
         if program in TOOLS:
             continue
         source = root / (f"{built[1]}/{built[2]}.cpp" if built else program)
