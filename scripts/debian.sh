@@ -6,6 +6,7 @@
 have_command() { command -v "$1" > /dev/null 2>&1; }
 have_header() { printf '#include <%s>\n' "$1" | g++ -x c++ -std=c++20 -E "${@:2}" - > /dev/null 2>&1; }
 have_pkg() { pkg-config --exists "$1" > /dev/null 2>&1; }
+have_library() { printf 'int main() {}' | g++ -x c++ - -l"$1" -o /dev/null > /dev/null 2>&1; }
 have_links() { # COMPILER FLAGS...: links and starts an empty program
   local scratch result
   scratch=$(mktemp -d)
@@ -51,6 +52,9 @@ present() {
     doxygen) have_command doxygen ;;
     gnuplot-nox) have_command gnuplot ;;
     libdlib-dev) have_header dlib/algs.h ;;
+    libjpeg62-turbo-dev) have_library jpeg ;;
+    libblas-dev) have_library blas ;;
+    liblapack-dev) have_library lapack ;;
     *) dpkg-query -W -f '${Status}' "$1" 2> /dev/null | grep -q 'ok installed' ;;
   esac
 }
