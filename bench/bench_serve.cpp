@@ -49,6 +49,22 @@ class services {
     return reply;
   }
 
+  /// Inference of a network.
+  answer infer(const request& asked) {
+    const std::string key = asked.at("network").get<std::string>() + asked.at("mode").get<std::string>() +
+                            (asked.at("folded").get<bool>() ? "-folded-" : "-") +
+                            std::to_string(asked.at("batch").get<index_t>());
+    auto& net = inferences_[key];
+    if (net == nullptr) {
+      net = make_inference(asked.at("network"), asked.at("mode"), asked.at("folded"), asked.at("batch"),
+                           threads_);
+    }
+    answer reply = timed(asked, [&] { net->run(); });
+    reply["bound_ms"] = net->least_seconds(measure_peak(threads_), meter_.measure(1)) * 1e3;
+    reply["parameters"] = net->parameters();
+    return reply;
+  }
+
   /// Forward and backward of a convolution, or forward alone.
   answer conv(const request& asked) {
     const convolution c(asked);
@@ -141,6 +157,7 @@ class services {
   bandwidth_meter meter_;
   std::string network_;
   std::map<std::string, std::unique_ptr<training_step>> steps_;
+  std::map<std::string, std::unique_ptr<inference>> inferences_;
   std::vector<pf::tensor<float, 2>> matrices_;
 };
 

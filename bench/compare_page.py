@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Writes docs/results/cpu.md and its plots from the numbers that bench/compare left in docs/results/cpu/."""
+import collections
 import json
 import math
 import shutil
@@ -136,6 +137,21 @@ def sequences_section(content):
             "and SGD, for the Transformer dropout 0.1, label smoothing and Adam. PyTorch's dense LSTM is `nn.LSTM`, its "
             "low-rank one is written for speed: the input side of all steps at once, the second factors of all gates in one "
             "batched product.", ""]
+
+
+def inference_section(content):
+    lines = comparison_table("ms a batch", content["rows"])
+    shown = []
+    for row in content["rows"]:
+        ours, kept = row["results"].get("ours"), row["results"].get("ours, batch norms kept")
+        if ours and kept:
+            shown.append([row["work"], f"{ours['parameters']:,}", number(1e3 * row["batch"] / ours["ms"], 0),
+                          number(100 * ours["bound_ms"] / ours["ms"]), number(kept["ms"] / ours["ms"], 2)])
+    lines += table(["ours", "parameters", "images a second", "% of the convolutions' bound",
+                    "time with batch norms kept / folded"], shown)
+    return [*lines, "Forward passes alone. Ours has its batch norms folded into the layers before them unless it says otherwise; "
+            "merged factors take the dense network's time. PyTorch: channels last, `inference_mode`; frozen is "
+            "`torch.jit.optimize_for_inference` of the traced network, which folds batch norms, too.", ""]
 
 
 def svd_section(content):
@@ -354,8 +370,13 @@ def threads_text(threads):
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
+def most_used_machine(found):
+    """The processor that most sections were measured on."""
+    return collections.Counter(c["machine"]["cpu"] for by_threads in found.values() for c in by_threads.values()).most_common(1)[0][0]
+
+
 def head(found):
-    contents = [c for by_threads in found.values() for c in by_threads.values()]
+    contents = [c for by_threads in found.values() for c in by_threads.values() if c["machine"]["cpu"] == most_used_machine(found)]
     newest = max(contents, key=lambda c: c["date"])
     machine = newest["machine"]
     peaks = [f"{number(c['machine']['peak_gflops'])} GFLOP/s and {number(c['machine']['memory_gbs'])} GB/s with "
@@ -396,12 +417,18 @@ def write_page(results):
     if goals:
         lines += ["## Goals", "", *goals]
     titles = [("step", "Training steps", step_section),
-              ("sequences", "Training steps over sequences", sequences_section), ("conv", "Factorized layers of ResNet-18", conv_section),
+              ("sequences", "Training steps over sequences", sequences_section),
+              ("inference", "Inference", inference_section), ("conv", "Factorized layers of ResNet-18", conv_section),
               ("kernels", "Our kernels against the machine", kernels_section), ("gemm", "Matrix products", gemm_section),
               ("svd", "The switch", svd_section), ("memory", "Memory", memory_section)]
     for section, title, write in titles:
         for threads, content in found.get(section, {}).items():
-            lines += [f"## {title}, {threads_text(threads)}", "", *write(content)]
+            lines += [f"## {title}, {threads_text(threads)}", ""]
+            machine = content["machine"]
+            if machine["cpu"] != most_used_machine(found):
+                lines += [f"On another machine: {machine['cpu']}, {machine['cores']} cores, {number(machine['peak_gflops'])} GFLOP/s "
+                          f"and {number(machine['memory_gbs'])} GB/s; {content['date']}, {content['commit']}.", ""]
+            lines += write(content)
     for threads, content in found.get("sweep", {}).items():
         lines += [f"## Batch, width, rank, {threads_text(threads)}", "", *sweep_section(content, sweep_plots(content, raw))]
     page = results / "cpu.md"

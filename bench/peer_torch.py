@@ -284,6 +284,23 @@ class TranslatorTraining(Training):
         self.optimizer.step()
 
 
+class Inference:
+    """A network over images that is done with training; frozen: traced, its batch norms folded, its layers fused."""
+
+    def __init__(self, network, mode, batch, frozen):
+        torch.manual_seed(1)
+        layout = torch.channels_last
+        self.net = NETWORKS[network](mode == "hybrid").to(memory_format=layout).eval()
+        self.x = torch.randn(batch, 3, 32, 32).contiguous(memory_format=layout)
+        if frozen:
+            with torch.no_grad():
+                self.net = torch.jit.optimize_for_inference(torch.jit.trace(self.net, self.x))
+
+    def run(self):
+        with torch.inference_mode():
+            self.net(self.x)
+
+
 def make_training(network, mode, batch, layout):
     if network == "lstm":
         return LanguageTraining(mode, batch)
@@ -311,6 +328,14 @@ class Services:
             self.kept[key].run()
         training = self.kept[key]
         return {**timed(request, training.run), "parameters": training.parameters()}
+
+    def infer(self, request):
+        key = ("infer", *(request[k] for k in ("network", "mode", "batch", "frozen")))
+        if key not in self.kept:
+            self.kept[key] = Inference(*key[1:])
+            for _ in range(3):  # the first calls of a traced network compile it
+                self.kept[key].run()
+        return timed(request, self.kept[key].run)
 
     def conv(self, request):
         layout = LAYOUTS[request["layout"]]

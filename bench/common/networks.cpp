@@ -3,6 +3,7 @@
 
 #include <pufferfish/models/resnet.hpp>
 #include <pufferfish/models/vgg.hpp>
+#include <pufferfish/nn/fold_batch_norm.hpp>
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/optim/sgd.hpp>
 
@@ -51,6 +52,52 @@ void for_each_conv(const net_type& net, const extents<4>& input, F&& f) {
   }
 }
 
+double sum_of(const std::vector<work>& parts, double peak, const bandwidth& b) {
+  double sum = 0;
+  for (const work& part : parts) sum += part.least_seconds(peak, b);
+  return sum;
+}
+
+/// `which` with random weights; every mode but those that begin with "dense" is factorized.
+net_type made(const image_network& which, const std::string& mode) {
+  net_type net = which.make();
+  net.initialize(1);
+  if (!mode.starts_with("dense")) pf::factorize(net, which.policy());
+  return net;
+}
+
+extents<4> with_batch(extents<4> image, index_t batch) {
+  image[0] = batch;
+  return image;
+}
+
+class image_inference final : public inference {
+ public:
+  image_inference(const image_network& which, const std::string& mode, bool folded, index_t batch,
+                  int threads)
+      : net_(made(which, mode)),
+        ctx_({threads, 1}),
+        x_(with_batch(which.image, batch)),
+        y_({batch, 1, 1, which.classes}) {
+    if (folded) pf::fold_batch_norm(net_);
+    ctx_.set_mode(pf::run_mode::inference);
+    pf::fill_normal(x_.flat(), 1.0, pf::random_stream(5, 1));
+    for_each_conv(net_, x_.shape(), [&](const auto& layer, const conv_shape& shape, index_t rank) {
+      parts_.push_back(conv_work(shape, rank, layer.input).forward());
+    });
+  }
+
+  void run() override { net_.forward(ctx_, x_.view(), y_.view()); }
+  index_t parameters() const override { return net_.parameter_count(); }
+  double least_seconds(double peak, const bandwidth& b) const override { return sum_of(parts_, peak, b); }
+
+ private:
+  net_type net_;
+  pf::cpu_context ctx_;
+  pf::tensor<float, 4> x_, y_;
+  std::vector<work> parts_;
+};
+
 class image_step final : public image_training_step {
  public:
   image_step(const image_network& which, const std::string& mode, index_t batch, int threads)
@@ -61,6 +108,7 @@ class image_step final : public image_training_step {
         y_({batch, 1, 1, which.classes}),
         dy_(y_.shape()),
         labels_(static_cast<std::size_t>(batch)) {
+    if (mode == "hybrid_recompute") net_.modify(recompute_inner_activations);
     ctx_.set_mode(pf::run_mode::training);
     pf::fill_normal(x_.flat(), 1.0, pf::random_stream(5, 1));
     for (std::size_t i = 0; i < labels_.size(); ++i) {
@@ -87,22 +135,11 @@ class image_step final : public image_training_step {
   index_t parameters() const override { return net_.parameter_count(); }
   std::string items() const override { return std::to_string(x_.extent(0)) + " images"; }
   index_t tokens() const override { return 0; }
-  double least_seconds(double peak, const bandwidth& b) const override {
-    double sum = 0;
-    for (const work& part : parts_) sum += part.least_seconds(peak, b);
-    return sum;
-  }
+  double least_seconds(double peak, const bandwidth& b) const override { return sum_of(parts_, peak, b); }
   std::size_t working_bytes() const override { return ctx_.peak_bytes(); }
   std::size_t working_allocations() const override { return ctx_.system_allocations(); }
 
  private:
-  static net_type made(const image_network& which, const std::string& mode) {
-    net_type net = which.make();
-    net.initialize(1);
-    if (!mode.starts_with("dense")) pf::factorize(net, which.policy());
-    if (mode == "hybrid_recompute") net.modify(recompute_inner_activations);
-    return net;
-  }
   static void recompute_inner_activations(pf::any_layer<float>& root) {
     struct setter final : pf::layer_visitor<float, pf::device::cpu> {
       void on_layer(const std::string&, pf::any_layer<float>& slot) override {
@@ -110,10 +147,6 @@ class image_step final : public image_training_step {
       }
     } visitor;
     root.visit_layers(visitor);
-  }
-  static extents<4> with_batch(extents<4> image, index_t batch) {
-    image[0] = batch;
-    return image;
   }
   static pf::sgd_options options() {
     pf::sgd_options o;
@@ -190,6 +223,11 @@ std::unique_ptr<image_training_step> make_image_step(const std::string& network,
     throw std::runtime_error("no mode is called " + mode);
   }
   return std::make_unique<image_step>(image_network_called(network), mode, batch, threads);
+}
+
+std::unique_ptr<inference> make_inference(const std::string& network, const std::string& mode, bool folded,
+                                          index_t batch, int threads) {
+  return std::make_unique<image_inference>(image_network_called(network), mode, folded, batch, threads);
 }
 
 double switch_seconds(const std::string& network, int threads) {

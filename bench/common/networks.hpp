@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The networks that are measured, by name: the convolutions in them, and whole training steps. Those over
-/// images are in networks.cpp, those over sequences in sequences.cpp.
+/// The networks that are measured, by name: the convolutions in them, and whole training steps, inference.
+/// Those over images are in networks.cpp, those over sequences in sequences.cpp.
 
 #include <memory>
 #include <string>
@@ -95,6 +95,20 @@ std::unique_ptr<image_training_step> make_image_step(const std::string& network,
 /// The same for the networks of sequences.cpp; nullptr if it has none of that name.
 std::unique_ptr<training_step> make_sequence_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads);
+
+/// A network over images in inference: one call is one forward pass over random data.
+class inference {
+ public:
+  virtual ~inference() = default;
+  virtual void run() = 0;
+  virtual index_t parameters() const = 0;
+  /// The sum of the least times of its convolutions.
+  virtual double least_seconds(double peak, const bandwidth& b) const = 0;
+};
+
+/// mode: "dense" or "hybrid". folded: without batch norms, which the layers before them have taken over.
+std::unique_ptr<inference> make_inference(const std::string& network, const std::string& mode, bool folded,
+                                          index_t batch, int threads);
 
 /// Seconds that factorize() takes to turn the network from dense to hybrid: decompositions and new arenas.
 double switch_seconds(const std::string& network, int threads);
