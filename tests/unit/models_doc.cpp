@@ -9,6 +9,7 @@
 #include <pufferfish/models/recipes.hpp>
 #include <pufferfish/models/weights.hpp>
 #include <pufferfish/models/zoo.hpp>
+#include <pufferfish/nn/fold_batch_norm.hpp>
 
 namespace {
 
@@ -59,6 +60,30 @@ void load_resnet50() {
   network<float> net = resnet50<float>();
   load_weights(net, safetensors_file::read("resnet50.safetensors"));
   // [weights]
+}
+
+TEST_CASE("docs: inference") {
+  network<float> net = resnet18<float>({.width = 8});
+  net.initialize(1);
+  factorize(net, resnet18_policy());
+  tensor<float, 4> images({2, 32, 32, 3}), kept({2, 1, 1, 10}), logits(kept.shape());
+  fill_normal(images.flat(), 1.0, random_stream(5, 1));
+  cpu_context before;
+  before.set_mode(run_mode::inference);
+  net.forward(before, images.view(), kept.view());
+  // clang-format off
+  // [inference]
+  const batch_norm_folding done = fold_batch_norm(net);  // done.kept names those that no layer could take over
+  cpu_context context;
+  context.set_mode(run_mode::inference);                 // running statistics, no dropout, nothing kept for backward
+  net.forward(context, images.view(), logits.view());
+  // [inference]
+  // clang-format on
+  CHECK(done.kept.empty());
+  for (index_t i = 0; i < logits.size(); ++i) {
+    CHECK(logits.flat()[static_cast<std::size_t>(i)] ==
+          doctest::Approx(kept.flat()[static_cast<std::size_t>(i)]).epsilon(1e-4));
+  }
 }
 
 TEST_CASE("docs: weights by name") { CHECK_THROWS_AS(load_resnet50(), io_error); }
