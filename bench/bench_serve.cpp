@@ -172,6 +172,7 @@ int main(int argc, char** argv) {
   serve({{"peak", [&s](const request& r) { return s.peak(r); }},
          {"bandwidth", [&s](const request& r) { return s.memory_bandwidth(r); }},
          {"step", [&s](const request& r) { return s.step(r); }},
+         {"infer", [&s](const request& r) { return s.infer(r); }},
          {"conv", [&s](const request& r) { return s.conv(r); }},
          {"gemm", [&s](const request& r) { return s.gemm(r); }},
          {"svd", [&s](const request& r) { return s.svd(r); }},
