@@ -149,7 +149,7 @@ def inference_section(content):
                           number(100 * ours["bound_ms"] / ours["ms"]), number(kept["ms"] / ours["ms"], 2)])
     lines += table(["ours", "parameters", "images a second", "% of the convolutions' bound",
                     "time with batch norms kept / folded"], shown)
-    return [*lines, "Forward passes alone. Ours has its batch norms folded into the layers before them unless it says otherwise; "
+    return [*lines, "Forward passes alone; the bound is that of direct sums, which Winograd's can pass. Ours has its batch norms folded into the layers before them unless it says otherwise; "
             "merged factors take the dense network's time. PyTorch: channels last, `inference_mode`; frozen is "
             "`torch.jit.optimize_for_inference` of the traced network, which folds batch norms, too.", ""]
 

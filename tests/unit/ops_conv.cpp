@@ -111,6 +111,18 @@ TEST_CASE_TEMPLATE("convolution: every way that the direct kernels go", T, float
   }
 }
 
+TEST_CASE_TEMPLATE("convolution: many channels over few pixels, with the weight where it lies", T, float,
+                   double) {
+  cpu_context ctx({2, 0});
+  std::uint64_t round = 0;
+  for (const index_t channels : {80, 96, 128, 130}) {
+    for (const extents<4>& image : {extents<4>{1, 1, 1, 70}, {1, 2, 2, 70}, {1, 4, 4, 70}, {3, 2, 3, 70}}) {
+      const conv_shape shape = conv_shape::square(70, channels, 3, 1, 1);
+      check_against_reference<T>(ctx, shape, image, shape.output(image, "test"), round++);
+    }
+  }
+}
+
 TEST_CASE("convolution: stride beyond the kernel, padding beyond the image") {
   cpu_context ctx({2, 0});
   std::uint64_t round = 0;

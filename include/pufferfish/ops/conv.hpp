@@ -214,8 +214,9 @@ correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shap
   auto work = forward_correlation<T>(shape, x, y, kernels);
   const index_t cells = shape.kernel.height * shape.kernel.width;
   T* storage = frame.take<T>(packed_weight_size(cells, shape.in_channels, shape.out_channels, kernels));
-  work.weight = pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, false, work.panels,
-                               kernels, storage);
+  const index_t pixels = y.extent(0) * y.extent(1) * y.extent(2);
+  work.weight = pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, false, pixels,
+                               work.panels, kernels, storage);
   if (work.by_images) use_pixel_major(ctx, work, x.shape(), frame.take<T>(pixel_major_size(work, x.shape())));
   return work;
 }
@@ -349,7 +350,7 @@ void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
       // A phase with fewer pixels may cut its panels otherwise than the one before it.
       if (row + column == 0 || work.panels.panels != panels) {
         panels = work.panels.panels;
-        detail::pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, true, work.panels,
+        detail::pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, true, 0, work.panels,
                                kernels, storage);
       }
       work.weight = {storage, shape.out_channels, shape.in_channels, 0, cells, kernels.lanes};

@@ -400,14 +400,16 @@ index_t packed_weight_size(index_t cells, index_t depth, index_t columns, const 
 
 /// The weight of a correlation from HWIO storage [cells][in][out]: towards the output (depth in, columns out)
 /// or, transposed, towards the input. `storage`: packed_weight_size elements; not used where the stored form
-/// will do.
+/// will do: where its rows are short, and where the weight is read so few times, for `pixels` of output, that
+/// packing it costs more than its long rows do.
 template <class T>
 correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t cells, index_t in,
-                                  index_t out, bool transposed, const panel_cut& panels,
+                                  index_t out, bool transposed, index_t pixels, const panel_cut& panels,
                                   const kernel_table<T>& kernels, T* storage) {
   const index_t depth = transposed ? out : in, columns = transposed ? in : out, lanes = kernels.lanes;
   constexpr index_t widest_in_place = 256 / static_cast<index_t>(sizeof(T));
-  if (!transposed && columns % lanes == 0 && columns <= widest_in_place) {
+  constexpr index_t few_pixels = 16;
+  if (!transposed && columns % lanes == 0 && (columns <= widest_in_place || pixels <= few_pixels)) {
     return {w, depth, columns, columns, cells, lanes};
   }
   ctx.parallel_for(cells * panels.panels, [&](index_t task, int) {
