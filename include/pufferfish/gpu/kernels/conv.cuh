@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) correla
 
   result_target<T> result = work.result;
   if (result.partials != nullptr) result.partials += slice * work.elements;
-  sums.for_each([&](int row, int column, const float(&values)[product::width]) {
+  sums.for_each([&](int row, int column, const auto& run) {
     const index_t out = targets[row].out;
-    if (out >= 0) result.store(out, first_column + column, values);
+    if (out >= 0) result.store(out, first_column + column, run);
   });
 }
 
@@ -256,9 +256,9 @@ __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
 
   result_target<T> result = work.result;
   if (result.partials != nullptr) result.partials += slice * work.elements;
-  sums.for_each([&](int row, int column, const float(&values)[product::width]) {
+  sums.for_each([&](int row, int column, const auto& run) {
     if (first_row + row >= patches.depth) return;
-    result.store(static_cast<index_t>(first_row + row) * g.out_channels, first_column + column, values);
+    result.store(static_cast<index_t>(first_row + row) * g.out_channels, first_column + column, run);
   });
 }
 

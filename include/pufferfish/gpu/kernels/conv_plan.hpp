@@ -30,12 +30,12 @@ inline constexpr int conv_step = 16;
 
 namespace plans {
 
-inline index_t cut(index_t size, index_t part) { return (size + part - 1) / part; }
+constexpr index_t cut(index_t size, index_t part) { return (size + part - 1) / part; }
 
-inline index_t rows_of(conv_tile tile) {
+constexpr index_t rows_of(conv_tile tile) {
   return tile == conv_tile::t256x16 ? 256 : tile == conv_tile::t64x64 ? 64 : 128;
 }
-inline index_t columns_of(conv_tile tile) {
+constexpr index_t columns_of(conv_tile tile) {
   switch (tile) {
     case conv_tile::t128x128: return 128;
     case conv_tile::t128x32: return 32;
@@ -44,7 +44,7 @@ inline index_t columns_of(conv_tile tile) {
     default: return 64;
   }
 }
-inline index_t blocks_of(conv_tile tile, index_t rows, index_t columns) {
+constexpr index_t blocks_of(conv_tile tile, index_t rows, index_t columns) {
   return cut(rows, rows_of(tile)) * cut(columns, columns_of(tile));
 }
 

@@ -292,15 +292,15 @@ struct result_target {
 
   /// Stores Width results of one row, which starts at element `row`, from `column` on.
   template <int Width>
-  __device__ void store(index_t row, int column, const float (&values)[Width]) const {
+  __device__ void store(index_t row, int column, const element_run<float, Width>& run) const {
     if (column + Width <= columns && Width > 1 && columns % Width == 0 && aligned<Width>()) {
-      if (partials != nullptr) return store_run<Width>(partials + row + column, values);
-      return finish_run<Width>(row, column, values);
+      if (partials != nullptr) return store_run<Width>(partials + row + column, run);
+      return finish_run<Width>(row, column, run);
     }
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
       if (column + i >= columns) return;
-      const float value[1] = {values[i]};
+      const element_run<float, 1> value{{run.values[i]}};
       if (partials != nullptr) {
         store_run<1>(partials + row + column + i, value);
       } else {
@@ -317,12 +317,12 @@ struct result_target {
     return address % Width == 0;
   }
   template <int Width>
-  __device__ void finish_run(index_t row, int column, const float (&values)[Width]) const {
-    element_run<T, Width> result;
+  __device__ void finish_run(index_t row, int column, const element_run<float, Width>& run) const {
+    element_run<T, Width> result{};
     if (add) result = *reinterpret_cast<const element_run<T, Width>*>(out + row + column);
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      float value = values[i];
+      float value = run.values[i];
       if (bias != nullptr) value += static_cast<float>(bias[column + i]);
       if (add) value += static_cast<float>(result.values[i]);
       result.values[i] = static_cast<T>(value);
@@ -330,11 +330,8 @@ struct result_target {
     *reinterpret_cast<element_run<T, Width>*>(out + row + column) = result;
   }
   template <int Width>
-  __device__ static void store_run(float* to, const float (&values)[Width]) {
-    element_run<float, Width> result;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) result.values[i] = values[i];
-    *reinterpret_cast<element_run<float, Width>*>(to) = result;
+  __device__ static void store_run(float* to, const element_run<float, Width>& run) {
+    *reinterpret_cast<element_run<float, Width>*>(to) = run;
   }
 };
 

@@ -90,12 +90,12 @@ __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(low_rank
       });
 
   T* const kept = tiles;
-  inner.for_each([&](int row, int column, const float(&values)[Block::down_product::width]) {
+  inner.for_each([&](int row, int column, const auto& run) {
 #pragma unroll
     for (int i = 0; i < Block::down_product::width; ++i) {
-      kept[row * Block::inner_stride + column + i] = static_cast<T>(values[i]);
+      kept[row * Block::inner_stride + column + i] = static_cast<T>(run.values[i]);
     }
-    if (work.inner.out != nullptr && row < pixels) work.inner.store((first_pixel + row) * rank, column, values);
+    if (work.inner.out != nullptr && row < pixels) work.inner.store((first_pixel + row) * rank, column, run);
   });
 
   T* const ups = tiles + Block::inner;
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(low_rank
             kept + part * Block::up_depth, ups + slot * Block::up);
         if (part + 1 < steps_of_chunk) return;
         const int first = step / steps_of_chunk * Block::chunk;
-        sums.for_each([&](int row, int column, const float(&values)[Block::up_product::width]) {
-          if (row < pixels) work.result.store((first_pixel + row) * columns, first + column, values);
+        sums.for_each([&](int row, int column, const auto& run) {
+          if (row < pixels) work.result.store((first_pixel + row) * columns, first + column, run);
         });
         sums.clear();
       });
@@ -249,8 +249,8 @@ __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradient<T> wo
         inner.template multiply<Block::chunk, Block::stride, Block::stride>(gradient, gradient + Block::gradient);
         if (column + Block::chunk >= columns) {
           const index_t pixel = (first_tile + tile) * Block::rows;
-          inner.for_each([&](int row, int channel, const float(&values)[Block::inner_product::width]) {
-            if (pixel + row < work.pixels) work.inner.store((pixel + row) * work.rank, channel, values);
+          inner.for_each([&](int row, int channel, const auto& run) {
+            if (pixel + row < work.pixels) work.inner.store((pixel + row) * work.rank, channel, run);
           });
           inner.clear();
         }
@@ -258,10 +258,10 @@ __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradient<T> wo
         up.template multiply<Block::rows, Block::inner_stride, Block::stride>(
             inners + tile % Block::slots * Block::inner, gradient);
         // Every thread adds to elements of its own.
-        up.for_each([&](int row, int channel, const float(&values)[Block::up_product::width]) {
+        up.for_each([&](int row, int channel, const auto& run) {
 #pragma unroll
           for (int i = 0; i < Block::up_product::width; ++i) {
-            up_sums[row * sum_stride + column + channel + i] += values[i];
+            up_sums[row * sum_stride + column + channel + i] += run.values[i];
           }
         });
       });

@@ -14,7 +14,7 @@ PUFFERFISH_KERNELS_BEGIN
 template <class T, int Groups>
 __global__ void __launch_bounds__(256) sum_slices(result_target<T> result, int slices, index_t size) {
   constexpr int items = 256 / Groups;
-  __shared__ double sums[Groups][items];
+  __shared__ array_of<array_of<double, items>, Groups> sums;
   const int group = block_thread() / items, item = block_thread() % items;
   const index_t at = static_cast<index_t>(blockIdx.x) * items + item;
   double sum = 0.0;

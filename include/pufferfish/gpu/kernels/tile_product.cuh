@@ -9,7 +9,7 @@
 ///   threads                       how many threads share the result,
 ///   width                         columns that for_each() hands out at once,
 ///   multiply<Depth, A, B>(a, b)   result += a b over Depth elements, with rows A (B) elements apart,
-///   for_each(f)                   f(row, column, values) for each run of `width` results of this thread.
+///   for_each(f)                   f(row, column, run) for each run of `width` results of this thread.
 
 #include <pufferfish/gpu/kernels/async_copy.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -29,10 +29,14 @@ constexpr int tile_stride(int length) {
   return length + (D == dense::width && sizeof(T) == 4 ? 8 : vector_width<T>);
 }
 
+/// An array of `Count` elements.
+template <class T, int Count>
+using array_of = T[static_cast<std::size_t>(Count)];
+
 /// `Count` elements at once. Their address is a multiple of their size.
 template <class T, int Count>
-struct alignas(sizeof(T) * Count) element_run {
-  T values[Count];
+struct alignas(sizeof(array_of<T, Count>)) element_run {
+  array_of<T, Count> values;
 };
 
 /// By the float units: each thread has ThreadRows x ThreadColumns results. With more than that in registers
@@ -74,7 +78,7 @@ class simt_product {
     static_assert(Depth % step == 0);
 #pragma unroll 4
     for (int k = 0; k < Depth; k += step) {
-      float right[step][ThreadColumns];
+      array_of<array_of<float, ThreadColumns>, step> right;
       read_right<BStride>(b, k, right);
       if constexpr (A == dense::depth) {
 #pragma unroll
@@ -86,7 +90,7 @@ class simt_product {
       } else {
 #pragma unroll
         for (int d = 0; d < step; ++d) {
-          float left[ThreadRows];
+          array_of<float, ThreadRows> left;
 #pragma unroll
           for (int i = 0; i < ThreadRows; i += row_run) read_run<row_run>(a + (k + d) * AStride + row(i), left + i);
 #pragma unroll
@@ -102,10 +106,10 @@ class simt_product {
     for (int i = 0; i < ThreadRows; ++i) {
 #pragma unroll
       for (int j = 0; j < ThreadColumns; j += width) {
-        float values[width];
+        element_run<float, width> run;
 #pragma unroll
-        for (int d = 0; d < width; ++d) values[d] = sum_[i][j + d];
-        f(row(i), column(j), values);
+        for (int d = 0; d < width; ++d) run.values[d] = sum_[i][j + d];
+        f(row(i), column(j), run);
       }
     }
   }
@@ -127,7 +131,7 @@ class simt_product {
   }
 
   template <int BStride>
-  __device__ void read_right(const float* b, int k, float (&right)[step][ThreadColumns]) const {
+  __device__ void read_right(const float* b, int k, array_of<array_of<float, ThreadColumns>, step>& right) const {
     if constexpr (B == dense::depth) {
 #pragma unroll
       for (int j = 0; j < ThreadColumns; ++j) {
@@ -146,12 +150,12 @@ class simt_product {
     }
   }
 
-  __device__ void add(int i, float left, const float (&right)[ThreadColumns]) {
+  __device__ void add(int i, float left, const array_of<float, ThreadColumns>& right) {
 #pragma unroll
     for (int j = 0; j < ThreadColumns; ++j) sum_[i][j] += left * right[j];
   }
 
-  float sum_[ThreadRows][ThreadColumns];
+  array_of<array_of<float, ThreadColumns>, ThreadRows> sum_;
   int row_, column_;
 };
 
@@ -195,7 +199,8 @@ class tensor_product {
                   "both operands take the depth in one order");
 #pragma unroll 2
     for (int k = 0; k < Depth; k += step) {
-      std::uint32_t left[row_blocks][4], right[column_blocks / 2][4];
+      array_of<std::uint32_t[4], row_blocks> left;
+      array_of<std::uint32_t[4], column_blocks / 2> right;
 #pragma unroll
       for (int i = 0; i < row_blocks; ++i) read<A, AStride, true>(a, row_ + i * 16, k, left[i]);
 #pragma unroll
@@ -219,8 +224,8 @@ class tensor_product {
       for (int j = 0; j < column_blocks; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float values[2] = {sum_[i][j][half * 2], sum_[i][j][half * 2 + 1]};
-          f(row_ + i * 16 + half * 8 + lane_ / 4, column_ + j * 8 + lane_ % 4 * 2, values);
+          const element_run<float, width> run{{sum_[i][j][half * 2], sum_[i][j][half * 2 + 1]}};
+          f(row_ + i * 16 + half * 8 + lane_ / 4, column_ + j * 8 + lane_ % 4 * 2, run);
         }
       }
     }
@@ -262,7 +267,7 @@ class tensor_product {
     }
   }
 
-  float sum_[row_blocks][column_blocks][4];
+  array_of<array_of<float[4], column_blocks>, row_blocks> sum_;
   int lane_, row_, column_;
 };
 
