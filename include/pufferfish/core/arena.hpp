@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/core/memory.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -23,6 +23,10 @@ class stack_arena {
     std::size_t used = 0;
     std::size_t depth = 0;
   };
+
+  stack_arena() : stack_arena(host_memory()) {}
+  /// Of memory from a source, which must outlive it.
+  explicit stack_arena(memory_source& source) : source_(&source) {}
 
   /// The new top block, `bytes` long (zero bytes give a valid address too). An empty stack of several chunks
   /// first joins them into one.
@@ -80,11 +84,12 @@ class stack_arena {
 
   void add_chunk(std::size_t bytes) {
     bytes = std::max(bytes, bytes > small_chunk ? large_chunk : smallest_chunk);
-    chunks_.emplace_back(static_cast<index_t>(bytes), uninitialized);
+    chunks_.emplace_back(*source_, static_cast<index_t>(bytes), uninitialized);
     ++system_allocations_;
   }
 
-  std::vector<aligned_buffer<std::byte>> chunks_;
+  memory_source* source_;
+  std::vector<memory_block<std::byte>> chunks_;
   mark top_;
   std::size_t peak_ = 0;
   std::size_t system_allocations_ = 0;

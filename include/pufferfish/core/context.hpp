@@ -51,6 +51,8 @@ class context<device::cpu> {
 
   /// Temporary memory; take it through a scratch_frame.
   stack_arena& scratch() { return scratch_; }
+  /// The same for what the host notes about tensors, in memory that it reads and writes on every device.
+  stack_arena& host_scratch() { return scratch_; }
   pufferfish::tape& tape() { return tape_; }
 
   /// Starts training step `step`: clears the tape, and makes the random numbers of this step's passes a
@@ -87,10 +89,13 @@ class context<device::cpu> {
   }
 
   /// Most memory that tape and scratch have held at once, each, in bytes.
-  std::size_t peak_bytes() const { return scratch_.peak_bytes() + tape_.memory().peak_bytes(); }
+  std::size_t peak_bytes() const {
+    return scratch_.peak_bytes() + tape_.memory().peak_bytes() + tape_.notes().peak_bytes();
+  }
   /// How often they asked the system for memory; constant from the second step on.
   std::size_t system_allocations() const {
-    return scratch_.system_allocations() + tape_.memory().system_allocations();
+    return scratch_.system_allocations() + tape_.memory().system_allocations() +
+           tape_.notes().system_allocations();
   }
 
  private:

@@ -45,44 +45,60 @@ inline std::string to_string(const logical_layout& layout) {
 
 namespace detail {
 
-/// Elements that are either owned or lie in somebody's arena. A copy is always deep and owned.
+/// Elements that are either owned or lie in somebody's arena, on the host or on a device. A copy is always
+/// deep, owned, and on the host; of elements on a device there is none (state_error): model::on_host brings
+/// them.
 template <class T>
 class bindable_storage {
  public:
   explicit bindable_storage(index_t size) : own_(size), data_(own_.data()), size_(size) {}
   bindable_storage(T* place, index_t size) : data_(place), size_(size) {}
   bindable_storage(const bindable_storage& other) : bindable_storage(other.size_) {
+    other.require_host("copied");
     std::copy_n(other.data_, size_, data_);
   }
   bindable_storage(bindable_storage&& other) noexcept
       : own_(std::move(other.own_)),
         data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)) {}
+        size_(std::exchange(other.size_, 0)),
+        on_device_(std::exchange(other.on_device_, false)) {}
   bindable_storage& operator=(bindable_storage other) noexcept {
     std::swap(own_, other.own_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(on_device_, other.on_device_);
     return *this;
   }
 
   T* data() const { return data_; }
   index_t size() const { return size_; }
+  bool on_device() const { return on_device_; }
 
-  /// Moves the elements to `place` and stays bound to it.
+  /// Moves the elements to `place`, on the host, and stays bound to it.
   void bind(T* place) {
+    require_host("moved");
     std::copy_n(data_, size_, place);
-    attach(place);
+    attach(place, false);
   }
   /// Gives up the elements for those that lie at `place`.
-  void attach(T* place) {
+  void attach(T* place, bool on_device) {
     data_ = place;
     own_ = {};
+    on_device_ = on_device;
   }
 
  private:
+  void require_host(const char* what) const {
+    if (on_device_) {
+      throw_error<state_error>({"parameter: ", size_, " elements on a device cannot be ", what,
+                                " by the host: use model::on_host"});
+    }
+  }
+
   aligned_buffer<T> own_;
   T* data_;
   index_t size_;
+  bool on_device_ = false;
 };
 
 }  // namespace detail
@@ -151,6 +167,9 @@ class parameter {
   /// Position in the network's arenas, or -1.
   int id() const { return id_; }
 
+  /// Whether the values lie on a device, where the host must not touch them.
+  bool on_device() const { return values_.on_device(); }
+
   /// Moves values and gradient to their places in a network's arenas. The places must outlive the binding.
   void bind(T* value_place, T* gradient_place, int id) {
     values_.bind(value_place);
@@ -162,13 +181,16 @@ class parameter {
 
   /// Takes values and gradient of a host framework for its own, as they lie there in stored order; nothing is
   /// copied. The places must outlive the binding; the gradient's may be nullptr if it is never asked for.
-  void attach(T* values, T* gradient, int id = -1) {
-    values_.attach(values);
+  void attach(T* values, T* gradient, int id = -1, bool on_device = false) {
+    values_.attach(values, on_device);
     gradient_ = gradient;
     own_gradient_ = {};
     id_ = id;
     written_ = 0;
   }
+
+  /// Takes values that lie elsewhere for its own; gradient and id stay.
+  void relocate(T* values, bool on_device) { values_.attach(values, on_device); }
 
   /// Copies are deep, own their memory and belong to no network; the gradient is not copied.
   parameter(const parameter& other)
@@ -205,6 +227,9 @@ class state_buffer {
   logical_layout layout() const { return logical_layout::vector(size()); }
 
   void bind(T* place) { values_.bind(place); }
+  /// Takes values that lie elsewhere for its own.
+  void relocate(T* values, bool on_device) { values_.attach(values, on_device); }
+  bool on_device() const { return values_.on_device(); }
 
  private:
   detail::bindable_storage<T> values_;

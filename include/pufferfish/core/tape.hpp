@@ -14,14 +14,19 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Last in, first out. Nothing on it moves while it lies there.
+/// Last in, first out. Nothing on it moves while it lies there. Tensors lie in the memory of the context's
+/// device, what the host notes about them in the host's.
 class tape {
  public:
+  tape() = default;
+  /// With tensors in memory from a source, which must outlive it.
+  explicit tape(memory_source& source) : arena_(source) {}
+
   /// Memory for `count` elements, not initialised, kept until the matching pop.
   template <class T>
   T* push(index_t count) {
     static_assert(std::is_trivially_copyable_v<T>);
-    return reinterpret_cast<T*>(push_bytes(static_cast<std::size_t>(count) * sizeof(T)));
+    return reinterpret_cast<T*>(push_bytes(arena_, static_cast<std::size_t>(count) * sizeof(T)));
   }
 
   template <class T, std::size_t N>
@@ -42,10 +47,17 @@ class tape {
     return {pop<T>(volume<N>(shape)), shape};
   }
 
-  /// Small values (views, shapes, numbers) as one entry each.
+  /// `count` notes of the host's, not initialised, in memory that it reads and writes; popped as tensors are.
+  template <class V>
+  V* push_notes(index_t count) {
+    static_assert(std::is_trivially_copyable_v<V>);
+    return reinterpret_cast<V*>(push_bytes(notes_, static_cast<std::size_t>(count) * sizeof(V)));
+  }
+
+  /// Small values (views, shapes, numbers) as one note each.
   template <class V>
   void push_value(const V& value) {
-    std::memcpy(push_bytes(sizeof(V)), &value, sizeof(V));
+    std::memcpy(push_bytes(notes_, sizeof(V)), &value, sizeof(V));
   }
   template <class V>
   V pop_value() {
@@ -61,19 +73,22 @@ class tape {
 
   bool empty() const { return entries_.empty(); }
   std::size_t entries() const { return entries_.size(); }
+  /// The memory of its tensors, and of the host's notes.
   const stack_arena& memory() const { return arena_; }
+  const stack_arena& notes() const { return notes_; }
 
   /// Drops everything, as after a forward pass whose backward pass was abandoned.
   void clear() {
     entries_.clear();
     arena_.release({});
+    notes_.release({});
   }
 
  private:
-  PUFFERFISH_NOINLINE std::byte* push_bytes(std::size_t bytes) {
-    const stack_arena::mark below = arena_.top();
-    std::byte* block = arena_.allocate(bytes);
-    entries_.push_back({below, block, bytes});
+  PUFFERFISH_NOINLINE std::byte* push_bytes(stack_arena& arena, std::size_t bytes) {
+    const stack_arena::mark below = arena.top();
+    std::byte* block = arena.allocate(bytes);
+    entries_.push_back({below, &arena == &notes_, block, bytes});
     return block;
   }
 
@@ -81,7 +96,7 @@ class tape {
     if (entries_.empty() || entries_.back().bytes != bytes) fail_to_pop(bytes);
     const entry top = entries_.back();
     entries_.pop_back();
-    arena_.release(top.below);
+    (top.is_note ? notes_ : arena_).release(top.below);
     return top.block;
   }
 
@@ -104,11 +119,12 @@ class tape {
 
   struct entry {
     stack_arena::mark below;
+    bool is_note;
     std::byte* block;
     std::size_t bytes;
   };
 
-  stack_arena arena_;
+  stack_arena arena_, notes_;
   std::vector<entry> entries_;
 };
 

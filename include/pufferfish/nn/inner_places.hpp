@@ -18,8 +18,9 @@ namespace detail {
 template <class T>
 class inner_places {
  public:
-  inner_places(scratch_frame& frame, std::size_t count)
-      : frame_(frame), places_(frame.take<place>(static_cast<index_t>(count) + 1)) {}
+  /// `frame`: for the blocks; `notes`: of the host, for where they are.
+  inner_places(scratch_frame& frame, scratch_frame& notes, std::size_t count)
+      : frame_(frame), places_(notes.take<place>(static_cast<index_t>(count) + 1)) {}
 
   /// In `memory`, which is somebody else's.
   void put(std::size_t i, T* memory) { last_ = places_[i] = {memory, none}; }

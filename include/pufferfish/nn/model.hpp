@@ -19,6 +19,7 @@
 /// forward and backward passes of whatever arguments it needs.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -37,7 +38,7 @@ class model {
   using layer_type = any_layer<value_type, Device>;
 
   explicit model(Root root) : state_(std::make_unique<state>(std::move(root))) { pack(); }
-  model(const model& other) : model(other.state_->root) {}
+  model(const model& other) : model(other.copied_root()) {}
   model(model&&) noexcept = default;
   model& operator=(model other) noexcept {
     state_ = std::move(other.state_);
@@ -49,7 +50,24 @@ class model {
   const Root& root() const { return state_->root; }
 
   /// Random initial values, a pure function of the seed and each layer's name.
-  void initialize(std::uint64_t seed) { state_->root.initialize({seed, stream_id("initialize")}); }
+  void initialize(std::uint64_t seed) {
+    on_host([&](Root& root) { root.initialize({seed, stream_id("initialize")}); });
+  }
+
+  /// Calls change(Root&) while the host may read and write all values and buffers, wherever they lie
+  /// otherwise; what it writes goes back there unless it throws. On a device's model, waits for the device.
+  template <class Change>
+  void on_host(Change&& change) {
+    host_scope scope(state_->store);
+    change(state_->root);
+    scope.keep();
+  }
+  /// The same for a look(const Root&) that changes nothing.
+  template <class Look>
+  void read_on_host(Look&& look) const {
+    const host_scope scope(state_->store);
+    look(std::as_const(state_->root));
+  }
 
   /// The arenas; see parameter_store.
   parameter_store<value_type>& store() { return state_->store; }
@@ -58,10 +76,12 @@ class model {
   index_t parameter_count() const { return static_cast<index_t>(state_->store.values().size()); }
 
   /// Lets `change(Root&)` work on the layers (replace some, add some), then lays out new arenas, keeping the
-  /// values of all that stayed. Raises the generation.
+  /// values of all that stayed. Raises the generation. A change that throws must have changed nothing.
   template <class Change>
   void modify(Change&& change) {
+    host_scope scope(state_->store);
     change(state_->root);
+    scope.release();
     pack();
   }
 
@@ -93,11 +113,19 @@ class model {
   }
 
  private:
+  using host_scope = detail::host_scope<value_type>;
+
+  Root copied_root() const {
+    std::optional<Root> copy;
+    read_on_host([&](const Root& root) { copy.emplace(root); });
+    return std::move(*copy);
+  }
+
   // Behind a pointer, so that parameters stay where the arenas' entries point.
   struct state {
     explicit state(Root r) : root(std::move(r)) {}
     Root root;
-    parameter_store<value_type> store;
+    parameter_store<value_type> store{memory_of<Device>::source()};
   };
 
   void pack() {

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <pufferfish/core/memory.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -25,21 +27,30 @@ struct stored_entry {
 /// Collects the state of something visitable and lays it out, parameters packed without padding in reverse
 /// execution order: the order in which a backward pass finishes them, the same on every rank. The visited
 /// objects keep pointers into the arenas: the store must live as long as they are used, and moves with them.
+///
+/// The arenas may lie on a device. Whatever the host does to the visited objects then happens between
+/// bring_to_host() and send_back().
 template <class T>
 class parameter_store {
  public:
   using parameter_entry = stored_entry<parameter<T>>;
   using buffer_entry = stored_entry<state_buffer<T>>;
 
+  parameter_store() : parameter_store(host_memory()) {}
+  /// With arenas in memory from a source, which must outlive it.
+  explicit parameter_store(memory_source& source) : source_(&source) {}
+
   /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
-  /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone.
+  /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. All
+  /// values are on the host before.
   template <class Visit>
   void pack(Visit&& visit) {
     collector found;
     visit(found);
     std::reverse(found.parameters.begin(), found.parameters.end());
-    aligned_buffer<T> values(place(found.parameters)), gradients(values.size()),
-        buffers(place(found.buffers));
+    const index_t size = place(found.parameters), buffer_size = place(found.buffers);
+    memory_block<T> values(host_memory(), size), gradients(*source_, size),
+        buffers(host_memory(), buffer_size);
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
       entry.thing->bind(values.data() + entry.offset, gradients.data() + entry.offset, id++);
@@ -51,6 +62,38 @@ class parameter_store {
     gradients_ = std::move(gradients);
     buffers_ = std::move(buffers);
     ++generation_;
+    if (source_->on_host()) return;
+    host_values_ = std::exchange(values_, memory_block<T>(*source_, size, uninitialized));
+    host_buffers_ = std::exchange(buffers_, memory_block<T>(*source_, buffer_size, uninitialized));
+    on_host_ = true;
+    send_back(true);
+  }
+
+  /// Whether the host may touch the values now.
+  bool on_host() const { return source_->on_host() || on_host_; }
+
+  /// Copies values and buffers of a device to the host and shows the copies to everybody who is bound;
+  /// gradients stay where they are. Throws state_error if they are on the host already, backend_error.
+  void bring_to_host() {
+    if (on_host()) detail::throw_error<state_error>({"parameter_store: the values are on the host already"});
+    host_values_ = memory_block<T>(host_memory(), values_.size(), uninitialized);
+    host_buffers_ = memory_block<T>(host_memory(), buffers_.size(), uninitialized);
+    values_.to_host(host_values_.span());
+    buffers_.to_host(host_buffers_.span());
+    relocate(host_values_.data(), host_buffers_.data(), false);
+    on_host_ = true;
+  }
+
+  /// Ends that: the device's arenas hold the values again, those from the host where `changed`.
+  void send_back(bool changed) {
+    relocate(values_.data(), buffers_.data(), true);
+    on_host_ = false;
+    if (changed) {
+      values_.from_host(std::as_const(host_values_).span());
+      buffers_.from_host(std::as_const(host_buffers_).span());
+    }
+    host_values_ = {};
+    host_buffers_ = {};
   }
 
   /// The same for gradients alone, of parameters whose values stay where they are: in the memory of a host
@@ -60,7 +103,7 @@ class parameter_store {
     collector found;
     visit(found);
     std::reverse(found.parameters.begin(), found.parameters.end());
-    aligned_buffer<T> gradients(place(found.parameters));
+    memory_block<T> gradients(host_memory(), place(found.parameters));
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
       entry.thing->attach(entry.thing->data(), gradients.data() + entry.offset, id++);
@@ -96,6 +139,12 @@ class parameter_store {
     std::vector<buffer_entry> buffers;
   };
 
+  void relocate(T* values, T* buffers, bool on_device) {
+    for (const parameter_entry& entry : parameters_) entry.thing->relocate(values + entry.offset, on_device);
+    for (const buffer_entry& entry : buffer_entries_)
+      entry.thing->relocate(buffers + entry.offset, on_device);
+  }
+
   template <class Entries>
   static index_t place(Entries& entries) {
     index_t offset = 0;
@@ -108,8 +157,39 @@ class parameter_store {
 
   std::vector<parameter_entry> parameters_;
   std::vector<buffer_entry> buffer_entries_;
-  aligned_buffer<T> values_, gradients_, buffers_;
+  memory_source* source_;
+  memory_block<T> values_, gradients_, buffers_;
+  memory_block<T> host_values_, host_buffers_;  // of a device's, while they are on the host
+  bool on_host_ = false;
   std::uint64_t generation_ = 0;
 };
+
+namespace detail {
+
+/// Brings a store's values to the host unless they are there, and at its end sends them back if it did.
+template <class T>
+class host_scope {
+ public:
+  explicit host_scope(parameter_store<T>& store) : store_(store.on_host() ? nullptr : &store) {
+    if (store_ != nullptr) store_->bring_to_host();
+  }
+  host_scope(const host_scope&) = delete;
+  host_scope& operator=(const host_scope&) = delete;
+  ~host_scope() {
+    if (store_ != nullptr) store_->send_back(false);
+  }
+
+  /// Sends them back as the host has left them.
+  void keep() {
+    if (store_ != nullptr) std::exchange(store_, nullptr)->send_back(true);
+  }
+  /// They stay on the host.
+  void release() { store_ = nullptr; }
+
+ private:
+  parameter_store<T>* store_;
+};
+
+}  // namespace detail
 
 PUFFERFISH_NAMESPACE_END

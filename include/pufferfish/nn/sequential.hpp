@@ -100,12 +100,14 @@ class sequential {
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
     if (empty()) return copy(x, y);
-    scratch_frame frame(ctx.scratch());
-    const extents<4>* shapes = shapes_for(frame, x.shape());
+    scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
+    const extents<4>* shapes = shapes_for(notes, x.shape());
     check_output(shapes[size()], y.shape());
     inner_output* outputs = nullptr;
-    if (ctx.training()) outputs = ctx.tape().template push<inner_output>(static_cast<index_t>(size()) + 1);
-    const detail::inner_places<T> places = place_outputs(ctx, frame, shapes, outputs, y.data());
+    if (ctx.training()) {
+      outputs = ctx.tape().template push_notes<inner_output>(static_cast<index_t>(size()) + 1);
+    }
+    const detail::inner_places<T> places = place_outputs(ctx, frame, notes, shapes, outputs, y.data());
     const auto output_of = [&](const group& g) { return tensor_view<T, 4>(places[g.end], shapes[g.end]); };
     const auto fusion_of = [&](const group& g) {
       forward_fusion<T> own;
@@ -139,13 +141,13 @@ class sequential {
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     if (empty()) return dx.is_null() ? void() : copy(dy, dx);
-    scratch_frame frame(ctx.scratch());
+    scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const auto [x_shape, outputs] = ctx.tape().template pop_value<kept>();
-    const extents<4>* shapes = shapes_for(frame, x_shape);
+    const extents<4>* shapes = shapes_for(notes, x_shape);
     check_output(shapes[size()], dy.shape());
     const bool over_dy = !fusion.add && !dx.is_null() && dx.data() == dy.data();
     const detail::inner_places<T> places =
-        place_gradients(frame, shapes, outputs, over_dy ? dx.data() : nullptr);
+        place_gradients(frame, notes, shapes, outputs, over_dy ? dx.data() : nullptr);
     tensor_view<const T, 4> gradient = dy;
     for (group g = group_to(size()); g.end > 0; g = group_to(g.begin)) {
       backward_fusion<T> own;
@@ -212,8 +214,8 @@ class sequential {
   }
 
   // The input's shape and each layer's output shape; in scratch, since a step must not allocate.
-  const extents<4>* shapes_for(scratch_frame& frame, const extents<4>& input) const {
-    auto* shapes = frame.template take<extents<4>>(static_cast<index_t>(size()) + 1);
+  const extents<4>* shapes_for(scratch_frame& notes, const extents<4>& input) const {
+    auto* shapes = notes.template take<extents<4>>(static_cast<index_t>(size()) + 1);
     shapes[0] = input;
     for (std::size_t i = 0; i < size(); ++i) shapes[i + 1] = shape_after(children_[i], shapes[i]);
     return shapes;
@@ -296,9 +298,9 @@ class sequential {
 
   // Outputs: on the tape if they are kept. Else where the next one goes, if the layer between them can work
   // in place, or in two blocks in turn. The last one is at y. `outputs`: nullptr in inference.
-  detail::inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, const extents<4>* shapes,
-                                        inner_output* outputs, T* y) const {
-    detail::inner_places<T> places(frame, size());
+  detail::inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, scratch_frame& notes,
+                                        const extents<4>* shapes, inner_output* outputs, T* y) const {
+    detail::inner_places<T> places(frame, notes, size());
     places.put(size(), y);
     if (outputs != nullptr) std::fill_n(outputs, size() + 1, inner_output{});
     for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {
@@ -319,9 +321,10 @@ class sequential {
   // Gradients: over the output that they belong to, where its layers let them. Else in two blocks in turn,
   // but where a layer can, its dx takes the place of its dy: what is only written must be fetched from memory
   // first. The outermost dy is somebody else's, unless `over_dy` says where dx takes its place.
-  detail::inner_places<T> place_gradients(scratch_frame& frame, const extents<4>* shapes,
-                                          const inner_output* outputs, T* over_dy) const {
-    detail::inner_places<T> places(frame, size());
+  detail::inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes,
+                                          const extents<4>* shapes, const inner_output* outputs,
+                                          T* over_dy) const {
+    detail::inner_places<T> places(frame, notes, size());
     places.put(size(), over_dy);
     bool may_stay = over_dy != nullptr;
     for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {

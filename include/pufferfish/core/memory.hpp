@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `memory_source`: where arenas get their memory from, the host's or a device's, and how the host reaches
+/// it. `memory_block`: a piece of it with an owner.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include <pufferfish/core/device.hpp>
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/tensor.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Memory of one kind. What it gives starts at a multiple of `memory_alignment` and is not zeroed.
+class memory_source {
+ public:
+  memory_source() = default;
+  memory_source(const memory_source&) = delete;
+  memory_source& operator=(const memory_source&) = delete;
+  virtual ~memory_source() = default;
+
+  /// `bytes` > 0. Throws std::bad_alloc, or backend_error with the numbers.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
+
+  /// Copies between this memory and the host's; over when they return. Throw backend_error.
+  virtual void from_host(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void to_host(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void fill_zero(void* memory, std::size_t bytes) = 0;
+
+  /// Whether the host's code may read and write it.
+  virtual bool on_host() const = 0;
+};
+
+namespace detail {
+
+class host_memory_source final : public memory_source {
+ public:
+  void* allocate(std::size_t bytes) override {
+    void* memory = ::operator new (bytes, std::align_val_t{memory_alignment});
+    prefer_large_pages(memory, bytes);
+    return memory;
+  }
+  void deallocate(void* memory, std::size_t) noexcept override {
+    ::operator delete (memory, std::align_val_t{memory_alignment});
+  }
+  void from_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void fill_zero(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
+  bool on_host() const override { return true; }
+};
+
+}  // namespace detail
+
+/// The host's memory. Without state: the same for everybody.
+inline memory_source& host_memory() {
+  static detail::host_memory_source source;
+  return source;
+}
+
+/// The source of a device's memory; others are specialised with their device.
+template <class Device>
+struct memory_of;
+template <>
+struct memory_of<device::cpu> {
+  static memory_source& source() { return host_memory(); }
+};
+
+/// A fixed number of trivially copyable elements in the memory of a source, which must outlive it. Moves,
+/// does not copy.
+template <class T>
+class memory_block {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  memory_block() = default;
+
+  /// Not initialised. Throws shape_error for a negative count, and as the source does.
+  memory_block(memory_source& source, index_t count, uninitialized_t) : source_(&source), size_(count) {
+    if (count < 0) detail::throw_error<shape_error>({"memory_block: negative size ", count});
+    if (count > 0) data_ = static_cast<T*>(source.allocate(bytes()));
+  }
+  /// All bits zero.
+  memory_block(memory_source& source, index_t count) : memory_block(source, count, uninitialized) {
+    if (count > 0) source.fill_zero(data_, bytes());
+  }
+  memory_block(memory_block&& other) noexcept
+      : source_(std::exchange(other.source_, nullptr)),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)) {}
+  memory_block& operator=(memory_block&& other) noexcept {
+    std::swap(source_, other.source_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  memory_block(const memory_block&) = delete;
+  memory_block& operator=(const memory_block&) = delete;
+  ~memory_block() {
+    if (data_ != nullptr) source_->deallocate(data_, bytes());
+  }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  index_t size() const { return size_; }
+  std::span<T> span() { return {data_, static_cast<std::size_t>(size_)}; }
+  std::span<const T> span() const { return {data_, static_cast<std::size_t>(size_)}; }
+
+  /// Copies all elements from the host, or to it: spans of size() elements, else shape_error.
+  void from_host(std::span<const T> values) {
+    check(values.size());
+    if (size_ > 0) source_->from_host(data_, values.data(), bytes());
+  }
+  void to_host(std::span<T> values) const {
+    check(values.size());
+    if (size_ > 0) source_->to_host(values.data(), data_, bytes());
+  }
+
+ private:
+  std::size_t bytes() const { return static_cast<std::size_t>(size_) * sizeof(T); }
+  void check(std::size_t elements) const {
+    if (elements != static_cast<std::size_t>(size_)) {
+      detail::throw_error<shape_error>({"memory_block: ", elements, " elements for ", size_});
+    }
+  }
+
+  memory_source* source_ = nullptr;
+  T* data_ = nullptr;
+  index_t size_ = 0;
+};
+
+PUFFERFISH_NAMESPACE_END
