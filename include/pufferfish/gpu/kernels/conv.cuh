@@ -61,7 +61,7 @@ struct correlation_memory {
 /// The tiles of the result lie side by side along x, columns fastest: blocks that run at the same time share
 /// patches, and the weight fits into the second-level cache anyway. y: phases of a gradient; z: slices.
 template <class T, class Block, bool Backward>
-__global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) correlate(correlation<T> work) {
+static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) correlate(correlation<T> work) {
   using memory = correlation_memory<T, Block, Backward>;
   using product = typename Block::template product<dense::depth, memory::weight_layout>;
   const conv_geometry& g = work.geometry;
@@ -120,8 +120,9 @@ __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) correla
   });
 }
 
-/// f(block) for the block that a plan names.
-template <class T, class F>
+/// f(block) for the block that a plan names. Blocks of 16 columns come with 256 rows for pixels, with 128 for
+/// gradients of weights.
+template <class T, int RowsOf16, class F>
 inline void with_block(const conv_plan& plan, F f) {
   const auto kind = [&](auto tensor) {
     constexpr bool on = decltype(tensor)::value;
@@ -130,8 +131,8 @@ inline void with_block(const conv_plan& plan, F f) {
       case conv_tile::t128x64: return f(conv_block<on, T, 128, 64>());
       case conv_tile::t64x64: return f(conv_block<on, T, 64, 64>());
       case conv_tile::t128x32: return f(conv_block<on, T, 128, 32>());
-      case conv_tile::t256x16: return f(conv_block<on, T, 256, 16>());
-      case conv_tile::t128x16: return f(conv_block<on, T, 128, 16>());
+      case conv_tile::t256x16:
+      case conv_tile::t128x16: return f(conv_block<on, T, RowsOf16, 16>());
     }
   };
   if constexpr (sizeof(T) == 4) {
@@ -156,7 +157,7 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
       Backward ? g.images * (static_cast<index_t>(ceil_div(g.in_height, g.stride_height)) *
                              ceil_div(g.in_width, g.stride_width))
                : g.out_pixels();
-  with_block<T>(plan, [&](auto block) {
+  with_block<T, 256>(plan, [&](auto block) {
     using shape = decltype(block);
     const dim3 blocks(static_cast<unsigned>(ceil_div(pixels, shape::rows) *
                                             ceil_div(work.result.columns, shape::columns)),
@@ -216,7 +217,7 @@ struct weight_gradient_memory {
 
 /// Rows are elements of the patch, columns output channels, and sums run over a slice of the pixels. y: slices.
 template <class T, class Block>
-__global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
+static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     correlate_weight(weight_gradient<T> work) {
   using memory = weight_gradient_memory<T, Block>;
   using product = typename Block::template product<dense::width, dense::width>;
@@ -278,15 +279,13 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
   work.slices = plan.slices;
   work.in_vectors = aligned16(x) && geometry.in_channels % vector_width<T> == 0;
   work.gradient_vectors = aligned16(dy) && geometry.out_channels % vector_width<T> == 0;
-  with_block<T>(plan, [&](auto block) {
+  with_block<T, 128>(plan, [&](auto block) {
     using shape = decltype(block);
-    if constexpr (shape::rows <= shape::threads) {
-      const dim3 blocks(static_cast<unsigned>(ceil_div(geometry.patch(), shape::rows) *
-                                              ceil_div(geometry.out_channels, shape::columns)),
-                        static_cast<unsigned>(plan.slices));
-      launch(site, {blocks, shape::threads, weight_gradient_memory<T, shape>::bytes},
-             correlate_weight<T, shape>, work);
-    }
+    const dim3 blocks(static_cast<unsigned>(ceil_div(geometry.patch(), shape::rows) *
+                                            ceil_div(geometry.out_channels, shape::columns)),
+                      static_cast<unsigned>(plan.slices));
+    launch(site, {blocks, shape::threads, weight_gradient_memory<T, shape>::bytes},
+           correlate_weight<T, shape>, work);
   });
   if (plan.slices > 1) add_slices(site, plan.slices, work.elements, work.result);
 }

@@ -60,7 +60,7 @@ struct low_rank_correlation {
 };
 
 template <class T, class Block>
-__global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(low_rank_correlation<T> work) {
+static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(low_rank_correlation<T> work) {
   const conv_geometry& g = work.geometry;
   const int thread = block_thread(), rank = g.out_channels;
   const index_t first_pixel = static_cast<index_t>(blockIdx.x) * Block::rows;
@@ -212,7 +212,7 @@ struct up_gradient {
 /// x: slices of the pixels, in tiles of Block::rows. For each tile and each chunk of the output's channels, the
 /// chunk's part of dt is added in registers, and that of dup in shared memory.
 template <class T, class Block>
-__global__ void __launch_bounds__(Block::threads) up_gradients(up_gradient<T> work) {
+static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradient<T> work) {
   const int thread = block_thread(), slice = static_cast<int>(blockIdx.x);
   const int columns = work.result.columns, chunks = ceil_div(columns, Block::chunk);
   const int sum_stride = chunks * Block::chunk;

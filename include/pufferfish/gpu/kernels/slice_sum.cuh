@@ -12,7 +12,7 @@ PUFFERFISH_KERNELS_BEGIN
 /// result_i = the sum of partials[slice * size + i] over the slices, plus what the target says. A block does
 /// 256 / Groups elements; each of its groups of threads adds every Groups-th slice, in double.
 template <class T, int Groups>
-__global__ void __launch_bounds__(256) sum_slices(result_target<T> result, int slices, index_t size) {
+static __global__ void __launch_bounds__(256) sum_slices(result_target<T> result, int slices, index_t size) {
   constexpr int items = 256 / Groups;
   __shared__ array_of<array_of<double, items>, Groups> sums;
   const int group = block_thread() / items, item = block_thread() % items;
