@@ -11,24 +11,27 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The product that computes a block's tile. Rows x columns per thread, or per warp: as many as leave room in
-/// the registers for two blocks of 256 threads, or four of 128, on each multiprocessor.
-template <bool Tensor, class T, int Rows, int Columns>
+/// The product that computes a block's tile. Rows x columns per thread, or per warp: the more, the less is
+/// read from shared memory, and the fewer instructions there are beside the products; as many as leave room
+/// in the registers for two large blocks, or four of 128 threads, on each multiprocessor.
+template <bool Tensor, class T, int Rows, int Columns, int Run>
 struct conv_block {
   static constexpr int rows = Rows, columns = Columns;
+  /// Elements of a patch that are copied at once.
+  static constexpr int run = Run;
   /// Elements of the sum in a tile, and tiles on their way at once (and in use, one).
   static constexpr int depth = static_cast<int>(conv_step * sizeof(float) / sizeof(T)), slots = 3;
 
   static constexpr int thread_rows = Rows * Columns == 2048 ? 4 : 8;
   static constexpr int thread_columns = Rows == 128 && Columns >= 64 ? 8 : 4;
   static constexpr int warp_rows = Columns == 16 && Rows == 256 ? 64 : Rows == 128 && Columns >= 64 ? 64 : 32;
-  static constexpr int warp_columns = Columns == 16 ? 16 : 32;
+  static constexpr int warp_columns = Columns == 16 ? 16 : Rows == 128 && Columns == 128 ? 64 : 32;
 
   template <dense A, dense B>
   using product = std::conditional_t<Tensor, tensor_product<T, Rows, Columns, warp_rows, warp_columns, A, B>,
                                      simt_product<Rows, Columns, thread_rows, thread_columns, A, B>>;
   static constexpr int threads = product<dense::depth, dense::width>::threads;
-  static constexpr int blocks_at_once = 512 / threads;
+  static constexpr int blocks_at_once = Rows * Columns == 128 * 128 ? 2 : 512 / threads;
 };
 
 // ---------------------------------------------------------------------------------------------------------
@@ -43,15 +46,14 @@ struct correlation {
   index_t elements;     ///< of the result
   divider by_channels;  ///< of `in`
   int slices;
-  bool in_vectors, weight_vectors;
+  bool weight_vectors;
 };
 
 template <class T, class Block, bool Backward>
 struct correlation_memory {
   static constexpr dense weight_layout = Backward ? dense::depth : dense::width;
   static constexpr int left_stride = tile_stride<T, dense::depth>(Block::depth);
-  static constexpr int right_stride =
-      tile_stride<T, weight_layout>(Backward ? Block::depth : Block::columns);
+  static constexpr int right_stride = tile_stride<T, weight_layout>(Backward ? Block::depth : Block::columns);
   static constexpr int left = Block::rows * left_stride;
   static constexpr int right = (Backward ? Block::columns : Block::depth) * right_stride;
   static constexpr std::size_t tiles = Block::slots * (left + right) * sizeof(T);
@@ -61,7 +63,8 @@ struct correlation_memory {
 /// The tiles of the result lie side by side along x, columns fastest: blocks that run at the same time share
 /// patches, and the weight fits into the second-level cache anyway. y: phases of a gradient; z: slices.
 template <class T, class Block, bool Backward>
-static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) correlate(correlation<T> work) {
+static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
+    correlate(correlation<T> work) {
   using memory = correlation_memory<T, Block, Backward>;
   using product = typename Block::template product<dense::depth, memory::weight_layout>;
   const conv_geometry& g = work.geometry;
@@ -84,6 +87,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) 
                                            Backward ? g.in_width : g.out_width, work.result.columns, thread);
   __syncthreads();
 
+  const patch_rows<T, Block::rows, Block::depth, memory::left_stride, Block::threads, Block::run> rows(
+      patches, targets, thread);
   product sums(thread);
   const int steps = ceil_div(patches.depth, Block::depth), slice = static_cast<int>(blockIdx.z);
   pipeline<Block::slots>(
@@ -93,12 +98,11 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) 
         T* const left = tiles + slot * (memory::left + memory::right);
         T* const right = left + memory::left;
         const int k = step * Block::depth;
-        gather_tile<Block::rows, Block::depth, memory::left_stride, Block::threads>(left, patches, targets, k,
-                                                                                    work.in_vectors, thread);
+        rows.copy(left, k);
         if constexpr (Backward) {
           copy_turned_weight<Block::columns, Block::depth, memory::right_stride, Block::threads>(
-              right, patches, work.weight, g.kernel_width, g.in_channels, first_column, k, work.weight_vectors,
-              thread);
+              right, patches, work.weight, g.kernel_width, g.in_channels, first_column, k,
+              work.weight_vectors, thread);
         } else {
           copy_tile<Block::depth, Block::columns, memory::right_stride, Block::threads>(
               right, work.weight + static_cast<index_t>(k) * work.result.columns + first_column,
@@ -114,25 +118,40 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) 
 
   result_target<T> result = work.result;
   if (result.partials != nullptr) result.partials += slice * work.elements;
-  sums.for_each([&](int row, int column, const auto& run) {
-    const index_t out = targets[row].out;
-    if (out >= 0) result.store(out, first_column + column, run);
-  });
+  if constexpr (Backward) {
+    result.store(sums, first_column, [&](int row) { return targets[row].out; });
+  } else {
+    result.add = false;
+    const int rows_left = remaining(pixels, first_pixel, Block::rows), columns = result.columns;
+    result.at(first_pixel * columns).store(sums, first_column, [&](int row) {
+      return row < rows_left ? row * columns : -1;
+    });
+  }
 }
 
 /// f(block) for the block that a plan names. Blocks of 16 columns come with 256 rows for pixels, with 128 for
-/// gradients of weights.
+/// gradients of weights. Channels that cannot be copied in vectors are few, as a rule (an image's three): two
+/// kinds of blocks do for them.
 template <class T, int RowsOf16, class F>
-inline void with_block(const conv_plan& plan, F f) {
+inline void with_block(const conv_plan& plan, bool in_vectors, F f) {
   const auto kind = [&](auto tensor) {
     constexpr bool on = decltype(tensor)::value;
+    constexpr int run = vector_width<T>;
+    const bool narrow = plan.tile == conv_tile::t256x16 || plan.tile == conv_tile::t128x16;
+    if (!in_vectors && narrow) return f(conv_block<on, T, RowsOf16, 16, 1>());
+    if (!in_vectors) return f(conv_block<on, T, 64, 64, 1>());
     switch (plan.tile) {
-      case conv_tile::t128x128: return f(conv_block<on, T, 128, 128>());
-      case conv_tile::t128x64: return f(conv_block<on, T, 128, 64>());
-      case conv_tile::t64x64: return f(conv_block<on, T, 64, 64>());
-      case conv_tile::t128x32: return f(conv_block<on, T, 128, 32>());
+      case conv_tile::t128x128:
+        return f(conv_block<on, T, 128, 128, run>());
+      case conv_tile::t128x64:
+        return f(conv_block<on, T, 128, 64, run>());
+      case conv_tile::t64x64:
+        return f(conv_block<on, T, 64, 64, run>());
+      case conv_tile::t128x32:
+        return f(conv_block<on, T, 128, 32, run>());
       case conv_tile::t256x16:
-      case conv_tile::t128x16: return f(conv_block<on, T, RowsOf16, 16>());
+      case conv_tile::t128x16:
+        return f(conv_block<on, T, RowsOf16, 16, run>());
     }
   };
   if constexpr (sizeof(T) == 4) {
@@ -148,20 +167,19 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
   const int width = vector_width<T>;
   work.slices = plan.slices;
   work.by_channels = divider::by(Backward ? g.out_channels : g.in_channels);
-  work.in_vectors = aligned16(work.in) && (Backward ? g.out_channels : g.in_channels) % width == 0;
+  const bool in_vectors = aligned16(work.in) && (Backward ? g.out_channels : g.in_channels) % width == 0;
   work.weight_vectors = aligned16(work.weight) && g.out_channels % width == 0;
   const int row_phases = Backward ? std::min(g.stride_height, g.in_height) : 1;
   const int column_phases = Backward ? std::min(g.stride_width, g.in_width) : 1;
   // The first phase has the most pixels.
-  const index_t pixels =
-      Backward ? g.images * (static_cast<index_t>(ceil_div(g.in_height, g.stride_height)) *
-                             ceil_div(g.in_width, g.stride_width))
-               : g.out_pixels();
-  with_block<T, 256>(plan, [&](auto block) {
+  const index_t pixels = Backward ? g.images * (static_cast<index_t>(ceil_div(g.in_height, g.stride_height)) *
+                                                ceil_div(g.in_width, g.stride_width))
+                                  : g.out_pixels();
+  with_block<T, 256>(plan, in_vectors, [&](auto block) {
     using shape = decltype(block);
-    const dim3 blocks(static_cast<unsigned>(ceil_div(pixels, shape::rows) *
-                                            ceil_div(work.result.columns, shape::columns)),
-                      static_cast<unsigned>(row_phases * column_phases), static_cast<unsigned>(plan.slices));
+    const dim3 blocks(
+        static_cast<unsigned>(ceil_div(pixels, shape::rows) * ceil_div(work.result.columns, shape::columns)),
+        static_cast<unsigned>(row_phases * column_phases), static_cast<unsigned>(plan.slices));
     launch(site, {blocks, shape::threads, correlation_memory<T, shape, Backward>::bytes},
            correlate<T, shape, Backward>, work);
   });
@@ -174,7 +192,7 @@ void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv
   correlation<T> work{};
   work.in = x;
   work.weight = w;
-  work.result = {y, bias, plan.slices > 1 ? partials : nullptr, false, geometry.out_channels};
+  work.result = target_of(y, bias, plan.slices > 1 ? partials : nullptr, false, geometry.out_channels);
   work.geometry = geometry;
   work.elements = geometry.out_pixels() * geometry.out_channels;
   run_correlation<T, false>(stream, plan, work);
@@ -186,7 +204,7 @@ void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, con
   correlation<T> work{};
   work.in = dy;
   work.weight = w;
-  work.result = {dx, nullptr, plan.slices > 1 ? partials : nullptr, add, geometry.in_channels};
+  work.result = target_of<T>(dx, nullptr, plan.slices > 1 ? partials : nullptr, add, geometry.in_channels);
   work.geometry = geometry;
   work.elements = geometry.in_pixels() * geometry.in_channels;
   run_correlation<T, true>(stream, plan, work);
@@ -204,7 +222,7 @@ struct weight_gradient {
   index_t elements;
   divider by_channels, by_area, by_width;
   int slices;
-  bool in_vectors, gradient_vectors;
+  bool gradient_vectors;
 };
 
 template <class T, class Block>
@@ -215,7 +233,8 @@ struct weight_gradient_memory {
   static constexpr std::size_t bytes = Block::slots * (left + right) * sizeof(T);
 };
 
-/// Rows are elements of the patch, columns output channels, and sums run over a slice of the pixels. y: slices.
+/// Rows are elements of the patch, columns output channels, and sums run over a slice of the pixels. y:
+/// slices.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     correlate_weight(weight_gradient<T> work) {
@@ -234,8 +253,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
   const index_t last = min(first + static_cast<index_t>(steps) * Block::depth, pixels);
 
   const gathering<T> patches(work.in, forward_rows(g), forward_columns(g), g.in_channels, work.by_channels);
-  const patch_columns<T, Block::rows, Block::depth, memory::left_stride, Block::threads> columns(
-      patches, first_row, first, last, work.by_area, work.by_width, work.in_vectors, thread);
+  const patch_columns<T, Block::rows, Block::depth, memory::left_stride, Block::threads, Block::run> columns(
+      patches, first_row, first, last, work.by_area, work.by_width, thread);
   T* const tiles = dynamic_shared<T>();
   product sums(thread);
   pipeline<Block::slots>(
@@ -257,9 +276,10 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
 
   result_target<T> result = work.result;
   if (result.partials != nullptr) result.partials += slice * work.elements;
-  sums.for_each([&](int row, int column, const auto& run) {
-    if (first_row + row >= patches.depth) return;
-    result.store(static_cast<index_t>(first_row + row) * g.out_channels, first_column + column, run);
+  result.bias = nullptr;
+  const int rows_left = remaining(patches.depth, first_row, Block::rows), row_step = g.out_channels;
+  result.at(static_cast<index_t>(first_row) * row_step).store(sums, first_column, [&](int row) {
+    return row < rows_left ? row * row_step : -1;
   });
 }
 
@@ -270,16 +290,17 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
   weight_gradient<T> work{};
   work.in = x;
   work.gradient = dy;
-  work.result = {dw, nullptr, plan.slices > 1 ? partials : nullptr, accumulate, geometry.out_channels};
+  work.result =
+      target_of<T>(dw, nullptr, plan.slices > 1 ? partials : nullptr, accumulate, geometry.out_channels);
   work.geometry = geometry;
   work.elements = static_cast<index_t>(geometry.patch()) * geometry.out_channels;
   work.by_channels = divider::by(geometry.in_channels);
   work.by_area = divider::by(std::max(1, geometry.out_height * geometry.out_width));
   work.by_width = divider::by(std::max(1, geometry.out_width));
   work.slices = plan.slices;
-  work.in_vectors = aligned16(x) && geometry.in_channels % vector_width<T> == 0;
+  const bool in_vectors = aligned16(x) && geometry.in_channels % vector_width<T> == 0;
   work.gradient_vectors = aligned16(dy) && geometry.out_channels % vector_width<T> == 0;
-  with_block<T, 128>(plan, [&](auto block) {
+  with_block<T, 128>(plan, in_vectors, [&](auto block) {
     using shape = decltype(block);
     const dim3 blocks(static_cast<unsigned>(ceil_div(geometry.patch(), shape::rows) *
                                             ceil_div(geometry.out_channels, shape::columns)),
@@ -290,7 +311,7 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
   if (plan.slices > 1) add_slices(site, plan.slices, work.elements, work.result);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                          \
+#define PUFFERFISH_INSTANTIATE(T)                                                                         \
   template void conv_forward<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*, const T*, \
                                 const T*, T*, float*);                                                    \
   template void conv_backward_input<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,    \

@@ -25,8 +25,8 @@ __device__ inline void copy_elements(T* to, const T* from, bool inside) {
   }
 }
 
-/// Runs load(slot, step) for the steps first .. last - 1 and, Slots - 1 steps later, use(slot, step): a ring of
-/// slots in shared memory, filled in the background. All threads of the block take part.
+/// Runs load(slot, step) for the steps first .. last - 1 and, Slots - 1 steps later, use(slot, step): a ring
+/// of slots in shared memory, filled in the background. All threads of the block take part.
 template <int Slots, class Load, class Use>
 __device__ inline void pipeline(int first, int last, Load load, Use use) {
   int next = first;
@@ -58,22 +58,35 @@ __device__ inline int remaining(index_t size, index_t first, int most) {
   return rest < most ? static_cast<int>(rest) : most;
 }
 
+/// Calls copy(at) for at = thread, thread + Threads, .. below Count. One by one where elements are: that is
+/// for matrices that lie badly, and unrolled it would take registers from the others.
+template <int Count, int Threads, bool Unrolled, class F>
+__device__ inline void for_own(int thread, F copy) {
+  if constexpr (Unrolled) {
+#pragma unroll
+    for (int i = 0; i < ceil_div(Count, Threads); ++i) {
+      const int at = thread + i * Threads;
+      if (Count % Threads == 0 || at < Count) copy(at);
+    }
+  } else {
+#pragma unroll 1
+    for (int at = thread; at < Count; at += Threads) copy(at);
+  }
+}
+
 /// Copies a tile of a matrix, `Rows` rows of `Length` elements, of which `rows` x `length` are there; the
-/// others become zeros. `in_vectors`: addresses, steps and lengths are multiples of 16 bytes.
+/// others become zeros. `in_vectors`: addresses, steps and lengths are multiples of 16 bytes. The tile lies
+/// within 2^31 elements.
 template <int Rows, int Length, int Stride, int Threads, class T>
-__device__ inline void copy_tile(T* tile, const T* matrix, index_t row_step, int rows, int length,
+__device__ inline void copy_tile(T* tile, const T* matrix, int row_step, int rows, int length,
                                  bool in_vectors, int thread) {
   const auto copy = [&](auto count) {
     constexpr int run = decltype(count)::value, runs = Length / run;
-#pragma unroll
-    for (int i = 0; i < ceil_div(Rows * runs, Threads); ++i) {
-      const int at = thread + i * Threads;
-      if (Rows * runs % Threads != 0 && at >= Rows * runs) break;
+    for_own<Rows * runs, Threads, (run > 1)>(thread, [&](int at) {
       const int row = at / runs, column = at % runs * run;
-      const bool inside = row < rows && column < length;
-      copy_elements<run>(tile + row * Stride + column, inside ? matrix + row * row_step + column : matrix,
-                         inside);
-    }
+      copy_elements<run>(tile + row * Stride + column, matrix + (row * row_step + column),
+                         row < rows && column < length);
+    });
   };
   if (in_vectors) {
     copy(std::integral_constant<int, vector_width<T>>());
@@ -94,8 +107,8 @@ struct gathering {
   int channels, depth;
   divider by_channels, by_columns;
 
-  __device__ gathering(const T* input, const conv_axis& row_axis, const conv_axis& column_axis, int channel_count,
-                       const divider& by_channel_count)
+  __device__ gathering(const T* input, const conv_axis& row_axis, const conv_axis& column_axis,
+                       int channel_count, const divider& by_channel_count)
       : in(input),
         rows(row_axis),
         columns(column_axis),
@@ -106,8 +119,8 @@ struct gathering {
 
   /// An element of the sum: where it is, relative to the output's first tap.
   struct element {
-    int y, x;        ///< of the input
-    int offset;      ///< in elements
+    int y, x;    ///< of the input
+    int offset;  ///< in elements
     int tap_row, tap_column, channel;
   };
   __device__ element at(int k) const {
@@ -128,8 +141,9 @@ struct gathered_pixel {
 /// The outputs first .. first + Rows - 1 of a correlation over `images` images, into shared memory. Outputs
 /// have `out_channels` channels, in images of out_height x out_width pixels.
 template <int Rows, int Threads, class T>
-__device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g, index_t first, index_t images,
-                                   int out_height, int out_width, int out_channels, int thread) {
+__device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g, index_t first,
+                                   index_t images, int out_height, int out_width, int out_channels,
+                                   int thread) {
   // Once for the block in 64 bits; from there on in 32.
   const int area = g.rows.outputs * g.columns.outputs;
   const index_t first_image = first / area;
@@ -155,56 +169,76 @@ __device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g
   }
 }
 
-/// Copies a tile of the matrix of patches: Rows pixels by Depth elements of the sum from k on.
-template <int Rows, int Depth, int Stride, int Threads, class T>
-__device__ inline void gather_tile(T* tile, const gathering<T>& g, const gathered_pixel* pixels, int k,
-                                   bool in_vectors, int thread) {
-  const auto gather = [&](auto count) {
-    constexpr int run = decltype(count)::value, runs = Depth / run, rows_at_once = Threads / runs;
-    static_assert(Threads % runs == 0);
-    const int along = thread % runs * run;
-    const bool exists = k + along < g.depth;
-    const auto element = g.at(exists ? k + along : 0);
-#pragma unroll
-    for (int i = 0; i < ceil_div(Rows, rows_at_once); ++i) {
-      const int row = thread / runs + i * rows_at_once;
-      if (Rows % rows_at_once != 0 && row >= Rows) break;
-      const gathered_pixel& pixel = pixels[row];
-      const bool inside = exists &&
-                          static_cast<unsigned>(pixel.y + element.y) < static_cast<unsigned>(g.rows.inputs) &&
-                          static_cast<unsigned>(pixel.x + element.x) < static_cast<unsigned>(g.columns.inputs);
-      copy_elements<run>(tile + row * Stride + along, inside ? g.in + (pixel.in + element.offset) : g.in, inside);
-    }
+/// Copies tiles of the matrix of patches: Rows pixels by Depth elements of the sum, Run of them at a time (so
+/// many divide the channels and the address). A thread keeps its pixels in registers where there are few.
+template <class T, int Rows, int Depth, int Stride, int Threads, int Run>
+class patch_rows {
+  static constexpr int runs = Depth / Run, rows_at_once = Threads / runs;
+  static constexpr int own_rows = Rows / rows_at_once;
+  static_assert(Threads % runs == 0 && Rows % rows_at_once == 0);
+
+  struct own_pixel {
+    const T* in;
+    int y, x;
   };
-  if (in_vectors) {
-    gather(std::integral_constant<int, vector_width<T>>());
-  } else {
-    gather(std::integral_constant<int, 1>());
+
+ public:
+  __device__ patch_rows(const gathering<T>& g, const gathered_pixel* pixels, int thread)
+      : g_(&g), pixels_(pixels), along_(thread % runs * Run), first_row_(thread / runs) {
+    if constexpr (Run > 1) {
+#pragma unroll
+      for (int i = 0; i < own_rows; ++i) own_[i] = pixel(i);
+    }
   }
-}
+
+  /// The elements from k on.
+  __device__ void copy(T* tile, int k) const {
+    const bool exists = k + along_ < g_->depth;
+    const auto element = g_->at(exists ? k + along_ : 0);
+#pragma unroll
+    for (int i = 0; i < own_rows; ++i) {
+      const own_pixel from = Run > 1 ? own_[i] : pixel(i);
+      const bool inside =
+          exists && static_cast<unsigned>(from.y + element.y) < static_cast<unsigned>(g_->rows.inputs) &&
+          static_cast<unsigned>(from.x + element.x) < static_cast<unsigned>(g_->columns.inputs);
+      copy_elements<Run>(tile + (first_row_ + i * rows_at_once) * Stride + along_, from.in + element.offset,
+                         inside);
+    }
+  }
+
+ private:
+  __device__ own_pixel pixel(int i) const {
+    const gathered_pixel& found = pixels_[first_row_ + i * rows_at_once];
+    return {g_->in + found.in, found.y, found.x};
+  }
+
+  const gathering<T>* g_;
+  const gathered_pixel* pixels_;
+  int along_, first_row_;
+  array_of<own_pixel, (Run > 1 ? own_rows : 1)> own_;
+};
 
 /// Copies a tile of the weight of a convolution that goes backward: Rows input channels from `first` on (of
-/// `in_channels`) by Depth elements of the sum, whose channels are those of the convolution's output, from k on.
+/// `in_channels`) by Depth elements of the sum, whose channels are those of the convolution's output, from k
+/// on.
 template <int Rows, int Depth, int Stride, int Threads, class T>
 __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const T* weight, int kernel_width,
                                           int in_channels, int first, int k, bool in_vectors, int thread) {
   const auto copy = [&](auto count) {
-    constexpr int run = decltype(count)::value, runs = Depth / run, rows_at_once = Threads / runs;
-    static_assert(Threads % runs == 0);
+    constexpr int run = decltype(count)::value, runs = Depth / run;
+    static_assert(Threads % runs == 0, "a thread keeps its place in the depth");
     const int along = thread % runs * run;
     const bool exists = k + along < g.depth;
     const auto element = g.at(exists ? k + along : 0);
-    const int cell = (g.rows.kernel + element.tap_row * g.rows.kernel_step) * kernel_width + g.columns.kernel +
-                     element.tap_column * g.columns.kernel_step;
-    const T* const from = weight + static_cast<index_t>(cell) * in_channels * g.channels + element.channel;
-#pragma unroll
-    for (int i = 0; i < ceil_div(Rows, rows_at_once); ++i) {
-      const int row = thread / runs + i * rows_at_once;
-      if (Rows % rows_at_once != 0 && row >= Rows) break;
-      const bool inside = exists && first + row < in_channels;
-      copy_elements<run>(tile + row * Stride + along,
-                         inside ? from + static_cast<index_t>(first + row) * g.channels : weight, inside);
-    }
+    const int cell = (g.rows.kernel + element.tap_row * g.rows.kernel_step) * kernel_width +
+                     g.columns.kernel + element.tap_column * g.columns.kernel_step;
+    const T* const from =
+        weight + (static_cast<index_t>(cell) * in_channels + first) * g.channels + element.channel;
+    for_own<Rows * runs, Threads, (run > 1)>(thread, [&](int at) {
+      const int row = at / runs;
+      copy_elements<run>(tile + row * Stride + along, from + row * g.channels,
+                         exists && first + row < in_channels);
+    });
   };
   if (in_vectors) {
     copy(std::integral_constant<int, vector_width<T>>());
@@ -213,68 +247,61 @@ __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const 
   }
 }
 
-/// Copies a tile of the transposed matrix of patches of a forward convolution: Depth pixels from `pixel` on, by
-/// Columns elements of the patch. Images and pixels in them count from those of `first`, the block's first.
-template <class T, int Columns, int Depth, int Stride, int Threads>
+/// Copies a tile of the transposed matrix of patches of a forward convolution: Depth pixels from `pixel` on,
+/// by Columns elements of the patch, Run at a time. A thread keeps its columns; images and pixels in them
+/// count from those of the block's first pixel.
+template <class T, int Columns, int Depth, int Stride, int Threads, int Run>
 class patch_columns {
+  static constexpr int runs = Columns / Run, rows_at_once = Threads / runs;
+  static_assert(Threads % runs == 0);
+
  public:
   /// The columns from `first_column` on of the patches of the pixels first .. last - 1.
   __device__ patch_columns(const gathering<T>& g, int first_column, index_t first, index_t last,
-                           const divider& by_area, const divider& by_width, bool in_vectors, int thread)
-      : g_(&g), by_area_(by_area), by_width_(by_width), in_vectors_(in_vectors), thread_(thread) {
-    const int area = g.rows.outputs * g.columns.outputs;
-    const index_t image = first / area;
+                           const divider& by_area, const divider& by_width, int thread)
+      : g_(&g),
+        by_area_(by_area),
+        by_width_(by_width),
+        first_row_(thread / runs),
+        along_(thread % runs * Run) {
+    const index_t area = static_cast<index_t>(g.rows.outputs) * g.columns.outputs, image = first / area;
     first_inside_ = static_cast<int>(first - image * area);
     count_ = static_cast<int>(last - first);
     images_ = g.in + image * g.rows.inputs * g.columns.inputs * g.channels;
-    const int column = thread % (Columns / (in_vectors ? vector_width<T> : 1)) * (in_vectors ? vector_width<T> : 1);
-    exists_ = first_column + column < g.depth;
-    const auto element = g.at(exists_ ? first_column + column : 0);
+    const auto element = g.at(first_column + along_ < g.depth ? first_column + along_ : 0);
     y_ = element.y + g.rows.offset;
     x_ = element.x + g.columns.offset;
     channel_ = element.channel;
+    if (first_column + along_ >= g.depth) y_ = -(1 << 30);  // outside of every image
   }
 
   /// The pixels `pixel` .. pixel + Depth - 1 of this block's.
-  __device__ void copy(T* tile, int pixel) const {
-    if (in_vectors_) {
-      copy_runs<vector_width<T>>(tile, pixel);
-    } else {
-      copy_runs<1>(tile, pixel);
-    }
-  }
-
- private:
-  template <int Run>
-  __device__ void copy_runs(T* tile, int first) const {
-    constexpr int runs = Columns / Run, rows_at_once = Threads / runs;
-    static_assert(Threads % runs == 0, "a thread keeps its column");
+  __device__ void copy(T* tile, int first) const {
 #pragma unroll
     for (int i = 0; i < ceil_div(Depth, rows_at_once); ++i) {
-      const int row = thread_ / runs + i * rows_at_once;
+      const int row = first_row_ + i * rows_at_once;
       if (Depth % rows_at_once != 0 && row >= Depth) break;
       const int pixel = first + row, at = first_inside_ + pixel;
       const int image = by_area_.quotient(at), rest = by_area_.remainder(at, image);
       const int line = by_width_.quotient(rest);
       const int y = line * g_->rows.in_step + y_;
       const int x = by_width_.remainder(rest, line) * g_->columns.in_step + x_;
-      const bool inside = exists_ && pixel < count_ &&
+      const bool inside = pixel < count_ &&
                           static_cast<unsigned>(y) < static_cast<unsigned>(g_->rows.inputs) &&
                           static_cast<unsigned>(x) < static_cast<unsigned>(g_->columns.inputs);
       const index_t line_of_all = static_cast<index_t>(image) * g_->rows.inputs + y;
-      copy_elements<Run>(tile + row * Stride + thread_ % runs * Run,
-                         inside ? images_ + (line_of_all * g_->columns.inputs + x) * g_->channels + channel_ : g_->in,
-                         inside);
+      copy_elements<Run>(tile + row * Stride + along_,
+                         images_ + (line_of_all * g_->columns.inputs + x) * g_->channels + channel_, inside);
     }
   }
 
+ private:
   const gathering<T>* g_;
   const T* images_;
   divider by_area_, by_width_;
   int first_inside_, count_;
+  int first_row_, along_;
   int y_, x_, channel_;
-  bool exists_, in_vectors_;
-  int thread_;
 };
 
 // ---------------------------------------------------------------------------------------------------------
@@ -288,51 +315,78 @@ struct result_target {
   const T* bias;    ///< null: none
   float* partials;  ///< null: results are whole
   bool add;
-  int columns;      ///< of the matrix
+  int columns;  ///< of the matrix
+  bool runs;    ///< columns and addresses are multiples of 4 elements
 
-  /// Stores Width results of one row, which starts at element `row`, from `column` on.
-  template <int Width>
-  __device__ void store(index_t row, int column, const element_run<float, Width>& run) const {
-    if (column + Width <= columns && Width > 1 && columns % Width == 0 && aligned<Width>()) {
-      if (partials != nullptr) return store_run<Width>(partials + row + column, run);
-      return finish_run<Width>(row, column, run);
+  /// The same for a matrix that begins so many elements further.
+  __device__ result_target at(index_t elements) const {
+    result_target moved = *this;
+    moved.out += elements;
+    if (partials != nullptr) moved.partials += elements;
+    return moved;
+  }
+
+  /// Stores the results of a product, which changes them. row_of(row): the element at which a row of the
+  /// product begins (int or index_t), negative for one that does not exist; first_column: the column of the
+  /// product's first one.
+  template <class Product, class RowOf>
+  __device__ void store(Product& product, int first_column, RowOf row_of) const {
+    if (partials != nullptr) return write(partials, product, first_column, row_of);
+    if (bias != nullptr) {
+      product.change([&](int, int column, auto& run) {
+        for_some(run, first_column + column,
+                 [&](float& value, int at) { value += static_cast<float>(bias[at]); });
+      });
     }
-#pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      if (column + i >= columns) return;
-      const element_run<float, 1> value{{run.values[i]}};
-      if (partials != nullptr) {
-        store_run<1>(partials + row + column + i, value);
-      } else {
-        finish_run<1>(row, column + i, value);
-      }
+    if (add) {
+      product.change([&](int row, int column, auto& run) {
+        const auto begin = row_of(row);
+        if (begin < 0) return;
+        for_some(run, first_column + column,
+                 [&](float& value, int at) { value += static_cast<float>(out[begin + at]); });
+      });
     }
+    write(out, product, first_column, row_of);
   }
 
  private:
-  template <int Width>
-  __device__ bool aligned() const {
-    const auto address = partials != nullptr ? reinterpret_cast<std::uintptr_t>(partials) / sizeof(float)
-                                             : reinterpret_cast<std::uintptr_t>(out) / sizeof(T);
-    return address % Width == 0;
-  }
-  template <int Width>
-  __device__ void finish_run(index_t row, int column, const element_run<float, Width>& run) const {
-    element_run<T, Width> result{};
-    if (add) result = *reinterpret_cast<const element_run<T, Width>*>(out + row + column);
+  /// f(value, column) for the values of a run that belong to a column of the matrix.
+  template <int Width, class F>
+  __device__ void for_some(element_run<float, Width>& run, int column, F f) const {
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      float value = run.values[i];
-      if (bias != nullptr) value += static_cast<float>(bias[column + i]);
-      if (add) value += static_cast<float>(result.values[i]);
-      result.values[i] = static_cast<T>(value);
+      if (column + i < columns) f(run.values[i], column + i);
     }
-    *reinterpret_cast<element_run<T, Width>*>(out + row + column) = result;
   }
-  template <int Width>
-  __device__ static void store_run(float* to, const element_run<float, Width>& run) {
-    *reinterpret_cast<element_run<float, Width>*>(to) = run;
+
+  template <class To, class Product, class RowOf>
+  __device__ void write(To* to, Product& product, int first_column, RowOf row_of) const {
+    product.for_each([&](int row, int column, const auto& run) {
+      constexpr int width = Product::width;
+      const auto begin = row_of(row);
+      const int at = first_column + column;
+      if (begin < 0 || at >= columns) return;
+      if (width > 1 && runs) {
+        element_run<To, width> stored;
+#pragma unroll
+        for (int i = 0; i < width; ++i) stored.values[i] = static_cast<To>(run.values[i]);
+        *reinterpret_cast<element_run<To, width>*>(to + begin + at) = stored;
+      } else {
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          if (at + i < columns) to[begin + at + i] = static_cast<To>(run.values[i]);
+        }
+      }
+    });
   }
 };
+
+/// The target of whole results, or of slices of them.
+template <class T>
+inline result_target<T> target_of(T* out, const T* bias, float* partials, bool add, int columns) {
+  const auto address = partials != nullptr ? reinterpret_cast<std::uintptr_t>(partials) / sizeof(float)
+                                           : reinterpret_cast<std::uintptr_t>(out) / sizeof(T);
+  return {out, bias, partials, add, columns, columns % 4 == 0 && address % 4 == 0};
+}
 
 PUFFERFISH_KERNELS_END

@@ -3,8 +3,8 @@
 
 /// \file
 /// The convolution of low rank in one pass. Forward: a block computes all channels of `down` for its pixels,
-/// keeps them in shared memory, and multiplies them by `up` from there. Backward: what a block reads of dy serves
-/// both of `up`'s products.
+/// keeps them in shared memory, and multiplies them by `up` from there. Backward: what a block reads of dy
+/// serves both of `up`'s products.
 
 #include <pufferfish/gpu/kernels/conv.cuh>
 #include <pufferfish/gpu/kernels/low_rank_conv.hpp>
@@ -15,9 +15,9 @@ PUFFERFISH_KERNELS_BEGIN
 // Forward
 
 /// Rows pixels, Rank channels between the factors, 64 channels of the output at a time.
-template <bool Tensor, class T, int Rows, int Rank>
+template <bool Tensor, class T, int Rows, int Rank, int Run>
 struct low_rank_block {
-  static constexpr int rows = Rows, rank = Rank, chunk = 64, threads = 128, slots = 3;
+  static constexpr int rows = Rows, rank = Rank, run = Run, chunk = 64, threads = 128, slots = 3;
   static constexpr int depth = static_cast<int>(conv_step * sizeof(float) / sizeof(T));
   /// Of the second product's sums, the elements of one step.
   static constexpr int up_depth = depth < Rank ? depth : Rank;
@@ -25,14 +25,12 @@ struct low_rank_block {
   static constexpr int thread_results = Rows * Rank / threads;
   static constexpr int thread_rows = thread_results >= 32 ? 8 : 4;
   static constexpr int warp_rows = Rows / 4;
-  using down_product =
-      std::conditional_t<Tensor, tensor_product<T, Rows, Rank, warp_rows, Rank, dense::depth, dense::width>,
-                         simt_product<Rows, Rank, thread_rows, thread_results / thread_rows, dense::depth,
-                                      dense::width>>;
-  using up_product =
-      std::conditional_t<Tensor,
-                         tensor_product<T, Rows, chunk, Rows / 2, chunk / 2, dense::depth, dense::width>,
-                         simt_product<Rows, chunk, 8, Rows * chunk / threads / 8, dense::depth, dense::width>>;
+  using down_product = std::conditional_t<
+      Tensor, tensor_product<T, Rows, Rank, warp_rows, Rank, dense::depth, dense::width>,
+      simt_product<Rows, Rank, thread_rows, thread_results / thread_rows, dense::depth, dense::width>>;
+  using up_product = std::conditional_t<
+      Tensor, tensor_product<T, Rows, chunk, Rows / 2, chunk / 2, dense::depth, dense::width>,
+      simt_product<Rows, chunk, 8, Rows * chunk / threads / 8, dense::depth, dense::width>>;
   static_assert(down_product::threads == threads && up_product::threads == threads);
 
   // Tiles of the first product; then, in their place, its result and tiles of `up`.
@@ -54,10 +52,16 @@ struct low_rank_correlation {
   const T* down;
   const T* up;
   result_target<T> inner, result;
-  conv_geometry geometry;  ///< of `down`
-  divider by_channels;
-  bool in_vectors, down_vectors, up_vectors;
+  conv_geometry geometry;            ///< of `down`
+  divider by_channels, by_up_steps;  ///< up_steps: of one chunk's sums
+  bool down_vectors, up_vectors;
 };
+
+/// A target as the compiler may know it: whole results that replace what is there.
+template <class T>
+__device__ inline result_target<T> plain(const result_target<T>& target) {
+  return {target.out, nullptr, nullptr, false, target.columns, target.runs};
+}
 
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(low_rank_correlation<T> work) {
@@ -72,21 +76,23 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
                                            rank, thread);
   __syncthreads();
 
+  const patch_rows<T, Block::rows, Block::depth, Block::left_stride, Block::threads, Block::run> rows(
+      patches, targets, thread);
   typename Block::down_product inner(thread);
   pipeline<Block::slots>(
       0, ceil_div(patches.depth, Block::depth),
       [&](int slot, int step) {
         T* const left = tiles + slot * (Block::left + Block::right);
         const int k = step * Block::depth;
-        gather_tile<Block::rows, Block::depth, Block::left_stride, Block::threads>(left, patches, targets, k,
-                                                                                  work.in_vectors, thread);
+        rows.copy(left, k);
         copy_tile<Block::depth, Block::rank, Block::right_stride, Block::threads>(
             left + Block::left, work.down + static_cast<index_t>(k) * rank, rank,
             remaining(patches.depth, k, Block::depth), rank, work.down_vectors, thread);
       },
       [&](int slot, int) {
         const T* const left = tiles + slot * (Block::left + Block::right);
-        inner.template multiply<Block::depth, Block::left_stride, Block::right_stride>(left, left + Block::left);
+        inner.template multiply<Block::depth, Block::left_stride, Block::right_stride>(left,
+                                                                                       left + Block::left);
       });
 
   T* const kept = tiles;
@@ -95,31 +101,37 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
     for (int i = 0; i < Block::down_product::width; ++i) {
       kept[row * Block::inner_stride + column + i] = static_cast<T>(run.values[i]);
     }
-    if (work.inner.out != nullptr && row < pixels) work.inner.store((first_pixel + row) * rank, column, run);
   });
+  if (work.inner.out != nullptr) {
+    plain(work.inner).at(first_pixel * rank).store(inner, 0, [&](int row) {
+      return row < pixels ? row * rank : -1;
+    });
+  }
 
   T* const ups = tiles + Block::inner;
-  const int columns = work.result.columns, steps_of_chunk = ceil_div(rank, Block::up_depth);
+  const int columns = work.result.columns, up_steps = ceil_div(rank, Block::up_depth);
   typename Block::up_product sums(thread);
+  result_target<T> result = plain(work.result);
+  result.bias = work.result.bias;
+  result = result.at(first_pixel * columns);
   // The pipeline's first barrier stands between the writing of `kept` and its reading.
   pipeline<Block::slots>(
-      0, ceil_div(columns, Block::chunk) * steps_of_chunk,
+      0, ceil_div(columns, Block::chunk) * up_steps,
       [&](int slot, int step) {
-        const int first = step / steps_of_chunk * Block::chunk, k = step % steps_of_chunk * Block::up_depth;
+        const int number = work.by_up_steps.quotient(step), first = number * Block::chunk;
+        const int k = work.by_up_steps.remainder(step, number) * Block::up_depth;
         copy_tile<Block::up_depth, Block::chunk, Block::up_stride, Block::threads>(
             ups + slot * Block::up, work.up + static_cast<index_t>(k) * columns + first, columns,
             remaining(rank, k, Block::up_depth), remaining(columns, first, Block::chunk), work.up_vectors,
             thread);
       },
       [&](int slot, int step) {
-        const int part = step % steps_of_chunk;
+        const int number = work.by_up_steps.quotient(step), part = work.by_up_steps.remainder(step, number);
         sums.template multiply<Block::up_depth, Block::inner_stride, Block::up_stride>(
             kept + part * Block::up_depth, ups + slot * Block::up);
-        if (part + 1 < steps_of_chunk) return;
-        const int first = step / steps_of_chunk * Block::chunk;
-        sums.for_each([&](int row, int column, const auto& run) {
-          if (row < pixels) work.result.store((first_pixel + row) * columns, first + column, run);
-        });
+        if (part + 1 < up_steps) return;
+        const int first = number * Block::chunk;
+        result.store(sums, first, [&](int row) { return row < pixels ? row * columns : -1; });
         sums.clear();
       });
 }
@@ -129,9 +141,12 @@ template <class T, class F>
 inline void with_rank(bool tensor, int rank, F f) {
   const auto ranks = [&](auto on) {
     switch (plans::padded_rank(rank)) {
-      case 16: return f(on, std::integral_constant<int, 16>());
-      case 32: return f(on, std::integral_constant<int, 32>());
-      default: return f(on, std::integral_constant<int, 64>());
+      case 16:
+        return f(on, std::integral_constant<int, 16>());
+      case 32:
+        return f(on, std::integral_constant<int, 32>());
+      default:
+        return f(on, std::integral_constant<int, 64>());
     }
   };
   if constexpr (sizeof(T) == 4) {
@@ -151,25 +166,28 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
   work.in = x;
   work.down = down;
   work.up = up;
-  work.inner = {t, nullptr, nullptr, false, rank};
-  work.result = {y, bias, nullptr, false, out_channels};
+  work.inner = target_of<T>(t, nullptr, nullptr, false, rank);
+  work.result = target_of(y, bias, nullptr, false, out_channels);
   work.geometry = geometry;
   work.by_channels = divider::by(geometry.in_channels);
-  work.in_vectors = aligned16(x) && geometry.in_channels % width == 0;
+  const bool in_vectors = aligned16(x) && geometry.in_channels % width == 0;
   work.down_vectors = aligned16(down) && rank % width == 0;
   work.up_vectors = aligned16(up) && out_channels % width == 0;
   with_rank<T>(plan.tensor, rank, [&](auto tensor, auto padded) {
-    const auto run = [&](auto rows) {
-      using block = low_rank_block<decltype(tensor)::value, T, decltype(rows)::value, decltype(padded)::value>;
-      launch(site,
-             {static_cast<unsigned>(ceil_div(geometry.out_pixels(), block::rows)), block::threads, block::bytes},
-             correlate_low_rank<T, block>, work);
+    const auto start = [&](auto rows, auto run) {
+      using block = low_rank_block<decltype(tensor)::value, T, decltype(rows)::value, decltype(padded)::value,
+                                   decltype(run)::value>;
+      work.by_up_steps = divider::by(ceil_div(rank, block::up_depth));
+      launch(
+          site,
+          {static_cast<unsigned>(ceil_div(geometry.out_pixels(), block::rows)), block::threads, block::bytes},
+          correlate_low_rank<T, block>, work);
     };
-    if (plan.rows == 128) {
-      run(std::integral_constant<int, 128>());
-    } else {
-      run(std::integral_constant<int, 64>());
-    }
+    using rows64 = std::integral_constant<int, 64>;
+    using rows128 = std::integral_constant<int, 128>;
+    if (!in_vectors) return start(rows64(), std::integral_constant<int, 1>());
+    if (plan.rows == 128) return start(rows128(), std::integral_constant<int, width>());
+    start(rows64(), std::integral_constant<int, width>());
   });
 }
 
@@ -184,11 +202,13 @@ struct up_gradient_block {
   // dt: rows x Rank, over the chunk. dup: Rank x chunk, over the rows.
   static constexpr int inner_results = rows * Rank / threads, up_results = Rank * chunk / threads;
   using inner_product = std::conditional_t<
-      Tensor, tensor_product<T, rows, Rank, Rank == 64 ? 32 : 16, Rank == 32 ? 32 : 16, dense::depth, dense::depth>,
+      Tensor,
+      tensor_product<T, rows, Rank, Rank == 64 ? 32 : 16, Rank == 32 ? 32 : 16, dense::depth, dense::depth>,
       simt_product<rows, Rank, 4, inner_results / 4, dense::depth, dense::depth>>;
-  using up_product = std::conditional_t<
-      Tensor, tensor_product<T, Rank, chunk, 16, Rank == 32 ? 32 : 16, dense::width, dense::width>,
-      simt_product<Rank, chunk, 4, up_results / 4, dense::width, dense::width>>;
+  using up_product =
+      std::conditional_t<Tensor,
+                         tensor_product<T, Rank, chunk, 16, Rank == 32 ? 32 : 16, dense::width, dense::width>,
+                         simt_product<Rank, chunk, 4, up_results / 4, dense::width, dense::width>>;
   static_assert(inner_product::threads == threads && up_product::threads == threads);
 
   // Gradients are read along both of their directions: rows 16 bytes apart in the banks suit both.
@@ -206,11 +226,12 @@ struct up_gradient {
   result_target<T> inner, result;
   index_t pixels;
   int rank, slices;
+  divider by_chunks;
   bool t_vectors, gradient_vectors, up_vectors;
 };
 
-/// x: slices of the pixels, in tiles of Block::rows. For each tile and each chunk of the output's channels, the
-/// chunk's part of dt is added in registers, and that of dup in shared memory.
+/// x: slices of the pixels, in tiles of Block::rows. For each tile and each chunk of the output's channels,
+/// the chunk's part of dt is added in registers, and that of dup in shared memory.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradient<T> work) {
   const int thread = block_thread(), slice = static_cast<int>(blockIdx.x);
@@ -227,7 +248,8 @@ static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradien
   pipeline<Block::slots>(
       0, own_tiles * chunks,
       [&](int slot, int step) {
-        const int tile = step / chunks, column = step % chunks * Block::chunk;
+        const int tile = work.by_chunks.quotient(step);
+        const int column = work.by_chunks.remainder(step, tile) * Block::chunk;
         const index_t pixel = (first_tile + tile) * Block::rows;
         const int rows = remaining(work.pixels, pixel, Block::rows);
         const int length = remaining(columns, column, Block::chunk);
@@ -236,21 +258,25 @@ static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradien
             gradient, work.gradient + pixel * columns + column, columns, rows, length, work.gradient_vectors,
             thread);
         copy_tile<Block::rank, Block::chunk, Block::stride, Block::threads>(
-            gradient + Block::gradient, work.up + column, columns, work.rank, length, work.up_vectors, thread);
+            gradient + Block::gradient, work.up + column, columns, work.rank, length, work.up_vectors,
+            thread);
         if (column > 0) return;
         // No slot is filled more than slots - 1 steps ahead, so no tile that many tiles ahead.
         copy_tile<Block::rows, Block::rank, Block::inner_stride, Block::threads>(
-            inners + tile % Block::slots * Block::inner, work.t + pixel * work.rank, work.rank, rows, work.rank,
-            work.t_vectors, thread);
+            inners + tile % Block::slots * Block::inner, work.t + pixel * work.rank, work.rank, rows,
+            work.rank, work.t_vectors, thread);
       },
       [&](int slot, int step) {
-        const int tile = step / chunks, column = step % chunks * Block::chunk;
+        const int tile = work.by_chunks.quotient(step);
+        const int column = work.by_chunks.remainder(step, tile) * Block::chunk;
         const T* const gradient = memory + slot * (Block::gradient + Block::up);
-        inner.template multiply<Block::chunk, Block::stride, Block::stride>(gradient, gradient + Block::gradient);
+        inner.template multiply<Block::chunk, Block::stride, Block::stride>(gradient,
+                                                                            gradient + Block::gradient);
         if (column + Block::chunk >= columns) {
           const index_t pixel = (first_tile + tile) * Block::rows;
-          inner.for_each([&](int row, int channel, const auto& run) {
-            if (pixel + row < work.pixels) work.inner.store((pixel + row) * work.rank, channel, run);
+          const int rows = remaining(work.pixels, pixel, Block::rows);
+          plain(work.inner).at(pixel * work.rank).store(inner, 0, [&](int row) {
+            return row < rows ? row * work.rank : -1;
           });
           inner.clear();
         }
@@ -284,8 +310,8 @@ void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, i
   work.t = t;
   work.gradient = dy;
   work.up = up;
-  work.inner = {dt, nullptr, nullptr, false, rank};
-  work.result = {dup, nullptr, partials, accumulate, out_channels};
+  work.inner = target_of<T>(dt, nullptr, nullptr, false, rank);
+  work.result = target_of<T>(dup, nullptr, partials, accumulate, out_channels);
   work.pixels = pixels;
   work.rank = rank;
   work.slices = plan.slices;
@@ -294,16 +320,18 @@ void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, i
   work.up_vectors = aligned16(up) && out_channels % width == 0;
   with_rank<T>(plan.tensor, rank, [&](auto tensor, auto padded) {
     using block = up_gradient_block<decltype(tensor)::value, T, decltype(padded)::value>;
-    launch(site, {static_cast<unsigned>(plan.slices), block::threads, static_cast<std::size_t>(plan.shared_bytes)},
+    work.by_chunks = divider::by(ceil_div(out_channels, block::chunk));
+    launch(site,
+           {static_cast<unsigned>(plan.slices), block::threads, static_cast<std::size_t>(plan.shared_bytes)},
            up_gradients<T, block>, work);
   });
   add_slices(site, plan.slices, static_cast<index_t>(rank) * out_channels, work.result);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                          \
-  template void low_rank_conv_forward<T>(cudaStream_t, const conv_geometry&, const low_rank_plan&,        \
-                                         const T*, const T*, const T*, int, const T*, T*, T*);            \
-  template void low_rank_conv_backward_up<T>(cudaStream_t, const low_rank_plan&, index_t, int, int,       \
+#define PUFFERFISH_INSTANTIATE(T)                                                                            \
+  template void low_rank_conv_forward<T>(cudaStream_t, const conv_geometry&, const low_rank_plan&, const T*, \
+                                         const T*, const T*, int, const T*, T*, T*);                         \
+  template void low_rank_conv_backward_up<T>(cudaStream_t, const low_rank_plan&, index_t, int, int,          \
                                              const T*, const T*, const T*, T*, bool, T*, float*);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE

@@ -16,13 +16,18 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The bits of a float rounded to TF32 (10 bits of mantissa; to nearest, ties away from zero).
+/// The bits of a float rounded to TF32 (10 bits of mantissa; to nearest, ties away from zero, or to even from
+/// compute capability 9.0 on, which has one instruction for that).
 __device__ inline std::uint32_t to_tf32(float value) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   return emulated_device::to_tf32(value);
 #else
   std::uint32_t bits = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#else
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#endif
   return bits;
 #endif
 }

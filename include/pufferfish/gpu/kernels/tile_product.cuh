@@ -9,7 +9,8 @@
 ///   threads                       how many threads share the result,
 ///   width                         columns that for_each() hands out at once,
 ///   multiply<Depth, A, B>(a, b)   result += a b over Depth elements, with rows A (B) elements apart,
-///   for_each(f)                   f(row, column, run) for each run of `width` results of this thread.
+///   for_each(f)                   f(row, column, run) for each run of `width` results of this thread,
+///   change(f)                     the same; what f writes into the run are the results from then on.
 
 #include <pufferfish/gpu/kernels/async_copy.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -92,7 +93,8 @@ class simt_product {
         for (int d = 0; d < step; ++d) {
           array_of<float, ThreadRows> left;
 #pragma unroll
-          for (int i = 0; i < ThreadRows; i += row_run) read_run<row_run>(a + (k + d) * AStride + row(i), left + i);
+          for (int i = 0; i < ThreadRows; i += row_run)
+            read_run<row_run>(a + (k + d) * AStride + row(i), left + i);
 #pragma unroll
           for (int i = 0; i < ThreadRows; ++i) add(i, left[i], right[d]);
         }
@@ -101,16 +103,24 @@ class simt_product {
   }
 
   template <class F>
-  __device__ void for_each(F f) {
+  __device__ void change(F f) {
 #pragma unroll
     for (int i = 0; i < ThreadRows; ++i) {
 #pragma unroll
       for (int j = 0; j < ThreadColumns; j += width) {
-        element_run<float, width> run;
-#pragma unroll
-        for (int d = 0; d < width; ++d) run.values[d] = sum_[i][j + d];
+        element_run<float, width> run = run_of(i, j);
         f(row(i), column(j), run);
+#pragma unroll
+        for (int d = 0; d < width; ++d) sum_[i][j + d] = run.values[d];
       }
+    }
+  }
+  template <class F>
+  __device__ void for_each(F f) const {
+#pragma unroll
+    for (int i = 0; i < ThreadRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < ThreadColumns; j += width) f(row(i), column(j), run_of(i, j));
     }
   }
 
@@ -123,6 +133,13 @@ class simt_product {
     return j / column_run * (column_threads * column_run) + column_ * column_run + j % column_run;
   }
 
+  __device__ element_run<float, width> run_of(int i, int j) const {
+    element_run<float, width> run;
+#pragma unroll
+    for (int d = 0; d < width; ++d) run.values[d] = sum_[i][j + d];
+    return run;
+  }
+
   template <int Count>
   __device__ static void read_run(const float* from, float* to) {
     const auto values = *reinterpret_cast<const element_run<float, Count>*>(from);
@@ -131,7 +148,8 @@ class simt_product {
   }
 
   template <int BStride>
-  __device__ void read_right(const float* b, int k, array_of<array_of<float, ThreadColumns>, step>& right) const {
+  __device__ void read_right(const float* b, int k,
+                             array_of<array_of<float, ThreadColumns>, step>& right) const {
     if constexpr (B == dense::depth) {
 #pragma unroll
       for (int j = 0; j < ThreadColumns; ++j) {
@@ -217,21 +235,37 @@ class tensor_product {
   }
 
   template <class F>
-  __device__ void for_each(F f) {
+  __device__ void change(F f) {
+    for_places([&](int i, int j, int part, int row, int column) {
+      element_run<float, width> run = run_of(i, j, part);
+      f(row, column, run);
+      sum_[i][j][part * 2] = run.values[0];
+      sum_[i][j][part * 2 + 1] = run.values[1];
+    });
+  }
+  template <class F>
+  __device__ void for_each(F f) const {
+    for_places([&](int i, int j, int part, int row, int column) { f(row, column, run_of(i, j, part)); });
+  }
+
+ private:
+  template <class F>
+  __device__ void for_places(F f) const {
 #pragma unroll
     for (int i = 0; i < row_blocks; ++i) {
 #pragma unroll
       for (int j = 0; j < column_blocks; ++j) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const element_run<float, width> run{{sum_[i][j][half * 2], sum_[i][j][half * 2 + 1]}};
-          f(row_ + i * 16 + half * 8 + lane_ / 4, column_ + j * 8 + lane_ % 4 * 2, run);
+        for (int part = 0; part < 2; ++part) {
+          f(i, j, part, row_ + i * 16 + part * 8 + lane_ / 4, column_ + j * 8 + lane_ % 4 * 2);
         }
       }
     }
   }
+  __device__ element_run<float, width> run_of(int i, int j, int part) const {
+    return {{sum_[i][j][part * 2], sum_[i][j][part * 2 + 1]}};
+  }
 
- private:
   // A block of 16 rows of the left operand (or columns of the right one) by `step` of the depth: four 8 x 8
   // blocks of words of 4 bytes, in the order that the tensor cores want. In the left operand the second one
   // lies 8 rows further, in the right operand it is the further half of the depth.
@@ -252,9 +286,9 @@ class tensor_product {
     }
   }
 
-  // Words of 4 bytes that lie across the depth cannot be transposed on the way. The order of the depth is free
-  // as long as both operands have the same: where rows are 16 bytes apart in the banks, neighbours of a row
-  // are a step of two rows away, so that no bank is met twice.
+  // Words of 4 bytes that lie across the depth cannot be transposed on the way. The order of the depth is
+  // free as long as both operands have the same: where rows are 16 bytes apart in the banks, neighbours of a
+  // row are a step of two rows away, so that no bank is met twice.
   template <int Stride, bool Left>
   __device__ void read_words(const T* tile, int k, std::uint32_t (&words)[4]) const {
     constexpr bool apart = Stride % 8 == 4;

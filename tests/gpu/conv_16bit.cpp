@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "conv_cases.hpp"
+
+using namespace gpu_test;
+namespace kernels = pf::gpu::kernels;
+
+namespace {
+
+using kernels::conv_tile;
+
+/// Random numbers as T stores them, on the device, and the same ones as float on the host.
+template <class T>
+struct stored {
+  twin<float> wide;
+  twin<T> narrow;
+
+  stored(index_t size, std::uint64_t stream)
+      : wide(random_twin<float>(size, stream)), narrow(rounded(wide.host())) {
+    for (index_t i = 0; i < size; ++i) wide.host_data()[i] = static_cast<float>(narrow.host_data()[i]);
+  }
+  static std::vector<T> rounded(const std::vector<float>& values) {
+    std::vector<T> result;
+    for (const float value : values) result.push_back(static_cast<T>(value));
+    return result;
+  }
+  /// How far the device's numbers are from the host's.
+  double error() {
+    std::vector<float> got;
+    for (const T value : narrow.fetched()) got.push_back(static_cast<float>(value));
+    return difference(got, wide.host(), 1.0);
+  }
+};
+
+/// Rounding of a result; and of t, which is stored on the way.
+template <class T>
+constexpr double tolerance = std::is_same_v<T, __half> ? 1e-3 : 8e-3;
+
+template <class T>
+void check_conv(const conv_case& c, conv_tile tile, int slices) {
+  const kernels::conv_plan plan{tile, true, slices,
+                                slices > 1 ? slices * std::max({c.x_size(), c.y_size(), c.w_size()}) : 0};
+  stored<T> x(c.x_size(), 1), w(c.w_size(), 2), bias(c.shape.out_channels, 3), y(c.y_size(), 4),
+      dx(c.x_size(), 5), dw(c.w_size(), 6);
+  stored<T> dy(c.y_size(), 7);
+  twin<float> partials(plan.scratch);
+  cudaStream_t stream = gpu_context().stream();
+
+  pf::ops::reference::conv_forward<float>(c.shape, x.wide.host_view(c.x()), c.oihw(w.wide.host_data()),
+                                          bias.wide.host_data(), y.wide.host_view(c.y()));
+  kernels::conv_forward<T>(stream, c.geometry(), plan, x.narrow.device_data(), w.narrow.device_data(),
+                           bias.narrow.device_data(), y.narrow.device_data(), partials.device_data());
+  CHECK(y.error() < tolerance<T>);
+
+  const std::vector<float> before = dx.wide.host();
+  pf::ops::reference::conv_backward_input<float>(c.shape, dy.wide.host_view(c.y()),
+                                                 c.oihw(w.wide.host_data()), dx.wide.host_view(c.x()));
+  for (std::size_t i = 0; i < before.size(); ++i) dx.wide.host()[i] += before[i];
+  kernels::conv_backward_input<T>(stream, c.geometry(), plan, dy.narrow.device_data(), w.narrow.device_data(),
+                                  dx.narrow.device_data(), true, partials.device_data());
+  CHECK(dx.error() < tolerance<T>);
+
+  pf::ops::reference::conv_backward_weight<float>(c.shape, x.wide.host_view(c.x()), dy.wide.host_view(c.y()),
+                                                  c.oihw(dw.wide.host_data()), true);
+  kernels::conv_backward_weight<T>(stream, c.geometry(), plan, x.narrow.device_data(),
+                                   dy.narrow.device_data(), dw.narrow.device_data(), true,
+                                   partials.device_data());
+  CHECK(dw.error() < tolerance<T>);
+}
+
+template <class T>
+void check_low_rank(const conv_case& c, index_t out, int rows) {
+  const index_t rank = c.shape.out_channels, pixels = c.y_size() / rank;
+  const pf::extents<2> inner{pixels, rank}, outer{pixels, out}, factor{rank, out};
+  stored<T> x(c.x_size(), 1), down(c.w_size(), 2), up(rank * out, 3), t(c.y_size(), 4), y(pixels * out, 5);
+  stored<T> dy(pixels * out, 6), dup(rank * out, 7), dt(c.y_size(), 8);
+  cudaStream_t stream = gpu_context().stream();
+
+  kernels::low_rank_plan plan;
+  plan.tensor = true;
+  plan.rows = rows;
+  pf::ops::reference::conv_forward<float>(c.shape, x.wide.host_view(c.x()), c.oihw(down.wide.host_data()),
+                                          nullptr, t.wide.host_view(c.y()));
+  pf::reference_gemm{}.multiply<float>(t.wide.host_view(inner), up.wide.host_view(factor),
+                                       y.wide.host_view(outer));
+  kernels::low_rank_conv_forward<T>(stream, c.geometry(), plan, x.narrow.device_data(),
+                                    down.narrow.device_data(), up.narrow.device_data(), static_cast<int>(out),
+                                    nullptr, t.narrow.device_data(), y.narrow.device_data());
+  CHECK(t.error() < tolerance<T>);
+  CHECK(y.error() < tolerance<T>);
+
+  plan = kernels::plan_low_rank_backward(pixels, rank, out, true, sizeof(T));
+  twin<float> partials(plan.scratch);
+  stored<T> kept(c.y_size(), 9);
+  pf::reference_gemm{}.multiply<float>(dy.wide.host_view(outer), pf::transpose(up.wide.host_view(factor)),
+                                       dt.wide.host_view(inner));
+  pf::reference_gemm{}.multiply<float>(pf::transpose(kept.wide.host_view(inner)), dy.wide.host_view(outer),
+                                       dup.wide.host_view(factor));
+  kernels::low_rank_conv_backward_up<T>(stream, plan, pixels, static_cast<int>(rank), static_cast<int>(out),
+                                        kept.narrow.device_data(), dy.narrow.device_data(),
+                                        up.narrow.device_data(), dup.narrow.device_data(), false,
+                                        dt.narrow.device_data(), partials.device_data());
+  CHECK(dt.error() < tolerance<T>);
+  CHECK(dup.error() < tolerance<T>);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("gpu convolution of 16-bit numbers: every tile", T, __nv_bfloat16, __half) {
+  for (const conv_tile tile :
+       {conv_tile::t128x128, conv_tile::t128x64, conv_tile::t64x64, conv_tile::t128x32, conv_tile::t256x16}) {
+    CAPTURE(static_cast<int>(tile));
+    check_conv<T>(conv_case::of(pf::conv_shape::square(8, 24, 3, 1, 1), {2, 9, 8}), tile, 1);
+    check_conv<T>(conv_case::of(pf::conv_shape::square(3, 17, 3, 2, 1), {2, 9, 8}), tile, 2);
+  }
+}
+
+TEST_CASE_TEMPLATE("gpu low-rank convolution of 16-bit numbers: every block", T, __nv_bfloat16, __half) {
+  for (const index_t rank : {5, 16, 32, 40, 64}) {
+    for (const int rows : {64, 128}) {
+      CAPTURE(rank);
+      CAPTURE(rows);
+      check_low_rank<T>(conv_case::of(pf::conv_shape::square(8, rank, 3, 1, 1), {2, 9, 8}),
+                        rows == 64 ? 72 : 33, rows);
+    }
+  }
+}
