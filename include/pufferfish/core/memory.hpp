@@ -74,8 +74,8 @@ struct memory_of<device::cpu> {
   static memory_source& source() { return host_memory(); }
 };
 
-/// A fixed number of trivially copyable elements in the memory of a source, which must outlive it. Moves, does
-/// not copy.
+/// A fixed number of trivially copyable elements in the memory of a source, which must outlive it. Moves,
+/// does not copy.
 template <class T>
 class memory_block {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -90,8 +90,8 @@ class bindable_storage {
  private:
   void require_host(const char* what) const {
     if (on_device_) {
-      throw_error<state_error>(
-          {"parameter: ", size_, " elements on a device cannot be ", what, " by the host: use model::on_host"});
+      throw_error<state_error>({"parameter: ", size_, " elements on a device cannot be ", what,
+                                " by the host: use model::on_host"});
     }
   }
 

@@ -45,8 +45,8 @@ class device_memory_source : public memory_source {
     static_cast<void>(cudaGetLastError());
     std::size_t free = 0, total = 0;
     static_cast<void>(cudaMemGetInfo(&free, &total));
-    pufferfish::detail::throw_error<backend_error>({"cudaMalloc of ", bytes, " bytes, ", free, " of ", total,
-                                                    " free: ", cudaGetErrorString(status)});
+    pufferfish::detail::throw_error<backend_error>(
+        {"cudaMalloc of ", bytes, " bytes, ", free, " of ", total, " free: ", cudaGetErrorString(status)});
   }
 };
 
@@ -86,7 +86,14 @@ class stream_memory final : public detail::device_memory_source {
  public:
   /// The stream must outlive it, and all that is taken from it. Keeps up to all of the device's memory in the
   /// pool (the default gives it back at every synchronisation).
-  explicit stream_memory(cudaStream_t stream);
+  explicit stream_memory(cudaStream_t stream) : stream_(stream) {
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    cudaMemPool_t pool = nullptr;
+    check(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool");
+    cuuint64_t keep = ~cuuint64_t{0};
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
+  }
 
   void* allocate(std::size_t bytes) override {
     void* memory = nullptr;
@@ -100,15 +107,6 @@ class stream_memory final : public detail::device_memory_source {
  private:
   cudaStream_t stream_;
 };
-
-inline stream_memory::stream_memory(cudaStream_t stream) : stream_(stream) {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  cudaMemPool_t pool = nullptr;
-  check(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool");
-  cuuint64_t keep = ~cuuint64_t{0};
-  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
-}
 
 }  // namespace gpu
 

@@ -64,26 +64,28 @@ class low_rank_conv {
 
   /// y = up * (down * x) + b. x, y: NHWC, dense; y has output_shape(x) and does not overlap x. In training, x
   /// must stay as it is until the backward pass. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     run_forward(ctx, x, y, nullptr);
   }
 
   /// forward, and the moments of y's channels for a batch norm behind it.
-  void forward_with_moments(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+  template <ops::collects_moments Device>
+  void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
     run_forward(ctx, x, y, &moments);
   }
 
   /// Gradients from dy (shaped as y) to the factors and, unless dx is a null view, to x (dx shaped as x,
   /// overlaps nothing). Throws shape_error, and state_error without a forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, false);
   }
 
   /// backward, with dx += instead of dx =.
-  void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+  template <class Device>
+  void backward_add(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, true);
   }
@@ -123,9 +125,10 @@ class low_rank_conv {
   }
 
  private:
-  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+  template <class Device>
+  void run_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                     bool add) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>();
     check(x.shape(), dy.shape());
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 4> t = inner_activation(ctx, x, inner_shape(dy.shape()), frame);
@@ -142,19 +145,21 @@ class low_rank_conv {
     if (!dx.is_null()) ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.data(), dx, add);
   }
 
-  void run_forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+  template <class Device>
+  void run_forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                    ops::moment_parts<T>* moments) const {
     check(x.shape(), y.shape());
     tensor_view<T, 4> t;
-    if (ctx.training() && !recompute_) t = ctx.tape().push<T>(inner_shape(y.shape()));
+    if (ctx.training() && !recompute_) t = ctx.tape().template push<T>(inner_shape(y.shape()));
     if (ctx.training()) ctx.tape().push_value(x);
     ops::low_rank_conv_forward<T>(ctx, down_shape_, x, down_.data(), up_matrix(),
                                   has_bias() ? bias_.data() : nullptr, t, y, moments);
   }
 
-  tensor_view<const T, 4> inner_activation(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+  template <class Device>
+  tensor_view<const T, 4> inner_activation(context<Device>& ctx, const tensor_view<const T, 4>& x,
                                            const extents<4>& inner, scratch_frame& frame) const {
-    if (!recompute_) return ctx.tape().pop<T>(inner);
+    if (!recompute_) return ctx.tape().template pop<T>(inner);
     const tensor_view<T, 4> t = frame.take<T>(inner);
     ops::conv_forward<T>(ctx, down_shape_, x, down_.data(), nullptr, t);
     return t;

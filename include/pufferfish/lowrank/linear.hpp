@@ -63,12 +63,12 @@ class low_rank_linear {
 
   /// y = up (down x) + b over rows. x: M x in, y: M x out, both dense; y does not overlap x. In training, x
   /// must stay as it is until the backward pass. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-               const tensor_view<T, 2>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) const {
     check(x.shape(), y.shape());
     scratch_frame frame(ctx.scratch());
     const extents<2> inner{x.extent(0), rank_};
-    const tensor_view<T, 2> t = ctx.training() ? ctx.tape().push<T>(inner) : frame.take<T>(inner);
+    const tensor_view<T, 2> t = ctx.training() ? ctx.tape().template push<T>(inner) : frame.take<T>(inner);
     if (ctx.training()) ctx.tape().push_value(x);
     ops::linear_forward<T>(ctx, x, stored(down_), nullptr, t);
     ops::linear_forward<T>(ctx, t, stored(up_), has_bias() ? bias_.data() : nullptr, y);
@@ -76,13 +76,14 @@ class low_rank_linear {
 
   /// Gradients from dy (M x out) to the factors and, unless dx is a null view, to x (dx: M x in, overlaps
   /// nothing). Throws shape_error, and state_error without a forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
-                const tensor_view<T, 2>& dx) const {
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, false);
   }
 
   /// backward, with dx += instead of dx =.
-  void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+  template <class Device>
+  void backward_add(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, true);
   }
@@ -121,11 +122,12 @@ class low_rank_linear {
   }
 
  private:
-  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
+  template <class Device>
+  void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                     bool add) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 2>>();
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>();
     check(x.shape(), dy.shape());
-    const tensor_view<const T, 2> t = ctx.tape().pop<T>(extents<2>{x.extent(0), rank_});
+    const tensor_view<const T, 2> t = ctx.tape().template pop<T>(extents<2>{x.extent(0), rank_});
     ops::linear_backward_weight<T>(ctx, t, dy, gradient(up_), up_.accumulate());
     ctx.gradient_written(up_);
     if (has_bias()) {

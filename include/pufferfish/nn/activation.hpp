@@ -25,8 +25,8 @@ class ReLU {
 
   /// x, y: dense, of one shape; y may be x. In training, y must stay as it is until the backward pass.
   /// Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     ops::relu_forward<T>(ctx, x.flat(), y.flat());
     if (ctx.training()) ctx.tape().push_value(tensor_view<const T, 4>(y));
@@ -34,9 +34,9 @@ class ReLU {
 
   /// dx = dy where y > 0, else 0; dx may be dy, or a null view. Throws shape_error, and state_error without a
   /// forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
-    const auto y = ctx.tape().pop_value<tensor_view<const T, 4>>();
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>();
     detail::check_shapes(*this, y.shape(), dy.shape());
     if (dx.is_null()) return;
     detail::check_shapes(*this, dx.shape(), dy.shape());
@@ -66,8 +66,8 @@ class smooth_activation {
 
   /// x, y: dense, of one shape; y may be x where the gradient comes from y, and in inference. In training,
   /// both must stay as they are until the backward pass. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     check_shapes(*this, x.shape(), y.shape());
     ops::activation_forward<Kind, T>(ctx, x.flat(), y.flat());
     if (ctx.training()) ctx.tape().push_value(keeps_output(Kind) ? tensor_view<const T, 4>(y) : x);
@@ -75,9 +75,9 @@ class smooth_activation {
 
   /// dx may be dy, or a null view. Throws shape_error, and state_error without a forward pass in training
   /// mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
-    const auto kept = ctx.tape().pop_value<tensor_view<const T, 4>>();
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    const auto kept = ctx.tape().template pop_value<tensor_view<const T, 4>>();
     check_shapes(*this, kept.shape(), dy.shape());
     if (dx.is_null()) return;
     check_shapes(*this, dx.shape(), dy.shape());

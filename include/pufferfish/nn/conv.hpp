@@ -36,27 +36,29 @@ class Conv {
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
   /// x, y: NHWC, dense; y does not overlap x. In training, x must stay as it is until backward.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     if (ctx.training()) ctx.tape().push_value(x);
     ops::conv_forward<T>(ctx, shape_, x, weight_.data(), has_bias() ? bias_.data() : nullptr, y);
   }
 
   /// forward, and the moments of y's channels for a batch norm behind it.
-  void forward_with_moments(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+  template <ops::collects_moments Device>
+  void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
     if (ctx.training()) ctx.tape().push_value(x);
     ops::conv_forward<T>(ctx, shape_, x, weight_.data(), has_bias() ? bias_.data() : nullptr, y, &moments);
   }
 
   /// Gradients from dy; dx may be a null view, or x, and overlaps nothing else.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, false);
   }
 
   /// backward, with dx += instead of dx =; dx is not x.
-  void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+  template <class Device>
+  void backward_add(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, true);
   }
@@ -79,9 +81,10 @@ class Conv {
   }
 
  private:
-  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+  template <class Device>
+  void run_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                     bool add) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>();
     ops::conv_backward_weight<T>(ctx, shape_, x, dy, weight_.gradient_data(), weight_.accumulate());
     ctx.gradient_written(weight_);
     if (has_bias()) {

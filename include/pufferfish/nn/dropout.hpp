@@ -36,8 +36,8 @@ class Dropout {
   extents<4> output_shape(const extents<4>& input) const { return input; }
 
   /// x, y: dense, of one shape; y may be x. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     if (!ctx.training()) {
       if (x.data() != y.data()) ops::copy_elements<T>(ctx, x.flat().data(), y.flat().data(), x.size());
@@ -50,9 +50,9 @@ class Dropout {
 
   /// dx = dy under the mask of the forward pass; dx may be dy, or a null view. Throws shape_error, and
   /// state_error without a forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
-    const auto kept = ctx.tape().pop_value<mask>();
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    const auto kept = ctx.tape().template pop_value<mask>();
     if (dx.is_null()) return;
     detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::dropout<T>(ctx, dy.flat(), dx.flat(), probability_, kept.random, kept.first);
@@ -64,7 +64,8 @@ class Dropout {
     std::uint64_t first;
   };
 
-  static std::uint64_t first_element(const context<device::cpu>& ctx, const extents<4>& x) {
+  template <class Device>
+  static std::uint64_t first_element(const context<Device>& ctx, const extents<4>& x) {
     return static_cast<std::uint64_t>(ctx.first_sample()) * static_cast<std::uint64_t>(x[1] * x[2] * x[3]);
   }
 

@@ -42,8 +42,8 @@ class Embedding {
 
   /// y: as many rows as tokens, `width` wide, dense. In training, the tokens must stay as they are until the
   /// backward pass. Throws shape_error; value_error for a token outside the vocabulary, with its position.
-  void forward(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
-               const tensor_view<T, 2>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
     ops::check_tokens([this] { return describe(); }, tokens, vocabulary());
     if (ctx.training()) ctx.tape().push_value(tokens);
     ops::embedding_forward<T>(ctx, weight(), tokens, y);
@@ -51,8 +51,9 @@ class Embedding {
 
   /// The table's gradient from dy, shaped as y. Throws shape_error, and state_error without a forward pass in
   /// training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy) const {
-    const auto tokens = ctx.tape().pop_value<std::span<const std::int32_t>>();
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
+    const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>();
     ops::embedding_backward<T>(ctx, tokens, dy, padding_, weight_gradient(), weight_.accumulate());
     ctx.gradient_written(weight_);
   }

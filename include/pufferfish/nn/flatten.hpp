@@ -25,8 +25,8 @@ class Flatten {
   }
 
   /// x, y: dense; y does not overlap x. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     ops::copy_elements<T>(ctx, x.flat().data(), y.flat().data(), x.size());
     if (ctx.training()) ctx.tape().push_value(x.shape());
@@ -34,9 +34,9 @@ class Flatten {
 
   /// dx = dy in x's shape; dx may be a null view. Throws shape_error, and state_error without a forward pass
   /// in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
-    const auto input = ctx.tape().pop_value<extents<4>>();
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    const auto input = ctx.tape().template pop_value<extents<4>>();
     detail::check_shapes(*this, input, dy.shape());
     if (dx.is_null()) return;
     detail::check_shapes(*this, dx.shape(), dy.shape());

@@ -36,20 +36,21 @@ class Linear {
   std::string describe() const { return "Linear " + std::to_string(in_) + " -> " + std::to_string(out_); }
 
   /// x: M x in, y: M x out, dense; y does not overlap x. In training, x must stay as it is until backward.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-               const tensor_view<T, 2>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) const {
     if (ctx.training()) ctx.tape().push_value(x);
     ops::linear_forward<T>(ctx, x, stored(), has_bias() ? bias_.data() : nullptr, y);
   }
 
   /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
-                const tensor_view<T, 2>& dx) const {
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, false);
   }
 
   /// backward, with dx += instead of dx =.
-  void backward_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+  template <class Device>
+  void backward_add(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, true);
   }
@@ -69,9 +70,10 @@ class Linear {
   index_t macs(const extents<4>& input) const { return input[0] * input[1] * input[2] * in_ * out_; }
 
  private:
-  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
+  template <class Device>
+  void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                     bool add) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 2>>();
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>();
     ops::linear_backward_weight<T>(ctx, x, dy, {weight_.gradient_data(), {in_, out_}}, weight_.accumulate());
     ctx.gradient_written(weight_);
     if (has_bias()) {

@@ -49,7 +49,8 @@ class parameter_store {
     visit(found);
     std::reverse(found.parameters.begin(), found.parameters.end());
     const index_t size = place(found.parameters), buffer_size = place(found.buffers);
-    memory_block<T> values(host_memory(), size), gradients(*source_, size), buffers(host_memory(), buffer_size);
+    memory_block<T> values(host_memory(), size), gradients(*source_, size),
+        buffers(host_memory(), buffer_size);
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
       entry.thing->bind(values.data() + entry.offset, gradients.data() + entry.offset, id++);
@@ -140,7 +141,8 @@ class parameter_store {
 
   void relocate(T* values, T* buffers, bool on_device) {
     for (const parameter_entry& entry : parameters_) entry.thing->relocate(values + entry.offset, on_device);
-    for (const buffer_entry& entry : buffer_entries_) entry.thing->relocate(buffers + entry.offset, on_device);
+    for (const buffer_entry& entry : buffer_entries_)
+      entry.thing->relocate(buffers + entry.offset, on_device);
   }
 
   template <class Entries>

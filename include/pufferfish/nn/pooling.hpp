@@ -31,8 +31,8 @@ class MaxPool {
 
   /// x, y: NHWC, dense; y does not overlap x. In training both must stay as they are until the backward pass.
   /// Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     ops::max_pool_forward<T>(ctx, shape_, x, y);
     if (ctx.training()) ctx.tape().push_value(kept{x, y});
@@ -40,9 +40,9 @@ class MaxPool {
 
   /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
   /// forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
-    const auto views = ctx.tape().pop_value<kept>();
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    const auto views = ctx.tape().template pop_value<kept>();
     detail::check_shapes(*this, views.x.shape(), dy.shape());
     if (dx.is_null()) return;
     detail::check_shapes(*this, dx.shape(), dy.shape());
@@ -83,8 +83,8 @@ class AvgPool {
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
   /// x, y: NHWC, dense; y does not overlap x. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     ops::average_pool_forward<T>(ctx, shape_, count_padding_, x, y);
     if (ctx.training()) ctx.tape().push_value(x.shape());
@@ -92,9 +92,9 @@ class AvgPool {
 
   /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
   /// forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
-    detail::check_shapes(*this, ctx.tape().pop_value<extents<4>>(), dy.shape());
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    detail::check_shapes(*this, ctx.tape().template pop_value<extents<4>>(), dy.shape());
     if (dx.is_null()) return;
     detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::average_pool_backward<T>(ctx, shape_, count_padding_, dy, dx);
@@ -123,8 +123,8 @@ class GlobalAvgPool {
   }
 
   /// x, y: NHWC, dense; y does not overlap x. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     ops::global_average_forward<T>(ctx, x, y);
     if (ctx.training()) ctx.tape().push_value(x.shape());
@@ -132,9 +132,9 @@ class GlobalAvgPool {
 
   /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
   /// forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
-    detail::check_shapes(*this, ctx.tape().pop_value<extents<4>>(), dy.shape());
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    detail::check_shapes(*this, ctx.tape().template pop_value<extents<4>>(), dy.shape());
     if (dx.is_null()) return;
     detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::global_average_backward<T>(ctx, dy, dx);

@@ -321,8 +321,9 @@ class sequential {
   // Gradients: over the output that they belong to, where its layers let them. Else in two blocks in turn,
   // but where a layer can, its dx takes the place of its dy: what is only written must be fetched from memory
   // first. The outermost dy is somebody else's, unless `over_dy` says where dx takes its place.
-  detail::inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes, const extents<4>* shapes,
-                                          const inner_output* outputs, T* over_dy) const {
+  detail::inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes,
+                                          const extents<4>* shapes, const inner_output* outputs,
+                                          T* over_dy) const {
     detail::inner_places<T> places(frame, notes, size());
     places.put(size(), over_dy);
     bool may_stay = over_dy != nullptr;

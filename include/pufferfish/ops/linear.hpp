@@ -202,5 +202,17 @@ void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
   }
 }
 
+/// A device's forms: <pufferfish/gpu.hpp>.
+template <class T>
+void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                    moment_parts<T>* no_moments = nullptr);
+template <class T>
+void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy,
+                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false);
+template <class T>
+void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                            const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate);
+
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include <pufferfish/core/arena.hpp>
+#include <pufferfish/core/device.hpp>
 #include <pufferfish/linalg/isa.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -44,6 +46,11 @@ inline void merge_moments(index_t before, double* mean, double* squares, index_t
   PUFFERFISH_KERNEL(target, detail::moments, merge_moments)
   (before, mean, squares, rows, other_mean, other_squares, columns);
 }
+
+/// Devices whose operations collect moments while they compute; on others a batch norm takes them in a pass
+/// of its own.
+template <class Device>
+concept collects_moments = std::is_same_v<Device, device::cpu>;
 
 /// The moments of the rows of a matrix, in parts that different threads fill. Which rows belong to which part
 /// must follow from shapes alone, and a part's rows must come in a fixed order: then the result does not

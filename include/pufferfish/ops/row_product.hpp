@@ -111,5 +111,11 @@ void row_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
   });
 }
 
+/// A device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                 const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
+                 const T* bias = nullptr);
+
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `context<device::gpu>`: what a pass through layers needs on an NVIDIA device: a stream, device memory for
+/// the tape and for scratch, cuBLAS, random numbers, and whether it trains or infers.
+
+#include <cstdint>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/gpu/blas.hpp>
+#include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/gpu/memory.hpp>
+#include <pufferfish/gpu/stream.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+
+struct context_options {
+  int device = 0;
+  std::uint64_t seed = 0;
+  math_mode math = math_mode::fp32;
+};
+
+namespace detail {
+
+/// Makes a device current before anything of a context is made on it.
+struct current_device {
+  explicit current_device(int device) : number(device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+  int number;
+};
+
+}  // namespace detail
+}  // namespace gpu
+
+/// A device's. Operations are put into its stream in the order in which they are called, and have not
+/// finished when the calls return; synchronize() waits for them. One context serves one thread of control at
+/// a time, and that thread must have the context's device current (its constructor makes it so).
+///
+/// Nothing that changes from one step to the next goes to a kernel by value: kernels read it from
+/// step_values(), so that a step captured into a CUDA graph is right at every replay.
+template <>
+class context<device::gpu> {
+ public:
+  using device_type = device::gpu;
+
+  /// Throws backend_error where there is no such device.
+  explicit context(const gpu::context_options& options = {})
+      : device_(options.device),
+        memory_(stream_.handle()),
+        scratch_(memory_),
+        tape_(memory_),
+        blas_(stream_.handle()),
+        step_values_(gpu::device_memory(), 1),
+        seed_(options.seed),
+        math_(options.math) {
+    begin_step(0);
+  }
+  context(const context&) = delete;
+  context& operator=(const context&) = delete;
+  ~context() { static_cast<void>(cudaStreamSynchronize(stream_.handle())); }
+
+  int device() const { return device_.number; }
+  cudaStream_t stream() const { return stream_.handle(); }
+  gpu::blas& blas() { return blas_; }
+  gpu::math_mode math() const { return math_; }
+
+  /// Waits for everything that was asked for. Throws backend_error for whatever of it failed.
+  void synchronize() const { stream_.synchronize(); }
+
+  run_mode mode() const { return mode_; }
+  bool training() const { return mode_ == run_mode::training; }
+  void set_mode(run_mode mode) { mode_ = mode; }
+
+  /// Temporary memory of the device, and of the host for notes; take them through a scratch_frame.
+  stack_arena& scratch() { return scratch_; }
+  stack_arena& host_scratch() { return host_scratch_; }
+  /// Tensors on it lie on the device, notes on the host.
+  pufferfish::tape& tape() { return tape_; }
+
+  /// Starts training step `step`, as the CPU's does.
+  void begin_step(std::uint64_t step, index_t first_sample = 0) {
+    tape_.clear();
+    step_ = step;
+    first_sample_ = first_sample;
+    streams_used_ = 0;
+    gpu::kernels::step_values values{};
+    values.seed = seed_;
+    values.step = step;
+    values.layer_stream = substream(stream_id("layer"), step);
+    gpu::kernels::store_step_values(stream(), step_values_.data(), values);
+  }
+
+  /// On the device: the seed and what else belongs to the step.
+  const gpu::kernels::step_values* step_values() const { return step_values_.data(); }
+
+  std::uint64_t seed() const { return seed_; }
+  std::uint64_t step() const { return step_; }
+  index_t first_sample() const { return first_sample_; }
+
+  /// The stream of the next layer of this step that asks, by its number alone: kernels add the step, so that
+  /// they draw what the CPU's layers draw, at a replay as well.
+  random_stream next_random_stream() { return {seed_, streams_used_++}; }
+
+  /// As the CPU's. The gradient is ready when what is in the stream now is done.
+  template <class T>
+  void gradient_written(const parameter<T>& p) {
+    if (p.written() && ready_ != nullptr) ready_(ready_object_, p.id());
+  }
+  void on_gradient_ready(void (*call)(void*, int), void* object) {
+    ready_ = call;
+    ready_object_ = object;
+  }
+
+  /// Most memory of the device that tape and scratch have held at once, each, in bytes.
+  std::size_t peak_bytes() const { return scratch_.peak_bytes() + tape_.memory().peak_bytes(); }
+  /// How often they, and their notes, asked the system for memory; constant from the second step on.
+  std::size_t system_allocations() const {
+    return scratch_.system_allocations() + tape_.memory().system_allocations() +
+           tape_.notes().system_allocations() + host_scratch_.system_allocations();
+  }
+
+ private:
+  gpu::detail::current_device device_;
+  gpu::stream stream_;
+  gpu::stream_memory memory_;
+  stack_arena scratch_, host_scratch_;
+  pufferfish::tape tape_;
+  gpu::blas blas_;
+  memory_block<gpu::kernels::step_values> step_values_;
+  run_mode mode_ = run_mode::inference;
+  std::uint64_t seed_;
+  gpu::math_mode math_;
+  std::uint64_t step_ = 0;
+  index_t first_sample_ = 0;
+  std::uint64_t streams_used_ = 0;
+  void (*ready_)(void*, int) = nullptr;
+  void* ready_object_ = nullptr;
+};
+
+using gpu_context = context<device::gpu>;
+
+PUFFERFISH_NAMESPACE_END

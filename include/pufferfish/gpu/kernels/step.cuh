@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Kernels of <pufferfish/gpu/kernels/step.hpp>.
+
+#include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/kernels/step.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+static __global__ void store_step_values_kernel(step_values* to, step_values values) { *to = values; }
+
+template <class T>
+static __global__ void fill_rows_kernel(const T* row, T* y, index_t size, index_t columns, index_t step) {
+  for (index_t i = grid_thread(); i < size; i += grid_threads()) {
+    const index_t m = i / columns, n = i % columns;
+    y[m * step + n] = row == nullptr ? T(0) : row[n];
+  }
+}
+
+void store_step_values(cudaStream_t stream, step_values* to, const step_values& values) {
+  launch(stream, {1, 1}, store_step_values_kernel, to, values);
+}
+
+template <class T>
+void fill_rows(cudaStream_t stream, const T* row, T* y, index_t rows, index_t columns, index_t step) {
+  const index_t size = rows * columns;
+  if (size > 0) launch(stream, {blocks_for(size, 256), 256}, fill_rows_kernel<T>, row, y, size, columns, step);
+}
+
+template void fill_rows<float>(cudaStream_t, const float*, float*, index_t, index_t, index_t);
+template void fill_rows<double>(cudaStream_t, const double*, double*, index_t, index_t, index_t);
+
+PUFFERFISH_KERNELS_END

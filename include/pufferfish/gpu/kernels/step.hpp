@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers for what a step and a product need before they begin.
+
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// *to = values, at this point of the stream: the values travel with the launch, so the host may go on.
+void store_step_values(cudaStream_t stream, step_values* to, const step_values& values);
+
+/// y_mn = row_n, or 0 where `row` is nullptr: y has `rows` rows of `columns` elements, `step` apart.
+template <class T>
+void fill_rows(cudaStream_t stream, const T* row, T* y, index_t rows, index_t columns, index_t step);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Matrix products and linear layers on a device: views of any transposition go to cuBLAS as they lie.
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/ops/linear.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+namespace detail {
+
+/// A view with one dense side as a matrix of columns: its transpose, which lies there without a change.
+template <class T>
+blas_matrix blas_view(const char* what, const tensor_view<const T, 2>& view) {
+  // The step of an extent of at most one is never taken, but cuBLAS checks it.
+  const index_t rows = view.extent(0), columns = view.extent(1);
+  if (view.stride(1) == 1 || columns <= 1) {
+    return {view.data(), std::max({rows <= 1 ? columns : view.stride(0), columns, index_t{1}}), false};
+  }
+  if (view.stride(0) == 1 || rows <= 1)
+    return {view.data(), std::max({view.stride(1), rows, index_t{1}}), true};
+  pufferfish::detail::throw_error<shape_error>(
+      {what, ": an operand ", view.shape(), " has rows or columns that are dense; this one's strides are ",
+       view.strides()});
+}
+
+template <class T>
+blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                        const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add) {
+  if (a.extent(1) != b.extent(0) || c.extent(0) != a.extent(0) || c.extent(1) != b.extent(1)) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"gpu::multiply: ", a.shape(), " times ", b.shape(), " does not fit ", c.shape()});
+  }
+  blas_product p;
+  p.m = c.extent(1);
+  p.n = c.extent(0);
+  p.k = a.extent(1);
+  p.a = blas_view<T>("gpu::multiply", b);
+  p.b = blas_view<T>("gpu::multiply", a);
+  const blas_matrix result = blas_view<T>("gpu::multiply", c);
+  if (result.transposed) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"gpu::multiply: rows of the result ", c.shape(), " are dense"});
+  }
+  p.c = c.data();
+  p.c_step = result.step;
+  p.add = add;
+  p.type = element<T>::type;
+  p.compute = element<T>::compute;
+  if (p.type == CUDA_R_32F && ctx.math() == math_mode::tf32) p.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
+  return p;
+}
+
+}  // namespace detail
+
+/// c = a b, or c += a b with `add`; without it, `bias` (as many elements as c has columns, or nullptr) is
+/// added to every row. a: M x K, b: K x N, each with rows or columns dense (a transposed view is as good); c:
+/// M x N, rows dense; c overlaps no operand. Sums are in float (double for double); factors of float have 24
+/// or 11 bits, as context_options::math says. Throws shape_error, backend_error.
+template <class T>
+void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
+              const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
+  detail::blas_product p = detail::product_of<T>(ctx, a, b, c, add);
+  if (c.empty()) return;
+  if (bias != nullptr && !add && p.k > 0) {
+    p.bias = bias;
+    if (ctx.blas().multiply_with_bias(p)) return;
+    p.bias = nullptr;
+  }
+  PUFFERFISH_ASSERT(bias == nullptr || !add, "gpu::multiply: a bias with add");
+  if (bias != nullptr || (p.k == 0 && !add)) {
+    kernels::fill_rows<T>(ctx.stream(), bias, c.data(), c.extent(0), c.extent(1), p.c_step);
+    p.add = true;
+  }
+  if (p.k > 0) ctx.blas().multiply(p);
+}
+
+/// `count` products of the shapes of a, b and c, their operands so many elements apart; else as multiply.
+template <class T>
+void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<const T, 2>& a,
+                    index_t a_step, const tensor_view<const T, 2>& b, index_t b_step,
+                    const tensor_view<T, 2>& c, index_t c_step, bool add = false) {
+  const detail::blas_product p = detail::product_of<T>(ctx, a, b, c, add);
+  if (c.empty() || count == 0) return;
+  if (p.k > 0) return ctx.blas().multiply_batch(p, count, b_step, a_step, c_step);
+  for (index_t i = 0; i < count && !add; ++i) {
+    kernels::fill_rows<T>(ctx.stream(), nullptr, c.data() + i * c_step, c.extent(0), c.extent(1), p.c_step);
+  }
+}
+
+}  // namespace gpu
+
+namespace ops {
+
+template <class T>
+void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                 const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
+  gpu::multiply<T>(ctx, a, b, c, add, bias);
+}
+
+template <class T>
+void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
+  gpu::multiply<T>(ctx, a, b, c, add, bias);
+}
+
+template <class T>
+void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                    moment_parts<T>*) {
+  detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
+  gpu::multiply<T>(ctx, x, w, y, false, bias);
+}
+
+template <class T>
+void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy,
+                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add) {
+  detail::check_linear("linear_backward_input", dx.shape(), w.shape(), dy.shape());
+  gpu::multiply<T>(ctx, dy, transpose(w), dx, add);
+}
+
+template <class T>
+void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                            const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
+  detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
+  gpu::multiply<T>(ctx, transpose(x), dy, dw, accumulate);
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
