@@ -194,17 +194,6 @@ __device__ inline std::uint32_t join_bits(std::uint32_t bits, int lane) {
   return bits;
 }
 
-template <int Width, class T>
-__device__ inline void store_row(T* to, const accumulate_t<T> (&values)[Width]) {
-  if constexpr (Width == 1) {
-    *to = static_cast<T>(values[0]);
-  } else {
-    vector<T> all;
-    for (int k = 0; k < Width; ++k) all[k] = static_cast<T>(values[k]);
-    store_vector(to, all);
-  }
-}
-
 template <class T, int Width>
 struct norm_apply_task {
   static constexpr int width = Width;
@@ -244,7 +233,7 @@ struct norm_apply_task {
           values[k] = values[k] < A{} ? A{} : values[k];
         }
       }
-      store_row<Width>(y + i, values);
+      store_row(y + i, values);
     }
     if (tail.mask == nullptr) return;
     const int lane = static_cast<int>(threadIdx.x % warp_threads);
@@ -379,7 +368,7 @@ struct norm_input_task {
     for (int k = 0; k < Width; ++k) {
       values[k] = v.scale[k] * pair.g[k] + ((pair.x[k] - v.mean[k]) * v.slope[k] + v.shift[k]);
     }
-    store_row<Width>(dx + i, values);
+    store_row(dx + i, values);
   }
 };
 

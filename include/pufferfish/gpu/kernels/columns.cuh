@@ -55,6 +55,17 @@ __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load
   return count;
 }
 
+template <int Width, class T>
+__device__ inline void store_row(T* to, const accumulate_t<T> (&values)[Width]) {
+  if constexpr (Width == 1) {
+    *to = static_cast<T>(values[0]);
+  } else {
+    vector<T> all;
+    for (int k = 0; k < Width; ++k) all[k] = static_cast<T>(values[k]);
+    store_vector(to, all);
+  }
+}
+
 /// Sums of `Quantities` numbers in each of `Width` columns.
 template <int Quantities, int Width>
 struct column_sum_state {
