@@ -106,7 +106,8 @@ __device__ inline void merge_down(State& state) {
 
 /// First step: grid (tiles of columns, parts), block (columns in units of task::width, rows).
 template <class Task>
-static __global__ void __launch_bounds__(column_threads, 3) column_parts_kernel(Task task, index_t rows, index_t columns, double* parts) {
+static __global__ void __launch_bounds__(column_threads, 3)
+    column_parts_kernel(Task task, index_t rows, index_t columns, double* parts) {
   const index_t part = blockIdx.y, count = gridDim.y;
   const index_t column =
       (static_cast<index_t>(blockIdx.x) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Task::width;
@@ -151,8 +152,9 @@ void sum_columns(const launch_site& stream, const Task& task, index_t rows, inde
   unsigned across = 1;
   while (across < 32 && across < units) across *= 2;
   const unsigned down = static_cast<unsigned>(column_threads) / across;
-  launch(stream, {dim3(static_cast<unsigned>(ceil_div(units, across)), static_cast<unsigned>(parts)),
-                  dim3(across, down)},
+  launch(stream,
+         {dim3(static_cast<unsigned>(ceil_div(units, across)), static_cast<unsigned>(parts)),
+          dim3(across, down)},
          column_parts_kernel<Task>, task, rows, columns, scratch);
   launch(stream, {static_cast<unsigned>(ceil_div(columns, total_columns)), dim3(total_columns, total_rows)},
          column_totals_kernel<State, Finish>, scratch, parts, rows, columns, finish);

@@ -79,8 +79,8 @@ void softmax_cross_entropy(cudaStream_t stream, const T* logits, const std::int3
                            index_t classes, const softmax_target& target, T* dlogits, double* scratch,
                            double* results) {
   const unsigned threads = classes <= 256 ? 32 : classes <= 2048 ? 128 : 512;
-  launch(stream, {static_cast<unsigned>(rows), threads}, softmax_rows_kernel<T>, logits, labels, rows, classes,
-         target, dlogits, scratch);
+  launch(stream, {static_cast<unsigned>(rows), threads}, softmax_rows_kernel<T>, logits, labels, rows,
+         classes, target, dlogits, scratch);
   launch(stream, {1, 256}, softmax_results_kernel, scratch, rows, results);
 }
 

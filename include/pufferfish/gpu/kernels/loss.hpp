@@ -20,8 +20,8 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// rows x classes dense logits, a label each; dlogits (null: not wanted) may be the logits. results[0] = the
 /// sum of the losses in double, in an order that depends on `rows` alone; results[1] = how many rows have
-/// their largest logit, the first of equals, at the label. A label outside 0 .. classes - 1 makes the loss and
-/// the row's gradient NaN. `scratch`: 2 x rows doubles. All arrays are in device memory.
+/// their largest logit, the first of equals, at the label. A label outside 0 .. classes - 1 makes the loss
+/// and the row's gradient NaN. `scratch`: 2 x rows doubles. All arrays are in device memory.
 template <class T>
 void softmax_cross_entropy(cudaStream_t stream, const T* logits, const std::int32_t* labels, index_t rows,
                            index_t classes, const softmax_target& target, T* dlogits, double* scratch,

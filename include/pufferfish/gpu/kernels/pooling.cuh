@@ -71,8 +71,8 @@ void pool(const launch_site& stream, const Task& task, index_t images, index_t h
   const index_t columns = channels / Task::width, tasks = images * height * width * columns;
   const bool narrow = tasks <= (index_t{1} << 31);
   launch(stream, {blocks_for(tasks, 128), 128},
-         narrow ? pool_kernel<std::uint32_t, Task> : pool_kernel<std::uint64_t, Task>, task, tasks, height, width,
-         columns);
+         narrow ? pool_kernel<std::uint32_t, Task> : pool_kernel<std::uint64_t, Task>, task, tasks, height,
+         width, columns);
 }
 
 template <class T, int Width>
@@ -177,7 +177,8 @@ void max_pool_forward(cudaStream_t stream, const pool_windows& w, const T* x, T*
 }
 
 template <class T>
-void max_pool_backward(cudaStream_t stream, const pool_windows& w, const T* x, const T* y, const T* dy, T* dx) {
+void max_pool_backward(cudaStream_t stream, const pool_windows& w, const T* x, const T* y, const T* dy,
+                       T* dx) {
   constexpr int wide = vector_width<T>;
   const auto run = [&](const auto& task) {
     pool(launch_site(stream, "max_pool_backward"), task, w.images, w.height, w.width, w.channels);
@@ -242,12 +243,14 @@ void average_pool_forward(cudaStream_t stream, const pool_windows& w, bool count
   const auto run = [&](const auto& task) {
     pool(launch_site(stream, "average_pool_forward"), task, w.images, w.out_height, w.out_width, w.channels);
   };
-  if (w.channels % wide == 0 && aligned16(x, y)) return run(average_pool_task<T, wide>{{w}, count_padding, x, y});
+  if (w.channels % wide == 0 && aligned16(x, y))
+    return run(average_pool_task<T, wide>{{w}, count_padding, x, y});
   run(average_pool_task<T, 1>{{w}, count_padding, x, y});
 }
 
 template <class T>
-void average_pool_backward(cudaStream_t stream, const pool_windows& w, bool count_padding, const T* dy, T* dx) {
+void average_pool_backward(cudaStream_t stream, const pool_windows& w, bool count_padding, const T* dy,
+                           T* dx) {
   constexpr int wide = vector_width<T>;
   const auto run = [&](const auto& task) {
     pool(launch_site(stream, "average_pool_backward"), task, w.images, w.height, w.width, w.channels);
@@ -289,8 +292,9 @@ void global_average(const launch_site& stream, const T* x, index_t images, index
   while (across < 32 && across < units) across *= 2;
   unsigned down = 1;  // as many as there are pixels, and no more than a block has room for
   while (across * down < static_cast<unsigned>(column_threads) && down < pixels) down *= 2;
-  launch(stream, {dim3(static_cast<unsigned>(images), static_cast<unsigned>(ceil_div(units, across))),
-                  dim3(across, down)},
+  launch(stream,
+         {dim3(static_cast<unsigned>(images), static_cast<unsigned>(ceil_div(units, across))),
+          dim3(across, down)},
          global_average_kernel<T, Width>, x, pixels, channels, y);
 }
 
@@ -332,7 +336,13 @@ void global_average_backward(cudaStream_t stream, const T* dy, index_t images, i
   pool(stream, spread_task<T, 1>{dy, dx, pixels, channels, share}, images, pixels, 1, channels);
 }
 
-#define PUFFERFISH_POOLING(T)                                                                                  template void max_pool_forward<T>(cudaStream_t, const pool_windows&, const T*, T*);                          template void max_pool_backward<T>(cudaStream_t, const pool_windows&, const T*, const T*, const T*, T*);     template void average_pool_forward<T>(cudaStream_t, const pool_windows&, bool, const T*, T*);                template void average_pool_backward<T>(cudaStream_t, const pool_windows&, bool, const T*, T*);               template void global_average_forward<T>(cudaStream_t, const T*, index_t, index_t, index_t, T*);              template void global_average_backward<T>(cudaStream_t, const T*, index_t, index_t, index_t, T*);
+#define PUFFERFISH_POOLING(T)                                                                              \
+  template void max_pool_forward<T>(cudaStream_t, const pool_windows&, const T*, T*);                      \
+  template void max_pool_backward<T>(cudaStream_t, const pool_windows&, const T*, const T*, const T*, T*); \
+  template void average_pool_forward<T>(cudaStream_t, const pool_windows&, bool, const T*, T*);            \
+  template void average_pool_backward<T>(cudaStream_t, const pool_windows&, bool, const T*, T*);           \
+  template void global_average_forward<T>(cudaStream_t, const T*, index_t, index_t, index_t, T*);          \
+  template void global_average_backward<T>(cudaStream_t, const T*, index_t, index_t, index_t, T*);
 PUFFERFISH_POOLING(float)
 #undef PUFFERFISH_POOLING
 

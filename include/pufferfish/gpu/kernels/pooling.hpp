@@ -23,11 +23,13 @@ PUFFERFISH_KERNELS_BEGIN
 template <class T>
 void max_pool_forward(cudaStream_t stream, const pool_windows& w, const T* x, T* y);
 template <class T>
-void max_pool_backward(cudaStream_t stream, const pool_windows& w, const T* x, const T* y, const T* dy, T* dx);
+void max_pool_backward(cudaStream_t stream, const pool_windows& w, const T* x, const T* y, const T* dy,
+                       T* dx);
 template <class T>
 void average_pool_forward(cudaStream_t stream, const pool_windows& w, bool count_padding, const T* x, T* y);
 template <class T>
-void average_pool_backward(cudaStream_t stream, const pool_windows& w, bool count_padding, const T* dy, T* dx);
+void average_pool_backward(cudaStream_t stream, const pool_windows& w, bool count_padding, const T* dy,
+                           T* dx);
 
 /// Images of `pixels` pixels (more than 0) each.
 template <class T>

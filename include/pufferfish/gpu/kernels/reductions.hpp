@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Launchers of sums: of the columns of a matrix, and what a bias or a normalisation makes of them. All arrays
-/// are in device memory.
+/// Launchers of sums: of the columns of a matrix, and what a bias or a normalisation makes of them. All
+/// arrays are in device memory.
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 
