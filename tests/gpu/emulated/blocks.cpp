@@ -234,6 +234,7 @@ void run_block(std::size_t shared_bytes) {
     block.warps[t / 32] = {lanes >= 32 ? ~0U : (1U << lanes) - 1U, 0};
   }
   fibre* first = idle_fibre();
+  forget_copies();
   if (_setjmp(block.back) == 0) enter(first);
   for (std::size_t i = 0; i < shared_guard; ++i) {
     if (shared[shared_bytes + i] != guard_byte) misuse("something wrote behind dynamic shared memory", site::current());
@@ -278,28 +279,8 @@ void warp_exchange(unsigned mask, void* slot, void (*complete)(void* const*), co
   if ((w.waiting >> lane & 1U) != 0) wait(state::in_warp);
 }
 
-void shuffle(void* const* slots) {
-  for (int l = 0; l < 32; ++l) {
-    auto* self = static_cast<shuffle_slot*>(slots[l]);
-    if (self == nullptr) continue;
-    const auto* from = static_cast<const shuffle_slot*>(slots[self->from]);
-    if (from == nullptr) misuse("a shuffle from a lane that does not take part", *self->where);
-    self->out = from->in;
-  }
-}
-
-void vote(void* const* slots) {
-  unsigned ballot = 0;
-  for (int l = 0; l < 32; ++l) {
-    const auto* self = static_cast<const vote_slot*>(slots[l]);
-    if (self != nullptr && self->predicate) ballot |= 1U << l;
-  }
-  for (int l = 0; l < 32; ++l) {
-    if (slots[l] != nullptr) static_cast<vote_slot*>(slots[l])->ballot = ballot;
-  }
-}
-
 int lane() { return block.current % 32; }
+int thread_of_block() { return block.current; }
 
 void* dynamic_shared_memory() { return shared; }
 

@@ -74,8 +74,9 @@ votes block_barrier(bool predicate, const site& where);
 /// is that lane's `slot` and null for a lane that does not take part.
 void warp_exchange(unsigned mask, void* slot, void (*complete)(void* const* slots), const site& where);
 
-/// The calling thread's lane.
+/// The calling thread's lane, and its number in its block, x fastest.
 int lane();
+int thread_of_block();
 
 /// Ends the program: the kernel, block and thread at work, and why.
 [[noreturn]] void misuse(const char* why, const site& where);
@@ -108,6 +109,30 @@ inline unsigned ballot(unsigned mask, bool predicate, const site& where) {
   warp_exchange(mask, &slot, vote, where);
   return slot.ballot;
 }
+
+// The twins of what async_copy.cuh and mma.cuh say in PTX. A copy arrives when it is waited for, and its target
+// holds NaNs until then.
+void copy_async(void* to, const void* from, int bytes, bool inside);
+void commit_copies();
+void wait_for_copies(int under);
+
+std::uint32_t to_tf32(float value);
+
+struct mma_slot {
+  float* c;
+  const std::uint32_t *a, *b;
+};
+template <class T>
+void multiply(void* const* slots);  // float, __nv_bfloat16, __half
+
+template <class T>
+void mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+         const site& where = site::current()) {
+  mma_slot slot{c, a, b};
+  warp_exchange(0xffffffffU, &slot, multiply<T>, where);
+}
+
+void load_matrices(std::uint32_t (&words)[4], const void* row, bool transposed, const site& where = site::current());
 
 }  // namespace emulated_device
 

@@ -24,6 +24,9 @@ cudaError_t submit(cudaStream_t stream, const char* name, operation work);
 /// Executes a grid (blocks.cpp), on the calling host thread.
 void run_grid(const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes, const operation& thread);
 
+/// Drops the copies that a block's threads have started and nobody has waited for (warp.cpp).
+void forget_copies();
+
 /// Prints which kernel, block and thread are at work, if any.
 void print_position();
 
