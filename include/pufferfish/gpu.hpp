@@ -10,8 +10,14 @@
 ///
 /// and nvcc compiles: the kernels (docs/gpu.md).
 
+#include <pufferfish/gpu/augment.hpp>
+#include <pufferfish/gpu/batch_norm.hpp>
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/elementwise.hpp>
 #include <pufferfish/gpu/graph.hpp>
 #include <pufferfish/gpu/layers.hpp>
+#include <pufferfish/gpu/loss.hpp>
+#include <pufferfish/gpu/optimizer.hpp>
+#include <pufferfish/gpu/pooling.hpp>
 #include <pufferfish/gpu/products.hpp>
 #include <pufferfish/gpu/staging.hpp>
