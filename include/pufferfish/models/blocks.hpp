@@ -27,8 +27,8 @@ inline void check_option(const char* model, const char* option, index_t value, i
                                ", not in " + std::to_string(low) + " .. " + std::to_string(high)));
 }
 
-template <class T>
-void add_conv(sequential<T>& to, const std::string& name, const std::string& norm_name,
+template <class T, class Device>
+void add_conv(sequential<T, Device>& to, const std::string& name, const std::string& norm_name,
               const conv_shape& shape, bool batch_norm) {
   to.add(name, Conv<T>(shape, !batch_norm));
   if (batch_norm) to.add(norm_name, BatchNorm<T>(shape.out_channels));
@@ -36,9 +36,9 @@ void add_conv(sequential<T>& to, const std::string& name, const std::string& nor
 
 /// What lies beside the branch of a residual block: the identity, or a 1x1 convolution with a batch norm
 /// where the shape changes.
-template <class T>
-sequential<T> shortcut_of(index_t in, index_t out, index_t stride, bool batch_norm = true) {
-  sequential<T> shortcut;
+template <class T, class Device>
+sequential<T, Device> shortcut_of(index_t in, index_t out, index_t stride, bool batch_norm = true) {
+  sequential<T, Device> shortcut;
   if (stride != 1 || in != out) {
     add_conv(shortcut, "0", "1", conv_shape::square(in, out, 1, stride), batch_norm);
   }
@@ -46,27 +46,29 @@ sequential<T> shortcut_of(index_t in, index_t out, index_t stride, bool batch_no
 }
 
 /// Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where the shape changes.
-template <class T>
-residual<T> basic_block(index_t in, index_t out, index_t stride, bool batch_norm,
-                        const std::string& shortcut_name = "shortcut") {
-  sequential<T> branch;
+template <class T, class Device>
+residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool batch_norm,
+                                const std::string& shortcut_name = "shortcut") {
+  sequential<T, Device> branch;
   add_conv(branch, "conv1", "bn1", conv_shape::square(in, out, 3, stride, 1), batch_norm);
   branch.add("relu", ReLU<T>());
   add_conv(branch, "conv2", "bn2", conv_shape::square(out, out, 3, 1, 1), batch_norm);
-  return residual<T>(std::move(branch), shortcut_of<T>(in, out, stride, batch_norm), true, shortcut_name);
+  return residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride, batch_norm), true,
+                             shortcut_name);
 }
 
 /// A sequential whose layers' initial values a model changes: `change` is shown each parameter with its name,
 /// after the layers' own initialization. Factors of a low-rank layer are shown as any other weight.
-template <class T>
-class initialized_sequential : public sequential<T> {
+template <class T, class Device>
+class initialized_sequential : public sequential<T, Device> {
  public:
   using change = void (*)(const std::string& name, parameter<T>& p, random_stream random);
 
-  initialized_sequential(sequential<T> layers, change c) : sequential<T>(std::move(layers)), change_(c) {}
+  initialized_sequential(sequential<T, Device> layers, change c)
+      : sequential<T, Device>(std::move(layers)), change_(c) {}
 
   void initialize(random_stream random) {
-    sequential<T>::initialize(random);
+    sequential<T, Device>::initialize(random);
     struct changer final : state_visitor<T> {
       changer(change c, random_stream r) : call(c), from(r) {}
       void on_parameter(const std::string& name, parameter<T>& p) override {

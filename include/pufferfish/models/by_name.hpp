@@ -20,42 +20,42 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// A model with its own choice of options, for images (NHWC; N does not matter) and classes.
-template <class T>
+template <class T, class Device>
 struct named_model {
   std::string_view name;
-  network<T> (*make)(const extents<4>& image, index_t classes);
+  network<T, Device> (*make)(const extents<4>& image, index_t classes);
 };
 
-template <class T>
-network<T> default_small_resnet(const extents<4>& image, index_t classes) {
+template <class T, class Device>
+network<T, Device> default_small_resnet(const extents<4>& image, index_t classes) {
   small_resnet_options options;
   options.channels_in = image[3];
   options.classes = classes;
-  return small_resnet<T>(options);
+  return small_resnet<T, Device>(options);
 }
 
-template <class T>
-network<T> default_small_vgg(const extents<4>& image, index_t classes) {
+template <class T, class Device>
+network<T, Device> default_small_vgg(const extents<4>& image, index_t classes) {
   small_vgg_options options;
   options.image = {image[1], image[2]};
   options.channels_in = image[3];
   options.classes = classes;
-  return small_vgg<T>(options);
+  return small_vgg<T, Device>(options);
 }
 
-template <class T>
-network<T> default_mlp(const extents<4>& image, index_t classes) {
+template <class T, class Device>
+network<T, Device> default_mlp(const extents<4>& image, index_t classes) {
   mlp_options options;
   options.inputs = image[1] * image[2] * image[3];
   options.classes = classes;
-  return mlp<T>(options);
+  return mlp<T, Device>(options);
 }
 
-template <class T>
-inline constexpr std::array<named_model<T>, 3> named_models{{
-    {"mlp", &default_mlp<T>},
-    {"small-resnet", &default_small_resnet<T>},
-    {"small-vgg", &default_small_vgg<T>},
+template <class T, class Device>
+inline constexpr std::array<named_model<T, Device>, 3> named_models{{
+    {"mlp", &default_mlp<T, Device>},
+    {"small-resnet", &default_small_resnet<T, Device>},
+    {"small-vgg", &default_small_vgg<T, Device>},
 }};
 
 }  // namespace detail
@@ -77,12 +77,12 @@ inline std::vector<std::string> model_names() {
 
 namespace detail {
 
-template <class T>
-network<T> dense_model(std::string_view name, const extents<4>& image, index_t classes) {
-  for (const named_model<T>& model : named_models<T>) {
+template <class T, class Device>
+network<T, Device> dense_model(std::string_view name, const extents<4>& image, index_t classes) {
+  for (const named_model<T, Device>& model : named_models<T, Device>) {
     if (model.name == name) return model.make(image, classes);
   }
-  for (const zoo_model<T>& model : zoo<T>()) {
+  for (const zoo_model<T, Device>& model : zoo<T, Device>()) {
     if (model.name == name) return model.dense(image[3], classes);
   }
   std::string known;
@@ -95,9 +95,10 @@ network<T> dense_model(std::string_view name, const extents<4>& image, index_t c
 /// A dense network by name, its parameters initialized from `seed`. `image`: NHWC extents of its inputs (N
 /// does not matter). Throws value_error, listing the names, for an unknown one; value_error or shape_error if
 /// the model does not take such images.
-template <class T>
-network<T> make_model(std::string_view name, const extents<4>& image, index_t classes, std::uint64_t seed) {
-  network<T> net = detail::dense_model<T>(name, image, classes);
+template <class T, class Device = device::cpu>
+network<T, Device> make_model(std::string_view name, const extents<4>& image, index_t classes,
+                              std::uint64_t seed) {
+  network<T, Device> net = detail::dense_model<T, Device>(name, image, classes);
   net.output_shape(image);
   net.initialize(seed);
   return net;

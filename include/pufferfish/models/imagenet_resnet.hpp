@@ -51,28 +51,28 @@ inline constexpr imagenet_resnet_shape resnet152_shape{"resnet152", {3, 8, 36, 3
 inline constexpr imagenet_resnet_shape wide_resnet50_2_shape{"wide_resnet50_2", {3, 4, 6, 3}, true, 2};
 
 /// 1x1, 3x3 with the stride, 1x1 to `out` channels.
-template <class T>
-residual<T> bottleneck_block(index_t in, index_t inner, index_t out, index_t stride) {
-  sequential<T> branch;
+template <class T, class Device>
+residual<T, Device> bottleneck_block(index_t in, index_t inner, index_t out, index_t stride) {
+  sequential<T, Device> branch;
   add_conv(branch, "conv1", "bn1", conv_shape::square(in, inner, 1), true);
   branch.add("relu1", ReLU<T>());
   add_conv(branch, "conv2", "bn2", conv_shape::square(inner, inner, 3, stride, 1), true);
   branch.add("relu2", ReLU<T>());
   add_conv(branch, "conv3", "bn3", conv_shape::square(inner, out, 1), true);
-  return residual<T>(std::move(branch), shortcut_of<T>(in, out, stride), true, "downsample");
+  return residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
 }
 
 /// A basic block whose 3x3 convolutions are factors with a batch norm between them.
-template <class T>
-residual<T> low_rank_norm_block(index_t in, index_t out, index_t stride) {
+template <class T, class Device>
+residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride) {
   const index_t rank = std::max<index_t>(1, out / 4);
-  sequential<T> branch;
-  branch.add("conv1", LowRankNormConv<T>(conv_shape::square(in, out, 3, stride, 1), rank));
+  sequential<T, Device> branch;
+  branch.add("conv1", LowRankNormConv<T, Device>(conv_shape::square(in, out, 3, stride, 1), rank));
   branch.add("bn1", BatchNorm<T>(out));
   branch.add("relu", ReLU<T>());
-  branch.add("conv2", LowRankNormConv<T>(conv_shape::square(out, out, 3, 1, 1), rank));
+  branch.add("conv2", LowRankNormConv<T, Device>(conv_shape::square(out, out, 3, 1, 1), rank));
   branch.add("bn2", BatchNorm<T>(out));
-  return residual<T>(std::move(branch), shortcut_of<T>(in, out, stride), true, "downsample");
+  return residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
 }
 
 /// Initial values as torchvision: convolutions N(0, 2 / fan_out). `Last`: the batch norm at the end of a
@@ -85,8 +85,9 @@ void imagenet_values(const std::string& name, parameter<T>& p, random_stream ran
   }
 }
 
-template <class T>
-network<T> imagenet_resnet(const imagenet_resnet_shape& shape, const imagenet_resnet_options& options) {
+template <class T, class Device>
+network<T, Device> imagenet_resnet(const imagenet_resnet_shape& shape,
+                                   const imagenet_resnet_options& options) {
   check_option(shape.name, "channels_in", options.channels_in, 1, largest_option);
   check_option(shape.name, "classes", options.classes, 1, largest_option);
   check_option(shape.name, "width", options.width, 1, largest_option);
@@ -96,7 +97,7 @@ network<T> imagenet_resnet(const imagenet_resnet_shape& shape, const imagenet_re
   std::array<index_t, 4> blocks = options.blocks;
   if (blocks == std::array<index_t, 4>{}) blocks = shape.blocks;
 
-  sequential<T> net;
+  sequential<T, Device> net;
   index_t channels = options.width;
   add_conv(net, "conv1", "bn1", conv_shape::square(options.channels_in, channels, 7, 2, 3), true);
   net.add("relu", ReLU<T>());
@@ -104,15 +105,15 @@ network<T> imagenet_resnet(const imagenet_resnet_shape& shape, const imagenet_re
   for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
     check_option(shape.name, "a stage's blocks", blocks[stage], 1, largest_option);
     const index_t planes = options.width << stage, out = shape.bottleneck ? 4 * planes : planes;
-    sequential<T> layer;
+    sequential<T, Device> layer;
     for (index_t block = 0; block < blocks[stage]; ++block) {
       const index_t stride = stage > 0 && block == 0 ? 2 : 1;
       if (shape.bottleneck) {
-        layer.add(bottleneck_block<T>(channels, planes * shape.inner_wide, out, stride));
+        layer.add(bottleneck_block<T, Device>(channels, planes * shape.inner_wide, out, stride));
       } else if (options.factor_bn) {
-        layer.add(low_rank_norm_block<T>(channels, out, stride));
+        layer.add(low_rank_norm_block<T, Device>(channels, out, stride));
       } else {
-        layer.add(basic_block<T>(channels, out, stride, true, "downsample"));
+        layer.add(basic_block<T, Device>(channels, out, stride, true, "downsample"));
       }
       channels = out;
     }
@@ -123,7 +124,7 @@ network<T> imagenet_resnet(const imagenet_resnet_shape& shape, const imagenet_re
   const auto values = !options.zero_init_residual ? &kaiming_convolutions<T>
                       : shape.bottleneck          ? &imagenet_values<T, 3>
                                                   : &imagenet_values<T, 2>;
-  return network<T>{any_layer<T>(initialized_sequential<T>(std::move(net), values))};
+  return network<T, Device>{any_layer<T, Device>(initialized_sequential<T, Device>(std::move(net), values))};
 }
 
 inline bool is_downsample(const std::string& name) { return name.find(".downsample.") != std::string::npos; }
@@ -152,29 +153,29 @@ inline factorize_policy stage4_policy(const imagenet_resnet_shape& shape) {
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
 /// N(0, 2 / fan_out). Throw value_error for an option out of its range.
-template <class T>
-network<T> resnet18_imagenet(const imagenet_resnet_options& options = {}) {
-  return detail::imagenet_resnet<T>(detail::resnet18_shape, options);
+template <class T, class Device = device::cpu>
+network<T, Device> resnet18_imagenet(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T, Device>(detail::resnet18_shape, options);
 }
-template <class T>
-network<T> resnet34(const imagenet_resnet_options& options = {}) {
-  return detail::imagenet_resnet<T>(detail::resnet34_shape, options);
+template <class T, class Device = device::cpu>
+network<T, Device> resnet34(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T, Device>(detail::resnet34_shape, options);
 }
-template <class T>
-network<T> resnet50(const imagenet_resnet_options& options = {}) {
-  return detail::imagenet_resnet<T>(detail::resnet50_shape, options);
+template <class T, class Device = device::cpu>
+network<T, Device> resnet50(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T, Device>(detail::resnet50_shape, options);
 }
-template <class T>
-network<T> resnet101(const imagenet_resnet_options& options = {}) {
-  return detail::imagenet_resnet<T>(detail::resnet101_shape, options);
+template <class T, class Device = device::cpu>
+network<T, Device> resnet101(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T, Device>(detail::resnet101_shape, options);
 }
-template <class T>
-network<T> resnet152(const imagenet_resnet_options& options = {}) {
-  return detail::imagenet_resnet<T>(detail::resnet152_shape, options);
+template <class T, class Device = device::cpu>
+network<T, Device> resnet152(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T, Device>(detail::resnet152_shape, options);
 }
-template <class T>
-network<T> wide_resnet50_2(const imagenet_resnet_options& options = {}) {
-  return detail::imagenet_resnet<T>(detail::wide_resnet50_2_shape, options);
+template <class T, class Device = device::cpu>
+network<T, Device> wide_resnet50_2(const imagenet_resnet_options& options = {}) {
+  return detail::imagenet_resnet<T, Device>(detail::wide_resnet50_2_shape, options);
 }
 
 /// What the paper factorizes of ResNet-50 and WideResNet-50-2 (K = 41), and its code of the deeper ones (K =
@@ -205,7 +206,7 @@ inline factorize_policy basic_low_rank_policy() { return {}; }
 /// (22,417,192), for apply_ranks. As bottleneck_low_rank_policy, but a shortcut has 1/16 of its outputs, and
 /// the first convolution of a block 1/4 of its outputs, where they are more than its inputs too. For a dense
 /// network of bottlenecks; errors as planned_ranks.
-template <class T, class Device>
+template <class T, class Device = device::cpu>
 std::vector<layer_rank> reference_ranks(const network<T, Device>& net) {
   std::vector<layer_rank> ranks = planned_ranks(net, bottleneck_low_rank_policy());
   net.for_each_layer([&](const std::string& name, const any_layer<T, Device>& layer) {

@@ -23,11 +23,11 @@ struct mlp_options {
 /// Linear layers with ReLU between them, over flattened images: fc1, relu1, fc2, ..., fcN.
 ///
 /// Parameters are zero until network::initialize. Throws value_error for an option out of its range.
-template <class T>
-network<T> mlp(const mlp_options& options) {
+template <class T, class Device = device::cpu>
+network<T, Device> mlp(const mlp_options& options) {
   detail::check_option("mlp", "inputs", options.inputs, 1, index_t{1} << 40);
   detail::check_option("mlp", "classes", options.classes, 1, detail::largest_option);
-  sequential<T> net;
+  sequential<T, Device> net;
   net.add("flatten", Flatten<T>());
   index_t features = options.inputs;
   for (std::size_t i = 0; i < options.hidden.size(); ++i) {
@@ -37,7 +37,7 @@ network<T> mlp(const mlp_options& options) {
     features = options.hidden[i];
   }
   net.add("fc" + std::to_string(options.hidden.size() + 1), Linear<T>(features, options.classes));
-  return network<T>{any_layer<T>(std::move(net))};
+  return network<T, Device>{any_layer<T, Device>(std::move(net))};
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -26,15 +26,15 @@ struct resnet18_options {
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
 /// out of its range.
-template <class T>
-network<T> resnet18(const resnet18_options& options = {}) {
+template <class T, class Device = device::cpu>
+network<T, Device> resnet18(const resnet18_options& options = {}) {
   small_resnet_options shape;
   shape.channels_in = options.channels_in;
   shape.classes = options.classes;
   shape.width = options.width;
   shape.blocks = 2;
   shape.stages = 4;
-  return detail::residual_network<T>("resnet18", "linear", shape, options.stem_norm);
+  return detail::residual_network<T, Device>("resnet18", "linear", shape, options.stem_norm);
 }
 
 /// What the paper factorizes of it: K = 4, so all but the stem, the first block, the shortcuts and the linear

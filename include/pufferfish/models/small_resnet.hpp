@@ -27,9 +27,9 @@ namespace detail {
 
 /// What small_resnet and resnet18 share. `model` is named in errors, `last` is the linear layer's name.
 /// Without `stem_norm` the first convolution has neither batch norm nor bias, if the others have batch norm.
-template <class T>
-network<T> residual_network(const char* model, const char* last, const small_resnet_options& options,
-                            bool stem_norm) {
+template <class T, class Device>
+network<T, Device> residual_network(const char* model, const char* last, const small_resnet_options& options,
+                                    bool stem_norm) {
   const auto check = [model](const char* name, index_t value, index_t high) {
     check_option(model, name, value, 1, high);
   };
@@ -40,7 +40,7 @@ network<T> residual_network(const char* model, const char* last, const small_res
   check("stages", options.stages, 16);
   check("stem_stride", options.stem_stride, largest_option);
 
-  sequential<T> net;
+  sequential<T, Device> net;
   index_t channels = options.width;
   const conv_shape stem = conv_shape::square(options.channels_in, channels, 3, options.stem_stride, 1);
   if (options.batch_norm && !stem_norm) {
@@ -51,17 +51,17 @@ network<T> residual_network(const char* model, const char* last, const small_res
   net.add("relu", ReLU<T>());
   for (index_t stage = 0; stage < options.stages; ++stage) {
     const index_t out = options.width << stage;
-    sequential<T> layer;
+    sequential<T, Device> layer;
     for (index_t block = 0; block < options.blocks; ++block) {
       const index_t stride = stage > 0 && block == 0 ? 2 : 1;
-      layer.add(basic_block<T>(channels, out, stride, options.batch_norm));
+      layer.add(basic_block<T, Device>(channels, out, stride, options.batch_norm));
       channels = out;
     }
     net.add("layer" + std::to_string(stage + 1), std::move(layer));
   }
   net.add("avgpool", GlobalAvgPool<T>());
   net.add(last, Linear<T>(channels, options.classes));
-  return network<T>{any_layer<T>(std::move(net))};
+  return network<T, Device>{any_layer<T, Device>(std::move(net))};
 }
 
 }  // namespace detail
@@ -74,9 +74,9 @@ network<T> residual_network(const char* model, const char* last, const small_res
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
 /// out of its range.
-template <class T>
-network<T> small_resnet(const small_resnet_options& options) {
-  return detail::residual_network<T>("small_resnet", "fc", options, true);
+template <class T, class Device = device::cpu>
+network<T, Device> small_resnet(const small_resnet_options& options) {
+  return detail::residual_network<T, Device>("small_resnet", "fc", options, true);
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -31,8 +31,8 @@ namespace detail {
 
 /// A stage of VGG: 3x3 convolutions to `out` channels, each with batch norm (else a bias) and ReLU, then 2x2
 /// max-pooling.
-template <class T>
-void add_vgg_stage(sequential<T>& to, index_t in, index_t out, int convolutions, bool batch_norm) {
+template <class T, class Device>
+void add_vgg_stage(sequential<T, Device>& to, index_t in, index_t out, int convolutions, bool batch_norm) {
   for (int conv = 0; conv < convolutions; ++conv) {
     to.add(Conv<T>(conv_shape::square(conv == 0 ? in : out, out, 3, 1, 1), !batch_norm));
     if (batch_norm) to.add(BatchNorm<T>(out));
@@ -49,8 +49,8 @@ void add_vgg_stage(sequential<T>& to, index_t in, index_t out, int convolutions,
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
 /// out of its range.
-template <class T>
-network<T> small_vgg(const small_vgg_options& options) {
+template <class T, class Device = device::cpu>
+network<T, Device> small_vgg(const small_vgg_options& options) {
   const auto check = [](const char* name, index_t value, index_t high) {
     detail::check_option("small_vgg", name, value, 1, high);
   };
@@ -64,7 +64,7 @@ network<T> small_vgg(const small_vgg_options& options) {
   while (std::min(options.image.height, options.image.width) >> (most_stages + 1) > 0) ++most_stages;
   check("stages", options.stages, std::min<index_t>(most_stages, 16));
 
-  sequential<T> features, classifier, net;
+  sequential<T, Device> features, classifier, net;
   index_t channels = options.channels_in;
   for (index_t stage = 0; stage < options.stages; ++stage) {
     const index_t out = options.width << stage;
@@ -80,7 +80,7 @@ network<T> small_vgg(const small_vgg_options& options) {
   net.add("features", std::move(features));
   net.add("flatten", Flatten<T>());
   net.add("classifier", std::move(classifier));
-  return network<T>{any_layer<T>(std::move(net))};
+  return network<T, Device>{any_layer<T, Device>(std::move(net))};
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -37,13 +37,13 @@ inline constexpr vgg_stages vgg19_stages{2, 2, 4, 4, 4};
 
 /// Convolutions conv1, conv2, ..., each with batch_norm1, ... and relu1, ...; 2x2 max pooling behind every
 /// stage, but `last_pool` behind the last.
-template <class T>
-sequential<T> vgg_features(const char* model, const vgg_stages& stages, const vgg_options& options,
-                           any_layer<T> last_pool) {
+template <class T, class Device>
+sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, const vgg_options& options,
+                                   any_layer<T, Device> last_pool) {
   check_option(model, "channels_in", options.channels_in, 1, largest_option);
   check_option(model, "classes", options.classes, 1, largest_option);
   check_option(model, "width", options.width, 1, largest_option);
-  sequential<T> net;
+  sequential<T, Device> net;
   index_t in = options.channels_in;
   int number = 0;
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
@@ -55,22 +55,23 @@ sequential<T> vgg_features(const char* model, const vgg_stages& stages, const vg
       in = out;
     }
     const std::string pool = "pool" + std::to_string(stage + 1);
-    net.add(pool, stage + 1 < stages.size() ? any_layer<T>(MaxPool<T>(2)) : last_pool);
+    net.add(pool, stage + 1 < stages.size() ? any_layer<T, Device>(MaxPool<T>(2)) : last_pool);
   }
   net.add("flatten", Flatten<T>());
   return net;
 }
 
-template <class T>
-network<T> vgg(const char* model, const vgg_stages& stages, const vgg_options& options) {
-  sequential<T> net = vgg_features<T>(model, stages, options, MaxPool<T>(2)), classifier;
+template <class T, class Device>
+network<T, Device> vgg(const char* model, const vgg_stages& stages, const vgg_options& options) {
+  sequential<T, Device> net = vgg_features<T, Device>(model, stages, options, MaxPool<T>(2)), classifier;
   const index_t hidden = 8 * options.width;
   for (int layer = 0; layer < 2; ++layer) {
     classifier.add(Dropout<T>(options.dropout)).add(Linear<T>(hidden, hidden)).add(ReLU<T>());
   }
   classifier.add(Linear<T>(hidden, options.classes));
   net.add("classifier", std::move(classifier));
-  return network<T>{any_layer<T>(initialized_sequential<T>(std::move(net), &kaiming_convolutions<T>))};
+  return network<T, Device>{
+      any_layer<T, Device>(initialized_sequential<T, Device>(std::move(net), &kaiming_convolutions<T>))};
 }
 
 /// Weights from N(0, 2 / fan_in), batch norm weights from U[0, 1).
@@ -94,25 +95,25 @@ void lottery_ticket_values(const std::string& name, parameter<T>& p, random_stre
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
 /// N(0, 2 / fan_out). Throw value_error for an option out of its range.
-template <class T>
-network<T> vgg11(const vgg_options& options = {}) {
-  return detail::vgg<T>("vgg11", detail::vgg11_stages, options);
+template <class T, class Device = device::cpu>
+network<T, Device> vgg11(const vgg_options& options = {}) {
+  return detail::vgg<T, Device>("vgg11", detail::vgg11_stages, options);
 }
-template <class T>
-network<T> vgg19(const vgg_options& options = {}) {
-  return detail::vgg<T>("vgg19", detail::vgg19_stages, options);
+template <class T, class Device = device::cpu>
+network<T, Device> vgg19(const vgg_options& options = {}) {
+  return detail::vgg<T, Device>("vgg19", detail::vgg19_stages, options);
 }
 
 /// The VGG-19 that the paper compares with lottery tickets: 2x2 average pooling behind the last stage, and
 /// one linear layer, fc. 20,035,018 parameters with 10 classes. Initial values of that comparison: weights
 /// from N(0, 2 / fan_in), batch norm weights from U[0, 1). Otherwise as vgg19.
-template <class T>
-network<T> vgg19_lth(const vgg_options& options = {}) {
-  sequential<T> net =
-      detail::vgg_features<T>("vgg19_lth", detail::vgg19_stages, options, any_layer<T>(AvgPool<T>(2)));
+template <class T, class Device = device::cpu>
+network<T, Device> vgg19_lth(const vgg_options& options = {}) {
+  sequential<T, Device> net = detail::vgg_features<T, Device>("vgg19_lth", detail::vgg19_stages, options,
+                                                              any_layer<T, Device>(AvgPool<T>(2)));
   net.add("fc", Linear<T>(8 * options.width, options.classes));
-  return network<T>{
-      any_layer<T>(detail::initialized_sequential<T>(std::move(net), &detail::lottery_ticket_values<T>))};
+  return network<T, Device>{any_layer<T, Device>(
+      detail::initialized_sequential<T, Device>(std::move(net), &detail::lottery_ticket_values<T>))};
 }
 
 /// What the paper factorizes of vgg19: K = 10, so the last seven convolutions and the first two linear

@@ -29,27 +29,27 @@ constexpr const char* to_string(factor_mode mode) {
 }
 
 /// A convolutional network as it was published.
-template <class T>
+template <class T, class Device = device::cpu>
 struct zoo_model {
   std::string_view name;
   extents<4> image;  ///< NHWC of one of its images
   index_t classes = 0;
-  network<T> (*dense)(index_t channels_in, index_t classes) = nullptr;
+  network<T, Device> (*dense)(index_t channels_in, index_t classes) = nullptr;
   factorize_policy (*hybrid)() = nullptr;
   factorize_policy (*lowrank)() = nullptr;
   /// Its published pure low-rank form, where that is not what `lowrank` says; else nullptr.
-  network<T> (*reference_lowrank)(index_t channels_in, index_t classes) = nullptr;
+  network<T, Device> (*reference_lowrank)(index_t channels_in, index_t classes) = nullptr;
   /// Which ReLU and pooling layers are modules in the code that its published MACs come from; nullptr: all.
   bool (*counted)(const std::string& layer) = nullptr;
 
   /// The network in a mode, all of its parameters zero: network::initialize makes it ready to train from
   /// random factors. For factors of trained weights, train `dense` and factorize with the policies.
-  network<T> make(factor_mode mode) const { return make(mode, image[3], classes); }
-  network<T> make(factor_mode mode, index_t channels_in, index_t class_count) const {
+  network<T, Device> make(factor_mode mode) const { return make(mode, image[3], classes); }
+  network<T, Device> make(factor_mode mode, index_t channels_in, index_t class_count) const {
     if (mode == factor_mode::lowrank && reference_lowrank != nullptr) {
       return reference_lowrank(channels_in, class_count);
     }
-    network<T> net = dense(channels_in, class_count);
+    network<T, Device> net = dense(channels_in, class_count);
     if (mode != factor_mode::dense) {
       apply_ranks(net, planned_ranks(net, mode == factor_mode::hybrid ? hybrid() : lowrank()));
     }
@@ -57,7 +57,7 @@ struct zoo_model {
   }
 
   /// What a network of this model costs for one image, by the published counter's rules.
-  model_cost cost(const network<T>& net) const {
+  model_cost cost(const network<T, Device>& net) const {
     paper_counter counter;
     if (counted != nullptr) counter.sees = counted;
     return cost_of(net, image, counter);
@@ -66,25 +66,26 @@ struct zoo_model {
 
 namespace detail {
 
-template <class T, network<T> (*Make)(const vgg_options&)>
-network<T> zoo_vgg(index_t channels_in, index_t classes) {
+template <class T, class Device, network<T, Device> (*Make)(const vgg_options&)>
+network<T, Device> zoo_vgg(index_t channels_in, index_t classes) {
   vgg_options options;
   options.channels_in = channels_in;
   options.classes = classes;
   return Make(options);
 }
 
-template <class T, bool StemNorm>
-network<T> zoo_resnet18(index_t channels_in, index_t classes) {
+template <class T, class Device, bool StemNorm>
+network<T, Device> zoo_resnet18(index_t channels_in, index_t classes) {
   resnet18_options options;
   options.channels_in = channels_in;
   options.classes = classes;
   options.stem_norm = StemNorm;
-  return resnet18<T>(options);
+  return resnet18<T, Device>(options);
 }
 
-template <class T, network<T> (*Make)(const imagenet_resnet_options&), bool FactorNorm = false>
-network<T> zoo_imagenet(index_t channels_in, index_t classes) {
+template <class T, class Device, network<T, Device> (*Make)(const imagenet_resnet_options&),
+          bool FactorNorm = false>
+network<T, Device> zoo_imagenet(index_t channels_in, index_t classes) {
   imagenet_resnet_options options;
   options.channels_in = channels_in;
   options.classes = classes;
@@ -94,13 +95,13 @@ network<T> zoo_imagenet(index_t channels_in, index_t classes) {
 }
 
 /// With the paper's ranks, and its initial values.
-template <class T, network<T> (*Make)(const imagenet_resnet_options&)>
-network<T> zoo_reference_ranks(index_t channels_in, index_t classes) {
+template <class T, class Device, network<T, Device> (*Make)(const imagenet_resnet_options&)>
+network<T, Device> zoo_reference_ranks(index_t channels_in, index_t classes) {
   imagenet_resnet_options options;
   options.channels_in = channels_in;
   options.classes = classes;
   options.zero_init_residual = true;
-  network<T> net = Make(options);
+  network<T, Device> net = Make(options);
   apply_ranks(net, reference_ranks(net));
   return net;
 }
@@ -111,43 +112,44 @@ inline bool counts_classifier(const std::string& layer) { return layer.compare(0
 inline constexpr extents<4> cifar_image{1, 32, 32, 3};
 inline constexpr extents<4> imagenet_image{1, 224, 224, 3};
 
-template <class T>
-inline constexpr std::array<zoo_model<T>, 10> zoo_models{{
-    {"vgg11_bn", cifar_image, 10, &zoo_vgg<T, &vgg11<T>>, &vgg11_policy, &vgg_low_rank_policy, nullptr,
-     &counts_classifier},
-    {"vgg19_bn", cifar_image, 10, &zoo_vgg<T, &vgg19<T>>, &vgg19_policy, &vgg_low_rank_policy, nullptr,
-     &counts_classifier},
-    {"vgg19_lth", cifar_image, 10, &zoo_vgg<T, &vgg19_lth<T>>, &vgg19_policy, &vgg_low_rank_policy, nullptr,
-     &counts_none},
-    {"resnet18_cifar", cifar_image, 10, &zoo_resnet18<T, false>, &resnet18_policy, &resnet18_low_rank_policy,
-     nullptr, &counts_none},
-    {"resnet18_cifar_stem_bn", cifar_image, 10, &zoo_resnet18<T, true>, &resnet18_policy,
+template <class T, class Device>
+inline constexpr std::array<zoo_model<T, Device>, 10> zoo_models{{
+    {"vgg11_bn", cifar_image, 10, &zoo_vgg<T, Device, &vgg11<T, Device>>, &vgg11_policy, &vgg_low_rank_policy,
+     nullptr, &counts_classifier},
+    {"vgg19_bn", cifar_image, 10, &zoo_vgg<T, Device, &vgg19<T, Device>>, &vgg19_policy, &vgg_low_rank_policy,
+     nullptr, &counts_classifier},
+    {"vgg19_lth", cifar_image, 10, &zoo_vgg<T, Device, &vgg19_lth<T, Device>>, &vgg19_policy,
+     &vgg_low_rank_policy, nullptr, &counts_none},
+    {"resnet18_cifar", cifar_image, 10, &zoo_resnet18<T, Device, false>, &resnet18_policy,
      &resnet18_low_rank_policy, nullptr, &counts_none},
-    {"resnet34", imagenet_image, 1000, &zoo_imagenet<T, &resnet34<T>>, &resnet34_policy,
-     &basic_low_rank_policy, &zoo_imagenet<T, &resnet34<T>, true>, nullptr},
-    {"resnet50", imagenet_image, 1000, &zoo_imagenet<T, &resnet50<T>>, &resnet50_policy,
-     &bottleneck_low_rank_policy, &zoo_reference_ranks<T, &resnet50<T>>, nullptr},
-    {"resnet101", imagenet_image, 1000, &zoo_imagenet<T, &resnet101<T>>, &resnet101_policy,
+    {"resnet18_cifar_stem_bn", cifar_image, 10, &zoo_resnet18<T, Device, true>, &resnet18_policy,
+     &resnet18_low_rank_policy, nullptr, &counts_none},
+    {"resnet34", imagenet_image, 1000, &zoo_imagenet<T, Device, &resnet34<T, Device>>, &resnet34_policy,
+     &basic_low_rank_policy, &zoo_imagenet<T, Device, &resnet34<T, Device>, true>, nullptr},
+    {"resnet50", imagenet_image, 1000, &zoo_imagenet<T, Device, &resnet50<T, Device>>, &resnet50_policy,
+     &bottleneck_low_rank_policy, &zoo_reference_ranks<T, Device, &resnet50<T, Device>>, nullptr},
+    {"resnet101", imagenet_image, 1000, &zoo_imagenet<T, Device, &resnet101<T, Device>>, &resnet101_policy,
      &bottleneck_low_rank_policy, nullptr, nullptr},
-    {"resnet152", imagenet_image, 1000, &zoo_imagenet<T, &resnet152<T>>, &resnet152_policy,
+    {"resnet152", imagenet_image, 1000, &zoo_imagenet<T, Device, &resnet152<T, Device>>, &resnet152_policy,
      &bottleneck_low_rank_policy, nullptr, nullptr},
-    {"wide_resnet50_2", imagenet_image, 1000, &zoo_imagenet<T, &wide_resnet50_2<T>>, &wide_resnet50_2_policy,
-     &bottleneck_low_rank_policy, &zoo_reference_ranks<T, &wide_resnet50_2<T>>, nullptr},
+    {"wide_resnet50_2", imagenet_image, 1000, &zoo_imagenet<T, Device, &wide_resnet50_2<T, Device>>,
+     &wide_resnet50_2_policy, &bottleneck_low_rank_policy,
+     &zoo_reference_ranks<T, Device, &wide_resnet50_2<T, Device>>, nullptr},
 }};
 
 }  // namespace detail
 
 /// All of them.
-template <class T>
-const std::array<zoo_model<T>, 10>& zoo() {
-  return detail::zoo_models<T>;
+template <class T, class Device = device::cpu>
+const std::array<zoo_model<T, Device>, 10>& zoo() {
+  return detail::zoo_models<T, Device>;
 }
 
 /// One of them. Throws value_error, listing the names, for an unknown one.
-template <class T>
-const zoo_model<T>& zoo_model_called(std::string_view name) {
+template <class T, class Device = device::cpu>
+const zoo_model<T, Device>& zoo_model_called(std::string_view name) {
   std::string known;
-  for (const zoo_model<T>& model : zoo<T>()) {
+  for (const zoo_model<T, Device>& model : zoo<T, Device>()) {
     if (model.name == name) return model;
     known.append(known.empty() ? "" : ", ").append(model.name);
   }

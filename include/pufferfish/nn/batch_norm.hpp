@@ -4,11 +4,10 @@
 /// \file
 /// `BatchNorm`: batch normalisation of NHWC images, one mean and variance a channel.
 
-#include <cmath>
-
 #include <pufferfish/nn/layer_fusion.hpp>
 #include <pufferfish/nn/shape_check.hpp>
 #include <pufferfish/ops/batch_norm.hpp>
+#include <pufferfish/ops/column_sums.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -83,16 +82,13 @@ class BatchNorm {
     if (ctx.training()) ctx.tape().push_value(x);
     if (fusion.record != nullptr) *fusion.record = {x, statistics, fusion.relu};
     if (x.empty()) {
-      std::fill_n(statistics, 2 * size, T{});
+      ops::fill<T>(ctx, {statistics, static_cast<std::size_t>(2 * size)}, T{});
       return;
     }
     if (ctx.training()) {
       use_batch(ctx, rows(x), fusion.moments, statistics);
     } else {
-      for (index_t c = 0; c < size; ++c) {
-        statistics[c] = running_mean_.data()[c];
-        statistics[size + c] = inverse_deviation(static_cast<double>(running_var_.data()[c]));
-      }
+      ops::batch_norm_use_running<T>(ctx, running_mean_.data(), running_var_.data(), size, eps_, statistics);
     }
     apply(ctx, x, statistics, y,
           {fusion.addend.is_null() ? tensor_view<const T, 2>() : rows(fusion.addend), fusion.relu,
@@ -128,8 +124,8 @@ class BatchNorm {
     double* sums = frame.take<double>(2 * size);
     ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(), sums,
                                 sums + size, dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask);
-    store(weight_, sums);
-    store(bias_, sums + size);
+    ops::store_gradient<T>(ctx, sums, weight_.gradient_data(), size, weight_.accumulate());
+    ops::store_gradient<T>(ctx, sums + size, bias_.gradient_data(), size, bias_.accumulate());
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
   }
@@ -167,8 +163,6 @@ class BatchNorm {
     *batches_.data() = T{};
   }
 
-  T inverse_deviation(double variance) const { return static_cast<T>(1.0 / std::sqrt(variance + eps_)); }
-
   template <class U>
   static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
     return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
@@ -193,14 +187,8 @@ class BatchNorm {
     } else {
       take_moments(*moments, count, mean, variance);
     }
-    const double unbiased = static_cast<double>(count) / static_cast<double>(count - 1);
-    for (index_t c = 0; c < size; ++c) {
-      statistics[c] = static_cast<T>(mean[c]);
-      statistics[size + c] = inverse_deviation(variance[c]);
-      move_towards(running_mean_.data()[c], mean[c]);
-      move_towards(running_var_.data()[c], variance[c] * unbiased);
-    }
-    *batches_.data() += T{1};
+    ops::batch_norm_use_batch<T>(ctx, mean, variance, size, count, eps_, momentum_, statistics,
+                                 running_mean_.data(), running_var_.data(), batches_.data());
   }
 
   void take_moments(const ops::moment_parts<T>& moments, index_t rows, double* mean, double* variance) const {
@@ -209,17 +197,6 @@ class BatchNorm {
       PUFFERFISH_THROW(shape_error(describe() + ": given the moments of " + std::to_string(found) +
                                    " values in each of " + std::to_string(moments.channels()) +
                                    " channels, the input has " + std::to_string(rows)));
-    }
-  }
-
-  void move_towards(T& running, double value) const {
-    running = static_cast<T>((1.0 - momentum_) * static_cast<double>(running) + momentum_ * value);
-  }
-
-  static void store(const parameter<T>& p, const double* sums) {
-    T* gradient = p.gradient_data();
-    for (index_t c = 0; c < p.size(); ++c) {
-      gradient[c] = static_cast<T>(p.accumulate() ? static_cast<double>(gradient[c]) + sums[c] : sums[c]);
     }
   }
 

@@ -126,8 +126,8 @@ LowRankLinear<T> folded(const low_rank_linear<T>& layer, const channel_affine& n
 }
 
 /// up (scale (down x) + shift) = up' x' with the scale on the outputs of `down` and up shift for a bias.
-template <class T>
-LowRankConv<T> folded(LowRankNormConv<T>& layer) {
+template <class T, class Device>
+LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   const channel_affine norm(*layer[1].template target<BatchNorm<T>>());
   const Conv<T>& down = *std::as_const(layer[0]).template target<Conv<T>>();
   const Conv<T>& up = *std::as_const(layer[2]).template target<Conv<T>>();
@@ -152,7 +152,7 @@ class batch_norm_folder final : public sequence_visitor<T, Device> {
   void on_sequence(const std::string& prefix, sequential<T, Device>& layers) override {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const std::string name = join_name(prefix, layers.name(i));
-      if (auto* inner = layers[i].template target<LowRankNormConv<T>>()) {
+      if (auto* inner = layers[i].template target<LowRankNormConv<T, Device>>()) {
         layers[i] = any_layer<T, Device>(folded(*inner));
         report_.folded.push_back({join_name(name, "bn"), name});
       }

@@ -18,8 +18,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// it is not the product of two matrices of the training pass, so it cannot be merged or made by an SVD.
 ///
 /// Names below it: down.weight, bn.weight, bn.bias, up.weight.
-template <class T>
-class LowRankNormConv : public sequential<T> {
+template <class T, class Device = device::cpu>
+class LowRankNormConv : public sequential<T, Device> {
  public:
   /// No bias: a batch norm follows. Throws shape_error for a shape that is none, rank_error unless 1 <= rank
   /// <= min(out, in * kernel height * kernel width).
@@ -41,7 +41,7 @@ class LowRankNormConv : public sequential<T> {
   }
 
   /// Shows nothing: its convolutions are factors already, not layers to factorize.
-  void visit_layers(layer_visitor<T, device::cpu>&, const std::string&) {}
+  void visit_layers(layer_visitor<T, Device>&, const std::string&) {}
 
  private:
   conv_shape shape_;

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `gpu::step_graph`: the work of a training step, captured into a CUDA graph once and replayed as one
+/// launch.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/gpu/context.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+namespace detail {
+
+/// An instantiated graph with its owner.
+class executable_graph {
+ public:
+  executable_graph() = default;
+  explicit executable_graph(cudaGraph_t graph) {
+    const cudaError_t status = cudaGraphInstantiate(&handle_, graph, 0);
+    static_cast<void>(cudaGraphDestroy(graph));
+    check(status, "cudaGraphInstantiate");
+  }
+  executable_graph(executable_graph&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  executable_graph& operator=(executable_graph&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  executable_graph(const executable_graph&) = delete;
+  executable_graph& operator=(const executable_graph&) = delete;
+  ~executable_graph() {
+    if (handle_ != nullptr) static_cast<void>(cudaGraphExecDestroy(handle_));
+  }
+
+  bool empty() const { return handle_ == nullptr; }
+  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(handle_, stream), "cudaGraphLaunch"); }
+
+ private:
+  cudaGraphExec_t handle_ = nullptr;
+};
+
+/// Records what is put into a stream instead of running it, until finish().
+class stream_capture {
+ public:
+  // Thread-local: other threads may go on allocating and copying.
+  explicit stream_capture(cudaStream_t stream) : stream_(stream) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  }
+  stream_capture(const stream_capture&) = delete;
+  stream_capture& operator=(const stream_capture&) = delete;
+  ~stream_capture() {
+    if (stream_ == nullptr) return;
+    cudaGraph_t graph = nullptr;
+    static_cast<void>(cudaStreamEndCapture(stream_, &graph));
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    static_cast<void>(cudaGetLastError());
+  }
+
+  executable_graph finish() {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(std::exchange(stream_, nullptr), &graph), "cudaStreamEndCapture");
+    return executable_graph(graph);
+  }
+
+ private:
+  cudaStream_t stream_;
+};
+
+}  // namespace detail
+
+/// A step's work is hundreds of kernels, many of them shorter than the time it takes to launch one. Captured,
+/// they are one launch.
+///
+/// The work must do the same every time: the same kernels on the same addresses with the same arguments. What
+/// changes from step to step is read from device memory: inputs are copied to the same place, the step's
+/// number goes to context::begin_step and the learning rate to the optimizer's begin_step, both before run().
+/// The work may not wait for the device nor read from it.
+///
+///     ctx.begin_step(step);
+///     optimizer.begin_step(ctx, lr);
+///     graph.run(ctx, graph.key(x.shape(), net.generation()), [&] {
+///       net.forward(ctx, x, y); ... net.backward(ctx, dy); optimizer.step_range(ctx, 0, size);
+///     });
+///
+/// The first runs are direct, until the context's arenas have found their size; then one is captured. A new
+/// key, or an arena that has grown for somebody else's sake, starts that again.
+class step_graph {
+ public:
+  /// What the addresses and arguments of a step's work follow from.
+  using key_type = std::uint64_t;
+
+  /// A key of any numbers and extents.
+  template <class... Parts>
+  static key_type key(const Parts&... parts) {
+    hasher h;
+    (add(h, parts), ...);
+    return h.digest();
+  }
+
+  /// Whether steps are captured at all; off, run() calls the work every time, for debugging. Off drops what
+  /// has been captured.
+  bool enabled() const { return enabled_; }
+  void set_enabled(bool on) {
+    enabled_ = on;
+    if (!on) drop();
+  }
+
+  /// Runs the work, directly or as captured. Whatever the work throws leaves nothing captured. Throws
+  /// backend_error.
+  template <class Work>
+  void run(gpu_context& ctx, key_type key, Work&& work) {
+    const state now{key, ctx.system_allocations()};
+    if (!graph_.empty() && now != captured_) drop();
+    if (!graph_.empty()) {
+      graph_.launch(ctx.stream());
+      ++replays_;
+      return;
+    }
+    if (!enabled_ || !settled_ || now != last_) {
+      work();
+      last_ = {key, ctx.system_allocations()};
+      settled_ = last_ == now;
+      return;
+    }
+    detail::stream_capture capture(ctx.stream());
+    work();
+    graph_ = capture.finish();
+    captured_ = now;
+    ++captures_;
+    graph_.launch(ctx.stream());
+  }
+
+  /// Forgets what has been captured.
+  void drop() {
+    graph_ = {};
+    settled_ = false;
+  }
+
+  /// How often a step was captured, and how often one was replayed after that.
+  std::size_t captures() const { return captures_; }
+  std::size_t replays() const { return replays_; }
+
+ private:
+  struct state {
+    key_type key = 0;
+    std::size_t allocations = 0;
+    friend bool operator==(const state&, const state&) = default;
+  };
+
+  template <std::size_t N>
+  static void add(hasher& h, const extents<N>& shape) {
+    for (const index_t extent : shape) h.number(extent);
+  }
+  template <class Number>
+  static void add(hasher& h, const Number& number) {
+    h.number(number);
+  }
+
+  bool enabled_ = true;
+  bool settled_ = false;  // the last run was direct, of `last_`, and took no memory
+  state last_, captured_;
+  detail::executable_graph graph_;
+  std::size_t captures_ = 0, replays_ = 0;
+};
+
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END
