@@ -8,7 +8,7 @@
 /// calculation for softmax", 2018).
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
-#include <pufferfish/gpu/kernels/random.hpp>
+#include <pufferfish/gpu/kernels/layer_dropout.hpp>
 #include <pufferfish/gpu/kernels/rows.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN

@@ -274,13 +274,14 @@ __device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attent
   const std::uint64_t number =
       (p.first_sequence + static_cast<std::uint64_t>(head.sequence)) * static_cast<std::uint64_t>(p.heads) +
       static_cast<std::uint64_t>(head.head);
-  const std::uint64_t stream = stream_below(p.dropout.stream(), number), seed = p.dropout.step->seed;
+  random_key key_of_head = layer_key(*p.dropout.step, p.dropout.layer);
+  key_of_head.stream = substream_of(key_of_head.stream, number);
   constexpr int blocks = 8 * kept_words<Tile>;
   for (int at = block_thread(); at < Tile * blocks; at += attention_threads) {
     const int row = at / blocks, word = at % blocks / 8, in_word = at % 8;
     const auto first = static_cast<std::uint64_t>((query + row) * head.keys + key) / 32;
-    const random_block drawn = philox_block(
-        seed, stream, (first + static_cast<std::uint64_t>(word)) * 8 + static_cast<std::uint64_t>(in_word));
+    const random_block drawn = random_block_at(
+        key_of_head, (first + static_cast<std::uint64_t>(word)) * 8 + static_cast<std::uint64_t>(in_word));
     std::uint32_t bits = 0;
     for (int i = 0; i < 4; ++i) {
       const int bit = i / 2 * 16 + 2 * in_word + i % 2;

@@ -35,20 +35,22 @@ __device__ inline index_t token_key(const token_array& tokens, std::int32_t padd
 }
 
 static __global__ void embedding_order_kernel(token_array tokens, std::int32_t padding, index_t* order) {
-  __shared__ index_t keys[order_threads];
+  __shared__ std::int32_t keys[order_threads];
+  const auto key = [&](index_t n) {
+    return n < tokens.count ? static_cast<std::int32_t>(token_key(tokens, padding, n)) : INT32_MAX;
+  };
   const index_t block = static_cast<index_t>(blockIdx.x) * order_threads;
   const index_t n = block + block_thread();
-  const index_t own = n < tokens.count ? token_key(tokens, padding, n) : 0;
+  const std::int32_t own = key(n);
   index_t place = 0;
   for (index_t first = 0; first < tokens.count; first += order_threads) {
-    const index_t at = first + block_thread();
-    keys[block_thread()] = at < tokens.count ? token_key(tokens, padding, at) : tokens.vocabulary + 1;
+    keys[block_thread()] = key(first + block_thread());
     __syncthreads();
     // Equal keys count where their position is smaller: all of them, none, or those before this thread's.
     const int equal = first < block ? order_threads : first > block ? 0 : block_thread();
-    for (int i = 0; i < order_threads; ++i) {
-      place += keys[i] < own || (keys[i] == own && i < equal) ? 1 : 0;
-    }
+    int before = 0;
+    for (int i = 0; i < order_threads; ++i) before += keys[i] < own || (keys[i] == own && i < equal) ? 1 : 0;
+    place += before;
     __syncthreads();
   }
   if (n < tokens.count) order[place] = n;

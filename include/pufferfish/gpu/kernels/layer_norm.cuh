@@ -4,6 +4,7 @@
 /// \file
 /// Layer normalisation: a block a row. What a thread wrote of the sum in one pass it reads in the next.
 
+#include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/layer_norm.hpp>
 #include <pufferfish/gpu/kernels/rows.cuh>
 
@@ -20,10 +21,10 @@ __device__ inline void for_each_column(index_t columns, F f) {
 
 /// values *= scale where dropout keeps, else 0.
 template <int Width, class A>
-__device__ inline void drop_values(const layer_dropout& dropout, std::uint64_t stream, std::uint64_t position,
-                                   A (&values)[Width]) {
+__device__ inline void drop_values(const layer_dropout& dropout, const random_key& key,
+                                   std::uint64_t position, A (&values)[Width]) {
   std::uint32_t words[Width];
-  random_words(dropout.step->seed, stream, position, words);
+  random_words(key, position, words);
   for (int i = 0; i < Width; ++i) {
     values[i] = words[i] < dropout.threshold ? A(0) : values[i] * static_cast<A>(dropout.scale);
   }
@@ -33,7 +34,7 @@ template <class T, int Width>
 static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
   using A = accumulate_t<T>;
   const layer_dropout& dropout = p.dropout.layer;
-  const std::uint64_t stream = dropout.drops() ? dropout.stream() : 0;
+  const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
   for (index_t m = static_cast<index_t>(blockIdx.x); m < p.rows; m += static_cast<index_t>(gridDim.x)) {
     const std::uint64_t first =
         dropout.drops() ? p.dropout.number(m) * static_cast<std::uint64_t>(p.columns) : 0;
@@ -42,7 +43,7 @@ static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
       A values[Width], others[Width];
       load_values<Width>(p.x.row(m) + c, values);
       if (dropout.drops()) {
-        drop_values<Width>(dropout, stream, first + static_cast<std::uint64_t>(c), values);
+        drop_values<Width>(dropout, key, first + static_cast<std::uint64_t>(c), values);
       }
       if (p.residual.data != nullptr) {
         load_values<Width>(p.residual.row(m) + c, others);
@@ -81,7 +82,7 @@ template <class T, int Width>
 static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T> p) {
   using A = accumulate_t<T>;
   const layer_dropout& dropout = p.dropout.layer;
-  const std::uint64_t stream = dropout.drops() ? dropout.stream() : 0;
+  const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
   for (index_t m = static_cast<index_t>(blockIdx.x); m < p.rows; m += static_cast<index_t>(gridDim.x)) {
     const A mean = static_cast<A>(p.statistics[2 * m]), deviation = static_cast<A>(p.statistics[2 * m + 1]);
     A sum = A(0), product = A(0);
@@ -113,56 +114,56 @@ static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T>
       if (p.dx.data == nullptr) return;
       if (dropout.drops()) {
         const std::uint64_t first = p.dropout.number(m) * static_cast<std::uint64_t>(p.columns);
-        drop_values<Width>(dropout, stream, first + static_cast<std::uint64_t>(c), g);
+        drop_values<Width>(dropout, key, first + static_cast<std::uint64_t>(c), g);
       }
       store_values<Width>(g, p.dx.row(m) + c);
     });
   }
 }
 
-/// Sums over rows: a warp's lanes have 32 columns, a block's 8 warps every eighth row of a part. In float
-/// over short runs, then in double.
-inline constexpr int norm_sum_warps = 8;
+/// Sums over rows of dy n and of dy.
+template <class T, int Width>
+struct norm_sum_task {
+  static constexpr int width = Width;
+  using state = column_sum_state<2, Width>;
 
-template <class T>
-static __global__ void layer_norm_sums_kernel(norm_gradient_problem<T> p, index_t splits, double* parts) {
-  using A = accumulate_t<T>;
-  __shared__ double found[2][norm_sum_warps][warp_threads];
-  const int lane = static_cast<int>(threadIdx.x), warp = static_cast<int>(threadIdx.y);
-  const index_t c = static_cast<index_t>(blockIdx.x) * warp_threads + lane;
-  const index_t split = static_cast<index_t>(blockIdx.y);
-  const index_t end = p.rows * (split + 1) / splits;
-  constexpr index_t run = 16;
-  double weight_sum = 0.0, bias_sum = 0.0;
-  for (index_t m = p.rows * split / splits + warp; m < end && c < p.columns; m += run * norm_sum_warps) {
-    A weighted = A(0), plain = A(0);
-    for (index_t i = m; i < m + run * norm_sum_warps && i < end; i += norm_sum_warps) {
-      const A dy = static_cast<A>(p.dy.row(i)[c]);
-      const A n = (static_cast<A>(p.sum.row(i)[c]) - static_cast<A>(p.statistics[2 * i])) *
-                  static_cast<A>(p.statistics[2 * i + 1]);
-      weighted += dy * n;
-      plain += dy;
+  norm_gradient_problem<T> p;
+
+  struct loaded {
+    accumulate_t<T> sum[Width], dy[Width], mean, deviation;
+  };
+  __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
+    const auto load = [&](index_t at) {
+      loaded result;
+      load_values<Width>(p.sum.row(at) + column, result.sum);
+      load_values<Width>(p.dy.row(at) + column, result.dy);
+      result.mean = static_cast<accumulate_t<T>>(p.statistics[2 * at]);
+      result.deviation = static_cast<accumulate_t<T>>(p.statistics[2 * at + 1]);
+      return result;
+    };
+    while (row < end) {
+      accumulate_t<T> weighted[Width] = {}, plain[Width] = {};
+      for_run(row, end, step, load, [&](const loaded& values) {
+        for (int k = 0; k < Width; ++k) {
+          weighted[k] += values.dy[k] * ((values.sum[k] - values.mean) * values.deviation);
+          plain[k] += values.dy[k];
+        }
+      });
+      for (int k = 0; k < Width; ++k) {
+        s.sums[0][k] += static_cast<double>(weighted[k]);
+        s.sums[1][k] += static_cast<double>(plain[k]);
+      }
     }
-    weight_sum += static_cast<double>(weighted);
-    bias_sum += static_cast<double>(plain);
   }
-  found[0][warp][lane] = weight_sum;
-  found[1][warp][lane] = bias_sum;
-  __syncthreads();
-  if (warp > 1 || c >= p.columns) return;
-  double total = 0.0;
-  for (int w = 0; w < norm_sum_warps; ++w) total += found[warp][w][lane];
-  parts[(2 * split + warp) * p.columns + c] = total;
-}
+};
 
-static __global__ void layer_norm_merge_kernel(const double* parts, index_t splits, index_t columns,
-                                               double* dweight, double* dbias) {
-  for (index_t i = grid_thread(); i < 2 * columns; i += grid_threads()) {
-    double total = 0.0;
-    for (index_t split = 0; split < splits; ++split) total += parts[2 * split * columns + i];
-    (i < columns ? dweight[i] : dbias[i - columns]) = total;
+struct norm_sum_finish {
+  double *dweight, *dbias;
+  __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
+    dweight[c] = s.sums[0][0];
+    dbias[c] = s.sums[1][0];
   }
-}
+};
 
 template <class T>
 void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& p) {
@@ -186,15 +187,13 @@ void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<
 }
 
 template <class T>
-void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p, double* parts,
+void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p, double* scratch,
                                     double* dweight, double* dbias) {
-  const index_t splits = layer_norm_splits(p.rows);
-  launch(stream,
-         {dim3(static_cast<unsigned>(ceil_div(p.columns, warp_threads)), static_cast<unsigned>(splits)),
-          dim3(warp_threads, norm_sum_warps)},
-         layer_norm_sums_kernel<T>, p, splits, parts);
-  launch(stream, {dim3(blocks_for(2 * p.columns, 128)), dim3(128)}, layer_norm_merge_kernel, parts, splits,
-         p.columns, dweight, dbias);
+  const launch_site site(stream, "layer_norm_parameter_gradients");
+  with_width<T>(rows_in_vectors<T>(p.columns, p.sum, p.dy), [&](auto width) {
+    sum_columns<column_sum_state<2, 1>>(site, norm_sum_task<T, width>{p}, p.rows, p.columns, scratch,
+                                        norm_sum_finish{dweight, dbias});
+  });
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                       \

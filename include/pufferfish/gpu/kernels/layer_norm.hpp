@@ -4,7 +4,8 @@
 /// \file
 /// Launchers of layer normalisation over rows.
 
-#include <pufferfish/gpu/kernels/random.hpp>
+#include <pufferfish/gpu/kernels/column_parts.hpp>
+#include <pufferfish/gpu/kernels/layer_dropout.hpp>
 #include <pufferfish/gpu/kernels/rows.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
@@ -53,15 +54,10 @@ void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& problem);
 template <class T>
 void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& problem);
 
-/// dweight = sum of dy n and dbias = sum of dy over rows, before dsum overwrites dy. `parts`: 2 columns
-/// layer_norm_splits(rows) elements of scratch.
-inline index_t layer_norm_splits(index_t rows) {
-  constexpr index_t rows_a_split = 128, most = 64;
-  const index_t splits = rows / rows_a_split;
-  return splits < 1 ? 1 : splits < most ? splits : most;
-}
+/// dweight = sum of dy n and dbias = sum of dy over rows, before dsum overwrites dy. `scratch`:
+/// column_scratch(rows, columns, 2) doubles.
 template <class T>
 void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& problem,
-                                    double* parts, double* dweight, double* dbias);
+                                    double* scratch, double* dweight, double* dbias);
 
 PUFFERFISH_KERNELS_END

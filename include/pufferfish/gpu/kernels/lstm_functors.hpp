@@ -7,9 +7,9 @@
 
 #include <cmath>
 
-#include <pufferfish/gpu/kernels/launchers.hpp>
+#include <pufferfish/gpu/kernels/elementwise_functors.hpp>
 
-PUFFERFISH_KERNEL_TYPES_BEGIN
+PUFFERFISH_KERNELS_BEGIN
 
 /// Preactivations, activations or their gradients: input gate, forget gate, candidate, output gate.
 template <class A>
@@ -22,12 +22,6 @@ struct lstm_step {
   lstm_gates_of<A> gates;  ///< activations
   A cell, output;
 };
-
-template <class A>
-PUFFERFISH_HOST_DEVICE inline A logistic(A x) {
-  using std::exp;
-  return A(1) / (A(1) + exp(-x));
-}
 
 /// i, f, o = logistic(z), g = tanh(z), cell = f before + i g, output = o tanh(cell).
 template <class A>
@@ -55,4 +49,4 @@ PUFFERFISH_HOST_DEVICE inline lstm_step_gradient<A> lstm_step_backward(const lst
           dc * a.f};
 }
 
-PUFFERFISH_KERNEL_TYPES_END
+PUFFERFISH_KERNELS_END

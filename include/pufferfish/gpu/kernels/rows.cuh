@@ -81,17 +81,6 @@ __device__ inline void for_each_row(index_t rows, index_t columns, F f) {
   }
 }
 
-template <class T, int Width>
-static __global__ void scale_rows_kernel(accumulate_t<T> factor, row_array<const T> from, index_t rows,
-                                         index_t columns, row_array<T> to) {
-  for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
-    accumulate_t<T> values[Width];
-    load_values<Width>(from.row(m) + c, values);
-    for (int i = 0; i < Width; ++i) values[i] *= factor;
-    store_values<Width>(values, to.row(m) + c);
-  });
-}
-
 /// Row m, or places[m] where there is such an array.
 __device__ inline index_t place_of(const index_t* places, index_t m) {
   return places == nullptr ? m : places[m];
@@ -127,16 +116,6 @@ static __global__ void clear_rows_outside_kernel(run_arrays runs, row_array<T> x
 }
 
 template <class T>
-void scale_rows(cudaStream_t stream, double factor, row_array<const T> from, index_t rows, index_t columns,
-                row_array<T> to) {
-  const launch_site site(stream, "scale_rows");
-  with_width<T>(rows_in_vectors<T>(columns, from, to), [&](auto width) {
-    launch(site, row_grid(rows, columns, width), scale_rows_kernel<T, width>,
-           static_cast<accumulate_t<T>>(factor), from, rows, columns, to);
-  });
-}
-
-template <class T>
 void move_rows(const launch_site& site, row_array<const T> from, const index_t* from_places,
                row_array<T> to, const index_t* to_places, index_t rows, index_t columns) {
   with_width<T>(rows_in_vectors<T>(columns, from, to), [&](auto width) {
@@ -166,7 +145,6 @@ void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                           \
-  template void scale_rows<T>(cudaStream_t, double, row_array<const T>, index_t, index_t, row_array<T>);    \
   template void gather_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,          \
                                row_array<T>);                                                               \
   template void scatter_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,         \

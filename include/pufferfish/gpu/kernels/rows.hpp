@@ -35,11 +35,6 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// to_m = factor from_m, row by row; the two may be the same.
-template <class T>
-void scale_rows(cudaStream_t stream, double factor, row_array<const T> from, index_t rows, index_t columns,
-                row_array<T> to);
-
 /// to_m = from_(places[m]), or to_(places[m]) = from_m; places lie on the device, each in the other matrix.
 template <class T>
 void gather_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
