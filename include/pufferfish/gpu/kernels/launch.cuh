@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What all kernels share: how they are started, where a thread stands in its grid, sums over a warp and a
+/// block in a fixed order, and 16-byte accesses.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+// ---------------------------------------------------------------------------------------------------------
+// Launch
+
+/// Blocks and threads of a launch: `{blocks, threads}` or `{{columns, rows}, threads, shared_bytes}`.
+struct grid {
+  dim3 blocks;
+  dim3 threads;
+  std::size_t shared_bytes = 0;  ///< of dynamic shared memory in each block
+};
+
+/// A stream together with the launcher that uses it, for messages: converts from a stream.
+struct launch_site {
+  launch_site(cudaStream_t stream_of_launch, const char* function_of_caller = __builtin_FUNCTION(),
+              const char* file_of_caller = __builtin_FILE(), int line_of_caller = __builtin_LINE())
+      : stream(stream_of_launch),
+        function(function_of_caller),
+        file(file_of_caller),
+        line(line_of_caller) {}
+
+  cudaStream_t stream;
+  const char* function;
+  const char* file;
+  int line;
+};
+
+[[noreturn]] inline void launch_failed(const launch_site& site, const grid& g, cudaError_t error) {
+  const auto text = [](dim3 n) {
+    return std::to_string(n.x) + " x " + std::to_string(n.y) + " x " + std::to_string(n.z);
+  };
+  PUFFERFISH_THROW(backend_error(std::string(site.function) + ": launch of " + text(g.blocks) +
+                                 " blocks of " + text(g.threads) + " threads with " +
+                                 std::to_string(g.shared_bytes) + " bytes of shared memory failed: " +
+                                 cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")"));
+}
+
+/// Starts a kernel on a stream; nothing where the grid is empty. Arguments convert to the kernel's parameters.
+/// Throws backend_error that names the calling launcher. More than 48 KB of shared memory are asked for here.
+///
+/// A host that executes kernels itself defines PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
+///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
+///                      body), where body() executes one thread, and
+///   void* dynamic_shared_memory().
+/// The tests do, to run kernels without a device.
+template <class... P>
+void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
+  if (g.blocks.x == 0 || g.blocks.y == 0 || g.blocks.z == 0) return;
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  const cudaError_t error = emulated_device::launch(site.stream, site.function, g.blocks, g.threads,
+                                                    g.shared_bytes, [=] { kernel(arguments...); });
+#else
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  cudaError_t error = cudaSuccess;
+  if (g.shared_bytes > 48 * 1024) {
+    error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(g.shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    void* pointers[sizeof...(P) + 1] = {static_cast<void*>(&arguments)..., nullptr};
+    error = cudaLaunchKernel(function, g.blocks, g.threads, pointers, g.shared_bytes, site.stream);
+  }
+#endif
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // reported here, so not again by the next call
+    launch_failed(site, g, error);
+  }
+}
+
+/// The launch's dynamic shared memory, aligned to 16 bytes.
+template <class T>
+__device__ inline T* dynamic_shared() {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  return static_cast<T*>(emulated_device::dynamic_shared_memory());
+#else
+  extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Shares of work
+
+/// a / b, rounded up. a >= 0, b > 0.
+template <class I>
+PUFFERFISH_HOST_DEVICE constexpr I ceil_div(I a, std::type_identity_t<I> b) {
+  return static_cast<I>((a + b - 1) / b);
+}
+
+/// Blocks that cover `size` items, `per_block` a block, for kernels with a grid-stride loop: at most `most`.
+inline unsigned blocks_for(index_t size, index_t per_block, unsigned most = 1U << 16) {
+  const index_t blocks = ceil_div(size, per_block);
+  return blocks < static_cast<index_t>(most) ? static_cast<unsigned>(blocks) : most;
+}
+
+/// The calling thread's number in a one-dimensional grid, and the number of threads: a grid-stride loop is
+///   for (index_t i = grid_thread(); i < size; i += grid_threads())
+__device__ inline index_t grid_thread() {
+  return static_cast<index_t>(blockIdx.x) * static_cast<index_t>(blockDim.x) +
+         static_cast<index_t>(threadIdx.x);
+}
+__device__ inline index_t grid_threads() {
+  return static_cast<index_t>(gridDim.x) * static_cast<index_t>(blockDim.x);
+}
+
+/// The calling thread's number in its block, x fastest; the number of threads of a block.
+__device__ inline int block_thread() {
+  return static_cast<int>((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x);
+}
+__device__ inline int block_threads() { return static_cast<int>(blockDim.x * blockDim.y * blockDim.z); }
+
+// ---------------------------------------------------------------------------------------------------------
+// Reductions
+
+inline constexpr unsigned all_lanes = 0xffffffffU;
+inline constexpr int warp_threads = 32;
+
+struct plus {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+/// The greater; a NaN where either is one.
+struct maximum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a > b || a != a ? a : b;
+  }
+};
+
+/// Combines the values of all 32 lanes; every lane receives the same bits. `combine` must be commutative.
+template <class T, class F>
+__device__ inline T warp_reduce(T value, F combine) {
+  for (int distance = warp_threads / 2; distance > 0; distance /= 2) {
+    value = combine(value, __shfl_xor_sync(all_lanes, value, distance));
+  }
+  return value;
+}
+
+/// Combines the values of all threads of a block, in an order that depends on nothing but their number;
+/// every thread receives the result. Whole warps only; `neutral` changes nothing when combined. All threads of
+/// the block call it; it ends with a barrier.
+template <class T, class F>
+__device__ inline T block_reduce(T value, T neutral, F combine) {
+  __shared__ T partial[warp_threads];
+  const int thread = block_thread(), warps = block_threads() / warp_threads;
+  value = warp_reduce(value, combine);
+  if (warps == 1) return value;
+  if (thread % warp_threads == 0) partial[thread / warp_threads] = value;
+  __syncthreads();
+  value = thread % warp_threads < warps ? partial[thread % warp_threads] : neutral;
+  value = warp_reduce(value, combine);
+  __syncthreads();  // before another call writes `partial`
+  return value;
+}
+
+template <class T>
+__device__ inline T warp_sum(T value) {
+  return warp_reduce(value, plus());
+}
+template <class T>
+__device__ inline T block_sum(T value) {
+  return block_reduce(value, T(0), plus());
+}
+template <class T>
+__device__ inline T warp_max(T value) {
+  return warp_reduce(value, maximum());
+}
+/// `lowest`: no greater than any value.
+template <class T>
+__device__ inline T block_max(T value, T lowest) {
+  return block_reduce(value, lowest, maximum());
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Numbers
+
+/// In what kernels compute with values stored as T: float; double for double.
+template <class T>
+struct accumulate {
+  using type = float;
+};
+template <>
+struct accumulate<double> {
+  using type = double;
+};
+template <class T>
+using accumulate_t = typename accumulate<T>::type;
+
+// ---------------------------------------------------------------------------------------------------------
+// 16-byte accesses
+
+/// As many T as one access of 16 bytes moves.
+template <class T>
+inline constexpr int vector_width = static_cast<int>(16 / sizeof(T));
+
+template <class T>
+struct alignas(16) vector {
+  T values[vector_width<T>];
+  PUFFERFISH_HOST_DEVICE T& operator[](int i) { return values[i]; }
+  PUFFERFISH_HOST_DEVICE const T& operator[](int i) const { return values[i]; }
+};
+
+/// Whether each of the addresses is a multiple of 16: parameters and arenas are packed without padding.
+template <class... P>
+PUFFERFISH_HOST_DEVICE inline bool aligned16(const P*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) | ... | std::uintptr_t{0}) & 15U) == 0;
+}
+
+/// 16 bytes at once. The address is a multiple of 16.
+template <class T>
+__device__ inline vector<T> load_vector(const T* from) {
+  return *reinterpret_cast<const vector<T>*>(from);
+}
+template <class T>
+__device__ inline void store_vector(T* to, const vector<T>& value) {
+  *reinterpret_cast<vector<T>*>(to) = value;
+}
+
+/// Calls by_vector(i) for groups i, i + 1, .. i + vector_width<T> - 1 of 0 .. size - 1 and by_element(i) for
+/// what remains (for all, where `vectors` is false), spread over a one-dimensional grid.
+template <class T, class V, class E>
+__device__ inline void for_each_vector(index_t size, bool vectors, V by_vector, E by_element) {
+  constexpr index_t width = vector_width<T>;
+  const index_t in_vectors = vectors ? size / width * width : 0;
+  for (index_t i = grid_thread() * width; i < in_vectors; i += grid_threads() * width) by_vector(i);
+  for (index_t i = in_vectors + grid_thread(); i < size; i += grid_threads()) by_element(i);
+}
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What the declarations of all launchers rest on. A launcher is a host function that starts a kernel; any
+/// compiler reads its declaration, and the one .cu file of a program (`<pufferfish/gpu/kernels.cuh>`) has its
+/// definition. The two sides may be compiled by two compilers with different flags, so signatures name
+/// built-in types, pointers, `cudaStream_t` and the plain structs of these headers, and the namespace holds
+/// no assertion level and no instruction set.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include <pufferfish/core/config.hpp>
+
+/// Around launchers. Hidden: two shared objects of one process each call the kernels that they were linked
+/// with.
+#define PUFFERFISH_KERNELS_BEGIN    \
+  PUFFERFISH_STABLE_NAMESPACE_BEGIN \
+  namespace gpu_kernels __attribute__((visibility("hidden"))) {
+/// Around plain structs of launchers' signatures that classes may have as members: not hidden, since a
+/// class must not be more visible than its members.
+#define PUFFERFISH_KERNEL_TYPES_BEGIN \
+  PUFFERFISH_STABLE_NAMESPACE_BEGIN   \
+  namespace gpu_kernels {
+#define PUFFERFISH_KERNELS_END \
+  }                            \
+  PUFFERFISH_STABLE_NAMESPACE_END
+#define PUFFERFISH_KERNEL_TYPES_END PUFFERFISH_KERNELS_END
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// Signed, as everywhere in the library.
+using index_t = std::ptrdiff_t;
+
+/// What changes from step to step, in device memory, so that a captured graph finds new values at every
+/// replay. The host writes it before a step, in the order of the step's stream.
+struct step_values {
+  std::uint64_t seed;          ///< of all random streams of the run
+  std::uint64_t layer_stream;  ///< substream(stream_id("layer"), step); a layer's is substream(this, its number)
+  std::uint64_t step;          ///< steps done so far
+  double numbers[8];           ///< the optimizer's: learning rate and what else its kernels read
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
+// pufferfish::gpu::kernels, as the rest of the library says it. The namespaces behind it differ, because
+// `gpu` belongs to the namespace that holds the flags.
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+namespace kernels = gpu_kernels;
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END

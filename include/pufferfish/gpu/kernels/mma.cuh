@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Products of small matrices by a warp's tensor cores (mma.sync, from compute capability 8.0 on), and how
+/// their operands get from shared memory to the lanes that want them. Operands are words of 4 bytes: one TF32
+/// number, or two of 16 bits with the lower index in the lower half.
+///
+/// With g = lane / 4, t = lane % 4 and K = 8 numbers (TF32) or 16 (16 bits) deep:
+///   a (16 x K, rows):     a[0] row g, words t;  a[1] row g + 8, words t;  a[2], a[3] the same, words t + 4
+///   b (K x 8, columns):   b[0] column g, words t;  b[1] column g, words t + 4
+///   c (16 x 8):           c[0], c[1] row g, columns 2 t, 2 t + 1;  c[2], c[3] the same in row g + 8
+/// where word t of a row (or column) holds number t of the depth, or numbers 2 t and 2 t + 1.
+
+#include <pufferfish/gpu/kernels/launch.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// The bits of a float rounded to TF32 (10 bits of mantissa; to nearest, ties away from zero).
+__device__ inline std::uint32_t to_tf32(float value) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  return emulated_device::to_tf32(value);
+#else
+  std::uint32_t bits = 0;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+#endif
+}
+__device__ inline std::uint32_t to_tf32(std::uint32_t bits) { return to_tf32(__uint_as_float(bits)); }
+
+/// c += a b, by all 32 lanes. T: float (words are TF32: what stands below its 10 bits of mantissa is not
+/// looked at), __nv_bfloat16 or __half. Sums are in float; the device does not say in which order, nor that it
+/// rounds each.
+template <class T>
+__device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>);
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  emulated_device::mma<T>(c, a, b);
+#else
+  if constexpr (std::is_same_v<T, float>) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+#endif
+}
+
+/// Four 8 x 8 blocks of 2-byte numbers (or 8 x 4 of words of 4 bytes) from shared memory, by all 32 lanes:
+/// lane 8 i + j gives the address of row j (16 bytes, a multiple of 16) of block i. words[i] receives from row
+/// lane / 4 of block i the word lane % 4.
+__device__ inline void load_matrices(std::uint32_t (&words)[4], const void* row) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  emulated_device::load_matrices(words, row, false);
+#else
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+#endif
+}
+
+/// The same of transposed blocks of 2-byte numbers: words[i] receives from column lane / 4 of block i the
+/// numbers of rows 2 (lane % 4) and the next.
+__device__ inline void load_matrices_transposed(std::uint32_t (&words)[4], const void* row) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  emulated_device::load_matrices(words, row, true);
+#else
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+#endif
+}
+
+PUFFERFISH_KERNELS_END

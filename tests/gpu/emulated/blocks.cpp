@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// Executes the blocks of a grid: threads are fibres. A thread that meets no barrier runs to its end on the fibre
+/// that is there; only one that has to wait keeps its own.
+
+#undef _FORTIFY_SOURCE  // its longjmp takes another stack for a corrupted one
+#include "cuda.hpp"
+
+#include <csetjmp>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <vector>
+
+#include "device.hpp"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace emulated_device {
+
+namespace {
+
+constexpr int most_threads = 1024;
+constexpr std::size_t stack_bytes = 256 * 1024;
+
+struct fibre {
+  jmp_buf registers;
+  ucontext_t first;
+  bool started = false;
+};
+
+enum class state : unsigned char { fresh, running, ready, at_barrier, in_warp, returned };
+
+struct thread {
+  state now;
+  fibre* on;   // while it waits
+  site where;  // it waits
+  // The warp operation that it waits in:
+  unsigned mask;
+  void* slot;
+  void (*complete)(void* const*);
+};
+
+struct warp {
+  unsigned live;     // lanes that have not returned
+  unsigned waiting;  // lanes in a warp operation
+};
+
+// The block at work.
+struct {
+  const char* name = nullptr;
+  const operation* body = nullptr;
+  int size = 0;
+  unsigned disorder = 0;   // decides in which order threads start, leave barriers and go on
+  int started = 0;
+  int returned = 0;
+  int arrived = 0;         // at the barrier
+  int agreed = 0;          // of them, those whose predicate is not zero
+  site barrier;            // where the first of them is
+  unsigned barriers = 0;   // passed
+  int result[2] = {};      // `agreed` of the last barriers, even and odd
+  int current = -1;        // thread at work
+  fibre* on = nullptr;     // its fibre
+  thread threads[most_threads];
+  warp warps[most_threads / 32];
+  int ready[most_threads];  // threads that may go on: a ring
+  unsigned ready_first = 0, ready_last = 0;
+  jmp_buf back;  // to run_block
+} block;
+
+std::vector<fibre*> idle;
+
+constexpr std::size_t shared_guard = 64;
+constexpr unsigned char guard_byte = 0xa5;
+alignas(128) unsigned char shared[most_shared_bytes + shared_guard];
+
+uint3 index_of(int t) {
+  const auto i = static_cast<unsigned>(t);
+  return {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+}
+
+void take(int t) {
+  block.current = t;
+  block.threads[t].now = state::running;
+  threadIdx = index_of(t);
+}
+
+void push_ready(int t) {
+  block.threads[t].now = state::ready;
+  block.ready[block.ready_last++ % most_threads] = t;
+}
+
+bool backwards() { return ((block.disorder >> block.barriers % 16) & 1U) != 0; }
+int in_order(int i) { return backwards() ? block.size - 1 - i : i; }
+
+[[noreturn]] void stuck() {
+  int at_barrier = 0, in_warp = 0, example = 0;
+  for (int t = 0; t < block.size; ++t) {
+    at_barrier += block.threads[t].now == state::at_barrier;
+    in_warp += block.threads[t].now == state::in_warp;
+  }
+  while (block.threads[example].now != (in_warp != 0 ? state::in_warp : state::at_barrier)) ++example;
+  take(example);
+  char why[200];
+  std::snprintf(why, sizeof why,
+                "threads wait forever: of %d, %d are at a barrier, %d in a warp operation, %d have returned",
+                block.size, at_barrier, in_warp, block.returned);
+  misuse(why, block.threads[example].where);
+}
+
+// Lets the lanes of `mask` go on if all of them wait.
+void try_complete(int first_of_warp, unsigned mask) {
+  warp& w = block.warps[first_of_warp / 32];
+  const unsigned lanes = mask & w.live;
+  if (lanes == 0 || (w.waiting & lanes) != lanes) return;
+  void* slots[32] = {};
+  const thread* first = nullptr;
+  for (int l = 0; l < 32; ++l) {
+    if ((lanes >> l & 1U) == 0) continue;
+    const thread& t = block.threads[first_of_warp + l];
+    if (first == nullptr) first = &t;
+    if (t.mask != mask) misuse("the lanes of a warp operation have different masks", t.where);
+    if (t.where.line() != first->where.line() || t.complete != first->complete) {
+      misuse("lanes of a warp meet in different operations", t.where);
+    }
+    slots[l] = t.slot;
+  }
+  first->complete(slots);
+  w.waiting &= ~lanes;
+  for (int l = 0; l < 32; ++l) {
+    if ((lanes >> l & 1U) != 0 && first_of_warp + l != block.current) push_ready(first_of_warp + l);
+  }
+}
+
+void end_thread() {
+  const int t = block.current, first_of_warp = t / 32 * 32;
+  block.threads[t].now = state::returned;
+  ++block.returned;
+  warp& w = block.warps[t / 32];
+  w.live &= ~(1U << t % 32);
+  for (unsigned left = w.waiting; left != 0; left &= w.waiting) {
+    const int lane = __builtin_ctz(left);
+    left &= left - 1;
+    try_complete(first_of_warp, block.threads[first_of_warp + lane].mask);
+  }
+}
+
+__attribute__((noinline)) fibre* idle_fibre();
+
+[[noreturn]] void enter(fibre* f) {
+  block.on = f;
+  if (f->started) _longjmp(f->registers, 1);
+  f->started = true;
+  setcontext(&f->first);
+  std::abort();
+}
+
+// Leaves the fibre of a thread that waits or has returned for one that can go on. In the second case it returns
+// when there is another thread to start.
+void go_on(bool returned) {
+  const bool fresh = block.started < block.size;
+  const bool ready = block.ready_first != block.ready_last;
+  if (fresh && (!ready || (block.disorder & 1U) != 0)) {
+    if (returned) return;
+    enter(idle_fibre());
+  }
+  if (!ready && block.returned < block.size) stuck();
+  if (returned) {
+    idle.push_back(block.on);
+    if (_setjmp(block.on->registers) != 0) return;
+    if (!ready) _longjmp(block.back, 1);
+  }
+  const int t = block.ready[block.ready_first++ % most_threads];
+  take(t);
+  enter(block.threads[t].on);
+}
+
+void wait(state why) {
+  thread& self = block.threads[block.current];
+  self.now = why;
+  self.on = block.on;
+  if (_setjmp(self.on->registers) == 0) go_on(false);
+}
+
+void fibre_main() {
+  for (;;) {
+    take(in_order(block.started++));
+    (*block.body)();
+    end_thread();
+    go_on(true);
+  }
+}
+
+// Nothing but this in a function that may, for all the compiler knows, return twice.
+__attribute__((noinline)) void initialize(ucontext_t* context) { getcontext(context); }
+
+fibre* idle_fibre() {
+  static unsigned count = 0;
+  if (!idle.empty()) {
+    fibre* f = idle.back();
+    idle.pop_back();
+    return f;
+  }
+  auto* f = new fibre;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  void* memory = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {
+    misuse("no memory for a thread's stack", site::current());
+  }
+  initialize(&f->first);
+  f->first.uc_stack.ss_sp = static_cast<char*>(memory) + page;
+  // Stacks that begin at equal offsets would share a few lines of the cache.
+  f->first.uc_stack.ss_size = stack_bytes - count++ * 5 % 128 * 64;
+  f->first.uc_link = nullptr;
+  makecontext(&f->first, fibre_main, 0);
+  return f;
+}
+
+void run_block(std::size_t shared_bytes) {
+  std::memset(shared, 0xff, shared_bytes);
+  std::memset(shared + shared_bytes, guard_byte, shared_guard);
+  block.started = block.returned = block.arrived = block.agreed = 0;
+  block.barriers = block.ready_first = block.ready_last = 0;
+  for (int t = 0; t < block.size; ++t) block.threads[t].now = state::fresh;
+  for (int t = 0; t < block.size; t += 32) {
+    const int lanes = block.size - t;
+    block.warps[t / 32] = {lanes >= 32 ? ~0U : (1U << lanes) - 1U, 0};
+  }
+  fibre* first = idle_fibre();
+  forget_copies();
+  if (_setjmp(block.back) == 0) enter(first);
+  for (std::size_t i = 0; i < shared_guard; ++i) {
+    if (shared[shared_bytes + i] != guard_byte) misuse("something wrote behind dynamic shared memory", site::current());
+  }
+}
+
+}  // namespace
+
+votes block_barrier(bool predicate, const site& where) {
+  if (block.current < 0) misuse("a barrier outside of a kernel", where);
+  if (block.arrived++ == 0) block.barrier = where;
+  if (block.barrier.line() != where.line()) misuse("threads of a block meet in different barriers", where);
+  block.agreed += predicate ? 1 : 0;
+  const unsigned generation = block.barriers;
+  const int self = block.current;
+  if (block.arrived < block.size) {
+    block.threads[self].where = where;
+    wait(state::at_barrier);
+  } else {
+    block.result[generation % 2] = block.agreed;
+    block.arrived = block.agreed = 0;
+    ++block.barriers;
+    for (int i = 0; i < block.size; ++i) {
+      if (in_order(i) != self) push_ready(in_order(i));
+    }
+  }
+  return {block.result[generation % 2], block.size};
+}
+
+void warp_exchange(unsigned mask, void* slot, void (*complete)(void* const*), const site& where) {
+  if (block.current < 0) misuse("a warp operation outside of a kernel", where);
+  const int self = block.current, lane = self % 32;
+  if ((mask >> lane & 1U) == 0) misuse("a lane that is not in the mask of its warp operation", where);
+  thread& t = block.threads[self];
+  t.where = where;
+  t.mask = mask;
+  t.slot = slot;
+  t.complete = complete;
+  warp& w = block.warps[self / 32];
+  w.waiting |= 1U << lane;
+  try_complete(self - lane, mask);
+  if ((w.waiting >> lane & 1U) != 0) wait(state::in_warp);
+}
+
+int lane() { return block.current % 32; }
+int thread_of_block() { return block.current; }
+
+void* dynamic_shared_memory() { return shared; }
+
+void print_position() {
+  if (block.name == nullptr) return;
+  std::fprintf(stderr, "emulated device: in %s, grid %u x %u x %u of %u x %u x %u threads, block (%u, %u, %u)",
+               block.name, gridDim.x, gridDim.y, gridDim.z, blockDim.x, blockDim.y, blockDim.z, blockIdx.x,
+               blockIdx.y, blockIdx.z);
+  if (block.current >= 0) std::fprintf(stderr, ", thread (%u, %u, %u)", threadIdx.x, threadIdx.y, threadIdx.z);
+  std::fputc('\n', stderr);
+}
+
+void misuse(const char* why, const site& where) {
+  std::fprintf(stderr, "emulated device: %s:%u: %s: %s\n", where.file_name(), where.line(), where.function_name(),
+               why);
+  print_position();
+  std::abort();
+}
+
+void run_grid(const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes, const operation& body) {
+  static unsigned disorder = 0x9e3779b9U;
+  block.name = name;
+  block.body = &body;
+  block.size = static_cast<int>(threads.x * threads.y * threads.z);
+  gridDim = blocks;
+  blockDim = threads;
+  // Any step that has no factor in common with their number visits all blocks.
+  const std::uint64_t plane = std::uint64_t{blocks.x} * blocks.y, count = plane * blocks.z;
+  std::uint64_t step = count * 5 / 8 + 1;
+  while (std::gcd(step, count) != 1) ++step;
+  std::uint64_t at = disorder % count;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    disorder = disorder * 1664525U + 1013904223U;
+    block.disorder = disorder >> 8;
+    blockIdx = {static_cast<unsigned>(at % blocks.x), static_cast<unsigned>(at / blocks.x % blocks.y),
+                static_cast<unsigned>(at / plane)};
+    run_block(shared_bytes);
+    at = (at + step) % count;
+  }
+  block.name = nullptr;
+  block.current = -1;
+}
+
+cudaError_t launch(cudaStream_t stream, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
+                   std::function<void()> body) {
+  const bool grid_fits = blocks.x - 1 < 0x7fffffffU && blocks.y - 1 < 65535 && blocks.z - 1 < 65535;
+  const bool block_fits = threads.x - 1 < 1024 && threads.y - 1 < 1024 && threads.z - 1 < 64 &&
+                          threads.x * threads.y * threads.z <= most_threads;
+  if (!grid_fits || !block_fits) return cudaErrorInvalidConfiguration;
+  if (shared_bytes > most_shared_bytes) return cudaErrorInvalidValue;
+  return submit(stream, name, [=, body = std::move(body)] { run_grid(name, blocks, threads, shared_bytes, body); });
+}
+
+}  // namespace emulated_device

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The emulated device's memory. Every allocation has its own pages, which only the device may touch, and ends (but
+/// for the rounding to 256 bytes) at a page that nobody may; addresses are not used again. So an access by the host,
+/// behind the end or after the release is a fault at the instruction that does it.
+
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "device.hpp"
+
+namespace emulated_device {
+
+namespace {
+
+constexpr std::size_t device_bytes = std::size_t{4} << 30;
+constexpr std::size_t alignment = 256;
+constexpr unsigned char guard_byte = 0xa5;
+
+struct allocation {
+  std::size_t bytes = 0;
+  unsigned char* pages = nullptr;  // without the two guard pages
+  std::size_t page_bytes = 0;
+  bool freed = false;
+};
+
+// By address. What was freed stays, to explain faults.
+std::map<std::uintptr_t, allocation>& device_memory() {
+  static auto* all = new std::map<std::uintptr_t, allocation>;
+  return *all;
+}
+std::map<std::uintptr_t, std::size_t>& pinned_memory() {
+  static auto* all = new std::map<std::uintptr_t, std::size_t>;
+  return *all;
+}
+
+std::size_t used_bytes = 0;
+int accesses = 0;
+struct sigaction outer_handler;
+
+std::uintptr_t number_of(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
+std::size_t page_size() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+void protect(const allocation& a, bool open) {
+  if (!a.freed) mprotect(a.pages, a.page_bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void explain_fault(int, siginfo_t* info, void*) {
+  const std::uintptr_t at = number_of(info->si_addr);
+  auto next = device_memory().upper_bound(at + alignment);
+  for (int tries = 0; tries < 2 && next != device_memory().begin(); ++tries) {
+    --next;
+    const auto& [start, a] = *next;
+    const std::uintptr_t end = number_of(a.pages) + a.page_bytes + page_size();
+    if (at + page_size() < number_of(a.pages) || at >= end) continue;
+    std::fprintf(stderr, "emulated device: %s: address %p is byte %td of %zu bytes of device memory%s\n",
+                 accesses == 0 ? "the host touched device memory" : "an access outside of device memory",
+                 info->si_addr, static_cast<std::ptrdiff_t>(at - start), a.bytes, a.freed ? " that were freed" : "");
+    break;
+  }
+  print_position();
+  sigaction(SIGSEGV, &outer_handler, nullptr);  // the access is repeated: now it ends the program
+}
+
+// Test frameworks install and remove handlers of their own.
+void watch_faults() {
+  struct sigaction now;
+  sigaction(SIGSEGV, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == explain_fault) return;
+  outer_handler = now;
+  stack_t stack;
+  sigaltstack(nullptr, &stack);
+  if ((stack.ss_flags & SS_DISABLE) != 0) {  // a fault may be the overflow of a stack
+    constexpr std::size_t size = 64 * 1024;
+    stack.ss_sp = std::malloc(size);
+    stack.ss_size = size;
+    stack.ss_flags = 0;
+    sigaltstack(&stack, nullptr);
+  }
+  struct sigaction mine = {};
+  mine.sa_sigaction = explain_fault;
+  mine.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &mine, nullptr);
+}
+
+void check_guards(std::uintptr_t start, const allocation& a) {
+  const auto* memory = reinterpret_cast<const unsigned char*>(start);
+  const unsigned char* end = a.pages + a.page_bytes;
+  const auto broken = [&](const unsigned char* from, const unsigned char* to) {
+    for (; from != to; ++from) {
+      if (*from != guard_byte) return true;
+    }
+    return false;
+  };
+  if (broken(a.pages, memory) || broken(memory + a.bytes, end)) {
+    std::fprintf(stderr, "emulated device: something wrote outside of %zu bytes of device memory at %p\n", a.bytes,
+                 reinterpret_cast<void*>(start));
+    std::abort();
+  }
+}
+
+}  // namespace
+
+access::access() {
+  if (accesses++ != 0) return;
+  watch_faults();
+  for (const auto& [start, a] : device_memory()) protect(a, true);
+}
+
+access::~access() {
+  if (--accesses != 0) return;
+  for (const auto& [start, a] : device_memory()) protect(a, false);
+}
+
+void* allocate_device(std::size_t bytes) {
+  watch_faults();
+  if (bytes > device_bytes || used_bytes + bytes > device_bytes) return nullptr;
+  const std::size_t page = page_size(), rounded = round_up(bytes, alignment);
+  const std::size_t page_bytes = round_up(rounded, page);
+  void* mapped = mmap(nullptr, page_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  unsigned char* pages = static_cast<unsigned char*>(mapped) + page;
+  unsigned char* memory = pages + (page_bytes - rounded);
+  const allocation a{bytes, pages, page_bytes, false};
+  protect(a, true);
+  std::memset(pages, guard_byte, page_bytes);
+  std::memset(memory, 0xff, bytes);
+  if (accesses == 0) protect(a, false);
+  device_memory()[number_of(memory)] = a;
+  used_bytes += bytes;
+  return memory;
+}
+
+bool free_device(void* memory) {
+  const auto found = device_memory().find(number_of(memory));
+  if (found == device_memory().end() || found->second.freed) return false;
+  {
+    const access open;
+    check_guards(found->first, found->second);
+  }
+  allocation& a = found->second;
+  used_bytes -= a.bytes;
+  a.freed = true;
+  // Keeps the addresses, gives back what is behind them.
+  mmap(a.pages, a.page_bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return true;
+}
+
+void check_guards() {
+  const access open;
+  for (const auto& [start, a] : device_memory()) {
+    if (!a.freed) check_guards(start, a);
+  }
+}
+
+void* allocate_pinned(std::size_t bytes) {
+  void* memory = std::aligned_alloc(alignment, round_up(bytes == 0 ? 1 : bytes, alignment));
+  if (memory == nullptr) return nullptr;
+  std::memset(memory, 0xff, bytes);
+  pin(memory, bytes);
+  return memory;
+}
+
+bool free_pinned(void* memory) {
+  if (!unpin(memory)) return false;
+  std::free(memory);
+  return true;
+}
+
+void pin(void* memory, std::size_t bytes) { pinned_memory()[number_of(memory)] = bytes; }
+bool unpin(void* memory) { return pinned_memory().erase(number_of(memory)) != 0; }
+
+kind kind_of(const void* memory, std::size_t bytes) {
+  const std::uintptr_t at = number_of(memory);
+  const auto after = device_memory().upper_bound(at);
+  if (after != device_memory().begin()) {
+    const auto& [start, a] = *std::prev(after);
+    if (!a.freed && at < start + a.bytes) {
+      if (bytes <= start + a.bytes - at) return kind::device;
+      std::fprintf(stderr, "emulated device: %zu bytes from byte %zu of %zu bytes of device memory\n", bytes,
+                   static_cast<std::size_t>(at - start), a.bytes);
+      print_position();
+      std::abort();
+    }
+  }
+  const auto after_pinned = pinned_memory().upper_bound(at);
+  if (after_pinned != pinned_memory().begin()) {
+    const auto& [start, size] = *std::prev(after_pinned);
+    if (at - start <= size && bytes <= size - (at - start)) return kind::pinned;
+  }
+  return kind::pageable;
+}
+
+std::size_t free_bytes() { return device_bytes - used_bytes; }
+std::size_t total_bytes() { return device_bytes; }
+
+}  // namespace emulated_device
