@@ -15,10 +15,12 @@
 #include <thread>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <pufferfish/dist/compressor.hpp>
 #include <pufferfish/dist/exchange_options.hpp>
+#include <pufferfish/dist/gradient_staging.hpp>
 #include <pufferfish/dist/waiting.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -37,7 +39,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// With a compressor nothing starts before finish: it sees all gradients, and what it computes would only
 /// compete with the backward pass. What finish leaves is then the compressor's result.
-template <class T, class Comm>
+///
+/// Gradients on a device go through memory of the host: a bucket is copied there while the backward pass
+/// still runs, exchanged as one of the host's, and copied back; compressors, too, work on the host. A
+/// backward pass that is replayed from a graph tells nobody when gradients are ready: call begin behind it.
+template <class T, class Comm, class Device = device::cpu>
 class gradient_exchange {
  public:
   /// The store and the communicator must outlive the object. Collective: throws state_error on all ranks if
@@ -52,6 +58,7 @@ class gradient_exchange {
         generation_(store.generation()),
         buckets_(cut_buckets(store, plan_.buckets)),
         missing_(buckets_.size()),
+        staging_(store, buckets_.size()),
         compressor_(std::move(compressor)) {
     detail::check_communicator<Comm>();
     bucket_of_.reserve(store.parameters().size());
@@ -104,7 +111,7 @@ class gradient_exchange {
   /// From now on gradients that get ready are exchanged. Throws state_error if the network has changed its
   /// arenas, or if an exchange has begun and not finished; and, on all ranks, if they are at different steps:
   /// the first begin, and that after set_steps, compares them (later ones need not: they count together).
-  void begin(context<device::cpu>& ctx) {
+  void begin(context<Device>& ctx) {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
     }
@@ -117,6 +124,7 @@ class gradient_exchange {
     released_ = 0;
     started_ = 0;
     requests_.clear();
+    ctx_ = &ctx;
     ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
   }
 
@@ -125,7 +133,7 @@ class gradient_exchange {
   /// gradients are then of no use; a compressor's state is as it was). Throws value_error on all ranks for
   /// nonfinite_policy::stop, and for a compressor whose result is not finite though all gradients are: its
   /// state is spoilt. Rethrows what went wrong in between.
-  bool finish(context<device::cpu>& ctx) {
+  bool finish(context<Device>& ctx) {
     return finish(ctx, [](const gradient_bucket&) {});
   }
 
@@ -133,23 +141,25 @@ class gradient_exchange {
   /// its gradients may be used: while later buckets are on their way where arrives_early() says so, else when
   /// all is known to be well. If something goes wrong, some buckets may have been given already.
   template <class Arrived>
-  bool finish(context<device::cpu>& ctx, Arrived&& arrived) {
+  bool finish(context<Device>& ctx, Arrived&& arrived) {
     if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
     running_ = false;
     ++report_.steps;
     const auto start = clock::now();
     double updating = 0.0;
-    const auto timed = [&](const gradient_bucket& bucket) {
+    const bool changed = compressor_ || comm_->size() > 1;
+    const auto hand_out = [&](const gradient_bucket& bucket) {
+      if (changed) staging_.send(ctx, bucket);
       const auto given = clock::now();
       arrived(bucket);
       updating += milliseconds_since(given);
     };
     bool usable = true;
     if (arrives_early()) {
-      finish_overlapped(ctx, timed);
+      finish_overlapped(ctx, hand_out);
     } else {
       usable = compressor_ ? finish_compressed(ctx) : finish_checked(ctx);
-      for (std::size_t b = 0; usable && b < buckets_.size(); ++b) timed(buckets_[b]);
+      for (std::size_t b = 0; usable && b < buckets_.size(); ++b) hand_out(buckets_[b]);
     }
     if (usable) ++steps_;
     report_.update_ms += updating;
@@ -228,7 +238,7 @@ class gradient_exchange {
 
   // This step's buckets below `count` may go.
   void release(std::size_t count) {
-    for (std::size_t b = released_; b < count; ++b) look_at(gradients_of(b), buckets_[b].offset);
+    for (std::size_t b = released_; b < count; ++b) staging_.fetch(*ctx_, b, buckets_[b]);
     if (!with_thread()) {
       released_ = count;
       progress();
@@ -240,8 +250,8 @@ class gradient_exchange {
   }
 
   std::span<T> gradients_of(std::size_t bucket) {
-    return store_->gradients().subspan(static_cast<std::size_t>(buckets_[bucket].offset),
-                                       static_cast<std::size_t>(buckets_[bucket].size));
+    return staging_.gradients().subspan(static_cast<std::size_t>(buckets_[bucket].offset),
+                                        static_cast<std::size_t>(buckets_[bucket].size));
   }
   T divisor() const { return T(1) / static_cast<T>(comm_->size()); }
 
@@ -254,7 +264,10 @@ class gradient_exchange {
       if (stopping_) return;
       const auto start = clock::now();
       try {
-        if (!failure_) average(gradients_of(next));
+        if (!failure_) {
+          take(next);
+          average(gradients_of(next));
+        }
       } catch (...) {
         failure_ = std::current_exception();
         failed_.store(true, std::memory_order_relaxed);
@@ -266,6 +279,12 @@ class gradient_exchange {
       done_.store(done + 1, std::memory_order_release);
       done_.notify_one();
     }
+  }
+
+  // A bucket's own gradients are complete and on the host.
+  void take(std::size_t bucket) {
+    staging_.await(bucket);
+    look_at(gradients_of(bucket), buckets_[bucket].offset);
   }
 
   void average(std::span<T> values) {
@@ -284,7 +303,7 @@ class gradient_exchange {
   }
 
   template <class Arrived>
-  void finish_overlapped(context<device::cpu>& ctx, Arrived&& arrived) {
+  void finish_overlapped(context<Device>& ctx, Arrived&& arrived) {
     ctx.on_gradient_ready(nullptr, nullptr);
     release(buckets_.size());
     if (with_thread()) {
@@ -323,18 +342,33 @@ class gradient_exchange {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
-  bool finish_checked(context<device::cpu>& ctx) {
+  bool finish_checked(context<Device>& ctx) {
     if (comm_->size() == 1) {
-      look_at(store_->gradients(), 0);
+      if (options_.nonfinite != nonfinite_policy::ignore) take_all(ctx);
       return usable_everywhere();
     }
     finish_overlapped(ctx, [](const gradient_bucket&) {});
     return usable_everywhere() && usable_result();
   }
 
-  bool finish_compressed(context<device::cpu>& ctx) {
-    const std::span<T> gradients = store_->gradients();
-    look_at(gradients, 0);
+  void take_all(context<Device>& ctx) {
+    for (std::size_t b = 0; b < buckets_.size(); ++b) staging_.fetch(ctx, b, buckets_[b]);
+    for (std::size_t b = 0; b < buckets_.size(); ++b) take(b);
+  }
+
+  // Compressors work on the host.
+  context<device::cpu>& host(context<Device>& ctx) {
+    if constexpr (std::is_same_v<Device, device::cpu>) {
+      return ctx;
+    } else {
+      return host_;
+    }
+  }
+
+  bool finish_compressed(context<Device>& device_ctx) {
+    context<device::cpu>& ctx = host(device_ctx);
+    take_all(device_ctx);
+    const std::span<T> gradients = staging_.gradients();
     // Before the compressor keeps any of it.
     if (!usable_everywhere()) return false;
     const exchange_place place{comm_->rank(), comm_->size(), steps_};
@@ -375,7 +409,7 @@ class gradient_exchange {
   // The exchanged gradients are the same on all ranks, and so is what is found in them.
   bool usable_result() {
     if (options_.nonfinite == nonfinite_policy::ignore) return true;
-    const index_t found = detail::find_nonfinite(std::span<const T>(store_->gradients()));
+    const index_t found = detail::find_nonfinite(std::span<const T>(staging_.gradients()));
     return found < 0 || refuse(found, -1);
   }
 
@@ -393,7 +427,8 @@ class gradient_exchange {
     return !is_narrow() && algorithm_for(gradients_of(bucket)) == all_reduce_algorithm::library;
   }
   void progress() {
-    for (; started_ < released_; ++started_) {
+    for (; started_ < released_ && staging_.has_come(started_); ++started_) {
+      take(started_);
       if (starts(started_)) {
         requests_.push_back(comm_->start_all_reduce_sum(gradients_of(started_)));
       } else {
@@ -404,7 +439,11 @@ class gradient_exchange {
   }
   template <class Arrived>
   void finish_requests(Arrived&& arrived) {
-    for (std::size_t b = 0; b < requests_.size(); ++b) {
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      if (b == requests_.size()) {
+        staging_.await(b);
+        progress();
+      }
       if (starts(b)) {
         requests_[b].wait();
         detail::scale_values(gradients_of(b), divisor());
@@ -425,6 +464,9 @@ class gradient_exchange {
   std::vector<gradient_bucket> buckets_;
   std::vector<int> bucket_of_;  // of each parameter
   std::vector<int> missing_;    // gradients of each bucket that are not ready
+  detail::gradient_staging<T, Device> staging_;
+  context<Device>* ctx_ = nullptr;  // of the backward pass that runs
+  std::conditional_t<std::is_same_v<Device, device::cpu>, std::monostate, context<device::cpu>> host_;
   std::vector<request> requests_;
   std::vector<T> scratch_;
   std::vector<bfloat16> bf16_scratch_;

@@ -5,6 +5,8 @@
 /// Memory of a device, and pinned memory of the host that a device copies from and to while it computes.
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 #include <pufferfish/core/memory.hpp>
 #include <pufferfish/gpu/error.hpp>
@@ -91,7 +93,7 @@ class stream_memory final : public detail::device_memory_source {
     check(cudaGetDevice(&device), "cudaGetDevice");
     cudaMemPool_t pool = nullptr;
     check(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool");
-    cuuint64_t keep = ~cuuint64_t{0};
+    std::uint64_t keep = ~std::uint64_t{0};
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
   }
 

@@ -221,18 +221,28 @@ auto svd_factors(const Dense& dense, const rank_policy& policy, factorize_option
 
 namespace detail {
 
+/// Calls work(layer) while the host may write the layer's parameters; a device's layer knows how.
+template <class Layer, class Work>
+void write_on_host(Layer& layer, Work&& work) {
+  if constexpr (requires { layer.on_host(work); }) {
+    layer.on_host(work);
+  } else {
+    work(layer);
+  }
+}
+
 template <class LowRank, class Dense>
 LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factorize_options& options,
                      report_of_t<Dense>* report) {
   const auto made = svd_factors(dense, policy, options);
   if constexpr (is_lstm<Dense>) {
     auto layer = make_low_rank_lstm<LowRank>(dense, made.front().rank(), made.back().rank());
-    load_lstm_factors(dense, made, layer);
+    write_on_host(layer, [&](auto& host) { load_lstm_factors(dense, made, host); });
     if (report != nullptr) *report = reports_of(made);
     return layer;
   } else {
     LowRank layer = make_low_rank<LowRank>(dense, made.rank());
-    load_factors(dense, made, layer);
+    write_on_host(layer, [&](auto& host) { load_factors(dense, made, host); });
     if (report != nullptr) *report = made.report;
     return layer;
   }
@@ -303,12 +313,12 @@ requires(detail::low_rank_kind<LowRank>::known) detail::report_of_t<Dense> svd_f
     detail::check_same_lstm(dense, layer, options.name);
     const auto made =
         detail::lstm_factors(dense, fixed_rank{layer.input_rank()}, fixed_rank{layer.hidden_rank()}, options);
-    detail::load_lstm_factors(dense, made, layer);
+    detail::write_on_host(layer, [&](auto& host) { detail::load_lstm_factors(dense, made, host); });
     return detail::reports_of(made);
   } else {
     detail::check_same_shape(dense, layer, options.name);
     const auto made = svd_factors(dense, fixed_rank{layer.rank()}, options);
-    detail::load_factors(dense, made, layer);
+    detail::write_on_host(layer, [&](auto& host) { detail::load_factors(dense, made, host); });
     return made.report;
   }
 }

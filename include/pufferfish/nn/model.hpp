@@ -113,27 +113,7 @@ class model {
   }
 
  private:
-  // Brings values to the host unless they are there, and at its end sends them back if it did.
-  class host_scope {
-   public:
-    explicit host_scope(parameter_store<value_type>& store) : store_(store.on_host() ? nullptr : &store) {
-      if (store_ != nullptr) store_->bring_to_host();
-    }
-    host_scope(const host_scope&) = delete;
-    host_scope& operator=(const host_scope&) = delete;
-    ~host_scope() {
-      if (store_ != nullptr) store_->send_back(false);
-    }
-    /// The host has changed them.
-    void keep() {
-      if (store_ != nullptr) std::exchange(store_, nullptr)->send_back(true);
-    }
-    /// They stay on the host.
-    void release() { store_ = nullptr; }
-
-   private:
-    parameter_store<value_type>* store_;
-  };
+  using host_scope = detail::host_scope<value_type>;
 
   Root copied_root() const {
     std::optional<Root> copy;

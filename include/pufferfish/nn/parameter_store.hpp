@@ -164,4 +164,32 @@ class parameter_store {
   std::uint64_t generation_ = 0;
 };
 
+namespace detail {
+
+/// Brings a store's values to the host unless they are there, and at its end sends them back if it did.
+template <class T>
+class host_scope {
+ public:
+  explicit host_scope(parameter_store<T>& store) : store_(store.on_host() ? nullptr : &store) {
+    if (store_ != nullptr) store_->bring_to_host();
+  }
+  host_scope(const host_scope&) = delete;
+  host_scope& operator=(const host_scope&) = delete;
+  ~host_scope() {
+    if (store_ != nullptr) store_->send_back(false);
+  }
+
+  /// Sends them back as the host has left them.
+  void keep() {
+    if (store_ != nullptr) std::exchange(store_, nullptr)->send_back(true);
+  }
+  /// They stay on the host.
+  void release() { store_ = nullptr; }
+
+ private:
+  parameter_store<T>* store_;
+};
+
+}  // namespace detail
+
 PUFFERFISH_NAMESPACE_END

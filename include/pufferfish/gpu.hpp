@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The back end for NVIDIA devices: `context<device::gpu>` and all it needs. Any C++20 compiler takes it with
+/// the CUDA Toolkit's headers; the program links cudart, cublas and cublasLt, and one .cu file of its own that
+/// says
+///
+///     #include <pufferfish/gpu/kernels.cuh>
+///
+/// and nvcc compiles: the kernels (docs/gpu.md).
+
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/layers.hpp>
+#include <pufferfish/gpu/products.hpp>
+#include <pufferfish/gpu/staging.hpp>
