@@ -5,4 +5,10 @@
 /// All kernels of the library. Exactly one .cu file of a program includes this:
 ///   #include <pufferfish/gpu/kernels.cuh>
 
+#include <pufferfish/gpu/kernels/attention.cuh>
+#include <pufferfish/gpu/kernels/embedding.cuh>
+#include <pufferfish/gpu/kernels/layer_norm.cuh>
+#include <pufferfish/gpu/kernels/lstm.cuh>
+#include <pufferfish/gpu/kernels/positions.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>
+#include <pufferfish/gpu/kernels/token_loss.cuh>

@@ -14,7 +14,7 @@ PUFFERFISH_KERNELS_BEGIN
 template <int Tile, class T>
 __device__ void take_scores(const attention_problem<T>& p, const attention_head<T>& head, index_t query,
                             index_t key, const kept_bits<Tile>& kept, tile_scores<Tile>& scores,
-                            float (&best)[Tile / thread_rows], float (&sum)[Tile / thread_rows],
+                            float (&best)[own_rows<Tile>], float (&sum)[own_rows<Tile>],
                             tile_result<Tile>& result, float* weights) {
   constexpr float nothing = -HUGE_VALF;
   PUFFERFISH_UNROLL
@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>
   if (tile.sequence < 0) return;
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
   const int column = static_cast<int>(blockIdx.z) * value_columns;
-  float best[Tile / thread_rows], sum[Tile / thread_rows];
+  float best[own_rows<Tile>], sum[own_rows<Tile>];
   PUFFERFISH_UNROLL
   for (int r = 0; r < Tile / thread_rows; ++r) {
     best[r] = -HUGE_VALF;
@@ -68,7 +68,7 @@ static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>
     take_scores<Tile>(p, head, tile.first, key, kept, scores, best, sum, result, memory.weights);
     add_weighted<Tile>(memory.weights, head.v, key, end, column, memory.operands, result);
   }
-  float shares[Tile / thread_rows];
+  float shares[own_rows<Tile>];
   PUFFERFISH_UNROLL
   for (int r = 0; r < Tile / thread_rows; ++r) {
     sum[r] = row_reduce(sum[r], plus());

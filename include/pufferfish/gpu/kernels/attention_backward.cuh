@@ -63,8 +63,8 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
   const head_rows<T> g = head.of_queries(dy, p.value_depth);
   const int column = static_cast<int>(blockIdx.z) * value_columns;
-  query_record queries[Tile / thread_rows];
-  float ones[Tile / thread_rows];
+  query_record queries[own_rows<Tile>];
+  float ones[own_rows<Tile>];
   PUFFERFISH_UNROLL
   for (int r = 0; r < Tile / thread_rows; ++r) {
     const index_t query = tile.first + tile_row(r);
@@ -107,7 +107,7 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
   const head_rows<T> g = head.of_queries(dy, p.value_depth);
   const int column = static_cast<int>(blockIdx.z) * value_columns;
-  float ones[Tile / thread_rows];
+  float ones[own_rows<Tile>];
   PUFFERFISH_UNROLL
   for (int r = 0; r < Tile / thread_rows; ++r) ones[r] = 1.0F;
   tile_result<Tile> key_result = {}, value_result = {};

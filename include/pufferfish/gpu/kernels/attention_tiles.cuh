@@ -32,13 +32,21 @@ inline constexpr int weight_pitch = Tile + 4;
 template <int Tile>
 inline constexpr int kept_words = Tile / 32 + 1;
 
+// The same and others as arrays count.
+template <int Tile>
+inline constexpr std::size_t tile_edge = static_cast<std::size_t>(Tile);
+template <int Tile>
+inline constexpr std::size_t own_rows = tile_edge<Tile> / thread_rows;
+template <int Tile>
+inline constexpr std::size_t own_columns = tile_edge<Tile> / thread_columns;
+
 template <int Tile>
 struct alignas(16) attention_memory {
-  float operands[2 * Tile * operand_pitch];  ///< or values
-  float weights[Tile * weight_pitch<Tile>];
-  std::uint32_t kept[Tile * kept_words<Tile>];
+  float operands[2 * tile_edge<Tile> * operand_pitch];  ///< or values
+  float weights[tile_edge<Tile> * (tile_edge<Tile> + 4)];
+  std::uint32_t kept[tile_edge<Tile> * (tile_edge<Tile> / 32 + 1)];
 };
-static_assert(2 * 32 * operand_pitch >= value_rows * value_columns);
+static_assert(2 * 32 * operand_pitch >= value_rows * value_columns && value_columns == 4 * thread_columns);
 
 /// Blocks that a multiprocessor should hold at once, forward and backward: what bounds a thread's registers.
 template <int Tile>
@@ -48,9 +56,9 @@ inline constexpr int backward_blocks = forward_blocks<Tile> - 1;
 
 /// What a thread has of a tile of scores, and of a tile of results.
 template <int Tile>
-using tile_scores = float[Tile / thread_rows][Tile / thread_columns];
+using tile_scores = float[own_rows<Tile>][own_columns<Tile>];
 template <int Tile>
-using tile_result = float[Tile / thread_rows][value_columns / thread_columns];
+using tile_result = float[own_rows<Tile>][4];
 
 __device__ inline int tile_row(int r) { return block_thread() / thread_columns + thread_rows * r; }
 __device__ inline int tile_column(int c) { return block_thread() % thread_columns + thread_columns * c; }
@@ -118,7 +126,7 @@ __device__ void add_scores(const head_rows<T>& left, index_t left_row, const hea
     load_tile<Tile, tile_depth, operand_pitch>(right, right_row, depth, rights);
     __syncthreads();
     for (int k = 0; k < tile_depth; k += 4) {
-      vector<float> a[Tile / thread_rows], b[Tile / thread_columns];
+      vector<float> a[own_rows<Tile>], b[own_columns<Tile>];
       PUFFERFISH_UNROLL
       for (int r = 0; r < Tile / thread_rows; ++r) {
         a[r] = load_vector<float>(operands + tile_row(r) * operand_pitch + k);
@@ -150,7 +158,7 @@ __device__ void add_weighted(const float* weights, const head_rows<T>& values, i
     load_tile<value_rows, value_columns, value_columns>(values, row + first, column, operands);
     __syncthreads();
     for (int k = 0; k < value_rows; k += 4) {
-      vector<float> a[Tile / thread_rows], b[4];
+      vector<float> a[own_rows<Tile>], b[4];
       PUFFERFISH_UNROLL
       for (int r = 0; r < Tile / thread_rows; ++r) {
         a[r] = load_vector<float>(weights + tile_row(r) * weight_pitch<Tile> + first + k);
@@ -173,7 +181,7 @@ __device__ void add_weighted(const float* weights, const head_rows<T>& values, i
 
 /// Writes the tile's results times a factor a row, where there are rows and columns.
 template <int Tile, class T>
-__device__ void store_result(const tile_result<Tile>& result, const float (&factors)[Tile / thread_rows],
+__device__ void store_result(const tile_result<Tile>& result, const float (&factors)[own_rows<Tile>],
                              const row_array<T>& to, index_t first, index_t row, index_t rows, int head,
                              int depth, int column) {
   const int begin = column + 4 * tile_column(0);

@@ -17,13 +17,8 @@ static __global__ void embedding_forward_kernel(row_array<const T> table, token_
                                                 row_array<T> y) {
   for_each_row<Width>(tokens.count, columns, [&](index_t n, index_t c) {
     const index_t token = tokens.tokens[n];
-    accumulate_t<T> values[Width];
-    if (token >= 0 && token < tokens.vocabulary) {
-      load_values<Width>(table.row(token) + c, values);
-    } else {
-      for (int i = 0; i < Width; ++i) values[i] = not_a_number<accumulate_t<T>>();
-    }
-    store_values<Width>(values, y.row(n) + c);
+    const bool exists = token >= 0 && token < tokens.vocabulary;
+    store_row<Width>(y.row(n) + c, exists ? load_row<Width>(table.row(token) + c) : no_row<T, Width>());
   });
 }
 
@@ -86,13 +81,12 @@ __device__ inline void read_window(const token_array& tokens, std::int32_t paddi
 
 /// sums to a row of the table.
 template <int Width, class T>
-__device__ inline void store_row_sum(accumulate_t<T> (&sums)[Width], bool add, T* to) {
+__device__ inline void store_row_sum(row_values<T, Width> sums, bool add, T* to) {
   if (add) {
-    accumulate_t<T> old[Width];
-    load_values<Width>(to, old);
+    const row_values<T, Width> old = load_row<Width>(to);
     for (int i = 0; i < Width; ++i) sums[i] += old[i];
   }
-  store_values<Width>(sums, to);
+  store_row<Width>(to, sums);
 }
 
 /// A window's sums: of tokens that are in no other window to the table; of one that began before to row 2 w
@@ -106,23 +100,22 @@ static __global__ void embedding_window_kernel(token_array tokens, std::int32_t 
   read_window(tokens, padding, order, number, window);
   const index_t c = (static_cast<index_t>(blockIdx.y) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Width;
   if (c >= columns) return;
-  accumulate_t<T> sums[Width] = {};
+  row_values<T, Width> sums = {};
   bool before = window.key(window.begin - 1) == window.key(window.begin);
   for (index_t k = window.begin; k < window.end; ++k) {
     const index_t key = window.key(k);
     if (key == tokens.vocabulary) return;
-    accumulate_t<T> values[Width];
-    load_values<Width>(dy.row(window.places[k - window.begin]) + c, values);
+    const row_values<T, Width> values = load_row<Width>(dy.row(window.places[k - window.begin]) + c);
     for (int i = 0; i < Width; ++i) sums[i] += values[i];
     const bool last = window.key(k + 1) != key;
     if (!last && k + 1 < window.end) continue;
     if (before || !last) {
-      store_values<Width>(sums, parts + (2 * number + (before ? 0 : 1)) * columns + c);
+      store_row<Width>(parts + (2 * number + (before ? 0 : 1)) * columns + c, sums);
     } else {
-      store_row_sum<Width>(sums, add, dtable.row(key) + c);
+      store_row_sum<Width, T>(sums, add, dtable.row(key) + c);
     }
     before = false;
-    for (int i = 0; i < Width; ++i) sums[i] = accumulate_t<T>(0);
+    sums = {};
   }
 }
 
@@ -139,10 +132,9 @@ static __global__ void embedding_merge_kernel(token_array tokens, std::int32_t p
       c >= columns) {
     return;
   }
-  double totals[Width] = {};
+  lanes<double, Width> totals = {};
   const auto take = [&](index_t part) {
-    accumulate_t<T> values[Width];
-    load_values<Width>(parts + part * columns + c, values);
+    const row_values<T, Width> values = load_row<Width>(parts + part * columns + c);
     for (int i = 0; i < Width; ++i) totals[i] += static_cast<double>(values[i]);
   };
   take(2 * number + 1);
@@ -151,9 +143,9 @@ static __global__ void embedding_merge_kernel(token_array tokens, std::int32_t p
        ++next) {
     take(2 * next);
   }
-  accumulate_t<T> sums[Width];
+  row_values<T, Width> sums;
   for (int i = 0; i < Width; ++i) sums[i] = static_cast<accumulate_t<T>>(totals[i]);
-  store_row_sum<Width>(sums, add, dtable.row(key) + c);
+  store_row_sum<Width, T>(sums, add, dtable.row(key) + c);
 }
 
 template <class T>

@@ -23,22 +23,29 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Words position .. position + Count - 1 of a stream; Count: a power of two up to 16 that divides the
-/// position.
+/// Neighbouring words of a stream.
 template <int Count>
-PUFFERFISH_HOST_DEVICE inline void random_words(const random_key& key, std::uint64_t position,
-                                                std::uint32_t (&words)[Count]) {
+struct random_run {
+  std::uint32_t words[static_cast<std::size_t>(Count)];
+  PUFFERFISH_HOST_DEVICE std::uint32_t operator[](int i) const { return words[i]; }
+};
+
+/// Words position .. position + Count - 1; Count: a power of two up to 16 that divides the position.
+template <int Count>
+PUFFERFISH_HOST_DEVICE inline random_run<Count> random_words(const random_key& key, std::uint64_t position) {
+  random_run<Count> run{};
   if constexpr (Count == 1) {
-    words[0] = random_word(key, position);
+    run.words[0] = random_word(key, position);
   } else {
     const std::uint64_t first = position / 32 * 8 + position % 16 / 2;
     const bool upper = position / 16 % 2 != 0;
     for (int i = 0; i < Count; i += 2) {
       const random_block block = random_block_at(key, first + static_cast<std::uint64_t>(i / 2));
-      words[i] = upper ? block.words[2] : block.words[0];
-      words[i + 1] = upper ? block.words[3] : block.words[1];
+      run.words[i] = upper ? block.words[2] : block.words[0];
+      run.words[i + 1] = upper ? block.words[3] : block.words[1];
     }
   }
+  return run;
 }
 
 PUFFERFISH_KERNELS_END

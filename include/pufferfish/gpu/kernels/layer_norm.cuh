@@ -10,21 +10,11 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Calls f(column) for the calling thread's share of a row.
-template <int Width, class F>
-__device__ inline void for_each_column(index_t columns, F f) {
-  for (index_t c = static_cast<index_t>(threadIdx.x) * Width; c < columns;
-       c += static_cast<index_t>(blockDim.x) * Width) {
-    f(c);
-  }
-}
-
 /// values *= scale where dropout keeps, else 0.
-template <int Width, class A>
+template <class A, int Width>
 __device__ inline void drop_values(const layer_dropout& dropout, const random_key& key,
-                                   std::uint64_t position, A (&values)[Width]) {
-  std::uint32_t words[Width];
-  random_words(key, position, words);
+                                   std::uint64_t position, lanes<A, Width>& values) {
+  const random_run<Width> words = random_words<Width>(key, position);
   for (int i = 0; i < Width; ++i) {
     values[i] = words[i] < dropout.threshold ? A(0) : values[i] * static_cast<A>(dropout.scale);
   }
@@ -40,24 +30,20 @@ static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
         dropout.drops() ? p.dropout.number(m) * static_cast<std::uint64_t>(p.columns) : 0;
     A total = A(0);
     for_each_column<Width>(p.columns, [&](index_t c) {
-      A values[Width], others[Width];
-      load_values<Width>(p.x.row(m) + c, values);
-      if (dropout.drops()) {
-        drop_values<Width>(dropout, key, first + static_cast<std::uint64_t>(c), values);
-      }
+      row_values<T, Width> values = load_row<Width>(p.x.row(m) + c);
+      if (dropout.drops()) drop_values(dropout, key, first + static_cast<std::uint64_t>(c), values);
       if (p.residual.data != nullptr) {
-        load_values<Width>(p.residual.row(m) + c, others);
+        const row_values<T, Width> others = load_row<Width>(p.residual.row(m) + c);
         for (int i = 0; i < Width; ++i) values[i] += others[i];
       }
-      if (p.sum.data != nullptr) store_values<Width>(values, p.sum.row(m) + c);
+      if (p.sum.data != nullptr) store_row<Width>(p.sum.row(m) + c, values);
       for (int i = 0; i < Width; ++i) total += values[i];
     });
     const A mean = block_sum(total) / static_cast<A>(p.columns);
     const T* const s = p.sum.data != nullptr ? p.sum.row(m) : p.x.row(m);
     A squares = A(0);
     for_each_column<Width>(p.columns, [&](index_t c) {
-      A values[Width];
-      load_values<Width>(s + c, values);
+      const row_values<T, Width> values = load_row<Width>(s + c);
       for (int i = 0; i < Width; ++i) squares += (values[i] - mean) * (values[i] - mean);
     });
     const A variance = block_sum(squares) / static_cast<A>(p.columns);
@@ -67,12 +53,10 @@ static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
       p.statistics[2 * m + 1] = static_cast<T>(scale);
     }
     for_each_column<Width>(p.columns, [&](index_t c) {
-      A values[Width], weights[Width], biases[Width];
-      load_values<Width>(s + c, values);
-      load_values<Width>(p.weight + c, weights);
-      load_values<Width>(p.bias + c, biases);
+      row_values<T, Width> values = load_row<Width>(s + c);
+      const row_values<T, Width> weights = load_row<Width>(p.weight + c), biases = load_row<Width>(p.bias + c);
       for (int i = 0; i < Width; ++i) values[i] = (values[i] - mean) * scale * weights[i] + biases[i];
-      store_values<Width>(values, p.y.row(m) + c);
+      store_row<Width>(p.y.row(m) + c, values);
     });
   }
 }
@@ -86,18 +70,17 @@ static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T>
   for (index_t m = static_cast<index_t>(blockIdx.x); m < p.rows; m += static_cast<index_t>(gridDim.x)) {
     const A mean = static_cast<A>(p.statistics[2 * m]), deviation = static_cast<A>(p.statistics[2 * m + 1]);
     A sum = A(0), product = A(0);
-    const auto load = [&](index_t c, A(&n)[Width], A(&g)[Width]) {
-      A weights[Width];
-      load_values<Width>(p.sum.row(m) + c, n);
-      load_values<Width>(p.dy.row(m) + c, g);
-      load_values<Width>(p.weight + c, weights);
+    const auto load = [&](index_t c, row_values<T, Width>& n, row_values<T, Width>& g) {
+      const row_values<T, Width> weights = load_row<Width>(p.weight + c);
+      n = load_row<Width>(p.sum.row(m) + c);
+      g = load_row<Width>(p.dy.row(m) + c);
       for (int i = 0; i < Width; ++i) {
         n[i] = (n[i] - mean) * deviation;
         g[i] *= weights[i];
       }
     };
     for_each_column<Width>(p.columns, [&](index_t c) {
-      A n[Width], g[Width];
+      row_values<T, Width> n, g;
       load(c, n, g);
       for (int i = 0; i < Width; ++i) {
         sum += g[i];
@@ -107,16 +90,16 @@ static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T>
     const A shift = block_sum(sum) / static_cast<A>(p.columns),
             slope = block_sum(product) / static_cast<A>(p.columns);
     for_each_column<Width>(p.columns, [&](index_t c) {
-      A n[Width], g[Width];
+      row_values<T, Width> n, g;
       load(c, n, g);
       for (int i = 0; i < Width; ++i) g[i] = (g[i] - shift - n[i] * slope) * deviation;
-      if (p.dsum.data != nullptr) store_values<Width>(g, p.dsum.row(m) + c);
+      if (p.dsum.data != nullptr) store_row<Width>(p.dsum.row(m) + c, g);
       if (p.dx.data == nullptr) return;
       if (dropout.drops()) {
         const std::uint64_t first = p.dropout.number(m) * static_cast<std::uint64_t>(p.columns);
-        drop_values<Width>(dropout, key, first + static_cast<std::uint64_t>(c), g);
+        drop_values(dropout, key, first + static_cast<std::uint64_t>(c), g);
       }
-      store_values<Width>(g, p.dx.row(m) + c);
+      store_row<Width>(p.dx.row(m) + c, g);
     });
   }
 }
@@ -130,19 +113,17 @@ struct norm_sum_task {
   norm_gradient_problem<T> p;
 
   struct loaded {
-    accumulate_t<T> sum[Width], dy[Width], mean, deviation;
+    row_values<T, Width> sum, dy;
+    accumulate_t<T> mean, deviation;
   };
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     const auto load = [&](index_t at) {
-      loaded result;
-      load_values<Width>(p.sum.row(at) + column, result.sum);
-      load_values<Width>(p.dy.row(at) + column, result.dy);
-      result.mean = static_cast<accumulate_t<T>>(p.statistics[2 * at]);
-      result.deviation = static_cast<accumulate_t<T>>(p.statistics[2 * at + 1]);
-      return result;
+      return loaded{load_row<Width>(p.sum.row(at) + column), load_row<Width>(p.dy.row(at) + column),
+                    static_cast<accumulate_t<T>>(p.statistics[2 * at]),
+                    static_cast<accumulate_t<T>>(p.statistics[2 * at + 1])};
     };
     while (row < end) {
-      accumulate_t<T> weighted[Width] = {}, plain[Width] = {};
+      row_values<T, Width> weighted = {}, plain = {};
       for_run(row, end, step, load, [&](const loaded& values) {
         for (int k = 0; k < Width; ++k) {
           weighted[k] += values.dy[k] * ((values.sum[k] - values.mean) * values.deviation);

@@ -13,13 +13,13 @@ PUFFERFISH_KERNELS_BEGIN
 /// The four gates of some neighbours.
 template <int Width, class T>
 struct gate_values {
-  accumulate_t<T> values[4][Width];
+  row_values<T, Width> values[4];
 
-  __device__ void load(const T* row, index_t hidden) {
-    for (int gate = 0; gate < 4; ++gate) load_values<Width>(row + gate * hidden, values[gate]);
+  __device__ gate_values(const T* row, index_t hidden) {
+    for (int gate = 0; gate < 4; ++gate) values[gate] = load_row<Width>(row + gate * hidden);
   }
   __device__ void store(T* row, index_t hidden) const {
-    for (int gate = 0; gate < 4; ++gate) store_values<Width>(values[gate], row + gate * hidden);
+    for (int gate = 0; gate < 4; ++gate) store_row<Width>(row + gate * hidden, values[gate]);
   }
   __device__ lstm_gates_of<accumulate_t<T>> at(int i) const {
     return {values[0][i], values[1][i], values[2][i], values[3][i]};
@@ -34,10 +34,8 @@ struct gate_values {
 
 /// Values of a row, zeros of a matrix that is not there.
 template <int Width, class T>
-__device__ inline void load_or_zero(const row_array<const T>& from, index_t b, index_t j,
-                                    accumulate_t<T> (&to)[Width]) {
-  if (from.data != nullptr) return load_values<Width>(from.row(b) + j, to);
-  for (int i = 0; i < Width; ++i) to[i] = accumulate_t<T>(0);
+__device__ inline row_values<T, Width> load_or_zero(const row_array<const T>& from, index_t b, index_t j) {
+  return from.data != nullptr ? load_row<Width>(from.row(b) + j) : row_values<T, Width>{};
 }
 
 template <class T, int Width>
@@ -45,10 +43,9 @@ static __global__ void lstm_forward_kernel(index_t batch, index_t hidden, row_ar
                                            row_array<const T> before, row_array<T> cell,
                                            row_array<T> output) {
   for_each_row<Width>(batch, hidden, [&](index_t b, index_t j) {
-    gate_values<Width, T> z;
-    accumulate_t<T> old[Width], cells[Width], outputs[Width];
-    z.load(gates.row(b) + j, hidden);
-    load_or_zero<Width>(before, b, j, old);
+    gate_values<Width, T> z(gates.row(b) + j, hidden);
+    const row_values<T, Width> old = load_or_zero<Width>(before, b, j);
+    row_values<T, Width> cells, outputs;
     for (int i = 0; i < Width; ++i) {
       const lstm_step<accumulate_t<T>> step = lstm_step_forward(z.at(i), old[i]);
       z.set(i, step.gates);
@@ -56,8 +53,8 @@ static __global__ void lstm_forward_kernel(index_t batch, index_t hidden, row_ar
       outputs[i] = step.output;
     }
     z.store(gates.row(b) + j, hidden);
-    store_values<Width>(cells, cell.row(b) + j);
-    store_values<Width>(outputs, output.row(b) + j);
+    store_row<Width>(cell.row(b) + j, cells);
+    store_row<Width>(output.row(b) + j, outputs);
   });
 }
 
@@ -67,14 +64,10 @@ static __global__ void lstm_backward_kernel(index_t batch, index_t hidden, row_a
                                             row_array<const T> dy, row_array<const T> dh_after,
                                             row_array<const T> dc_after, row_array<T> dc_before) {
   for_each_row<Width>(batch, hidden, [&](index_t b, index_t j) {
-    gate_values<Width, T> a;
-    accumulate_t<T> old[Width], cells[Width], dh[Width], more[Width], dc[Width];
-    a.load(gates.row(b) + j, hidden);
-    load_or_zero<Width>(before, b, j, old);
-    load_or_zero<Width>(cell, b, j, cells);
-    load_or_zero<Width>(dy, b, j, dh);
-    load_or_zero<Width>(dh_after, b, j, more);
-    load_or_zero<Width>(dc_after, b, j, dc);
+    gate_values<Width, T> a(gates.row(b) + j, hidden);
+    const row_values<T, Width> old = load_or_zero<Width>(before, b, j), cells = load_or_zero<Width>(cell, b, j),
+                               dh = load_or_zero<Width>(dy, b, j), more = load_or_zero<Width>(dh_after, b, j);
+    row_values<T, Width> dc = load_or_zero<Width>(dc_after, b, j);
     for (int i = 0; i < Width; ++i) {
       const lstm_step_gradient<accumulate_t<T>> gradient =
           lstm_step_backward(a.at(i), old[i], cells[i], dh[i] + more[i], dc[i]);
@@ -82,7 +75,7 @@ static __global__ void lstm_backward_kernel(index_t batch, index_t hidden, row_a
       dc[i] = gradient.before;
     }
     a.store(gates.row(b) + j, hidden);
-    store_values<Width>(dc, dc_before.row(b) + j);
+    store_row<Width>(dc_before.row(b) + j, dc);
   });
 }
 

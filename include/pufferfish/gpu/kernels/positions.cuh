@@ -16,15 +16,11 @@ static __global__ void add_positions_kernel(row_array<const T> table, index_t ta
                                             index_t columns) {
   for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
     const index_t place = places == nullptr ? m % period : static_cast<index_t>(places[m]);
-    accumulate_t<T> values[Width], added[Width];
-    load_values<Width>(x.row(m) + c, values);
-    if (place >= 0 && place < table_rows) {
-      load_values<Width>(table.row(place) + c, added);
-    } else {
-      for (int i = 0; i < Width; ++i) added[i] = not_a_number<accumulate_t<T>>();
-    }
+    const bool exists = place >= 0 && place < table_rows;
+    const row_values<T, Width> added = exists ? load_row<Width>(table.row(place) + c) : no_row<T, Width>();
+    row_values<T, Width> values = load_row<Width>(x.row(m) + c);
     for (int i = 0; i < Width; ++i) values[i] += added[i];
-    store_values<Width>(values, y.row(m) + c);
+    store_row<Width>(y.row(m) + c, values);
   });
 }
 

@@ -6,38 +6,23 @@
 
 #include <cmath>
 
+#include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/kernels/rows.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
-
-/// Some neighbours of a row, to compute with.
-template <int Width, class T>
-__device__ inline void load_values(const T* from, accumulate_t<T> (&to)[Width]) {
-  if constexpr (Width == 1) {
-    to[0] = static_cast<accumulate_t<T>>(from[0]);
-  } else {
-    static_assert(Width == vector_width<T>);
-    const vector<T> values = load_vector(from);
-    for (int i = 0; i < Width; ++i) to[i] = static_cast<accumulate_t<T>>(values[i]);
-  }
-}
-template <int Width, class T>
-__device__ inline void store_values(const accumulate_t<T> (&from)[Width], T* to) {
-  if constexpr (Width == 1) {
-    to[0] = static_cast<T>(from[0]);
-  } else {
-    vector<T> values;
-    for (int i = 0; i < Width; ++i) values[i] = static_cast<T>(from[i]);
-    store_vector(to, values);
-  }
-}
 
 /// What a row of a table gives that the table does not have: the host cannot be told in the middle of a
 /// stream, the caller's loss tells.
 template <class T>
 __device__ inline T not_a_number() {
   return static_cast<T>(NAN);
+}
+template <class T, int Width>
+__device__ inline row_values<T, Width> no_row() {
+  row_values<T, Width> result;
+  for (int i = 0; i < Width; ++i) result[i] = not_a_number<accumulate_t<T>>();
+  return result;
 }
 
 /// Whether a row of each can be read or written in vectors: no row begins elsewhere, none has a remainder.
@@ -70,15 +55,31 @@ inline grid row_grid(index_t rows, index_t columns, int width) {
   return {dim3(columns == 0 ? 0U : blocks_for(rows, 1)), dim3(row_threads(columns, width))};
 }
 
-/// f(row, column) for each row and for the first of each `Width` columns, a block a row.
+/// Calls f(column) for the first of each `Width` columns of a row, shared out to the threads of a block.
+template <int Width, class F>
+__device__ inline void for_each_column(index_t columns, F f) {
+  for (index_t c = static_cast<index_t>(threadIdx.x) * Width; c < columns;
+       c += static_cast<index_t>(blockDim.x) * Width) {
+    f(c);
+  }
+}
+
+/// f(row, column) for each row, a block a row, and such columns.
 template <int Width, class F>
 __device__ inline void for_each_row(index_t rows, index_t columns, F f) {
   for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
-    for (index_t c = static_cast<index_t>(threadIdx.x) * Width; c < columns;
-         c += static_cast<index_t>(blockDim.x) * Width) {
-      f(m, c);
-    }
+    for_each_column<Width>(columns, [&](index_t c) { f(m, c); });
   }
+}
+
+template <class T, int Width>
+static __global__ void scale_rows_kernel(T factor, row_array<const T> from, index_t rows, index_t columns,
+                                         row_array<T> to) {
+  for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
+    row_values<T, Width> values = load_row<Width>(from.row(m) + c);
+    for (int i = 0; i < Width; ++i) values[i] *= static_cast<accumulate_t<T>>(factor);
+    store_row<Width>(to.row(m) + c, values);
+  });
 }
 
 /// Row m, or places[m] where there is such an array.
@@ -91,9 +92,8 @@ static __global__ void move_rows_kernel(row_array<const T> from, const index_t* 
                                         row_array<T> to, const index_t* to_places, index_t rows,
                                         index_t columns) {
   for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
-    accumulate_t<T> values[Width];
-    load_values<Width>(from.row(place_of(from_places, m)) + c, values);
-    store_values<Width>(values, to.row(place_of(to_places, m)) + c);
+    store_row<Width>(to.row(place_of(to_places, m)) + c,
+                     load_row<Width>(from.row(place_of(from_places, m)) + c));
   });
 }
 
@@ -107,12 +107,17 @@ static __global__ void clear_rows_outside_kernel(run_arrays runs, row_array<T> x
       if (m >= runs.first[s] && m < runs.first[s] + runs.count[s]) inside = 1;
     }
     if (block_max(inside, 0) != 0) continue;
-    const accumulate_t<T> zeros[Width] = {};
-    for (index_t c = static_cast<index_t>(threadIdx.x) * Width; c < columns;
-         c += static_cast<index_t>(blockDim.x) * Width) {
-      store_values<Width>(zeros, x.row(m) + c);
-    }
+    for_each_column<Width>(columns, [&](index_t c) { store_row<Width>(x.row(m) + c, row_values<T, Width>{}); });
   }
+}
+
+template <class T>
+void scale_rows(cudaStream_t stream, T factor, row_array<const T> from, index_t rows, index_t columns,
+                row_array<T> to) {
+  const launch_site site(stream, "scale_rows");
+  with_width<T>(rows_in_vectors<T>(columns, from, to), [&](auto width) {
+    launch(site, row_grid(rows, columns, width), scale_rows_kernel<T, width>, factor, from, rows, columns, to);
+  });
 }
 
 template <class T>
@@ -144,7 +149,22 @@ void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T
   });
 }
 
+static __global__ void make_runs_kernel(index_t sequences, index_t length, const index_t* lengths,
+                                        index_t* first, index_t* count) {
+  for (index_t s = grid_thread(); s < sequences; s += grid_threads()) {
+    first[s] = s * length;
+    count[s] = lengths == nullptr ? length : lengths[s];
+  }
+}
+
+void make_runs(cudaStream_t stream, index_t sequences, index_t length, const index_t* lengths, index_t* first,
+               index_t* count) {
+  launch(stream, {dim3(blocks_for(sequences, 128)), dim3(128)}, make_runs_kernel, sequences, length, lengths,
+         first, count);
+}
+
 #define PUFFERFISH_INSTANTIATE(T)                                                                           \
+  template void scale_rows<T>(cudaStream_t, T, row_array<const T>, index_t, index_t, row_array<T>);         \
   template void gather_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,          \
                                row_array<T>);                                                               \
   template void scatter_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,         \

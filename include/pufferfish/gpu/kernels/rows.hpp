@@ -35,7 +35,13 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// to_m = from_(places[m]), or to_(places[m]) = from_m; places lie on the device, each in the other matrix.
+/// to_m = factor from_m; the two may be the same.
+template <class T>
+void scale_rows(cudaStream_t stream, T factor, row_array<const T> from, index_t rows, index_t columns,
+                row_array<T> to);
+
+/// to_m = from_(places[m]), or to_(places[m]) = from_m; places lie on the device, each in the other matrix;
+/// nullptr: place m.
 template <class T>
 void gather_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
                  index_t columns, row_array<T> to);
@@ -47,5 +53,9 @@ void scatter_rows(cudaStream_t stream, row_array<const T> from, const index_t* p
 template <class T>
 void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T> x, index_t rows,
                         index_t columns);
+
+/// first[s] = s length, count[s] = lengths[s], or `length` where `lengths` is nullptr.
+void make_runs(cudaStream_t stream, index_t sequences, index_t length, const index_t* lengths, index_t* first,
+               index_t* count);
 
 PUFFERFISH_KERNELS_END

@@ -48,9 +48,7 @@ __device__ inline bool target_counts(const token_logits<T>& z, index_t m) {
 template <class T>
 __device__ inline double row_loss(const token_logits<T>& z, index_t m, double sum, double shifted,
                                   float largest) {
-  const index_t target = z.targets[m];
-  if (target < 0 || target >= z.classes) return not_a_number<double>();
-  const double own = static_cast<double>(logit(z, m, target) - largest);
+  const double own = static_cast<double>(logit(z, m, z.targets[m]) - largest);
   const double rest = z.wrong == 0.0 ? 0.0 : z.wrong * (shifted - own);
   return log(sum) - z.right * own - rest;
 }
@@ -72,9 +70,10 @@ static __global__ void token_losses_kernel(token_logits<T> z, loss_divisor divis
     const double shifted =
         z.wrong == 0.0 ? 0.0
                        : sum_over_classes(z.classes, [&](index_t k) { return logit(z, m, k) - largest; });
-    const float share = static_cast<float>(1.0 / sum);
+    const bool known = z.targets[m] >= 0 && static_cast<index_t>(z.targets[m]) < z.classes;
+    const float share = known ? static_cast<float>(1.0 / sum) : not_a_number<float>();
     if (threadIdx.x == 0) {
-      losses[m] = row_loss(z, m, sum, shifted, largest);
+      losses[m] = known ? row_loss(z, m, sum, shifted, largest) : not_a_number<double>();
       if (maxima != nullptr) {
         maxima[m] = largest;
         shares[m] = share;
