@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// What tests of device operations share: a context, data on its way there and back, comparisons.
 #pragma once
-
-/// \file
-/// What tests of the device need: a context, vectors on the device, comparison with what the CPU computes. The same
-/// tests run on a GPU and on the emulated device (emulated/cuda.hpp).
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
+#include <cstdint>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include <pufferfish/core/random.hpp>
@@ -23,127 +18,83 @@ namespace gpu_test {
 namespace pf = pufferfish;
 using pf::index_t;
 
-/// Ends the program with 77 (a skipped test) where there is no device.
-inline void need_device() {
-  if (pf::gpu::device_count() > 0) return;
-  std::puts("skipped: no device");
-  std::exit(77);
+/// One context for all tests of a program: making one takes longer than most tests.
+inline pf::gpu_context& gpu_context() {
+  static pf::gpu_context ctx;
+  return ctx;
 }
 
-/// One for all tests of a program; in training mode, and at the start of a step.
-inline pf::context<pf::device::gpu>& gpu_context() {
-  need_device();
-  // Never destroyed: the end of the program may come after the runtime's.
-  static auto* ctx = new pf::context<pf::device::gpu>();
-  ctx->set_mode(pf::run_mode::training);
-  return *ctx;
-}
-
-/// Elements on the device. What is not uploaded is filled with NaNs (with 0xff, whatever T is), so that an operation
-/// that leaves elements out is found on every device.
+/// The same numbers on the host and on the device.
 template <class T>
-class device_vector {
+class twin {
  public:
-  explicit device_vector(index_t size, index_t offset = 0) : size_(size), offset_(offset) {
-    const std::size_t bytes = static_cast<std::size_t>(size + offset) * sizeof(T);
-    if (bytes == 0) return;
-    pf::gpu::check(cudaMalloc(&memory_, bytes), "cudaMalloc");
-    pf::gpu::check(cudaMemset(memory_, 0xff, bytes), "cudaMemset");
-    pf::gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  explicit twin(std::vector<T> values)
+      : host_(std::move(values)),
+        device_(pf::gpu::device_memory(), static_cast<index_t>(host_.size()), pf::uninitialized) {
+    device_.from_host(host_);
   }
-  /// A copy of the host's elements, `offset` elements behind an address with the best alignment.
-  explicit device_vector(const std::vector<T>& values, index_t offset = 0)
-      : device_vector(static_cast<index_t>(values.size()), offset) {
-    upload(values);
-  }
-  device_vector(const device_vector&) = delete;
-  device_vector& operator=(const device_vector&) = delete;
-  device_vector(device_vector&& other) noexcept
-      : memory_(std::exchange(other.memory_, nullptr)), size_(other.size_), offset_(other.offset_) {}
-  ~device_vector() { static_cast<void>(cudaFree(memory_)); }
+  explicit twin(index_t size, T value = T{}) : twin(std::vector<T>(static_cast<std::size_t>(size), value)) {}
 
-  T* data() const { return static_cast<T*>(memory_) + offset_; }
-  index_t size() const { return size_; }
-  std::span<T> span() const { return {data(), static_cast<std::size_t>(size_)}; }
-  std::span<const T> values() const { return {data(), static_cast<std::size_t>(size_)}; }
-  /// A dense view, last index fastest.
+  index_t size() const { return device_.size(); }
+  std::vector<T>& host() { return host_; }
+  T* host_data() { return host_.data(); }
+  std::span<T> host_span() { return host_; }
+  T* device_data() { return device_.data(); }
+  std::span<T> device_span() { return device_.span(); }
+
   template <std::size_t N>
-  pf::tensor_view<T, N> view(const pf::extents<N>& shape) const {
-    return pf::tensor_view<T, N>(data(), shape);
+  pf::tensor_view<T, N> host_view(const pf::extents<N>& shape) {
+    return {host_.data(), shape};
   }
   template <std::size_t N>
-  pf::tensor_view<const T, N> values(const pf::extents<N>& shape) const {
-    return pf::tensor_view<const T, N>(data(), shape);
+  pf::tensor_view<T, N> device_view(const pf::extents<N>& shape) {
+    return {device_.data(), shape};
   }
 
-  /// Waits for the device before and after.
-  void upload(const std::vector<T>& values) {
-    REQUIRE(static_cast<index_t>(values.size()) == size_);
-    copy(data(), values.data(), cudaMemcpyHostToDevice);
-  }
-  std::vector<T> download() const {
-    std::vector<T> values(static_cast<std::size_t>(size_));
-    copy(values.data(), data(), cudaMemcpyDeviceToHost);
-    return values;
+  /// What the device has now; waits for it.
+  std::vector<T> fetched() const {
+    std::vector<T> result(static_cast<std::size_t>(size()));
+    device_.to_host(result);
+    return result;
   }
 
  private:
-  void copy(void* to, const void* from, cudaMemcpyKind direction) const {
-    if (size_ == 0) return;
-    pf::gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    pf::gpu::check(cudaMemcpy(to, from, static_cast<std::size_t>(size_) * sizeof(T), direction), "cudaMemcpy");
-    pf::gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-
-  void* memory_ = nullptr;
-  index_t size_, offset_;
+  std::vector<T> host_;
+  pf::memory_block<T> device_;
 };
 
+/// Uniform in -1 .. 1, from a stream of its own.
 template <class T>
-device_vector<T> upload(const std::vector<T>& values, index_t offset = 0) {
-  return device_vector<T>(values, offset);
-}
-
-/// Normal numbers, the same for the same name.
-template <class T>
-std::vector<T> random_vector(index_t size, std::uint64_t number, double deviation = 1.0) {
+twin<T> random_twin(index_t size, std::uint64_t stream) {
   std::vector<T> values(static_cast<std::size_t>(size));
-  pf::fill_normal<T>(values, deviation, pf::random_stream(20, number));
-  return values;
+  pf::fill_uniform(std::span<T>(values), -1.0, 1.0, pf::random_stream(7, stream));
+  return twin<T>(std::move(values));
 }
 
-/// Largest difference relative to the largest magnitude that is expected (or 1e-30); NaN where exactly one of two is
-/// no number, or sizes differ. The scale of the whole, not of each element: sums cancel.
+/// The largest difference, relative to the largest expected magnitude (at least `scale`); infinite where one
+/// of them is not finite and the other is another.
 template <class T>
-double difference(const std::vector<T>& found, const std::vector<T>& expected) {
-  if (found.size() != expected.size()) return NAN;
-  double largest = 0, scale = 1e-30;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const auto a = static_cast<double>(found[i]), b = static_cast<double>(expected[i]);
-    if (std::isnan(a) && std::isnan(b)) continue;
-    if (std::isnan(a) != std::isnan(b)) return NAN;
-    if (a == b) {  // infinities
-      if (std::isfinite(b)) scale = std::max(scale, std::abs(b));
-      continue;
-    }
-    largest = std::max(largest, std::abs(a - b));
-    scale = std::max(scale, std::abs(b));
+double difference(std::span<const T> got, std::span<const T> expected, double scale = 1e-30) {
+  if (got.size() != expected.size()) return INFINITY;
+  double worst = 0.0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const auto g = static_cast<double>(got[i]), e = static_cast<double>(expected[i]);
+    if (std::isfinite(e)) scale = std::max(scale, std::abs(e));
+    if (g == e || (std::isnan(g) && std::isnan(e))) continue;
+    const double d = std::abs(g - e);
+    worst = std::isfinite(d) ? std::max(worst, d) : INFINITY;
   }
-  return largest / scale;
-}
-
-/// What float sums of some length may differ by, relative to the largest element.
-template <class T>
-inline constexpr double tolerance = std::is_same_v<T, double> ? 1e-12 : std::is_same_v<T, float> ? 1e-5 : 1e-2;
-
-template <class T>
-void check_close(const std::vector<T>& found, const std::vector<T>& expected, double allowed = tolerance<T>) {
-  const double d = difference(found, expected);
-  CHECK(d <= allowed);  // false for a NaN
+  return worst / scale;
 }
 template <class T>
-void check_close(const device_vector<T>& found, const std::vector<T>& expected, double allowed = tolerance<T>) {
-  check_close(found.download(), expected, allowed);
+double difference(const std::vector<T>& got, const std::vector<T>& expected, double scale = 1e-30) {
+  return difference(std::span<const T>(got), std::span<const T>(expected), scale);
+}
+
+/// How far the device's copy is from the host's.
+template <class T>
+double difference(twin<T>& both, double scale = 1e-30) {
+  return difference(both.fetched(), both.host(), scale);
 }
 
 }  // namespace gpu_test

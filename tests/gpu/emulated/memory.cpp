@@ -5,6 +5,7 @@
 /// for the rounding to 256 bytes) at a page that nobody may; addresses are not used again. So an access by the host,
 /// behind the end or after the release is a fault at the instruction that does it.
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include <map>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <vector>
 
 #include "device.hpp"
 
@@ -48,6 +50,33 @@ struct sigaction outer_handler;
 std::uintptr_t number_of(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 std::size_t page_size() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// A file of NaNs. Large allocations are private copies of it: pages that nobody writes take no memory and no time.
+constexpr std::size_t nan_bytes = std::size_t{4} << 20;
+int nan_file() {
+  static const int file = [] {
+    const int made = memfd_create("emulated device", 0);
+    const std::vector<unsigned char> nans(nan_bytes, 0xff);
+    if (made >= 0 && write(made, nans.data(), nan_bytes) != static_cast<ssize_t>(nan_bytes)) return -1;
+    return made;
+  }();
+  return file;
+}
+
+void fill_with_nans(const allocation& a) {
+  if (a.page_bytes < nan_bytes || nan_file() < 0) {
+    std::memset(a.pages, 0xff, a.page_bytes);
+    return;
+  }
+  for (std::size_t from = 0; from < a.page_bytes; from += nan_bytes) {
+    const std::size_t bytes = std::min(nan_bytes, a.page_bytes - from);
+    if (mmap(a.pages + from, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE, nan_file(), 0) ==
+        MAP_FAILED) {
+      std::perror("emulated device: mmap");
+      std::abort();
+    }
+  }
+}
 
 void protect(const allocation& a, bool open) {
   if (!a.freed) mprotect(a.pages, a.page_bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
@@ -131,8 +160,9 @@ void* allocate_device(std::size_t bytes) {
   unsigned char* memory = pages + (page_bytes - rounded);
   const allocation a{bytes, pages, page_bytes, false};
   protect(a, true);
-  std::memset(pages, guard_byte, page_bytes);
-  std::memset(memory, 0xff, bytes);
+  fill_with_nans(a);
+  std::memset(pages, guard_byte, static_cast<std::size_t>(memory - pages));
+  std::memset(memory + bytes, guard_byte, rounded - bytes);
   if (accesses == 0) protect(a, false);
   device_memory()[number_of(memory)] = a;
   used_bytes += bytes;

@@ -190,19 +190,9 @@ template <int Width>
 __device__ inline std::uint32_t join_bits(std::uint32_t bits, int lane) {
   constexpr int lanes = mask_word_bits / Width;
   bits <<= lane % lanes * Width;
-  for (int distance = lanes / 2; distance > 0; distance /= 2) bits |= __shfl_xor_sync(all_lanes, bits, distance);
+  for (int distance = lanes / 2; distance > 0; distance /= 2)
+    bits |= __shfl_xor_sync(all_lanes, bits, distance);
   return bits;
-}
-
-template <int Width, class T>
-__device__ inline void store_row(T* to, const accumulate_t<T> (&values)[Width]) {
-  if constexpr (Width == 1) {
-    *to = static_cast<T>(values[0]);
-  } else {
-    vector<T> all;
-    for (int k = 0; k < Width; ++k) all[k] = static_cast<T>(values[k]);
-    store_vector(to, all);
-  }
 }
 
 template <class T, int Width>
@@ -244,7 +234,7 @@ struct norm_apply_task {
           values[k] = values[k] < A{} ? A{} : values[k];
         }
       }
-      store_row<Width>(y + i, values);
+      store_row(y + i, values);
     }
     if (tail.mask == nullptr) return;
     const int lane = static_cast<int>(threadIdx.x % warp_threads);
@@ -271,7 +261,8 @@ struct norm_pair {
 };
 
 template <int Width, class T>
-__device__ inline norm_pair<T, Width> load_pair(const T* x, const T* dy, const std::uint32_t* mask, index_t i) {
+__device__ inline norm_pair<T, Width> load_pair(const T* x, const T* dy, const std::uint32_t* mask,
+                                                index_t i) {
   norm_pair<T, Width> pair{load_row<Width>(x + i), load_row<Width>(dy + i)};
   if (mask != nullptr) {
     const std::uint32_t bits = mask_bits(mask, i);
@@ -379,7 +370,7 @@ struct norm_input_task {
     for (int k = 0; k < Width; ++k) {
       values[k] = v.scale[k] * pair.g[k] + ((pair.x[k] - v.mean[k]) * v.slope[k] + v.shift[k]);
     }
-    store_row<Width>(dx + i, values);
+    store_row(dx + i, values);
   }
 };
 
@@ -394,14 +385,14 @@ void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* 
   channel_pass(stream, task, m.rows, m.channels);
 }
 
-#define PUFFERFISH_BATCH_NORM(T)                                                                             \
-  template void norm_statistics<T>(cudaStream_t, const T*, index_t, index_t, double*, double*, double*);     \
-  template void norm_use_batch<T>(cudaStream_t, const double*, const double*, index_t, index_t, double,      \
-                                  double, T*, T*, T*, T*);                                                   \
-  template void norm_use_running<T>(cudaStream_t, const T*, const T*, index_t, double, T*);                  \
-  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const T*, const norm_tail<T>&, T*);       \
-  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,   \
-                                      double*, double*, double*, T*);                                        \
+#define PUFFERFISH_BATCH_NORM(T)                                                                            \
+  template void norm_statistics<T>(cudaStream_t, const T*, index_t, index_t, double*, double*, double*);    \
+  template void norm_use_batch<T>(cudaStream_t, const double*, const double*, index_t, index_t, double,     \
+                                  double, T*, T*, T*, T*);                                                  \
+  template void norm_use_running<T>(cudaStream_t, const T*, const T*, index_t, double, T*);                 \
+  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const T*, const norm_tail<T>&, T*);      \
+  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
+                                      double*, double*, double*, T*);                                       \
   template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*, \
                                        const T*, T*);
 PUFFERFISH_BATCH_NORM(float)

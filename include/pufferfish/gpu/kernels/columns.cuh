@@ -55,6 +55,17 @@ __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load
   return count;
 }
 
+template <int Width, class T>
+__device__ inline void store_row(T* to, const accumulate_t<T> (&values)[Width]) {
+  if constexpr (Width == 1) {
+    *to = static_cast<T>(values[0]);
+  } else {
+    vector<T> all;
+    for (int k = 0; k < Width; ++k) all[k] = static_cast<T>(values[k]);
+    store_vector(to, all);
+  }
+}
+
 /// Sums of `Quantities` numbers in each of `Width` columns.
 template <int Quantities, int Width>
 struct column_sum_state {
@@ -95,7 +106,8 @@ __device__ inline void merge_down(State& state) {
 
 /// First step: grid (tiles of columns, parts), block (columns in units of task::width, rows).
 template <class Task>
-static __global__ void __launch_bounds__(column_threads, 3) column_parts_kernel(Task task, index_t rows, index_t columns, double* parts) {
+static __global__ void __launch_bounds__(column_threads, 3)
+    column_parts_kernel(Task task, index_t rows, index_t columns, double* parts) {
   const index_t part = blockIdx.y, count = gridDim.y;
   const index_t column =
       (static_cast<index_t>(blockIdx.x) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Task::width;
@@ -140,8 +152,9 @@ void sum_columns(const launch_site& stream, const Task& task, index_t rows, inde
   unsigned across = 1;
   while (across < 32 && across < units) across *= 2;
   const unsigned down = static_cast<unsigned>(column_threads) / across;
-  launch(stream, {dim3(static_cast<unsigned>(ceil_div(units, across)), static_cast<unsigned>(parts)),
-                  dim3(across, down)},
+  launch(stream,
+         {dim3(static_cast<unsigned>(ceil_div(units, across)), static_cast<unsigned>(parts)),
+          dim3(across, down)},
          column_parts_kernel<Task>, task, rows, columns, scratch);
   launch(stream, {static_cast<unsigned>(ceil_div(columns, total_columns)), dim3(total_columns, total_rows)},
          column_totals_kernel<State, Finish>, scratch, parts, rows, columns, finish);

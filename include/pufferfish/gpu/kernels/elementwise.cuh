@@ -73,10 +73,14 @@ void relu_backward(cudaStream_t stream, const T* y, const T* dy, T* dx, index_t 
 template <class T>
 void activation_forward(cudaStream_t stream, activation kind, const T* x, T* y, index_t size) {
   switch (kind) {
-    case activation::gelu: return map<T>(stream, activation_of<activation::gelu>(), size, y, x);
-    case activation::gelu_tanh: return map<T>(stream, activation_of<activation::gelu_tanh>(), size, y, x);
-    case activation::tanh: return map<T>(stream, activation_of<activation::tanh>(), size, y, x);
-    case activation::sigmoid: return map<T>(stream, activation_of<activation::sigmoid>(), size, y, x);
+    case activation::gelu:
+      return map<T>(stream, activation_of<activation::gelu>(), size, y, x);
+    case activation::gelu_tanh:
+      return map<T>(stream, activation_of<activation::gelu_tanh>(), size, y, x);
+    case activation::tanh:
+      return map<T>(stream, activation_of<activation::tanh>(), size, y, x);
+    case activation::sigmoid:
+      return map<T>(stream, activation_of<activation::sigmoid>(), size, y, x);
   }
 }
 template <class T>
@@ -84,10 +88,14 @@ void activation_backward(cudaStream_t stream, activation kind, const T* kept, co
                          index_t size) {
   const auto run = [&](auto f) { map<T>(launch_site(stream, "activation_backward"), f, size, dx, kept, dy); };
   switch (kind) {
-    case activation::gelu: return run(activation_gradient_of<activation::gelu>());
-    case activation::gelu_tanh: return run(activation_gradient_of<activation::gelu_tanh>());
-    case activation::tanh: return run(activation_gradient_of<activation::tanh>());
-    case activation::sigmoid: return run(activation_gradient_of<activation::sigmoid>());
+    case activation::gelu:
+      return run(activation_gradient_of<activation::gelu>());
+    case activation::gelu_tanh:
+      return run(activation_gradient_of<activation::gelu_tanh>());
+    case activation::tanh:
+      return run(activation_gradient_of<activation::tanh>());
+    case activation::sigmoid:
+      return run(activation_gradient_of<activation::sigmoid>());
   }
 }
 
@@ -141,11 +149,12 @@ struct alignas(2 * sizeof(T)) neighbours {
 /// One block of random numbers and what it decides about: two pairs of neighbours, at positions 32 g + 2 i
 /// and 16 further on.
 template <class T>
-__device__ inline void drop_block(const T* x, T* y, T scale, std::uint32_t threshold, const random_block& block,
-                                  index_t at, index_t width) {
+__device__ inline void drop_block(const T* x, T* y, T scale, std::uint32_t threshold,
+                                  const random_block& block, index_t at, index_t width) {
   using A = accumulate_t<T>;
   const auto kept = [&](T value, int word) {
-    return block.words[word] < threshold ? T(0.0F) : static_cast<T>(static_cast<A>(value) * static_cast<A>(scale));
+    return block.words[word] < threshold ? T(0.0F)
+                                         : static_cast<T>(static_cast<A>(value) * static_cast<A>(scale));
   };
   for (int half = 0; half < 2; ++half) {
     const index_t i = at + 16 * half;
@@ -228,8 +237,8 @@ template <class F, class X, class Y>
 void convert(const launch_site& stream, F f, const X* x, Y* y, index_t size) {
   const bool vectors = reinterpret_cast<std::uintptr_t>(x) % sizeof(four<X>) == 0 &&
                        reinterpret_cast<std::uintptr_t>(y) % sizeof(four<Y>) == 0;
-  launch(stream, {blocks_for(size, 4 * index_t{element_threads}), element_threads}, convert_kernel<F, X, Y>, f,
-         x, y, size, vectors);
+  launch(stream, {blocks_for(size, 4 * index_t{element_threads}), element_threads}, convert_kernel<F, X, Y>,
+         f, x, y, size, vectors);
 }
 
 void to_bfloat16(cudaStream_t stream, const float* x, std::uint16_t* y, index_t size) {
@@ -245,15 +254,15 @@ void from_float16(cudaStream_t stream, const std::uint16_t* x, float* y, index_t
   convert(stream, from_float16_bits(), x, y, size);
 }
 
-#define PUFFERFISH_ELEMENTWISE(T)                                                                         \
-  template void fill<T>(cudaStream_t, T*, index_t, T);                                                    \
-  template void scale<T>(cudaStream_t, T, const T*, T*, index_t);                                         \
-  template void relu_forward<T>(cudaStream_t, const T*, T*, index_t);                                     \
-  template void relu_backward<T>(cudaStream_t, const T*, const T*, T*, index_t);                          \
-  template void activation_forward<T>(cudaStream_t, activation, const T*, T*, index_t);                   \
-  template void activation_backward<T>(cudaStream_t, activation, const T*, const T*, T*, index_t);        \
-  template void add<T>(cudaStream_t, const T*, T*, index_t, bool);                                        \
-  template void masked<T>(cudaStream_t, const T*, const std::uint32_t*, T*, index_t, bool);               \
+#define PUFFERFISH_ELEMENTWISE(T)                                                                  \
+  template void fill<T>(cudaStream_t, T*, index_t, T);                                             \
+  template void scale<T>(cudaStream_t, T, const T*, T*, index_t);                                  \
+  template void relu_forward<T>(cudaStream_t, const T*, T*, index_t);                              \
+  template void relu_backward<T>(cudaStream_t, const T*, const T*, T*, index_t);                   \
+  template void activation_forward<T>(cudaStream_t, activation, const T*, T*, index_t);            \
+  template void activation_backward<T>(cudaStream_t, activation, const T*, const T*, T*, index_t); \
+  template void add<T>(cudaStream_t, const T*, T*, index_t, bool);                                 \
+  template void masked<T>(cudaStream_t, const T*, const std::uint32_t*, T*, index_t, bool);        \
   template void dropout<T>(cudaStream_t, const T*, T*, T, const dropout_rows&, const step_values*);
 PUFFERFISH_ELEMENTWISE(float)
 #undef PUFFERFISH_ELEMENTWISE

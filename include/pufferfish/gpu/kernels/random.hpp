@@ -38,7 +38,8 @@ PUFFERFISH_HOST_DEVICE constexpr random_block random_block_at(const random_key& 
   auto c2 = static_cast<std::uint32_t>(key.stream), c3 = static_cast<std::uint32_t>(key.stream >> 32);
   auto k0 = static_cast<std::uint32_t>(key.seed), k1 = static_cast<std::uint32_t>(key.seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t product0 = std::uint64_t{0xD2511F53U} * c0, product1 = std::uint64_t{0xCD9E8D57U} * c2;
+    const std::uint64_t product0 = std::uint64_t{0xD2511F53U} * c0,
+                        product1 = std::uint64_t{0xCD9E8D57U} * c2;
     c0 = static_cast<std::uint32_t>(product1 >> 32) ^ c1 ^ k0;
     c1 = static_cast<std::uint32_t>(product1);
     c2 = static_cast<std::uint32_t>(product0 >> 32) ^ c3 ^ k1;
@@ -49,8 +50,8 @@ PUFFERFISH_HOST_DEVICE constexpr random_block random_block_at(const random_key& 
   return {{c0, c1, c2, c3}};
 }
 
-/// random_stream::word: 32 random bits at a position. Position 32 g + 16 h + 2 i + l has word 2 h + l of block
-/// 8 g + i, so one block serves positions 32 g + 2 i + {0, 1, 16, 17}.
+/// random_stream::word: 32 random bits at a position. Position 32 g + 16 h + 2 i + l has word 2 h + l of
+/// block 8 g + i, so one block serves positions 32 g + 2 i + {0, 1, 16, 17}.
 PUFFERFISH_HOST_DEVICE constexpr std::uint32_t random_word(const random_key& key, std::uint64_t position) {
   return random_block_at(key, position / 32 * 8 + position % 16 / 2)
       .words[position / 16 % 2 * 2 + position % 2];
