@@ -78,6 +78,9 @@ void warp_exchange(unsigned mask, void* slot, void (*complete)(void* const* slot
 int lane();
 int thread_of_block();
 
+/// Ends the program unless the address is a multiple of 16.
+void check_aligned16(const void* address, const site& where = site::current());
+
 /// Ends the program: the kernel, block and thread at work, and why.
 [[noreturn]] void misuse(const char* why, const site& where);
 

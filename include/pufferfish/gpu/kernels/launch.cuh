@@ -58,8 +58,9 @@ struct launch_site {
 ///
 /// A host that executes kernels itself defines PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
 ///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
-///                      body), where body() executes one thread, and
-///   void* dynamic_shared_memory().
+///                      body), where body() executes one thread,
+///   void* dynamic_shared_memory(), void check_aligned16(const void*),
+/// and what async_copy.cuh and mma.cuh say in PTX otherwise.
 /// The tests do, to run kernels without a device.
 template <class... P>
 void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
@@ -229,10 +230,16 @@ PUFFERFISH_HOST_DEVICE inline bool aligned16(const P*... pointers) {
 /// 16 bytes at once. The address is a multiple of 16.
 template <class T>
 __device__ inline vector<T> load_vector(const T* from) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  emulated_device::check_aligned16(from);  // the host would not mind
+#endif
   return *reinterpret_cast<const vector<T>*>(from);
 }
 template <class T>
 __device__ inline void store_vector(T* to, const vector<T>& value) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  emulated_device::check_aligned16(to);
+#endif
   *reinterpret_cast<vector<T>*>(to) = value;
 }
 
