@@ -59,15 +59,16 @@ class BatchNorm {
   /// x, y: dense, of one shape; y does not overlap x. In training, x must stay as it is until the backward
   /// pass, and a batch of zero images changes no statistics. Throws shape_error, and value_error in training
   /// with a single value a channel, which has no variance.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     forward_fused(ctx, x, y, {});
   }
 
   /// The same with a sum and a ReLU behind it, and statistics of the batch that are known already; the
   /// backward pass is backward_masked if there is a mask. Throws as forward, and shape_error for moments of
   /// something else than x.
-  void forward_fused(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+  template <class Device>
+  void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     if (!fusion.addend.is_null()) detail::check_shapes(*this, x.shape(), fusion.addend.shape());
@@ -78,7 +79,7 @@ class BatchNorm {
     }
     scratch_frame frame(ctx.scratch());
     const index_t size = channels();
-    T* statistics = ctx.training() ? ctx.tape().push<T>(2 * size) : frame.take<T>(2 * size);
+    T* statistics = ctx.training() ? ctx.tape().template push<T>(2 * size) : frame.take<T>(2 * size);
     if (ctx.training()) ctx.tape().push_value(x);
     if (fusion.record != nullptr) *fusion.record = {x, statistics, fusion.relu};
     if (x.empty()) {
@@ -98,26 +99,27 @@ class BatchNorm {
   /// Writes the output of a forward pass in training again, bit for bit: `record` is from its forward_fused,
   /// which had no addend. Before the backward pass; changes no statistics. y: shaped as x, which it does not
   /// overlap. Throws shape_error.
-  void recompute(context<device::cpu>& ctx, const forward_record<T>& record,
-                 const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void recompute(context<Device>& ctx, const forward_record<T>& record, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, record.x.shape(), y.shape());
     if (!y.empty()) apply(ctx, record.x, record.statistics, y, {{}, record.relu, {}});
   }
 
   /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy or x. Throws
   /// shape_error, and state_error without a forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     backward_masked(ctx, dy, dx, {});
   }
 
   /// The same where dy counts as 0 wherever the mask, filled by forward_fused, does not pass it. The gradient
   /// of an addend is dy under that mask: ops::masked_copy, ops::masked_add.
-  void backward_masked(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                       const tensor_view<T, 4>& dx, const ops::relu_mask<T>& mask) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+  template <class Device>
+  void backward_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                       const ops::relu_mask<T>& mask) const {
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>();
     const index_t size = channels();
-    const T* statistics = ctx.tape().pop<T>(2 * size);
+    const T* statistics = ctx.tape().template pop<T>(2 * size);
     detail::check_shapes(*this, x.shape(), dy.shape());
     if (!dx.is_null()) detail::check_shapes(*this, x.shape(), dx.shape());
     scratch_frame frame(ctx.scratch());
@@ -169,15 +171,17 @@ class BatchNorm {
   }
 
   // `statistics`: mean and inverse deviation of each channel.
-  void apply(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, const T* statistics,
+  template <class Device>
+  void apply(context<Device>& ctx, const tensor_view<const T, 4>& x, const T* statistics,
              const tensor_view<T, 4>& y, const ops::norm_epilogue<T>& epilogue) const {
     ops::batch_norm_apply<T>(ctx, rows(x), statistics, statistics + channels(), weight_.data(), bias_.data(),
                              rows(y), epilogue);
   }
 
   // Mean and inverse deviation of the batch to `statistics`, and the batch into the running statistics.
-  void use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                 const ops::moment_parts<T>* moments, T* statistics) const {
+  template <class Device>
+  void use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, const ops::moment_parts<T>* moments,
+                 T* statistics) const {
     const index_t size = channels(), count = x.extent(0);
     scratch_frame frame(ctx.scratch());
     double* mean = frame.take<double>(2 * size);

@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// All kernels, once in a program: by nvcc for a device, by g++ for the emulated one.
+#include <pufferfish/gpu/kernels.cuh>
