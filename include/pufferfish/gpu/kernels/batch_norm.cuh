@@ -24,11 +24,12 @@ bool norm_by_vectors(index_t channels, const P*... pointers) {
 /// cancellation (Chan, Golub, LeVeque, 1979).
 template <int Width>
 struct moment_state {
-  double count, mean[Width], squares[Width];
+  double count;
+  lanes<double, Width> mean, squares;
 
   __device__ void clear() {
     count = 0.0;
-    for (int k = 0; k < Width; ++k) mean[k] = squares[k] = 0.0;
+    mean = squares = {};
   }
   __device__ void merge(const moment_state& other) {
     if (other.count == 0.0) return;
@@ -65,7 +66,7 @@ struct moment_task {
     const auto load = [&](index_t at) { return load_row<Width>(x + at * channels + column); };
     while (row < end) {
       const row_values<T, Width> shift = load(row);
-      A sums[Width] = {}, squares[Width] = {};
+      row_values<T, Width> sums{}, squares{};
       const int count = for_run(row, end, step, load, [&](const row_values<T, Width>& values) {
         for (int k = 0; k < Width; ++k) {
           const A distance = values[k] - shift[k];
@@ -200,7 +201,7 @@ struct norm_apply_task {
   static constexpr int width = Width;
   using A = accumulate_t<T>;
   struct channel_values {
-    A mean[Width], scale[Width], shift[Width];
+    lanes<A, Width> mean, scale, shift;
   };
 
   norm_matrix<T> m;
@@ -222,7 +223,7 @@ struct norm_apply_task {
     std::uint32_t bits = 0;
     if (inside) {
       const row_values<T, Width> x = load_row<Width>(m.x + i);
-      A values[Width];
+      lanes<A, Width> values;
       for (int k = 0; k < Width; ++k) values[k] = (x[k] - v.mean[k]) * v.scale[k] + v.shift[k];
       if (tail.addend != nullptr) {
         const row_values<T, Width> other = load_row<Width>(tail.addend + i);
@@ -267,7 +268,7 @@ __device__ inline norm_pair<T, Width> load_pair(const T* x, const T* dy, const s
   if (mask != nullptr) {
     const std::uint32_t bits = mask_bits(mask, i);
     for (int k = 0; k < Width; ++k) {
-      if (((bits >> k) & 1U) == 0) pair.g.values[k] = accumulate_t<T>{};
+      if (((bits >> k) & 1U) == 0) pair.g[k] = accumulate_t<T>{};
     }
   }
   return pair;
@@ -285,10 +286,10 @@ struct norm_sum_task {
 
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     using A = accumulate_t<T>;
-    A mean[Width];
+    lanes<A, Width> mean;
     for (int k = 0; k < Width; ++k) mean[k] = static_cast<A>(m.mean[column + k]);
     while (row < end) {
-      A sums[Width] = {}, products[Width] = {};
+      row_values<T, Width> sums{}, products{};
       for_run(
           row, end, step,
           [&](index_t at) { return load_pair<Width>(m.x, dy, mask, at * m.channels + column); },
@@ -343,7 +344,7 @@ struct norm_input_task {
   static constexpr int width = Width;
   using A = accumulate_t<T>;
   struct channel_values {
-    A mean[Width], scale[Width], slope[Width], shift[Width];
+    lanes<A, Width> mean, scale, slope, shift;
   };
 
   norm_matrix<T> m;
@@ -366,7 +367,7 @@ struct norm_input_task {
   __device__ void run(index_t i, bool inside, const channel_values& v) const {
     if (!inside) return;
     const norm_pair<T, Width> pair = load_pair<Width>(m.x, dy, mask, i);
-    A values[Width];
+    lanes<A, Width> values;
     for (int k = 0; k < Width; ++k) {
       values[k] = v.scale[k] * pair.g[k] + ((pair.x[k] - v.mean[k]) * v.slope[k] + v.shift[k]);
     }

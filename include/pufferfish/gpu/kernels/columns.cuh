@@ -17,25 +17,28 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-inline constexpr int column_threads = 256;
+inline constexpr unsigned column_threads = 256;
 inline constexpr int run_rows = 16;
 
-/// `width` values of a row in the type of computation.
-template <class T, int Width>
-struct row_values {
-  accumulate_t<T> values[Width];
-  __device__ accumulate_t<T> operator[](int k) const { return values[k]; }
+/// Values of neighbouring columns in the type of computation.
+template <class A, int Width>
+struct lanes {
+  A values[static_cast<std::size_t>(Width)];
+  __device__ A& operator[](int k) { return values[k]; }
+  __device__ const A& operator[](int k) const { return values[k]; }
 };
+template <class T, int Width>
+using row_values = lanes<accumulate_t<T>, Width>;
 
 /// Of T as they lie in memory: one, or 16 aligned bytes.
 template <int Width, class T>
 __device__ inline row_values<T, Width> load_row(const T* from) {
   row_values<T, Width> result;
   if constexpr (Width == 1) {
-    result.values[0] = static_cast<accumulate_t<T>>(*from);
+    result[0] = static_cast<accumulate_t<T>>(*from);
   } else {
     const vector<T> all = load_vector(from);
-    for (int k = 0; k < Width; ++k) result.values[k] = static_cast<accumulate_t<T>>(all[k]);
+    for (int k = 0; k < Width; ++k) result[k] = static_cast<accumulate_t<T>>(all[k]);
   }
   return result;
 }
@@ -56,7 +59,7 @@ __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load
 }
 
 template <int Width, class T>
-__device__ inline void store_row(T* to, const accumulate_t<T> (&values)[Width]) {
+__device__ inline void store_row(T* to, const lanes<accumulate_t<T>, Width>& values) {
   if constexpr (Width == 1) {
     *to = static_cast<T>(values[0]);
   } else {
@@ -69,12 +72,10 @@ __device__ inline void store_row(T* to, const accumulate_t<T> (&values)[Width]) 
 /// Sums of `Quantities` numbers in each of `Width` columns.
 template <int Quantities, int Width>
 struct column_sum_state {
-  double sums[Quantities][Width];
+  lanes<double, Width> sums[static_cast<std::size_t>(Quantities)];
 
   __device__ void clear() {
-    for (auto& of_columns : sums) {
-      for (double& sum : of_columns) sum = 0.0;
-    }
+    for (int q = 0; q < Quantities; ++q) sums[q] = {};
   }
   __device__ void merge(const column_sum_state& other) {
     for (int q = 0; q < Quantities; ++q) {
@@ -92,7 +93,7 @@ struct column_sum_state {
 
 /// Merges the states of the threads of a block that have one threadIdx.x; the result is in the one with
 /// threadIdx.y = 0. blockDim.y: a power of 2. All threads of the block call it.
-template <int Threads, class State>
+template <unsigned Threads, class State>
 __device__ inline void merge_down(State& state) {
   __shared__ State all[Threads];
   const unsigned own = threadIdx.y * blockDim.x + threadIdx.x;
@@ -151,7 +152,7 @@ void sum_columns(const launch_site& stream, const Task& task, index_t rows, inde
   const index_t parts = row_parts(rows, columns), units = ceil_div(columns, Task::width);
   unsigned across = 1;
   while (across < 32 && across < units) across *= 2;
-  const unsigned down = static_cast<unsigned>(column_threads) / across;
+  const unsigned down = column_threads / across;
   launch(stream,
          {dim3(static_cast<unsigned>(ceil_div(units, across)), static_cast<unsigned>(parts)),
           dim3(across, down)},
@@ -173,7 +174,7 @@ struct column_sum_task {
 
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     while (row < end) {
-      accumulate_t<T> run[Width] = {};
+      row_values<T, Width> run{};
       for_run(
           row, end, step, [&](index_t at) { return load_row<Width>(x + at * row_stride + column); },
           [&](const row_values<T, Width>& values) {

@@ -80,17 +80,17 @@ struct pool_images {
   static constexpr int width = Width;
   using A = accumulate_t<T>;
 
-  pool_windows w;
+  pool_windows windows;
 
   __device__ index_t input_at(index_t n, index_t y, index_t x, index_t channel) const {
-    return ((n * w.height + y) * w.width + x) * w.channels + channel;
+    return ((n * windows.height + y) * windows.width + x) * windows.channels + channel;
   }
   __device__ index_t output_at(index_t n, index_t y, index_t x, index_t channel) const {
-    return ((n * w.out_height + y) * w.out_width + x) * w.channels + channel;
+    return ((n * windows.out_height + y) * windows.out_width + x) * windows.channels + channel;
   }
   /// What an average multiplies by.
   __device__ A share(const window_range& window, bool count_padding) const {
-    return A(1) / static_cast<A>(count_padding ? w.kernel_height * w.kernel_width : window.pixels());
+    return A(1) / static_cast<A>(count_padding ? windows.kernel_height * windows.kernel_width : window.pixels());
   }
 };
 
@@ -104,10 +104,8 @@ struct max_pool_task : pool_images<T, Width> {
   T* y;
 
   __device__ void run(const pool_place& at) const {
-    const window_range window = window_at(this->w, at.y, at.x);
-    const auto first = load_row<Width>(x + this->input_at(at.n, window.y.begin, window.x.begin, at.channel));
-    A best[Width];
-    for (int k = 0; k < Width; ++k) best[k] = first[k];
+    const window_range window = window_at(this->windows, at.y, at.x);
+    auto best = load_row<Width>(x + this->input_at(at.n, window.y.begin, window.x.begin, at.channel));
     for (index_t iy = window.y.begin; iy < window.y.end; ++iy) {
       for (index_t ix = window.x.begin; ix < window.x.end; ++ix) {
         const auto values = load_row<Width>(x + this->input_at(at.n, iy, ix, at.channel));
@@ -129,37 +127,34 @@ struct max_pool_gradient_task : pool_images<T, Width> {
   T* dx;
 
   /// Whether x at `at` is the first of its window, row by row, that equals the largest; for each channel.
-  struct winners {
-    bool wins[Width];
-  };
-  __device__ winners winners_of(const pool_place& at, const window_range& window, const row& own,
-                                const row& largest) const {
-    winners result;
+  __device__ lanes<bool, Width> winners_of(const pool_place& at, const window_range& window, const row& own,
+                                           const row& largest) const {
+    lanes<bool, Width> wins;
     bool any = false;
-    for (int k = 0; k < Width; ++k) any |= result.wins[k] = own[k] == largest[k];
+    for (int k = 0; k < Width; ++k) any |= wins[k] = own[k] == largest[k];
     for (index_t iy = window.y.begin; any && iy <= at.y; ++iy) {
       const index_t end = iy < at.y ? window.x.end : at.x;
       for (index_t ix = window.x.begin; ix < end; ++ix) {
         const row before = load_row<Width>(x + this->input_at(at.n, iy, ix, at.channel));
-        for (int k = 0; k < Width; ++k) result.wins[k] = result.wins[k] && !(before[k] == largest[k]);
+        for (int k = 0; k < Width; ++k) wins[k] = wins[k] && !(before[k] == largest[k]);
       }
     }
-    return result;
+    return wins;
   }
 
   __device__ void run(const pool_place& at) const {
-    const pool_windows& w = this->w;
+    const pool_windows& w = this->windows;
     const index_t place = this->input_at(at.n, at.y, at.x, at.channel);
     const row own = load_row<Width>(x + place);
     const axis_range ys = windows_of(at.y, w.stride_height, w.pad_height, w.kernel_height, w.out_height);
     const axis_range xs = windows_of(at.x, w.stride_width, w.pad_width, w.kernel_width, w.out_width);
-    A sum[Width] = {};
+    lanes<A, Width> sum{};
     for (index_t oy = ys.begin; oy < ys.end; ++oy) {
       for (index_t ox = xs.begin; ox < xs.end; ++ox) {
         const index_t out = this->output_at(at.n, oy, ox, at.channel);
         const row largest = load_row<Width>(y + out), gradient = load_row<Width>(dy + out);
-        const winners win = winners_of(at, window_at(w, oy, ox), own, largest);
-        for (int k = 0; k < Width; ++k) sum[k] += win.wins[k] ? gradient[k] : A{};
+        const lanes<bool, Width> wins = winners_of(at, window_at(w, oy, ox), own, largest);
+        for (int k = 0; k < Width; ++k) sum[k] += wins[k] ? gradient[k] : A{};
       }
     }
     store_row(dx + place, sum);
@@ -200,8 +195,8 @@ struct average_pool_task : pool_images<T, Width> {
   T* y;
 
   __device__ void run(const pool_place& at) const {
-    const window_range window = window_at(this->w, at.y, at.x);
-    A sum[Width] = {};
+    const window_range window = window_at(this->windows, at.y, at.x);
+    lanes<A, Width> sum{};
     for (index_t iy = window.y.begin; iy < window.y.end; ++iy) {
       for (index_t ix = window.x.begin; ix < window.x.end; ++ix) {
         const auto values = load_row<Width>(x + this->input_at(at.n, iy, ix, at.channel));
@@ -222,10 +217,10 @@ struct average_pool_gradient_task : pool_images<T, Width> {
   T* dx;
 
   __device__ void run(const pool_place& at) const {
-    const pool_windows& w = this->w;
+    const pool_windows& w = this->windows;
     const axis_range ys = windows_of(at.y, w.stride_height, w.pad_height, w.kernel_height, w.out_height);
     const axis_range xs = windows_of(at.x, w.stride_width, w.pad_width, w.kernel_width, w.out_width);
-    A sum[Width] = {};
+    lanes<A, Width> sum{};
     for (index_t oy = ys.begin; oy < ys.end; ++oy) {
       for (index_t ox = xs.begin; ox < xs.end; ++ox) {
         const auto gradient = load_row<Width>(dy + this->output_at(at.n, oy, ox, at.channel));
@@ -277,7 +272,7 @@ static __global__ void global_average_kernel(const T* x, index_t pixels, index_t
   }
   merge_down<column_threads>(sum);
   if (threadIdx.y > 0 || channel >= channels) return;
-  accumulate_t<T> average[Width];
+  row_values<T, Width> average;
   for (int k = 0; k < Width; ++k) {
     average[k] = static_cast<accumulate_t<T>>(sum.sums[0][k] / static_cast<double>(pixels));
   }
@@ -291,7 +286,7 @@ void global_average(const launch_site& stream, const T* x, index_t images, index
   unsigned across = 1;
   while (across < 32 && across < units) across *= 2;
   unsigned down = 1;  // as many as there are pixels, and no more than a block has room for
-  while (across * down < static_cast<unsigned>(column_threads) && down < pixels) down *= 2;
+  while (across * down < column_threads && down < pixels) down *= 2;
   launch(stream,
          {dim3(static_cast<unsigned>(images), static_cast<unsigned>(ceil_div(units, across))),
           dim3(across, down)},
@@ -318,7 +313,7 @@ struct spread_task {
 
   __device__ void run(const pool_place& at) const {
     const auto gradient = load_row<Width>(dy + at.n * channels + at.channel);
-    accumulate_t<T> values[Width];
+    row_values<T, Width> values;
     for (int k = 0; k < Width; ++k) values[k] = gradient[k] * share;
     store_row(dx + (at.n * pixels + at.y) * channels + at.channel, values);
   }
