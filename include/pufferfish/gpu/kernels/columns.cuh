@@ -50,7 +50,7 @@ __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load
   constexpr int ahead = sizeof(load(row)) > 32 ? 2 : 4;
   int count = 0;
   for (; count < run_rows && row + (ahead - 1) * step < end; count += ahead, row += ahead * step) {
-    decltype(load(row)) values[ahead];
+    decltype(load(row)) values[static_cast<std::size_t>(ahead)];
     for (int i = 0; i < ahead; ++i) values[i] = load(row + i * step);
     for (int i = 0; i < ahead; ++i) use(values[i]);
   }
