@@ -38,8 +38,7 @@ __device__ void take_scores(const attention_problem<T>& p, const attention_head<
       const int column = tile_column(c);
       const float weight = scores[r][c] == nothing ? 0.0F : expf(scores[r][c] - most);
       sum[r] += weight;
-      weights[row * weight_pitch<Tile> + column] =
-          p.dropout.drops() && !kept(row, column) ? 0.0F : weight;
+      weights[row * weight_pitch<Tile> + column] = p.dropout.drops() && !kept(row, column) ? 0.0F : weight;
     }
   }
 }
@@ -123,9 +122,8 @@ void attention_row_products(cudaStream_t stream, const attention_problem<T>& pro
 }
 
 template <class T>
-void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& problem,
-                              row_array<const T> dy, const float* log_sums, const float* products,
-                              row_array<T> dq) {
+void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
+                              const float* log_sums, const float* products, row_array<T> dq) {
   const launch_site site(stream, "attention_query_gradient");
   with_attention_tile(problem.query_rows, problem.queries.sequences, [&](auto tile) {
     launch(site, attention_grid(problem, problem.query_rows, tile, problem.depth),
@@ -144,13 +142,13 @@ void attention_key_gradient(cudaStream_t stream, const attention_problem<T>& pro
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                            \
-  template void attention_forward<T>(cudaStream_t, const attention_problem<T>&, row_array<T>, float*);       \
-  template void attention_row_products<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,     \
-                                          row_array<const T>, float*);                                       \
-  template void attention_query_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
-                                            const float*, const float*, row_array<T>);                       \
-  template void attention_key_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,     \
+#define PUFFERFISH_INSTANTIATE(T)                                                                          \
+  template void attention_forward<T>(cudaStream_t, const attention_problem<T>&, row_array<T>, float*);     \
+  template void attention_row_products<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
+                                          row_array<const T>, float*);                                     \
+  template void attention_query_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>, \
+                                            const float*, const float*, row_array<T>);                     \
+  template void attention_key_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
                                           const float*, const float*, row_array<T>, row_array<T>);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE

@@ -93,7 +93,8 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
     }
     add_weighted<Tile>(memory.weights, head.k, key, end, column, memory.operands, result);
   }
-  store_result<Tile>(result, ones, dq, head.first_query, tile.first, head.queries, head.head, p.depth, column);
+  store_result<Tile>(result, ones, dq, head.first_query, tile.first, head.queries, head.head, p.depth,
+                     column);
 }
 
 /// dk and dv of a tile of keys of a head, `value_columns` columns of each. Rows of threads are keys here.

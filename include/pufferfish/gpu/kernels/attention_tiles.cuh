@@ -249,9 +249,8 @@ struct attention_head {
   }
   __device__ bool sees(const attention_problem<T>& p, index_t query, index_t key) const {
     if (query >= queries || key >= keys || (p.causal && key > query + keys - queries)) return false;
-    return p.allowed == nullptr ||
-           p.allowed[sequence * p.allowed_strides[0] + query * p.allowed_strides[1] +
-                     key * p.allowed_strides[2]] != 0;
+    return p.allowed == nullptr || p.allowed[sequence * p.allowed_strides[0] + query * p.allowed_strides[1] +
+                                             key * p.allowed_strides[2]] != 0;
   }
   /// Keys before this one are all that queries below `end` may see.
   __device__ index_t visible(const attention_problem<T>& p, index_t end) const {

@@ -54,7 +54,8 @@ static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
     }
     for_each_column<Width>(p.columns, [&](index_t c) {
       row_values<T, Width> values = load_row<Width>(s + c);
-      const row_values<T, Width> weights = load_row<Width>(p.weight + c), biases = load_row<Width>(p.bias + c);
+      const row_values<T, Width> weights = load_row<Width>(p.weight + c),
+                                 biases = load_row<Width>(p.bias + c);
       for (int i = 0; i < Width; ++i) values[i] = (values[i] - mean) * scale * weights[i] + biases[i];
       store_row<Width>(p.y.row(m) + c, values);
     });
@@ -149,8 +150,8 @@ struct norm_sum_finish {
 template <class T>
 void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& p) {
   const launch_site site(stream, "layer_norm_forward");
-  const bool vectors = rows_in_vectors<T>(p.columns, p.x, p.residual, p.sum, p.y) &&
-                       aligned16(p.weight, p.bias);
+  const bool vectors =
+      rows_in_vectors<T>(p.columns, p.x, p.residual, p.sum, p.y) && aligned16(p.weight, p.bias);
   with_width<T>(vectors, [&](auto width) {
     launch(site, row_grid(p.rows, p.columns, width), layer_norm_forward_kernel<T, width>, p);
   });
@@ -160,8 +161,7 @@ template <class T>
 void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& p) {
   const launch_site site(stream, "layer_norm_input_gradient");
   if (p.dsum.data == nullptr && p.dx.data == nullptr) return;
-  const bool vectors =
-      rows_in_vectors<T>(p.columns, p.sum, p.dy, p.dsum, p.dx) && aligned16(p.weight);
+  const bool vectors = rows_in_vectors<T>(p.columns, p.sum, p.dy, p.dsum, p.dx) && aligned16(p.weight);
   with_width<T>(vectors, [&](auto width) {
     launch(site, row_grid(p.rows, p.columns, width), layer_norm_input_gradient_kernel<T, width>, p);
   });
@@ -177,9 +177,9 @@ void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_pro
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                       \
-  template void layer_norm_forward<T>(cudaStream_t, const norm_problem<T>&);                            \
-  template void layer_norm_input_gradient<T>(cudaStream_t, const norm_gradient_problem<T>&);            \
+#define PUFFERFISH_INSTANTIATE(T)                                                                         \
+  template void layer_norm_forward<T>(cudaStream_t, const norm_problem<T>&);                              \
+  template void layer_norm_input_gradient<T>(cudaStream_t, const norm_gradient_problem<T>&);              \
   template void layer_norm_parameter_gradients<T>(cudaStream_t, const norm_gradient_problem<T>&, double*, \
                                                   double*, double*);
 PUFFERFISH_INSTANTIATE(float)

@@ -11,9 +11,8 @@ PUFFERFISH_KERNELS_BEGIN
 
 template <class T, int Width>
 static __global__ void add_positions_kernel(row_array<const T> table, index_t table_rows,
-                                            const std::int32_t* places, index_t period,
-                                            row_array<const T> x, row_array<T> y, index_t rows,
-                                            index_t columns) {
+                                            const std::int32_t* places, index_t period, row_array<const T> x,
+                                            row_array<T> y, index_t rows, index_t columns) {
   for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
     const index_t place = places == nullptr ? m % period : static_cast<index_t>(places[m]);
     const bool exists = place >= 0 && place < table_rows;
@@ -46,11 +45,11 @@ void add_repeated(cudaStream_t stream, row_array<const T> table, index_t period,
   start_add_positions<T>({stream, "add_repeated"}, table, period, nullptr, period, x, y, rows, columns);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                           \
-  template void add_positions<T>(cudaStream_t, row_array<const T>, index_t, const std::int32_t*,            \
-                                 row_array<T>, index_t, index_t);                                           \
-  template void add_repeated<T>(cudaStream_t, row_array<const T>, index_t, row_array<const T>,              \
-                                row_array<T>, index_t, index_t);
+#define PUFFERFISH_INSTANTIATE(T)                                                                            \
+  template void add_positions<T>(cudaStream_t, row_array<const T>, index_t, const std::int32_t*,             \
+                                 row_array<T>, index_t, index_t);                                            \
+  template void add_repeated<T>(cudaStream_t, row_array<const T>, index_t, row_array<const T>, row_array<T>, \
+                                index_t, index_t);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE
 
