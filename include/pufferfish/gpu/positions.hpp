@@ -2,13 +2,14 @@
 #pragma once
 
 /// \file
-/// Rows as wholes on a device: the forms of ops/rows.hpp.
+/// Rows as wholes on a device: the forms of ops/rows.hpp and ops/token_runs.hpp.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/elementwise.hpp>
 #include <pufferfish/gpu/kernels/positions.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/ops/rows.hpp>
+#include <pufferfish/ops/token_runs.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {

@@ -3,13 +3,13 @@
 
 /// \file
 /// Rows of matrices as wholes: copied, cleared, gathered and scattered by number, rows of a table added to
-/// them; and the runs of sequences that lie one behind the other.
+/// them.
 
 #include <algorithm>
 #include <cstdint>
 #include <span>
 
-#include <pufferfish/ops/attention.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/ops/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -46,18 +46,6 @@ void clear_rows(context<device::cpu>& ctx, const tensor_view<T, 2>& x) {
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
 void clear_rows(context<device::gpu>& ctx, const tensor_view<T, 2>& x);
-
-/// Zeros in the rows of no run: in front of an operation that leaves those alone. What runs have may be
-/// cleared, too.
-template <class T>
-void clear_rows_outside(context<device::cpu>& ctx, const token_runs& runs, const tensor_view<T, 2>& x) {
-  index_t sum = 0;
-  for (index_t s = 0; s < runs.sequences; ++s) sum += runs.count[s];
-  if (sum != x.extent(0)) clear_rows(ctx, x);
-}
-/// The device's form: <pufferfish/gpu.hpp>. Costs nothing where runs.total says that every row has one.
-template <class T>
-void clear_rows_outside(context<device::gpu>& ctx, const token_runs& runs, const tensor_view<T, 2>& x);
 
 /// to_m = from_(places[m]) for each row m of `to`. Rows dense; no overlap; places: of rows of `from`. Throws
 /// shape_error if the widths differ.
@@ -140,20 +128,6 @@ void scale(context<device::cpu>& ctx, T factor, std::span<const T> x, std::span<
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
 void scale(context<device::gpu>& ctx, T factor, std::span<const T> x, std::span<T> y);
-
-/// Runs of sequences of one length, one behind the other: first[s] = s length, and count[s] = lengths[s], or
-/// `length` where `lengths` is nullptr. Arrays in the memory of the context's device.
-inline token_runs make_runs(context<device::cpu>&, index_t sequences, index_t length, const index_t* lengths,
-                            index_t* first, index_t* count) {
-  for (index_t s = 0; s < sequences; ++s) {
-    first[s] = s * length;
-    count[s] = lengths == nullptr ? length : lengths[s];
-  }
-  return {sequences, first, count, lengths == nullptr ? sequences * length : -1};
-}
-/// The device's form: <pufferfish/gpu.hpp>.
-token_runs make_runs(context<device::gpu>& ctx, index_t sequences, index_t length, const index_t* lengths,
-                     index_t* first, index_t* count);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END
