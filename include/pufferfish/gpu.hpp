@@ -14,6 +14,7 @@
 #include <pufferfish/gpu/augment.hpp>
 #include <pufferfish/gpu/batch_norm.hpp>
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/conv.hpp>
 #include <pufferfish/gpu/elementwise.hpp>
 #include <pufferfish/gpu/embedding.hpp>
 #include <pufferfish/gpu/graph.hpp>

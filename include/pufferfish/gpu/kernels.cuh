@@ -8,6 +8,7 @@
 #include <pufferfish/gpu/kernels/attention.cuh>
 #include <pufferfish/gpu/kernels/augment.cuh>
 #include <pufferfish/gpu/kernels/batch_norm.cuh>
+#include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/conv.cuh>
 #include <pufferfish/gpu/kernels/elementwise.cuh>
 #include <pufferfish/gpu/kernels/embedding.cuh>
@@ -19,5 +20,6 @@
 #include <pufferfish/gpu/kernels/pooling.cuh>
 #include <pufferfish/gpu/kernels/positions.cuh>
 #include <pufferfish/gpu/kernels/reductions.cuh>
+#include <pufferfish/gpu/kernels/rows.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>
 #include <pufferfish/gpu/kernels/token_loss.cuh>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Executes the blocks of a grid: threads are fibres. A thread that meets no barrier runs to its end on the fibre
-/// that is there; only one that has to wait keeps its own.
+/// Executes the blocks of a grid: threads are fibres. A thread that meets no barrier runs to its end on the
+/// fibre that is there; only one that has to wait keeps its own.
 
 #include "cuda.hpp"
 
@@ -44,16 +44,16 @@ struct {
   const char* name = nullptr;
   const operation* body = nullptr;
   int size = 0;
-  unsigned disorder = 0;   // decides in which order threads start, leave barriers and go on
+  unsigned disorder = 0;  // decides in which order threads start, leave barriers and go on
   int started = 0;
   int returned = 0;
-  int arrived = 0;         // at the barrier
-  int agreed = 0;          // of them, those whose predicate is not zero
-  site barrier;            // where the first of them is
-  unsigned barriers = 0;   // passed
-  int result[2] = {};      // `agreed` of the last barriers, even and odd
-  int current = -1;        // thread at work
-  fibre* on = nullptr;     // its fibre
+  int arrived = 0;        // at the barrier
+  int agreed = 0;         // of them, those whose predicate is not zero
+  site barrier;           // where the first of them is
+  unsigned barriers = 0;  // passed
+  int result[2] = {};     // `agreed` of the last barriers, even and odd
+  int current = -1;       // thread at work
+  fibre* on = nullptr;    // its fibre
   thread threads[most_threads];
   warp warps[most_threads / 32];
   int ready[most_threads];  // threads that may go on: a ring
@@ -78,8 +78,8 @@ void take(int t) {
   threadIdx = index_of(t);
 }
 
-// Behind all others, after a barrier; before them, after a warp operation: a warp goes on as long as it can, and its
-// stacks stay in the cache.
+// Behind all others, after a barrier; before them, after a warp operation: a warp goes on as long as it can,
+// and its stacks stay in the cache.
 void push_last(int t) {
   block.threads[t].now = state::ready;
   block.ready[block.ready_last++ % most_threads] = t;
@@ -159,8 +159,8 @@ fibre& idle_fibre() {
   return f;
 }
 
-// Leaves the fibre of a thread that waits or has returned for one that can go on. In the second case it returns
-// when there is another thread to start.
+// Leaves the fibre of a thread that waits or has returned for one that can go on. In the second case it
+// returns when there is another thread to start.
 void go_on(bool returned) {
   const bool fresh = block.started < block.size;
   const bool ready = block.ready_first != block.ready_last;
@@ -207,7 +207,8 @@ void run_block(std::size_t shared_bytes) {
   block.on = &host;
   go_to(idle_fibre());
   for (std::size_t i = 0; i < shared_guard; ++i) {
-    if (shared[shared_bytes + i] != guard_byte) misuse("something wrote behind dynamic shared memory", site::current());
+    if (shared[shared_bytes + i] != guard_byte)
+      misuse("something wrote behind dynamic shared memory", site::current());
   }
 }
 
@@ -256,10 +257,12 @@ void* dynamic_shared_memory() { return shared; }
 
 void print_position() {
   if (block.name == nullptr) return;
-  std::fprintf(stderr, "emulated device: in %s, grid %u x %u x %u of %u x %u x %u threads, block (%u, %u, %u)",
+  std::fprintf(stderr,
+               "emulated device: in %s, grid %u x %u x %u of %u x %u x %u threads, block (%u, %u, %u)",
                block.name, gridDim.x, gridDim.y, gridDim.z, blockDim.x, blockDim.y, blockDim.z, blockIdx.x,
                blockIdx.y, blockIdx.z);
-  if (block.current >= 0) std::fprintf(stderr, ", thread (%u, %u, %u)", threadIdx.x, threadIdx.y, threadIdx.z);
+  if (block.current >= 0)
+    std::fprintf(stderr, ", thread (%u, %u, %u)", threadIdx.x, threadIdx.y, threadIdx.z);
   std::fputc('\n', stderr);
 }
 
@@ -270,8 +273,8 @@ void check_aligned16(const void* address, const site& where) {
 }
 
 void misuse(const char* why, const site& where) {
-  std::fprintf(stderr, "emulated device: %s:%u: %s: %s\n", where.file_name(), where.line(), where.function_name(),
-               why);
+  std::fprintf(stderr, "emulated device: %s:%u: %s: %s\n", where.file_name(), where.line(),
+               where.function_name(), why);
   print_position();
   std::abort();
 }
@@ -307,7 +310,8 @@ cudaError_t launch(cudaStream_t stream, const char* name, dim3 blocks, dim3 thre
                           threads.x * threads.y * threads.z <= most_threads;
   if (!grid_fits || !block_fits) return cudaErrorInvalidConfiguration;
   if (shared_bytes > most_shared_bytes) return cudaErrorInvalidValue;
-  return submit(stream, name, [=, body = std::move(body)] { run_grid(name, blocks, threads, shared_bytes, body); });
+  return submit(stream, name,
+                [=, body = std::move(body)] { run_grid(name, blocks, threads, shared_bytes, body); });
 }
 
 }  // namespace emulated_device

@@ -2,10 +2,10 @@
 #undef _FORTIFY_SOURCE  // its longjmp takes another stack for a corrupted one
 #include "fibre.hpp"
 
-#include <cstdio>
-#include <cstdlib>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <cstdio>
+#include <cstdlib>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -57,21 +57,34 @@ void fibre::arrive() {
 #endif
 }
 
-void fibre::switch_to(fibre& next) {
+#if defined(__x86_64__)
+#define PUFFERFISH_SET_JUMP(registers) __builtin_setjmp(registers)
+#define PUFFERFISH_JUMP(registers) __builtin_longjmp(registers, 1)
+#else
+#define PUFFERFISH_SET_JUMP(registers) _setjmp(registers)
+#define PUFFERFISH_JUMP(registers) _longjmp(registers, 1)
+#endif
+
+// In a function of its own, for the compiler's jump leaves the one that it is in.
+__attribute__((noinline, no_sanitize("address"))) void fibre::enter() {
+  if (started_) PUFFERFISH_JUMP(registers_);
+  started_ = true;
+  newest = this;
+  setcontext(&first_);
+  std::abort();
+}
+
+__attribute__((noinline, no_sanitize("address"))) void fibre::switch_to(fibre& next) {
   if (&next == this) return;
   next.previous_ = this;
-  if (_setjmp(registers_) != 0) {
+  if (PUFFERFISH_SET_JUMP(registers_) != 0) {
     arrive();
     return;
   }
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&fake_frames_, next.bottom_, next.size_);
 #endif
-  if (next.started_) _longjmp(next.registers_, 1);
-  next.started_ = true;
-  newest = &next;
-  setcontext(&next.first_);
-  std::abort();
+  next.enter();
 }
 
 }  // namespace emulated_device

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The emulated device's memory. Every allocation has its own pages, which only the device may touch, and ends (but
-/// for the rounding to 256 bytes) at a page that nobody may; addresses are not used again. So an access by the host,
-/// behind the end or after the release is a fault at the instruction that does it.
+/// The emulated device's memory. Every allocation has its own pages, which only the device may touch, and
+/// ends (but for the rounding to 256 bytes) at a page that nobody may; addresses are not used again. So an
+/// access by the host, behind the end or after the release is a fault at the instruction that does it.
 
+#include <sys/mman.h>
+#include <unistd.h>
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
@@ -12,8 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <vector>
 
 #include "device.hpp"
@@ -51,7 +51,8 @@ std::uintptr_t number_of(const void* memory) { return reinterpret_cast<std::uint
 std::size_t page_size() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// A file of NaNs. Large allocations are private copies of it: pages that nobody writes take no memory and no time.
+// A file of NaNs. Large allocations are private copies of it: pages that nobody writes take no memory and no
+// time.
 constexpr std::size_t nan_bytes = std::size_t{4} << 20;
 int nan_file() {
   static const int file = [] {
@@ -70,8 +71,8 @@ void fill_with_nans(const allocation& a) {
   }
   for (std::size_t from = 0; from < a.page_bytes; from += nan_bytes) {
     const std::size_t bytes = std::min(nan_bytes, a.page_bytes - from);
-    if (mmap(a.pages + from, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE, nan_file(), 0) ==
-        MAP_FAILED) {
+    if (mmap(a.pages + from, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE,
+             nan_file(), 0) == MAP_FAILED) {
       std::perror("emulated device: mmap");
       std::abort();
     }
@@ -84,16 +85,22 @@ void protect(const allocation& a, bool open) {
 
 void explain_fault(int, siginfo_t* info, void*) {
   const std::uintptr_t at = number_of(info->si_addr);
-  auto next = device_memory().upper_bound(at + alignment);
-  for (int tries = 0; tries < 2 && next != device_memory().begin(); ++tries) {
-    --next;
-    const auto& [start, a] = *next;
-    const std::uintptr_t end = number_of(a.pages) + a.page_bytes + page_size();
-    if (at + page_size() < number_of(a.pages) || at >= end) continue;
+  const auto from_pages = [](const allocation& a) { return number_of(a.pages) - page_size(); };
+  const auto* found = static_cast<const std::pair<const std::uintptr_t, allocation>*>(nullptr);
+  for (const auto& candidate : device_memory()) {
+    const allocation& a = candidate.second;
+    if (at >= from_pages(a) && at < from_pages(a) + a.page_bytes + 2 * page_size()) found = &candidate;
+  }
+  if (found == nullptr) {
+    std::fprintf(stderr,
+                 "emulated device: a fault at address %p: a pointer is wrong, or a stack may be full\n",
+                 info->si_addr);
+  } else {
+    const allocation& a = found->second;
     std::fprintf(stderr, "emulated device: %s: address %p is byte %td of %zu bytes of device memory%s\n",
                  accesses == 0 ? "the host touched device memory" : "an access outside of device memory",
-                 info->si_addr, static_cast<std::ptrdiff_t>(at - start), a.bytes, a.freed ? " that were freed" : "");
-    break;
+                 info->si_addr, static_cast<std::ptrdiff_t>(at - found->first), a.bytes,
+                 a.freed ? " that were freed" : "");
   }
   print_position();
   sigaction(SIGSEGV, &outer_handler, nullptr);  // the access is repeated: now it ends the program
@@ -130,8 +137,8 @@ void check_guards(std::uintptr_t start, const allocation& a) {
     return false;
   };
   if (broken(a.pages, memory) || broken(memory + a.bytes, end)) {
-    std::fprintf(stderr, "emulated device: something wrote outside of %zu bytes of device memory at %p\n", a.bytes,
-                 reinterpret_cast<void*>(start));
+    std::fprintf(stderr, "emulated device: something wrote outside of %zu bytes of device memory at %p\n",
+                 a.bytes, reinterpret_cast<void*>(start));
     std::abort();
   }
 }
@@ -154,7 +161,8 @@ void* allocate_device(std::size_t bytes) {
   if (bytes > device_bytes || used_bytes + bytes > device_bytes) return nullptr;
   const std::size_t page = page_size(), rounded = round_up(bytes, alignment);
   const std::size_t page_bytes = round_up(rounded, page);
-  void* mapped = mmap(nullptr, page_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapped =
+      mmap(nullptr, page_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   unsigned char* pages = static_cast<unsigned char*>(mapped) + page;
   unsigned char* memory = pages + (page_bytes - rounded);

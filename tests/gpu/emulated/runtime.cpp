@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The part of the CUDA runtime's C interface that the library and its tests use, for the emulated device: streams,
-/// events, copies, capture and replay. A non-blocking stream executes nothing before somebody waits for it, so
-/// that a missing wait shows up as a wrong result; PUFFERFISH_EMULATED_STREAMS=eager executes everything at once.
+/// The part of the CUDA runtime's C interface that the library and its tests use, for the emulated device:
+/// streams, events, copies, capture and replay. A non-blocking stream executes nothing before somebody waits
+/// for it, so that a missing wait shows up as a wrong result; PUFFERFISH_EMULATED_STREAMS=eager executes
+/// everything at once.
 
 #include <cuda_runtime_api.h>
 
@@ -79,7 +80,8 @@ struct CUstream_st {
   bool late = false;
   std::shared_ptr<queue> work = std::make_shared<queue>();
   std::shared_ptr<capture> captured_by;
-  std::uint64_t captured = 0, joined = 0;  // operations of this stream in its capture; those that others wait for
+  std::uint64_t captured = 0,
+                joined = 0;  // operations of this stream in its capture; those that others wait for
 };
 
 struct CUevent_st {
@@ -118,7 +120,8 @@ std::set<std::shared_ptr<capture>>& captures() {
 
 // Null where there is no such stream.
 CUstream_st* find(cudaStream_t stream) {
-  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return &legacy_stream();
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+    return &legacy_stream();
   return streams().count(stream) != 0 ? stream : nullptr;
 }
 
@@ -141,7 +144,8 @@ cudaError_t unsafe_call() {
 // What a call that waits for everything, or for the legacy stream, returns.
 cudaError_t implicit_call() {
   for (const auto& c : captures()) {
-    if ((c->origin->flags & cudaStreamNonBlocking) == 0) return break_capture(c, cudaErrorStreamCaptureImplicit);
+    if ((c->origin->flags & cudaStreamNonBlocking) == 0)
+      return break_capture(c, cudaErrorStreamCaptureImplicit);
   }
   return cudaSuccess;
 }
@@ -185,18 +189,23 @@ struct rows {
 
 void copy(const rows& r) {
   for (std::size_t i = 0; i < r.height; ++i) {
-    std::memmove(static_cast<char*>(r.to) + i * r.to_pitch, static_cast<const char*>(r.from) + i * r.from_pitch,
-                 r.width);
+    std::memmove(static_cast<char*>(r.to) + i * r.to_pitch,
+                 static_cast<const char*>(r.from) + i * r.from_pitch, r.width);
   }
 }
 
 bool fits(cudaMemcpyKind direction, bool to_device, bool from_device) {
   switch (direction) {
-    case cudaMemcpyHostToHost: return !to_device && !from_device;
-    case cudaMemcpyHostToDevice: return to_device && !from_device;
-    case cudaMemcpyDeviceToHost: return !to_device && from_device;
-    case cudaMemcpyDeviceToDevice: return to_device && from_device;
-    case cudaMemcpyDefault: return true;
+    case cudaMemcpyHostToHost:
+      return !to_device && !from_device;
+    case cudaMemcpyHostToDevice:
+      return to_device && !from_device;
+    case cudaMemcpyDeviceToHost:
+      return !to_device && from_device;
+    case cudaMemcpyDeviceToDevice:
+      return to_device && from_device;
+    case cudaMemcpyDefault:
+      return true;
   }
   return false;
 }
@@ -307,26 +316,52 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   cudaDeviceProp p;
   if (cudaGetDeviceProperties(&p, device) != cudaSuccess) return cudaErrorInvalidDevice;
   switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(p.sharedMemPerBlock); break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = static_cast<int>(p.sharedMemPerMultiprocessor); break;
-    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-    case cudaDevAttrWarpSize: *value = p.warpSize; break;
-    case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
-    case cudaDevAttrUnifiedAddressing: *value = 1; break;
-    default: return result(cudaErrorInvalidValue);
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = p.major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = p.minor;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = p.multiProcessorCount;
+      break;
+    case cudaDevAttrMaxThreadsPerBlock:
+      *value = p.maxThreadsPerBlock;
+      break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *value = p.maxThreadsPerMultiProcessor;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *value = static_cast<int>(p.sharedMemPerBlock);
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(p.sharedMemPerBlockOptin);
+      break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = static_cast<int>(p.sharedMemPerMultiprocessor);
+      break;
+    case cudaDevAttrL2CacheSize:
+      *value = p.l2CacheSize;
+      break;
+    case cudaDevAttrWarpSize:
+      *value = p.warpSize;
+      break;
+    case cudaDevAttrMemoryPoolsSupported:
+      *value = 1;
+      break;
+    case cudaDevAttrUnifiedAddressing:
+      *value = 1;
+      break;
+    default:
+      return result(cudaErrorInvalidValue);
   }
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize() {
   const guard locked(device_lock());
-  if (!captures().empty()) return result(break_capture(*captures().begin(), cudaErrorStreamCaptureUnsupported));
+  if (!captures().empty())
+    return result(break_capture(*captures().begin(), cudaErrorStreamCaptureUnsupported));
   drain_all();
   emulated_device::check_guards();
   return cudaSuccess;
@@ -356,15 +391,17 @@ constexpr error_text error_texts[] = {
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
-    {cudaErrorGraphExecUpdateFailure, "cudaErrorGraphExecUpdateFailure", "the graph update was not performed"},
-    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorGraphExecUpdateFailure, "cudaErrorGraphExecUpdateFailure",
+     "the graph update was not performed"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState",
+     "the operation cannot be performed in the present state"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
      "operation failed due to a previous error during capture"},
-    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "capture was not ended in the same stream"},
-    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined",
-     "capturing stream has unjoined work"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+     "capture was not ended in the same stream"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
     {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
      "dependency created on uncaptured work in another stream"},
     {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
@@ -400,14 +437,16 @@ cudaError_t cudaFree(void* memory) {
   const guard locked(device_lock());
   if (const cudaError_t error = unsafe_call(); error != cudaSuccess) return result(error);
   drain_all();
-  return result(memory == nullptr || emulated_device::free_device(memory) ? cudaSuccess : cudaErrorInvalidValue);
+  return result(memory == nullptr || emulated_device::free_device(memory) ? cudaSuccess
+                                                                          : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t stream) {
   const guard locked(device_lock());
   CUstream_st* s = find(stream);
   if (s == nullptr) return result(cudaErrorInvalidResourceHandle);
-  if (s->captured_by != nullptr) return result(break_capture(s->captured_by, cudaErrorStreamCaptureUnsupported));
+  if (s->captured_by != nullptr)
+    return result(break_capture(s->captured_by, cudaErrorStreamCaptureUnsupported));
   *memory = bytes == 0 ? nullptr : emulated_device::allocate_device(bytes);
   return result(bytes != 0 && *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
@@ -433,7 +472,8 @@ cudaError_t cudaFreeHost(void* memory) {
   const guard locked(device_lock());
   if (const cudaError_t error = unsafe_call(); error != cudaSuccess) return result(error);
   drain_all();
-  return result(memory == nullptr || emulated_device::free_pinned(memory) ? cudaSuccess : cudaErrorInvalidValue);
+  return result(memory == nullptr || emulated_device::free_pinned(memory) ? cudaSuccess
+                                                                          : cudaErrorInvalidValue);
 }
 cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
   const guard locked(device_lock());
@@ -476,7 +516,9 @@ cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
   *pool = the_pool();
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) { return cudaDeviceGetDefaultMemPool(pool, device); }
+cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
+  return cudaDeviceGetDefaultMemPool(pool, device);
+}
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) { return cudaSuccess; }
 
@@ -489,13 +531,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   const guard locked(device_lock());
   return result(copy_async({to, bytes, from, bytes, bytes, 1}, direction, stream));
 }
-cudaError_t cudaMemcpy2D(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
-                         std::size_t height, cudaMemcpyKind direction) {
+cudaError_t cudaMemcpy2D(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                         std::size_t width, std::size_t height, cudaMemcpyKind direction) {
   const guard locked(device_lock());
   return result(copy_now({to, to_pitch, from, from_pitch, width, height}, direction));
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                              std::size_t width, std::size_t height, cudaMemcpyKind direction, cudaStream_t stream) {
+                              std::size_t width, std::size_t height, cudaMemcpyKind direction,
+                              cudaStream_t stream) {
   const guard locked(device_lock());
   return result(copy_async({to, to_pitch, from, from_pitch, width, height}, direction, stream));
 }
@@ -553,7 +596,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const guard locked(device_lock());
   CUstream_st* s = find(stream);
   if (s == nullptr) return result(cudaErrorInvalidResourceHandle);
-  if (s->captured_by != nullptr) return result(break_capture(s->captured_by, cudaErrorStreamCaptureUnsupported));
+  if (s->captured_by != nullptr)
+    return result(break_capture(s->captured_by, cudaErrorStreamCaptureUnsupported));
   drain(*s);
   return cudaSuccess;
 }
@@ -562,7 +606,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const guard locked(device_lock());
   CUstream_st* s = find(stream);
   if (s == nullptr) return result(cudaErrorInvalidResourceHandle);
-  if (s->captured_by != nullptr) return result(break_capture(s->captured_by, cudaErrorStreamCaptureUnsupported));
+  if (s->captured_by != nullptr)
+    return result(break_capture(s->captured_by, cudaErrorStreamCaptureUnsupported));
   if (s->work->done == s->work->taken) return cudaSuccess;
   run_until(*s->work, s->work->done + 1);  // whoever asks again and again gets there
   return cudaErrorNotReady;
@@ -630,7 +675,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
                                          : break_capture(s->captured_by, cudaErrorStreamCaptureIsolation));
   }
   if (event->work == nullptr) return cudaSuccess;
-  return result(take(*s, "wait", [work = event->work, position = event->position] { run_until(*work, position); }));
+  return result(
+      take(*s, "wait", [work = event->work, position = event->position] { run_until(*work, position); }));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -704,9 +750,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   const guard locked(device_lock());
   const CUstream_st* s = find(stream);
   if (s == nullptr) return result(cudaErrorInvalidResourceHandle);
-  *status = s->captured_by == nullptr  ? cudaStreamCaptureStatusNone
-            : s->captured_by->broken ? cudaStreamCaptureStatusInvalidated
-                                     : cudaStreamCaptureStatusActive;
+  *status = s->captured_by == nullptr ? cudaStreamCaptureStatusNone
+            : s->captured_by->broken  ? cudaStreamCaptureStatusInvalidated
+                                      : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 
@@ -736,7 +782,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   }));
 }
 
-cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph, cudaGraphExecUpdateResultInfo* info) {
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo* info) {
   const guard locked(device_lock());
   *info = {};
   bool same = executable->nodes->size() == graph->nodes.size();

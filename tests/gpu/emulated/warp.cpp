@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// What the lanes of a warp do together, once all of them are there: shuffles, votes, tensor cores; and copies in
-/// the background.
+/// What the lanes of a warp do together, once all of them are there: shuffles, votes, tensor cores; and
+/// copies in the background.
 
 #include "cuda.hpp"
 
-#include <bit>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <bit>
 #include <vector>
 
 #include "device.hpp"
@@ -47,7 +47,8 @@ std::uint32_t to_tf32(float value) {
 
 namespace {
 
-// Number i of a row (or column) that lanes hold as words of 4 bytes, four lanes a row: words[0] has the first half.
+// Number i of a row (or column) that lanes hold as words of 4 bytes, four lanes a row: words[0] has the first
+// half.
 template <class T>
 double number(std::uint32_t word, int i) {
   if constexpr (sizeof(T) == 4) {

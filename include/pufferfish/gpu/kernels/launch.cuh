@@ -32,10 +32,7 @@ struct grid {
 struct launch_site {
   launch_site(cudaStream_t stream_of_launch, const char* function_of_caller = __builtin_FUNCTION(),
               const char* file_of_caller = __builtin_FILE(), int line_of_caller = __builtin_LINE())
-      : stream(stream_of_launch),
-        function(function_of_caller),
-        file(file_of_caller),
-        line(line_of_caller) {}
+      : stream(stream_of_launch), function(function_of_caller), file(file_of_caller), line(line_of_caller) {}
 
   cudaStream_t stream;
   const char* function;
@@ -47,14 +44,15 @@ struct launch_site {
   const auto text = [](dim3 n) {
     return std::to_string(n.x) + " x " + std::to_string(n.y) + " x " + std::to_string(n.z);
   };
-  PUFFERFISH_THROW(backend_error(std::string(site.function) + ": launch of " + text(g.blocks) +
-                                 " blocks of " + text(g.threads) + " threads with " +
-                                 std::to_string(g.shared_bytes) + " bytes of shared memory failed: " +
-                                 cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")"));
+  PUFFERFISH_THROW(backend_error(
+      std::string(site.function) + ": launch of " + text(g.blocks) + " blocks of " + text(g.threads) +
+      " threads with " + std::to_string(g.shared_bytes) +
+      " bytes of shared memory failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")"));
 }
 
-/// Starts a kernel on a stream; nothing where the grid is empty. Arguments convert to the kernel's parameters.
-/// Throws backend_error that names the calling launcher. More than 48 KB of shared memory are asked for here.
+/// Starts a kernel on a stream; nothing where the grid is empty. Arguments convert to the kernel's
+/// parameters. Throws backend_error that names the calling launcher. More than 48 KB of shared memory are
+/// asked for here.
 ///
 /// A host that executes kernels itself defines PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
 ///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
@@ -158,8 +156,8 @@ __device__ inline T warp_reduce(T value, F combine) {
 }
 
 /// Combines the values of all threads of a block, in an order that depends on nothing but their number;
-/// every thread receives the result. Whole warps only; `neutral` changes nothing when combined. All threads of
-/// the block call it; it ends with a barrier.
+/// every thread receives the result. Whole warps only; `neutral` changes nothing when combined. All threads
+/// of the block call it; it ends with a barrier.
 template <class T, class F>
 __device__ inline T block_reduce(T value, T neutral, F combine) {
   __shared__ T partial[warp_threads];

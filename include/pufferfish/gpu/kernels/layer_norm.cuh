@@ -107,7 +107,7 @@ static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T>
 
 /// Sums over rows of dy n and of dy.
 template <class T, int Width>
-struct norm_sum_task {
+struct layer_norm_sum_task {
   static constexpr int width = Width;
   using state = column_sum_state<2, Width>;
 
@@ -139,7 +139,7 @@ struct norm_sum_task {
   }
 };
 
-struct norm_sum_finish {
+struct layer_norm_sum_finish {
   double *dweight, *dbias;
   __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
     dweight[c] = s.sums[0][0];
@@ -172,8 +172,8 @@ void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_pro
                                     double* dweight, double* dbias) {
   const launch_site site(stream, "layer_norm_parameter_gradients");
   with_width<T>(rows_in_vectors<T>(p.columns, p.sum, p.dy), [&](auto width) {
-    sum_columns<column_sum_state<2, 1>>(site, norm_sum_task<T, width>{p}, p.rows, p.columns, scratch,
-                                        norm_sum_finish{dweight, dbias});
+    sum_columns<column_sum_state<2, 1>>(site, layer_norm_sum_task<T, width>{p}, p.rows, p.columns, scratch,
+                                        layer_norm_sum_finish{dweight, dbias});
   });
 }
 
