@@ -3,7 +3,6 @@
 #include "fibre.hpp"
 
 #include <sys/mman.h>
-#include <unistd.h>
 #include <cstdio>
 #include <cstdlib>
 
@@ -18,8 +17,9 @@ namespace {
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t stack_bytes = 256 * 1024;
 #else
-constexpr std::size_t stack_bytes = 60 * 1024;
+constexpr std::size_t stack_bytes = 64 * 1024;
 #endif
+constexpr std::size_t guard_bytes = 64 * 1024;  // below it, where no access is allowed
 
 fibre* newest = nullptr;  // which one begins
 
@@ -30,15 +30,14 @@ __attribute__((noinline)) void initialize(ucontext_t* context) { getcontext(cont
 
 fibre::fibre(void (*body)()) : body_(body), started_(false), size_(stack_bytes) {
   static unsigned count = 0;
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  void* memory = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE,
+  void* memory = mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-  if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {
+  if (memory == MAP_FAILED || mprotect(memory, guard_bytes, PROT_NONE) != 0) {
     std::perror("emulated device: a stack");
     std::abort();
   }
   initialize(&first_);
-  bottom_ = first_.uc_stack.ss_sp = static_cast<char*>(memory) + page;
+  bottom_ = first_.uc_stack.ss_sp = static_cast<char*>(memory) + guard_bytes;
   // Stacks that begin at equal offsets would share a few lines of the cache.
   first_.uc_stack.ss_size = stack_bytes - count++ * 5 % 128 * 64;
   first_.uc_link = nullptr;

@@ -101,10 +101,10 @@ __global__ void copy_kernel(const float* x, float* y) {
   y[1] = *dynamic_shared<float>();
 }
 __global__ void overflow_kernel(float* x, int depth) {
-  volatile float large[4096];
-  large[depth] = 1.0F;
-  if (depth < 100) overflow_kernel(x, depth + 1);
-  x[0] = large[depth];
+  volatile float some[1024];
+  for (volatile float& value : some) value = 1.0F;
+  if (depth < 1000) overflow_kernel(x, depth + 1);
+  x[0] = some[depth];
 }
 
 }  // namespace
