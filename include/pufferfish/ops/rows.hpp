@@ -2,8 +2,7 @@
 #pragma once
 
 /// \file
-/// Rows of matrices as wholes: copied, cleared, gathered and scattered by number, rows of a table added to
-/// them.
+/// Rows of matrices as wholes: copied, cleared, gathered and scattered by number.
 
 #include <algorithm>
 #include <cstdint>
@@ -80,41 +79,6 @@ void scatter_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from
 template <class T>
 void scatter_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                   const tensor_view<T, 2>& to);
-
-/// x_m += row places[m] of the table, each in 0 .. table.extent(0) - 1. Rows dense, of one width.
-template <class T>
-void add_table_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
-                    const std::int32_t* places, const tensor_view<T, 2>& x) {
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
-  for_row_chunks(ctx, x.extent(0), x.extent(1), [&](index_t begin, index_t end) {
-    for (index_t n = begin; n < end; ++n) {
-      kernel(table.data() + places[n] * table.stride(0), x.data() + n * x.stride(0), x.extent(1));
-    }
-  });
-}
-/// The device's form: <pufferfish/gpu.hpp>. A place outside the table gives a row of NaNs.
-template <class T>
-void add_table_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
-                    const std::int32_t* places, const tensor_view<T, 2>& x);
-
-/// y_m = x_m + row m % period of the table, which has at least so many. Rows dense, of one shape; y may be x.
-template <class T>
-void add_repeated_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& table, index_t period,
-                       const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
-  detail::check_rows("add_repeated_rows", x.shape(), y.shape());
-  const index_t width = y.extent(1);
-  for_row_chunks(ctx, y.extent(0), width, [&](index_t begin, index_t end) {
-    for (index_t n = begin; n < end; ++n) {
-      const T *from = x.data() + n * x.stride(0), *row = table.data() + n % period * table.stride(0);
-      T* const to = y.data() + n * y.stride(0);
-      for (index_t j = 0; j < width; ++j) to[j] = from[j] + row[j];
-    }
-  });
-}
-/// The device's form: <pufferfish/gpu.hpp>.
-template <class T>
-void add_repeated_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& table, index_t period,
-                       const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y);
 
 /// y = factor x; dense arrays of one length, y may be x.
 template <class T>
