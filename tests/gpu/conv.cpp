@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <pufferfish/gpu/conv.hpp>
+#include <pufferfish/gpu/kernels/transpose.hpp>
 
 #include "conv_cases.hpp"
 
@@ -205,6 +206,67 @@ TEST_CASE("gpu convolution: divisions by known numbers") {
         if (n < 0 || n > 2147483647) continue;
         CHECK(by.quotient(static_cast<int>(n)) == static_cast<int>(n) / divisor);
       }
+    }
+  }
+}
+
+TEST_CASE("gpu convolution: a context that uses another library asks it first") {
+  struct counting final : pf::gpu::conv_library {
+    using geometry = pf::gpu::kernels::conv_geometry;
+    int asked = 0;
+    bool takes = false;
+    bool answer() {
+      ++asked;
+      return takes;
+    }
+    bool forward(pf::gpu_context&, const geometry&, const float*, const float*, const float*,
+                 float*) override {
+      return answer();
+    }
+    bool backward_input(pf::gpu_context&, const geometry&, const float*, const float*, float*,
+                        bool) override {
+      return answer();
+    }
+    bool backward_weight(pf::gpu_context&, const geometry&, const float*, const float*, float*,
+                         bool) override {
+      return answer();
+    }
+  };
+  pf::gpu_context& ctx = gpu_context();
+  counting library;
+  ctx.use(&library);
+  for (const bool takes : {true, false}) {
+    library.takes = takes;
+    const conv_case c = conv_case::of(pf::conv_shape::square(4, 6, 3, 1, 1), {1, 4, 4});
+    auto x = c.input(1), w = c.weight(2), y = c.output(3), dx = c.input(4), dw = c.weight(5);
+    const std::vector<float> before = y.host();
+    pf::ops::conv_forward<float>(ctx, c.shape, x.device_view(c.x()), w.device_data(), nullptr,
+                                 y.device_view(c.y()));
+    pf::ops::conv_backward_input<float>(ctx, c.shape, y.device_view(c.y()), w.device_data(),
+                                        dx.device_view(c.x()));
+    pf::ops::conv_backward_weight<float>(ctx, c.shape, x.device_view(c.x()), y.device_view(c.y()),
+                                         dw.device_data(), false);
+    CHECK((y.fetched() == before) == takes);
+    CHECK((dx.fetched() == dx.host()) == takes);
+    CHECK((dw.fetched() == dw.host()) == takes);
+  }
+  CHECK(library.asked == 6);
+  ctx.use(nullptr);
+}
+
+TEST_CASE("gpu transposition") {
+  for (const auto& [rows, columns] : {pf::extents<2>{1, 1}, {5, 70}, {64, 33}, {100, 3}, {0, 4}}) {
+    for (const bool add : {false, true}) {
+      auto from = random_twin<float>(rows * columns, 1), to = random_twin<float>(rows * columns, 2);
+      for (index_t i = 0; i < rows; ++i) {
+        for (index_t j = 0; j < columns; ++j) {
+          float& target = to.host_data()[j * rows + i];
+          target = from.host_data()[i * columns + j] + (add ? target : 0.0F);
+        }
+      }
+      kernels::transpose<float>(gpu_context().stream(), from.device_data(), rows, columns, to.device_data(),
+                                add);
+      CHECK(to.fetched() == to.host());
     }
   }
 }

@@ -16,6 +16,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
+class conv_library;  // gpu/conv.hpp
+
 struct context_options {
   int device = 0;
   std::uint64_t seed = 0;
@@ -64,6 +66,10 @@ class context<device::gpu> {
   cudaStream_t stream() const { return stream_.handle(); }
   gpu::blas& blas() { return blas_; }
   gpu::math_mode math() const { return math_; }
+
+  /// Who does convolutions in place of our own kernels (gpu/cudnn.hpp); nullptr, the default: nobody.
+  gpu::conv_library* conv_library() const { return conv_library_; }
+  void use(gpu::conv_library* library) { conv_library_ = library; }
 
   /// Waits for everything that was asked for. Throws backend_error for whatever of it failed.
   void synchronize() const { stream_.synchronize(); }
@@ -131,6 +137,7 @@ class context<device::gpu> {
   run_mode mode_ = run_mode::inference;
   std::uint64_t seed_;
   gpu::math_mode math_;
+  gpu::conv_library* conv_library_ = nullptr;
   std::uint64_t step_ = 0;
   index_t first_sample_ = 0;
   std::uint64_t streams_used_ = 0;

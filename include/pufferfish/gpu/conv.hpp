@@ -13,7 +13,26 @@
 #include <pufferfish/ops/low_rank_conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-namespace gpu::detail {
+namespace gpu {
+
+/// Another library's convolutions, for a context that is told to use() them. Functions return false, and have
+/// done nothing then, for what they do not take: our own kernels do it. Arguments as those of the operations.
+class conv_library {
+ public:
+  conv_library() = default;
+  conv_library(const conv_library&) = delete;
+  conv_library& operator=(const conv_library&) = delete;
+  virtual ~conv_library() = default;
+
+  virtual bool forward(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, const float* x,
+                       const float* w, const float* bias, float* y) = 0;
+  virtual bool backward_input(context<device::gpu>& ctx, const kernels::conv_geometry& geometry,
+                              const float* dy, const float* w, float* dx, bool add) = 0;
+  virtual bool backward_weight(context<device::gpu>& ctx, const kernels::conv_geometry& geometry,
+                               const float* x, const float* dy, float* dw, bool accumulate) = 0;
+};
+
+namespace detail {
 
 /// A convolution as kernels want it. Throws shape_error where a length, a patch or an image is too large for
 /// their numbers.
@@ -59,7 +78,17 @@ inline index_t shared_memory_of(const context<device::gpu>& ctx) {
   return bytes;
 }
 
-}  // namespace gpu::detail
+/// Whether the context's other library did what call(library) asks of it.
+template <class T, class Call>
+bool done_by_library(context<device::gpu>& ctx, Call&& call) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (conv_library* library = ctx.conv_library(); library != nullptr) return call(*library);
+  }
+  return false;
+}
+
+}  // namespace detail
+}  // namespace gpu
 
 namespace ops {
 
@@ -73,6 +102,10 @@ void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tens
                             bias);
   }
   const auto geometry = gpu::detail::geometry_of("conv_forward", shape, x.shape(), y.shape());
+  if (gpu::detail::done_by_library<T>(
+          ctx, [&](auto& library) { return library.forward(ctx, geometry, x.data(), w, bias, y.data()); })) {
+    return;
+  }
   const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores(ctx));
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
@@ -90,6 +123,11 @@ void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
                             detail::as_rows(dx), add);
   }
   const auto geometry = gpu::detail::geometry_of("conv_backward_input", shape, dx.shape(), dy.shape());
+  if (gpu::detail::done_by_library<T>(ctx, [&](auto& library) {
+        return library.backward_input(ctx, geometry, dy.data(), w, dx.data(), add);
+      })) {
+    return;
+  }
   const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores(ctx));
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
@@ -106,6 +144,11 @@ void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
     return gpu::multiply<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient, accumulate);
   }
   const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
+  if (gpu::detail::done_by_library<T>(ctx, [&](auto& library) {
+        return library.backward_weight(ctx, geometry, x.data(), dy.data(), dw, accumulate);
+      })) {
+    return;
+  }
   const auto plan = gpu::kernels::plan_conv_backward_weight(geometry, gpu::detail::by_tensor_cores(ctx));
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_backward_weight<T>(ctx.stream(), geometry, plan, x.data(), dy.data(), dw, accumulate,

@@ -79,6 +79,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
                              Backward ? g.out_channels : g.in_channels, work.by_channels);
   const index_t pixels = g.images * (static_cast<index_t>(patches.rows.outputs) * patches.columns.outputs);
   if (first_pixel >= pixels) return;
+  // No tap reaches these pixels: nothing is added to what they have.
+  if (Backward && patches.depth == 0 && work.result.add && work.result.partials == nullptr) return;
 
   T* const tiles = dynamic_shared<T>();
   auto* const targets = reinterpret_cast<gathered_pixel*>(dynamic_shared<unsigned char>() + memory::tiles);

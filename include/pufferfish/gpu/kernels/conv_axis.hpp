@@ -9,7 +9,9 @@
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
-PUFFERFISH_KERNELS_BEGIN
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+// Functions of these structs are always inlined: they would be seen outside as the structs are.
 
 /// A convolution and the images that it is applied to. Lengths in pixels; an image has fewer than 2^31
 /// elements. out_height and out_width are what the other numbers give.
@@ -22,11 +24,13 @@ struct conv_geometry {
   int padding_height, padding_width;
   int dilation_height, dilation_width;
 
-  PUFFERFISH_HOST_DEVICE int patch() const { return kernel_height * kernel_width * in_channels; }
-  PUFFERFISH_HOST_DEVICE index_t out_pixels() const {
+  PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE int patch() const {
+    return kernel_height * kernel_width * in_channels;
+  }
+  PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE index_t out_pixels() const {
     return images * (static_cast<index_t>(out_height) * out_width);
   }
-  PUFFERFISH_HOST_DEVICE index_t in_pixels() const {
+  PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE index_t in_pixels() const {
     return images * (static_cast<index_t>(in_height) * in_width);
   }
 };
@@ -37,17 +41,17 @@ struct conv_geometry {
 struct divider {
   std::uint32_t divisor, multiplier, shift;
 
-  PUFFERFISH_HOST_DEVICE static divider by(int number) {
+  PUFFERFISH_HOST_DEVICE static PUFFERFISH_ALWAYS_INLINE divider by(int number) {
     const auto d = static_cast<std::uint32_t>(number);
     std::uint32_t shift = 31;
     while ((std::uint64_t{1} << (shift - 31)) < d) ++shift;
     return {d, static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d), shift};
   }
-  PUFFERFISH_HOST_DEVICE int quotient(int n) const {
+  PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE int quotient(int n) const {
     return static_cast<int>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(n)) * multiplier) >>
                             shift);
   }
-  PUFFERFISH_HOST_DEVICE int remainder(int n, int quotient) const {
+  PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE int remainder(int n, int quotient) const {
     return n - quotient * static_cast<int>(divisor);
   }
 };
@@ -60,6 +64,10 @@ struct conv_axis {
   int taps, offset, offset_step;
   int kernel, kernel_step;
 };
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
 
 /// The axis of a convolution's forward direction.
 PUFFERFISH_HOST_DEVICE inline conv_axis forward_axis(int inputs, int outputs, int kernel, int stride,

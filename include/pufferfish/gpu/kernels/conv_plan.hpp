@@ -6,10 +6,11 @@
 /// so that results do not depend on how many multiprocessors it has. Plain C++, for both sides.
 
 #include <algorithm>
+#include <utility>
 
 #include <pufferfish/gpu/kernels/conv_axis.hpp>
 
-PUFFERFISH_KERNELS_BEGIN
+PUFFERFISH_KERNEL_TYPES_BEGIN
 
 /// Rows x columns of the result that one block computes. Rows are pixels (for gradients of weights: elements
 /// of the patch), columns are channels of the output.
@@ -24,6 +25,10 @@ struct conv_plan {
   /// Floats that `partials` must have.
   index_t scratch = 0;
 };
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
 
 /// Sums are taken in steps of so many elements: 64 bytes of float.
 inline constexpr int conv_step = 16;
@@ -55,9 +60,11 @@ constexpr index_t blocks_of(conv_tile tile, index_t rows, index_t columns) {
 /// Blocks that keep a large device busy: about two for each of its multiprocessors.
 inline constexpr index_t enough_blocks = 256;
 
-/// The largest tile that fits the columns without much waste and leaves enough blocks.
-inline conv_tile tile_for(index_t rows, index_t columns) {
+/// The largest tile that fits the columns without much waste and leaves enough blocks. Channels that are not
+/// copied in vectors have two tiles (conv.cuh).
+inline conv_tile tile_for(index_t rows, index_t columns, index_t channels) {
   if (columns <= 16) return conv_tile::t256x16;
+  if (channels % 4 != 0) return conv_tile::t64x64;
   if (columns <= 32) return conv_tile::t128x32;
   const bool wide = (columns - 1) % 128 >= 64;
   if (wide && blocks_of(conv_tile::t128x128, rows, columns) >= enough_blocks) return conv_tile::t128x128;
@@ -65,24 +72,45 @@ inline conv_tile tile_for(index_t rows, index_t columns) {
   return conv_tile::t64x64;
 }
 
-/// Cuts sums of `steps` steps so that there are enough blocks: no part shorter than `least` steps, all parts
-/// together no more than 64 MB.
-inline int slices_for(index_t blocks, index_t steps, index_t least, index_t elements) {
-  constexpr index_t most_floats = index_t{1} << 24;
-  const index_t wanted = blocks >= enough_blocks / 2 ? 1 : cut(enough_blocks, std::max<index_t>(blocks, 1));
-  const index_t room = std::min(steps / least, most_floats / std::max<index_t>(elements, 1));
-  return static_cast<int>(std::max<index_t>(1, std::min(wanted, room)));
+/// The same for gradients of weights, whose sums are cut where blocks are few: the tile with the least work,
+/// where the smaller ones count for somewhat more.
+inline conv_tile weight_tile_for(index_t rows, index_t columns, index_t channels) {
+  if (columns <= 16) return conv_tile::t128x16;
+  if (channels % 4 != 0) return conv_tile::t64x64;
+  if (columns <= 32) return conv_tile::t128x32;
+  const auto cost = [&](conv_tile tile, index_t percent) {
+    return blocks_of(tile, rows, columns) * rows_of(tile) * columns_of(tile) * percent;
+  };
+  conv_tile best = conv_tile::t128x128;
+  index_t least = cost(best, 100);
+  for (const auto& [tile, percent] :
+       {std::pair(conv_tile::t128x64, 110), std::pair(conv_tile::t64x64, 125)}) {
+    if (cost(tile, percent) >= least) continue;
+    best = tile;
+    least = cost(tile, percent);
+  }
+  return best;
 }
 
-/// Rounding: float sums over more rows than this are cut.
-inline constexpr index_t longest_sum = 4096;
+/// Slices are one dimension of a grid.
+inline constexpr index_t most_slices = 32768;
 
-inline conv_plan correlation_plan(index_t rows, index_t columns, index_t phases, index_t depth, bool tensor) {
+/// `wanted` slices of sums of `steps` steps, but none shorter than 16 steps, and no more than fit into 64 MB.
+inline int slices_for(index_t wanted, index_t steps, index_t elements) {
+  constexpr index_t most_floats = index_t{1} << 24, shortest = 16;
+  const index_t room = std::min(steps / shortest, most_floats / std::max<index_t>(elements, 1));
+  return static_cast<int>(std::clamp<index_t>(std::min(wanted, room), 1, most_slices));
+}
+
+inline conv_plan correlation_plan(index_t rows, index_t columns, index_t channels, index_t phases,
+                                  index_t depth, bool tensor) {
   conv_plan plan;
   plan.tensor = tensor;
-  plan.tile = tile_for(rows, columns);
+  plan.tile = tile_for(rows, columns, channels);
   const index_t blocks = blocks_of(plan.tile, cut(rows, phases), columns) * phases;
-  plan.slices = slices_for(blocks, cut(depth / phases, conv_step), 16, rows * columns);
+  // Slices cost a pass over their results: only where half of a device would have nothing to do.
+  const index_t wanted = blocks >= enough_blocks / 2 ? 1 : cut(enough_blocks, std::max<index_t>(blocks, 1));
+  plan.slices = slices_for(wanted, cut(depth / phases, conv_step), rows * columns);
   plan.scratch = plan.slices > 1 ? plan.slices * rows * columns : 0;
   return plan;
 }
@@ -91,7 +119,7 @@ inline conv_plan correlation_plan(index_t rows, index_t columns, index_t phases,
 
 /// For conv_forward: few pixels of many channels are cut along the sums.
 inline conv_plan plan_conv_forward(const conv_geometry& g, bool tensor) {
-  return plans::correlation_plan(g.out_pixels(), g.out_channels, 1, g.patch(), tensor);
+  return plans::correlation_plan(g.out_pixels(), g.out_channels, g.in_channels, 1, g.patch(), tensor);
 }
 
 /// For conv_backward_input. Each residue of a pixel's position modulo the stride sees taps of its own.
@@ -99,7 +127,7 @@ inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor) {
   const index_t phases =
       static_cast<index_t>(std::min(g.stride_height, g.in_height)) * std::min(g.stride_width, g.in_width);
   const index_t depth = static_cast<index_t>(g.kernel_height) * g.kernel_width * g.out_channels;
-  return plans::correlation_plan(g.in_pixels(), g.in_channels, phases, depth, tensor);
+  return plans::correlation_plan(g.in_pixels(), g.in_channels, g.out_channels, phases, depth, tensor);
 }
 
 /// For conv_backward_weight: long sums over pixels, a small result.
@@ -107,17 +135,11 @@ inline conv_plan plan_conv_backward_weight(const conv_geometry& g, bool tensor) 
   const index_t rows = g.patch(), columns = g.out_channels, pixels = g.out_pixels();
   conv_plan plan;
   plan.tensor = tensor;
-  const bool wide = (columns - 1) % 128 >= 64;
-  plan.tile = columns <= 16   ? conv_tile::t128x16
-              : columns <= 32 ? conv_tile::t128x32
-              : rows <= 64    ? conv_tile::t64x64
-              : wide          ? conv_tile::t128x128
-                              : conv_tile::t128x64;
+  plan.tile = plans::weight_tile_for(rows, columns, g.in_channels);
   const index_t blocks = plans::blocks_of(plan.tile, rows, columns);
-  const int busy = plans::slices_for(blocks, plans::cut(pixels, conv_step), 16, rows * columns);
-  const int short_sums =
-      plans::slices_for(1, plans::cut(pixels, conv_step), plans::longest_sum / conv_step, rows * columns);
-  plan.slices = std::max(busy, short_sums);
+  // Enough blocks of 128 threads, and float sums of no more than 4096 rows, because of rounding.
+  const index_t wanted = std::max(plans::cut(2 * plans::enough_blocks, blocks), plans::cut(pixels, 4096));
+  plan.slices = plans::slices_for(wanted, plans::cut(pixels, conv_step), rows * columns);
   plan.scratch = plan.slices > 1 ? plan.slices * rows * columns : 0;
   return plan;
 }

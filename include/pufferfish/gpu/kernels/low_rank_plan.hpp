@@ -7,7 +7,7 @@
 
 #include <pufferfish/gpu/kernels/conv_plan.hpp>
 
-PUFFERFISH_KERNELS_BEGIN
+PUFFERFISH_KERNEL_TYPES_BEGIN
 
 struct low_rank_plan {
   /// False: two convolutions, one after the other.
@@ -22,6 +22,10 @@ struct low_rank_plan {
   /// for every fused plan, others may not.
   index_t shared_bytes = 0;
 };
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
 
 /// The largest rank of a block.
 inline constexpr int most_fused_rank = 64;

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `gpu::cudnn`: convolutions by NVIDIA's cuDNN. Not part of <pufferfish/gpu.hpp>: a program that includes
+/// this header links cudnn (where <cudnn.h> is absent, the header is empty).
+///
+///     gpu_context ctx;
+///     gpu::cudnn cudnn(ctx);
+///     ctx.use(&cudnn);
+
+#if __has_include(<cudnn.h>)
+
+#include <cudnn.h>
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include <pufferfish/gpu/conv.hpp>
+#include <pufferfish/gpu/kernels/transpose.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+
+inline void check(cudnnStatus_t status, std::string_view call) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  pufferfish::detail::throw_error<backend_error>({call, ": ", cudnnGetErrorString(status)});
+}
+
+/// cuDNN on a context's stream. It takes filters as [out][height][width][in]: ours are transposed on the way,
+/// and gradients on the way back. Algorithms are the first of cuDNN's own guesses that gives the same bits at
+/// every call and follows the context's math mode; a shape without one is left to our own kernels.
+class cudnn final : public conv_library {
+ public:
+  /// Throws backend_error. Use it with this context only.
+  explicit cudnn(const context<device::gpu>& ctx) : math_(ctx.math()) {
+    check(cudnnCreate(&handle_), "cudnnCreate");
+    check(cudnnSetStream(handle_, ctx.stream()), "cudnnSetStream");
+  }
+  ~cudnn() override {
+    if (handle_ != nullptr) static_cast<void>(cudnnDestroy(handle_));
+  }
+
+  bool forward(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* x, const float* w,
+               const float* bias, float* y) override {
+    shape& s = shape_of(g);
+    if (!s.forward)
+      s.forward = choose<cudnnConvolutionFwdAlgoPerf_t>([&](int most, int* found, auto* all) {
+        return cudnnGetConvolutionForwardAlgorithm_v7(handle_, s.x, s.w, s.conv, s.y, most, found, all);
+      });
+    if (!s.forward->usable) return false;
+    scratch_frame frame(ctx.scratch());
+    const float* filter = turned(ctx, g, w, frame);
+    if (bias != nullptr) {
+      kernels::fill_rows<float>(ctx.stream(), bias, y, g.out_pixels(), g.out_channels, g.out_channels);
+    }
+    const float beta = bias != nullptr ? 1.0F : 0.0F;
+    check(cudnnConvolutionForward(handle_, &one, s.x, x, s.w, filter, s.conv,
+                                  static_cast<cudnnConvolutionFwdAlgo_t>(s.forward->number),
+                                  frame.take<std::byte>(s.forward->bytes), s.forward->size(), &beta, s.y, y),
+          "cudnnConvolutionForward");
+    return true;
+  }
+
+  bool backward_input(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* dy,
+                      const float* w, float* dx, bool add) override {
+    shape& s = shape_of(g);
+    if (!s.input)
+      s.input = choose<cudnnConvolutionBwdDataAlgoPerf_t>([&](int most, int* found, auto* all) {
+        return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, s.w, s.y, s.conv, s.x, most, found, all);
+      });
+    if (!s.input->usable) return false;
+    scratch_frame frame(ctx.scratch());
+    const float* filter = turned(ctx, g, w, frame);
+    const float beta = add ? 1.0F : 0.0F;
+    check(
+        cudnnConvolutionBackwardData(handle_, &one, s.w, filter, s.y, dy, s.conv,
+                                     static_cast<cudnnConvolutionBwdDataAlgo_t>(s.input->number),
+                                     frame.take<std::byte>(s.input->bytes), s.input->size(), &beta, s.x, dx),
+        "cudnnConvolutionBackwardData");
+    return true;
+  }
+
+  bool backward_weight(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* x,
+                       const float* dy, float* dw, bool accumulate) override {
+    if (g.images == 0) return false;
+    shape& s = shape_of(g);
+    if (!s.weight)
+      s.weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>([&](int most, int* found, auto* all) {
+        return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, s.x, s.y, s.conv, s.w, most, found,
+                                                             all);
+      });
+    if (!s.weight->usable) return false;
+    scratch_frame frame(ctx.scratch());
+    float* filter = frame.take<float>(weights(g));
+    const float beta = 0.0F;
+    check(cudnnConvolutionBackwardFilter(handle_, &one, s.x, x, s.y, dy, s.conv,
+                                         static_cast<cudnnConvolutionBwdFilterAlgo_t>(s.weight->number),
+                                         frame.take<std::byte>(s.weight->bytes), s.weight->size(), &beta, s.w,
+                                         filter),
+          "cudnnConvolutionBackwardFilter");
+    kernels::transpose<float>(ctx.stream(), filter, g.out_channels, g.patch(), dw, accumulate);
+    return true;
+  }
+
+ private:
+  static constexpr float one = 1.0F;
+  static constexpr std::size_t most_workspace = std::size_t{1} << 30;
+
+  struct algorithm {
+    bool usable = false;
+    int number = 0;
+    index_t bytes = 0;  ///< of workspace
+    std::size_t size() const { return static_cast<std::size_t>(bytes); }
+  };
+
+  template <class Handle, cudnnStatus_t (*Create)(Handle*), cudnnStatus_t (*Destroy)(Handle)>
+  class descriptor {
+   public:
+    descriptor() { check(Create(&value_), "cudnnCreate..Descriptor"); }
+    descriptor(const descriptor&) = delete;
+    descriptor& operator=(const descriptor&) = delete;
+    ~descriptor() { static_cast<void>(Destroy(value_)); }
+    operator Handle() const { return value_; }
+
+   private:
+    Handle value_ = nullptr;
+  };
+  using tensor_descriptor =
+      descriptor<cudnnTensorDescriptor_t, cudnnCreateTensorDescriptor, cudnnDestroyTensorDescriptor>;
+  using filter_descriptor =
+      descriptor<cudnnFilterDescriptor_t, cudnnCreateFilterDescriptor, cudnnDestroyFilterDescriptor>;
+  using conv_descriptor = descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
+                                     cudnnDestroyConvolutionDescriptor>;
+
+  /// What cuDNN knows of a convolution, made once.
+  struct shape {
+    tensor_descriptor x, y;
+    filter_descriptor w;
+    conv_descriptor conv;
+    std::optional<algorithm> forward, input, weight;
+  };
+
+  using key = std::array<index_t, 15>;
+  static key key_of(const kernels::conv_geometry& g) {
+    return {g.images,       g.in_height,      g.in_width,      g.in_channels,     g.out_height,
+            g.out_width,    g.out_channels,   g.kernel_height, g.kernel_width,    g.stride_height,
+            g.stride_width, g.padding_height, g.padding_width, g.dilation_height, g.dilation_width};
+  }
+
+  shape& shape_of(const kernels::conv_geometry& g) {
+    const auto [place, fresh] = shapes_.try_emplace(key_of(g));
+    if (fresh) describe(g, place->second);
+    return place->second;
+  }
+
+  void describe(const kernels::conv_geometry& g, shape& s) const {
+    const int images = static_cast<int>(g.images);
+    check(cudnnSetTensor4dDescriptor(s.x, CUDNN_TENSOR_NHWC, CUDNN_DATA_FLOAT, images, g.in_channels,
+                                     g.in_height, g.in_width),
+          "cudnnSetTensor4dDescriptor");
+    check(cudnnSetTensor4dDescriptor(s.y, CUDNN_TENSOR_NHWC, CUDNN_DATA_FLOAT, images, g.out_channels,
+                                     g.out_height, g.out_width),
+          "cudnnSetTensor4dDescriptor");
+    check(cudnnSetFilter4dDescriptor(s.w, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NHWC, g.out_channels, g.in_channels,
+                                     g.kernel_height, g.kernel_width),
+          "cudnnSetFilter4dDescriptor");
+    check(cudnnSetConvolution2dDescriptor(s.conv, g.padding_height, g.padding_width, g.stride_height,
+                                          g.stride_width, g.dilation_height, g.dilation_width,
+                                          CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
+          "cudnnSetConvolution2dDescriptor");
+    check(
+        cudnnSetConvolutionMathType(s.conv, math_ == math_mode::tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
+        "cudnnSetConvolutionMathType");
+  }
+
+  template <class Result, class Ask>
+  static algorithm choose(Ask&& ask) {
+    std::array<Result, 8> results{};
+    int found = 0;
+    if (ask(static_cast<int>(results.size()), &found, results.data()) != CUDNN_STATUS_SUCCESS) return {};
+    for (int i = 0; i < found; ++i) {
+      const Result& r = results[static_cast<std::size_t>(i)];
+      if (r.status == CUDNN_STATUS_SUCCESS && r.determinism == CUDNN_DETERMINISTIC &&
+          r.memory <= most_workspace) {
+        return {true, static_cast<int>(r.algo), static_cast<index_t>(r.memory)};
+      }
+    }
+    return {};
+  }
+
+  static index_t weights(const kernels::conv_geometry& g) {
+    return static_cast<index_t>(g.patch()) * g.out_channels;
+  }
+  static const float* turned(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* w,
+                             scratch_frame& frame) {
+    float* filter = frame.take<float>(weights(g));
+    kernels::transpose<float>(ctx.stream(), w, g.patch(), g.out_channels, filter, false);
+    return filter;
+  }
+
+  cudnnHandle_t handle_ = nullptr;
+  math_mode math_;
+  std::map<key, shape> shapes_;
+};
+
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END
+
+#endif

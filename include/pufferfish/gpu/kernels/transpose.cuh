@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Kernel of <pufferfish/gpu/kernels/transpose.hpp>.
+
+#include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/kernels/transpose.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Tiles of 32 x 32 through shared memory, by 32 x 8 threads: both sides are read and written along their
+/// rows.
+template <class T>
+static __global__ void __launch_bounds__(256)
+    transpose_kernel(const T* from, index_t rows, index_t columns, T* to, bool add) {
+  constexpr int side = 32, lines = 8;
+  __shared__ T tile[side][side + 1];  // columns of the tile lie in banks of their own
+  const index_t column_tiles = ceil_div(columns, side);
+  const index_t first_row = blockIdx.x / column_tiles * side, first_column = blockIdx.x % column_tiles * side;
+  const int x = static_cast<int>(threadIdx.x) % side, y = static_cast<int>(threadIdx.x) / side;
+  for (int i = y; i < side; i += lines) {
+    if (first_row + i < rows && first_column + x < columns) {
+      tile[i][x] = from[(first_row + i) * columns + first_column + x];
+    }
+  }
+  __syncthreads();
+  for (int i = y; i < side; i += lines) {
+    if (first_column + i >= columns || first_row + x >= rows) continue;
+    T& target = to[(first_column + i) * rows + first_row + x];
+    target = add ? target + tile[x][i] : tile[x][i];
+  }
+}
+
+template <class T>
+void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to, bool add) {
+  launch(stream, {static_cast<unsigned>(ceil_div(rows, 32) * ceil_div(columns, 32)), 256},
+         transpose_kernel<T>, from, rows, columns, to, add);
+}
+
+template void transpose<float>(cudaStream_t, const float*, index_t, index_t, float*, bool);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launcher of a matrix's transposition.
+
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// to = the transpose of `from` (rows x columns, dense), or to += that. Device memory, no overlap. Types:
+/// float.
+template <class T>
+void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to, bool add);
+
+PUFFERFISH_KERNELS_END
