@@ -24,6 +24,10 @@ build/examples/predict --model digits.safetensors examples/data/digits/t10k-imag
 build/examples/train_digits examples/data/digits
 # [digits]
 
+# [embed]
+build/examples/embed
+# [embed]
+
 # [own]
 mpirun -n 2 build/examples/distribute
 # [own]
