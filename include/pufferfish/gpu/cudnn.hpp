@@ -171,9 +171,8 @@ class cudnn final : public conv_library {
                                           g.stride_width, g.dilation_height, g.dilation_width,
                                           CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
           "cudnnSetConvolution2dDescriptor");
-    check(
-        cudnnSetConvolutionMathType(s.conv, math_ == math_mode::tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
-        "cudnnSetConvolutionMathType");
+    check(cudnnSetConvolutionMathType(s.conv, math_ == math_mode::tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
+          "cudnnSetConvolutionMathType");
   }
 
   template <class Result, class Ask>

@@ -13,7 +13,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// The product that computes a block's tile. Rows x columns per thread, or per warp: the more, the less is
 /// read from shared memory, and the fewer instructions there are beside the products; as many as leave room
-/// in the registers for two large blocks, or four of 128 threads, on each multiprocessor.
+/// in the registers for two large blocks, or three or four of 128 threads, on each multiprocessor.
 template <bool Tensor, class T, int Rows, int Columns, int Run>
 struct conv_block {
   static constexpr int rows = Rows, columns = Columns;
@@ -31,7 +31,9 @@ struct conv_block {
   using product = std::conditional_t<Tensor, tensor_product<T, Rows, Columns, warp_rows, warp_columns, A, B>,
                                      simt_product<Rows, Columns, thread_rows, thread_columns, A, B>>;
   static constexpr int threads = product<dense::depth, dense::width>::threads;
-  static constexpr int blocks_at_once = Rows * Columns == 128 * 128 ? 2 : 512 / threads;
+  static constexpr int blocks_at_once = Rows * Columns == 128 * 128             ? 2
+                                        : !Tensor && Rows * Columns == 128 * 64 ? 3
+                                                                                : 512 / threads;
 };
 
 // ---------------------------------------------------------------------------------------------------------
