@@ -5,12 +5,15 @@
 /// The emulated device: it executes the library's kernels on the host, so that their tests run, are debugged
 /// and are sanitized where there is no GPU (most developers' machines, all of continuous integration). The
 /// compiler includes this file before a unit that has kernels in it (-include), and reads the words of CUDA
-/// C++ below as ordinary C++; runtime.cpp, memory.cpp and blas.cpp beside it stand in for the libraries.
+/// C++ below as ordinary C++; the files beside it stand in for the CUDA runtime and cuBLAS.
 ///
 /// A block's threads are fibres of one host thread, switched at barriers and warp operations only; blocks run
 /// one after the other in a scrambled order. What would hang or be undefined on a device ends the program
 /// with a message: a barrier that not all threads reach, a shuffle from a lane that is not there, a write
-/// behind memory's end. It shows what a kernel computes, and nothing of how fast.
+/// behind memory's end. It shows what a kernel computes, and nothing of how fast. What it cannot show: races
+/// that none of its schedules has (PUFFERFISH_EMULATED_ORDER=number chooses others), reads of static shared
+/// memory before writes (it holds what the block before left; dynamic memory and the device's are NaNs), and
+/// limits that ptxas and the device know: registers, launch bounds, static shared memory.
 
 #define PUFFERFISH_EMULATED_DEVICE 1
 

@@ -43,6 +43,8 @@ std::map<std::uintptr_t, std::size_t>& pinned_memory() {
   return *all;
 }
 
+// Where device memory has been so far.
+std::uintptr_t lowest = ~std::uintptr_t{0}, highest = 0;
 std::size_t used_bytes = 0;
 int accesses = 0;
 struct sigaction outer_handler;
@@ -174,7 +176,14 @@ void* allocate_device(std::size_t bytes) {
   if (accesses == 0) protect(a, false);
   device_memory()[number_of(memory)] = a;
   used_bytes += bytes;
+  lowest = std::min(lowest, number_of(pages));
+  highest = std::max(highest, number_of(pages) + page_bytes);
   return memory;
+}
+
+bool is_device(const void* memory) {
+  const std::uintptr_t at = number_of(memory);
+  return at >= lowest && at < highest && kind_of(memory, 1) == kind::device;
 }
 
 bool free_device(void* memory) {

@@ -166,7 +166,7 @@ void copy_async(void* to, const void* from, int bytes, bool inside) {
       (inside && reinterpret_cast<std::uintptr_t>(from) % size != 0)) {
     misuse("a copy in the background between addresses that are no multiples of its size", site::current());
   }
-  if (kind_of(to, size) == kind::device) misuse("a copy in the background to device memory", site::current());
+  if (is_device(to)) misuse("a copy in the background to device memory", site::current());
   std::memset(to, 0xff, size);
   pending()[static_cast<std::size_t>(thread_of_block())].copies.push_back({to, from, size, inside});
   any_pending = true;
