@@ -89,7 +89,47 @@ struct language_pair {
   pf::model<pf::lstm_lm<float, gpu>, gpu> net;
 };
 
+// Losses of steps over one place for tokens, and the last gradients.
+std::vector<double> losses_of_steps(language_pair& pair, bool captured, std::size_t& replays) {
+  pf::gpu_context& ctx = gpu_context();
+  const pf::mode_scope<gpu> training(ctx, pf::run_mode::training);
+  constexpr index_t steps = 4, batch = 3;
+  const pf::extents<2> shape{steps, batch};
+  auto state = pair.net.root().make_state(batch);
+  pf::memory_block<std::int32_t> place(pf::gpu::device_memory(), 2 * steps * batch);
+  const pf::tensor_view<const std::int32_t, 2> tokens(place.data(), shape),
+      targets(place.data() + steps * batch, shape);
+  twin<double> results(2, NAN);
+  pf::gpu::step_graph graph;
+  graph.set_enabled(captured);
+  std::vector<double> found;
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    place.from_host(random_tokens(2 * steps * batch, 37, 100 + step).host());
+    ctx.begin_step(step);
+    graph.run(ctx, pf::gpu::step_graph::key(shape, pair.net.generation()), [&] {
+      pair.net.root().loss(ctx, tokens, targets, state, results.device_data());
+      pair.net.root().backward(ctx, static_cast<double>(steps * batch));
+    });
+    found.push_back(results.fetched()[0]);
+  }
+  const std::span<float> all = pair.net.store().gradients();
+  std::vector<float> gradients(all.size());
+  pf::gpu::device_memory().to_host(gradients.data(), all.data(), all.size_bytes());
+  found.insert(found.end(), gradients.begin(), gradients.end());
+  replays = graph.replays();
+  return found;
+}
+
 }  // namespace
+
+TEST_CASE("gpu language model: steps captured into a graph are the direct ones bit for bit") {
+  language_pair pair({37, 12, 2, 0.4});
+  std::size_t replays = 0;
+  const std::vector<double> direct = losses_of_steps(pair, false, replays);
+  const std::vector<double> captured = losses_of_steps(pair, true, replays);
+  CHECK(replays > 0);
+  CHECK(captured == direct);
+}
 
 TEST_CASE("gpu language model: two segments, dense and factorized, with and without dropout") {
   for (const double dropout : {0.0, 0.4}) {
