@@ -75,8 +75,8 @@ class low_rank_gates {
     forward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
         : down_(ctx, frame, side.stored(side.down_), steps),
           up_(ctx, frame, of_gate(side.stored(side.up_), 0, side.hidden_), steps, lstm_gates, side.hidden_) {}
-    void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x,
-                    const tensor_view<T, 2>& kept, const tensor_view<T, 2>& z) const {
+    void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
+                    const tensor_view<T, 2>& z) const {
       down_.multiply(ctx, x, kept, false);
       up_.multiply(ctx, kept, z, true);
     }
@@ -92,8 +92,8 @@ class low_rank_gates {
         : up_(ctx, frame, transpose(of_gate(side.stored(side.up_), 0, side.hidden_)), steps, lstm_gates,
               side.hidden_),
           down_(ctx, frame, transpose(side.stored(side.down_)), steps) {}
-    void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz,
-                    const tensor_view<T, 2>& dkept, const tensor_view<T, 2>& dx) const {
+    void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept,
+                    const tensor_view<T, 2>& dx) const {
       up_.multiply(ctx, dz, dkept, false);
       if (!dx.is_null()) down_.multiply(ctx, dkept, dx, false);
     }

@@ -68,7 +68,8 @@ class lstm_core : public recurrent_layer<T> {
   void backward(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                 const recurrent_state<const T>& from_after = {},
                 const recurrent_state<T>& to_before = {}) const {
-    check_gradients(dy, dx.is_null() ? extents<3>{dy.extent(0), dy.extent(1), this->input_size()} : dx.shape(),
+    check_gradients(dy,
+                    dx.is_null() ? extents<3>{dy.extent(0), dy.extent(1), this->input_size()} : dx.shape(),
                     from_after, to_before);
     const auto views = ctx.tape().template pop_value<kept_views>();
     if (dy.shape() != views.y.shape()) {
@@ -100,9 +101,8 @@ class lstm_core : public recurrent_layer<T> {
   }
   /// The backward pass of forward_keeping, whose x, y and `kept` these are; overwrites `kept.gates`.
   template <class Device>
-  void backward_kept(context<Device>& ctx, const tensor_view<const T, 3>& x,
-                     const tensor_view<const T, 3>& y, const kept_values& kept,
-                     const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
+  void backward_kept(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<const T, 3>& y,
+                     const kept_values& kept, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                      const recurrent_state<const T>& from_after = {},
                      const recurrent_state<T>& to_before = {}) const {
     check_gradients(dy, dx.is_null() ? x.shape() : dx.shape(), from_after, to_before);
@@ -147,7 +147,8 @@ class lstm_core : public recurrent_layer<T> {
 
  private:
   void check_gradients(const tensor_view<const T, 3>& dy, const extents<3>& dx,
-                       const recurrent_state<const T>& from_after, const recurrent_state<T>& to_before) const {
+                       const recurrent_state<const T>& from_after,
+                       const recurrent_state<T>& to_before) const {
     this->check(dx, dy.shape());
     this->check_state(dy.extent(1), from_after);
     this->check_state(dy.extent(1), recurrent_state<const T>(to_before));
@@ -294,8 +295,7 @@ class lstm_core : public recurrent_layer<T> {
   }
 
   template <class Device>
-  static void store(context<Device>& ctx, const tensor_view<const T, 2>& from,
-                    const tensor_view<T, 2>& to) {
+  static void store(context<Device>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to) {
     from.is_null() ? ops::clear_rows<T>(ctx, to) : ops::copy_rows<T>(ctx, from, to);
   }
 

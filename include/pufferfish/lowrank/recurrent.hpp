@@ -33,11 +33,11 @@ struct recurrent_state {
 /// `before`. Without steps, that is the state before. y overlaps neither x nor a state. In training, x and y
 /// must stay as they are until the backward pass; the states need not.
 ///
-/// Then gradients from dy (shaped as y), and from that of the state after the last step (null views: zero), to
-/// all parameters, to dx (shaped as x; a null view: not wanted), and to the state before the first step where
-/// wanted; `to_before` may be `from_after`, dx overlaps nothing. Passes are truncated at the segment: backward
-/// follows the steps of its own segment only, unless it is given the gradient of the state after and asked for
-/// that of the state before.
+/// Then gradients from dy (shaped as y), and from that of the state after the last step (null views: zero),
+/// to all parameters, to dx (shaped as x; a null view: not wanted), and to the state before the first step
+/// where wanted; `to_before` may be `from_after`, dx overlaps nothing. Passes are truncated at the segment:
+/// backward follows the steps of its own segment only, unless it is given the gradient of the state after and
+/// asked for that of the state before.
 ///
 /// Both throw shape_error; backward throws state_error without a forward pass in training mode. As a layer of
 /// images (see any_layer) it takes steps x batch x 1 x input and starts from zeros.

@@ -117,8 +117,8 @@ class lstm_lm {
 
   /// The loss of the tokens that follow `tokens`: its sum to results[0], the number of tokens to results[1],
   /// two numbers in the memory of the device; the state goes on by a segment. tokens, targets: steps x batch,
-  /// dense. In training, backward may follow: until then tokens and targets stay as they are. Logits are never
-  /// all in memory twice. Throws shape_error if the sizes differ; value_error for a token outside the
+  /// dense. In training, backward may follow: until then tokens and targets stay as they are. Logits are
+  /// never all in memory twice. Throws shape_error if the sizes differ; value_error for a token outside the
   /// vocabulary, with its position (a device: see ops::check_tokens).
   void loss(context<Device>& ctx, const token_view& tokens, const token_view& targets, state_type& state,
             double* results) const {
@@ -258,8 +258,8 @@ class lstm_lm {
   }
 
   // x after dropout, in place or in new memory; training only.
-  tensor_view<T, 2> dropped(context<Device>& ctx, const tensor_view<T, 2>& x,
-                            const tensor_view<T, 2>& to, const token_view& tokens) const {
+  tensor_view<T, 2> dropped(context<Device>& ctx, const tensor_view<T, 2>& x, const tensor_view<T, 2>& to,
+                            const token_view& tokens) const {
     const ops::sequence_mask mask{ctx.next_random_stream(), options_.dropout, tokens.extent(0),
                                   tokens.extent(1), ctx.first_sample()};
     ops::sequence_dropout<T>(ctx, x, mask, to);
@@ -269,8 +269,8 @@ class lstm_lm {
   bool drops(const context<Device>& ctx) const { return ctx.training() && options_.dropout > 0.0; }
 
   // The last layer's output, a row a token: on the tape in training, else in scratch.
-  tensor_view<const T, 2> hidden_states(context<Device>& ctx, scratch_frame& frame,
-                                        const token_view& tokens, state_type& state) const {
+  tensor_view<const T, 2> hidden_states(context<Device>& ctx, scratch_frame& frame, const token_view& tokens,
+                                        state_type& state) const {
     if (state.batch() != tokens.extent(1) || state.layers() != options_.layers) {
       detail::throw_error<shape_error>({describe(), ": a state of ", state.layers(), " layers, ",
                                         state.batch(), " sequences for tokens ", tokens.shape(),

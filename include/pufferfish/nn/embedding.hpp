@@ -45,7 +45,8 @@ class Embedding {
   /// a device such a token gives NaNs).
   template <class Device>
   void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
-    ops::check_tokens(ctx, [this] { return describe(); }, tokens, vocabulary());
+    ops::check_tokens(
+        ctx, [this] { return describe(); }, tokens, vocabulary());
     if (ctx.training()) ctx.tape().push_value(tokens);
     ops::embedding_forward<T>(ctx, weight(), tokens, y);
   }

@@ -74,9 +74,8 @@ class dense_gates {
   };
 
   template <class Device>
-  void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
-                       const tensor_view<const T, 2>&, const tensor_view<const T, 2>& dz,
-                       const tensor_view<const T, 2>&) const {
+  void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>&,
+                       const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&) const {
     ops::wide_product<T>(ctx, transpose(x), dz, {weight_.gradient_data(), stored().shape()},
                          weight_.accumulate());
     ctx.gradient_written(weight_);
@@ -84,8 +83,8 @@ class dense_gates {
   template <class Device>
   void backward_kept(context<Device>&, const tensor_view<const T, 2>&, const tensor_view<T, 2>&) const {}
   template <class Device>
-  void backward_input(context<Device>& ctx, const tensor_view<const T, 2>& dz,
-                      const tensor_view<const T, 2>&, const tensor_view<T, 2>& dx) const {
+  void backward_input(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&,
+                      const tensor_view<T, 2>& dx) const {
     ops::wide_product<T>(ctx, dz, transpose(stored()), dx);
   }
 
