@@ -7,14 +7,18 @@
 
 #include <thrust/execution_policy.h>
 #include <thrust/for_each.h>
+#include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/zip_iterator.h>
 #include <thrust/transform.h>
 
 #include <pufferfish/core/random.hpp>
 #include <pufferfish/gpu/kernels/elementwise_functors.hpp>
+#include <pufferfish/gpu/kernels/layer_dropout.hpp>
+#include <pufferfish/gpu/kernels/lstm_functors.hpp>
 #include <pufferfish/gpu/kernels/optimizer_functors.hpp>
 #include <pufferfish/gpu/kernels/random.hpp>
 #include <pufferfish/ops/activation.hpp>
+#include <pufferfish/ops/lstm.hpp>
 #include <pufferfish/ops/relu.hpp>
 #include <pufferfish/optim/adam.hpp>
 #include <pufferfish/optim/sgd.hpp>
@@ -122,4 +126,50 @@ TEST_CASE("kernels' functors: random numbers are the library's") {
     }
   }
   CHECK(kernels::substream_of(17, 4) == pf::substream(17, 4));
+  for (const std::uint64_t position : {std::uint64_t{0}, std::uint64_t{12}, (std::uint64_t{1} << 34) + 24}) {
+    const kernels::random_run<4> run = kernels::random_words<4>(key, position);
+    for (int i = 0; i < 4; ++i) CHECK(run[i] == random.word(position + static_cast<std::uint64_t>(i)));
+    CHECK(kernels::random_words<1>(key, position + 3)[0] == random.word(position + 3));
+  }
+}
+
+TEST_CASE("kernels' functors: an LSTM's time step") {
+  constexpr pf::index_t hidden = 250;
+  values gates = random_values(11), before = random_values(12), dy = random_values(13),
+         dc = random_values(14);
+  const values z = gates;
+  for (values* row : {&before, &dy, &dc}) row->resize(hidden);
+  const auto row = [](values& numbers) {
+    return pf::tensor_view<float, 2>(numbers.data(), {1, static_cast<pf::index_t>(numbers.size())});
+  };
+  values cell(hidden), output(hidden), dbefore = dc;
+  pf::ops::reference::lstm_forward<float>(row(gates), row(before), row(cell), row(output));
+  values differentiated = gates;
+  pf::ops::reference::lstm_backward<float>(row(differentiated), row(before), row(cell), row(dy), {}, row(dc),
+                                           row(dbefore));
+  values activations(4 * hidden), gradients(4 * hidden), cells(hidden), outputs(hidden), dc_before(hidden);
+  const auto at = [](const values& all, std::size_t j) {
+    return kernels::lstm_gates_of<float>{all[j], all[hidden + j], all[2 * hidden + j], all[3 * hidden + j]};
+  };
+  const auto put = [](const kernels::lstm_gates_of<float>& one, std::size_t j, values& all) {
+    all[j] = one.i;
+    all[hidden + j] = one.f;
+    all[2 * hidden + j] = one.g;
+    all[3 * hidden + j] = one.o;
+  };
+  const auto all = thrust::make_counting_iterator(std::size_t{0});
+  thrust::for_each(thrust::seq, all, all + hidden, [&](std::size_t j) {
+    const auto step = kernels::lstm_step_forward(at(z, j), before[j]);
+    put(step.gates, j, activations);
+    cells[j] = step.cell;
+    outputs[j] = step.output;
+    const auto back = kernels::lstm_step_backward(step.gates, before[j], step.cell, dy[j], dc[j]);
+    put(back.gates, j, gradients);
+    dc_before[j] = back.before;
+  });
+  check_close(activations, gates);
+  check_close(cells, cell);
+  check_close(outputs, output);
+  check_close(gradients, differentiated);
+  check_close(dc_before, dbefore);
 }

@@ -89,7 +89,47 @@ struct language_pair {
   pf::model<pf::lstm_lm<float, gpu>, gpu> net;
 };
 
+// Losses of steps over one place for tokens, and the last gradients.
+std::vector<double> losses_of_steps(language_pair& pair, bool captured, std::size_t& replays) {
+  pf::gpu_context& ctx = gpu_context();
+  const pf::mode_scope<gpu> training(ctx, pf::run_mode::training);
+  constexpr index_t steps = 4, batch = 3;
+  const pf::extents<2> shape{steps, batch};
+  auto state = pair.net.root().make_state(batch);
+  pf::memory_block<std::int32_t> place(pf::gpu::device_memory(), 2 * steps * batch);
+  const pf::tensor_view<const std::int32_t, 2> tokens(place.data(), shape),
+      targets(place.data() + steps * batch, shape);
+  twin<double> results(2, NAN);
+  pf::gpu::step_graph graph;
+  graph.set_enabled(captured);
+  std::vector<double> found;
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    place.from_host(random_tokens(2 * steps * batch, 37, 100 + step).host());
+    ctx.begin_step(step);
+    graph.run(ctx, pf::gpu::step_graph::key(shape, pair.net.generation()), [&] {
+      pair.net.root().loss(ctx, tokens, targets, state, results.device_data());
+      pair.net.root().backward(ctx, static_cast<double>(steps * batch));
+    });
+    found.push_back(results.fetched()[0]);
+  }
+  const std::span<float> all = pair.net.store().gradients();
+  std::vector<float> gradients(all.size());
+  pf::gpu::device_memory().to_host(gradients.data(), all.data(), all.size_bytes());
+  found.insert(found.end(), gradients.begin(), gradients.end());
+  replays = graph.replays();
+  return found;
+}
+
 }  // namespace
+
+TEST_CASE("gpu language model: steps captured into a graph are the direct ones bit for bit") {
+  language_pair pair({37, 12, 2, 0.4});
+  std::size_t replays = 0;
+  const std::vector<double> direct = losses_of_steps(pair, false, replays);
+  const std::vector<double> captured = losses_of_steps(pair, true, replays);
+  CHECK(replays > 0);
+  CHECK(captured == direct);
+}
 
 TEST_CASE("gpu language model: two segments, dense and factorized, with and without dropout") {
   for (const double dropout : {0.0, 0.4}) {
@@ -256,4 +296,51 @@ TEST_CASE("gpu layers of sequences: in networks of any device") {
   CHECK(difference(y) < 1e-5);
   CHECK(difference(dx) < 1e-4);
   check_gradients(host_net, net);
+}
+
+TEST_CASE("gpu layers of sequences: low-rank layers that stand alone") {
+  pf::gpu_context& ctx = gpu_context();
+  pf::cpu_context host;
+  host.set_mode(pf::run_mode::training);
+  const pf::mode_scope<gpu> training(ctx, pf::run_mode::training);
+  host.begin_step(1);
+  ctx.begin_step(1);
+  const pf::random_stream random(2, 5);
+  const auto check = [&](auto& mine, auto& its, const pf::extents<3>& from, const pf::extents<3>& to) {
+    mine.initialize(random);
+    its.initialize(random);
+    auto x = random_twin<float>(pf::volume<3>(from), 1), dx = random_twin<float>(x.size(), 2);
+    auto y = random_twin<float>(pf::volume<3>(to), 3), dy = random_twin<float>(y.size(), 4);
+    mine.forward(host, pf::tensor_view<const float, 3>(x.host_data(), from), {}, y.host_view(to));
+    its.forward(ctx, pf::tensor_view<const float, 3>(x.device_data(), from), {}, y.device_view(to));
+    CHECK(difference(y) < 1e-5);
+    mine.backward(host, dy.host_view(to), dx.host_view(from));
+    its.backward(ctx, dy.device_view(to), dx.device_view(from));
+    CHECK(difference(dx) < 1e-5);
+  };
+  pf::LowRankLSTM<float, 2> lstm(5, 4);
+  pf::LowRankLSTM<float, 2, gpu> device_lstm(5, 4);
+  check(lstm, device_lstm, {3, 2, 5}, {3, 2, 4});
+  CHECK(device_lstm.input_rank() == 2);
+
+  // Attention, with keys of which some are padding.
+  const pf::attention_shape shape{6, 2, 3, 4};
+  pf::LowRankAttention<float> attention(shape, 2, true);
+  pf::LowRankAttention<float, pf::dynamic_rank, gpu> device_attention(shape, 2, true);
+  attention.initialize(random);
+  device_attention.initialize(random);
+  const pf::extents<3> xs{3, 5, 6};
+  twin<index_t> lengths(std::vector<index_t>{5, 0, 3});
+  auto x = random_twin<float>(90, 5), y = random_twin<float>(90, 6), dy = random_twin<float>(90, 7),
+       dx = random_twin<float>(90, 8);
+  pf::attention_call call, device_call;
+  call.key_lengths = lengths.host();
+  device_call.key_lengths = lengths.device_span();
+  attention.forward(host, x.host_view(xs), y.host_view(xs), call);
+  device_attention.forward(ctx, x.device_view(xs), y.device_view(xs), device_call);
+  CHECK(difference(y) < 1e-5);
+  attention.backward(host, dy.host_view(xs), dx.host_view(xs));
+  device_attention.backward(ctx, dy.device_view(xs), dx.device_view(xs));
+  CHECK(difference(dx) < 1e-5);
+  CHECK(ctx.tape().empty());
 }

@@ -3,13 +3,15 @@
 
 /// \file
 /// Low-rank layers that stand alone, outside of a network, with their parameters on a device:
-/// `LowRankConv<T, Rank, device::gpu>`, `LowRankLinear<T, Rank, device::gpu>`.
+/// `LowRankConv<T, Rank, device::gpu>`, and LowRankLinear, LowRankLSTM and LowRankAttention alike.
 
 #include <string>
 #include <utility>
 
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/lowrank/attention.hpp>
 #include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/lstm.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -114,6 +116,47 @@ class LowRankLinear<T, dynamic_rank, device::gpu> : public gpu::detail::resident
  public:
   LowRankLinear(index_t in, index_t out, index_t rank, bool bias = true)
       : gpu::detail::resident<detail::low_rank_linear<T>>(detail::low_rank_linear<T>(in, out, rank, bias)) {}
+};
+
+template <class T, index_t Rank>
+class LowRankLSTM<T, Rank, device::gpu> : public gpu::detail::resident<detail::low_rank_lstm<T>> {
+  static_assert(Rank > 0, "pufferfish: LowRankLSTM<T, Rank>: a static rank must be at least 1");
+
+ public:
+  /// As on the CPU; backend_error without a device.
+  LowRankLSTM(index_t input, index_t hidden)
+      : gpu::detail::resident<detail::low_rank_lstm<T>>(detail::low_rank_lstm<T>(input, hidden, Rank, Rank)) {
+  }
+};
+
+template <class T>
+class LowRankLSTM<T, dynamic_rank, device::gpu> : public gpu::detail::resident<detail::low_rank_lstm<T>> {
+ public:
+  LowRankLSTM(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)
+      : gpu::detail::resident<detail::low_rank_lstm<T>>(
+            detail::low_rank_lstm<T>(input, hidden, input_rank, hidden_rank)) {}
+};
+
+template <class T, index_t Rank>
+class LowRankAttention<T, Rank, device::gpu> : public gpu::detail::resident<detail::low_rank_attention<T>> {
+  static_assert(Rank > 0, "pufferfish: LowRankAttention<T, Rank>: a static rank must be at least 1");
+
+ public:
+  /// As on the CPU; backend_error without a device.
+  explicit LowRankAttention(const attention_shape& shape, bool bias = false)
+      : gpu::detail::resident<detail::low_rank_attention<T>>(
+            detail::low_rank_attention<T>(shape, {Rank, Rank, Rank, Rank}, bias)) {}
+};
+
+template <class T>
+class LowRankAttention<T, dynamic_rank, device::gpu>
+    : public gpu::detail::resident<detail::low_rank_attention<T>> {
+ public:
+  LowRankAttention(const attention_shape& shape, index_t rank, bool bias = false)
+      : LowRankAttention(shape, std::array<index_t, 4>{rank, rank, rank, rank}, bias) {}
+  LowRankAttention(const attention_shape& shape, const std::array<index_t, 4>& ranks, bool bias = false)
+      : gpu::detail::resident<detail::low_rank_attention<T>>(
+            detail::low_rank_attention<T>(shape, ranks, bias)) {}
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -343,7 +343,7 @@ index_t attention_kept_size(const attention_input<T>& in) {
   return detail::place_weights(in, nullptr);
 }
 template <class T>
-index_t attention_kept_size(const context<device::cpu>&, const attention_input<T>& in) {
+index_t attention_kept_size(context<device::cpu>&, const attention_input<T>& in) {
   return attention_kept_size(in);
 }
 /// A device keeps a number a query and head.

@@ -43,7 +43,7 @@ void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t 
 /// The same in front of a pass on the CPU. Tokens on a device the host cannot read: there, one out of range
 /// makes a pass's result NaN.
 template <class Who>
-void check_tokens(const context<device::cpu>&, const Who& who, std::span<const std::int32_t> tokens,
+void check_tokens(context<device::cpu>&, const Who& who, std::span<const std::int32_t> tokens,
                   index_t vocabulary, std::int32_t allowed = no_token) {
   check_tokens(who, tokens, vocabulary, allowed);
 }

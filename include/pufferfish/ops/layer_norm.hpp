@@ -249,7 +249,7 @@ void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, c
 /// Words that a record's mask has where there is dropout. On a device: none, since the backward pass draws
 /// the numbers again.
 template <class T>
-index_t norm_mask_size(const context<device::cpu>&, const extents<2>& shape) {
+index_t norm_mask_size(context<device::cpu>&, const extents<2>& shape) {
   return norm_record<T>::mask_size(shape);
 }
 template <class T>

@@ -205,7 +205,7 @@ index_t output_loss_kept(const output_layer<T>& layer) {
   return cut.width * (cut.vocabulary + cut.blocks());
 }
 template <class T>
-index_t output_loss_kept(const context<device::cpu>&, const output_layer<T>& layer) {
+index_t output_loss_kept(context<device::cpu>&, const output_layer<T>& layer) {
   return output_loss_kept(layer);
 }
 /// A device keeps the logits, rows aligned to 16 bytes, and two numbers of each token.

@@ -109,12 +109,14 @@ __device__ void load_tile(const head_rows<T>& from, index_t row, int column, flo
   }
 }
 
-/// scores += the products of rows of `left` and rows of `right`. Ends with shared memory in use.
+/// scores += the products of rows of `left` and rows of `right`. All threads of the block call it; what they
+/// have in shared memory beside the operands is there for all when it ends.
 template <int Tile, class T>
 __device__ void add_scores(const head_rows<T>& left, index_t left_row, const head_rows<T>& right,
                            index_t right_row, float* operands, tile_scores<Tile>& scores) {
   float* const rights = operands + Tile * operand_pitch;
-  for (int depth = 0; depth < left.columns; depth += tile_depth) {
+  int depth = 0;
+  do {
     __syncthreads();
     load_tile<Tile, tile_depth, operand_pitch>(left, left_row, depth, operands);
     load_tile<Tile, tile_depth, operand_pitch>(right, right_row, depth, rights);
@@ -138,7 +140,8 @@ __device__ void add_scores(const head_rows<T>& left, index_t left_row, const hea
         }
       }
     }
-  }
+    depth += tile_depth;
+  } while (depth < left.columns);
 }
 
 /// result += weights (in shared memory, Tile x Tile) times rows row .. row + Tile - 1, columns column ..
@@ -266,7 +269,7 @@ struct kept_bits {
   }
 };
 
-/// Draws them: four words a thread and step. A barrier must follow.
+/// Draws them: four words a thread and step. add_scores must follow.
 template <int Tile, class T>
 __device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attention_head<T>& head,
                                      index_t query, index_t key, std::uint32_t* words) {

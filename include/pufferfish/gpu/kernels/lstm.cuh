@@ -38,11 +38,23 @@ __device__ inline row_values<T, Width> load_or_zero(const row_array<const T>& fr
   return from.data != nullptr ? load_row<Width>(from.row(b) + j) : row_values<T, Width>{};
 }
 
+/// f(row, column) for the first of each `Width` columns of each row, a thread each: a batch has few rows, and
+/// all threads are wanted at once.
+template <int Width, class F>
+__device__ inline void for_each_place(index_t rows, index_t columns, F f) {
+  const index_t across = columns / Width;
+  for (index_t i = grid_thread(); i < rows * across; i += grid_threads()) f(i / across, i % across * Width);
+}
+inline grid place_grid(index_t rows, index_t columns, int width) {
+  constexpr unsigned threads = 64;
+  return {dim3(blocks_for(rows * (columns / width), threads)), dim3(threads)};
+}
+
 template <class T, int Width>
 static __global__ void lstm_forward_kernel(index_t batch, index_t hidden, row_array<T> gates,
                                            row_array<const T> before, row_array<T> cell,
                                            row_array<T> output) {
-  for_each_row<Width>(batch, hidden, [&](index_t b, index_t j) {
+  for_each_place<Width>(batch, hidden, [&](index_t b, index_t j) {
     gate_values<Width, T> z(gates.row(b) + j, hidden);
     const row_values<T, Width> old = load_or_zero<Width>(before, b, j);
     row_values<T, Width> cells, outputs;
@@ -63,7 +75,7 @@ static __global__ void lstm_backward_kernel(index_t batch, index_t hidden, row_a
                                             row_array<const T> before, row_array<const T> cell,
                                             row_array<const T> dy, row_array<const T> dh_after,
                                             row_array<const T> dc_after, row_array<T> dc_before) {
-  for_each_row<Width>(batch, hidden, [&](index_t b, index_t j) {
+  for_each_place<Width>(batch, hidden, [&](index_t b, index_t j) {
     gate_values<Width, T> a(gates.row(b) + j, hidden);
     const row_values<T, Width> old = load_or_zero<Width>(before, b, j),
                                cells = load_or_zero<Width>(cell, b, j), dh = load_or_zero<Width>(dy, b, j),
@@ -80,19 +92,13 @@ static __global__ void lstm_backward_kernel(index_t batch, index_t hidden, row_a
   });
 }
 
-/// A warp of threads for 32 or 128 neighbours: a batch has few rows, all of them are wanted at once.
-inline grid lstm_grid(index_t batch, index_t hidden, int width) {
-  const unsigned threads = row_threads(hidden, width, 128);
-  return {dim3(hidden == 0 ? 0U : blocks_for(batch, 1)), dim3(threads)};
-}
-
 template <class T>
 void lstm_forward(cudaStream_t stream, index_t batch, index_t hidden, row_array<T> gates,
                   row_array<const T> before, row_array<T> cell, row_array<T> output) {
   const launch_site site(stream, "lstm_forward");
   with_width<T>(rows_in_vectors<T>(hidden, gates, before, cell, output), [&](auto width) {
-    launch(site, lstm_grid(batch, hidden, width), lstm_forward_kernel<T, width>, batch, hidden, gates, before,
-           cell, output);
+    launch(site, place_grid(batch, hidden, width), lstm_forward_kernel<T, width>, batch, hidden, gates,
+           before, cell, output);
   });
 }
 
@@ -103,7 +109,7 @@ void lstm_backward(cudaStream_t stream, index_t batch, index_t hidden, row_array
   const launch_site site(stream, "lstm_backward");
   const bool vectors = rows_in_vectors<T>(hidden, gates, before, cell, dy, dh_after, dc_after, dc_before);
   with_width<T>(vectors, [&](auto width) {
-    launch(site, lstm_grid(batch, hidden, width), lstm_backward_kernel<T, width>, batch, hidden, gates,
+    launch(site, place_grid(batch, hidden, width), lstm_backward_kernel<T, width>, batch, hidden, gates,
            before, cell, dy, dh_after, dc_after, dc_before);
   });
 }
