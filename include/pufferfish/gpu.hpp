@@ -11,7 +11,10 @@
 /// and nvcc compiles: the kernels (docs/gpu.md).
 
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/eigen.hpp>
+#include <pufferfish/gpu/factorize.hpp>
 #include <pufferfish/gpu/graph.hpp>
 #include <pufferfish/gpu/layers.hpp>
 #include <pufferfish/gpu/products.hpp>
 #include <pufferfish/gpu/staging.hpp>
+#include <pufferfish/gpu/svd.hpp>

@@ -5,4 +5,6 @@
 /// All kernels of the library. Exactly one .cu file of a program includes this:
 ///   #include <pufferfish/gpu/kernels.cuh>
 
+#include <pufferfish/gpu/kernels/eigen.cuh>
+#include <pufferfish/gpu/kernels/factors.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>

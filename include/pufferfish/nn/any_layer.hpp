@@ -104,6 +104,16 @@ concept factorizable_layer = has_layer_traits<L> &&
 template <class T, class L>
 using low_rank_twin_t = typename low_rank_layer<T, layer_traits<L>::kind, dynamic_rank>::type;
 
+/// A weight as [out][in][height][width]; height and width of a matrix are 1.
+template <class T>
+tensor_view<const T, 4> as_kernel(const tensor_view<const T, 4>& weight) {
+  return weight;
+}
+template <class T>
+tensor_view<const T, 4> as_kernel(const tensor_view<const T, 2>& weight) {
+  return {weight.data(), {weight.extent(0), weight.extent(1), 1, 1}, {weight.stride(0), weight.stride(1), 1, 1}};
+}
+
 /// Names the state of one layer on its way to a visitor.
 template <class T>
 struct named_forwarder {
@@ -203,6 +213,11 @@ class any_layer {
   matrix_size weight_matrix() const { return self_->weight_matrix(); }
   /// The matrix of one gate on the hidden side of an LSTM that can be factorized.
   matrix_size hidden_matrix() const { return self_->hidden_matrix(); }
+  /// All weight matrices of such a layer, as layer_traits show them: those of linear layers and LSTMs as [out]
+  /// [in][1][1].
+  std::vector<named_view<const T, 4>> weight_matrices() const { return self_->weight_matrices(); }
+  /// Its biases: none, one, or for an LSTM four or eight.
+  std::vector<tensor_view<const T, 1>> weight_biases() const { return self_->weight_biases(); }
   /// The low-rank layer that svd_factorize makes of this one; a report for each of its matrices. Throws
   /// state_error if weight_matrix() is empty, else as svd_factorize.
   any_layer factorized(const rank_policy& policy, const factorize_options& options,
@@ -261,6 +276,8 @@ class any_layer {
     virtual void initialize(random_stream) = 0;
     virtual matrix_size weight_matrix() const = 0;
     virtual matrix_size hidden_matrix() const = 0;
+    virtual std::vector<named_view<const T, 4>> weight_matrices() const = 0;
+    virtual std::vector<tensor_view<const T, 1>> weight_biases() const = 0;
     virtual any_layer factorized(const rank_policy&, const factorize_options&,
                                  std::vector<factor_report>&) const = 0;
     virtual any_layer low_rank_twin(const layer_ranks&) const = 0;
@@ -378,6 +395,24 @@ class any_layer {
       } else {
         return {};
       }
+    }
+    std::vector<named_view<const T, 4>> weight_matrices() const override {
+      std::vector<named_view<const T, 4>> result;
+      if constexpr (detail::factorizable_layer<L>) {
+        for (const auto& [name, matrix] : layer_traits<L>::matrices(layer)) {
+          result.push_back({name, detail::as_kernel<T>(matrix)});
+        }
+      }
+      return result;
+    }
+    std::vector<tensor_view<const T, 1>> weight_biases() const override {
+      std::vector<tensor_view<const T, 1>> result;
+      if constexpr (is_lstm && detail::has_biases_trait<L>) {
+        for (const auto& bias : layer_traits<L>::biases(layer)) result.push_back(bias.view);
+      } else if constexpr (detail::factorizable_layer<L>) {
+        if (const auto bias = detail::host_bias(layer); !bias.is_null()) result.push_back(bias);
+      }
+      return result;
     }
     any_layer factorized([[maybe_unused]] const rank_policy& policy,
                          [[maybe_unused]] const factorize_options& options,

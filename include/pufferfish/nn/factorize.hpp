@@ -192,6 +192,10 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
   return result;
 }
 
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class Root>
+factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy);
+
 /// Gives a dense network the structure that factorize would: the named layers become low-rank layers of the
 /// given ranks, with zeros for numbers. For ranks that receive the numbers from another, and for loading
 /// checkpoints. Throws state_error for a name that is not a dense layer of the network, rank_error for an
@@ -199,7 +203,7 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
 template <class Root, class Device>
 void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks) {
   using T = typename Root::value_type;
-  net.modify([&](Root& root) {
+  net.rearrange([&](Root& root) {
     struct finder final : layer_visitor<T, Device> {
       void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
         slots.emplace_back(name, &slot);
@@ -298,5 +302,9 @@ void merge(model<Root, Device>& net) {
     root.visit_layers(merger);
   });
 }
+
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class Root>
+void merge(model<Root, device::gpu>& net);
 
 PUFFERFISH_NAMESPACE_END
