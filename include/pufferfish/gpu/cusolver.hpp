@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `gpu::cusolver_eigensolver`: cuSOLVER's symmetric eigensolver in place of the library's own. Opt-in: a program
-/// that includes this links cusolver too.
+/// `gpu::cusolver_eigensolver`: cuSOLVER's symmetric eigensolver in place of the library's own. Opt-in: a
+/// program that includes this links cusolver too.
 
 #include <cusolverDn.h>
 
@@ -64,16 +64,19 @@ class cusolver_eigensolver final : public eigensolver {
     T* work = frame.take<T>(size);
     int* info = frame.take<int>(1);
     if constexpr (is_double) {
-      check(cusolverDnDsyevd(handle_, mode, half, n, matrix, n, values, work, size, info), "cusolverDnDsyevd");
+      check(cusolverDnDsyevd(handle_, mode, half, n, matrix, n, values, work, size, info),
+            "cusolverDnDsyevd");
     } else {
-      check(cusolverDnSsyevd(handle_, mode, half, n, matrix, n, values, work, size, info), "cusolverDnSsyevd");
+      check(cusolverDnSsyevd(handle_, mode, half, n, matrix, n, values, work, size, info),
+            "cusolverDnSsyevd");
     }
     check(cudaMemcpyAsync(vectors, matrix, static_cast<std::size_t>(order * order) * sizeof(T),
                           cudaMemcpyDeviceToDevice, ctx.stream()),
           "cudaMemcpyAsync");
     if (const int failed = detail::fetch<int>(ctx, info); failed != 0) {
       pufferfish::detail::throw_error<error>(
-          {"gpu::cusolver_eigensolver: no convergence over a matrix of order ", order, " (info ", failed, ")"});
+          {"gpu::cusolver_eigensolver: no convergence over a matrix of order ", order, " (info ", failed,
+           ")"});
     }
   }
 

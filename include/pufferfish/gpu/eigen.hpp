@@ -34,9 +34,9 @@ T fetch(context<device::gpu>& ctx, const T* from) {
 
 }  // namespace detail
 
-/// Which eigenvalues of a matrix matter. `large`: errors may be a small multiple of rounding beside the largest.
-/// `all`: of a positive definite matrix that is bad by scaling only, small ones keep digits of their own, if the
-/// solver can do that.
+/// Which eigenvalues of a matrix matter. `large`: errors may be a small multiple of rounding beside the
+/// largest. `all`: of a positive definite matrix that is bad by scaling only, small ones keep digits of their
+/// own, if the solver can do that.
 enum class eigenvalues { large, all };
 
 /// Decomposes symmetric matrices, A = sum_i values[i] x_i x_i^T. An object may keep state from one matrix to
@@ -49,21 +49,21 @@ class eigensolver {
   /// becomes the eigenvector of length one that belongs to values[i], in no promised order, signs not
   /// specified. No two of the three overlap; all lie on the device. May wait for the device. Throws
   /// backend_error, and error where there is no convergence. Deterministic.
-  virtual void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors, double* values,
-                     eigenvalues wanted) = 0;
+  virtual void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors,
+                     double* values, eigenvalues wanted) = 0;
   virtual void solve(context<device::gpu>& ctx, index_t order, float* matrix, float* vectors, float* values,
                      eigenvalues wanted) = 0;
 };
 
 /// Jacobi's method in blocks (gpu/kernels/eigen.hpp). Of the methods for dense matrices it has the most
-/// arithmetic, 6 n^3 multiplications a sweep in 6 to 12 sweeps (up to 25 for eigenvalues that fall by 16 orders of
-/// magnitude), but nearly all of it in products of 64 x 64 matrices, with n / 32 places in a sweep where
-/// anything waits; a reduction to tridiagonal form waits n times for a product of the whole matrix with a
-/// vector, and its eigenvectors for a chain of n^2 rotations or an orthogonalization. It finds orthogonal
+/// arithmetic, 6 n^3 multiplications a sweep in 6 to 12 sweeps (up to 25 for eigenvalues that fall by 16
+/// orders of magnitude), but nearly all of it in products of 64 x 64 matrices, with n / 32 places in a sweep
+/// where anything waits; a reduction to tridiagonal form waits n times for a product of the whole matrix with
+/// a vector, and its eigenvectors for a chain of n^2 rotations or an orthogonalization. It finds orthogonal
 /// vectors for clusters and zeros without a special case, and can give the small eigenvalues of a graded
 /// matrix (Demmel & Veselic, Jacobi's method is more accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992;
-/// blocks: Golub & Van Loan, Matrix Computations, section 8.5). Vectors are orthonormal to about 1e-12 in double,
-/// 1e-4 in float, at order 500: rounding of all rotations adds up.
+/// blocks: Golub & Van Loan, Matrix Computations, section 8.5). Vectors are orthonormal to about 1e-12 in
+/// double, 1e-4 in float, at order 500: rounding of all rotations adds up.
 class jacobi_eigensolver final : public eigensolver {
  public:
   void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors, double* values,
@@ -89,7 +89,8 @@ class jacobi_eigensolver final : public eigensolver {
     work.matrix = matrix;
     work.vectors = vectors;
     work.order = order;
-    work.blocks = 2 * static_cast<int>(std::max<index_t>(1, (order + kernels::jacobi_side - 1) / kernels::jacobi_side));
+    work.blocks =
+        2 * static_cast<int>(std::max<index_t>(1, (order + kernels::jacobi_side - 1) / kernels::jacobi_side));
     work.tolerance = 4 * epsilon * std::sqrt(n);
     // Elements as large as this, all over the matrix, weigh as much together as its own rounding; or,
     // where all eigenvalues matter, nothing does.

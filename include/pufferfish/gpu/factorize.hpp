@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/gpu/conv.hpp>
+#include <pufferfish/gpu/lstm.hpp>
 #include <pufferfish/gpu/svd.hpp>
 #include <pufferfish/nn/factorize.hpp>
 
@@ -51,8 +53,8 @@ class placed_layer {
     return {const_cast<T*>(view.data()), view.shape(), view.strides()};
   }
 
-  /// The factors of each of a low-rank layer's matrices, in the order of layer_traits: down [rank][in][h][w], up
-  /// [out][rank][1][1].
+  /// The factors of each of a low-rank layer's matrices, in the order of layer_traits: down [rank][in][h][w],
+  /// up [out][rank][1][1].
   struct factor_views {
     tensor_view<T, 4> down, up;
   };
@@ -94,11 +96,25 @@ struct device_factorization {
   any_layer<T, device::gpu>* slot;
   std::optional<placed_layer<T>> layer;
   std::vector<factor_report> reports;
+
+  double cost() const { return pufferfish::detail::cost_of(slot->weight_matrix()); }
 };
+
+/// Throws what `check` throws, with a layer's name before it.
+template <class Check>
+[[noreturn]] PUFFERFISH_COLD void refuse(const std::string& name, Check&& check) {
+  try {
+    check();
+  } catch (const value_error& e) {
+    PUFFERFISH_THROW(value_error(name + ": " + e.what()));
+  }
+  pufferfish::detail::throw_error<value_error>({name, ": svd: refused"});
+}
 
 /// Throws for the first element of a matrix on the device that is not finite what the CPU's svd throws.
 template <class T>
-[[noreturn]] PUFFERFISH_COLD void refuse_not_finite(context<device::gpu>& ctx, const tensor_view<const T, 4>& weight,
+[[noreturn]] PUFFERFISH_COLD void refuse_not_finite(context<device::gpu>& ctx,
+                                                    const tensor_view<const T, 4>& weight,
                                                     const std::string& name) {
   index_t last = 0;
   for (std::size_t d = 0; d < 4; ++d) last += (weight.extent(d) - 1) * weight.stride(d);
@@ -106,12 +122,7 @@ template <class T>
   fetch<T>(ctx, weight.data(), values);
   const auto matrix =
       pufferfish::detail::unroll(tensor_view<const T, 4>(values.data(), weight.shape(), weight.strides()));
-  try {
-    pufferfish::detail::require_finite<T>(matrix);
-  } catch (const value_error& e) {
-    PUFFERFISH_THROW(value_error(name + ": " + e.what()));
-  }
-  pufferfish::detail::throw_error<value_error>({name, ": svd: a matrix whose elements are too large"});
+  refuse(name, [&] { pufferfish::detail::require_finite<T>(matrix); });
 }
 
 /// Makes low-rank layers of dense ones, as the CPU's svd_factorize does, computing in C.
@@ -120,29 +131,27 @@ class layer_factorizer {
  public:
   layer_factorizer(context<device::gpu>& ctx, memory_source& memory, eigensolver& solver,
                    const factorize_policy& policy)
-      : ctx_(ctx), memory_(memory), solver_(solver), policy_(policy) {
-    if (policy.method == svd_method::external) {
-      PUFFERFISH_THROW(
-          value_error("svd: method external is what another library's header reports, not a choice"));
-    }
-  }
+      : ctx_(ctx), memory_(memory), solver_(solver), policy_(policy) {}
 
   void run(device_factorization<T>& work) const {
     const matrix_size size = work.slot->weight_matrix();
     if (policy_.keep_dense_if_larger && largest_shrinking_rank(size.rows, size.cols) < 1) return;
-    std::vector<decomposed> all = decompose(work);
+    const layer_weights<T> weights = work.slot->weights(work.name);
+    std::vector<decomposed> all = decompose(weights);
     const std::size_t sides = all.size() == 2 * lstm_gates ? 2 : 1;
-    for (std::size_t side = 0; side < sides; ++side) give_one_rank(all, side * lstm_gates, all.size() / sides);
+    for (std::size_t side = 0; side < sides; ++side)
+      give_one_rank(all, side * lstm_gates, all.size() / sides);
     for (const decomposed& one : all) work.reports.push_back(report(one));
     if (work.reports.size() == 1) work.reports[0].name = work.name;
     if (policy_.keep_dense_if_larger && !shrinks(work.reports)) return;
-    work.layer.emplace(memory_, work.slot->low_rank_twin({all.front().rank, sides > 1 ? all.back().rank : 0}));
+    work.layer.emplace(memory_,
+                       work.slot->low_rank_twin({all.front().rank, sides > 1 ? all.back().rank : 0}));
     const auto factors = placed_layer<T>::factors_of(work.layer->layer());
     for (std::size_t i = 0; i < all.size(); ++i) {
       all[i].svd.store(all[i].rank, factors[i].down.data(), device_matrix<T>(factors[i].down).layout,
                        factors[i].up.data(), device_matrix<T>(factors[i].up.permute({1, 0, 2, 3})).layout);
     }
-    write_bias(*work.slot, placed_layer<T>::bias_of(work.layer->layer()));
+    write_bias(weights.biases, placed_layer<T>::bias_of(work.layer->layer()));
   }
 
  private:
@@ -153,14 +162,12 @@ class layer_factorizer {
     index_t rank;
   };
 
-  std::vector<decomposed> decompose(const device_factorization<T>& work) const {
-    const auto matrices = work.slot->weight_matrices();
+  std::vector<decomposed> decompose(const layer_weights<T>& weights) const {
     std::vector<decomposed> all;
-    all.reserve(matrices.size());
-    for (const auto& [name, weight] : matrices) {
-      const std::string full =
-          matrices.size() > 1 ? work.name + "." + name : work.name + " (" + work.slot->describe() + ")";
-      all.push_back(decompose(full, weight));
+    all.reserve(weights.matrices.size());
+    for (const auto& [name, weight] : weights.matrices) {
+      const bool several = weights.matrices.size() > 1;
+      all.push_back(decompose(several ? weights.description + "." + name : weights.description, weight));
     }
     return all;
   }
@@ -172,6 +179,8 @@ class layer_factorizer {
       rank = choose_rank(policy_.rank, a.rows(), a.columns(), {}, 0.0);
       check(name, a.rows(), a.columns(), rank);
     }
+    if (policy_.method == svd_method::external)
+      refuse(name, [&] { pufferfish::detail::check_svd_options({.method = policy_.method}); });
     const kernels::matrix_moments moments = measure(ctx_, a);
     if (!std::isfinite(moments.largest)) refuse_not_finite<T>(ctx_, weight, name);
     decomposed result{name, a.rows(), a.columns(), device_svd<C>(ctx_, memory_, solver_, a, moments), rank};
@@ -208,7 +217,8 @@ class layer_factorizer {
   }
 
   static factor_report report(const decomposed& one) {
-    factor_report result = pufferfish::detail::report_of(one.svd.spectrum(), one.rows, one.columns, one.rank);
+    factor_report result =
+        pufferfish::detail::truncation_report(one.svd.spectrum(), one.rows, one.columns, one.rank);
     result.name = one.name;
     return result;
   }
@@ -224,12 +234,12 @@ class layer_factorizer {
 
   // The dense layer's biases, one behind the other; those of an LSTM's hidden side are added to the input
   // side's.
-  void write_bias(const any_layer<T, device::gpu>& dense, const tensor_view<T, 1>& to) const {
+  void write_bias(const std::vector<tensor_view<const T, 1>>& biases, const tensor_view<T, 1>& to) const {
     if (to.is_null()) return;
     gpu::check(cudaMemsetAsync(to.data(), 0, static_cast<std::size_t>(to.size()) * sizeof(T), ctx_.stream()),
                "cudaMemsetAsync");
     index_t at = 0;
-    for (const tensor_view<const T, 1>& bias : dense.weight_biases()) {
+    for (const tensor_view<const T, 1>& bias : biases) {
       if (bias.is_null()) continue;
       kernels::copy_vector<T>(ctx_.stream(), bias.data(), bias.stride(0), to.data() + at, bias.size(), true);
       at = (at + bias.size()) % to.size();
@@ -242,8 +252,8 @@ class layer_factorizer {
   const factorize_policy& policy_;
 };
 
-/// Puts layers into slots of a network and lays out new arenas; everything is as it was if memory for those runs
-/// out. Each of `replaced` has a slot and an optional layer.
+/// Puts layers into slots of a network and lays out new arenas; everything is as it was if memory for those
+/// runs out. Each of `replaced` has a slot and an optional layer.
 template <class Root, class Replacements>
 void replace_layers(model<Root, device::gpu>& net, Replacements& replaced) {
   const auto swap_all = [&] {
@@ -271,18 +281,22 @@ class layer_merger {
       result.emplace(memory_, Conv<T>(conv->shape(), conv->has_bias()));
     } else if (const auto* linear = low_rank.low_rank_linear()) {
       result.emplace(memory_, Linear<T>(linear->in_features(), linear->out_features(), linear->has_bias()));
+    } else if (const auto* lstm = low_rank.low_rank_lstm()) {
+      result.emplace(memory_, LSTM<T>(lstm->input_size(), lstm->hidden_size()));
     } else {
-      return result;  // an LSTM's place: its dense layer, once that runs on this device
+      return result;
     }
     const auto factors = placed_layer<T>::factors_of(low_rank);
-    const auto weights = result->layer().weight_matrices();
+    const layer_weights<T> weights = result->layer().weights({});
     for (std::size_t i = 0; i < factors.size(); ++i) {
-      multiply<T>(ctx_, stored(tensor_view<const T, 4>(factors[i].down)), stored(tensor_view<const T, 4>(factors[i].up)),
-                  stored(placed_layer<T>::writable(weights[i].view)));
+      multiply<T>(ctx_, stored(tensor_view<const T, 4>(factors[i].down)),
+                  stored(tensor_view<const T, 4>(factors[i].up)),
+                  stored(placed_layer<T>::writable(weights.matrices[i].view)));
     }
-    const tensor_view<T, 1> bias = placed_layer<T>::bias_of(low_rank);
-    for (const auto& to : result->layer().weight_biases()) {
-      kernels::copy_vector<T>(ctx_.stream(), bias.data(), 1, const_cast<T*>(to.data()), to.size(), false);
+    const T* bias = placed_layer<T>::bias_of(low_rank).data();
+    for (const auto& to : weights.biases) {
+      kernels::copy_vector<T>(ctx_.stream(), bias, 1, placed_layer<T>::writable(to).data(), to.size(), false);
+      bias += to.size();
     }
     return result;
   }
@@ -292,7 +306,8 @@ class layer_merger {
   template <class U>
   static tensor_view<U, 2> stored(const tensor_view<U, 4>& kernel) {
     const index_t out = kernel.extent(0);
-    return {kernel.data(), {kernel.extent(1) * kernel.extent(2) * kernel.extent(3), out}, {kernel.stride(1), 1}};
+    return {
+        kernel.data(), {kernel.extent(1) * kernel.extent(2) * kernel.extent(3), out}, {kernel.stride(1), 1}};
   }
 
   context<device::gpu>& ctx_;
@@ -310,17 +325,18 @@ inline context_options options_of_current_device() {
 }  // namespace gpu
 
 /// Replaces the layers that `policy` chooses by their low-rank factors on the device: the same ranks, factors
-/// (up to rounding), structure and report as the CPU's factorize, with all other parameters and buffers carried
-/// over bit for bit. policy.threads counts for nothing; svd_method::randomized is the whole decomposition.
-/// Waits for the device; must not be captured.
+/// (up to rounding), structure and report as the CPU's factorize, with all other parameters and buffers
+/// carried over bit for bit. policy.threads counts for nothing; svd_method::randomized is the whole
+/// decomposition. Waits for the device; must not be captured.
 ///
-/// Needs memory for new arenas beside the old ones, for the factors once more, and for about six matrices of the
-/// size of the largest layer in what settings.compute says (for an LSTM, twenty-four of the size of one gate's).
+/// Needs memory for new arenas beside the old ones, for the factors once more, and for about six matrices of
+/// the size of the largest layer in what settings.compute says (for an LSTM, twenty-four of the size of one
+/// gate's).
 ///
 /// Errors as the CPU's, and backend_error; the network is unchanged if anything is thrown.
 template <class Root>
-factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy, context<device::gpu>& ctx,
-                        const gpu::svd_settings& settings = {}) {
+factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
+                        context<device::gpu>& ctx, const gpu::svd_settings& settings = {}) {
   using T = typename Root::value_type;
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // whatever stream the parameters came from
   factorization result;
@@ -332,7 +348,8 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
   gpu::eigensolver& solver = settings.solver != nullptr ? *settings.solver : own;
   std::vector<gpu::detail::device_factorization<T>> work;
   for (const auto& found : selector.select(policy)) work.push_back({found.name, found.slot, {}, {}});
-  for (auto& layer : work) {
+  for (const std::size_t i : pufferfish::detail::decomposition_order(work)) {
+    auto& layer = work[i];
     if (settings.compute == gpu::precision::fp64) {
       gpu::detail::layer_factorizer<T, double>(ctx, memory, solver, policy).run(layer);
     } else {
@@ -360,8 +377,8 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
   return factorize(net, policy, ctx);
 }
 
-/// Multiplies the factors of every low-rank layer out, on the device. New arenas, a new generation. Waits for the
-/// device. Throws backend_error; the network is unchanged then.
+/// Multiplies the factors of every low-rank layer out, on the device. New arenas, a new generation. Waits for
+/// the device. Throws backend_error; the network is unchanged then.
 template <class Root>
 void merge(model<Root, device::gpu>& net, context<device::gpu>& ctx) {
   using T = typename Root::value_type;

@@ -23,10 +23,11 @@ namespace gpu {
 
 /// What a decomposition computes in, sums included.
 ///
-/// A Gram matrix has the squares of the singular values: in double it is as good as the CPU's, and costs little
-/// on a device for data centres (half the rate of float); in float, which other devices compute 32 to 64 times
-/// faster than double, singular values below 1e-3 of the first are lost in it, and a second decomposition of the
-/// nearly orthogonal rows that the first one leaves finds them again: down to about 1e-6 of the first.
+/// A Gram matrix has the squares of the singular values: in double it is as good as the CPU's, and costs
+/// little on a device for data centres (half the rate of float); in float, which other devices compute 32 to
+/// 64 times faster than double, singular values below 1e-3 of the first are lost in it, and a second
+/// decomposition of the nearly orthogonal rows that the first one leaves finds them again: down to about 1e-6
+/// of the first.
 enum class precision { fp32, fp64 };
 
 struct svd_settings {
@@ -55,7 +56,7 @@ struct device_matrix {
       : data(v.data()), layout{v.extent(0), v.stride(0), {1, 1, v.extent(1)}, {0, 0, v.stride(1)}} {}
 
   index_t rows() const { return layout.rows; }
-  index_t columns() const { return layout.columns(); }
+  index_t columns() const { return kernels::columns_of(layout); }
 };
 
 /// c = a b with factors and sums in C, whatever the context says of float products.
@@ -68,14 +69,15 @@ void multiply_exactly(context<device::gpu>& ctx, const tensor_view<const C, 2>& 
 }
 
 /// The decomposition of one matrix A [rows x columns], with all its singular values. B is the matrix or its
-/// transpose, whichever is wide, n x m; left vectors are rows x_i of X, eigenvectors of B B^T; the rows of X B
-/// are sigma_i times the right ones. Factors made of X and X B multiply to X_r^T X_r B, the projection of B,
-/// to rounding, whatever the accuracy of sigma. What it holds is from `memory`, in the order of the stream.
+/// transpose, whichever is wide, n x m; left vectors are rows x_i of X, eigenvectors of B B^T; the rows of X
+/// B are sigma_i times the right ones. Factors made of X and X B multiply to X_r^T X_r B, the projection of
+/// B, to rounding, whatever the accuracy of sigma. What it holds is from `memory`, in the order of the
+/// stream.
 ///
 /// B B^T has the squares of the singular values, so that those below the root of rounding are noise. refine()
-/// begins again from X B, whose rows are orthogonal but for that noise: scaled to length one their Gram matrix
-/// is well-conditioned, and Jacobi's method finds small eigenvalues of such a matrix to their own rounding.
-/// What is left is the rounding of X B, beside the first singular value.
+/// begins again from X B, whose rows are orthogonal but for that noise: scaled to length one their Gram
+/// matrix is well-conditioned, and Jacobi's method finds small eigenvalues of such a matrix to their own
+/// rounding. What is left is the rounding of X B, beside the first singular value.
 template <class C>
 class device_svd {
  public:
@@ -127,8 +129,8 @@ class device_svd {
   /// Gives back what store() does not need; no refine() after this.
   void settle() { b_ = {}; }
 
-  /// Writes the factors of the first `rank` singular values: down_ij = sqrt(sigma_i) v_ij, up_ij = sqrt(sigma_j)
-  /// u_ij, signs as svd's. down: rank x columns; up: its transpose, rank x rows.
+  /// Writes the factors of the first `rank` singular values: down_ij = sqrt(sigma_i) v_ij, up_ij =
+  /// sqrt(sigma_j) u_ij, signs as svd's. down: rank x columns; up: its transpose, rank x rows.
   template <class T>
   void store(index_t rank, T* down, const kernels::matrix_layout& down_layout, T* up,
              const kernels::matrix_layout& up_layout) const {
@@ -137,8 +139,10 @@ class device_svd {
     const kernels::singular_rows<C> left{x_.data(), n_, order_.data(), rank, norms_.data(), 1.0 / scale_};
     const kernels::singular_rows<C> right{xb_.data(), m_, order_.data(), rank, norms_.data(), 1.0 / scale_};
     kernels::row_signs<C>(ctx_->stream(), transposed_ ? right : left, signs);
-    kernels::store_factor<C, T>(ctx_->stream(), transposed_ ? left : right, signs, !transposed_, down, down_layout);
-    kernels::store_factor<C, T>(ctx_->stream(), transposed_ ? right : left, signs, transposed_, up, up_layout);
+    kernels::store_factor<C, T>(ctx_->stream(), transposed_ ? left : right, signs, !transposed_, down,
+                                down_layout);
+    kernels::store_factor<C, T>(ctx_->stream(), transposed_ ? right : left, signs, transposed_, up,
+                                up_layout);
   }
 
  private:

@@ -82,7 +82,8 @@ svd_result svd_of_layer(const tensor_view<const T, 2>& matrix, const svd_options
 }
 
 /// What a factorization of a rows x cols matrix of this spectrum at this rank does, but for its name.
-PUFFERFISH_COLD inline factor_report report_of(const svd_result& of, index_t rows, index_t cols, index_t rank) {
+PUFFERFISH_COLD inline factor_report truncation_report(const svd_result& of, index_t rows, index_t cols,
+                                                       index_t rank) {
   double kept = 0.0;
   for (index_t r = 0; r < rank; ++r) {
     const double sigma = of.singular_values[static_cast<std::size_t>(r)];
@@ -136,7 +137,7 @@ factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_po
     for (index_t j = 0; j < cols; ++j) result.down(r, j) = static_cast<T>(root * svd_of.v(j, r));
     for (index_t i = 0; i < rows; ++i) result.up(i, r) = static_cast<T>(root * svd_of.u(i, r));
   }
-  result.report = detail::report_of(svd_of, rows, cols, rank);
+  result.report = detail::truncation_report(svd_of, rows, cols, rank);
   result.report.name = options.name;
   return result;
 }

@@ -88,8 +88,8 @@ class model {
   }
 
   /// The same for a change that neither reads nor writes a value: all stay where they are, and what is on a
-  /// device is copied to the new arenas by the device. If memory for those runs out, the layers are as `change`
-  /// left them, on the old arenas.
+  /// device is copied to the new arenas by the device. If memory for those runs out, the layers are as
+  /// `change` left them, on the old arenas.
   template <class Change>
   void rearrange(Change&& change) {
     change(state_->root);

@@ -43,8 +43,8 @@ class parameter_store {
 
   /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
   /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. Values
-  /// that lie on the arenas' device are copied there by the device, others are sent to it. If memory runs out,
-  /// nothing has changed.
+  /// that lie on the arenas' device are copied there by the device, others are sent to it. If memory runs
+  /// out, nothing has changed.
   template <class Visit>
   void pack(Visit&& visit) {
     collector found;
@@ -156,7 +156,8 @@ class parameter_store {
     for (const parameter_entry& entry : found.parameters) {
       entry.thing->attach(values.data() + entry.offset, gradients.data() + entry.offset, id++, true);
     }
-    for (const buffer_entry& entry : found.buffers) entry.thing->relocate(buffers.data() + entry.offset, true);
+    for (const buffer_entry& entry : found.buffers)
+      entry.thing->relocate(buffers.data() + entry.offset, true);
     parameters_ = std::move(found.parameters);
     buffer_entries_ = std::move(found.buffers);
     values_ = std::move(values);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The part of cuSOLVER's C interface that the library uses, for the emulated device: symmetric eigensolvers, by
-/// the library's for the host.
+/// The part of cuSOLVER's C interface that the library uses, for the emulated device: symmetric eigensolvers,
+/// by the library's for the host.
 
 #include <cusolverDn.h>
 
@@ -62,8 +62,8 @@ cusolverStatus_t submit(cusolverDnHandle_t handle, cusolverEigMode_t mode, cubla
     return CUSOLVER_STATUS_INVALID_VALUE;
   }
   const bool upper = half == CUBLAS_FILL_MODE_UPPER;
-  const cudaError_t error = emulated_device::submit(
-      handle->stream, "syevd", [=] { decompose<T>(n, a, step, values, info, upper); });
+  const cudaError_t error = emulated_device::submit(handle->stream, "syevd",
+                                                    [=] { decompose<T>(n, a, step, values, info, upper); });
   return error == cudaSuccess ? CUSOLVER_STATUS_SUCCESS : CUSOLVER_STATUS_EXECUTION_FAILED;
 }
 
@@ -95,11 +95,13 @@ cusolverStatus_t cusolverDnDsyevd_bufferSize(cusolverDnHandle_t, cusolverEigMode
                                              const double*, int, const double*, int* size) {
   return size_of_work(n, size);
 }
-cusolverStatus_t cusolverDnSsyevd(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t half, int n,
-                                  float* a, int step, float* values, float* work, int work_size, int* info) {
+cusolverStatus_t cusolverDnSsyevd(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t half,
+                                  int n, float* a, int step, float* values, float* work, int work_size,
+                                  int* info) {
   return submit(handle, mode, half, n, a, step, values, work, work_size, info);
 }
-cusolverStatus_t cusolverDnDsyevd(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t half, int n,
-                                  double* a, int step, double* values, double* work, int work_size, int* info) {
+cusolverStatus_t cusolverDnDsyevd(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t half,
+                                  int n, double* a, int step, double* values, double* work, int work_size,
+                                  int* info) {
   return submit(handle, mode, half, n, a, step, values, work, work_size, info);
 }

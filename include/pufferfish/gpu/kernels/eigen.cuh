@@ -25,7 +25,8 @@ __device__ inline index_t row_of_pair(pairing pair, int local) {
 template <class T>
 static __global__ void jacobi_begin_kernel(jacobi_work<T> work) {
   const index_t n = work.order;
-  for (index_t i = grid_thread(); i < n * n; i += grid_threads()) work.vectors[i] = i / n == i % n ? T(1) : T(0);
+  for (index_t i = grid_thread(); i < n * n; i += grid_threads())
+    work.vectors[i] = i / n == i % n ? T(1) : T(0);
   if (blockIdx.x > 0) return;
   T sum = 0;
   for (index_t i = threadIdx.x; i < n; i += blockDim.x) sum += work.matrix[i * n + i];
@@ -192,7 +193,8 @@ static __global__ void __launch_bounds__(jacobi_threads) jacobi_apply_kernel(jac
   if (!left && !right) return;
   const index_t n = work.order;
   const pairing rows = pairing_of(work.blocks, round, above);
-  const pairing columns = of_matrix ? pairing_of(work.blocks, round, beside) : pairing{2 * beside, 2 * beside + 1};
+  const pairing columns =
+      of_matrix ? pairing_of(work.blocks, round, beside) : pairing{2 * beside, 2 * beside + 1};
   T* whole = of_matrix ? work.matrix : work.vectors;
   for (int e = block_thread(); e < jacobi_side * jacobi_side; e += block_threads()) {
     const int i = e / jacobi_side, j = e % jacobi_side;

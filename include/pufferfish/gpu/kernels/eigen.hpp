@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// Launchers of the eigensolver for symmetric matrices: Jacobi's method in blocks. A sweep is a number of rounds
-/// in which every block of 32 rows meets every other one. In a round, pairs of blocks are independent: for each
-/// pair one block of threads rotates the 64 rows and columns of the pair among themselves in shared memory and
-/// notes the product of its rotations; these are then applied to the rest of the matrix, and to the vectors, as
-/// products of 64 x 64 matrices.
+/// Launchers of the eigensolver for symmetric matrices: Jacobi's method in blocks. A sweep is a number of
+/// rounds in which every block of 32 rows meets every other one. In a round, pairs of blocks are independent:
+/// for each pair one block of threads rotates the 64 rows and columns of the pair among themselves in shared
+/// memory and notes the product of its rotations; these are then applied to the rest of the matrix, and to
+/// the vectors, as products of 64 x 64 matrices.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
@@ -20,16 +20,16 @@ inline constexpr int jacobi_side = 2 * jacobi_block;
 /// A matrix on its way to diagonal form. All in device memory.
 template <class T>
 struct jacobi_work {
-  T* matrix;        ///< order x order, symmetric
-  T* vectors;       ///< order x order: rows become the eigenvectors
-  index_t order;    ///< > 0
-  int blocks;       ///< even; 32 blocks >= order; 2 if order <= 64
-  T tolerance;      ///< elements are zero beside their diagonal elements: |a_pq| <= this sqrt(a_pp a_qq),
-  T floor;          ///< or beside the matrix: |a_pq| <= this times the trace
-  T* trace;         ///< one number
-  T* rotations;     ///< blocks / 2 matrices of 64 x 64: each pair's rotations, multiplied together
-  int* moved;       ///< blocks / 2: whether the pair had any
-  int* rotated;     ///< how many there were since somebody set it to zero
+  T* matrix;      ///< order x order, symmetric
+  T* vectors;     ///< order x order: rows become the eigenvectors
+  index_t order;  ///< > 0
+  int blocks;     ///< even; 32 blocks >= order; 2 if order <= 64
+  T tolerance;    ///< elements are zero beside their diagonal elements: |a_pq| <= this sqrt(a_pp a_qq),
+  T floor;        ///< or beside the matrix: |a_pq| <= this times the trace
+  T* trace;       ///< one number
+  T* rotations;   ///< blocks / 2 matrices of 64 x 64: each pair's rotations, multiplied together
+  int* moved;     ///< blocks / 2: whether the pair had any
+  int* rotated;   ///< how many there were since somebody set it to zero
 };
 
 PUFFERFISH_KERNEL_TYPES_END

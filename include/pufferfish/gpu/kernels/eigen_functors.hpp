@@ -8,15 +8,15 @@
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
-PUFFERFISH_KERNEL_TYPES_BEGIN
+PUFFERFISH_KERNELS_BEGIN
 
 /// Two of a number of players, first < second.
 struct pairing {
   int first, second;
 };
 
-/// Pair `i` of round `round` where `players` (an even number) all meet each other once in players - 1 rounds of
-/// players / 2 pairs: all but the last one sit in a circle that turns by one a round.
+/// Pair `i` of round `round` where `players` (an even number) all meet each other once in players - 1 rounds
+/// of players / 2 pairs: all but the last one sit in a circle that turns by one a round.
 PUFFERFISH_HOST_DEVICE inline pairing pairing_of(int players, int round, int i) {
   const int circle = players - 1;
   int a = circle, b = round;
@@ -34,9 +34,9 @@ struct plane_rotation {
   T c, s, first, second;
 };
 
-/// The rotation for [[pp, pq], [pq, qq]], pq not zero. The larger diagonal element comes first: matrices whose
-/// eigenvalues differ by orders of magnitude then need half as many sweeps. Each of the new ones is the old one
-/// and a correction, so that one much smaller than the other keeps its digits.
+/// The rotation for [[pp, pq], [pq, qq]], pq not zero. The larger diagonal element comes first: matrices
+/// whose eigenvalues differ by orders of magnitude then need half as many sweeps. Each of the new ones is the
+/// old one and a correction, so that one much smaller than the other keeps its digits.
 template <class T>
 PUFFERFISH_HOST_DEVICE plane_rotation<T> diagonalizing_rotation(T pp, T pq, T qq) {
   using std::copysign, std::fabs, std::sqrt;
@@ -57,4 +57,4 @@ PUFFERFISH_HOST_DEVICE bool is_negligible(T pp, T pq, T qq, T tolerance, T floor
   return !(size > floor && size > tolerance * sqrt(fabs(pp)) * sqrt(fabs(qq)));
 }
 
-PUFFERFISH_KERNEL_TYPES_END
+PUFFERFISH_KERNELS_END

@@ -18,10 +18,10 @@ __device__ inline matrix_moments block_moments(double sum, double largest) {
 
 template <class T>
 static __global__ void measure_matrix_kernel(const T* matrix, matrix_layout layout, matrix_moments* parts) {
-  const index_t columns = layout.columns(), size = layout.rows * columns;
+  const index_t columns = columns_of(layout), size = layout.rows * columns;
   double sum = 0, largest = 0;
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
-    const auto value = static_cast<double>(matrix[layout.offset(i / columns, i % columns)]);
+    const auto value = static_cast<double>(matrix[offset_of(layout, i / columns, i % columns)]);
     sum += value * value;
     largest = maximum()(fabs(value), largest);
   }
@@ -37,12 +37,12 @@ static __global__ void join_moments_kernel(const matrix_moments* parts, int coun
 }
 
 template <class T, class C>
-static __global__ void load_matrix_kernel(const T* matrix, matrix_layout layout, bool transposed, double scale,
-                                          C* to) {
-  const index_t columns = layout.columns(), rows = layout.rows;
+static __global__ void load_matrix_kernel(const T* matrix, matrix_layout layout, bool transposed,
+                                          double scale, C* to) {
+  const index_t columns = columns_of(layout), rows = layout.rows;
   for (index_t at = grid_thread(); at < rows * columns; at += grid_threads()) {
     const index_t i = at / columns, j = at % columns;
-    const double value = scale * static_cast<double>(matrix[layout.offset(i, j)]);
+    const double value = scale * static_cast<double>(matrix[offset_of(layout, i, j)]);
     to[transposed ? j * rows + i : at] = static_cast<C>(value);
   }
 }
@@ -105,7 +105,7 @@ static __global__ void store_factor_kernel(singular_rows<C> of, const double* si
     const double sigma = of.norms[row] * of.unit, root = sqrt(sigma);
     double factor = signs[i] * root;
     if (scaled) factor = sigma > 0 ? signs[i] * of.unit / root : 0.0;
-    to[layout.offset(i, j)] = static_cast<T>(factor * static_cast<double>(of.rows[row * of.length + j]));
+    to[offset_of(layout, i, j)] = static_cast<T>(factor * static_cast<double>(of.rows[row * of.length + j]));
   }
 }
 
@@ -122,7 +122,7 @@ inline grid factor_grid(index_t size) { return {blocks_for(size, factor_threads,
 template <class T>
 void measure_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, matrix_moments* parts,
                     matrix_moments* result) {
-  const unsigned blocks = blocks_for(layout.rows * layout.columns(), 4 * factor_threads, most_moment_parts);
+  const unsigned blocks = blocks_for(layout.rows * columns_of(layout), 4 * factor_threads, most_moment_parts);
   launch(stream, {blocks, factor_threads}, measure_matrix_kernel<T>, matrix, layout, parts);
   launch(stream, {1, most_moment_parts}, join_moments_kernel, parts, static_cast<int>(blocks), result);
 }
@@ -130,7 +130,7 @@ void measure_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& l
 template <class T, class C>
 void load_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, bool transposed,
                  double scale, C* to) {
-  launch(stream, factor_grid(layout.rows * layout.columns()), load_matrix_kernel<T, C>, matrix, layout,
+  launch(stream, factor_grid(layout.rows * columns_of(layout)), load_matrix_kernel<T, C>, matrix, layout,
          transposed, scale, to);
 }
 
@@ -175,11 +175,12 @@ template void row_signs<float>(cudaStream_t, const singular_rows<float>&, double
 template void row_signs<double>(cudaStream_t, const singular_rows<double>&, double*);
 template void measure_matrix<float>(cudaStream_t, const float*, const matrix_layout&, matrix_moments*,
                                     matrix_moments*);
-template void load_matrix<float, float>(cudaStream_t, const float*, const matrix_layout&, bool, double, float*);
+template void load_matrix<float, float>(cudaStream_t, const float*, const matrix_layout&, bool, double,
+                                        float*);
 template void load_matrix<float, double>(cudaStream_t, const float*, const matrix_layout&, bool, double,
                                          double*);
-template void store_factor<float, float>(cudaStream_t, const singular_rows<float>&, const double*, bool, float*,
-                                         const matrix_layout&);
+template void store_factor<float, float>(cudaStream_t, const singular_rows<float>&, const double*, bool,
+                                         float*, const matrix_layout&);
 template void store_factor<double, float>(cudaStream_t, const singular_rows<double>&, const double*, bool,
                                           float*, const matrix_layout&);
 template void copy_vector<float>(cudaStream_t, const float*, index_t, float*, index_t, bool);

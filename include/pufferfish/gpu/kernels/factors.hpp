@@ -9,19 +9,13 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// How a matrix lies in memory. Its columns may be counted by three indices, the last one fastest: an unrolled
-/// convolution [out][in height width] whose weight is stored [height][width][in][out].
+/// How a matrix lies in memory. Its columns may be counted by three indices, the last one fastest: an
+/// unrolled convolution [out][in height width] whose weight is stored [height][width][in][out].
 struct matrix_layout {
   index_t rows;
   index_t row_step;
   index_t extents[3];
   index_t steps[3];
-
-  PUFFERFISH_HOST_DEVICE index_t columns() const { return extents[0] * extents[1] * extents[2]; }
-  PUFFERFISH_HOST_DEVICE index_t offset(index_t row, index_t column) const {
-    const index_t last = column % extents[2], rest = column / extents[2];
-    return row * row_step + rest / extents[1] * steps[0] + rest % extents[1] * steps[1] + last * steps[2];
-  }
 };
 
 /// What one look at all elements of a matrix tells.
@@ -33,7 +27,7 @@ struct matrix_moments {
 /// Singular vectors of one side, as rows, and what turns them into a factor.
 template <class C>
 struct singular_rows {
-  const C* rows;        ///< of `length` elements; those of the other side are sigma v / unit
+  const C* rows;  ///< of `length` elements; those of the other side are sigma v / unit
   index_t length;
   const int* order;     ///< which row is the i-th
   index_t count;        ///< how many are wanted
@@ -43,6 +37,16 @@ struct singular_rows {
 
 PUFFERFISH_KERNEL_TYPES_END
 PUFFERFISH_KERNELS_BEGIN
+
+PUFFERFISH_HOST_DEVICE inline index_t columns_of(const matrix_layout& layout) {
+  return layout.extents[0] * layout.extents[1] * layout.extents[2];
+}
+/// Where an element lies.
+PUFFERFISH_HOST_DEVICE inline index_t offset_of(const matrix_layout& layout, index_t row, index_t column) {
+  const index_t last = column % layout.extents[2], rest = column / layout.extents[2];
+  return row * layout.row_step + rest / layout.extents[1] * layout.steps[0] +
+         rest % layout.extents[1] * layout.steps[1] + last * layout.steps[2];
+}
 
 /// Blocks whose sums measure_matrix keeps apart.
 inline constexpr int most_moment_parts = 256;
@@ -61,8 +65,8 @@ void load_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layo
 template <class C>
 void mirror_lower(cudaStream_t stream, C* matrix, index_t order);
 
-/// e := (3 I - e) / 2: times rows whose products are e, the rows are orthonormal up to the square of what they
-/// lacked (one step of Newton's iteration for the nearest orthogonal matrix).
+/// e := (3 I - e) / 2: times rows whose products are e, the rows are orthonormal up to the square of what
+/// they lacked (one step of Newton's iteration for the nearest orthogonal matrix).
 template <class C>
 void orthogonality_correction(cudaStream_t stream, C* e, index_t order);
 
