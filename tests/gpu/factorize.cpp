@@ -86,7 +86,7 @@ template <class C>
 matrix_errors compare(const std::vector<float>& a, index_t rows, index_t columns, index_t rank) {
   const pf::tensor_view<const float, 2> host(a.data(), {rows, columns});
   const auto expected = pf::factorize_matrix<float>(host, pf::fixed_rank{rank}, {.allow_growth = true});
-  const pf::svd_result values = pf::svd(host);
+  const pf::svd_result values = pf::svd(host, {.method = pf::svd_method::jacobi});
   pf::gpu_context& ctx = gpu_context();
   twin<float> matrix(a), down(rank * columns, NAN), up(rows * rank, NAN);
   pf::gpu::jacobi_eigensolver solver;
@@ -141,8 +141,8 @@ TEST_CASE("gpu factorize: matrices square, tall, wide, of one row and of one col
       CHECK(wide.truncation < 1e-6);
       CHECK(wide.values < 1e-14);
       const matrix_errors narrow = compare<float>(a, rows, columns, rank);
-      CHECK(narrow.down < 1e-3);  // neighbours in the spectrum mix: what counts is the next line
-      CHECK(narrow.up < 1e-3);
+      CHECK(narrow.down < 2e-4);
+      CHECK(narrow.up < 2e-4);
       CHECK(narrow.truncation < 1e-6);
       CHECK(narrow.values < 1e-6);
     }
@@ -157,7 +157,7 @@ TEST_CASE("gpu factorize: deficient and zero matrices, spectra of many orders of
     CHECK(wide.down < 1e-5);
     CHECK(wide.up < 1e-5);
     CHECK(wide.truncation < 1e-6);
-    CHECK(wide.values < 1e-14);
+    CHECK(wide.values < 1e-7);  // zeros are the root of rounding unless they are kept
     const matrix_errors narrow = compare<float>(a, rows, columns, rank);
     CHECK(narrow.truncation < 1e-6);
     CHECK(narrow.values < 1e-6);

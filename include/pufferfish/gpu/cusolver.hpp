@@ -51,23 +51,23 @@ class cusolver_eigensolver final : public eigensolver {
     check(cusolverDnSetStream(handle_, ctx.stream()), "cusolverDnSetStream");
     // Columns to cuSOLVER, rows to us: the matrix is symmetric, and eigenvector i, a column, is our row i.
     constexpr auto mode = CUSOLVER_EIG_MODE_VECTOR;
-    constexpr auto half = CUBLAS_FILL_MODE_UPPER;
+    constexpr auto side = CUBLAS_FILL_MODE_UPPER;
     int size = 0;
     if constexpr (is_double) {
-      check(cusolverDnDsyevd_bufferSize(handle_, mode, half, n, matrix, n, values, &size),
+      check(cusolverDnDsyevd_bufferSize(handle_, mode, side, n, matrix, n, values, &size),
             "cusolverDnDsyevd_bufferSize");
     } else {
-      check(cusolverDnSsyevd_bufferSize(handle_, mode, half, n, matrix, n, values, &size),
+      check(cusolverDnSsyevd_bufferSize(handle_, mode, side, n, matrix, n, values, &size),
             "cusolverDnSsyevd_bufferSize");
     }
     scratch_frame frame(ctx.scratch());
     T* work = frame.take<T>(size);
     int* info = frame.take<int>(1);
     if constexpr (is_double) {
-      check(cusolverDnDsyevd(handle_, mode, half, n, matrix, n, values, work, size, info),
+      check(cusolverDnDsyevd(handle_, mode, side, n, matrix, n, values, work, size, info),
             "cusolverDnDsyevd");
     } else {
-      check(cusolverDnSsyevd(handle_, mode, half, n, matrix, n, values, work, size, info),
+      check(cusolverDnSsyevd(handle_, mode, side, n, matrix, n, values, work, size, info),
             "cusolverDnSsyevd");
     }
     check(cudaMemcpyAsync(vectors, matrix, static_cast<std::size_t>(order * order) * sizeof(T),

@@ -47,7 +47,7 @@ bool on_device(const void* memory, std::size_t bytes) {
 }
 
 template <class T>
-cusolverStatus_t submit(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t half, int n, T* a,
+cusolverStatus_t submit(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t side, int n, T* a,
                         int step, T* values, T* work, int work_size, int* info) {
   const std::lock_guard<std::recursive_mutex> locked(emulated_device::device_lock());
   if (handle == nullptr) return CUSOLVER_STATUS_NOT_INITIALIZED;
@@ -61,7 +61,7 @@ cusolverStatus_t submit(cusolverDnHandle_t handle, cusolverEigMode_t mode, cubla
       !on_device(work, static_cast<std::size_t>(work_size) * sizeof(T))) {
     return CUSOLVER_STATUS_INVALID_VALUE;
   }
-  const bool upper = half == CUBLAS_FILL_MODE_UPPER;
+  const bool upper = side == CUBLAS_FILL_MODE_UPPER;
   const cudaError_t error = emulated_device::submit(handle->stream, "syevd",
                                                     [=] { decompose<T>(n, a, step, values, info, upper); });
   return error == cudaSuccess ? CUSOLVER_STATUS_SUCCESS : CUSOLVER_STATUS_EXECUTION_FAILED;
@@ -95,13 +95,13 @@ cusolverStatus_t cusolverDnDsyevd_bufferSize(cusolverDnHandle_t, cusolverEigMode
                                              const double*, int, const double*, int* size) {
   return size_of_work(n, size);
 }
-cusolverStatus_t cusolverDnSsyevd(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t half,
+cusolverStatus_t cusolverDnSsyevd(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t side,
                                   int n, float* a, int step, float* values, float* work, int work_size,
                                   int* info) {
-  return submit(handle, mode, half, n, a, step, values, work, work_size, info);
+  return submit(handle, mode, side, n, a, step, values, work, work_size, info);
 }
-cusolverStatus_t cusolverDnDsyevd(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t half,
+cusolverStatus_t cusolverDnDsyevd(cusolverDnHandle_t handle, cusolverEigMode_t mode, cublasFillMode_t side,
                                   int n, double* a, int step, double* values, double* work, int work_size,
                                   int* info) {
-  return submit(handle, mode, half, n, a, step, values, work, work_size, info);
+  return submit(handle, mode, side, n, a, step, values, work, work_size, info);
 }

@@ -44,8 +44,8 @@ PUFFERFISH_HOST_DEVICE plane_rotation<T> diagonalizing_rotation(T pp, T pq, T qq
   const T zeta = (qq - pp) / (2 * pq), size = fabs(zeta);
   const T t = copysign(size > large ? T(0.5) / size : 1 / (size + sqrt(1 + zeta * zeta)), zeta);
   const T c = 1 / sqrt(1 + t * t), s = c * t, shift = t * pq;
-  if (qq > pp) return {s, -c, qq + shift, pp - shift};
-  return {c, s, pp - shift, qq + shift};
+  const T first = pp - shift, second = qq + shift;
+  return first < second ? plane_rotation<T>{s, -c, second, first} : plane_rotation<T>{c, s, first, second};
 }
 
 /// Whether an element that far from the diagonal is as good as zero: beside its diagonal elements, or
