@@ -45,10 +45,11 @@ class eigensolver {
  public:
   virtual ~eigensolver() = default;
 
-  /// matrix: order x order, order > 0, dense, both halves, finite; lost. vectors: order x order, dense; row i
-  /// becomes the eigenvector of length one that belongs to values[i], in no promised order, signs not
-  /// specified. No two of the three overlap; all lie on the device. May wait for the device. Throws
-  /// backend_error, and error where there is no convergence. Deterministic.
+  /// matrix: order x order, order > 0, dense, both halves, finite, no eigenvalue negative but by rounding;
+  /// lost. vectors: order x order, dense; row i becomes the eigenvector of length one that belongs to
+  /// values[i], in no promised order, signs not specified. No two of the three overlap; all lie on the
+  /// device. May wait for the device. Throws backend_error, and error where there is no convergence.
+  /// Deterministic.
   virtual void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors,
                      double* values, eigenvalues wanted) = 0;
   virtual void solve(context<device::gpu>& ctx, index_t order, float* matrix, float* vectors, float* values,
@@ -56,14 +57,14 @@ class eigensolver {
 };
 
 /// Jacobi's method in blocks (gpu/kernels/eigen.hpp). Of the methods for dense matrices it has the most
-/// arithmetic, 6 n^3 multiplications a sweep in 6 to 12 sweeps (up to 25 for eigenvalues that fall by 16
+/// arithmetic, 4 n^3 multiplications a sweep in 6 to 12 sweeps (up to 25 for eigenvalues that fall by 16
 /// orders of magnitude), but nearly all of it in products of 64 x 64 matrices, with n / 32 places in a sweep
 /// where anything waits; a reduction to tridiagonal form waits n times for a product of the whole matrix with
 /// a vector, and its eigenvectors for a chain of n^2 rotations or an orthogonalization. It finds orthogonal
 /// vectors for clusters and zeros without a special case, and can give the small eigenvalues of a graded
 /// matrix (Demmel & Veselic, Jacobi's method is more accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992;
 /// blocks: Golub & Van Loan, Matrix Computations, section 8.5). Vectors are orthonormal to about 1e-12 in
-/// double, 1e-4 in float, at order 500: rounding of all rotations adds up.
+/// double, 1e-4 in float, at order 256: rounding of all rotations adds up.
 class jacobi_eigensolver final : public eigensolver {
  public:
   void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors, double* values,

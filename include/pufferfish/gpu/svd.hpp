@@ -126,9 +126,6 @@ class device_svd {
     refined_ = true;
   }
 
-  /// Gives back what store() does not need; no refine() after this.
-  void settle() { b_ = {}; }
-
   /// Writes the factors of the first `rank` singular values: down_ij = sqrt(sigma_i) v_ij, up_ij =
   /// sqrt(sigma_j) u_ij, signs as svd's. down: rank x columns; up: its transpose, rank x rows.
   template <class T>
