@@ -271,7 +271,7 @@ TEST_CASE(
     const std::size_t start = copied_bytes();
     const pf::factorization got = pf::factorize(pair.net, policy, gpu_context());
     CHECK(copied_bytes() - start < weights / 5);
-    CHECK(got.low_rank.size() == 4);
+    CHECK(got.low_rank.size() == 5);
     CHECK(pair.net.generation() == before + 1);
     check_same_report(got, expected, 1e-9);
     check_same_state(pair.host_net, pair.net, 1e-6);

@@ -63,7 +63,7 @@ class eigensolver {
 /// a vector, and its eigenvectors for a chain of n^2 rotations or an orthogonalization. It finds orthogonal
 /// vectors for clusters and zeros without a special case, and can give the small eigenvalues of a graded
 /// matrix (Demmel & Veselic, Jacobi's method is more accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992;
-/// blocks: Golub & Van Loan, Matrix Computations, section 8.5). Vectors are orthonormal to about 1e-12 in
+/// blocks: Golub & Van Loan, Matrix Computations, section 8.5). Vectors are orthonormal to about 1e-13 in
 /// double, 1e-4 in float, at order 256: rounding of all rotations adds up.
 class jacobi_eigensolver final : public eigensolver {
  public:
