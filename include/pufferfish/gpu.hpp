@@ -15,8 +15,10 @@
 #include <pufferfish/gpu/batch_norm.hpp>
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/conv.hpp>
+#include <pufferfish/gpu/eigen.hpp>
 #include <pufferfish/gpu/elementwise.hpp>
 #include <pufferfish/gpu/embedding.hpp>
+#include <pufferfish/gpu/factorize.hpp>
 #include <pufferfish/gpu/graph.hpp>
 #include <pufferfish/gpu/layer_norm.hpp>
 #include <pufferfish/gpu/layers.hpp>
@@ -27,4 +29,5 @@
 #include <pufferfish/gpu/positions.hpp>
 #include <pufferfish/gpu/products.hpp>
 #include <pufferfish/gpu/staging.hpp>
+#include <pufferfish/gpu/svd.hpp>
 #include <pufferfish/gpu/token_loss.hpp>

@@ -35,6 +35,8 @@ class memory_source {
   virtual void from_host(void* to, const void* from, std::size_t bytes) = 0;
   virtual void to_host(void* to, const void* from, std::size_t bytes) = 0;
   virtual void fill_zero(void* memory, std::size_t bytes) = 0;
+  /// Copies within this memory; the two do not overlap. Over when it returns.
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
 
   /// Whether the host's code may read and write it.
   virtual bool on_host() const = 0;
@@ -55,6 +57,7 @@ class host_memory_source final : public memory_source {
   void from_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill_zero(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   bool on_host() const override { return true; }
 };
 

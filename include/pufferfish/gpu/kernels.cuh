@@ -10,8 +10,10 @@
 #include <pufferfish/gpu/kernels/batch_norm.cuh>
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/conv.cuh>
+#include <pufferfish/gpu/kernels/eigen.cuh>
 #include <pufferfish/gpu/kernels/elementwise.cuh>
 #include <pufferfish/gpu/kernels/embedding.cuh>
+#include <pufferfish/gpu/kernels/factors.cuh>
 #include <pufferfish/gpu/kernels/layer_norm.cuh>
 #include <pufferfish/gpu/kernels/loss.cuh>
 #include <pufferfish/gpu/kernels/low_rank_conv.cuh>

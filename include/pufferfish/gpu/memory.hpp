@@ -40,6 +40,11 @@ class device_memory_source : public memory_source {
     check(cudaMemset(memory, 0, bytes), "cudaMemset");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice), "cudaMemcpy within the device");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
   bool on_host() const override { return false; }
 
  private:
@@ -64,6 +69,7 @@ class pinned_memory_source final : public memory_source {
   void from_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill_zero(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   bool on_host() const override { return true; }
 };
 

@@ -81,6 +81,28 @@ svd_result svd_of_layer(const tensor_view<const T, 2>& matrix, const svd_options
   }
 }
 
+/// What a factorization of a rows x cols matrix of this spectrum at this rank does, but for its name.
+PUFFERFISH_COLD inline factor_report truncation_report(const svd_result& of, index_t rows, index_t cols,
+                                                       index_t rank) {
+  double kept = 0.0;
+  for (index_t r = 0; r < rank; ++r) {
+    const double sigma = of.singular_values[static_cast<std::size_t>(r)];
+    kept += sigma * sigma;
+  }
+  const double norm2 = of.squared_norm;
+  factor_report report;
+  report.rows = rows;
+  report.cols = cols;
+  report.rank = rank;
+  report.squared_norm = norm2;
+  report.kept_energy = norm2 > 0.0 ? std::min(1.0, kept / norm2) : 1.0;
+  report.truncation_error = std::sqrt(discarded_energy(of, rank, std::min(rows, cols), kept));
+  report.relative_error = norm2 > 0.0 ? report.truncation_error / std::sqrt(norm2) : 0.0;
+  report.parameters_before = report.macs_before = rows * cols;
+  report.parameters_after = report.macs_after = factor_parameters(rows, cols, rank);
+  return report;
+}
+
 }  // namespace detail
 
 /// Factorizes a matrix (out x in, any strides): up = U_r sqrt(S_r), down = sqrt(S_r) V_r^T, where A = U S V^T
@@ -110,26 +132,13 @@ factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_po
   factors<T> result;
   result.down = tensor<T, 2>({rank, cols});
   result.up = tensor<T, 2>({rows, rank});
-  double kept = 0.0;
   for (index_t r = 0; r < rank; ++r) {
-    const double sigma = svd_of.singular_values[static_cast<std::size_t>(r)];
-    const double root = std::sqrt(sigma);
-    kept += sigma * sigma;
+    const double root = std::sqrt(svd_of.singular_values[static_cast<std::size_t>(r)]);
     for (index_t j = 0; j < cols; ++j) result.down(r, j) = static_cast<T>(root * svd_of.v(j, r));
     for (index_t i = 0; i < rows; ++i) result.up(i, r) = static_cast<T>(root * svd_of.u(i, r));
   }
-  const double norm2 = svd_of.squared_norm;
-  factor_report& report = result.report;
-  report.name = options.name;
-  report.rows = rows;
-  report.cols = cols;
-  report.rank = rank;
-  report.squared_norm = norm2;
-  report.kept_energy = norm2 > 0.0 ? std::min(1.0, kept / norm2) : 1.0;
-  report.truncation_error = std::sqrt(detail::discarded_energy(svd_of, rank, std::min(rows, cols), kept));
-  report.relative_error = norm2 > 0.0 ? report.truncation_error / std::sqrt(norm2) : 0.0;
-  report.parameters_before = report.macs_before = rows * cols;
-  report.parameters_after = report.macs_after = factor_parameters(rows, cols, rank);
+  result.report = detail::truncation_report(svd_of, rows, cols, rank);
+  result.report.name = options.name;
   return result;
 }
 

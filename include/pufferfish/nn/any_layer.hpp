@@ -104,6 +104,17 @@ concept factorizable_layer = has_layer_traits<L> &&
 template <class T, class L>
 using low_rank_twin_t = typename low_rank_layer<T, layer_traits<L>::kind, dynamic_rank>::type;
 
+/// A weight as [out][in][height][width]; height and width of a matrix are 1.
+template <class T>
+tensor_view<const T, 4> as_kernel(const tensor_view<const T, 4>& weight) {
+  return weight;
+}
+template <class T>
+tensor_view<const T, 4> as_kernel(const tensor_view<const T, 2>& weight) {
+  return {
+      weight.data(), {weight.extent(0), weight.extent(1), 1, 1}, {weight.stride(0), weight.stride(1), 1, 1}};
+}
+
 /// Names the state of one layer on its way to a visitor.
 template <class T>
 struct named_forwarder {
@@ -124,6 +135,15 @@ struct matrix_size {
   index_t rows = 0;
   index_t cols = 0;
   bool empty() const { return rows == 0; }
+};
+
+/// The weights of a layer that can be factorized, where they lie: on a device, if the layer is a device's.
+template <class T>
+struct layer_weights {
+  std::string description;  ///< the layer's name and what errors say beside it
+  std::vector<named_view<const T, 4>>
+      matrices;                                 ///< [out][in][height][width]; of a matrix, the last two are 1
+  std::vector<tensor_view<const T, 1>> biases;  ///< of an LSTM four or eight; a null view: none
 };
 
 /// The rank of a low-rank layer's factors; of an LSTM, those of its input side and of its hidden side. Zeros
@@ -203,6 +223,8 @@ class any_layer {
   matrix_size weight_matrix() const { return self_->weight_matrix(); }
   /// The matrix of one gate on the hidden side of an LSTM that can be factorized.
   matrix_size hidden_matrix() const { return self_->hidden_matrix(); }
+  /// What layer_traits show of such a layer, called `name`; nothing of another.
+  layer_weights<T> weights(const std::string& name) const { return self_->weights(name); }
   /// The low-rank layer that svd_factorize makes of this one; a report for each of its matrices. Throws
   /// state_error if weight_matrix() is empty, else as svd_factorize.
   any_layer factorized(const rank_policy& policy, const factorize_options& options,
@@ -272,6 +294,7 @@ class any_layer {
     virtual void initialize(random_stream) = 0;
     virtual matrix_size weight_matrix() const = 0;
     virtual matrix_size hidden_matrix() const = 0;
+    virtual layer_weights<T> weights(const std::string&) const = 0;
     virtual any_layer factorized(const rank_policy&, const factorize_options&,
                                  std::vector<factor_report>&) const = 0;
     virtual any_layer low_rank_twin(const layer_ranks&) const = 0;
@@ -394,6 +417,21 @@ class any_layer {
       } else {
         return {};
       }
+    }
+    layer_weights<T> weights([[maybe_unused]] const std::string& name) const override {
+      layer_weights<T> result;
+      if constexpr (detail::factorizable_layer<L>) {
+        result.description = detail::host_description(layer, name);
+        for (const auto& matrix : layer_traits<L>::matrices(layer)) {
+          result.matrices.push_back({matrix.name, detail::as_kernel<T>(matrix.view)});
+        }
+        if constexpr (detail::has_biases_trait<L>) {
+          for (const auto& bias : layer_traits<L>::biases(layer)) result.biases.push_back(bias.view);
+        } else {
+          result.biases.push_back(detail::host_bias(layer));
+        }
+      }
+      return result;
     }
     any_layer factorized([[maybe_unused]] const rank_policy& policy,
                          [[maybe_unused]] const factorize_options& options,

@@ -112,6 +112,12 @@ class slot_selector final : public layer_visitor<T, Device> {
   int shortcuts_ = 0;
 };
 
+/// Grows as the time of a decomposition does.
+inline double cost_of(const matrix_size& size) {
+  return static_cast<double>(size.rows) * static_cast<double>(size.cols) *
+         static_cast<double>(std::min(size.rows, size.cols));
+}
+
 /// A chosen slot, and what becomes of it: nothing if it would grow.
 template <class T, class Device>
 struct slot_factorization {
@@ -139,22 +145,24 @@ struct slot_factorization {
     low_rank = std::move(made);
   }
 
-  // Grows as the time of the decomposition does.
-  double cost() const {
-    const matrix_size size = slot->weight_matrix();
-    return static_cast<double>(size.rows) * static_cast<double>(size.cols) *
-           static_cast<double>(std::min(size.rows, size.cols));
-  }
+  double cost() const { return cost_of(slot->weight_matrix()); }
 };
+
+/// The large ones first. Each has a cost().
+template <class Decomposition>
+std::vector<std::size_t> decomposition_order(const std::vector<Decomposition>& work) {
+  std::vector<std::size_t> order(work.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return work[a].cost() > work[b].cost(); });
+  return order;
+}
 
 /// Runs all decompositions on policy.threads threads, the large ones first, so that no thread is left with
 /// one at the end. Each has a cost() and a run(policy).
 template <class Decomposition>
 void run_decompositions(std::vector<Decomposition>& work, const factorize_policy& policy) {
-  std::vector<std::size_t> order(work.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return work[a].cost() > work[b].cost(); });
+  const std::vector<std::size_t> order = decomposition_order(work);
   thread_pool(policy.threads).run(static_cast<index_t>(work.size()), [&](index_t task, int) {
     work[order[static_cast<std::size_t>(task)]].run(policy);
   });
@@ -194,6 +202,10 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
   return result;
 }
 
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class Root>
+factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy);
+
 /// Gives a dense network the structure that factorize would: the named layers become low-rank layers of the
 /// given ranks, with zeros for numbers. For ranks that receive the numbers from another, and for loading
 /// checkpoints. Throws state_error for a name that is not a dense layer of the network, rank_error for an
@@ -201,7 +213,7 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
 template <class Root, class Device>
 void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks) {
   using T = typename Root::value_type;
-  net.modify([&](Root& root) {
+  net.rearrange([&](Root& root) {
     struct finder final : layer_visitor<T, Device> {
       void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
         slots.emplace_back(name, &slot);
@@ -317,5 +329,9 @@ void merge(model<Root, Device>& net) {
     root.visit_layers(merger);
   });
 }
+
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class Root>
+void merge(model<Root, device::gpu>& net);
 
 PUFFERFISH_NAMESPACE_END

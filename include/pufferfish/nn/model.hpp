@@ -87,6 +87,15 @@ class model {
     pack();
   }
 
+  /// The same for a change that neither reads nor writes a value: all stay where they are, and what is on a
+  /// device is copied to the new arenas by the device. If memory for those runs out, the layers are as
+  /// `change` left them, on the old arenas.
+  template <class Change>
+  void rearrange(Change&& change) {
+    change(state_->root);
+    pack();
+  }
+
   /// Shows the slots below the root to a visitor, which may not replace what is in them.
   void visit_layers(layer_visitor<value_type, Device>& visitor) const { state_->root.visit_layers(visitor); }
 

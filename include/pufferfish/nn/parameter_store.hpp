@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,14 +42,16 @@ class parameter_store {
   explicit parameter_store(memory_source& source) : source_(&source) {}
 
   /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
-  /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. All
-  /// values are on the host before.
+  /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. Values
+  /// that lie on the arenas' device are copied there by the device, others are sent to it. If memory runs
+  /// out, nothing has changed.
   template <class Visit>
   void pack(Visit&& visit) {
     collector found;
     visit(found);
     std::reverse(found.parameters.begin(), found.parameters.end());
     const index_t size = place(found.parameters), buffer_size = place(found.buffers);
+    if (found.any_on_device()) return pack_on_device(std::move(found), size, buffer_size);
     memory_block<T> values(host_memory(), size), gradients(*source_, size),
         buffers(host_memory(), buffer_size);
     int id = 0;
@@ -135,9 +138,59 @@ class parameter_store {
       parameters.push_back({name, &p, 0});
     }
     void on_buffer(const std::string& name, state_buffer<T>& b) override { buffers.push_back({name, &b, 0}); }
+    bool any_on_device() const {
+      const auto lies_there = [](const auto& entry) { return entry.thing->on_device(); };
+      return std::any_of(parameters.begin(), parameters.end(), lies_there) ||
+             std::any_of(buffers.begin(), buffers.end(), lies_there);
+    }
     std::vector<parameter_entry> parameters;
     std::vector<buffer_entry> buffers;
   };
+
+  PUFFERFISH_COLD void pack_on_device(collector found, index_t size, index_t buffer_size) {
+    memory_block<T> values(*source_, size, uninitialized), gradients(*source_, size),
+        buffers(*source_, buffer_size, uninitialized);
+    gather(found.parameters, values_, values);
+    gather(found.buffers, buffers_, buffers);
+    int id = 0;
+    for (const parameter_entry& entry : found.parameters) {
+      entry.thing->attach(values.data() + entry.offset, gradients.data() + entry.offset, id++, true);
+    }
+    for (const buffer_entry& entry : found.buffers)
+      entry.thing->relocate(buffers.data() + entry.offset, true);
+    parameters_ = std::move(found.parameters);
+    buffer_entries_ = std::move(found.buffers);
+    values_ = std::move(values);
+    gradients_ = std::move(gradients);
+    buffers_ = std::move(buffers);
+    host_values_ = {};
+    host_buffers_ = {};
+    on_host_ = false;
+    ++generation_;
+  }
+
+  // Copies all entries' values to their places in a new arena on a device; those that were neighbours in the
+  // old one, and still are, at once.
+  template <class Entry>
+  void gather(const std::vector<Entry>& entries, const memory_block<T>& old, memory_block<T>& arena) {
+    const auto was_in_arena = [&](const T* place) {
+      return !std::less<>()(place, old.data()) && std::less<>()(place, old.data() + old.size());
+    };
+    for (std::size_t i = 0; i < entries.size();) {
+      const bool on_device = entries[i].thing->on_device();
+      const T* from = entries[i].thing->data();
+      T* to = arena.data() + entries[i].offset;
+      index_t count = entries[i].thing->size();
+      const bool in_arena = was_in_arena(from);
+      for (++i; i < entries.size() && in_arena && entries[i].thing->data() == from + count; ++i) {
+        if (!was_in_arena(from + count)) break;
+        count += entries[i].thing->size();
+      }
+      if (count == 0) continue;
+      const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+      on_device ? source_->copy(to, from, bytes) : source_->from_host(to, from, bytes);
+    }
+  }
 
   void relocate(T* values, T* buffers, bool on_device) {
     for (const parameter_entry& entry : parameters_) entry.thing->relocate(values + entry.offset, on_device);

@@ -173,6 +173,9 @@ struct rows {
   std::size_t from_bytes() const { return height == 0 || width == 0 ? 0 : (height - 1) * from_pitch + width; }
 };
 
+// Between host and device so far.
+std::size_t copied_bytes = 0;
+
 void copy(const rows& r) {
   for (std::size_t i = 0; i < r.height; ++i) {
     std::memmove(static_cast<char*>(r.to) + i * r.to_pitch,
@@ -203,6 +206,7 @@ cudaError_t copy_async(rows r, cudaMemcpyKind direction, cudaStream_t stream) {
   if (s == nullptr) return cudaErrorInvalidResourceHandle;
   const kind to = kind_of(r.to, r.to_bytes()), from = kind_of(r.from, r.from_bytes());
   if (!fits(direction, to == kind::device, from == kind::device)) return cudaErrorInvalidValue;
+  if ((to == kind::device) != (from == kind::device)) copied_bytes += r.width * r.height;
   const bool pageable = to == kind::pageable || from == kind::pageable;
   if (pageable && s->captured_by != nullptr) {
     return break_capture(*s->captured_by, cudaErrorStreamCaptureUnsupported);
@@ -236,6 +240,9 @@ cudaError_t set_async(void* to, std::size_t pitch, int value, std::size_t width,
 }
 
 }  // namespace
+
+/// For tests that something stays on the device.
+extern "C" std::size_t emulated_device_copied_bytes() { return copied_bytes; }
 
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   const guard locked(device_lock());

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `gpu::cusolver_eigensolver`: cuSOLVER's symmetric eigensolver in place of the library's own. Opt-in: a
+/// program that includes this links cusolver too.
+
+#include <cusolverDn.h>
+
+#include <string_view>
+#include <type_traits>
+
+#include <pufferfish/gpu/eigen.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+
+inline void check(cusolverStatus_t status, std::string_view call) {
+  if (status == CUSOLVER_STATUS_SUCCESS) return;
+  pufferfish::detail::throw_error<backend_error>({call, ": status ", static_cast<int>(status)});
+}
+
+/// cusolverDn's divide and conquer (syevd). Small eigenvalues have errors of rounding beside the largest,
+/// whatever is wanted.
+class cusolver_eigensolver final : public eigensolver {
+ public:
+  /// Throws backend_error.
+  cusolver_eigensolver() { check(cusolverDnCreate(&handle_), "cusolverDnCreate"); }
+  cusolver_eigensolver(const cusolver_eigensolver&) = delete;
+  cusolver_eigensolver& operator=(const cusolver_eigensolver&) = delete;
+  ~cusolver_eigensolver() override { static_cast<void>(cusolverDnDestroy(handle_)); }
+
+  void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors, double* values,
+             eigenvalues) override {
+    run(ctx, order, matrix, vectors, values);
+  }
+  void solve(context<device::gpu>& ctx, index_t order, float* matrix, float* vectors, float* values,
+             eigenvalues) override {
+    run(ctx, order, matrix, vectors, values);
+  }
+
+ private:
+  template <class T>
+  void run(context<device::gpu>& ctx, index_t order, T* matrix, T* vectors, T* values) {
+    constexpr bool is_double = std::is_same_v<T, double>;
+    if (order > 2147483647) {
+      pufferfish::detail::throw_error<shape_error>(
+          {"gpu::cusolver_eigensolver: an order of ", order, " is more than cuSOLVER takes"});
+    }
+    const int n = static_cast<int>(order);
+    check(cusolverDnSetStream(handle_, ctx.stream()), "cusolverDnSetStream");
+    // Columns to cuSOLVER, rows to us: the matrix is symmetric, and eigenvector i, a column, is our row i.
+    constexpr auto mode = CUSOLVER_EIG_MODE_VECTOR;
+    constexpr auto side = CUBLAS_FILL_MODE_UPPER;
+    int size = 0;
+    if constexpr (is_double) {
+      check(cusolverDnDsyevd_bufferSize(handle_, mode, side, n, matrix, n, values, &size),
+            "cusolverDnDsyevd_bufferSize");
+    } else {
+      check(cusolverDnSsyevd_bufferSize(handle_, mode, side, n, matrix, n, values, &size),
+            "cusolverDnSsyevd_bufferSize");
+    }
+    scratch_frame frame(ctx.scratch());
+    T* work = frame.take<T>(size);
+    int* info = frame.take<int>(1);
+    if constexpr (is_double) {
+      check(cusolverDnDsyevd(handle_, mode, side, n, matrix, n, values, work, size, info),
+            "cusolverDnDsyevd");
+    } else {
+      check(cusolverDnSsyevd(handle_, mode, side, n, matrix, n, values, work, size, info),
+            "cusolverDnSsyevd");
+    }
+    check(cudaMemcpyAsync(vectors, matrix, static_cast<std::size_t>(order * order) * sizeof(T),
+                          cudaMemcpyDeviceToDevice, ctx.stream()),
+          "cudaMemcpyAsync");
+    if (const int failed = detail::fetch<int>(ctx, info); failed != 0) {
+      pufferfish::detail::throw_error<error>(
+          {"gpu::cusolver_eigensolver: no convergence over a matrix of order ", order, " (info ", failed,
+           ")"});
+    }
+  }
+
+  cusolverDnHandle_t handle_ = nullptr;
+};
+
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers for what a factorization does around its products and its eigensolver. C is what it computes in,
+/// float or double; T is what weights are stored in.
+
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// How a matrix lies in memory. Its columns may be counted by three indices, the last one fastest: an
+/// unrolled convolution [out][in height width] whose weight is stored [height][width][in][out].
+struct matrix_layout {
+  index_t rows;
+  index_t row_step;
+  index_t extents[3];
+  index_t steps[3];
+};
+
+/// What one look at all elements of a matrix tells.
+struct matrix_moments {
+  double sum_of_squares;
+  double largest;  ///< magnitude; not finite where an element is not
+};
+
+/// Singular vectors of one side, as rows, and what turns them into a factor.
+template <class C>
+struct singular_rows {
+  const C* rows;  ///< of `length` elements; those of the other side are sigma v / unit
+  index_t length;
+  const int* order;     ///< which row is the i-th
+  index_t count;        ///< how many are wanted
+  const double* norms;  ///< sigma / unit, by row
+  double unit;          ///< a power of two
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+PUFFERFISH_KERNELS_BEGIN
+
+PUFFERFISH_HOST_DEVICE inline index_t columns_of(const matrix_layout& layout) {
+  return layout.extents[0] * layout.extents[1] * layout.extents[2];
+}
+/// Where an element lies.
+PUFFERFISH_HOST_DEVICE inline index_t offset_of(const matrix_layout& layout, index_t row, index_t column) {
+  const index_t last = column % layout.extents[2], rest = column / layout.extents[2];
+  return row * layout.row_step + rest / layout.extents[1] * layout.steps[0] +
+         rest % layout.extents[1] * layout.steps[1] + last * layout.steps[2];
+}
+
+/// Blocks whose sums measure_matrix keeps apart.
+inline constexpr int most_moment_parts = 256;
+
+/// *result = the matrix's. parts: most_moment_parts of them, for the launcher's own use.
+template <class T>
+void measure_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, matrix_moments* parts,
+                    matrix_moments* result);
+
+/// to_ij = scale matrix_ij, dense, or transposed: to_ji. `scale` is a power of two.
+template <class T, class C>
+void load_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, bool transposed,
+                 double scale, C* to);
+
+/// The upper half of a square matrix becomes the mirror image of the lower one.
+template <class C>
+void mirror_lower(cudaStream_t stream, C* matrix, index_t order);
+
+/// e := (3 I - e) / 2: times rows whose products are e, the rows are orthonormal up to the square of what
+/// they lacked (one step of Newton's iteration for the nearest orthogonal matrix).
+template <class C>
+void orthogonality_correction(cudaStream_t stream, C* e, index_t order);
+
+/// norms_i = the length of row i, summed in double.
+template <class C>
+void row_norms(cudaStream_t stream, const C* rows, index_t count, index_t length, double* norms);
+
+/// signs_i = -1 where the element of largest magnitude (the first of equal ones) of the i-th row in order is
+/// negative, else 1.
+template <class C>
+void row_signs(cudaStream_t stream, const singular_rows<C>& of, double* signs);
+
+/// A factor: its i-th row is signs_i sqrt(sigma_i) times the i-th singular vector, where the rows are unit
+/// vectors, or, with `scaled`, are sigma_i / unit times those. Zero where sigma is.
+template <class C, class T>
+void store_factor(cudaStream_t stream, const singular_rows<C>& of, const double* signs, bool scaled, T* to,
+                  const matrix_layout& layout);
+
+/// to_i = from_i, or += with `add`; from_i are `step` elements apart.
+template <class T>
+void copy_vector(cudaStream_t stream, const T* from, index_t step, T* to, index_t size, bool add);
+
+PUFFERFISH_KERNELS_END
