@@ -5,4 +5,5 @@
 /// All kernels of the library. Exactly one .cu file of a program includes this:
 ///   #include <pufferfish/gpu/kernels.cuh>
 
+#include <pufferfish/gpu/kernels/exchange.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>

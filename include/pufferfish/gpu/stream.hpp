@@ -11,13 +11,19 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// A point in a stream's work. Without timing unless asked for: that costs a little.
+/// What an event is for, besides order.
+enum class event_use : unsigned {
+  order = cudaEventDisableTiming,                          ///< nothing: cheapest
+  timing = cudaEventDefault,                               ///< seconds_since
+  sleep = cudaEventDisableTiming | cudaEventBlockingSync,  ///< synchronize leaves the core to others
+};
+
+/// A point in a stream's work.
 class event {
  public:
   /// Throws backend_error.
-  explicit event(bool timing = false) {
-    check(cudaEventCreateWithFlags(&handle_, timing ? cudaEventDefault : cudaEventDisableTiming),
-          "cudaEventCreateWithFlags");
+  explicit event(event_use use = event_use::order) {
+    check(cudaEventCreateWithFlags(&handle_, static_cast<unsigned>(use)), "cudaEventCreateWithFlags");
   }
   event(event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   event& operator=(event&& other) noexcept {
