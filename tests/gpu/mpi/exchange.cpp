@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Gradients of a device, exchanged through the host: bit for bit what the CPU's exchange makes of them.
-#include <chrono>
-#include <thread>
-
 #include "parameters.hpp"
 
 using namespace gpu_test;
@@ -85,22 +82,16 @@ TEST_CASE("gpu exchange: compressors work on the host, with the CPU's results an
 TEST_CASE("gpu exchange: the first bucket's sum is there before the backward pass goes on") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   if (comm.size() == 1 || !comm.usable_from_threads()) return;
+  watched watcher(comm);
   pf::gpu_context ctx;
   odd_parameters<float> net(pf::gpu::device_memory());
   stream_buffer<float> source(net.size());
   source.write(ctx, gradients_of<float>(net.size(), comm.rank(), 0));
-  exchange_of<float> exchange(net.store, comm, small_buckets());
+  exchange_of<float, watched> exchange(net.store, watcher, by_library());
   exchange.begin(ctx);
   bool overlapped = false;
   backward(ctx, net, source.data(), [&](int parameter) {
-    if (parameter != exchange.buckets()[0].count - 1) return;
-    // Some of the thread's time is over only when it has added something up.
-    const auto start = std::chrono::steady_clock::now();
-    while (exchange.report().busy_ms == 0.0 &&
-           std::chrono::steady_clock::now() - start < std::chrono::seconds(20)) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    overlapped = exchange.report().busy_ms > 0.0;
+    if (parameter == exchange.buckets()[0].count - 1) overlapped = watcher.await_sums(1, 20.0);
   });
   exchange.finish(ctx);
   CHECK(overlapped);
@@ -148,7 +139,8 @@ TEST_CASE("gpu exchange: what is not finite is named on all ranks; skip() says s
   }
 }
 
-TEST_CASE("gpu exchange: micro-batches; gradients that nobody wrote; calls out of order; what arrived throws") {
+TEST_CASE(
+    "gpu exchange: micro-batches; gradients that nobody wrote; calls out of order; what arrived throws") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   pf::gpu_context ctx;
   odd_parameters<float> net(pf::gpu::device_memory());
@@ -175,9 +167,10 @@ TEST_CASE("gpu exchange: micro-batches; gradients that nobody wrote; calls out o
     exchange.begin(ctx);
     backward(ctx, net, source.data());
     if (step == 4) {
-      CHECK_THROWS_AS(exchange.finish(ctx, [](const pf::gradient_bucket& b) {
-        if (b.offset > 0) throw pf::value_error("stop");
-      }),
+      CHECK_THROWS_AS(exchange.finish(ctx,
+                                      [](const pf::gradient_bucket& b) {
+                                        if (b.offset > 0) throw pf::value_error("stop");
+                                      }),
                       pf::value_error);
       static_cast<void>(twin.step(step));
     } else {
@@ -187,76 +180,14 @@ TEST_CASE("gpu exchange: micro-batches; gradients that nobody wrote; calls out o
   }
 }
 
-namespace {
-
-/// Adds like MPI until it is told to fail, on all ranks alike.
-class fragile {
- public:
-  using request = pf::mpi::request;
-  explicit fragile(pf::mpi::communicator& comm) : comm_(&comm) {}
-  int rank() const { return comm_->rank(); }
-  int size() const { return comm_->size(); }
-  bool usable_from_threads() const { return threads && comm_->usable_from_threads(); }
-  template <class T>
-  void all_reduce_sum(std::span<T> values) {
-    if (sums_until_failure-- == 0) throw pf::backend_error("the link is down");
-    comm_->all_reduce_sum(values);
-  }
-  template <class T>
-  request start_all_reduce_sum(std::span<T> values) {
-    return comm_->start_all_reduce_sum(values);
-  }
-  template <class T>
-  void all_reduce_min(std::span<T> values) {
-    comm_->all_reduce_min(values);
-  }
-  template <class T>
-  void all_reduce_max(std::span<T> values) {
-    comm_->all_reduce_max(values);
-  }
-  template <class T>
-  void broadcast(std::span<T> values, int root) {
-    comm_->broadcast(values, root);
-  }
-  void broadcast_bytes(std::span<std::byte> bytes, int root) { comm_->broadcast_bytes(bytes, root); }
-  template <class T>
-  std::vector<T> all_gather(const T& value) {
-    return comm_->all_gather(value);
-  }
-  void barrier() { comm_->barrier(); }
-  template <class T>
-  request start_send(std::span<const T> values, int to) {
-    return comm_->start_send(values, to);
-  }
-  template <class T>
-  request start_receive(std::span<T> values, int from) {
-    return comm_->start_receive(values, from);
-  }
-
-  int sums_until_failure = -1;
-  bool threads = true;
-
- private:
-  pf::mpi::communicator* comm_;
-};
-static_assert(pf::communicator<fragile>);
-
-pf::exchange_options by_library() {
-  pf::exchange_options options = small_buckets();
-  options.algorithm = pf::all_reduce_algorithm::library;
-  return options;
-}
-
-}  // namespace
-
 TEST_CASE("gpu exchange: a failure of the communicator comes out of finish; the exchange can go on") {
   pf::mpi::communicator mpi(MPI_COMM_WORLD);
   if (mpi.size() == 1 || !mpi.usable_from_threads()) return;
-  fragile comm(mpi);
+  watched comm(mpi);
   pf::gpu_context ctx;
   odd_parameters<float> net(pf::gpu::device_memory());
   stream_buffer<float> source(net.size());
-  exchange_of<float, fragile> exchange(net.store, comm, by_library());
+  exchange_of<float, watched> exchange(net.store, comm, by_library());
   host_twin<float, pf::mpi::communicator> twin(mpi, by_library());
   for (std::uint64_t step = 0; step < 4; ++step) {
     comm.sums_until_failure = step == 1 ? 2 : -1;

@@ -6,10 +6,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support.hpp"
@@ -93,7 +96,8 @@ template <class T>
 std::vector<T> read(pf::gpu_context& ctx, std::span<const T> device) {
   ctx.synchronize();
   std::vector<T> host(device.size());
-  pf::gpu::check(cudaMemcpy(host.data(), device.data(), device.size_bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  pf::gpu::check(cudaMemcpy(host.data(), device.data(), device.size_bytes(), cudaMemcpyDeviceToHost),
+                 "cudaMemcpy");
   return host;
 }
 
@@ -110,12 +114,14 @@ class stream_buffer {
                    "cudaMemcpyAsync");
   }
   void copy_from(pf::gpu_context& ctx, const T* from, pf::index_t offset, pf::index_t size) {
-    pf::gpu::check(cudaMemcpyAsync(device_.data() + offset, from + offset,
-                                   static_cast<std::size_t>(size) * sizeof(T), cudaMemcpyDeviceToDevice,
-                                   ctx.stream()),
-                   "cudaMemcpyAsync");
+    pf::gpu::check(
+        cudaMemcpyAsync(device_.data() + offset, from + offset, static_cast<std::size_t>(size) * sizeof(T),
+                        cudaMemcpyDeviceToDevice, ctx.stream()),
+        "cudaMemcpyAsync");
   }
-  std::vector<T> read(pf::gpu_context& ctx) { return gpu_test::read(ctx, std::span<const T>(device_.span())); }
+  std::vector<T> read(pf::gpu_context& ctx) {
+    return gpu_test::read(ctx, std::span<const T>(device_.span()));
+  }
 
  private:
   pf::memory_block<T> device_;
@@ -166,6 +172,76 @@ inline pf::exchange_options small_buckets() {
   options.plan.emplace().buckets = {1500, 5000};
   options.plan->rules = {{2000, pf::all_reduce_algorithm::recursive_doubling},
                          {std::numeric_limits<pf::index_t>::max(), pf::all_reduce_algorithm::ring}};
+  return options;
+}
+
+/// Adds like MPI until it is told to fail, on all ranks alike, and counts.
+class watched {
+ public:
+  using request = pf::mpi::request;
+  explicit watched(pf::mpi::communicator& comm) : comm_(&comm) {}
+  int rank() const { return comm_->rank(); }
+  int size() const { return comm_->size(); }
+  bool usable_from_threads() const { return threads && comm_->usable_from_threads(); }
+  template <class T>
+  void all_reduce_sum(std::span<T> values) {
+    if (sums_until_failure-- == 0) throw pf::backend_error("the link is down");
+    comm_->all_reduce_sum(values);
+    ++sums;
+  }
+  template <class T>
+  request start_all_reduce_sum(std::span<T> values) {
+    return comm_->start_all_reduce_sum(values);
+  }
+  template <class T>
+  void all_reduce_min(std::span<T> values) {
+    comm_->all_reduce_min(values);
+  }
+  template <class T>
+  void all_reduce_max(std::span<T> values) {
+    comm_->all_reduce_max(values);
+  }
+  template <class T>
+  void broadcast(std::span<T> values, int root) {
+    comm_->broadcast(values, root);
+  }
+  void broadcast_bytes(std::span<std::byte> bytes, int root) { comm_->broadcast_bytes(bytes, root); }
+  template <class T>
+  std::vector<T> all_gather(const T& value) {
+    return comm_->all_gather(value);
+  }
+  void barrier() { comm_->barrier(); }
+  template <class T>
+  request start_send(std::span<const T> values, int to) {
+    return comm_->start_send(values, to);
+  }
+  template <class T>
+  request start_receive(std::span<T> values, int from) {
+    return comm_->start_receive(values, from);
+  }
+
+  /// Whether there have been so many sums within some seconds.
+  bool await_sums(int count, double seconds) const {
+    const auto start = std::chrono::steady_clock::now();
+    while (sums < count) {
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds)
+        return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
+  std::atomic<int> sums_until_failure{-1}, sums{0};
+  bool threads = true;
+
+ private:
+  pf::mpi::communicator* comm_;
+};
+static_assert(pf::communicator<watched>);
+
+inline pf::exchange_options by_library() {
+  pf::exchange_options options = small_buckets();
+  options.algorithm = pf::all_reduce_algorithm::library;
   return options;
 }
 
