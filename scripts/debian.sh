@@ -105,3 +105,13 @@ configure() { # BUILD OPTIONS...
     meson setup "$build" "$@"
   fi
 }
+
+# Meson, ninja and headers as scripts/carry has collected them, where there is no Meson.
+use_carried() {
+  have_command meson && return 0
+  [ -f .carry/meson.py ] || return 1
+  local carried=$PWD/.carry
+  meson() { python3 "$carried/meson.py" "$@"; }
+  export -f meson
+  export carried PATH=$PATH:$carried/bin CPLUS_INCLUDE_PATH=$carried/include
+}

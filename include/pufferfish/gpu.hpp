@@ -10,8 +10,21 @@
 ///
 /// and nvcc compiles: the kernels (docs/gpu.md).
 
+#include <pufferfish/gpu/attention.hpp>
+#include <pufferfish/gpu/augment.hpp>
+#include <pufferfish/gpu/batch_norm.hpp>
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/conv.hpp>
+#include <pufferfish/gpu/elementwise.hpp>
+#include <pufferfish/gpu/embedding.hpp>
 #include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/layer_norm.hpp>
 #include <pufferfish/gpu/layers.hpp>
+#include <pufferfish/gpu/loss.hpp>
+#include <pufferfish/gpu/lstm.hpp>
+#include <pufferfish/gpu/optimizer.hpp>
+#include <pufferfish/gpu/pooling.hpp>
+#include <pufferfish/gpu/positions.hpp>
 #include <pufferfish/gpu/products.hpp>
 #include <pufferfish/gpu/staging.hpp>
+#include <pufferfish/gpu/token_loss.hpp>

@@ -5,5 +5,22 @@
 /// All kernels of the library. Exactly one .cu file of a program includes this:
 ///   #include <pufferfish/gpu/kernels.cuh>
 
+#include <pufferfish/gpu/kernels/attention.cuh>
+#include <pufferfish/gpu/kernels/augment.cuh>
+#include <pufferfish/gpu/kernels/batch_norm.cuh>
+#include <pufferfish/gpu/kernels/columns.cuh>
+#include <pufferfish/gpu/kernels/conv.cuh>
+#include <pufferfish/gpu/kernels/elementwise.cuh>
+#include <pufferfish/gpu/kernels/embedding.cuh>
 #include <pufferfish/gpu/kernels/exchange.cuh>
+#include <pufferfish/gpu/kernels/layer_norm.cuh>
+#include <pufferfish/gpu/kernels/loss.cuh>
+#include <pufferfish/gpu/kernels/low_rank_conv.cuh>
+#include <pufferfish/gpu/kernels/lstm.cuh>
+#include <pufferfish/gpu/kernels/optimizer.cuh>
+#include <pufferfish/gpu/kernels/pooling.cuh>
+#include <pufferfish/gpu/kernels/positions.cuh>
+#include <pufferfish/gpu/kernels/reductions.cuh>
+#include <pufferfish/gpu/kernels/rows.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>
+#include <pufferfish/gpu/kernels/token_loss.cuh>

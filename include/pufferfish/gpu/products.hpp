@@ -7,6 +7,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/ops/column_sums.hpp>
 #include <pufferfish/ops/linear.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -106,6 +107,11 @@ template <class T>
 void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                   const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
   gpu::multiply<T>(ctx, a, b, c, add, bias);
+}
+
+template <class T>
+void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, T* db, bool accumulate) {
+  column_sums<T>(ctx, dy, db, accumulate);
 }
 
 template <class T>

@@ -4,11 +4,10 @@
 /// \file
 /// `BatchNorm`: batch normalisation of NHWC images, one mean and variance a channel.
 
-#include <cmath>
-
 #include <pufferfish/nn/layer_fusion.hpp>
 #include <pufferfish/nn/shape_check.hpp>
 #include <pufferfish/ops/batch_norm.hpp>
+#include <pufferfish/ops/column_sums.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -60,15 +59,16 @@ class BatchNorm {
   /// x, y: dense, of one shape; y does not overlap x. In training, x must stay as it is until the backward
   /// pass, and a batch of zero images changes no statistics. Throws shape_error, and value_error in training
   /// with a single value a channel, which has no variance.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     forward_fused(ctx, x, y, {});
   }
 
   /// The same with a sum and a ReLU behind it, and statistics of the batch that are known already; the
   /// backward pass is backward_masked if there is a mask. Throws as forward, and shape_error for moments of
   /// something else than x.
-  void forward_fused(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+  template <class Device>
+  void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     if (!fusion.addend.is_null()) detail::check_shapes(*this, x.shape(), fusion.addend.shape());
@@ -79,20 +79,17 @@ class BatchNorm {
     }
     scratch_frame frame(ctx.scratch());
     const index_t size = channels();
-    T* statistics = ctx.training() ? ctx.tape().push<T>(2 * size) : frame.take<T>(2 * size);
+    T* statistics = ctx.training() ? ctx.tape().template push<T>(2 * size) : frame.take<T>(2 * size);
     if (ctx.training()) ctx.tape().push_value(x);
     if (fusion.record != nullptr) *fusion.record = {x, statistics, fusion.relu};
     if (x.empty()) {
-      std::fill_n(statistics, 2 * size, T{});
+      ops::fill<T>(ctx, {statistics, static_cast<std::size_t>(2 * size)}, T{});
       return;
     }
     if (ctx.training()) {
       use_batch(ctx, rows(x), fusion.moments, statistics);
     } else {
-      for (index_t c = 0; c < size; ++c) {
-        statistics[c] = running_mean_.data()[c];
-        statistics[size + c] = inverse_deviation(static_cast<double>(running_var_.data()[c]));
-      }
+      ops::batch_norm_use_running<T>(ctx, running_mean_.data(), running_var_.data(), size, eps_, statistics);
     }
     apply(ctx, x, statistics, y,
           {fusion.addend.is_null() ? tensor_view<const T, 2>() : rows(fusion.addend), fusion.relu,
@@ -102,34 +99,35 @@ class BatchNorm {
   /// Writes the output of a forward pass in training again, bit for bit: `record` is from its forward_fused,
   /// which had no addend. Before the backward pass; changes no statistics. y: shaped as x, which it does not
   /// overlap. Throws shape_error.
-  void recompute(context<device::cpu>& ctx, const forward_record<T>& record,
-                 const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void recompute(context<Device>& ctx, const forward_record<T>& record, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, record.x.shape(), y.shape());
     if (!y.empty()) apply(ctx, record.x, record.statistics, y, {{}, record.relu, {}});
   }
 
   /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy or x. Throws
   /// shape_error, and state_error without a forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     backward_masked(ctx, dy, dx, {});
   }
 
   /// The same where dy counts as 0 wherever the mask, filled by forward_fused, does not pass it. The gradient
   /// of an addend is dy under that mask: ops::masked_copy, ops::masked_add.
-  void backward_masked(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                       const tensor_view<T, 4>& dx, const ops::relu_mask<T>& mask) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const T, 4>>();
+  template <class Device>
+  void backward_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                       const ops::relu_mask<T>& mask) const {
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>();
     const index_t size = channels();
-    const T* statistics = ctx.tape().pop<T>(2 * size);
+    const T* statistics = ctx.tape().template pop<T>(2 * size);
     detail::check_shapes(*this, x.shape(), dy.shape());
     if (!dx.is_null()) detail::check_shapes(*this, x.shape(), dx.shape());
     scratch_frame frame(ctx.scratch());
     double* sums = frame.take<double>(2 * size);
     ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(), sums,
                                 sums + size, dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask);
-    store(weight_, sums);
-    store(bias_, sums + size);
+    ops::store_gradient<T>(ctx, sums, weight_.gradient_data(), size, weight_.accumulate());
+    ops::store_gradient<T>(ctx, sums + size, bias_.gradient_data(), size, bias_.accumulate());
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
   }
@@ -167,23 +165,23 @@ class BatchNorm {
     *batches_.data() = T{};
   }
 
-  T inverse_deviation(double variance) const { return static_cast<T>(1.0 / std::sqrt(variance + eps_)); }
-
   template <class U>
   static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
     return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
   }
 
   // `statistics`: mean and inverse deviation of each channel.
-  void apply(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, const T* statistics,
+  template <class Device>
+  void apply(context<Device>& ctx, const tensor_view<const T, 4>& x, const T* statistics,
              const tensor_view<T, 4>& y, const ops::norm_epilogue<T>& epilogue) const {
     ops::batch_norm_apply<T>(ctx, rows(x), statistics, statistics + channels(), weight_.data(), bias_.data(),
                              rows(y), epilogue);
   }
 
   // Mean and inverse deviation of the batch to `statistics`, and the batch into the running statistics.
-  void use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                 const ops::moment_parts<T>* moments, T* statistics) const {
+  template <class Device>
+  void use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, const ops::moment_parts<T>* moments,
+                 T* statistics) const {
     const index_t size = channels(), count = x.extent(0);
     scratch_frame frame(ctx.scratch());
     double* mean = frame.take<double>(2 * size);
@@ -193,14 +191,8 @@ class BatchNorm {
     } else {
       take_moments(*moments, count, mean, variance);
     }
-    const double unbiased = static_cast<double>(count) / static_cast<double>(count - 1);
-    for (index_t c = 0; c < size; ++c) {
-      statistics[c] = static_cast<T>(mean[c]);
-      statistics[size + c] = inverse_deviation(variance[c]);
-      move_towards(running_mean_.data()[c], mean[c]);
-      move_towards(running_var_.data()[c], variance[c] * unbiased);
-    }
-    *batches_.data() += T{1};
+    ops::batch_norm_use_batch<T>(ctx, mean, variance, size, count, eps_, momentum_, statistics,
+                                 running_mean_.data(), running_var_.data(), batches_.data());
   }
 
   void take_moments(const ops::moment_parts<T>& moments, index_t rows, double* mean, double* variance) const {
@@ -209,17 +201,6 @@ class BatchNorm {
       PUFFERFISH_THROW(shape_error(describe() + ": given the moments of " + std::to_string(found) +
                                    " values in each of " + std::to_string(moments.channels()) +
                                    " channels, the input has " + std::to_string(rows)));
-    }
-  }
-
-  void move_towards(T& running, double value) const {
-    running = static_cast<T>((1.0 - momentum_) * static_cast<double>(running) + momentum_ * value);
-  }
-
-  static void store(const parameter<T>& p, const double* sums) {
-    T* gradient = p.gradient_data();
-    for (index_t c = 0; c < p.size(); ++c) {
-      gradient[c] = static_cast<T>(p.accumulate() ? static_cast<double>(gradient[c]) + sums[c] : sums[c]);
     }
   }
 

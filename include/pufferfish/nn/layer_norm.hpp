@@ -6,6 +6,7 @@
 
 #include <pufferfish/core/parameter.hpp>
 #include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/ops/column_sums.hpp>
 #include <pufferfish/ops/layer_norm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -138,17 +139,10 @@ class LayerNorm {
     dropout.probability = kept.dropout_probability;
     ops::layer_norm_backward<T>(ctx, kept.record, dropout, weight_.data(), dy, sums, sums + features(), dsum,
                                 dx);
-    store(bias_, sums + features());
-    store(weight_, sums);
+    ops::store_gradient<T>(ctx, sums + features(), bias_.gradient_data(), features(), bias_.accumulate());
+    ops::store_gradient<T>(ctx, sums, weight_.gradient_data(), features(), weight_.accumulate());
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
-  }
-
-  static void store(const parameter<T>& p, const double* sums) {
-    T* gradient = p.gradient_data();
-    for (index_t c = 0; c < p.size(); ++c) {
-      gradient[c] = static_cast<T>(p.accumulate() ? static_cast<double>(gradient[c]) + sums[c] : sums[c]);
-    }
   }
 
   double eps_;

@@ -18,6 +18,8 @@
 /// Both visits go in execution order, containers before their contents, names joined by dots. A Root may have
 /// forward and backward passes of whatever arguments it needs.
 
+#include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -134,5 +136,34 @@ class model {
 
   std::unique_ptr<state> state_;
 };
+
+/// Copies the values and buffers of a model to another of the same structure, on whatever devices they are.
+/// Throws state_error, naming the first difference, if the structures differ. Waits for devices.
+template <class From, class FromDevice, class To, class ToDevice>
+void copy_state(const model<From, FromDevice>& from, model<To, ToDevice>& to) {
+  const std::string there = from.structure(), here = to.structure();
+  if (there != here) {
+    const auto at = static_cast<std::size_t>(
+        std::mismatch(there.begin(), there.end(), here.begin(), here.end()).first - there.begin());
+    const auto line = [at](const std::string& text) {
+      const std::size_t begin = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;
+      return text.substr(begin, text.find('\n', begin) - begin);
+    };
+    detail::throw_error<state_error>(
+        {"copy_state: the models differ: \"", line(there), "\" and \"", line(here), "\""});
+  }
+  from.read_on_host([&](const From&) {
+    to.on_host([&](To&) {
+      const auto copy_all = [](const auto& sources, const auto& targets) {
+        for (std::size_t i = 0; i < sources.size(); ++i) {
+          const auto values = sources[i].thing->values();
+          std::copy(values.begin(), values.end(), targets[i].thing->values().begin());
+        }
+      };
+      copy_all(from.store().parameters(), to.store().parameters());
+      copy_all(from.store().buffer_entries(), to.store().buffer_entries());
+    });
+  });
+}
 
 PUFFERFISH_NAMESPACE_END

@@ -81,6 +81,9 @@ void activation_forward(context<device::cpu>& ctx, std::span<const T> x, std::sp
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <activation_kind Kind, class T>
+void activation_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
 /// dx_i = f'(x_i) dy_i, from y where keeps_output(Kind), else from x. Spans of one length; dx may be dy.
 template <activation_kind Kind, class T>
@@ -95,6 +98,10 @@ void activation_backward(context<device::cpu>& ctx, std::span<const T> kept, std
     kernel(from + begin, gradient + begin, to + begin, end - begin);
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <activation_kind Kind, class T>
+void activation_backward(context<device::gpu>& ctx, std::span<const T> kept, std::span<const T> dy,
+                         std::span<T> dx);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

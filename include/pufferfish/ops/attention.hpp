@@ -20,11 +20,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Where the tokens of each sequence lie: rows first[s] .. first[s] + count[s] - 1. A view.
+/// Where the tokens of each sequence lie: rows first[s] .. first[s] + count[s] - 1. A view of arrays in the
+/// memory of the device that works on the rows.
 struct token_runs {
   index_t sequences = 0;
   const index_t* first = nullptr;
   const index_t* count = nullptr;
+  /// Rows of all sequences together, for who cannot read the counts; -1: not told.
+  index_t total = -1;
 
   index_t most() const {
     index_t result = 0;
@@ -210,8 +213,9 @@ inline void check_runs(const char* what, const token_runs& runs, index_t rows) {
   }
 }
 
+/// What needs no look at the runs.
 template <class T>
-void check_attention(const attention_input<T>& in, const extents<2>& y) {
+void check_attention_shapes(const attention_input<T>& in, const extents<2>& y) {
   const extents<2>&q = in.q.shape(), &k = in.k.shape(), &v = in.v.shape();
   if (in.heads < 1 || q[1] % std::max<index_t>(1, in.heads) != 0 || q[1] != k[1] || v[1] % in.heads != 0 ||
       v[0] != k[0] || y[0] != q[0] || y[1] != v[1] || in.queries.sequences != in.keys.sequences) {
@@ -220,14 +224,29 @@ void check_attention(const attention_input<T>& in, const extents<2>& y) {
                                                   " and ", in.keys.sequences,
                                                   " sequences do not fit each other or the output ", y});
   }
-  check_runs("queries", in.queries, q[0]);
-  check_runs("keys", in.keys, k[0]);
+}
+
+template <class T>
+void check_attention(const attention_input<T>& in, const extents<2>& y) {
+  check_attention_shapes(in, y);
+  check_runs("queries", in.queries, in.q.extent(0));
+  check_runs("keys", in.keys, in.k.extent(0));
   const extents<3>& allowed = in.mask.allowed.shape();
   if (!in.mask.allowed.is_null() &&
       (allowed[0] < in.queries.sequences || allowed[1] < in.queries.most() || allowed[2] < in.keys.most())) {
     pufferfish::detail::throw_error<shape_error>(
         {"attention: a mask ", allowed, " for ", in.queries.sequences, " sequences of up to ",
          in.queries.most(), " queries and ", in.keys.most(), " keys"});
+  }
+}
+
+template <class T>
+void check_attention_gradients(const attention_input<T>& in, const extents<2>& dq, const extents<2>& dk,
+                               const extents<2>& dv) {
+  if (dq != in.q.shape() || dk != in.k.shape() || dv != in.v.shape()) {
+    pufferfish::detail::throw_error<shape_error>({"attention: queries ", in.q.shape(), ", keys ",
+                                                  in.k.shape(), ", values ", in.v.shape(), ", gradients ", dq,
+                                                  ", ", dk, ", ", dv});
   }
 }
 
@@ -338,6 +357,15 @@ template <class T>
 index_t attention_kept_size(const attention_input<T>& in) {
   return detail::place_weights(in, nullptr);
 }
+template <class T>
+index_t attention_kept_size(const context<device::cpu>&, const attention_input<T>& in) {
+  return attention_kept_size(in);
+}
+/// A device keeps a number a query and head.
+template <class T>
+index_t attention_kept_size(const context<device::gpu>&, const attention_input<T>& in) {
+  return in.heads * in.q.extent(0);
+}
 
 /// y_i = sum_j dropout(p_ij) v_j for each head of each sequence, p_i the softmax over the keys j that the
 /// mask lets query i see of q_i k_j / sqrt(d) (Vaswani et al.: "Attention is all you need", NIPS 2017,
@@ -377,19 +405,20 @@ void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const t
   });
 }
 
+/// The device's form: <pufferfish/gpu.hpp>. Whether the runs lie in the rows it does not check.
+template <class T>
+void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y, T* kept);
+
 /// Gradients from dy (shaped as y) to q, k and v: dq, dk, dv, shaped as those, rows dense; overlap nothing.
 /// Rows of no sequence are left alone. `in` and `kept` as in the forward pass; sequences share nothing here.
-/// Throws shape_error.
+/// y: what the forward pass found; this form does not need it. Throws shape_error.
 template <class T>
 void attention_backward(context<device::cpu>& ctx, const attention_input<T>& in, const T* kept,
                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,
-                        const tensor_view<T, 2>& dk, const tensor_view<T, 2>& dv) {
+                        const tensor_view<T, 2>& dk, const tensor_view<T, 2>& dv,
+                        const tensor_view<const T, 2>& = {}) {
   detail::check_attention(in, dy.shape());
-  if (dq.shape() != in.q.shape() || dk.shape() != in.k.shape() || dv.shape() != in.v.shape()) {
-    pufferfish::detail::throw_error<shape_error>({"attention: queries ", in.q.shape(), ", keys ",
-                                                  in.k.shape(), ", values ", in.v.shape(), ", gradients ",
-                                                  dq.shape(), ", ", dk.shape(), ", ", dv.shape()});
-  }
+  detail::check_attention_gradients(in, dq.shape(), dk.shape(), dv.shape());
   if (in.queries.sequences == 0) return;
   scratch_frame frame(ctx.scratch());
   auto* scratch = frame.take<detail::attention_scratch<T>>(ctx.threads());
@@ -421,6 +450,12 @@ void attention_backward(context<device::cpu>& ctx, const attention_input<T>& in,
     own.multiply(transpose(dscores), own.dense(q, 1.0), detail::head_rows(dk, in.keys, s, head, in.heads));
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>. It needs y.
+template <class T>
+void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const T* kept,
+                        const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,
+                        const tensor_view<T, 2>& dk, const tensor_view<T, 2>& dv,
+                        const tensor_view<const T, 2>& y);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

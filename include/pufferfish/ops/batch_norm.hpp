@@ -147,6 +147,64 @@ void batch_norm_statistics(context<device::cpu>& ctx, const tensor_view<const T,
   });
   parts.merge(mean, variance);
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void batch_norm_statistics(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double* mean,
+                           double* variance);
+
+namespace detail {
+
+/// 1 / sqrt(variance + eps).
+template <class T>
+T inverse_deviation(double variance, double eps) {
+  return static_cast<T>(1.0 / std::sqrt(variance + eps));
+}
+
+/// (1 - momentum) running + momentum value.
+template <class T>
+T moved_towards(T running, double value, double momentum) {
+  return static_cast<T>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
+}
+
+}  // namespace detail
+
+/// What a training step does with the moments of its batch, `count` > 1 values in each of `channels`
+/// channels: mean_c to statistics_c, 1 / sqrt(variance_c + eps) to statistics_(channels + c); the running
+/// statistics move towards mean_c and the unbiased variance; batches[0] += 1.
+template <class T>
+void batch_norm_use_batch(context<device::cpu>&, const double* mean, const double* variance, index_t channels,
+                          index_t count, double eps, double momentum, T* statistics, T* running_mean,
+                          T* running_var, T* batches) {
+  const double unbiased = static_cast<double>(count) / static_cast<double>(count - 1);
+  for (index_t c = 0; c < channels; ++c) {
+    statistics[c] = static_cast<T>(mean[c]);
+    statistics[channels + c] = detail::inverse_deviation<T>(variance[c], eps);
+    running_mean[c] = detail::moved_towards(running_mean[c], mean[c], momentum);
+    running_var[c] = detail::moved_towards(running_var[c], variance[c] * unbiased, momentum);
+  }
+  *batches += T{1};
+}
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void batch_norm_use_batch(context<device::gpu>& ctx, const double* mean, const double* variance,
+                          index_t channels, index_t count, double eps, double momentum, T* statistics,
+                          T* running_mean, T* running_var, T* batches);
+
+/// The same from the running statistics, for inference: running_mean_c to statistics_c, 1 /
+/// sqrt(running_var_c
+/// + eps) to statistics_(channels + c).
+template <class T>
+void batch_norm_use_running(context<device::cpu>&, const T* running_mean, const T* running_var,
+                            index_t channels, double eps, T* statistics) {
+  for (index_t c = 0; c < channels; ++c) {
+    statistics[c] = running_mean[c];
+    statistics[channels + c] = detail::inverse_deviation<T>(static_cast<double>(running_var[c]), eps);
+  }
+}
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void batch_norm_use_running(context<device::gpu>& ctx, const T* running_mean, const T* running_var,
+                            index_t channels, double eps, T* statistics);
 
 /// What follows a normalisation in the same pass.
 template <class T>
@@ -186,6 +244,11 @@ void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& 
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_apply<T>);
   detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
+/// The device's form: <pufferfish/gpu.hpp>. Bits of its masks lie as gpu/kernels/relu_mask.hpp says.
+template <class T>
+void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
+                      const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
+                      const norm_epilogue<T>& epilogue = {});
 
 namespace detail {
 
@@ -267,6 +330,12 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_input_gradient<T>);
   detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                         const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
+                         double* dweight, double* dbias, const tensor_view<T, 2>& dx,
+                         const relu_mask<T>& mask = {});
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

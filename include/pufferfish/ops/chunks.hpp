@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include <pufferfish/core/context.hpp>
 
@@ -34,6 +35,20 @@ template <class T>
 void copy_elements(context<device::cpu>& ctx, const T* from, T* to, index_t size) {
   for_chunks(ctx, size, [&](index_t begin, index_t end) { std::copy(from + begin, from + end, to + begin); });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void copy_elements(context<device::gpu>& ctx, const T* from, T* to, index_t size);
+
+/// y_i = value.
+template <class T>
+void fill(context<device::cpu>& ctx, std::span<T> y, T value) {
+  T* to = y.data();
+  for_chunks(ctx, static_cast<index_t>(y.size()),
+             [=](index_t begin, index_t end) { std::fill(to + begin, to + end, value); });
+}
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void fill(context<device::gpu>& ctx, std::span<T> y, T value);
 
 namespace detail {
 

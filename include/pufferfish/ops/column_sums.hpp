@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Sums of the columns of a matrix: the gradient of a bias.
+/// Sums of the columns of a matrix: the gradient of a bias; and how sums in double become a gradient.
 
 #include <pufferfish/ops/passes.hpp>
 
@@ -37,6 +37,21 @@ void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T*
     for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<T>(wide[i]);
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add);
+
+/// gradient_i = sums_i, or gradient_i += that, rounded once: where a pass that found something else has
+/// collected the gradient of a small parameter in double. `size` elements each.
+template <class T>
+void store_gradient(context<device::cpu>&, const double* sums, T* gradient, index_t size, bool add) {
+  for (index_t i = 0; i < size; ++i) {
+    gradient[i] = static_cast<T>(add ? static_cast<double>(gradient[i]) + sums[i] : sums[i]);
+  }
+}
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void store_gradient(context<device::gpu>& ctx, const double* sums, T* gradient, index_t size, bool add);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

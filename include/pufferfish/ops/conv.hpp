@@ -390,5 +390,19 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   detail::backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
 }
 
+/// A device's forms: <pufferfish/gpu.hpp>.
+template <class T>
+void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                  const T* w, const T* bias, const tensor_view<T, 4>& y,
+                  moment_parts<T>* no_moments = nullptr);
+template <class T>
+void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
+                         const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                         bool add = false);
+template <class T>
+void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
+                          const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
+                          bool accumulate);
+
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -67,6 +67,10 @@ void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, do
     }
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>. `random` is what its context's next_random_stream() gave.
+template <class T>
+void dropout(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
+             const random_stream& random, std::uint64_t first);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -40,6 +40,17 @@ void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t 
   }
 }
 
+/// The same in front of a pass on the CPU. Tokens on a device the host cannot read: there, one out of range
+/// makes a pass's result NaN.
+template <class Who>
+void check_tokens(const context<device::cpu>&, const Who& who, std::span<const std::int32_t> tokens,
+                  index_t vocabulary, std::int32_t allowed = no_token) {
+  check_tokens(who, tokens, vocabulary, allowed);
+}
+template <class Who>
+void check_tokens(const context<device::gpu>&, const Who&, std::span<const std::int32_t>, index_t,
+                  std::int32_t = no_token) {}
+
 namespace reference {
 
 /// y_n = row tokens[n] of the table. table: V x D; y: N x D.
@@ -97,6 +108,11 @@ void embedding_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>&
   });
 }
 
+/// The device's form: <pufferfish/gpu.hpp>. A token out of range gives a row of NaNs.
+template <class T>
+void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
+                       std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y);
+
 /// The gradient of the table: see the reference form; without `add`, rows of no token get zeros. Every sum
 /// goes in the order of positions, whatever the number of threads. dy: N x D, dtable: V x D, rows dense, no
 /// overlap. Errors as embedding_forward.
@@ -124,6 +140,12 @@ void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t>
     }
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>. Tokens out of range add to nothing. The positions are put in the
+/// order of their tokens first, by as many comparisons as there are pairs of tokens.
+template <class T>
+void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
+                        const tensor_view<const T, 2>& dy, std::int32_t padding,
+                        const tensor_view<T, 2>& dtable, bool add);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -241,6 +241,22 @@ void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, c
   });
 }
 
+/// The device's form: <pufferfish/gpu.hpp>. It keeps no mask.
+template <class T>
+void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
+                        double eps, const tensor_view<T, 2>& y, const norm_record<T>& record);
+
+/// Words that a record's mask has where there is dropout. On a device: none, since the backward pass draws the
+/// numbers again.
+template <class T>
+index_t norm_mask_size(const context<device::cpu>&, const extents<2>& shape) {
+  return norm_record<T>::mask_size(shape);
+}
+template <class T>
+index_t norm_mask_size(const context<device::gpu>&, const extents<2>&) {
+  return 0;
+}
+
 /// Gradients from dy: to s = dropout(x) + residual, which is the residual's, into dsum; and to x into dx
 /// (different from dsum where there was dropout). dsum, dx: M x C, rows dense; each may be a null view, dsum
 /// may be dy. dweight and dbias: C sums each, overwritten, in double. `dropout` as in the forward pass. One
@@ -298,6 +314,11 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
   merge(totals, tasks.count(), columns, 2 * columns, dweight);
   merge(totals + columns, tasks.count(), columns, 2 * columns, dbias);
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
+                         const T* weight, const tensor_view<const T, 2>& dy, double* dweight, double* dbias,
+                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -204,6 +204,8 @@ void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
 
 /// A device's forms: <pufferfish/gpu.hpp>.
 template <class T>
+void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, T* db, bool accumulate);
+template <class T>
 void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                     const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
                     moment_parts<T>* no_moments = nullptr);

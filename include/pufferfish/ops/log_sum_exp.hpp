@@ -52,6 +52,13 @@ double row_log_sum_exp(const T* z, index_t count) {
   return static_cast<double>(largest) + std::log(sum);
 }
 
+inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
+  if (static_cast<index_t>(results) != logits[0]) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"log_sum_exp: ", results, " results for logits ", logits});
+  }
+}
+
 }  // namespace detail
 
 /// result[m] = log sum_k exp(z(m, k)). logits: M x K dense; result: M values. Logits of any size are safe,
@@ -60,10 +67,7 @@ double row_log_sum_exp(const T* z, index_t count) {
 template <class T>
 void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
   const index_t rows = logits.extent(0), count = logits.extent(1);
-  if (static_cast<index_t>(result.size()) != rows) {
-    pufferfish::detail::throw_error<shape_error>(
-        {"log_sum_exp: ", result.size(), " results for logits ", logits.shape()});
-  }
+  detail::check_log_sum_exp(logits.shape(), result.size());
   const T* const z = logits.flat().data();
   for_row_chunks(ctx, rows, 8 * count, [&](index_t begin, index_t end) {
     for (index_t m = begin; m < end; ++m) {
@@ -71,6 +75,9 @@ void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logit
     }
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -64,5 +64,16 @@ void low_rank_conv_backward_up(context<device::cpu>& ctx, const tensor_view<cons
       });
 }
 
+/// A device's forms: <pufferfish/gpu.hpp>.
+template <class T>
+void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
+                           const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
+                           const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
+                           moment_parts<T>* no_moments = nullptr);
+template <class T>
+void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 4>& t,
+                               const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
+                               const tensor_view<T, 2>& dup, bool accumulate, const tensor_view<T, 4>& dt);
+
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -137,6 +137,12 @@ void lstm_forward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
   });
 }
 
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
+                  const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
+                  const tensor_view<T, 2>& output);
+
 /// Its gradients: see the reference form. Rows are dense; dc_before may be dc_after, nothing else overlaps.
 /// Throws shape_error if the shapes do not fit.
 template <class T>
@@ -158,6 +164,12 @@ void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
     }
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
+                   const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
+                   const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
+                   const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dc_before);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

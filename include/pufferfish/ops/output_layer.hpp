@@ -137,17 +137,22 @@ void check_output(const char* what, const output_layer<T>& layer) {
   }
 }
 
+template <class T>
+void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
+  check_output("output_logits", layer);
+  if (logits != extents<2>{layer.tokens(), layer.vocabulary()}) {
+    pufferfish::detail::throw_error<shape_error>({"output_logits: logits ", logits, " for rows ",
+                                                  layer.x.shape(), " and a weight ", layer.weight.shape()});
+  }
+}
+
 }  // namespace detail
 
 /// The layer's logits, as reference::output_logits. logits: tokens x V, rows dense, overlaps nothing. W is
 /// read once, whatever the number of tokens. Throws shape_error if the sizes differ.
 template <class T>
 void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
-  detail::check_output("output_logits", layer);
-  if (logits.shape() != extents<2>{layer.tokens(), layer.vocabulary()}) {
-    pufferfish::detail::throw_error<shape_error>({"output_logits: logits ", logits.shape(), " for rows ",
-                                                  layer.x.shape(), " and a weight ", layer.weight.shape()});
-  }
+  detail::check_logits(layer, logits.shape());
   if (logits.empty()) return;
   const detail::output_cut cut(layer.vocabulary(), layer.tokens());
   scratch_frame frame(ctx.scratch());
@@ -165,6 +170,9 @@ void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, cons
     }
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

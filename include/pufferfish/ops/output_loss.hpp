@@ -179,6 +179,22 @@ class output_backward {
   T *right_, *partial_, *memory_;
 };
 
+/// Elements from one row of logits to the next, where a device keeps them.
+template <class T>
+index_t kept_logit_step(index_t vocabulary) {
+  constexpr index_t line = 16 / static_cast<index_t>(sizeof(T));
+  return (vocabulary + line - 1) / line * line;
+}
+
+template <class T>
+void check_output_gradient(const output_layer<T>& layer, const output_gradient<T>& to) {
+  if (to.dx.shape() != layer.x.shape() || to.dweight.shape() != layer.weight.shape()) {
+    pufferfish::detail::throw_error<shape_error>({"output_loss: gradients ", to.dx.shape(), " and ",
+                                                  to.dweight.shape(), " do not fit ", layer.x.shape(),
+                                                  " and ", layer.weight.shape()});
+  }
+}
+
 }  // namespace detail
 
 /// Elements that output_loss_forward keeps for output_loss_backward: exponentials of the logits, and two
@@ -187,6 +203,15 @@ template <class T>
 index_t output_loss_kept(const output_layer<T>& layer) {
   const detail::output_cut cut(layer.vocabulary(), layer.tokens());
   return cut.width * (cut.vocabulary + cut.blocks());
+}
+template <class T>
+index_t output_loss_kept(const context<device::cpu>&, const output_layer<T>& layer) {
+  return output_loss_kept(layer);
+}
+/// A device keeps the logits, rows aligned to 16 bytes, and two numbers of each token.
+template <class T>
+index_t output_loss_kept(const context<device::gpu>&, const output_layer<T>& layer) {
+  return layer.tokens() * (detail::kept_logit_step<T>(layer.vocabulary()) + 2);
 }
 
 /// The loss of the layer's logits against one target a token (in 0 .. V - 1, or the padding). `kept`:
@@ -253,6 +278,11 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
   for (index_t n = 0; n < logits[0]; ++n) result.loss_sum += losses[n];
   return result;
 }
+/// The device's form: <pufferfish/gpu.hpp>. Results on the device, as token_loss has them.
+template <class T>
+void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,
+                         std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
+                         double* results);
 
 /// The gradients of that loss, divided by `normalizer`, from what the forward pass kept (which is used up).
 /// The same layer, targets and options; gradients overlap nothing. Every sum is taken in one order, whatever
@@ -264,15 +294,20 @@ void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& laye
   const extents<2> logits{layer.tokens(), layer.vocabulary()};
   detail::check_output("output_loss", layer);
   detail::check_token_loss("output_loss", targets, logits, options, normalizer);
-  if (to.dx.shape() != layer.x.shape() || to.dweight.shape() != layer.weight.shape()) {
-    pufferfish::detail::throw_error<shape_error>({"output_loss: gradients ", to.dx.shape(), " and ",
-                                                  to.dweight.shape(), " do not fit ", layer.x.shape(),
-                                                  " and ", layer.weight.shape()});
-  }
+  detail::check_output_gradient(layer, to);
   if (logits[0] == 0) return detail::clear_gradient(to);
   scratch_frame frame(ctx.scratch());
   detail::output_backward<T>(ctx, frame, layer, targets, options, normalizer, kept, to).run(ctx);
 }
+/// The device's form: <pufferfish/gpu.hpp>; the normalizer from the host, or from device memory.
+template <class T>
+void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
+                          std::span<const std::int32_t> targets, const token_loss_options& options,
+                          double normalizer, T* kept, const output_gradient<T>& to);
+template <class T>
+void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
+                          std::span<const std::int32_t> targets, const token_loss_options& options,
+                          const double* normalizer, T* kept, const output_gradient<T>& to);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

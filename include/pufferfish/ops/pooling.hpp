@@ -204,6 +204,10 @@ void max_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, const 
                output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
       });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                      const tensor_view<T, 4>& y);
 
 /// dx from dy (formula: reference::max_pool_backward); finds the winners again from x and y = the result of
 /// the forward pass, so that nothing needs to be kept. Shapes as there; dx overlaps nothing. Where y is NaN,
@@ -227,6 +231,11 @@ void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const
     });
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                       const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
+                       const tensor_view<T, 4>& dx);
 
 /// y = the average of each window (formula: reference::average_pool_forward). Shapes as max_pool_forward.
 template <class T>
@@ -242,6 +251,10 @@ void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bo
                output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
       });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
+                          const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y);
 
 /// dx from dy (formula: reference::average_pool_backward). dx overlaps nothing.
 template <class T>
@@ -261,6 +274,10 @@ void average_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, b
     });
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
+                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

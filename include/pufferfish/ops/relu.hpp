@@ -36,6 +36,9 @@ void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> 
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
 /// dx_i = dy_i where y_i > 0, else 0. Spans of one length; dx may be dy.
 template <class T>
@@ -48,6 +51,9 @@ void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<co
     kernel(output + begin, gradient + begin, to + begin, end - begin);
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -61,7 +61,8 @@ void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f)
 }  // namespace detail
 
 /// One bit for each element of a matrix of rows x channels: whether it passes a ReLU's gradient. A view of
-/// words that somebody else owns (on the tape, usually).
+/// words that somebody else owns (on the tape, usually). On a device the bits lie in another order:
+/// gpu/kernels/relu_mask.hpp.
 template <class T>
 struct relu_mask {
   using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
@@ -76,7 +77,7 @@ struct relu_mask {
     return rows.units() * rows.width;
   }
 
-  /// The bit of one element.
+  /// The bit of one element, of words on the CPU.
   bool passes(const extents<2>& shape, index_t row, index_t channel) const {
     const detail::wide_rows<T> rows(shape);
     const index_t at = row * shape[1] + channel, unit = at / rows.unit(), inside = at % rows.unit();
@@ -123,6 +124,10 @@ void masked_copy(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, co
                  const tensor_view<T, 2>& y) {
   detail::masked_pass<T>(ctx, x, mask, y, false);
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void masked_copy(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                 const tensor_view<T, 2>& y);
 
 /// y += x where the mask has a bit. Shapes as masked_copy.
 template <class T>
@@ -130,6 +135,10 @@ void masked_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, con
                 const tensor_view<T, 2>& y) {
   detail::masked_pass<T>(ctx, x, mask, y, true);
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void masked_add(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                const tensor_view<T, 2>& y);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

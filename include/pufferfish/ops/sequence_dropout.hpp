@@ -62,6 +62,10 @@ void sequence_dropout(context<device::cpu>& ctx, const tensor_view<const T, 2>& 
     }
   });
 }
+/// The device's form: <pufferfish/gpu.hpp>. `mask.random` is what its context's next_random_stream() gave.
+template <class T>
+void sequence_dropout(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
+                      const tensor_view<T, 2>& y);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -64,11 +64,15 @@ struct smoothed_target {
   }
 };
 
-inline void check_labels(std::span<const std::int32_t> labels, const extents<2>& logits) {
+inline void check_label_count(std::span<const std::int32_t> labels, const extents<2>& logits) {
   if (static_cast<index_t>(labels.size()) != logits[0]) {
     PUFFERFISH_THROW(shape_error("softmax_cross_entropy: " + std::to_string(labels.size()) + " labels for " +
                                  std::to_string(logits[0]) + " rows of logits " + to_string<2>(logits)));
   }
+}
+
+inline void check_labels(std::span<const std::int32_t> labels, const extents<2>& logits) {
+  check_label_count(labels, logits);
   for (std::size_t m = 0; m < labels.size(); ++m) {
     if (labels[m] < 0 || labels[m] >= logits[1]) {
       PUFFERFISH_THROW(value_error("softmax_cross_entropy: label " + std::to_string(labels[m]) +
@@ -165,6 +169,25 @@ struct softmax_rows {
 
 }  // namespace detail
 
+namespace detail {
+
+/// Throws as softmax_cross_entropy for what is wrong beside the labels.
+template <class T>
+void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& smoothing, double normalizer,
+                const tensor_view<T, 2>& dlogits) {
+  if (!(smoothing.epsilon >= 0.0 && smoothing.epsilon < 1.0) || !(normalizer > 0.0)) {
+    PUFFERFISH_THROW(value_error("softmax_cross_entropy: epsilon " + std::to_string(smoothing.epsilon) +
+                                 " must be in [0, 1), normalizer " + std::to_string(normalizer) +
+                                 " positive"));
+  }
+  if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
+    PUFFERFISH_THROW(shape_error("softmax_cross_entropy: logits " + to_string<2>(logits.shape()) +
+                                 ", gradient " + to_string<2>(dlogits.shape())));
+  }
+}
+
+}  // namespace detail
+
 /// Cross entropy between softmax(logits) and the smoothed labels, summed over the rows, and its gradient:
 /// dlogits = (softmax - target) / normalizer, with which normalizer = batch size gives the gradient of the
 /// mean. logits: M x K dense; labels: M values in 0 .. K - 1; dlogits: M x K dense (it may be logits), or a
@@ -178,15 +201,7 @@ loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<c
                                   double normalizer, const tensor_view<T, 2>& dlogits) {
   const index_t rows = logits.extent(0), classes = logits.extent(1);
   detail::check_labels(labels, logits.shape());
-  if (!(smoothing.epsilon >= 0.0 && smoothing.epsilon < 1.0) || !(normalizer > 0.0)) {
-    PUFFERFISH_THROW(value_error("softmax_cross_entropy: epsilon " + std::to_string(smoothing.epsilon) +
-                                 " must be in [0, 1), normalizer " + std::to_string(normalizer) +
-                                 " positive"));
-  }
-  if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
-    PUFFERFISH_THROW(shape_error("softmax_cross_entropy: logits " + to_string<2>(logits.shape()) +
-                                 ", gradient " + to_string<2>(dlogits.shape())));
-  }
+  detail::check_loss<T>(logits, smoothing, normalizer, dlogits);
   const detail::softmax_rows<T> row{classes, {smoothing, classes}, static_cast<T>(1.0 / normalizer)};
   const T* from = logits.flat().data();
   T* to = dlogits.is_null() ? nullptr : dlogits.flat().data();
@@ -208,6 +223,13 @@ loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<c
   }
   return result;
 }
+/// The device's form: <pufferfish/gpu.hpp>. The host does not wait for what it finds: on the device,
+/// results[0] becomes the sum of the losses and results[1] the number of correct rows. It cannot throw for a
+/// label out of range: that makes the loss and the row's gradient NaN.
+template <class T>
+void softmax_cross_entropy(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
+                           std::span<const std::int32_t> labels, const label_smoothing& smoothing,
+                           double normalizer, const tensor_view<T, 2>& dlogits, double* results);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -28,9 +28,12 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
 }  // namespace reference
 
 /// The right operand of such products: one matrix, or several of one shape on the diagonal of a matrix that
-/// is zero elsewhere.
+/// is zero elsewhere. A device's, with the same members, comes with <pufferfish/gpu.hpp>.
+template <class T, class Device = device::cpu>
+class step_operand;
+
 template <class T>
-class step_operand {
+class step_operand<T, device::cpu> {
  public:
   /// b: K x N, any strides; `groups` of them, each `group_step` elements behind the one before. Copied to
   /// memory of `frame` where that pays for so many steps, else used where it lies: b and the frame must live

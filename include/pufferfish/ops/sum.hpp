@@ -33,6 +33,9 @@ void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void add(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
 /// y_i = max(0, y_i + x_i); a NaN stays. Spans of one length that do not overlap.
 template <class T>
@@ -44,6 +47,9 @@ void add_relu(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void add_relu(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -84,8 +84,10 @@ token_loss_result token_loss(const tensor_view<const T, 2>& logits, std::span<co
 
 namespace detail {
 
-inline void check_token_loss(const char* what, std::span<const std::int32_t> targets,
-                             const extents<2>& logits, const token_loss_options& options, double normalizer) {
+/// What needs no look at the targets.
+inline void check_loss_options(const char* what, std::span<const std::int32_t> targets,
+                               const extents<2>& logits, const token_loss_options& options,
+                               double normalizer) {
   if (static_cast<index_t>(targets.size()) != logits[0]) {
     pufferfish::detail::throw_error<shape_error>(
         {what, ": ", targets.size(), " targets for logits ", logits, " (tokens x vocabulary)"});
@@ -95,6 +97,11 @@ inline void check_token_loss(const char* what, std::span<const std::int32_t> tar
                                                   " must be in [0, 1), normalizer ", normalizer,
                                                   " positive"});
   }
+}
+
+inline void check_token_loss(const char* what, std::span<const std::int32_t> targets,
+                             const extents<2>& logits, const token_loss_options& options, double normalizer) {
+  check_loss_options(what, targets, logits, options, normalizer);
   check_tokens(what, targets, logits[1], options.padding);
 }
 
@@ -136,6 +143,18 @@ token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const 
   for (index_t m = 0; m < rows; ++m) result.loss_sum += losses[m];
   return result;
 }
+/// The device's form: <pufferfish/gpu.hpp>. The host does not wait for what it finds: on the device,
+/// results[0] becomes the sum of the losses and results[1] the number of targets that count. It cannot throw
+/// for a target out of range: that makes the loss and the row's gradient NaN.
+template <class T>
+void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
+                std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
+                const tensor_view<T, 2>& dlogits, double* results);
+/// The same with a normalizer in device memory: what a captured step reads anew.
+template <class T>
+void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
+                std::span<const std::int32_t> targets, const token_loss_options& options,
+                const double* normalizer, const tensor_view<T, 2>& dlogits, double* results);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -23,6 +23,18 @@ struct adam_options {
   /// True (AdamW): value *= 1 - lr weight_decay. False (Adam): weight_decay value is added to the gradient.
   bool decoupled_decay = true;
   bool decay_all = false;  ///< also biases and normalisation parameters, as PyTorch does by default
+
+  /// Throws value_error for what is out of range.
+  void validate() const {
+    const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
+    const bool valid = is_beta(beta1) && is_beta(beta2) && eps > 0.0 && std::isfinite(eps) &&
+                       weight_decay >= 0.0 && std::isfinite(weight_decay);
+    if (!valid) {
+      pufferfish::detail::throw_error<value_error>(
+          {"Adam: betas ", beta1, " and ", beta2, " must be in [0, 1), eps ", eps,
+           " positive, weight decay ", weight_decay, " not negative, all finite"});
+    }
+  }
 };
 
 namespace ops::reference {
@@ -75,7 +87,7 @@ class Adam {
   /// shape_error if the target's parts do not fit each other, value_error for options out of range.
   Adam(optimizer_target<T> target, const adam_options& options)
       : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
-    check(options_);
+    options_.validate();
     target_.require_covered("Adam");
     const auto size = static_cast<index_t>(target_.values.size());
     first_ = aligned_buffer<T>(size);
@@ -122,17 +134,6 @@ class Adam {
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
  private:
-  static void check(const adam_options& o) {
-    const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
-    const bool valid = is_beta(o.beta1) && is_beta(o.beta2) && o.eps > 0.0 && std::isfinite(o.eps) &&
-                       o.weight_decay >= 0.0 && std::isfinite(o.weight_decay);
-    if (!valid) {
-      pufferfish::detail::throw_error<value_error>(
-          {"Adam: betas ", o.beta1, " and ", o.beta2, " must be in [0, 1), eps ", o.eps,
-           " positive, weight decay ", o.weight_decay, " not negative, all finite"});
-    }
-  }
-
   // sqrt(v / c) + eps = sqrt(v) / sqrt(c) + eps: the corrections are numbers of the step.
   detail::adam_numbers<T> numbers_for(double lr, double decay) const {
     const auto t = static_cast<double>(steps_);

@@ -68,8 +68,7 @@ namespace detail {
 /// segment's end, so a step over ranges of whole segments takes the very steps of one over everything.
 class arena_tasks {
  public:
-  arena_tasks(const std::vector<arena_segment>& segments, bool decay_all) {
-    constexpr index_t piece = 32768;
+  arena_tasks(const std::vector<arena_segment>& segments, bool decay_all, index_t piece = 32768) {
     for (const arena_segment& segment : segments) {
       for (index_t begin = 0; begin < segment.size; begin += piece) {
         tasks_.push_back(
@@ -78,10 +77,15 @@ class arena_tasks {
     }
   }
 
-  /// Calls f(task) for the tasks of elements offset .. offset + size. Throws value_error, naming `who`,
+  /// In order of their offsets.
+  const std::vector<arena_segment>& tasks() const { return tasks_; }
+
+  /// The tasks of elements offset .. offset + size, from number `first` on. Throws value_error, naming `who`,
   /// unless these are whole segments.
-  template <class F>
-  void run(context<device::cpu>& ctx, const char* who, index_t offset, index_t size, F&& f) const {
+  struct task_range {
+    index_t first, count;
+  };
+  task_range tasks_of(const char* who, index_t offset, index_t size) const {
     const auto from = [this](index_t element) {
       return std::partition_point(tasks_.begin(), tasks_.end(),
                                   [=](const arena_segment& task) { return task.offset < element; });
@@ -93,8 +97,15 @@ class arena_tasks {
       throw_error<value_error>({who, ": elements ", offset, " .. ", offset + size,
                                 " are no whole parameters of ", end_of_all(), " elements"});
     }
-    ctx.parallel_for(static_cast<index_t>(last - first),
-                     [&](index_t task, int) { f(first[static_cast<std::ptrdiff_t>(task)]); });
+    return {first - tasks_.begin(), last - first};
+  }
+
+  /// Calls f(task) for them.
+  template <class F>
+  void run(context<device::cpu>& ctx, const char* who, index_t offset, index_t size, F&& f) const {
+    const task_range range = tasks_of(who, offset, size);
+    ctx.parallel_for(range.count,
+                     [&](index_t task, int) { f(tasks_[static_cast<std::size_t>(range.first + task)]); });
   }
 
  private:

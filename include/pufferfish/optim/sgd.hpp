@@ -19,6 +19,21 @@ struct sgd_options {
   bool nesterov = false;
   double weight_decay = 0.0;
   bool decay_all = false;  ///< also biases and normalisation parameters, as PyTorch does by default
+
+  /// Throws value_error for what is out of range.
+  void validate() const {
+    const bool valid = momentum >= 0.0 && std::isfinite(momentum) && std::isfinite(dampening) &&
+                       weight_decay >= 0.0 && std::isfinite(weight_decay);
+    if (!valid) {
+      PUFFERFISH_THROW(value_error("SGD: momentum " + std::to_string(momentum) + ", dampening " +
+                                   std::to_string(dampening) + ", weight decay " +
+                                   std::to_string(weight_decay) + ": finite, none negative"));
+    }
+    if (nesterov && (momentum == 0.0 || dampening != 0.0)) {
+      PUFFERFISH_THROW(value_error("SGD: Nesterov needs momentum (got " + std::to_string(momentum) +
+                                   ") and no dampening (got " + std::to_string(dampening) + ")"));
+    }
+  }
 };
 
 namespace ops::reference {
@@ -52,7 +67,7 @@ class SGD {
   /// value_error for options out of range.
   SGD(optimizer_target<T> target, const sgd_options& options)
       : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
-    check(options_);
+    options_.validate();
     target_.require_covered("SGD");
     if (options_.momentum != 0.0) velocity_ = aligned_buffer<T>(static_cast<index_t>(target_.values.size()));
   }
@@ -98,20 +113,6 @@ class SGD {
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
  private:
-  static void check(const sgd_options& o) {
-    const bool valid = o.momentum >= 0.0 && std::isfinite(o.momentum) && std::isfinite(o.dampening) &&
-                       o.weight_decay >= 0.0 && std::isfinite(o.weight_decay);
-    if (!valid) {
-      PUFFERFISH_THROW(value_error("SGD: momentum " + std::to_string(o.momentum) + ", dampening " +
-                                   std::to_string(o.dampening) + ", weight decay " +
-                                   std::to_string(o.weight_decay) + ": finite, none negative"));
-    }
-    if (o.nesterov && (o.momentum == 0.0 || o.dampening != 0.0)) {
-      PUFFERFISH_THROW(value_error("SGD: Nesterov needs momentum (got " + std::to_string(o.momentum) +
-                                   ") and no dampening (got " + std::to_string(o.dampening) + ")"));
-    }
-  }
-
   ops::detail::sgd_numbers<T> numbers_for(double lr) const {
     const T momentum = static_cast<T>(options_.momentum);
     const bool first = steps_ == 0;  // the velocity is zero: weights of 0 and 1 make it g

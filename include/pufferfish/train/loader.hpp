@@ -126,6 +126,10 @@ class loader {
 
   const image_set& set() const { return *set_; }
   const loader_options& options() const { return options_; }
+  /// The normalised value of pixel value v of channel c, at 256 c + v.
+  const std::vector<float>& table() const { return table_; }
+  /// The random numbers of an epoch's augmentation; those of sample i of the set: 3 i, 3 i + 1, 3 i + 2.
+  random_stream augmentation_stream(index_t epoch) const { return stream("augment", epoch); }
 
   /// Global batches an epoch, the last smaller one included.
   index_t steps_per_epoch() const { return (set_->count + options_.batch - 1) / options_.batch; }
@@ -148,21 +152,26 @@ class loader {
     return {first, count * (options_.rank + 1) / options_.ranks - first, count};
   }
 
+  /// The same for a batch that is to fill images of the given extents (NHWC) and so many labels. Throws
+  /// shape_error, too, if there is no room for count samples or the images have another size.
+  batch_place place_for(index_t epoch, index_t step, const extents<4>& images, std::size_t labels) const {
+    const batch_place part = place(epoch, step);
+    const extents<4> expected{part.count, set_->height, set_->width, set_->channels};
+    if (images[0] < part.count || static_cast<index_t>(labels) < part.count ||
+        !std::equal(images.begin() + 1, images.end(), expected.begin() + 1)) {
+      PUFFERFISH_THROW(shape_error("loader: a batch of " + to_string<4>(expected) + " (NHWC) and " +
+                                   std::to_string(part.count) + " labels does not fit into " +
+                                   to_string<4>(images) + " and " + std::to_string(labels)));
+    }
+    return part;
+  }
+
   /// Fills rows 0 .. count - 1 of `images` (N x height x width x channels, dense) and of `labels` with this
-  /// rank's part of a global batch; what follows stays as it was. Throws value_error as place(), shape_error
-  /// if there is no room for count samples or the images have another size.
+  /// rank's part of a global batch; what follows stays as it was. Throws as place_for.
   template <class T>
   batch_place load(index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) {
-    const batch_place part = place(epoch, step);
-    const extents<4> expected{part.count, set_->height, set_->width, set_->channels};
-    const extents<4>& given = images.shape();
-    if (given[0] < part.count || static_cast<index_t>(labels.size()) < part.count ||
-        !std::equal(given.begin() + 1, given.end(), expected.begin() + 1)) {
-      PUFFERFISH_THROW(shape_error("loader: a batch of " + to_string<4>(expected) + " (NHWC) and " +
-                                   std::to_string(part.count) + " labels does not fit into " +
-                                   to_string<4>(given) + " and " + std::to_string(labels.size())));
-    }
+    const batch_place part = place_for(epoch, step, images.shape(), labels.size());
     T* row = images.flat().data();
     const index_t row_size = set_->height * set_->width * set_->channels;
     for (index_t i = 0; i < part.count; ++i) {
@@ -196,7 +205,7 @@ class loader {
   }
 
   window draw_window(index_t epoch, index_t sample) const {
-    const random_stream random = stream("augment", epoch);
+    const random_stream random = augmentation_stream(epoch);
     const auto number = 3 * static_cast<std::uint64_t>(sample);
     const index_t pad = options_.augment.pad_crop;
     const auto positions = static_cast<std::uint64_t>(2 * pad + 1);
@@ -263,7 +272,6 @@ class loader {
     }
   }
 
-  /// The normalised value of each pixel value of each channel.
   void fill_table() {
     for (std::size_t c = 0; c < static_cast<std::size_t>(set_->channels); ++c) {
       const bool plain = options_.normalize.mean.empty();

@@ -1,23 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Executes the blocks of a grid: threads are fibres. A thread that meets no barrier runs to its end on the fibre
-/// that is there; only one that has to wait keeps its own.
+/// Executes the blocks of a grid: threads are fibres. A thread that meets no barrier runs to its end on the
+/// fibre that is there; only one that has to wait keeps its own.
 
-#undef _FORTIFY_SOURCE  // its longjmp takes another stack for a corrupted one
 #include "cuda.hpp"
 
-#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <numeric>
-#include <sys/mman.h>
-#include <ucontext.h>
-#include <unistd.h>
 #include <vector>
 
 #include "device.hpp"
+#include "fibre.hpp"
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -27,14 +22,6 @@ namespace emulated_device {
 namespace {
 
 constexpr int most_threads = 1024;
-constexpr std::size_t stack_bytes = 256 * 1024;
-
-struct fibre {
-  jmp_buf registers;
-  ucontext_t first;
-  bool started = false;
-};
-
 enum class state : unsigned char { fresh, running, ready, at_barrier, in_warp, returned };
 
 struct thread {
@@ -57,23 +44,23 @@ struct {
   const char* name = nullptr;
   const operation* body = nullptr;
   int size = 0;
-  unsigned disorder = 0;   // decides in which order threads start, leave barriers and go on
+  unsigned disorder = 0;  // decides in which order threads start, leave barriers and go on
   int started = 0;
   int returned = 0;
-  int arrived = 0;         // at the barrier
-  int agreed = 0;          // of them, those whose predicate is not zero
-  site barrier;            // where the first of them is
-  unsigned barriers = 0;   // passed
-  int result[2] = {};      // `agreed` of the last barriers, even and odd
-  int current = -1;        // thread at work
-  fibre* on = nullptr;     // its fibre
+  int arrived = 0;        // at the barrier
+  int agreed = 0;         // of them, those whose predicate is not zero
+  site barrier;           // where the first of them is
+  unsigned barriers = 0;  // passed
+  int result[2] = {};     // `agreed` of the last barriers, even and odd
+  int current = -1;       // thread at work
+  fibre* on = nullptr;    // its fibre
   thread threads[most_threads];
   warp warps[most_threads / 32];
   int ready[most_threads];  // threads that may go on: a ring
   unsigned ready_first = 0, ready_last = 0;
-  jmp_buf back;  // to run_block
 } block;
 
+fibre host;
 std::vector<fibre*> idle;
 
 constexpr std::size_t shared_guard = 64;
@@ -91,9 +78,15 @@ void take(int t) {
   threadIdx = index_of(t);
 }
 
-void push_ready(int t) {
+// Behind all others, after a barrier; before them, after a warp operation: a warp goes on as long as it can,
+// and its stacks stay in the cache.
+void push_last(int t) {
   block.threads[t].now = state::ready;
   block.ready[block.ready_last++ % most_threads] = t;
+}
+void push_first(int t) {
+  block.threads[t].now = state::ready;
+  block.ready[--block.ready_first % most_threads] = t;
 }
 
 bool backwards() { return ((block.disorder >> block.barriers % 16) & 1U) != 0; }
@@ -134,7 +127,7 @@ void try_complete(int first_of_warp, unsigned mask) {
   first->complete(slots);
   w.waiting &= ~lanes;
   for (int l = 0; l < 32; ++l) {
-    if ((lanes >> l & 1U) != 0 && first_of_warp + l != block.current) push_ready(first_of_warp + l);
+    if ((lanes >> l & 1U) != 0 && first_of_warp + l != block.current) push_first(first_of_warp + l);
   }
 }
 
@@ -151,76 +144,53 @@ void end_thread() {
   }
 }
 
-__attribute__((noinline)) fibre* idle_fibre();
-
-[[noreturn]] void enter(fibre* f) {
-  block.on = f;
-  if (f->started) _longjmp(f->registers, 1);
-  f->started = true;
-  setcontext(&f->first);
-  std::abort();
+void go_to(fibre& next) {
+  fibre& self = *block.on;
+  block.on = &next;
+  self.switch_to(next);
 }
 
-// Leaves the fibre of a thread that waits or has returned for one that can go on. In the second case it returns
-// when there is another thread to start.
+void run_threads();
+
+fibre& idle_fibre() {
+  if (idle.empty()) return *new fibre(run_threads);
+  fibre& f = *idle.back();
+  idle.pop_back();
+  return f;
+}
+
+// Leaves the fibre of a thread that waits or has returned for one that can go on. In the second case it
+// returns when there is another thread to start.
 void go_on(bool returned) {
   const bool fresh = block.started < block.size;
   const bool ready = block.ready_first != block.ready_last;
   if (fresh && (!ready || (block.disorder & 1U) != 0)) {
-    if (returned) return;
-    enter(idle_fibre());
+    if (!returned) go_to(idle_fibre());
+    return;
   }
   if (!ready && block.returned < block.size) stuck();
-  if (returned) {
-    idle.push_back(block.on);
-    if (_setjmp(block.on->registers) != 0) return;
-    if (!ready) _longjmp(block.back, 1);
-  }
+  if (returned) idle.push_back(block.on);
+  if (!ready) return go_to(host);
   const int t = block.ready[block.ready_first++ % most_threads];
   take(t);
-  enter(block.threads[t].on);
+  go_to(*block.threads[t].on);
 }
 
 void wait(state why) {
   thread& self = block.threads[block.current];
   self.now = why;
   self.on = block.on;
-  if (_setjmp(self.on->registers) == 0) go_on(false);
+  go_on(false);
 }
 
-void fibre_main() {
+// What a fibre does.
+void run_threads() {
   for (;;) {
     take(in_order(block.started++));
     (*block.body)();
     end_thread();
     go_on(true);
   }
-}
-
-// Nothing but this in a function that may, for all the compiler knows, return twice.
-__attribute__((noinline)) void initialize(ucontext_t* context) { getcontext(context); }
-
-fibre* idle_fibre() {
-  static unsigned count = 0;
-  if (!idle.empty()) {
-    fibre* f = idle.back();
-    idle.pop_back();
-    return f;
-  }
-  auto* f = new fibre;
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  void* memory = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-  if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {
-    misuse("no memory for a thread's stack", site::current());
-  }
-  initialize(&f->first);
-  f->first.uc_stack.ss_sp = static_cast<char*>(memory) + page;
-  // Stacks that begin at equal offsets would share a few lines of the cache.
-  f->first.uc_stack.ss_size = stack_bytes - count++ * 5 % 128 * 64;
-  f->first.uc_link = nullptr;
-  makecontext(&f->first, fibre_main, 0);
-  return f;
 }
 
 void run_block(std::size_t shared_bytes) {
@@ -233,11 +203,12 @@ void run_block(std::size_t shared_bytes) {
     const int lanes = block.size - t;
     block.warps[t / 32] = {lanes >= 32 ? ~0U : (1U << lanes) - 1U, 0};
   }
-  fibre* first = idle_fibre();
   forget_copies();
-  if (_setjmp(block.back) == 0) enter(first);
+  block.on = &host;
+  go_to(idle_fibre());
   for (std::size_t i = 0; i < shared_guard; ++i) {
-    if (shared[shared_bytes + i] != guard_byte) misuse("something wrote behind dynamic shared memory", site::current());
+    if (shared[shared_bytes + i] != guard_byte)
+      misuse("something wrote behind dynamic shared memory", site::current());
   }
 }
 
@@ -258,7 +229,7 @@ votes block_barrier(bool predicate, const site& where) {
     block.arrived = block.agreed = 0;
     ++block.barriers;
     for (int i = 0; i < block.size; ++i) {
-      if (in_order(i) != self) push_ready(in_order(i));
+      if (in_order(i) != self) push_last(in_order(i));
     }
   }
   return {block.result[generation % 2], block.size};
@@ -286,22 +257,39 @@ void* dynamic_shared_memory() { return shared; }
 
 void print_position() {
   if (block.name == nullptr) return;
-  std::fprintf(stderr, "emulated device: in %s, grid %u x %u x %u of %u x %u x %u threads, block (%u, %u, %u)",
+  std::fprintf(stderr,
+               "emulated device: in %s, grid %u x %u x %u of %u x %u x %u threads, block (%u, %u, %u)",
                block.name, gridDim.x, gridDim.y, gridDim.z, blockDim.x, blockDim.y, blockDim.z, blockIdx.x,
                blockIdx.y, blockIdx.z);
-  if (block.current >= 0) std::fprintf(stderr, ", thread (%u, %u, %u)", threadIdx.x, threadIdx.y, threadIdx.z);
+  if (block.current >= 0)
+    std::fprintf(stderr, ", thread (%u, %u, %u)", threadIdx.x, threadIdx.y, threadIdx.z);
   std::fputc('\n', stderr);
 }
 
+void check_aligned16(const void* address, const site& where) {
+  if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0) {
+    misuse("an access of 16 bytes at an address that is no multiple of 16", where);
+  }
+}
+
 void misuse(const char* why, const site& where) {
-  std::fprintf(stderr, "emulated device: %s:%u: %s: %s\n", where.file_name(), where.line(), where.function_name(),
-               why);
+  std::fprintf(stderr, "emulated device: %s:%u: %s: %s\n", where.file_name(), where.line(),
+               where.function_name(), why);
   print_position();
   std::abort();
 }
 
+namespace {
+
+unsigned first_disorder() {
+  const char* setting = std::getenv("PUFFERFISH_EMULATED_ORDER");
+  return setting == nullptr ? 0x9e3779b9U : static_cast<unsigned>(std::strtoul(setting, nullptr, 10));
+}
+
+}  // namespace
+
 void run_grid(const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes, const operation& body) {
-  static unsigned disorder = 0x9e3779b9U;
+  static unsigned disorder = first_disorder();
   block.name = name;
   block.body = &body;
   block.size = static_cast<int>(threads.x * threads.y * threads.z);
@@ -331,7 +319,8 @@ cudaError_t launch(cudaStream_t stream, const char* name, dim3 blocks, dim3 thre
                           threads.x * threads.y * threads.z <= most_threads;
   if (!grid_fits || !block_fits) return cudaErrorInvalidConfiguration;
   if (shared_bytes > most_shared_bytes) return cudaErrorInvalidValue;
-  return submit(stream, name, [=, body = std::move(body)] { run_grid(name, blocks, threads, shared_bytes, body); });
+  return submit(stream, name,
+                [=, body = std::move(body)] { run_grid(name, blocks, threads, shared_bytes, body); });
 }
 
 }  // namespace emulated_device

@@ -2,15 +2,18 @@
 #pragma once
 
 /// \file
-/// The emulated device: it executes the library's kernels on the host, so that their tests run, are debugged and
-/// are sanitized where there is no GPU (most developers' machines, all of continuous integration). The compiler
-/// includes this file before a unit that has kernels in it (-include), and reads the words of CUDA C++ below as
-/// ordinary C++; runtime.cpp, memory.cpp and blas.cpp beside it stand in for the libraries.
+/// The emulated device: it executes the library's kernels on the host, so that their tests run, are debugged
+/// and are sanitized where there is no GPU (most developers' machines, all of continuous integration). The
+/// compiler includes this file before a unit that has kernels in it (-include), and reads the words of CUDA
+/// C++ below as ordinary C++; the files beside it stand in for the CUDA runtime and cuBLAS.
 ///
-/// A block's threads are fibres of one host thread, switched at barriers and warp operations only; blocks run one
-/// after the other in a scrambled order. What would hang or be undefined on a device ends the program with a
-/// message: a barrier that not all threads reach, a shuffle from a lane that is not there, a write behind
-/// memory's end. It shows what a kernel computes, and nothing of how fast.
+/// A block's threads are fibres of one host thread, switched at barriers and warp operations only; blocks run
+/// one after the other in a scrambled order. What would hang or be undefined on a device ends the program
+/// with a message: a barrier that not all threads reach, a shuffle from a lane that is not there, a write
+/// behind memory's end. It shows what a kernel computes, and nothing of how fast. What it cannot show: races
+/// that none of its schedules has (PUFFERFISH_EMULATED_ORDER=number chooses others), reads of static shared
+/// memory before writes (it holds what the block before left; dynamic memory and the device's are NaNs), and
+/// limits that ptxas and the device know: registers, launch bounds, static shared memory.
 
 #define PUFFERFISH_EMULATED_DEVICE 1
 
@@ -70,13 +73,16 @@ struct votes {
 /// Waits for all threads of the block.
 votes block_barrier(bool predicate, const site& where);
 
-/// Waits for the lanes of `mask` that have not returned. The last one calls complete(slots), where slots[lane]
-/// is that lane's `slot` and null for a lane that does not take part.
+/// Waits for the lanes of `mask` that have not returned. The last one calls complete(slots), where
+/// slots[lane] is that lane's `slot` and null for a lane that does not take part.
 void warp_exchange(unsigned mask, void* slot, void (*complete)(void* const* slots), const site& where);
 
 /// The calling thread's lane, and its number in its block, x fastest.
 int lane();
 int thread_of_block();
+
+/// Ends the program unless the address is a multiple of 16.
+void check_aligned16(const void* address, const site& where = site::current());
 
 /// Ends the program: the kernel, block and thread at work, and why.
 [[noreturn]] void misuse(const char* why, const site& where);
@@ -110,8 +116,8 @@ inline unsigned ballot(unsigned mask, bool predicate, const site& where) {
   return slot.ballot;
 }
 
-// The twins of what async_copy.cuh and mma.cuh say in PTX. A copy arrives when it is waited for, and its target
-// holds NaNs until then.
+// The twins of what async_copy.cuh and mma.cuh say in PTX. A copy arrives when it is waited for, and its
+// target holds NaNs until then.
 void copy_async(void* to, const void* from, int bytes, bool inside);
 void commit_copies();
 void wait_for_copies(int under);
@@ -132,14 +138,15 @@ void mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]
   warp_exchange(0xffffffffU, &slot, multiply<T>, where);
 }
 
-void load_matrices(std::uint32_t (&words)[4], const void* row, bool transposed, const site& where = site::current());
+void load_matrices(std::uint32_t (&words)[4], const void* row, bool transposed,
+                   const site& where = site::current());
 
 }  // namespace emulated_device
 
 // ---------------------------------------------------------------------------------------------------------
 // Synchronisation
 
-#define PUFFERFISH_SITE const emulated_device::site &where = emulated_device::site::current()
+#define PUFFERFISH_SITE const emulated_device::site& where = emulated_device::site::current()
 
 inline void __syncthreads(PUFFERFISH_SITE) { emulated_device::block_barrier(false, where); }
 inline int __syncthreads_count(int predicate, PUFFERFISH_SITE) {
@@ -168,7 +175,8 @@ inline int __all_sync(unsigned mask, int predicate, PUFFERFISH_SITE) {
   return emulated_device::ballot(mask, predicate == 0, where) == 0;
 }
 
-// `width` cuts the warp into groups of that many lanes; a lane outside the caller's group gives the caller's value.
+// `width` cuts the warp into groups of that many lanes; a lane outside the caller's group gives the caller's
+// value.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int from, int width = warpSize, PUFFERFISH_SITE) {
   const int lane = emulated_device::lane();
@@ -177,7 +185,8 @@ T __shfl_sync(unsigned mask, T value, int from, int width = warpSize, PUFFERFISH
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = warpSize, PUFFERFISH_SITE) {
   const int lane = emulated_device::lane(), from = lane ^ lanes;
-  return emulated_device::shuffled(mask, value, (from | (width - 1)) > (lane | (width - 1)) ? lane : from, where);
+  return emulated_device::shuffled(mask, value, (from | (width - 1)) > (lane | (width - 1)) ? lane : from,
+                                   where);
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = warpSize, PUFFERFISH_SITE) {
@@ -196,43 +205,38 @@ T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = warpSize, P
 
 // Integers only: the library's results depend on no order, and a sum of floats would.
 template <class T>
-  requires std::is_integral_v<T>
-T atomicAdd(T* to, std::type_identity_t<T> value) {
+requires std::is_integral_v<T> T atomicAdd(T* to, std::type_identity_t<T> value) {
   const T before = *to;
   *to = static_cast<T>(before + value);
   return before;
 }
 template <class T>
-  requires std::is_integral_v<T>
-T atomicMax(T* to, std::type_identity_t<T> value) {
+requires std::is_integral_v<T> T atomicMax(T* to, std::type_identity_t<T> value) {
   const T before = *to;
   if (value > before) *to = value;
   return before;
 }
 template <class T>
-  requires std::is_integral_v<T>
-T atomicMin(T* to, std::type_identity_t<T> value) {
+requires std::is_integral_v<T> T atomicMin(T* to, std::type_identity_t<T> value) {
   const T before = *to;
   if (value < before) *to = value;
   return before;
 }
 template <class T>
-  requires std::is_integral_v<T>
-T atomicOr(T* to, std::type_identity_t<T> value) {
+requires std::is_integral_v<T> T atomicOr(T* to, std::type_identity_t<T> value) {
   const T before = *to;
   *to = before | value;
   return before;
 }
 template <class T>
-  requires std::is_integral_v<T>
-T atomicExch(T* to, std::type_identity_t<T> value) {
+requires std::is_integral_v<T> T atomicExch(T* to, std::type_identity_t<T> value) {
   const T before = *to;
   *to = value;
   return before;
 }
 template <class T>
-  requires std::is_integral_v<T>
-T atomicCAS(T* to, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+requires std::is_integral_v<T> T atomicCAS(T* to, std::type_identity_t<T> expected,
+                                           std::type_identity_t<T> value) {
   const T before = *to;
   if (before == expected) *to = value;
   return before;
@@ -309,7 +313,9 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>((std::uint64_t{x} * y) >> 32); }
+inline unsigned __umulhi(unsigned x, unsigned y) {
+  return static_cast<unsigned>((std::uint64_t{x} * y) >> 32);
+}
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
   __extension__ using wide = unsigned __int128;
   return static_cast<unsigned long long>((static_cast<wide>(x) * y) >> 64);
@@ -332,7 +338,7 @@ void __stcs(T* to, const std::type_identity_t<T>& value) {
   *to = value;
 }
 
-#define PUFFERFISH_EXTREMES(type)                          \
+#define PUFFERFISH_EXTREMES(type)                           \
   inline type min(type a, type b) { return b < a ? b : a; } \
   inline type max(type a, type b) { return a < b ? b : a; }
 PUFFERFISH_EXTREMES(int)

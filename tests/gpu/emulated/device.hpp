@@ -59,6 +59,9 @@ enum class kind { pageable, pinned, device };
 /// Where `bytes` bytes lie; a range that leaves its allocation is no range of it.
 kind kind_of(const void* memory, std::size_t bytes);
 
+/// Whether an address is in device memory; quick where it is far from any.
+bool is_device(const void* memory);
+
 std::size_t free_bytes();
 std::size_t total_bytes();
 /// Ends the program where something wrote behind the end of an allocation.

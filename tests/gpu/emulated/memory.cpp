@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The emulated device's memory. Every allocation has its own pages, which only the device may touch, and ends (but
-/// for the rounding to 256 bytes) at a page that nobody may; addresses are not used again. So an access by the host,
-/// behind the end or after the release is a fault at the instruction that does it.
+/// The emulated device's memory. Every allocation has its own pages, which only the device may touch, and
+/// ends (but for the rounding to 256 bytes) at a page that nobody may; addresses are not used again. So an
+/// access by the host, behind the end or after the release is a fault at the instruction that does it.
 
+#include <sys/mman.h>
+#include <unistd.h>
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <sys/mman.h>
-#include <unistd.h>
+#include <vector>
 
 #include "device.hpp"
 
@@ -41,6 +43,8 @@ std::map<std::uintptr_t, std::size_t>& pinned_memory() {
   return *all;
 }
 
+// Where device memory has been so far.
+std::uintptr_t lowest = ~std::uintptr_t{0}, highest = 0;
 std::size_t used_bytes = 0;
 int accesses = 0;
 struct sigaction outer_handler;
@@ -49,22 +53,56 @@ std::uintptr_t number_of(const void* memory) { return reinterpret_cast<std::uint
 std::size_t page_size() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
+// A file of NaNs. Large allocations are private copies of it: pages that nobody writes take no memory and no
+// time.
+constexpr std::size_t nan_bytes = std::size_t{4} << 20;
+int nan_file() {
+  static const int file = [] {
+    const int made = memfd_create("emulated device", 0);
+    const std::vector<unsigned char> nans(nan_bytes, 0xff);
+    if (made >= 0 && write(made, nans.data(), nan_bytes) != static_cast<ssize_t>(nan_bytes)) return -1;
+    return made;
+  }();
+  return file;
+}
+
+void fill_with_nans(const allocation& a) {
+  if (a.page_bytes < nan_bytes || nan_file() < 0) {
+    std::memset(a.pages, 0xff, a.page_bytes);
+    return;
+  }
+  for (std::size_t from = 0; from < a.page_bytes; from += nan_bytes) {
+    const std::size_t bytes = std::min(nan_bytes, a.page_bytes - from);
+    if (mmap(a.pages + from, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE,
+             nan_file(), 0) == MAP_FAILED) {
+      std::perror("emulated device: mmap");
+      std::abort();
+    }
+  }
+}
+
 void protect(const allocation& a, bool open) {
   if (!a.freed) mprotect(a.pages, a.page_bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 void explain_fault(int, siginfo_t* info, void*) {
   const std::uintptr_t at = number_of(info->si_addr);
-  auto next = device_memory().upper_bound(at + alignment);
-  for (int tries = 0; tries < 2 && next != device_memory().begin(); ++tries) {
-    --next;
-    const auto& [start, a] = *next;
-    const std::uintptr_t end = number_of(a.pages) + a.page_bytes + page_size();
-    if (at + page_size() < number_of(a.pages) || at >= end) continue;
+  const auto from_pages = [](const allocation& a) { return number_of(a.pages) - page_size(); };
+  const auto* found = static_cast<const std::pair<const std::uintptr_t, allocation>*>(nullptr);
+  for (const auto& candidate : device_memory()) {
+    const allocation& a = candidate.second;
+    if (at >= from_pages(a) && at < from_pages(a) + a.page_bytes + 2 * page_size()) found = &candidate;
+  }
+  if (found == nullptr) {
+    std::fprintf(stderr,
+                 "emulated device: a fault at address %p: a pointer is wrong, or a stack may be full\n",
+                 info->si_addr);
+  } else {
+    const allocation& a = found->second;
     std::fprintf(stderr, "emulated device: %s: address %p is byte %td of %zu bytes of device memory%s\n",
                  accesses == 0 ? "the host touched device memory" : "an access outside of device memory",
-                 info->si_addr, static_cast<std::ptrdiff_t>(at - start), a.bytes, a.freed ? " that were freed" : "");
-    break;
+                 info->si_addr, static_cast<std::ptrdiff_t>(at - found->first), a.bytes,
+                 a.freed ? " that were freed" : "");
   }
   print_position();
   sigaction(SIGSEGV, &outer_handler, nullptr);  // the access is repeated: now it ends the program
@@ -101,8 +139,8 @@ void check_guards(std::uintptr_t start, const allocation& a) {
     return false;
   };
   if (broken(a.pages, memory) || broken(memory + a.bytes, end)) {
-    std::fprintf(stderr, "emulated device: something wrote outside of %zu bytes of device memory at %p\n", a.bytes,
-                 reinterpret_cast<void*>(start));
+    std::fprintf(stderr, "emulated device: something wrote outside of %zu bytes of device memory at %p\n",
+                 a.bytes, reinterpret_cast<void*>(start));
     std::abort();
   }
 }
@@ -125,18 +163,27 @@ void* allocate_device(std::size_t bytes) {
   if (bytes > device_bytes || used_bytes + bytes > device_bytes) return nullptr;
   const std::size_t page = page_size(), rounded = round_up(bytes, alignment);
   const std::size_t page_bytes = round_up(rounded, page);
-  void* mapped = mmap(nullptr, page_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapped =
+      mmap(nullptr, page_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   unsigned char* pages = static_cast<unsigned char*>(mapped) + page;
   unsigned char* memory = pages + (page_bytes - rounded);
   const allocation a{bytes, pages, page_bytes, false};
   protect(a, true);
-  std::memset(pages, guard_byte, page_bytes);
-  std::memset(memory, 0xff, bytes);
+  fill_with_nans(a);
+  std::memset(pages, guard_byte, static_cast<std::size_t>(memory - pages));
+  std::memset(memory + bytes, guard_byte, rounded - bytes);
   if (accesses == 0) protect(a, false);
   device_memory()[number_of(memory)] = a;
   used_bytes += bytes;
+  lowest = std::min(lowest, number_of(pages));
+  highest = std::max(highest, number_of(pages) + page_bytes);
   return memory;
+}
+
+bool is_device(const void* memory) {
+  const std::uintptr_t at = number_of(memory);
+  return at >= lowest && at < highest && kind_of(memory, 1) == kind::device;
 }
 
 bool free_device(void* memory) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// What the lanes of a warp do together, once all of them are there: shuffles, votes, tensor cores; and copies in
-/// the background.
+/// What the lanes of a warp do together, once all of them are there: shuffles, votes, tensor cores; and
+/// copies in the background.
 
 #include "cuda.hpp"
 
-#include <bit>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <bit>
 #include <vector>
 
 #include "device.hpp"
@@ -47,7 +47,8 @@ std::uint32_t to_tf32(float value) {
 
 namespace {
 
-// Number i of a row (or column) that lanes hold as words of 4 bytes, four lanes a row: words[0] has the first half.
+// Number i of a row (or column) that lanes hold as words of 4 bytes, four lanes a row: words[0] has the first
+// half.
 template <class T>
 double number(std::uint32_t word, int i) {
   if constexpr (sizeof(T) == 4) {
@@ -165,7 +166,7 @@ void copy_async(void* to, const void* from, int bytes, bool inside) {
       (inside && reinterpret_cast<std::uintptr_t>(from) % size != 0)) {
     misuse("a copy in the background between addresses that are no multiples of its size", site::current());
   }
-  if (kind_of(to, size) == kind::device) misuse("a copy in the background to device memory", site::current());
+  if (is_device(to)) misuse("a copy in the background to device memory", site::current());
   std::memset(to, 0xff, size);
   pending()[static_cast<std::size_t>(thread_of_block())].copies.push_back({to, from, size, inside});
   any_pending = true;

@@ -32,10 +32,7 @@ struct grid {
 struct launch_site {
   launch_site(cudaStream_t stream_of_launch, const char* function_of_caller = __builtin_FUNCTION(),
               const char* file_of_caller = __builtin_FILE(), int line_of_caller = __builtin_LINE())
-      : stream(stream_of_launch),
-        function(function_of_caller),
-        file(file_of_caller),
-        line(line_of_caller) {}
+      : stream(stream_of_launch), function(function_of_caller), file(file_of_caller), line(line_of_caller) {}
 
   cudaStream_t stream;
   const char* function;
@@ -47,19 +44,21 @@ struct launch_site {
   const auto text = [](dim3 n) {
     return std::to_string(n.x) + " x " + std::to_string(n.y) + " x " + std::to_string(n.z);
   };
-  PUFFERFISH_THROW(backend_error(std::string(site.function) + ": launch of " + text(g.blocks) +
-                                 " blocks of " + text(g.threads) + " threads with " +
-                                 std::to_string(g.shared_bytes) + " bytes of shared memory failed: " +
-                                 cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")"));
+  PUFFERFISH_THROW(backend_error(
+      std::string(site.function) + ": launch of " + text(g.blocks) + " blocks of " + text(g.threads) +
+      " threads with " + std::to_string(g.shared_bytes) +
+      " bytes of shared memory failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")"));
 }
 
-/// Starts a kernel on a stream; nothing where the grid is empty. Arguments convert to the kernel's parameters.
-/// Throws backend_error that names the calling launcher. More than 48 KB of shared memory are asked for here.
+/// Starts a kernel on a stream; nothing where the grid is empty. Arguments convert to the kernel's
+/// parameters. Throws backend_error that names the calling launcher. More than 48 KB of shared memory are
+/// asked for here.
 ///
 /// A host that executes kernels itself defines PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
 ///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
-///                      body), where body() executes one thread, and
-///   void* dynamic_shared_memory().
+///                      body), where body() executes one thread,
+///   void* dynamic_shared_memory(), void check_aligned16(const void*),
+/// and what async_copy.cuh and mma.cuh say in PTX otherwise.
 /// The tests do, to run kernels without a device.
 template <class... P>
 void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
@@ -157,8 +156,8 @@ __device__ inline T warp_reduce(T value, F combine) {
 }
 
 /// Combines the values of all threads of a block, in an order that depends on nothing but their number;
-/// every thread receives the result. Whole warps only; `neutral` changes nothing when combined. All threads of
-/// the block call it; it ends with a barrier.
+/// every thread receives the result. Whole warps only; `neutral` changes nothing when combined. All threads
+/// of the block call it; it ends with a barrier.
 template <class T, class F>
 __device__ inline T block_reduce(T value, T neutral, F combine) {
   __shared__ T partial[warp_threads];
@@ -229,10 +228,16 @@ PUFFERFISH_HOST_DEVICE inline bool aligned16(const P*... pointers) {
 /// 16 bytes at once. The address is a multiple of 16.
 template <class T>
 __device__ inline vector<T> load_vector(const T* from) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  emulated_device::check_aligned16(from);  // the host would not mind
+#endif
   return *reinterpret_cast<const vector<T>*>(from);
 }
 template <class T>
 __device__ inline void store_vector(T* to, const vector<T>& value) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  emulated_device::check_aligned16(to);
+#endif
   *reinterpret_cast<vector<T>*>(to) = value;
 }
 

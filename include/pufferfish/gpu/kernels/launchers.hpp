@@ -38,10 +38,11 @@ using index_t = std::ptrdiff_t;
 /// What changes from step to step, in device memory, so that a captured graph finds new values at every
 /// replay. The host writes it before a step, in the order of the step's stream.
 struct step_values {
-  std::uint64_t seed;          ///< of all random streams of the run
-  std::uint64_t layer_stream;  ///< substream(stream_id("layer"), step); a layer's is substream(this, its number)
-  std::uint64_t step;          ///< steps done so far
-  double numbers[8];           ///< the optimizer's: learning rate and what else its kernels read
+  std::uint64_t seed;  ///< of all random streams of the run
+  std::uint64_t
+      layer_stream;    ///< substream(stream_id("layer"), step); a layer's is substream(this, its number)
+  std::uint64_t step;  ///< steps done so far
+  double numbers[8];   ///< the optimizer's: learning rate and what else its kernels read
 };
 
 PUFFERFISH_KERNEL_TYPES_END

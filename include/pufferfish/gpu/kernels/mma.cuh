@@ -29,8 +29,8 @@ __device__ inline std::uint32_t to_tf32(float value) {
 __device__ inline std::uint32_t to_tf32(std::uint32_t bits) { return to_tf32(__uint_as_float(bits)); }
 
 /// c += a b, by all 32 lanes. T: float (words are TF32: what stands below its 10 bits of mantissa is not
-/// looked at), __nv_bfloat16 or __half. Sums are in float; the device does not say in which order, nor that it
-/// rounds each.
+/// looked at), __nv_bfloat16 or __half. Sums are in float; the device does not say in which order, nor that
+/// it rounds each.
 template <class T>
 __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>);
@@ -38,17 +38,20 @@ __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std
   emulated_device::mma<T>(c, a, b);
 #else
   if constexpr (std::is_same_v<T, float>) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   } else {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -57,8 +60,8 @@ __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std
 }
 
 /// Four 8 x 8 blocks of 2-byte numbers (or 8 x 4 of words of 4 bytes) from shared memory, by all 32 lanes:
-/// lane 8 i + j gives the address of row j (16 bytes, a multiple of 16) of block i. words[i] receives from row
-/// lane / 4 of block i the word lane % 4.
+/// lane 8 i + j gives the address of row j (16 bytes, a multiple of 16) of block i. words[i] receives from
+/// row lane / 4 of block i the word lane % 4.
 __device__ inline void load_matrices(std::uint32_t (&words)[4], const void* row) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   emulated_device::load_matrices(words, row, false);

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: views and options of operations as launchers take them.
+
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/layer_dropout.hpp>
+#include <pufferfish/gpu/kernels/rows.hpp>
+#include <pufferfish/ops/attention.hpp>
+#include <pufferfish/ops/dropout.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+/// A view with dense rows; nothing of a null view.
+template <class T>
+kernels::row_array<T> rows_of(const tensor_view<T, 2>& view) {
+  return {view.data(), view.stride(0)};
+}
+
+inline kernels::run_arrays arrays_of(const token_runs& runs) {
+  return {runs.sequences, runs.first, runs.count};
+}
+
+/// Dropout with the stream that the context's next_random_stream() gave.
+inline kernels::layer_dropout dropout_of(const context<device::gpu>& ctx, double probability,
+                                         const random_stream& random) {
+  if (!(probability > 0.0)) return {nullptr, 0, 0, 1.0F};
+  return {ctx.step_values(), random.stream(), ops::dropout_threshold(probability),
+          static_cast<float>(1.0 / (1.0 - probability))};
+}
+
+}  // namespace gpu::detail
+PUFFERFISH_NAMESPACE_END

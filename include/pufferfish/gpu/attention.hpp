@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Attention on a device: the forms of ops/attention.hpp.
+
+#include <pufferfish/gpu/arguments.hpp>
+#include <pufferfish/gpu/kernels/attention.hpp>
+#include <pufferfish/ops/attention.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+template <class T>
+kernels::attention_problem<T> problem_of(const context<device::gpu>& ctx, const ops::attention_input<T>& in) {
+  kernels::attention_problem<T> result{};
+  result.q = rows_of(in.q);
+  result.k = rows_of(in.k);
+  result.v = rows_of(in.v);
+  result.query_rows = in.q.extent(0);
+  result.key_rows = in.k.extent(0);
+  result.queries = arrays_of(in.queries);
+  result.keys = arrays_of(in.keys);
+  result.heads = static_cast<int>(in.heads);
+  result.depth = static_cast<int>(in.depth());
+  result.value_depth = static_cast<int>(in.value_depth());
+  result.causal = in.mask.causal;
+  result.allowed = in.mask.allowed.data();
+  for (std::size_t i = 0; i < 3; ++i) result.allowed_strides[i] = in.mask.allowed.stride(i);
+  result.scale = static_cast<float>(in.scale());
+  result.dropout = dropout_of(ctx, in.dropout.probability, in.dropout.random);
+  result.first_sequence = in.dropout.first_sequence;
+  return result;
+}
+
+}  // namespace gpu::detail
+
+namespace ops {
+
+template <class T>
+void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
+                       T* kept) {
+  detail::check_attention_shapes(in, y.shape());
+  if (kept == nullptr) in.dropout = {};
+  if (y.empty() || in.queries.sequences == 0) return;
+  gpu::kernels::attention_forward<T>(ctx.stream(), gpu::detail::problem_of(ctx, in), gpu::detail::rows_of(y),
+                                     kept);
+}
+
+template <class T>
+void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const T* kept,
+                        const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,
+                        const tensor_view<T, 2>& dk, const tensor_view<T, 2>& dv,
+                        const tensor_view<const T, 2>& y) {
+  detail::check_attention_shapes(in, dy.shape());
+  detail::check_attention_shapes(in, y.shape());
+  detail::check_attention_gradients(in, dq.shape(), dk.shape(), dv.shape());
+  if (in.queries.sequences == 0) return;
+  const gpu::kernels::attention_problem<T> problem = gpu::detail::problem_of(ctx, in);
+  scratch_frame frame(ctx.scratch());
+  auto* const products = frame.take<float>(in.heads * in.q.extent(0));
+  const auto g = gpu::detail::rows_of(dy);
+  gpu::kernels::attention_row_products<T>(ctx.stream(), problem, g, gpu::detail::rows_of(y), products);
+  gpu::kernels::attention_query_gradient<T>(ctx.stream(), problem, g, kept, products,
+                                            gpu::detail::rows_of(dq));
+  gpu::kernels::attention_key_gradient<T>(ctx.stream(), problem, g, kept, products, gpu::detail::rows_of(dk),
+                                          gpu::detail::rows_of(dv));
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

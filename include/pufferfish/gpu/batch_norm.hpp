@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The device's forms of batch normalisation, and of sums over the rows of a matrix. Statistics are one pass
+/// over memory, the normalisation with all that follows it another, the gradient two.
+
+#include <pufferfish/gpu/elementwise.hpp>
+#include <pufferfish/gpu/kernels/batch_norm.hpp>
+#include <pufferfish/gpu/kernels/reductions.hpp>
+#include <pufferfish/ops/batch_norm.hpp>
+#include <pufferfish/ops/column_sums.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+template <class T>
+void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add) {
+  const index_t rows = x.extent(0), columns = x.extent(1);
+  scratch_frame frame(ctx.scratch());
+  double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, columns, 1));
+  gpu::kernels::column_sums<T>(ctx.stream(), x.data(), x.stride(0), rows, columns, add, scratch, sums);
+}
+
+template <class T>
+void store_gradient(context<device::gpu>& ctx, const double* sums, T* gradient, index_t size, bool add) {
+  gpu::kernels::store_gradient<T>(ctx.stream(), sums, gradient, size, add);
+}
+
+template <class T>
+void batch_norm_statistics(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double* mean,
+                           double* variance) {
+  const index_t rows = x.extent(0), channels = x.extent(1);
+  PUFFERFISH_ASSERT(rows > 0, "batch_norm_statistics: no rows");
+  scratch_frame frame(ctx.scratch());
+  double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
+  gpu::kernels::norm_statistics<T>(ctx.stream(), x.flat().data(), rows, channels, scratch, mean, variance);
+}
+
+template <class T>
+void batch_norm_use_batch(context<device::gpu>& ctx, const double* mean, const double* variance,
+                          index_t channels, index_t count, double eps, double momentum, T* statistics,
+                          T* running_mean, T* running_var, T* batches) {
+  gpu::kernels::norm_use_batch<T>(ctx.stream(), mean, variance, channels, count, eps, momentum, statistics,
+                                  running_mean, running_var, batches);
+}
+
+template <class T>
+void batch_norm_use_running(context<device::gpu>& ctx, const T* running_mean, const T* running_var,
+                            index_t channels, double eps, T* statistics) {
+  gpu::kernels::norm_use_running<T>(ctx.stream(), running_mean, running_var, channels, eps, statistics);
+}
+
+template <class T>
+void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
+                      const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
+                      const norm_epilogue<T>& epilogue) {
+  PUFFERFISH_ASSERT(x.shape() == y.shape(), "batch_norm_apply: shapes differ");
+  const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, x.extent(0), x.extent(1)};
+  const gpu::kernels::norm_tail<T> tail{epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data(),
+                                        epilogue.relu,
+                                        epilogue.relu ? gpu::detail::mask_words(epilogue.mask) : nullptr};
+  gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data());
+}
+
+template <class T>
+void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                         const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
+                         double* dweight, double* dbias, const tensor_view<T, 2>& dx,
+                         const relu_mask<T>& mask) {
+  PUFFERFISH_ASSERT(x.shape() == dy.shape(), "batch_norm_backward: shapes differ");
+  const index_t rows = x.extent(0), channels = x.extent(1);
+  const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, rows, channels};
+  const T* gradient = dy.flat().data();
+  const std::uint32_t* words = gpu::detail::mask_words(mask);
+  scratch_frame frame(ctx.scratch());
+  double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
+  T* coefficients = dx.is_null() ? nullptr : frame.take<T>(3 * channels);
+  gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, scratch, dweight, dbias,
+                                      coefficients);
+  if (dx.is_null()) return;
+  gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, dx.flat().data());
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Convolutions on a device, dense and of low rank. Those that are products of matrices go to cuBLAS, the others
+/// to kernels of our own, which gather patches while they multiply.
+
+#include <limits>
+
+#include <pufferfish/gpu/kernels/conv.hpp>
+#include <pufferfish/gpu/kernels/low_rank_conv.hpp>
+#include <pufferfish/gpu/products.hpp>
+#include <pufferfish/ops/low_rank_conv.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+/// A convolution as kernels want it. Throws shape_error where a length, a patch or an image is too large for
+/// their numbers.
+inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& shape, const extents<4>& x,
+                                          const extents<4>& y) {
+  constexpr index_t most = std::numeric_limits<int>::max();
+  const auto narrow = [&](index_t length) {
+    if (length > most) {
+      pufferfish::detail::throw_error<shape_error>(
+          {what, ": ", shape.describe(), " over ", x, " needs numbers of more than 31 bits"});
+    }
+    return static_cast<int>(length);
+  };
+  narrow(x[1] * x[2] * x[3]);
+  narrow(y[1] * y[2] * y[3]);
+  narrow(shape.patch());
+  narrow(shape.kernel.height * shape.kernel.width * shape.out_channels);
+  return {x[0],
+          narrow(x[1]),
+          narrow(x[2]),
+          narrow(x[3]),
+          narrow(y[1]),
+          narrow(y[2]),
+          narrow(y[3]),
+          narrow(shape.kernel.height),
+          narrow(shape.kernel.width),
+          narrow(shape.stride.height),
+          narrow(shape.stride.width),
+          narrow(shape.padding.height),
+          narrow(shape.padding.width),
+          narrow(shape.dilation.height),
+          narrow(shape.dilation.width)};
+}
+
+/// Whether kernels multiply on tensor cores.
+inline bool by_tensor_cores(const context<device::gpu>& ctx) { return ctx.math() == math_mode::tf32; }
+
+/// Most shared memory that a block may have, bytes.
+inline index_t shared_memory_of(const context<device::gpu>& ctx) {
+  int bytes = 0;
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.device()),
+        "cudaDeviceGetAttribute");
+  return bytes;
+}
+
+}  // namespace gpu::detail
+
+namespace ops {
+
+template <class T>
+void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                  const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>*) {
+  detail::check_conv("conv_forward", shape, x.shape(), y.shape());
+  if (y.empty()) return;
+  if (shape.is_pointwise()) {
+    return gpu::multiply<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), detail::as_rows(y), false,
+                            bias);
+  }
+  const auto geometry = gpu::detail::geometry_of("conv_forward", shape, x.shape(), y.shape());
+  const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores(ctx));
+  scratch_frame frame(ctx.scratch());
+  gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
+                                frame.take<float>(plan.scratch));
+}
+
+template <class T>
+void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
+                         const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                         bool add) {
+  detail::check_conv("conv_backward_input", shape, dx.shape(), dy.shape());
+  if (dx.empty()) return;
+  if (shape.is_pointwise()) {
+    return gpu::multiply<T>(ctx, detail::as_rows(dy), transpose(detail::as_matrix(shape, w)),
+                            detail::as_rows(dx), add);
+  }
+  const auto geometry = gpu::detail::geometry_of("conv_backward_input", shape, dx.shape(), dy.shape());
+  const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores(ctx));
+  scratch_frame frame(ctx.scratch());
+  gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
+                                       frame.take<float>(plan.scratch));
+}
+
+template <class T>
+void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
+                          const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
+                          bool accumulate) {
+  detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
+  if (shape.is_pointwise()) {
+    const tensor_view<T, 2> gradient(dw, {shape.patch(), shape.out_channels});
+    return gpu::multiply<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient, accumulate);
+  }
+  const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
+  const auto plan = gpu::kernels::plan_conv_backward_weight(geometry, gpu::detail::by_tensor_cores(ctx));
+  scratch_frame frame(ctx.scratch());
+  gpu::kernels::conv_backward_weight<T>(ctx.stream(), geometry, plan, x.data(), dy.data(), dw, accumulate,
+                                        frame.take<float>(plan.scratch));
+}
+
+template <class T>
+void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
+                           const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
+                           const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
+                           moment_parts<T>*) {
+  extents<4> inner = y.shape();
+  inner[3] = shape.out_channels;
+  detail::check_conv("low_rank_conv_forward", shape, x.shape(), t.is_null() ? inner : t.shape());
+  const tensor_view<T, 2> y_rows = detail::as_rows(y);
+  detail::check_linear("low_rank_conv_forward", {y_rows.extent(0), inner[3]}, up.shape(), y_rows.shape());
+  if (y.empty()) return;
+  const auto geometry = gpu::detail::geometry_of("low_rank_conv_forward", shape, x.shape(), inner);
+  const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores(ctx));
+  if (plan.fused) {
+    return gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
+                                                  static_cast<int>(up.extent(1)), bias, t.data(), y.data());
+  }
+  scratch_frame frame(ctx.scratch());
+  const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
+  conv_forward<T>(ctx, shape, x, down, nullptr, kept);
+  gpu::multiply<T>(ctx, detail::as_rows(kept), up, y_rows, false, bias);
+}
+
+template <class T>
+void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 4>& t,
+                               const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
+                               const tensor_view<T, 2>& dup, bool accumulate, const tensor_view<T, 4>& dt) {
+  const tensor_view<const T, 2> t_rows = detail::as_rows(t), dy_rows = detail::as_rows(dy);
+  const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
+  detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
+  detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
+  if (dup.empty()) return;
+  const index_t pixels = t_rows.extent(0), rank = up.extent(0), out = up.extent(1);
+  const auto plan = gpu::kernels::plan_low_rank_backward(
+      pixels, rank, out, gpu::detail::by_tensor_cores(ctx), static_cast<int>(sizeof(T)));
+  if (plan.fused && plan.shared_bytes <= gpu::detail::shared_memory_of(ctx)) {
+    scratch_frame frame(ctx.scratch());
+    return gpu::kernels::low_rank_conv_backward_up<T>(
+        ctx.stream(), plan, pixels, static_cast<int>(rank), static_cast<int>(out), t.data(), dy.data(),
+        up.data(), dup.data(), accumulate, dt.data(), frame.take<float>(plan.scratch));
+  }
+  gpu::multiply<T>(ctx, dy_rows, transpose(up), dt_rows);
+  gpu::multiply<T>(ctx, transpose(t_rows), dy_rows, dup, accumulate);
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

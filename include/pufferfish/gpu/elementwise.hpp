@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The device's forms of passes over elements: activations, sums, masks, dropout, copies, conversions.
+
+#include <pufferfish/core/scalar.hpp>
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/elementwise.hpp>
+#include <pufferfish/ops/activation.hpp>
+#include <pufferfish/ops/relu.hpp>
+#include <pufferfish/ops/relu_mask.hpp>
+#include <pufferfish/ops/sequence_dropout.hpp>
+#include <pufferfish/ops/sum.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+namespace detail {
+
+/// The words of a mask as kernels take them.
+template <class T>
+std::uint32_t* mask_words(const ops::relu_mask<T>& mask) {
+  return reinterpret_cast<std::uint32_t*>(mask.words);
+}
+
+template <activation_kind Kind>
+inline constexpr auto kernel_activation =
+    Kind == activation_kind::gelu        ? kernels::activation::gelu
+    : Kind == activation_kind::gelu_tanh ? kernels::activation::gelu_tanh
+    : Kind == activation_kind::tanh      ? kernels::activation::tanh
+                                         : kernels::activation::sigmoid;
+
+template <class T>
+T kept_scale(double probability) {
+  return static_cast<T>(1.0 / (1.0 - probability));
+}
+
+}  // namespace detail
+
+/// y_i = x_i in another format: between float and bfloat16 or float16, rounded to nearest. Spans of one
+/// length that do not overlap, in device memory.
+inline void convert(context<device::gpu>& ctx, std::span<const float> x, std::span<bfloat16> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
+  kernels::to_bfloat16(ctx.stream(), x.data(), reinterpret_cast<std::uint16_t*>(y.data()),
+                       static_cast<index_t>(x.size()));
+}
+inline void convert(context<device::gpu>& ctx, std::span<const float> x, std::span<float16> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
+  kernels::to_float16(ctx.stream(), x.data(), reinterpret_cast<std::uint16_t*>(y.data()),
+                      static_cast<index_t>(x.size()));
+}
+inline void convert(context<device::gpu>& ctx, std::span<const bfloat16> x, std::span<float> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
+  kernels::from_bfloat16(ctx.stream(), reinterpret_cast<const std::uint16_t*>(x.data()), y.data(),
+                         static_cast<index_t>(x.size()));
+}
+inline void convert(context<device::gpu>& ctx, std::span<const float16> x, std::span<float> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
+  kernels::from_float16(ctx.stream(), reinterpret_cast<const std::uint16_t*>(x.data()), y.data(),
+                        static_cast<index_t>(x.size()));
+}
+
+/// y_i = factor x_i. Spans of one length; y may be x.
+template <class T>
+void scale(context<device::gpu>& ctx, T factor, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::scale: lengths differ");
+  kernels::scale<T>(ctx.stream(), factor, x.data(), y.data(), static_cast<index_t>(x.size()));
+}
+
+}  // namespace gpu
+
+namespace ops {
+
+template <class T>
+void copy_elements(context<device::gpu>& ctx, const T* from, T* to, index_t size) {
+  if (size == 0) return;
+  gpu::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(size) * sizeof(T), cudaMemcpyDeviceToDevice,
+                             ctx.stream()),
+             "cudaMemcpyAsync on the device");
+}
+
+template <class T>
+void fill(context<device::gpu>& ctx, std::span<T> y, T value) {
+  gpu::kernels::fill<T>(ctx.stream(), y.data(), static_cast<index_t>(y.size()), value);
+}
+
+template <class T>
+void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "relu_forward: lengths differ");
+  gpu::kernels::relu_forward<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()));
+}
+
+template <class T>
+void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
+  PUFFERFISH_ASSERT(y.size() == dy.size() && dy.size() == dx.size(), "relu_backward: lengths differ");
+  gpu::kernels::relu_backward<T>(ctx.stream(), y.data(), dy.data(), dx.data(),
+                                 static_cast<index_t>(dx.size()));
+}
+
+template <activation_kind Kind, class T>
+void activation_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "activation_forward: lengths differ");
+  gpu::kernels::activation_forward<T>(ctx.stream(), gpu::detail::kernel_activation<Kind>, x.data(), y.data(),
+                                      static_cast<index_t>(y.size()));
+}
+
+template <activation_kind Kind, class T>
+void activation_backward(context<device::gpu>& ctx, std::span<const T> kept, std::span<const T> dy,
+                         std::span<T> dx) {
+  PUFFERFISH_ASSERT(kept.size() == dy.size() && dy.size() == dx.size(),
+                    "activation_backward: lengths differ");
+  gpu::kernels::activation_backward<T>(ctx.stream(), gpu::detail::kernel_activation<Kind>, kept.data(),
+                                       dy.data(), dx.data(), static_cast<index_t>(dx.size()));
+}
+
+template <class T>
+void add(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "add: lengths differ");
+  gpu::kernels::add<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()), false);
+}
+
+template <class T>
+void add_relu(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "add_relu: lengths differ");
+  gpu::kernels::add<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()), true);
+}
+
+namespace detail {
+
+template <class T>
+void masked_pass(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                 const tensor_view<T, 2>& y, bool add) {
+  PUFFERFISH_ASSERT(x.shape() == y.shape(), "relu_mask: shapes differ");
+  gpu::kernels::masked<T>(ctx.stream(), x.flat().data(), gpu::detail::mask_words(mask), y.flat().data(),
+                          x.size(), add);
+}
+
+}  // namespace detail
+
+template <class T>
+void masked_copy(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                 const tensor_view<T, 2>& y) {
+  detail::masked_pass<T>(ctx, x, mask, y, false);
+}
+
+template <class T>
+void masked_add(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                const tensor_view<T, 2>& y) {
+  detail::masked_pass<T>(ctx, x, mask, y, true);
+}
+
+template <class T>
+void dropout(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
+             const random_stream& random, std::uint64_t first) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "dropout: lengths differ");
+  const gpu::kernels::dropout_rows rows{
+      1, 1, static_cast<index_t>(x.size()), first, dropout_threshold(probability), random.stream()};
+  gpu::kernels::dropout<T>(ctx.stream(), x.data(), y.data(), gpu::detail::kept_scale<T>(probability), rows,
+                           ctx.step_values());
+}
+
+template <class T>
+void sequence_dropout(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
+                      const tensor_view<T, 2>& y) {
+  PUFFERFISH_ASSERT(x.shape() == y.shape() && x.extent(0) == mask.steps * mask.batch,
+                    "sequence_dropout: shapes do not fit");
+  const gpu::kernels::dropout_rows rows{mask.steps,
+                                        mask.batch,
+                                        x.extent(1),
+                                        mask.position(0, 0, x.extent(1)),
+                                        dropout_threshold(mask.probability),
+                                        mask.random.stream()};
+  gpu::kernels::dropout<T>(ctx.stream(), x.flat().data(), y.flat().data(),
+                           gpu::detail::kept_scale<T>(mask.probability), rows, ctx.step_values());
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

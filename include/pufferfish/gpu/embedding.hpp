@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Rows of a table by token on a device: the forms of ops/embedding.hpp.
+
+#include <pufferfish/gpu/arguments.hpp>
+#include <pufferfish/gpu/kernels/embedding.hpp>
+#include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/ops/embedding.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+template <class T>
+void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
+                       std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) {
+  detail::check_embedding("embedding_forward", table.shape(), tokens.size(), y.shape());
+  gpu::kernels::embedding_forward<T>(ctx.stream(), gpu::detail::rows_of(table),
+                                     {tokens.data(), y.extent(0), table.extent(0)}, y.extent(1),
+                                     gpu::detail::rows_of(y));
+}
+
+template <class T>
+void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
+                        const tensor_view<const T, 2>& dy, std::int32_t padding,
+                        const tensor_view<T, 2>& dtable, bool add) {
+  detail::check_embedding("embedding_backward", dtable.shape(), tokens.size(), dy.shape());
+  const index_t count = dy.extent(0), columns = dy.extent(1);
+  if (!add) {
+    gpu::kernels::fill_rows<T>(ctx.stream(), nullptr, dtable.data(), dtable.extent(0), columns,
+                               dtable.stride(0));
+  }
+  if (dy.empty()) return;
+  scratch_frame frame(ctx.scratch());
+  auto* const order = frame.take<index_t>(count);
+  T* const parts = frame.take<T>(gpu::kernels::embedding_parts(count, columns));
+  const gpu::kernels::token_array all{tokens.data(), count, dtable.extent(0)};
+  gpu::kernels::embedding_order(ctx.stream(), all, padding, order);
+  gpu::kernels::embedding_backward<T>(ctx.stream(), all, padding, order, gpu::detail::rows_of(dy), columns,
+                                      add, parts, gpu::detail::rows_of(dtable));
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

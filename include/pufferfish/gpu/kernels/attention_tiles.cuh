@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: what the kernels of attention share. A block of 128 threads works on a square tile of scores, 8
+/// rows of threads by 16 columns: thread (y, x) has rows y, y + 8, .. and columns x, x + 16, .. of it.
+/// Products of tiles come from shared memory, 16 bytes at a time.
+
+#include <pufferfish/gpu/kernels/attention.hpp>
+#include <pufferfish/gpu/kernels/launch.cuh>
+
+#if defined(__CUDACC__)
+#define PUFFERFISH_UNROLL _Pragma("unroll")
+#else
+#define PUFFERFISH_UNROLL
+#endif
+
+PUFFERFISH_KERNELS_BEGIN
+
+inline constexpr int attention_threads = 128;
+inline constexpr int thread_columns = 16, thread_rows = attention_threads / thread_columns;
+/// Depth of the operands of scores that are in shared memory at once; and rows by columns of values.
+inline constexpr int tile_depth = 32;
+inline constexpr int value_rows = 32, value_columns = 64;
+
+/// Distances of rows in shared memory: whole vectors, with which the 8 threads of one access of 16 bytes each
+/// find 8 rows in different banks.
+inline constexpr int operand_pitch = tile_depth + 4;
+template <int Tile>
+inline constexpr int weight_pitch = Tile + 4;
+/// Words of dropout bits a row: a tile's keys begin anywhere in a word.
+template <int Tile>
+inline constexpr int kept_words = Tile / 32 + 1;
+
+// The same and others as arrays count.
+template <int Tile>
+inline constexpr std::size_t tile_edge = static_cast<std::size_t>(Tile);
+template <int Tile>
+inline constexpr std::size_t own_rows = tile_edge<Tile> / thread_rows;
+template <int Tile>
+inline constexpr std::size_t own_columns = tile_edge<Tile> / thread_columns;
+
+template <int Tile>
+struct alignas(16) attention_memory {
+  float operands[2 * tile_edge<Tile> * operand_pitch];  ///< or values
+  float weights[tile_edge<Tile> * (tile_edge<Tile> + 4)];
+  std::uint32_t kept[tile_edge<Tile> * (tile_edge<Tile> / 32 + 1)];
+};
+static_assert(2 * 32 * operand_pitch >= value_rows * value_columns && value_columns == 4 * thread_columns);
+
+/// Blocks that a multiprocessor should hold at once, forward and backward: what bounds a thread's registers.
+template <int Tile>
+inline constexpr int forward_blocks = Tile == 32 ? 4 : 3;
+template <int Tile>
+inline constexpr int backward_blocks = forward_blocks<Tile> - 1;
+
+/// What a thread has of a tile of scores, and of a tile of results.
+template <int Tile>
+using tile_scores = float[own_rows<Tile>][own_columns<Tile>];
+template <int Tile>
+using tile_result = float[own_rows<Tile>][4];
+
+__device__ inline int tile_row(int r) { return block_thread() / thread_columns + thread_rows * r; }
+__device__ inline int tile_column(int c) { return block_thread() % thread_columns + thread_columns * c; }
+
+/// Combines the values of the threads of a row.
+template <class F>
+__device__ inline float row_reduce(float value, F combine) {
+  for (int distance = thread_columns / 2; distance > 0; distance /= 2) {
+    value = combine(value, __shfl_xor_sync(all_lanes, value, distance));
+  }
+  return value;
+}
+
+/// The rows of one sequence and the columns of one head.
+template <class T>
+struct head_rows {
+  const T* data;
+  index_t stride, rows;
+  int columns;
+  bool vectors;  ///< rows begin where 16 bytes may be read
+
+  __device__ head_rows(const row_array<const T>& all, index_t first, index_t count, int head, int depth)
+      : data(all.row(first) + static_cast<index_t>(head) * depth),
+        stride(all.stride),
+        rows(count),
+        columns(depth),
+        vectors(aligned16(data) && stride % vector_width<T> == 0) {}
+
+  /// Four elements of a row; zeros where there are none.
+  __device__ vector<float> four(index_t row, int column) const {
+    vector<float> result{};
+    if (row >= rows) return result;
+    const T* const from = data + row * stride + column;
+    if constexpr (vector_width<T> == 4) {
+      if (vectors && column + 4 <= columns) return load_vector(from);
+    }
+    for (int i = 0; i < 4; ++i) {
+      if (column + i < columns) result[i] = static_cast<float>(from[i]);
+    }
+    return result;
+  }
+};
+
+/// Rows x Columns elements of them to shared memory, rows `Pitch` apart.
+template <int Rows, int Columns, int Pitch, class T>
+__device__ void load_tile(const head_rows<T>& from, index_t row, int column, float* to) {
+  constexpr int groups = Columns / 4;
+  static_assert(Rows * groups % attention_threads == 0);
+  PUFFERFISH_UNROLL
+  for (int step = 0; step < Rows * groups / attention_threads; ++step) {
+    const int at = step * attention_threads + block_thread();
+    const int r = at / groups, c = at % groups * 4;
+    store_vector(to + r * Pitch + c, from.four(row + r, column + c));
+  }
+}
+
+/// scores += the products of rows of `left` and rows of `right`. Ends with shared memory in use.
+template <int Tile, class T>
+__device__ void add_scores(const head_rows<T>& left, index_t left_row, const head_rows<T>& right,
+                           index_t right_row, float* operands, tile_scores<Tile>& scores) {
+  float* const rights = operands + Tile * operand_pitch;
+  for (int depth = 0; depth < left.columns; depth += tile_depth) {
+    __syncthreads();
+    load_tile<Tile, tile_depth, operand_pitch>(left, left_row, depth, operands);
+    load_tile<Tile, tile_depth, operand_pitch>(right, right_row, depth, rights);
+    __syncthreads();
+    for (int k = 0; k < tile_depth; k += 4) {
+      vector<float> a[own_rows<Tile>], b[own_columns<Tile>];
+      PUFFERFISH_UNROLL
+      for (int r = 0; r < Tile / thread_rows; ++r) {
+        a[r] = load_vector<float>(operands + tile_row(r) * operand_pitch + k);
+      }
+      PUFFERFISH_UNROLL
+      for (int c = 0; c < Tile / thread_columns; ++c) {
+        b[c] = load_vector<float>(rights + tile_column(c) * operand_pitch + k);
+      }
+      PUFFERFISH_UNROLL
+      for (int r = 0; r < Tile / thread_rows; ++r) {
+        PUFFERFISH_UNROLL
+        for (int c = 0; c < Tile / thread_columns; ++c) {
+          PUFFERFISH_UNROLL
+          for (int i = 0; i < 4; ++i) scores[r][c] += a[r][i] * b[c][i];
+        }
+      }
+    }
+  }
+}
+
+/// result += weights (in shared memory, Tile x Tile) times rows row .. row + Tile - 1, columns column ..
+/// column + value_columns - 1 of `values`. Begins with a barrier: the weights need none. Rows from `end` on
+/// have no weight.
+template <int Tile, class T>
+__device__ void add_weighted(const float* weights, const head_rows<T>& values, index_t row, index_t end,
+                             int column, float* operands, tile_result<Tile>& result) {
+  for (int first = 0; first < Tile && row + first < end; first += value_rows) {
+    __syncthreads();
+    load_tile<value_rows, value_columns, value_columns>(values, row + first, column, operands);
+    __syncthreads();
+    for (int k = 0; k < value_rows; k += 4) {
+      vector<float> a[own_rows<Tile>], b[4];
+      PUFFERFISH_UNROLL
+      for (int r = 0; r < Tile / thread_rows; ++r) {
+        a[r] = load_vector<float>(weights + tile_row(r) * weight_pitch<Tile> + first + k);
+      }
+      PUFFERFISH_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        b[i] = load_vector<float>(operands + (k + i) * value_columns + 4 * tile_column(0));
+      }
+      PUFFERFISH_UNROLL
+      for (int r = 0; r < Tile / thread_rows; ++r) {
+        PUFFERFISH_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          PUFFERFISH_UNROLL
+          for (int c = 0; c < 4; ++c) result[r][c] += a[r][i] * b[i][c];
+        }
+      }
+    }
+  }
+}
+
+/// Writes the tile's results times a factor a row, where there are rows and columns.
+template <int Tile, class T>
+__device__ void store_result(const tile_result<Tile>& result, const float (&factors)[own_rows<Tile>],
+                             const row_array<T>& to, index_t first, index_t row, index_t rows, int head,
+                             int depth, int column) {
+  const int begin = column + 4 * tile_column(0);
+  PUFFERFISH_UNROLL
+  for (int r = 0; r < Tile / thread_rows; ++r) {
+    const index_t at = row + tile_row(r);
+    if (at >= rows) continue;
+    T* const place = to.row(first + at) + static_cast<index_t>(head) * depth + begin;
+    PUFFERFISH_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      if (begin + c < depth) place[c] = static_cast<T>(result[r][c] * factors[r]);
+    }
+  }
+}
+
+/// A tile of a run; sequence -1: none.
+struct run_tile {
+  index_t sequence, first;
+};
+
+/// Tile `number`, where the tiles of all runs follow each other. Every warp finds it for itself.
+template <int Tile>
+__device__ inline run_tile find_tile(const run_arrays& runs, index_t number) {
+  const int lane = block_thread() % warp_threads;
+  for (index_t base = 0; base < runs.sequences; base += warp_threads) {
+    const index_t s = base + lane;
+    const index_t tiles = s < runs.sequences ? ceil_div(runs.count[s], index_t{Tile}) : index_t{0};
+    index_t end = tiles;
+    for (int distance = 1; distance < warp_threads; distance *= 2) {
+      const index_t below = __shfl_up_sync(all_lanes, end, static_cast<unsigned>(distance));
+      if (lane >= distance) end += below;
+    }
+    const unsigned found = __ballot_sync(all_lanes, number < end ? 1 : 0);
+    if (found != 0) {
+      const int owner = __ffs(static_cast<int>(found)) - 1;
+      const index_t begin = __shfl_sync(all_lanes, end - tiles, owner);
+      return {base + owner, (number - begin) * Tile};
+    }
+    number -= __shfl_sync(all_lanes, end, warp_threads - 1);
+  }
+  return {-1, 0};
+}
+
+/// One head of one sequence.
+template <class T>
+struct attention_head {
+  index_t sequence, queries, keys, first_query, first_key;
+  int head;
+  head_rows<T> q, k, v;
+
+  __device__ attention_head(const attention_problem<T>& p, index_t s, int number)
+      : sequence(s),
+        queries(p.queries.count[s]),
+        keys(p.keys.count[s]),
+        first_query(p.queries.first[s]),
+        first_key(p.keys.first[s]),
+        head(number),
+        q(p.q, first_query, queries, number, p.depth),
+        k(p.k, first_key, keys, number, p.depth),
+        v(p.v, first_key, keys, number, p.value_depth) {}
+
+  /// Rows of another matrix of the queries.
+  __device__ head_rows<T> of_queries(const row_array<const T>& all, int depth) const {
+    return {all, first_query, queries, head, depth};
+  }
+  __device__ bool sees(const attention_problem<T>& p, index_t query, index_t key) const {
+    if (query >= queries || key >= keys || (p.causal && key > query + keys - queries)) return false;
+    return p.allowed == nullptr ||
+           p.allowed[sequence * p.allowed_strides[0] + query * p.allowed_strides[1] +
+                     key * p.allowed_strides[2]] != 0;
+  }
+  /// Keys before this one are all that queries below `end` may see.
+  __device__ index_t visible(const attention_problem<T>& p, index_t end) const {
+    const index_t last = (end < queries ? end : queries) + keys - queries;
+    return !p.causal || last > keys ? keys : last;
+  }
+};
+
+/// Bits of a tile's weights that dropout keeps, in shared memory; see attention_dropout for their numbers.
+template <int Tile>
+struct kept_bits {
+  const std::uint32_t* words;
+  index_t query, key, keys;
+
+  /// Bit of the tile's row and column.
+  __device__ bool operator()(int row, int column) const {
+    const int bit = static_cast<int>(((query + row) * keys + key) % 32) + column;
+    return (words[row * kept_words<Tile> + bit / 32] >> (bit % 32) & 1U) != 0;
+  }
+};
+
+/// Draws them: four words a thread and step. A barrier must follow.
+template <int Tile, class T>
+__device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attention_head<T>& head,
+                                     index_t query, index_t key, std::uint32_t* words) {
+  const kept_bits<Tile> result{words, query, key, head.keys};
+  if (!p.dropout.drops()) return result;
+  const std::uint64_t number =
+      (p.first_sequence + static_cast<std::uint64_t>(head.sequence)) * static_cast<std::uint64_t>(p.heads) +
+      static_cast<std::uint64_t>(head.head);
+  random_key key_of_head = layer_key(*p.dropout.step, p.dropout.layer);
+  key_of_head.stream = substream_of(key_of_head.stream, number);
+  constexpr int blocks = 8 * kept_words<Tile>;
+  for (int at = block_thread(); at < Tile * blocks; at += attention_threads) {
+    const int row = at / blocks, word = at % blocks / 8, in_word = at % 8;
+    const auto first = static_cast<std::uint64_t>((query + row) * head.keys + key) / 32;
+    const random_block drawn = random_block_at(
+        key_of_head, (first + static_cast<std::uint64_t>(word)) * 8 + static_cast<std::uint64_t>(in_word));
+    std::uint32_t bits = 0;
+    for (int i = 0; i < 4; ++i) {
+      const int bit = i / 2 * 16 + 2 * in_word + i % 2;
+      bits |= drawn.words[i] < p.dropout.threshold ? 0U : 1U << bit;
+    }
+    for (int distance = 1; distance < 8; distance *= 2) {
+      bits |= __shfl_xor_sync(all_lanes, bits, distance);
+    }
+    if (in_word == 0) words[row * kept_words<Tile> + word] = bits;
+  }
+  return result;
+}
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Kernels of batch_norm.hpp: statistics and gradient sums by columns.cuh, everything else in passes whose
+/// threads keep what belongs to their channels in registers.
+
+#include <pufferfish/gpu/kernels/batch_norm.hpp>
+#include <pufferfish/gpu/kernels/columns.cuh>
+#include <pufferfish/gpu/kernels/relu_mask.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// 16 bytes at a time, if rows and addresses allow it.
+template <class T, class... P>
+bool norm_by_vectors(index_t channels, const P*... pointers) {
+  return channels % vector_width<T> == 0 && aligned16(pointers...);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Statistics
+
+/// Number, mean and sum of squared distances from it, of values in `Width` columns; joined without
+/// cancellation (Chan, Golub, LeVeque, 1979).
+template <int Width>
+struct moment_state {
+  double count;
+  lanes<double, Width> mean, squares;
+
+  __device__ void clear() {
+    count = 0.0;
+    mean = squares = {};
+  }
+  __device__ void merge(const moment_state& other) {
+    if (other.count == 0.0) return;
+    const double total = count + other.count, share = other.count / total;
+    for (int k = 0; k < Width; ++k) {
+      const double distance = other.mean[k] - mean[k];
+      mean[k] += distance * share;
+      squares[k] += other.squares[k] + distance * distance * (count * share);
+    }
+    count = total;
+  }
+  __device__ void save(int k, double* values, index_t stride) const {
+    values[0] = mean[k];
+    values[stride] = squares[k];
+  }
+  __device__ void load(const double* values, index_t stride, index_t rows) {
+    count = static_cast<double>(rows);
+    mean[0] = values[0];
+    squares[0] = values[stride];
+  }
+};
+
+/// Moments of the columns of x: of runs of rows in float, shifted by the run's first row, then joined.
+template <class T, int Width>
+struct moment_task {
+  static constexpr int width = Width;
+  using state = moment_state<Width>;
+
+  const T* x;
+  index_t channels;
+
+  __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
+    using A = accumulate_t<T>;
+    const auto load = [&](index_t at) { return load_row<Width>(x + at * channels + column); };
+    while (row < end) {
+      const row_values<T, Width> shift = load(row);
+      row_values<T, Width> sums{}, squares{};
+      const int count = for_run(row, end, step, load, [&](const row_values<T, Width>& values) {
+        for (int k = 0; k < Width; ++k) {
+          const A distance = values[k] - shift[k];
+          sums[k] += distance;
+          squares[k] += distance * distance;
+        }
+      });
+      state run;
+      run.count = count;
+      for (int k = 0; k < Width; ++k) {
+        const double mean = static_cast<double>(sums[k]) / run.count;
+        run.mean[k] = static_cast<double>(shift[k]) + mean;
+        run.squares[k] = static_cast<double>(squares[k]) - mean * static_cast<double>(sums[k]);
+      }
+      s.merge(run);
+    }
+  }
+};
+
+struct moment_finish {
+  double *mean, *variance;
+  __device__ void operator()(index_t c, const moment_state<1>& s) const {
+    mean[c] = s.mean[0];
+    variance[c] = s.squares[0] < 0.0 ? 0.0 : s.squares[0] / s.count;
+  }
+};
+
+template <class T>
+void norm_statistics(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
+                     double* mean, double* variance) {
+  const moment_finish finish{mean, variance};
+  if (norm_by_vectors<T>(channels, x)) {
+    const moment_task<T, vector_width<T>> task{x, channels};
+    return sum_columns<moment_state<1>>(stream, task, rows, channels, scratch, finish);
+  }
+  const moment_task<T, 1> task{x, channels};
+  sum_columns<moment_state<1>>(stream, task, rows, channels, scratch, finish);
+}
+
+__device__ inline double inverse_deviation(double variance, double eps) { return 1.0 / sqrt(variance + eps); }
+
+template <class T>
+__device__ inline T moved_towards(T running, double value, double momentum) {
+  return static_cast<T>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
+}
+
+template <class T>
+static __global__ void norm_use_batch_kernel(const double* mean, const double* variance, index_t channels,
+                                             double unbiased, double eps, double momentum, T* statistics,
+                                             T* running_mean, T* running_var, T* batches) {
+  for (index_t c = grid_thread(); c < channels; c += grid_threads()) {
+    if (c == 0) batches[0] = static_cast<T>(static_cast<double>(batches[0]) + 1.0);
+    statistics[c] = static_cast<T>(mean[c]);
+    statistics[channels + c] = static_cast<T>(inverse_deviation(variance[c], eps));
+    running_mean[c] = moved_towards(running_mean[c], mean[c], momentum);
+    running_var[c] = moved_towards(running_var[c], variance[c] * unbiased, momentum);
+  }
+}
+
+template <class T>
+void norm_use_batch(cudaStream_t stream, const double* mean, const double* variance, index_t channels,
+                    index_t count, double eps, double momentum, T* statistics, T* running_mean,
+                    T* running_var, T* batches) {
+  const double unbiased = static_cast<double>(count) / static_cast<double>(count - 1);
+  launch(stream, {blocks_for(channels, 64), 64}, norm_use_batch_kernel<T>, mean, variance, channels, unbiased,
+         eps, momentum, statistics, running_mean, running_var, batches);
+}
+
+template <class T>
+static __global__ void norm_use_running_kernel(const T* running_mean, const T* running_var, index_t channels,
+                                               double eps, T* statistics) {
+  for (index_t c = grid_thread(); c < channels; c += grid_threads()) {
+    statistics[c] = running_mean[c];
+    statistics[channels + c] = static_cast<T>(inverse_deviation(static_cast<double>(running_var[c]), eps));
+  }
+}
+
+template <class T>
+void norm_use_running(cudaStream_t stream, const T* running_mean, const T* running_var, index_t channels,
+                      double eps, T* statistics) {
+  launch(stream, {blocks_for(channels, 64), 64}, norm_use_running_kernel<T>, running_mean, running_var,
+         channels, eps, statistics);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Passes over elements with numbers a channel
+
+/// A task has task::width, task::channel_values, load(channel) and run(element, inside, values): `inside` is
+/// false where a thread only goes along with its warp. A block has whole warps and `per_block` units of
+/// `width` elements, a multiple of its threads; `columns` units make a row.
+template <class Task>
+static __global__ void channel_pass_kernel(Task task, index_t total, index_t columns, index_t per_block) {
+  const index_t begin = static_cast<index_t>(blockIdx.x) * per_block;
+  const index_t end = begin + per_block < total ? begin + per_block : total;
+  const index_t lane = threadIdx.x % warp_threads, threads = blockDim.x, step = threads % columns;
+  index_t at = begin + threadIdx.x, column = at % columns;
+  auto values = task.load(column * Task::width);
+  for (; at - lane < end; at += threads) {
+    task.run(at * Task::width, at < end, values);
+    if (step == 0) continue;
+    column = column + step < columns ? column + step : column + step - columns;
+    values = task.load(column * Task::width);
+  }
+}
+
+template <class Task>
+void channel_pass(const launch_site& stream, const Task& task, index_t rows, index_t channels) {
+  const index_t columns = channels / Task::width, total = rows * columns;
+  if (total == 0) return;
+  // Threads that stay in their channels, if that is possible.
+  index_t threads = columns;
+  while (threads % warp_threads != 0 && threads <= 512) threads *= 2;
+  threads = threads > 512 ? 256 : threads * (threads < 256 ? 256 / threads : 1);
+  const index_t rounds = total / (threads * 1024);
+  const index_t per_block = threads * (rounds < 1 ? 1 : rounds < 8 ? rounds : 8);
+  launch(stream, {static_cast<unsigned>(ceil_div(total, per_block)), static_cast<unsigned>(threads)},
+         channel_pass_kernel<Task>, task, total, columns, per_block);
+}
+
+/// The bits of the lanes that share a word of a mask, `Width` of each lane; all 32 lanes call it.
+template <int Width>
+__device__ inline std::uint32_t join_bits(std::uint32_t bits, int lane) {
+  constexpr int lanes = mask_word_bits / Width;
+  bits <<= lane % lanes * Width;
+  for (int distance = lanes / 2; distance > 0; distance /= 2)
+    bits |= __shfl_xor_sync(all_lanes, bits, distance);
+  return bits;
+}
+
+template <class T, int Width>
+struct norm_apply_task {
+  static constexpr int width = Width;
+  using A = accumulate_t<T>;
+  struct channel_values {
+    lanes<A, Width> mean, scale, shift;
+  };
+
+  norm_matrix<T> m;
+  const T* bias;
+  norm_tail<T> tail;
+  T* y;
+
+  __device__ channel_values load(index_t c) const {
+    channel_values v;
+    for (int k = 0; k < Width; ++k) {
+      v.mean[k] = static_cast<A>(m.mean[c + k]);
+      v.scale[k] = static_cast<A>(m.inv_std[c + k]) * static_cast<A>(m.weight[c + k]);
+      v.shift[k] = static_cast<A>(bias[c + k]);
+    }
+    return v;
+  }
+
+  __device__ void run(index_t i, bool inside, const channel_values& v) const {
+    std::uint32_t bits = 0;
+    if (inside) {
+      const row_values<T, Width> x = load_row<Width>(m.x + i);
+      lanes<A, Width> values;
+      for (int k = 0; k < Width; ++k) values[k] = (x[k] - v.mean[k]) * v.scale[k] + v.shift[k];
+      if (tail.addend != nullptr) {
+        const row_values<T, Width> other = load_row<Width>(tail.addend + i);
+        for (int k = 0; k < Width; ++k) values[k] += other[k];
+      }
+      if (tail.relu) {
+        for (int k = 0; k < Width; ++k) {
+          bits |= (values[k] <= A{} ? 0U : 1U) << k;
+          values[k] = values[k] < A{} ? A{} : values[k];
+        }
+      }
+      store_row(y + i, values);
+    }
+    if (tail.mask == nullptr) return;
+    const int lane = static_cast<int>(threadIdx.x % warp_threads);
+    bits = join_bits<Width>(bits, lane);
+    if (inside && lane % (mask_word_bits / Width) == 0) tail.mask[i / mask_word_bits] = bits;
+  }
+};
+
+template <class T>
+void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const T* bias, const norm_tail<T>& tail, T* y) {
+  if (norm_by_vectors<T>(m.channels, m.x, tail.addend, y)) {
+    return channel_pass(stream, norm_apply_task<T, vector_width<T>>{m, bias, tail, y}, m.rows, m.channels);
+  }
+  channel_pass(stream, norm_apply_task<T, 1>{m, bias, tail, y}, m.rows, m.channels);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Gradient
+
+/// x and the gradient behind the mask.
+template <class T, int Width>
+struct norm_pair {
+  row_values<T, Width> x, g;
+};
+
+template <int Width, class T>
+__device__ inline norm_pair<T, Width> load_pair(const T* x, const T* dy, const std::uint32_t* mask,
+                                                index_t i) {
+  norm_pair<T, Width> pair{load_row<Width>(x + i), load_row<Width>(dy + i)};
+  if (mask != nullptr) {
+    const std::uint32_t bits = mask_bits(mask, i);
+    for (int k = 0; k < Width; ++k) {
+      if (((bits >> k) & 1U) == 0) pair.g[k] = accumulate_t<T>{};
+    }
+  }
+  return pair;
+}
+
+/// Sums of g and of g (x - mean).
+template <class T, int Width>
+struct norm_sum_task {
+  static constexpr int width = Width;
+  using state = column_sum_state<2, Width>;
+
+  norm_matrix<T> m;
+  const T* dy;
+  const std::uint32_t* mask;
+
+  __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
+    using A = accumulate_t<T>;
+    lanes<A, Width> mean;
+    for (int k = 0; k < Width; ++k) mean[k] = static_cast<A>(m.mean[column + k]);
+    while (row < end) {
+      row_values<T, Width> sums{}, products{};
+      for_run(
+          row, end, step,
+          [&](index_t at) { return load_pair<Width>(m.x, dy, mask, at * m.channels + column); },
+          [&](const norm_pair<T, Width>& pair) {
+            for (int k = 0; k < Width; ++k) {
+              sums[k] += pair.g[k];
+              products[k] += pair.g[k] * (pair.x[k] - mean[k]);
+            }
+          });
+      for (int k = 0; k < Width; ++k) {
+        s.sums[0][k] += static_cast<double>(sums[k]);
+        s.sums[1][k] += static_cast<double>(products[k]);
+      }
+    }
+  }
+};
+
+/// The sums, and what the input's gradient is made of: dx = scale g + (x - mean) slope + shift.
+template <class T>
+struct norm_sum_finish {
+  norm_matrix<T> m;
+  double *dweight, *dbias;
+  T* coefficients;
+
+  __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
+    const double spread = static_cast<double>(m.inv_std[c]), count = static_cast<double>(m.rows);
+    dbias[c] = s.sums[0][0];
+    dweight[c] = s.sums[1][0] * spread;
+    if (coefficients == nullptr) return;
+    const double factor = static_cast<double>(m.weight[c]) * spread;
+    coefficients[c] = static_cast<T>(factor);
+    coefficients[m.channels + c] = static_cast<T>(-factor * spread * dweight[c] / count);
+    coefficients[2 * m.channels + c] = static_cast<T>(-factor * dbias[c] / count);
+  }
+};
+
+template <class T>
+void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
+                        double* scratch, double* dweight, double* dbias, T* coefficients) {
+  using sums = column_sum_state<2, 1>;
+  const norm_sum_finish<T> finish{m, dweight, dbias, coefficients};
+  if (norm_by_vectors<T>(m.channels, m.x, dy)) {
+    const norm_sum_task<T, vector_width<T>> task{m, dy, mask};
+    return sum_columns<sums>(stream, task, m.rows, m.channels, scratch, finish);
+  }
+  const norm_sum_task<T, 1> task{m, dy, mask};
+  sum_columns<sums>(stream, task, m.rows, m.channels, scratch, finish);
+}
+
+template <class T, int Width>
+struct norm_input_task {
+  static constexpr int width = Width;
+  using A = accumulate_t<T>;
+  struct channel_values {
+    lanes<A, Width> mean, scale, slope, shift;
+  };
+
+  norm_matrix<T> m;
+  const T* dy;
+  const std::uint32_t* mask;
+  const T* coefficients;
+  T* dx;
+
+  __device__ channel_values load(index_t c) const {
+    channel_values v;
+    for (int k = 0; k < Width; ++k) {
+      v.mean[k] = static_cast<A>(m.mean[c + k]);
+      v.scale[k] = static_cast<A>(coefficients[c + k]);
+      v.slope[k] = static_cast<A>(coefficients[m.channels + c + k]);
+      v.shift[k] = static_cast<A>(coefficients[2 * m.channels + c + k]);
+    }
+    return v;
+  }
+
+  __device__ void run(index_t i, bool inside, const channel_values& v) const {
+    if (!inside) return;
+    const norm_pair<T, Width> pair = load_pair<Width>(m.x, dy, mask, i);
+    lanes<A, Width> values;
+    for (int k = 0; k < Width; ++k) {
+      values[k] = v.scale[k] * pair.g[k] + ((pair.x[k] - v.mean[k]) * v.slope[k] + v.shift[k]);
+    }
+    store_row(dx + i, values);
+  }
+};
+
+template <class T>
+void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
+                         const T* coefficients, T* dx) {
+  if (norm_by_vectors<T>(m.channels, m.x, dy, dx)) {
+    const norm_input_task<T, vector_width<T>> task{m, dy, mask, coefficients, dx};
+    return channel_pass(stream, task, m.rows, m.channels);
+  }
+  const norm_input_task<T, 1> task{m, dy, mask, coefficients, dx};
+  channel_pass(stream, task, m.rows, m.channels);
+}
+
+#define PUFFERFISH_BATCH_NORM(T)                                                                            \
+  template void norm_statistics<T>(cudaStream_t, const T*, index_t, index_t, double*, double*, double*);    \
+  template void norm_use_batch<T>(cudaStream_t, const double*, const double*, index_t, index_t, double,     \
+                                  double, T*, T*, T*, T*);                                                  \
+  template void norm_use_running<T>(cudaStream_t, const T*, const T*, index_t, double, T*);                 \
+  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const T*, const norm_tail<T>&, T*);      \
+  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
+                                      double*, double*, double*, T*);                                       \
+  template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*, \
+                                       const T*, T*);
+PUFFERFISH_BATCH_NORM(float)
+#undef PUFFERFISH_BATCH_NORM
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers of batch normalisation over the rows of a dense matrix, rows x channels. Formulas:
+/// ops/batch_norm.hpp. All arrays are in device memory; masks: relu_mask.hpp.
+
+#include <pufferfish/gpu/kernels/column_parts.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// A matrix of rows x channels and what belongs to its channels.
+template <class T>
+struct norm_matrix {
+  const T* x;
+  const T *mean, *inv_std, *weight;
+  index_t rows, channels;
+};
+
+/// What follows a normalisation in the same pass; null pointers: nothing of it.
+template <class T>
+struct norm_tail {
+  const T* addend;
+  bool relu;
+  std::uint32_t* mask;  ///< of the ReLU
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Mean and biased variance of the columns of x. `scratch`: column_scratch(rows, channels, 2) doubles.
+template <class T>
+void norm_statistics(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
+                     double* mean, double* variance);
+
+/// ops::batch_norm_use_batch, ops::batch_norm_use_running.
+template <class T>
+void norm_use_batch(cudaStream_t stream, const double* mean, const double* variance, index_t channels,
+                    index_t count, double eps, double momentum, T* statistics, T* running_mean,
+                    T* running_var, T* batches);
+template <class T>
+void norm_use_running(cudaStream_t stream, const T* running_mean, const T* running_var, index_t channels,
+                      double eps, T* statistics);
+
+/// y = (x - mean) inv_std weight + bias, then the tail. y may be the addend.
+template <class T>
+void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const T* bias, const norm_tail<T>& tail, T* y);
+
+/// First pass of the gradient: dbias and dweight as sums in double, and for the second pass 3 x channels
+/// `coefficients` (may be null). `mask` may be null. `scratch`: column_scratch(rows, channels, 2) doubles.
+template <class T>
+void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
+                        double* scratch, double* dweight, double* dbias, T* coefficients);
+/// Second pass. dx may be dy or x.
+template <class T>
+void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
+                         const T* coefficients, T* dx);
+
+PUFFERFISH_KERNELS_END

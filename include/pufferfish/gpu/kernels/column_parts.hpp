@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// How sums over the rows of a matrix are cut into parts, from the shape alone: which scratch memory they
+/// take, and so in which order they add up.
+
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Into how many parts of consecutive rows a matrix is cut; 0 without rows. A part has at least 8192 elements
+/// of 128 columns (or of all, if there are fewer), and all blocks together are at most about 384: few enough
+/// to run at the same time.
+inline index_t row_parts(index_t rows, index_t columns) {
+  if (rows <= 0 || columns <= 0) return 0;
+  const index_t across = (columns + 127) / 128, side = columns < 128 ? columns : 128;
+  const index_t least = (8192 + side - 1) / side;  // rows of a part
+  const index_t most = across >= 384 ? 1 : 384 / across, wanted = (rows + least - 1) / least;
+  return wanted < most ? wanted : most;
+}
+
+/// The first row of a part; of part `parts`: the number of rows.
+PUFFERFISH_HOST_DEVICE inline index_t part_begin(index_t rows, index_t parts, index_t part) {
+  const index_t whole = rows / parts, rest = rows % parts;
+  return part * whole + (part < rest ? part : rest);
+}
+
+/// Doubles of scratch for sums of `quantities` numbers a column.
+inline index_t column_scratch(index_t rows, index_t columns, index_t quantities) {
+  return quantities * row_parts(rows, columns) * columns;
+}
+
+PUFFERFISH_KERNELS_END

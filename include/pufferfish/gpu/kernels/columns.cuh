@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Sums over the rows of a matrix, a result a column, in two steps of fixed order: a block sums one part of
+/// the rows of some columns, then one kernel adds up the parts. The sums are in double; a thread adds no more
+/// than `run_rows` values in float before.
+///
+/// What is summed is a `task`:
+///   task::width                            columns a thread reads at once
+///   task::state                            the sums of a thread, without constructors: clear(), merge(other)
+///   task.add(column, row, end, step, s)    adds rows row, row + step, .. below end of its columns to s
+///   state::save(values, at, stride), load  the quantities of one column, `stride` doubles apart
+
+#include <pufferfish/gpu/kernels/column_parts.hpp>
+#include <pufferfish/gpu/kernels/launch.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+inline constexpr unsigned column_threads = 256;
+inline constexpr int run_rows = 16;
+
+/// Values of neighbouring columns in the type of computation.
+template <class A, int Width>
+struct lanes {
+  A values[static_cast<std::size_t>(Width)];
+  __device__ A& operator[](int k) { return values[k]; }
+  __device__ const A& operator[](int k) const { return values[k]; }
+};
+template <class T, int Width>
+using row_values = lanes<accumulate_t<T>, Width>;
+
+/// Of T as they lie in memory: one, or 16 aligned bytes.
+template <int Width, class T>
+__device__ inline row_values<T, Width> load_row(const T* from) {
+  row_values<T, Width> result;
+  if constexpr (Width == 1) {
+    result[0] = static_cast<accumulate_t<T>>(*from);
+  } else {
+    const vector<T> all = load_vector(from);
+    for (int k = 0; k < Width; ++k) result[k] = static_cast<accumulate_t<T>>(all[k]);
+  }
+  return result;
+}
+
+/// Calls use(load(row)) for rows row, row + step, .. below end, at most run_rows of them, four loads ahead.
+/// Moves `row` on; returns how many there were.
+template <class Load, class Use>
+__device__ inline int for_run(index_t& row, index_t end, index_t step, Load load, Use use) {
+  constexpr int ahead = 4;
+  int count = 0;
+  for (; count < run_rows && row + (ahead - 1) * step < end; count += ahead, row += ahead * step) {
+    decltype(load(row)) values[ahead];
+    for (int i = 0; i < ahead; ++i) values[i] = load(row + i * step);
+    for (int i = 0; i < ahead; ++i) use(values[i]);
+  }
+  for (; count < run_rows && row < end; ++count, row += step) use(load(row));
+  return count;
+}
+
+template <int Width, class T>
+__device__ inline void store_row(T* to, const lanes<accumulate_t<T>, Width>& values) {
+  if constexpr (Width == 1) {
+    *to = static_cast<T>(values[0]);
+  } else {
+    vector<T> all;
+    for (int k = 0; k < Width; ++k) all[k] = static_cast<T>(values[k]);
+    store_vector(to, all);
+  }
+}
+
+/// Sums of `Quantities` numbers in each of `Width` columns.
+template <int Quantities, int Width>
+struct column_sum_state {
+  lanes<double, Width> sums[static_cast<std::size_t>(Quantities)];
+
+  __device__ void clear() {
+    for (int q = 0; q < Quantities; ++q) sums[q] = {};
+  }
+  __device__ void merge(const column_sum_state& other) {
+    for (int q = 0; q < Quantities; ++q) {
+      for (int k = 0; k < Width; ++k) sums[q][k] += other.sums[q][k];
+    }
+  }
+  __device__ void save(int k, double* values, index_t stride) const {
+    for (int q = 0; q < Quantities; ++q) values[q * stride] = sums[q][k];
+  }
+  /// The sums of a part of `rows` rows, for states of one column.
+  __device__ void load(const double* values, index_t stride, index_t) {
+    for (int q = 0; q < Quantities; ++q) sums[q][0] = values[q * stride];
+  }
+};
+
+/// Merges the states of the threads of a block that have one threadIdx.x; the result is in the one with
+/// threadIdx.y = 0. blockDim.y: a power of 2. All threads of the block call it.
+template <unsigned Threads, class State>
+__device__ inline void merge_down(State& state) {
+  __shared__ State all[Threads];
+  const unsigned own = threadIdx.y * blockDim.x + threadIdx.x;
+  all[own] = state;
+  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) all[own].merge(all[own + half * blockDim.x]);
+  }
+  state = all[own];
+}
+
+/// First step: grid (tiles of columns, parts), block (columns in units of task::width, rows).
+template <class Task>
+static __global__ void __launch_bounds__(column_threads, 3)
+    column_parts_kernel(Task task, index_t rows, index_t columns, double* parts) {
+  const index_t part = blockIdx.y, count = gridDim.y;
+  const index_t column =
+      (static_cast<index_t>(blockIdx.x) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Task::width;
+  typename Task::state sum;
+  sum.clear();
+  if (column < columns) {
+    task.add(column, part_begin(rows, count, part) + threadIdx.y, part_begin(rows, count, part + 1),
+             blockDim.y, sum);
+  }
+  merge_down<column_threads>(sum);
+  if (threadIdx.y > 0 || column >= columns) return;
+  for (int k = 0; k < Task::width; ++k) sum.save(k, parts + part * columns + column + k, count * columns);
+}
+
+inline constexpr unsigned total_columns = 16;
+inline constexpr unsigned total_rows = 32;
+
+/// Second step: finish(column, state of one column).
+template <class State, class Finish>
+static __global__ void column_totals_kernel(const double* parts, index_t count, index_t rows, index_t columns,
+                                            Finish finish) {
+  const index_t column = static_cast<index_t>(blockIdx.x) * total_columns + threadIdx.x;
+  State sum;
+  sum.clear();
+  if (column < columns) {
+    for (index_t part = threadIdx.y; part < count; part += total_rows) {
+      State other;
+      other.load(parts + part * columns + column, count * columns,
+                 part_begin(rows, count, part + 1) - part_begin(rows, count, part));
+      sum.merge(other);
+    }
+  }
+  merge_down<total_columns * total_rows>(sum);
+  if (threadIdx.y == 0 && column < columns) finish(column, sum);
+}
+
+/// Both steps. `scratch`: column_scratch doubles. Without rows, finish gets cleared states.
+template <class State, class Task, class Finish>
+void sum_columns(const launch_site& stream, const Task& task, index_t rows, index_t columns, double* scratch,
+                 const Finish& finish) {
+  const index_t parts = row_parts(rows, columns), units = ceil_div(columns, Task::width);
+  unsigned across = 1;
+  while (across < 32 && across < units) across *= 2;
+  const unsigned down = column_threads / across;
+  launch(stream,
+         {dim3(static_cast<unsigned>(ceil_div(units, across)), static_cast<unsigned>(parts)),
+          dim3(across, down)},
+         column_parts_kernel<Task>, task, rows, columns, scratch);
+  launch(stream, {static_cast<unsigned>(ceil_div(columns, total_columns)), dim3(total_columns, total_rows)},
+         column_totals_kernel<State, Finish>, scratch, parts, rows, columns, finish);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Plain sums
+
+template <class T, int Width>
+struct column_sum_task {
+  static constexpr int width = Width;
+  using state = column_sum_state<1, Width>;
+
+  const T* x;
+  index_t row_stride;
+
+  __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
+    while (row < end) {
+      row_values<T, Width> run{};
+      for_run(
+          row, end, step, [&](index_t at) { return load_row<Width>(x + at * row_stride + column); },
+          [&](const row_values<T, Width>& values) {
+            for (int k = 0; k < Width; ++k) run[k] += values[k];
+          });
+      for (int k = 0; k < Width; ++k) s.sums[0][k] += static_cast<double>(run[k]);
+    }
+  }
+};
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers of convolutions by implicit matrix products: no matrix of patches in memory. Activations are NHWC
+/// and dense, weights [kernel height][kernel width][in][out]; any kernel, stride, padding and dilation.
+
+#include <pufferfish/gpu/kernels/conv_plan.hpp>
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+// All of them: pointers to device memory, aligned to their elements; no output overlaps anything. The plan is
+// the one that plan_conv_... gives for the geometry (or any other; tests try them all). `partials`:
+// plan.scratch floats. Element types: float.
+
+/// y = x * w + bias. bias: out_channels elements, or nullptr.
+template <class T>
+void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
+                  const T* w, const T* bias, T* y, float* partials);
+
+/// dx = the gradient with respect to x, or dx += that.
+template <class T>
+void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
+                         const T* dy, const T* w, T* dx, bool add, float* partials);
+
+/// dw = the gradient with respect to w, or dw += that.
+template <class T>
+void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
+                          const T* x, const T* dy, T* dw, bool accumulate, float* partials);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The geometry of convolutions as kernels see it: which inputs an output sees along one axis, and divisions
+/// by numbers that are known before a kernel starts. Plain C++, for both sides.
+
+#include <cstdint>
+
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// A convolution and the images that it is applied to. Lengths in pixels; an image has fewer than 2^31
+/// elements. out_height and out_width are what the other numbers give.
+struct conv_geometry {
+  index_t images;
+  int in_height, in_width, in_channels;
+  int out_height, out_width, out_channels;
+  int kernel_height, kernel_width;
+  int stride_height, stride_width;
+  int padding_height, padding_width;
+  int dilation_height, dilation_width;
+
+  PUFFERFISH_HOST_DEVICE int patch() const { return kernel_height * kernel_width * in_channels; }
+  PUFFERFISH_HOST_DEVICE index_t out_pixels() const {
+    return images * (static_cast<index_t>(out_height) * out_width);
+  }
+  PUFFERFISH_HOST_DEVICE index_t in_pixels() const {
+    return images * (static_cast<index_t>(in_height) * in_width);
+  }
+};
+
+/// Divides 0 <= n < 2^31 by one number (1 .. 2^31 - 1), by a multiplication. (Granlund, Montgomery: "Division
+/// by invariant integers using multiplication", 1994: with 2^(shift - 32) < divisor <= 2^(shift - 31), the
+/// multiplier 2^shift / divisor rounded up has an error too small to show for 31-bit dividends.)
+struct divider {
+  std::uint32_t divisor, multiplier, shift;
+
+  PUFFERFISH_HOST_DEVICE static divider by(int number) {
+    const auto d = static_cast<std::uint32_t>(number);
+    std::uint32_t shift = 31;
+    while ((std::uint64_t{1} << (shift - 31)) < d) ++shift;
+    return {d, static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d), shift};
+  }
+  PUFFERFISH_HOST_DEVICE int quotient(int n) const {
+    return static_cast<int>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(n)) * multiplier) >>
+                            shift);
+  }
+  PUFFERFISH_HOST_DEVICE int remainder(int n, int quotient) const {
+    return n - quotient * static_cast<int>(divisor);
+  }
+};
+
+/// One axis of a correlation. Output j lies at out_first + j * out_step; its tap i reads the input
+/// j * in_step + offset + i * offset_step and the kernel's element kernel + i * kernel_step.
+struct conv_axis {
+  int inputs, outputs;
+  int in_step, out_first, out_step;
+  int taps, offset, offset_step;
+  int kernel, kernel_step;
+};
+
+/// The axis of a convolution's forward direction.
+PUFFERFISH_HOST_DEVICE inline conv_axis forward_axis(int inputs, int outputs, int kernel, int stride,
+                                                     int padding, int dilation) {
+  return {inputs, outputs, stride, 0, 1, kernel, -padding, dilation, 0, 1};
+}
+
+/// The axis of its gradient with respect to the input: inputs and outputs swapped. The pixels phase,
+/// phase + stride, ... see the same taps: every step-th one, taken from the last to the first, so that offsets
+/// rise.
+PUFFERFISH_HOST_DEVICE inline conv_axis backward_axis(int pixels, int gradients, int kernel, int stride,
+                                                      int padding, int dilation, int phase) {
+  conv_axis axis{gradients, (pixels - phase + stride - 1) / stride, 1, phase, stride, 0, 0, 0, 0, 0};
+  for (int k = kernel - 1; k >= 0; --k) {
+    const int reach = phase + padding - k * dilation;
+    if (reach % stride != 0) continue;
+    if (axis.taps == 0) {
+      axis.offset = reach / stride;
+      axis.kernel = k;
+    } else if (axis.taps == 1) {
+      axis.offset_step = reach / stride - axis.offset;
+      axis.kernel_step = k - axis.kernel;
+    }
+    ++axis.taps;
+  }
+  return axis;
+}
+
+PUFFERFISH_HOST_DEVICE inline conv_axis forward_rows(const conv_geometry& g) {
+  return forward_axis(g.in_height, g.out_height, g.kernel_height, g.stride_height, g.padding_height,
+                      g.dilation_height);
+}
+PUFFERFISH_HOST_DEVICE inline conv_axis forward_columns(const conv_geometry& g) {
+  return forward_axis(g.in_width, g.out_width, g.kernel_width, g.stride_width, g.padding_width,
+                      g.dilation_width);
+}
+PUFFERFISH_HOST_DEVICE inline conv_axis backward_rows(const conv_geometry& g, int phase) {
+  return backward_axis(g.in_height, g.out_height, g.kernel_height, g.stride_height, g.padding_height,
+                       g.dilation_height, phase);
+}
+PUFFERFISH_HOST_DEVICE inline conv_axis backward_columns(const conv_geometry& g, int phase) {
+  return backward_axis(g.in_width, g.out_width, g.kernel_width, g.stride_width, g.padding_width,
+                       g.dilation_width, phase);
+}
+
+PUFFERFISH_KERNELS_END

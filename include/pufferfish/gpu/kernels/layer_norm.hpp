@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers of layer normalisation over rows.
+
+#include <pufferfish/gpu/kernels/column_parts.hpp>
+#include <pufferfish/gpu/kernels/layer_dropout.hpp>
+#include <pufferfish/gpu/kernels/rows.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// Dropout of rows, as ops::row_dropout: element (row, column) has position number(row) columns + column.
+struct row_dropout_numbers {
+  layer_dropout layer;
+  std::uint64_t first_row;
+  const std::uint64_t* numbers;  ///< on the device; nullptr: from first_row on
+
+  PUFFERFISH_HOST_DEVICE std::uint64_t number(index_t row) const {
+    return numbers != nullptr ? numbers[row] : first_row + static_cast<std::uint64_t>(row);
+  }
+};
+
+/// y = norm(s) weight + bias with s = dropout(x) + residual, as ops::layer_norm_forward.
+template <class T>
+struct norm_problem {
+  index_t rows, columns;
+  row_array<const T> x, residual;  ///< residual.data nullptr: none
+  const T *weight, *bias;
+  double eps;
+  row_array<T> sum;  ///< gets s; data nullptr: s is x
+  row_array<T> y;
+  T* statistics;  ///< gets mean and inverse deviation of each row, unless nullptr
+  row_dropout_numbers dropout;
+};
+
+/// Its gradients, as ops::layer_norm_backward: of s to dsum, of x to dx; data nullptr: not wanted.
+template <class T>
+struct norm_gradient_problem {
+  index_t rows, columns;
+  row_array<const T> sum, dy;
+  const T *statistics, *weight;
+  row_array<T> dsum, dx;
+  row_dropout_numbers dropout;
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
+
+template <class T>
+void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& problem);
+
+template <class T>
+void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& problem);
+
+/// dweight = sum of dy n and dbias = sum of dy over rows, before dsum overwrites dy. `scratch`:
+/// column_scratch(rows, columns, 2) doubles.
+template <class T>
+void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& problem,
+                                    double* scratch, double* dweight, double* dbias);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers of optimizers over the arenas of a network, of the gradient's norm, and of dynamic loss scaling.
+/// Formulas: optim/. All arrays are in device memory; those of values, gradients and states are arranged
+/// alike, and lie on 16 bytes alike where they are to be fast.
+
+#include <pufferfish/gpu/kernels/optimizer_functors.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// Consecutive elements of the arenas that one block works on.
+struct arena_piece {
+  index_t offset;
+  std::int32_t size;
+  std::int32_t decays;  ///< not 0: weight decay is meant for them
+};
+
+/// What a step has to obey, in device memory; null pointers: nothing.
+struct step_control {
+  const int* skip;              ///< not 0: the step changes nothing
+  const float* gradient_scale;  ///< what gradients are multiplied by
+};
+
+/// What a pass over all gradients has found.
+struct gradient_facts {
+  double norm;     ///< before clipping, loss scale taken out
+  float scale;     ///< brings the gradient to its clipped size, loss scale taken out; 1 if it is not finite
+  int not_finite;  ///< 1: a gradient is a NaN or infinity
+};
+
+/// Dynamic loss scaling: the scale falls by `backoff` when a gradient is not finite (that step is skipped),
+/// and grows by `growth` after `interval` steps without one (Micikevicius et al.: "Mixed precision training",
+/// ICLR 2018).
+struct loss_scale_constants {
+  float growth, backoff, smallest, largest;
+  int interval;
+};
+struct loss_scale {
+  float value, inverse;
+  int good_steps;  ///< since the last change
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Counts a step and makes its numbers: numbers->steps becomes one more, unless the step before was skipped
+/// (`skip`, may be null, still says so). The learning rate travels with the launch: not to be captured.
+void begin_sgd(cudaStream_t stream, const sgd_constants& constants, double lr, const int* skip,
+               sgd_numbers* numbers);
+void begin_adam(cudaStream_t stream, const adam_constants& constants, double lr, const int* skip,
+                adam_numbers* numbers);
+
+/// The step, on `count` pieces. Without momentum `velocity` is null.
+void sgd(cudaStream_t stream, const sgd_numbers* numbers, const arena_piece* pieces, index_t count,
+         const step_control& control, const float* gradients, float* velocity, float* values);
+void adam(cudaStream_t stream, const adam_numbers* numbers, const arena_piece* pieces, index_t count,
+          const step_control& control, const float* gradients, float* first, float* second, float* values);
+
+/// Doubles of scratch for gradient_norm.
+inline index_t norm_parts(index_t size) {
+  constexpr index_t piece = 16384, most = 1024;
+  const index_t pieces = (size + piece - 1) / piece;
+  return pieces < most ? pieces : most;
+}
+/// sqrt(sum of squares), in double in an order that depends on the size alone, and what follows from it.
+/// `inverse`: of the loss scale, or null. max_norm <= 0: no clipping.
+void gradient_norm(cudaStream_t stream, const float* gradients, index_t size, const float* inverse,
+                   double max_norm, double* scratch, gradient_facts* facts);
+/// x *= *factor; no pass where that is 1.
+void scale_by(cudaStream_t stream, float* x, index_t size, const float* factor);
+
+/// gradients *= *inverse; *not_finite = 1 if a result is a NaN or infinity, else it stays as it was.
+void unscale(cudaStream_t stream, float* gradients, index_t size, const float* inverse, int* not_finite);
+void update_loss_scale(cudaStream_t stream, const loss_scale_constants& constants, const int* not_finite,
+                       loss_scale* scale);
+
+PUFFERFISH_KERNELS_END

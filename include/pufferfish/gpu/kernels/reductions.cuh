@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Kernels of reductions.hpp.
+
+#include <pufferfish/gpu/kernels/columns.cuh>
+#include <pufferfish/gpu/kernels/reductions.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// gradient = sum, or gradient += sum, rounded once.
+template <class T>
+__device__ inline void store_sum(double sum, bool add, T& gradient) {
+  gradient = static_cast<T>(add ? static_cast<double>(gradient) + sum : sum);
+}
+
+template <class T>
+struct column_sum_finish {
+  T* sums;
+  bool add;
+  __device__ void operator()(index_t column, const column_sum_state<1, 1>& s) const {
+    store_sum(s.sums[0][0], add, sums[column]);
+  }
+};
+
+template <class T>
+void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
+                 double* scratch, T* sums) {
+  constexpr int wide = vector_width<T>;
+  const column_sum_finish<T> finish{sums, add};
+  if (columns % wide == 0 && row_stride % wide == 0 && aligned16(x)) {
+    const column_sum_task<T, wide> task{x, row_stride};
+    return sum_columns<column_sum_state<1, 1>>(stream, task, rows, columns, scratch, finish);
+  }
+  const column_sum_task<T, 1> task{x, row_stride};
+  sum_columns<column_sum_state<1, 1>>(stream, task, rows, columns, scratch, finish);
+}
+
+template <class T>
+static __global__ void store_gradient_kernel(const double* sums, T* gradient, index_t size, bool add) {
+  for (index_t i = grid_thread(); i < size; i += grid_threads()) store_sum(sums[i], add, gradient[i]);
+}
+
+template <class T>
+void store_gradient(cudaStream_t stream, const double* sums, T* gradient, index_t size, bool add) {
+  launch(stream, {blocks_for(size, 64), 64}, store_gradient_kernel<T>, sums, gradient, size, add);
+}
+
+template void column_sums<float>(cudaStream_t, const float*, index_t, index_t, index_t, bool, double*,
+                                 float*);
+template void store_gradient<float>(cudaStream_t, const double*, float*, index_t, bool);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers of sums: of the columns of a matrix, and what a bias or a normalisation makes of them. All
+/// arrays are in device memory.
+
+#include <pufferfish/gpu/kernels/column_parts.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// ops::column_sums: x has `rows` rows of `columns` dense elements, `row_stride` apart. `scratch`:
+/// column_scratch(rows, columns, 1) doubles.
+template <class T>
+void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
+                 double* scratch, T* sums);
+
+/// ops::store_gradient.
+template <class T>
+void store_gradient(cudaStream_t stream, const double* sums, T* gradient, index_t size, bool add);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Rows of matrices: how kernels are given them, and launchers that move whole rows.
+
+#include <type_traits>
+
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// A matrix with dense rows, each `stride` elements behind the one before.
+template <class T>
+struct row_array {
+  T* data;
+  index_t stride;
+
+  PUFFERFISH_HOST_DEVICE T* row(index_t m) const { return data + m * stride; }
+
+  template <class U>
+  requires(std::is_same_v<U, const T> && !std::is_same_v<U, T>) operator row_array<U>() const {
+    return {data, stride};
+  }
+};
+
+/// Rows first[s] .. first[s] + count[s] - 1 belong to sequence s; the arrays lie on the device.
+struct run_arrays {
+  index_t sequences;
+  const index_t* first;
+  const index_t* count;
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// to_m = factor from_m; the two may be the same.
+template <class T>
+void scale_rows(cudaStream_t stream, T factor, row_array<const T> from, index_t rows, index_t columns,
+                row_array<T> to);
+
+/// to_m = from_(places[m]), or to_(places[m]) = from_m; places lie on the device, each in the other matrix;
+/// nullptr: place m.
+template <class T>
+void gather_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
+                 index_t columns, row_array<T> to);
+template <class T>
+void scatter_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
+                  index_t columns, row_array<T> to);
+
+/// Zeros in the rows that no run has.
+template <class T>
+void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T> x, index_t rows,
+                        index_t columns);
+
+/// first[s] = s length, count[s] = lengths[s], or `length` where `lengths` is nullptr.
+void make_runs(cudaStream_t stream, index_t sequences, index_t length, const index_t* lengths, index_t* first,
+               index_t* count);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Time steps of an LSTM on a device: the forms of ops/lstm.hpp and ops/step_product.hpp.
+
+#include <pufferfish/gpu/arguments.hpp>
+#include <pufferfish/gpu/kernels/lstm.hpp>
+#include <pufferfish/gpu/products.hpp>
+#include <pufferfish/ops/lstm.hpp>
+#include <pufferfish/ops/step_product.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+template <class T>
+void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
+                  const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
+                  const tensor_view<T, 2>& output) {
+  detail::check_lstm("lstm_forward", gates.shape(), cell.shape(), output.shape(), true);
+  detail::check_lstm("lstm_forward", gates.shape(), cell.shape(), before.shape(), !before.is_null());
+  gpu::kernels::lstm_forward<T>(ctx.stream(), cell.extent(0), cell.extent(1), gpu::detail::rows_of(gates),
+                                gpu::detail::rows_of(before), gpu::detail::rows_of(cell),
+                                gpu::detail::rows_of(output));
+}
+
+template <class T>
+void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
+                   const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
+                   const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
+                   const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dc_before) {
+  for (const tensor_view<const T, 2>& other :
+       {tensor_view<const T, 2>(dc_before), dy, before, dh_after, dc_after}) {
+    detail::check_lstm("lstm_backward", gates.shape(), cell.shape(), other.shape(), !other.is_null());
+  }
+  gpu::kernels::lstm_backward<T>(ctx.stream(), cell.extent(0), cell.extent(1), gpu::detail::rows_of(gates),
+                                 gpu::detail::rows_of(before), gpu::detail::rows_of(cell),
+                                 gpu::detail::rows_of(dy), gpu::detail::rows_of(dh_after),
+                                 gpu::detail::rows_of(dc_after), gpu::detail::rows_of(dc_before));
+}
+
+/// The right operand of products step after step on a device: used where it lies. cuBLAS packs what it likes
+/// itself.
+template <class T>
+class step_operand<T, device::gpu> {
+ public:
+  /// As the CPU's. b has rows or columns that are dense.
+  step_operand(context<device::gpu>&, scratch_frame&, const tensor_view<const T, 2>& b, index_t,
+               index_t groups = 1, index_t group_step = 0)
+      : b_(b), groups_(groups), group_step_(group_step) {}
+
+  /// c = a b, or c += a b, as reference::group_product. a, c: rows dense; c overlaps neither operand.
+  void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
+                bool add) const {
+    const index_t depth = b_.extent(0), columns = b_.extent(1);
+    PUFFERFISH_ASSERT(
+        a.extent(1) == groups_ * depth && c.extent(1) == groups_ * columns && a.extent(0) == c.extent(0),
+        "step_operand: shapes do not fit");
+    if (groups_ == 1) return gpu::multiply<T>(ctx, a, b_, c, add);
+    gpu::multiply_batch<T>(ctx, groups_, a.slice(1, 0, depth), depth, b_, group_step_, c.slice(1, 0, columns),
+                           columns, add);
+  }
+
+ private:
+  tensor_view<const T, 2> b_;
+  index_t groups_, group_step_;
+};
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// SGD and Adam over arenas in device memory, the norm of a gradient and clipping by it, dynamic loss
+/// scaling. Nothing here waits for the device except where state is read or written.
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/optimizer.hpp>
+#include <pufferfish/optim/optimizer.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+namespace detail {
+
+/// The pieces of a target's arenas on the device: what one block does each.
+class arena_pieces {
+ public:
+  arena_pieces(const std::vector<arena_segment>& segments, bool decay_all)
+      : tasks_(segments, decay_all, 8192),
+        pieces_(device_memory(), static_cast<index_t>(tasks_.tasks().size()), uninitialized) {
+    std::vector<kernels::arena_piece> pieces;
+    for (const arena_segment& task : tasks_.tasks()) {
+      pieces.push_back({task.offset, static_cast<std::int32_t>(task.size), task.decay ? 1 : 0});
+    }
+    pieces_.from_host(pieces);
+  }
+
+  struct range {
+    const kernels::arena_piece* first;
+    index_t count;
+  };
+  /// Those of elements offset .. offset + size. Throws as arena_tasks does.
+  range of(const char* who, index_t offset, index_t size) const {
+    const auto tasks = tasks_.tasks_of(who, offset, size);
+    return {pieces_.data() + tasks.first, tasks.count};
+  }
+
+ private:
+  pufferfish::detail::arena_tasks tasks_;
+  memory_block<kernels::arena_piece> pieces_;
+};
+
+inline void require_rate(const char* who, double lr) {
+  if (!std::isfinite(lr)) {
+    pufferfish::detail::throw_error<value_error>({who, ": learning rate ", lr, " is not finite"});
+  }
+}
+
+/// One number of a struct in device memory, the number of steps in front of it.
+template <class Numbers>
+std::uint64_t steps_of(const memory_block<Numbers>& numbers) {
+  Numbers values{};
+  numbers.to_host({&values, 1});
+  return values.steps;
+}
+template <class Numbers>
+void set_steps_of(memory_block<Numbers>& numbers, std::uint64_t steps) {
+  Numbers values{};
+  values.steps = steps;
+  numbers.from_host({&values, 1});
+}
+
+}  // namespace detail
+
+/// As pufferfish::SGD, over arenas in device memory; only float. begin_step, outside of what is captured,
+/// then step_range for every parameter, which may be captured into a graph: the numbers of a step are on the
+/// device.
+class SGD {
+ public:
+  using value_type = float;
+
+  /// The target's values and gradients are in device memory. Throws as pufferfish::SGD, and backend_error.
+  SGD(optimizer_target<float> target, const sgd_options& options)
+      : target_(std::move(target)),
+        options_(options),
+        pieces_(target_.segments, options.decay_all),
+        numbers_(device_memory(), 1) {
+    options_.validate();
+    target_.require_covered("SGD");
+    if (options_.momentum != 0.0) {
+      velocity_ = memory_block<float>(device_memory(), static_cast<index_t>(target_.values.size()));
+    }
+  }
+
+  const sgd_options& options() const { return options_; }
+  const optimizer_target<float>& target() const { return target_; }
+
+  /// What steps obey from now on: a flag to do nothing, a factor for the gradients. Both must outlive it.
+  void set_control(const kernels::step_control& control) { control_ = control; }
+
+  /// One step with the given learning rate over all parameters; see pufferfish::SGD::step.
+  void step(gpu_context& ctx, double lr) {
+    begin_step(ctx, lr);
+    step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
+  }
+  /// Counts the step (not one after a step that was skipped) and sets its learning rate.
+  void begin_step(gpu_context& ctx, double lr) {
+    target_.require_current("SGD");
+    detail::require_rate("SGD", lr);
+    kernels::begin_sgd(ctx.stream(),
+                       {options_.momentum, options_.dampening, options_.weight_decay, options_.nesterov}, lr,
+                       control_.skip, numbers_.data());
+  }
+  void step_range(gpu_context& ctx, index_t offset, index_t size) {
+    const auto range = pieces_.of("SGD", offset, size);
+    kernels::sgd(ctx.stream(), numbers_.data(), range.first, range.count, control_, target_.gradients.data(),
+                 velocity_.data(), target_.values.data());
+  }
+
+  /// The state, for checkpoints, in device memory: the velocity (empty without momentum). The number of steps
+  /// waits for the device.
+  std::span<float> velocity() { return velocity_.span(); }
+  std::span<const float> velocity() const { return velocity_.span(); }
+  std::uint64_t steps() const { return detail::steps_of(numbers_); }
+  void set_steps(std::uint64_t steps) { detail::set_steps_of(numbers_, steps); }
+
+ private:
+  optimizer_target<float> target_;
+  sgd_options options_;
+  detail::arena_pieces pieces_;
+  memory_block<kernels::sgd_numbers> numbers_;
+  memory_block<float> velocity_;
+  kernels::step_control control_{nullptr, nullptr};
+};
+
+/// As pufferfish::Adam, over arenas in device memory; only float. See gpu::SGD.
+class Adam {
+ public:
+  using value_type = float;
+
+  /// The target's values and gradients are in device memory. Throws as pufferfish::Adam, and backend_error.
+  Adam(optimizer_target<float> target, const adam_options& options)
+      : target_(std::move(target)),
+        options_(options),
+        pieces_(target_.segments, options.decay_all),
+        numbers_(device_memory(), 1) {
+    options_.validate();
+    target_.require_covered("Adam");
+    const auto size = static_cast<index_t>(target_.values.size());
+    first_ = memory_block<float>(device_memory(), size);
+    second_ = memory_block<float>(device_memory(), size);
+  }
+
+  const adam_options& options() const { return options_; }
+  const optimizer_target<float>& target() const { return target_; }
+  void set_control(const kernels::step_control& control) { control_ = control; }
+
+  void step(gpu_context& ctx, double lr) {
+    begin_step(ctx, lr);
+    step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
+  }
+  void begin_step(gpu_context& ctx, double lr) {
+    target_.require_current("Adam");
+    detail::require_rate("Adam", lr);
+    kernels::begin_adam(
+        ctx.stream(),
+        {options_.beta1, options_.beta2, options_.eps, options_.weight_decay, options_.decoupled_decay}, lr,
+        control_.skip, numbers_.data());
+  }
+  void step_range(gpu_context& ctx, index_t offset, index_t size) {
+    const auto range = pieces_.of("Adam", offset, size);
+    kernels::adam(ctx.stream(), numbers_.data(), range.first, range.count, control_, target_.gradients.data(),
+                  first_.data(), second_.data(), target_.values.data());
+  }
+
+  std::span<float> first_moment() { return first_.span(); }
+  std::span<const float> first_moment() const { return first_.span(); }
+  std::span<float> second_moment() { return second_.span(); }
+  std::span<const float> second_moment() const { return second_.span(); }
+  std::uint64_t steps() const { return detail::steps_of(numbers_); }
+  void set_steps(std::uint64_t steps) { detail::set_steps_of(numbers_, steps); }
+
+ private:
+  optimizer_target<float> target_;
+  adam_options options_;
+  detail::arena_pieces pieces_;
+  memory_block<kernels::adam_numbers> numbers_;
+  memory_block<float> first_, second_;
+  kernels::step_control control_{nullptr, nullptr};
+};
+
+/// The norm of a gradient as *facts, on the device; facts->scale clips it to max_norm (<= 0: not at all). A
+/// step that is given that scale (step_control) needs no pass for clipping. `inverse_scale`: of the loss
+/// scale that the gradient still has in it, or nullptr.
+inline void gradient_norm(gpu_context& ctx, std::span<const float> gradients, double max_norm,
+                          kernels::gradient_facts* facts, const float* inverse_scale = nullptr) {
+  const auto size = static_cast<index_t>(gradients.size());
+  scratch_frame frame(ctx.scratch());
+  double* scratch = frame.take<double>(kernels::norm_parts(size));
+  kernels::gradient_norm(ctx.stream(), gradients.data(), size, inverse_scale, max_norm, scratch, facts);
+}
+
+/// As pufferfish::clip_gradient_norm; what it found is on the device. Throws value_error unless max_norm > 0.
+inline void clip_gradient_norm(gpu_context& ctx, std::span<float> gradients, double max_norm,
+                               kernels::gradient_facts* facts) {
+  if (!(max_norm > 0.0)) {
+    pufferfish::detail::throw_error<value_error>(
+        {"clip_gradient_norm: maximal norm ", max_norm, " is not positive"});
+  }
+  gradient_norm(ctx, gradients, max_norm, facts);
+  kernels::scale_by(ctx.stream(), gradients.data(), static_cast<index_t>(gradients.size()), &facts->scale);
+}
+
+/// Dynamic loss scaling, for gradients in half precision: the loss' gradient is multiplied by scale(), the
+/// gradients of the parameters are divided by it again, and a step with one that is not finite is skipped.
+/// All of it happens on the device:
+///     loss, dlogits;  scaler.multiply(ctx, dlogits);  backward;  scaler.unscale(ctx, gradients);
+///     optimizer.step_range(...) with control() set;  scaler.update(ctx);
+class loss_scaler {
+ public:
+  explicit loss_scaler(float initial = 65536.0F,
+                       const kernels::loss_scale_constants& constants = {2.0F, 0.5F, 1.0F, 16777216.0F, 2000})
+      : constants_(constants), scale_(device_memory(), 1), not_finite_(device_memory(), 1) {
+    set_scale(initial);
+  }
+
+  /// What the optimizer has to obey.
+  kernels::step_control control() const { return {not_finite_.data(), nullptr}; }
+
+  /// x *= scale.
+  void multiply(gpu_context& ctx, std::span<float> x) const {
+    kernels::scale_by(ctx.stream(), x.data(), static_cast<index_t>(x.size()), &scale_.data()->value);
+  }
+  /// Divides, and notes whether all are finite: forgets what it has noted before.
+  void unscale(gpu_context& ctx, std::span<float> gradients) {
+    check(cudaMemsetAsync(not_finite_.data(), 0, sizeof(int), ctx.stream()), "cudaMemsetAsync");
+    kernels::unscale(ctx.stream(), gradients.data(), static_cast<index_t>(gradients.size()),
+                     &scale_.data()->inverse, not_finite_.data());
+  }
+  /// Changes the scale by what unscale has found.
+  void update(gpu_context& ctx) {
+    kernels::update_loss_scale(ctx.stream(), constants_, not_finite_.data(), scale_.data());
+  }
+
+  /// Waits for the device.
+  float scale() const {
+    kernels::loss_scale values{};
+    scale_.to_host({&values, 1});
+    return values.value;
+  }
+  void set_scale(float scale) {
+    const kernels::loss_scale values{scale, 1.0F / scale, 0};
+    scale_.from_host({&values, 1});
+  }
+
+ private:
+  kernels::loss_scale_constants constants_;
+  memory_block<kernels::loss_scale> scale_;
+  memory_block<int> not_finite_;
+};
+
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END

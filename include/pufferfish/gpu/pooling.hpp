@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The device's forms of maxima and averages over windows and images.
+
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/pooling.hpp>
+#include <pufferfish/ops/global_average.hpp>
+#include <pufferfish/ops/pooling.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+inline kernels::pool_windows pool_windows_of(const pool_shape& shape, const extents<4>& input,
+                                             const extents<4>& output) {
+  return {input[0],
+          input[1],
+          input[2],
+          input[3],
+          output[1],
+          output[2],
+          shape.kernel.height,
+          shape.kernel.width,
+          shape.stride.height,
+          shape.stride.width,
+          shape.padding.height,
+          shape.padding.width};
+}
+
+}  // namespace gpu::detail
+
+namespace ops {
+
+template <class T>
+void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                      const tensor_view<T, 4>& y) {
+  gpu::kernels::max_pool_forward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, x.shape(), y.shape()),
+                                    x.flat().data(), y.flat().data());
+}
+
+template <class T>
+void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                       const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
+                       const tensor_view<T, 4>& dx) {
+  gpu::kernels::max_pool_backward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, x.shape(), y.shape()),
+                                     x.flat().data(), y.flat().data(), dy.flat().data(), dx.flat().data());
+}
+
+template <class T>
+void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
+                          const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
+  gpu::kernels::average_pool_forward<T>(ctx.stream(),
+                                        gpu::detail::pool_windows_of(shape, x.shape(), y.shape()),
+                                        count_padding, x.flat().data(), y.flat().data());
+}
+
+template <class T>
+void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
+                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
+  gpu::kernels::average_pool_backward<T>(ctx.stream(),
+                                         gpu::detail::pool_windows_of(shape, dx.shape(), dy.shape()),
+                                         count_padding, dy.flat().data(), dx.flat().data());
+}
+
+template <class T>
+void global_average_forward(context<device::gpu>& ctx, const tensor_view<const T, 4>& x,
+                            const tensor_view<T, 4>& y) {
+  gpu::kernels::global_average_forward<T>(ctx.stream(), x.flat().data(), x.extent(0),
+                                          x.extent(1) * x.extent(2), x.extent(3), y.flat().data());
+}
+
+template <class T>
+void global_average_backward(context<device::gpu>& ctx, const tensor_view<const T, 4>& dy,
+                             const tensor_view<T, 4>& dx) {
+  gpu::kernels::global_average_backward<T>(ctx.stream(), dy.flat().data(), dx.extent(0),
+                                           dx.extent(1) * dx.extent(2), dx.extent(3), dx.flat().data());
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Rows as wholes on a device: the forms of ops/rows.hpp.
+
+#include <pufferfish/gpu/arguments.hpp>
+#include <pufferfish/gpu/kernels/elementwise.hpp>
+#include <pufferfish/gpu/kernels/positions.hpp>
+#include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/ops/rows.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+template <class T>
+void copy_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to) {
+  detail::check_rows("copy_rows", from.shape(), to.shape());
+  gpu::kernels::gather_rows<T>(ctx.stream(), gpu::detail::rows_of(from), nullptr, to.extent(0), to.extent(1),
+                               gpu::detail::rows_of(to));
+}
+
+template <class T>
+void clear_rows(context<device::gpu>& ctx, const tensor_view<T, 2>& x) {
+  gpu::kernels::fill_rows<T>(ctx.stream(), nullptr, x.data(), x.extent(0), x.extent(1), x.stride(0));
+}
+
+template <class T>
+void clear_rows_outside(context<device::gpu>& ctx, const token_runs& runs, const tensor_view<T, 2>& x) {
+  if (runs.total == x.extent(0)) return;
+  gpu::kernels::clear_rows_outside<T>(ctx.stream(), gpu::detail::arrays_of(runs), gpu::detail::rows_of(x),
+                                      x.extent(0), x.extent(1));
+}
+
+template <class T>
+void gather_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
+                 const tensor_view<T, 2>& to) {
+  detail::check_rows("gather_rows", {to.extent(0), from.extent(1)}, to.shape());
+  gpu::kernels::gather_rows<T>(ctx.stream(), gpu::detail::rows_of(from), places, to.extent(0), to.extent(1),
+                               gpu::detail::rows_of(to));
+}
+
+template <class T>
+void scatter_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
+                  const tensor_view<T, 2>& to) {
+  detail::check_rows("scatter_rows", from.shape(), {from.extent(0), to.extent(1)});
+  gpu::kernels::scatter_rows<T>(ctx.stream(), gpu::detail::rows_of(from), places, from.extent(0),
+                                to.extent(1), gpu::detail::rows_of(to));
+}
+
+template <class T>
+void add_table_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
+                    const std::int32_t* places, const tensor_view<T, 2>& x) {
+  gpu::kernels::add_positions<T>(ctx.stream(), gpu::detail::rows_of(table), table.extent(0), places,
+                                 gpu::detail::rows_of(x), x.extent(0), x.extent(1));
+}
+
+template <class T>
+void add_repeated_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& table, index_t period,
+                       const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
+  detail::check_rows("add_repeated_rows", x.shape(), y.shape());
+  gpu::kernels::add_repeated<T>(ctx.stream(), gpu::detail::rows_of(table), period, gpu::detail::rows_of(x),
+                                gpu::detail::rows_of(y), y.extent(0), y.extent(1));
+}
+
+template <class T>
+void scale(context<device::gpu>& ctx, T factor, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "scale: lengths differ");
+  gpu::kernels::scale<T>(ctx.stream(), factor, x.data(), y.data(), static_cast<index_t>(y.size()));
+}
+
+inline token_runs make_runs(context<device::gpu>& ctx, index_t sequences, index_t length,
+                            const index_t* lengths, index_t* first, index_t* count) {
+  gpu::kernels::make_runs(ctx.stream(), sequences, length, lengths, first, count);
+  return {sequences, first, count, lengths == nullptr ? sequences * length : -1};
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Losses over tokens on a device: the forms of ops/token_loss.hpp, ops/log_sum_exp.hpp, ops/output_layer.hpp
+/// and ops/output_loss.hpp.
+
+#include <pufferfish/gpu/arguments.hpp>
+#include <pufferfish/gpu/kernels/token_loss.hpp>
+#include <pufferfish/gpu/products.hpp>
+#include <pufferfish/ops/log_sum_exp.hpp>
+#include <pufferfish/ops/output_loss.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+/// Rows of logits against their targets.
+template <class T>
+kernels::token_logits<T> logits_of(const tensor_view<const T, 2>& logits,
+                                   std::span<const std::int32_t> targets, const token_loss_options& options) {
+  const ops::detail::smoothed_target target(options.smoothing, logits.extent(1));
+  return {logits.extent(0),
+          logits.extent(1),
+          rows_of(logits),
+          1.0F,
+          nullptr,
+          targets.data(),
+          options.padding,
+          target.right,
+          target.wrong};
+}
+
+template <class T>
+void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
+                std::span<const std::int32_t> targets, const token_loss_options& options,
+                const kernels::loss_divisor& divisor, const tensor_view<T, 2>& dlogits, double* results) {
+  ops::detail::check_loss_options("token_loss", targets, logits.shape(), options,
+                                  divisor.place == nullptr ? divisor.value : 1.0);
+  if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"token_loss: logits ", logits.shape(), ", gradient ", dlogits.shape()});
+  }
+  scratch_frame frame(ctx.scratch());
+  double* const losses = frame.take<double>(logits.extent(0));
+  kernels::token_losses<T>(ctx.stream(), logits_of(logits, targets, options), divisor, rows_of(dlogits),
+                           losses, nullptr, nullptr);
+  kernels::sum_token_losses(ctx.stream(), losses, targets.data(), options.padding, logits.extent(0), results);
+}
+
+/// What output_loss_forward keeps, in this order: the logits without scale and bias, and two numbers of each
+/// token.
+template <class T>
+struct kept_logits {
+  tensor_view<T, 2> logits;
+  T *maxima, *shares;
+
+  kept_logits(T* kept, const extents<2>& shape)
+      : logits(kept, shape, {ops::detail::kept_logit_step<T>(shape[1]), 1}),
+        maxima(kept + shape[0] * logits.stride(0)),
+        shares(maxima + shape[0]) {}
+};
+
+/// The layer's logits without scale and bias to `logits`, and their losses.
+template <class T>
+void output_losses(context<device::gpu>& ctx, const ops::output_layer<T>& layer,
+                   std::span<const std::int32_t> targets, const token_loss_options& options,
+                   const tensor_view<T, 2>& logits, double* losses, T* maxima, T* shares) {
+  multiply<T>(ctx, layer.x, transpose(layer.weight), logits);
+  kernels::token_logits<T> z = logits_of<T>(logits, targets, options);
+  z.scale = static_cast<float>(layer.scale);
+  z.bias = layer.bias;
+  kernels::token_losses<T>(ctx.stream(), z, {1.0, nullptr}, {}, losses, maxima, shares);
+}
+
+template <class T>
+void output_loss_backward(context<device::gpu>& ctx, const ops::output_layer<T>& layer,
+                          std::span<const std::int32_t> targets, const token_loss_options& options,
+                          const kernels::loss_divisor& divisor, T* kept, const ops::output_gradient<T>& to) {
+  const extents<2> shape{layer.tokens(), layer.vocabulary()};
+  ops::detail::check_output("output_loss", layer);
+  ops::detail::check_loss_options("output_loss", targets, shape, options,
+                                  divisor.place == nullptr ? divisor.value : 1.0);
+  ops::detail::check_output_gradient(layer, to);
+  const kept_logits<T> all(kept, shape);
+  kernels::token_logits<T> z = logits_of<T>(all.logits, targets, options);
+  z.scale = static_cast<float>(layer.scale);
+  z.bias = layer.bias;
+  {
+    scratch_frame frame(ctx.scratch());
+    double* const sums = frame.take<double>(kernels::column_scratch(shape[0], shape[1], 1));
+    kernels::token_gradients<T>(ctx.stream(), z, divisor, all.maxima, all.shares, all.logits.data(), to.dbias,
+                                to.add_bias, sums);
+  }
+  const tensor_view<const T, 2> dz = all.logits;
+  multiply<T>(ctx, dz, layer.weight, to.dx);
+  multiply<T>(ctx, transpose(dz), layer.x, to.dweight, to.add_weight);
+}
+
+}  // namespace gpu::detail
+
+namespace ops {
+
+template <class T>
+void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
+                std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
+                const tensor_view<T, 2>& dlogits, double* results) {
+  gpu::detail::token_loss<T>(ctx, logits, targets, options, {normalizer, nullptr}, dlogits, results);
+}
+template <class T>
+void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
+                std::span<const std::int32_t> targets, const token_loss_options& options,
+                const double* normalizer, const tensor_view<T, 2>& dlogits, double* results) {
+  gpu::detail::token_loss<T>(ctx, logits, targets, options, {1.0, normalizer}, dlogits, results);
+}
+
+template <class T>
+void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
+  detail::check_log_sum_exp(logits.shape(), result.size());
+  gpu::kernels::log_sum_exp<T>(ctx.stream(), gpu::detail::rows_of(logits), logits.extent(0), logits.extent(1),
+                               result.data());
+}
+
+template <class T>
+void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
+  detail::check_logits(layer, logits.shape());
+  if (logits.empty()) return;
+  scratch_frame frame(ctx.scratch());
+  tensor_view<const T, 2> x = layer.x;
+  if (layer.scale != T{1}) {  // of the narrow operand
+    const tensor_view<T, 2> scaled = frame.take<T>(x.shape());
+    gpu::kernels::scale_rows<T>(ctx.stream(), layer.scale, gpu::detail::rows_of(x), x.extent(0), x.extent(1),
+                                gpu::detail::rows_of(scaled));
+    x = scaled;
+  }
+  gpu::multiply<T>(ctx, x, transpose(layer.weight), logits, false, layer.bias);
+}
+
+/// The logits are one product in training, where they are kept; else parts of up to 2^26 of them.
+template <class T>
+void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,
+                         std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
+                         double* results) {
+  const extents<2> shape{layer.tokens(), layer.vocabulary()};
+  detail::check_output("output_loss", layer);
+  detail::check_loss_options("output_loss", targets, shape, options, 1.0);
+  scratch_frame frame(ctx.scratch());
+  double* const losses = frame.take<double>(shape[0]);
+  if (kept != nullptr) {
+    const gpu::detail::kept_logits<T> all(kept, shape);
+    gpu::detail::output_losses<T>(ctx, layer, targets, options, all.logits, losses, all.maxima, all.shares);
+  } else {
+    const index_t step = detail::kept_logit_step<T>(shape[1]);
+    const index_t most = std::clamp<index_t>((index_t{1} << 26) / std::max<index_t>(1, step), 1,
+                                             std::max<index_t>(1, shape[0]));
+    T* const memory = frame.take<T>(most * step);
+    for (index_t first = 0; first < shape[0]; first += most) {
+      const index_t rows = std::min(most, shape[0] - first);
+      output_layer<T> part = layer;
+      part.x = layer.x.slice(0, first, rows);
+      gpu::detail::output_losses<T>(
+          ctx, part, targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)), options,
+          tensor_view<T, 2>(memory, {rows, shape[1]}, {step, 1}), losses + first, nullptr, nullptr);
+    }
+  }
+  gpu::kernels::sum_token_losses(ctx.stream(), losses, targets.data(), options.padding, shape[0], results);
+}
+
+template <class T>
+void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
+                          std::span<const std::int32_t> targets, const token_loss_options& options,
+                          double normalizer, T* kept, const output_gradient<T>& to) {
+  gpu::detail::output_loss_backward<T>(ctx, layer, targets, options, {normalizer, nullptr}, kept, to);
+}
+template <class T>
+void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
+                          std::span<const std::int32_t> targets, const token_loss_options& options,
+                          const double* normalizer, T* kept, const output_gradient<T>& to) {
+  gpu::detail::output_loss_backward<T>(ctx, layer, targets, options, {1.0, normalizer}, kept, to);
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "support.hpp"
+
+#include <limits>
+
+#include <pufferfish/gpu/batch_norm.hpp>
+#include <pufferfish/gpu/kernels/relu_mask.hpp>
+
+using namespace gpu_test;
+
+namespace {
+
+// Whole vectors and not, one block and many, channels that no block of threads has a multiple of.
+constexpr pf::extents<2> shapes[] = {{1, 1},     {2, 3},    {33, 16},  {300, 64}, {1000, 20}, {129, 512},
+                                     {50, 1032}, {37, 257}, {9000, 8}, {4100, 3}, {3, 4}};
+
+using mask_word = pf::ops::relu_mask<float>::word;
+
+// The bits of a device's mask, an element after the other.
+std::vector<bool> bits_of(const std::vector<mask_word>& words, index_t size) {
+  std::vector<bool> bits;
+  const auto* from = reinterpret_cast<const std::uint32_t*>(words.data());
+  for (index_t i = 0; i < size; ++i) bits.push_back(pf::gpu::kernels::mask_passes(from, i));
+  return bits;
+}
+
+// The words of the CPU's mask with these bits.
+std::vector<mask_word> cpu_words(const std::vector<bool>& bits, const pf::extents<2>& shape) {
+  std::vector<mask_word> words(static_cast<std::size_t>(pf::ops::relu_mask<float>::size(shape)));
+  const pf::ops::detail::wide_rows<float> rows(shape);
+  for (index_t i = 0; i < shape[0] * shape[1]; ++i) {
+    const index_t unit = i / rows.unit(), inside = i % rows.unit();
+    const auto at = static_cast<std::size_t>(unit * rows.width + inside % rows.width);
+    if (!bits[static_cast<std::size_t>(i)]) continue;
+    words[at] = static_cast<mask_word>(static_cast<std::uint32_t>(words[at]) | 1U << (inside / rows.width));
+  }
+  return words;
+}
+
+// A matrix and the numbers of its channels, from a place that is a multiple of 16 bytes or not.
+struct matrix_case {
+  pf::extents<2> shape;
+  index_t offset;
+  twin<float> x, dy, y, weight, bias, mean, inv_std;
+
+  matrix_case(const pf::extents<2>& s, index_t start, std::uint64_t stream)
+      : shape(s),
+        offset(start),
+        x(random_twin<float>(s[0] * s[1] + 1, stream)),
+        dy(random_twin<float>(s[0] * s[1] + 1, stream + 1)),
+        y(random_twin<float>(s[0] * s[1] + 1, stream + 2)),
+        weight(random_twin<float>(s[1], stream + 3)),
+        bias(random_twin<float>(s[1], stream + 4)),
+        mean(random_twin<float>(s[1], stream + 5)),
+        inv_std(random_twin<float>(s[1], stream + 6)) {}
+
+  pf::tensor_view<float, 2> host(twin<float>& of) const { return {of.host_data() + offset, shape}; }
+  pf::tensor_view<float, 2> device(twin<float>& of) const { return {of.device_data() + offset, shape}; }
+};
+
+template <class F>
+void for_all_cases(F&& test) {
+  std::uint64_t stream = 0;
+  for (const auto& shape : shapes) {
+    for (const index_t offset : {0, 1}) {
+      CAPTURE(shape[0]);
+      CAPTURE(shape[1]);
+      CAPTURE(offset);
+      matrix_case c(shape, offset, stream);
+      stream += 10;
+      test(c);
+    }
+  }
+}
+
+// Largest relative difference, element by element.
+double relative(const std::vector<double>& got, const std::vector<double>& expected) {
+  double worst = 0.0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    worst = std::max(worst, std::abs(got[i] - expected[i]) / (std::abs(expected[i]) + 1e-12));
+  }
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("gpu batch norm: statistics, also of small deviations from a large mean") {
+  for (const float shift : {0.0F, 1000.0F}) {
+    for_all_cases([&](matrix_case& c) {
+      std::vector<float> values = c.x.host();
+      for (float& value : values) value += shift;
+      values[static_cast<std::size_t>(c.offset)] += 100.0F;
+      twin<float> x(values);
+      twin<double> mean(c.shape[1]), variance(c.shape[1]);
+      pf::ops::reference::batch_norm_statistics<float>(c.host(x), mean.host_data(), variance.host_data());
+      pf::ops::batch_norm_statistics<float>(gpu_context(), c.device(x), mean.device_data(),
+                                            variance.device_data());
+      const std::vector<double> found = mean.fetched();
+      double worst = 0.0;  // against a deviation of about 0.6, however large the mean
+      for (index_t i = 0; i < c.shape[1]; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        worst = std::max(worst, std::abs(found[at] - mean.host()[at]));
+      }
+      CHECK(worst < 3e-6);
+      CHECK(relative(variance.fetched(), variance.host()) < 1e-5);
+    });
+  }
+}
+
+TEST_CASE("gpu batch norm: what a step and what inference make of statistics") {
+  pf::cpu_context host;
+  for (const index_t channels : {1, 7, 300}) {
+    auto mean = random_twin<double>(channels, 1), variance = random_twin<double>(channels, 2);
+    for (double& value : variance.host()) value = std::abs(value);
+    twin<double> spread(variance.host());
+    auto running_mean = random_twin<float>(channels, 3);
+    twin<float> running_var(channels, 0.7F), statistics(2 * channels), batches(1, 41.0F);
+    pf::ops::batch_norm_use_batch<float>(host, mean.host_data(), spread.host_data(), channels, 10, 1e-5, 0.1,
+                                         statistics.host_data(), running_mean.host_data(),
+                                         running_var.host_data(), batches.host_data());
+    pf::ops::batch_norm_use_batch<float>(gpu_context(), mean.device_data(), spread.device_data(), channels,
+                                         10, 1e-5, 0.1, statistics.device_data(), running_mean.device_data(),
+                                         running_var.device_data(), batches.device_data());
+    CHECK(difference(statistics) < 1e-6);
+    CHECK(difference(running_mean) < 1e-6);
+    CHECK(difference(running_var) < 1e-6);
+    CHECK(batches.fetched()[0] == 42.0F);
+    pf::ops::batch_norm_use_running<float>(host, running_mean.host_data(), running_var.host_data(), channels,
+                                           1e-3, statistics.host_data());
+    pf::ops::batch_norm_use_running<float>(gpu_context(), running_mean.device_data(),
+                                           running_var.device_data(), channels, 1e-3,
+                                           statistics.device_data());
+    CHECK(difference(statistics) < 1e-6);
+  }
+}
+
+TEST_CASE("gpu batch norm: the normalisation with a sum, a relu and its mask behind it") {
+  for_all_cases([](matrix_case& c) {
+    for (const int variant : {0, 1, 2, 3, 7, 11}) {
+      const bool addend = variant & 1, relu = variant & 2, masked = variant & 4, over = variant & 8;
+      CAPTURE(variant);
+      pf::ops::reference::batch_norm_apply<float>(
+          c.host(c.x), c.mean.host_data(), c.inv_std.host_data(), c.weight.host_data(), c.bias.host_data(),
+          addend ? c.host(c.dy) : pf::tensor_view<float, 2>(), relu, c.host(c.y));
+      twin<mask_word> mask(pf::ops::relu_mask<float>::size(c.shape));
+      pf::ops::norm_epilogue<float> epilogue;
+      if (addend) epilogue.addend = c.device(c.dy);
+      epilogue.relu = relu;
+      if (masked) epilogue.mask.words = mask.device_data();
+      twin<float>& to = over ? c.dy : c.y;  // over the addend
+      pf::ops::batch_norm_apply<float>(gpu_context(), c.device(c.x), c.mean.device_data(),
+                                       c.inv_std.device_data(), c.weight.device_data(), c.bias.device_data(),
+                                       c.device(to), epilogue);
+      const std::vector<float> found = to.fetched();
+      std::vector<float> expected(over ? c.dy.host() : c.y.host());
+      std::copy_n(c.host(c.y).data(), c.host(c.y).size(), expected.data() + c.offset);
+      CHECK(difference(found, expected) < 1e-6);
+      if (!masked) continue;
+      const std::vector<bool> bits = bits_of(mask.fetched(), c.shape[0] * c.shape[1]);
+      bool same = true;
+      for (std::size_t i = 0; i < bits.size(); ++i) {
+        same = same && bits[i] == (found[i + static_cast<std::size_t>(c.offset)] > 0.0F);
+      }
+      CHECK(same);
+    }
+  });
+}
+
+TEST_CASE("gpu batch norm: a NaN stays, and passes the mask") {
+  twin<float> x(std::vector<float>(64, -1.0F)), one(2, 1.0F), zero(2), y(64);
+  x.host()[5] = std::numeric_limits<float>::quiet_NaN();
+  twin<float> with(x.host());
+  const pf::extents<2> shape{32, 2};
+  twin<mask_word> mask(pf::ops::relu_mask<float>::size(shape));
+  pf::ops::batch_norm_apply<float>(gpu_context(), with.device_view(shape), zero.device_data(),
+                                   one.device_data(), one.device_data(), zero.device_data(),
+                                   y.device_view(shape), {{}, true, {mask.device_data()}});
+  const std::vector<bool> bits = bits_of(mask.fetched(), 64);
+  for (std::size_t i = 0; i < 64; ++i) CHECK(bits[i] == (i == 5));
+  CHECK(std::isnan(y.fetched()[5]));
+}
+
+TEST_CASE("gpu batch norm: gradients, with and without a mask, over dy and over x") {
+  for_all_cases([](matrix_case& c) {
+    for (const int variant : {0, 1, 2, 3, 4}) {
+      const bool masked = variant & 1, over_dy = variant & 2, none = variant & 4;
+      CAPTURE(variant);
+      const auto size = static_cast<std::size_t>(pf::ops::relu_mask<float>::size(c.shape));
+      twin<mask_word> on_device(std::vector<mask_word>(size, 0x5a1c3f07));
+      twin<mask_word> on_host(cpu_words(bits_of(on_device.host(), c.shape[0] * c.shape[1]), c.shape));
+      twin<double> dweight(c.shape[1]), dbias(c.shape[1]);
+      twin<float> x(c.x.host()), dy(c.dy.host());
+      twin<float>& to = over_dy ? dy : x;
+      const pf::tensor_view<float, 2> null;
+      pf::ops::relu_mask<float> mask;
+      if (masked) mask.words = on_host.host_data();
+      twin<float> dx(c.x.host());
+      pf::ops::reference::batch_norm_backward<float>(c.host(x), c.host(dy), c.mean.host_data(),
+                                                     c.inv_std.host_data(), c.weight.host_data(), mask,
+                                                     dweight.host_data(), dbias.host_data(), c.host(dx));
+      if (masked) mask.words = on_device.device_data();
+      pf::ops::batch_norm_backward<float>(gpu_context(), c.device(x), c.device(dy), c.mean.device_data(),
+                                          c.inv_std.device_data(), c.weight.device_data(),
+                                          dweight.device_data(), dbias.device_data(),
+                                          none ? null : c.device(to), mask);
+      CHECK(difference(dweight, 1.0) < 1e-6);
+      CHECK(difference(dbias, 1.0) < 1e-6);
+      if (none) continue;
+      std::vector<float> expected(over_dy ? c.dy.host() : c.x.host());
+      std::copy_n(c.host(dx).data(), c.host(dx).size(), expected.data() + c.offset);
+      CHECK(difference(to.fetched(), expected) < 1e-6);
+    }
+  });
+}
+
+TEST_CASE("gpu batch norm: no rows") {
+  twin<float> one(3, 1.0F);
+  twin<double> sums(6, 5.0);
+  const pf::tensor_view<float, 2> none(one.device_data(), {0, 3});
+  pf::ops::batch_norm_backward<float>(gpu_context(), none, none, one.device_data(), one.device_data(),
+                                      one.device_data(), sums.device_data(), sums.device_data() + 3, none);
+  CHECK(difference(sums.fetched(), std::vector<double>(6)) == 0.0);
+  pf::ops::batch_norm_apply<float>(gpu_context(), none, one.device_data(), one.device_data(),
+                                   one.device_data(), one.device_data(), none);
+}
+
+TEST_CASE("gpu sums: columns of a matrix with steps between rows, and gradients from sums in double") {
+  for_all_cases([](matrix_case& c) {
+    for (const bool add : {false, true}) {
+      const index_t columns = c.shape[1], gap = c.offset * 3;
+      auto x = random_twin<float>(c.shape[0] * (columns + gap) + 1, 99);
+      const pf::extents<2> step{columns + gap, 1};
+      pf::ops::reference::column_sums<float>({x.host_data(), c.shape, step}, c.bias.host_data(), add);
+      pf::ops::column_sums<float>(gpu_context(), {x.device_data(), c.shape, step}, c.bias.device_data(), add);
+      CHECK(difference(c.bias, 1.0) < 1e-6);
+      auto sums = random_twin<double>(columns, 98);
+      pf::cpu_context host;
+      pf::ops::store_gradient<float>(host, sums.host_data(), c.weight.host_data(), columns, add);
+      pf::ops::store_gradient<float>(gpu_context(), sums.device_data(), c.weight.device_data(), columns, add);
+      CHECK(c.weight.fetched() == c.weight.host());
+    }
+  });
+  twin<float> sums(2, 3.0F);
+  pf::ops::column_sums<float>(gpu_context(), {sums.device_data(), {0, 2}}, sums.device_data(), true);
+  CHECK(sums.fetched() == std::vector<float>(2, 3.0F));
+  pf::ops::column_sums<float>(gpu_context(), {sums.device_data(), {0, 2}}, sums.device_data(), false);
+  CHECK(sums.fetched() == std::vector<float>(2));
+}

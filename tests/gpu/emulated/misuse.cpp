@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// What the emulated device finds that a device lets pass, or hangs on. Compiled with cuda.hpp in front.
+#include <doctest/doctest.h>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmath>
+
+#include <string>
+#include <vector>
+
+#include <pufferfish/gpu/kernels/async_copy.cuh>
+#include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/memory.hpp>
+#include <pufferfish/gpu/stream.hpp>
+
+using namespace pufferfish::gpu_kernels;
+namespace pf = pufferfish;
+
+namespace {
+
+// What a process that does this prints; "survived" and that, where it ends well.
+template <class F>
+std::string last_words(F f) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], 2);
+    dup2(open("/dev/null", O_WRONLY), 1);  // what the test framework says of it
+    close(ends[0]);
+    f();
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string text;
+  char buffer[256];
+  for (ssize_t n = 0; (n = read(ends[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) != 0) ? text : "survived " + text;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  const bool found = text.find("survived") != 0 && text.find(part) != std::string::npos;
+  if (!found) MESSAGE(text);
+  return found;
+}
+
+struct floats {
+  explicit floats(std::size_t n) : size(n) { cudaMalloc(reinterpret_cast<void**>(&data), n * sizeof(float)); }
+  ~floats() { cudaFree(data); }
+  floats(const floats&) = delete;
+  floats& operator=(const floats&) = delete;
+  std::vector<float> get() const {
+    std::vector<float> values(size);
+    cudaMemcpy(values.data(), data, size * sizeof(float), cudaMemcpyDeviceToHost);
+    return values;
+  }
+  float* data = nullptr;
+  std::size_t size;
+};
+
+__global__ void some_return_kernel() {
+  if (threadIdx.x < 8) return;
+  __syncthreads();
+}
+__global__ void two_barriers_kernel() {
+  if (threadIdx.x % 2 == 0) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+__global__ void absent_lane_kernel(int* y) { *y = __shfl_xor_sync(0xffffffffU, 1, 16); }
+__global__ void masks_kernel() { __syncwarp(threadIdx.x == 3 ? 0xfU : 0xffffffffU); }
+__global__ void not_in_mask_kernel() { __syncwarp(1U << threadIdx.x & 7U); }
+__global__ void barrier_in_warp_kernel() {
+  if (threadIdx.x < 4) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+__global__ void write_kernel(float* x, index_t i) { x[i] = 1.0F; }
+__global__ void write_shared_kernel(index_t i) { dynamic_shared<float>()[i] = 1.0F; }
+__global__ void read_shared_kernel(float* x) {
+  x[threadIdx.x] = dynamic_shared<float>()[threadIdx.x];
+  __syncthreads();
+  dynamic_shared<float>()[threadIdx.x] = 1.0F;
+}
+__global__ void load_vector_kernel(float* x) { store_vector(x, load_vector(x + 1)); }
+__global__ void copy_kernel(const float* x, float* y) {
+  copy_async<4>(dynamic_shared<float>(), x);
+  commit_copies();
+  y[0] = *dynamic_shared<float>();
+  wait_for_copies<0>();
+  y[1] = *dynamic_shared<float>();
+}
+__global__ void overflow_kernel(float* x, int depth) {
+  volatile float some[1024];
+  for (volatile float& value : some) value = 1.0F;
+  if (depth < 1000) overflow_kernel(x, depth + 1);
+  x[0] = some[depth];
+}
+
+}  // namespace
+
+TEST_CASE("emulated device: threads that wait for others in vain") {
+  CHECK(has(last_words([] {
+              launch(nullptr, {1, 64}, some_return_kernel);
+            }),
+            "threads wait forever: of 64, 56 are at a barrier, 0 in a warp operation, 8 have returned"));
+  CHECK(has(last_words([] { launch(nullptr, {1, 64}, two_barriers_kernel); }), "different barriers"));
+  CHECK(has(last_words([] { launch(nullptr, {1, 64}, barrier_in_warp_kernel); }), "threads wait forever"));
+  const std::string text = last_words([] { launch(nullptr, {{1, 5}, 64}, some_return_kernel); });
+  CHECK(has(text, "misuse.cpp"));
+  CHECK(has(text, "some_return_kernel"));
+  CHECK(has(text, "grid 1 x 5 x 1 of 64 x 1 x 1 threads, block (0, "));
+}
+
+TEST_CASE("emulated device: warp operations without some lanes") {
+  floats y(1);
+  CHECK(has(last_words([&] {
+              launch(nullptr, {1, 16}, absent_lane_kernel, reinterpret_cast<int*>(y.data));
+            }),
+            "a shuffle from a lane that does not take part"));
+  CHECK(has(last_words([] { launch(nullptr, {1, 32}, masks_kernel); }), "emulated device"));
+  CHECK(has(last_words([] { launch(nullptr, {1, 32}, not_in_mask_kernel); }), "not in the mask"));
+}
+
+TEST_CASE("emulated device: accesses outside of memory") {
+  floats x(100);
+  const auto write = [&](index_t i) {
+    launch(nullptr, {1, 1}, write_kernel, x.data, i);
+    cudaDeviceSynchronize();
+  };
+  CHECK(has(last_words([&] { write(100); }), "something wrote outside of 400 bytes"));
+  CHECK(has(last_words([&] { write(-1); }), "something wrote outside of 400 bytes"));
+  CHECK(has(last_words([&] { write(200); }), "byte 800 of 400 bytes of device memory"));
+  CHECK(has(last_words([&] {
+              launch(nullptr, {1, 1, 64}, write_shared_kernel, 16);
+            }),
+            "behind dynamic shared memory"));
+  CHECK(has(last_words([&] {
+              cudaFree(x.data);
+              write(0);
+            }),
+            "that were freed"));
+  CHECK(has(last_words([&] { launch(nullptr, {1, 1}, load_vector_kernel, x.data); }), "no multiple of 16"));
+  CHECK(has(last_words([&] { launch(nullptr, {1, 1}, overflow_kernel, x.data, 0); }), "a stack may be full"));
+}
+
+TEST_CASE("emulated device: the host's accesses to device memory") {
+  floats x(100);
+  CHECK(has(last_words([&] { x.data[3] = 1.0F; }), "the host touched device memory: address"));
+  std::vector<float> host(101);
+  CHECK(cudaMemcpy(host.data(), x.data, 400, cudaMemcpyHostToDevice) == cudaErrorInvalidValue);
+  CHECK(cudaMemcpy(x.data, host.data(), 400, cudaMemcpyDeviceToDevice) == cudaErrorInvalidValue);
+  CHECK(has(last_words([&] { cudaMemcpy(host.data(), x.data, 404, cudaMemcpyDeviceToHost); }),
+            "404 bytes from byte 0 of 400 bytes of device memory"));
+  static_cast<void>(cudaGetLastError());
+}
+
+TEST_CASE("emulated device: memory that nobody wrote is full of NaNs") {
+  floats x(1000), large(3 << 20);
+  CHECK(std::isnan(x.get()[999]));
+  CHECK(std::isnan(large.get()[(3 << 20) - 1]));
+  launch(nullptr, {5, 64, 256}, read_shared_kernel, x.data);
+  CHECK(std::isnan(x.get()[63]));
+  cudaMemset(x.data, 0, 4);
+  launch(nullptr, {1, 1, 4}, copy_kernel, x.data, x.data + 1);
+  CHECK(std::isnan(x.get()[1]));
+  CHECK(x.get()[2] == 0.0F);
+}
+
+TEST_CASE("emulated device: a stream does nothing before somebody waits") {
+  floats x(1);
+  pf::gpu::stream stream;
+  cudaMemset(x.data, 0, 4);
+  launch(stream.handle(), {1, 1}, write_kernel, x.data, 0);
+  CHECK(x.get()[0] == 0.0F);
+  stream.synchronize();
+  CHECK(x.get()[0] == 1.0F);
+  // Pinned memory is read when the copy comes, other memory before the call returns.
+  pf::memory_block<float> pinned(pf::gpu::pinned_memory(), 1, pf::uninitialized);
+  float pageable = 3.0F;
+  *pinned.data() = 3.0F;
+  cudaMemcpyAsync(x.data, &pageable, 4, cudaMemcpyHostToDevice, stream.handle());
+  pageable = 4.0F;
+  stream.synchronize();
+  CHECK(x.get()[0] == 3.0F);
+  cudaMemcpyAsync(x.data, pinned.data(), 4, cudaMemcpyHostToDevice, stream.handle());
+  *pinned.data() = 4.0F;
+  stream.synchronize();
+  CHECK(x.get()[0] == 4.0F);
+}
+
+TEST_CASE("emulated device: branches of a capture that nobody joins") {
+  pf::gpu::stream first, second;
+  pf::gpu::event forked, joined;
+  floats x(1);
+  for (const bool join : {true, false}) {
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamBeginCapture(first.handle(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+    forked.record(first.handle());
+    second.wait_for(forked);
+    launch(second.handle(), {1, 1}, write_kernel, x.data, 0);
+    joined.record(second.handle());
+    if (join) first.wait_for(joined);
+    CHECK(cudaStreamEndCapture(first.handle(), &graph) ==
+          (join ? cudaSuccess : cudaErrorStreamCaptureUnjoined));
+    if (graph != nullptr) CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    static_cast<void>(cudaGetLastError());
+  }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Whole networks of images on a device: outputs, gradients of every parameter and statistics as on the CPU.
+#include "support.hpp"
+
+#include <string>
+
+#include <pufferfish/gpu.hpp>
+#include <pufferfish/models/imagenet_resnet.hpp>
+#include <pufferfish/models/mlp.hpp>
+#include <pufferfish/models/resnet.hpp>
+#include <pufferfish/models/small_vgg.hpp>
+#include <pufferfish/nn.hpp>
+
+using namespace gpu_test;
+
+namespace {
+
+using gpu_network = pf::network<float, pf::device::gpu>;
+
+// The gradients of a device's model, on the host, arranged as its arena.
+std::vector<float> gradients_of(gpu_network& net) {
+  const std::span<float> gradients = net.store().gradients();
+  std::vector<float> result(gradients.size());
+  pf::gpu::device_memory().to_host(result.data(), gradients.data(), result.size() * sizeof(float));
+  return result;
+}
+
+std::vector<float> buffers_of(gpu_network& net) {
+  std::vector<float> result;
+  net.read_on_host([&](const auto&) {
+    for (const auto& entry : net.store().buffer_entries()) {
+      result.insert(result.end(), entry.thing->values().begin(), entry.thing->values().end());
+    }
+  });
+  return result;
+}
+
+// One training pass on both: the same output, gradient of each parameter, gradient of the input, statistics.
+void check_pass(pf::network<float>& host_net, gpu_network& net, const pf::extents<4>& input) {
+  pf::gpu_context& ctx = gpu_context();
+  pf::context_options options;
+  options.winograd = false;
+  pf::cpu_context host(options);
+  pf::copy_state(host_net, net);
+  host.set_mode(pf::run_mode::training);
+  const pf::mode_scope<pf::device::gpu> training(ctx, pf::run_mode::training);
+  const pf::extents<4> output = host_net.output_shape(input);
+  auto x = random_twin<float>(pf::volume<4>(input), 1);
+  auto y = random_twin<float>(pf::volume<4>(output), 2), dy = random_twin<float>(y.size(), 3);
+  auto dx = random_twin<float>(x.size(), 4);
+  host.begin_step(5);
+  host_net.forward(host, x.host_view(input), y.host_view(output));
+  host_net.backward(host, dy.host_view(output), dx.host_view(input));
+  ctx.begin_step(5);
+  net.forward(ctx, x.device_view(input), y.device_view(output));
+  net.backward(ctx, dy.device_view(output), dx.device_view(input));
+  CHECK(ctx.tape().empty());
+  CHECK(difference(y) < 1e-4);
+  CHECK(difference(dx) < 1e-4);
+  // What a batch norm behind it takes out again has a gradient of zero plus rounding: hence a common scale.
+  const std::vector<float> gradients = gradients_of(net);
+  double scale = 0.0;
+  for (const float g : host_net.store().gradients())
+    scale = std::max(scale, 0.01 * std::abs(static_cast<double>(g)));
+  for (const auto& entry : host_net.store().parameters()) {
+    CAPTURE(entry.name);
+    const auto size = static_cast<std::size_t>(entry.thing->size());
+    const std::span<const float> got(gradients.data() + entry.offset, size);
+    CHECK(difference(got, std::span<const float>(entry.thing->gradient()), scale) < 1e-4);
+  }
+  const std::span<const float> buffers = host_net.store().buffers();
+  CHECK(difference(std::span<const float>(buffers_of(net)), buffers) < 1e-5);
+}
+
+template <class Make>
+void check_network(Make&& make, const pf::extents<4>& input) {
+  pf::network<float> host_net = make(pf::device::cpu{});
+  gpu_network net = make(pf::device::gpu{});
+  host_net.initialize(11);
+  check_pass(host_net, net, input);
+  // The hybrid that it becomes: the structure on both sides, the factors of one.
+  pf::factorize_policy policy;
+  policy.first_layer = 2;
+  const pf::factorization made = pf::factorize(host_net, policy);
+  pf::apply_ranks(net, made.ranks());
+  check_pass(host_net, net, input);
+}
+
+template <class Device>
+pf::small_resnet_options small_options(Device) {
+  pf::small_resnet_options options;
+  options.width = 4;
+  options.stages = 2;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("gpu networks: a residual network with and without batch norm") {
+  for (const bool batch_norm : {true, false}) {
+    CAPTURE(batch_norm);
+    check_network(
+        [&](auto device) {
+          pf::small_resnet_options options = small_options(device);
+          options.batch_norm = batch_norm;
+          return pf::small_resnet<float, decltype(device)>(options);
+        },
+        {3, 9, 8, 3});
+  }
+}
+
+TEST_CASE("gpu networks: ResNet-18, narrow") {
+  check_network(
+      [](auto device) {
+        pf::resnet18_options options;
+        options.width = 4;
+        return pf::resnet18<float, decltype(device)>(options);
+      },
+      {2, 16, 16, 3});
+}
+
+TEST_CASE("gpu networks: VGG with dropout, perceptron") {
+  check_network(
+      [](auto device) {
+        pf::small_vgg_options options;
+        options.image = {8, 8};
+        options.width = 4;
+        options.hidden = 24;
+        return pf::small_vgg<float, decltype(device)>(options);
+      },
+      {3, 8, 8, 3});
+  check_network(
+      [](auto device) {
+        pf::mlp_options options;
+        options.inputs = 17;
+        options.classes = 5;
+        return pf::mlp<float, decltype(device)>(options);
+      },
+      {7, 1, 1, 17});
+}
+
+TEST_CASE("gpu networks: bottlenecks, and factors with a batch norm between them") {
+  const auto options = [](bool factor_bn) {
+    pf::imagenet_resnet_options result;
+    result.width = 4;
+    result.blocks = {1, 1, 1, 1};
+    result.classes = 6;
+    result.factor_bn = factor_bn;
+    return result;
+  };
+  check_network([&](auto device) { return pf::resnet50<float, decltype(device)>(options(false)); },
+                {2, 33, 33, 3});
+  pf::network<float> host_net = pf::resnet18_imagenet<float>(options(true));
+  gpu_network net = pf::resnet18_imagenet<float, pf::device::gpu>(options(true));
+  host_net.initialize(3);
+  check_pass(host_net, net, {2, 33, 33, 3});
+}
+
+TEST_CASE("gpu networks: models on a device are copied, initialized, factorized and folded as the host's") {
+  pf::network<float> host_net = pf::small_resnet<float>(small_options(0));
+  gpu_network net = pf::small_resnet<float, pf::device::gpu>(small_options(0));
+  host_net.initialize(5);
+  net.initialize(5);
+  const auto values_of = [](const gpu_network& model) {
+    std::vector<float> result;
+    model.read_on_host([&](const auto&) {
+      for (const auto& entry : model.store().parameters()) {
+        result.insert(result.end(), entry.thing->values().begin(), entry.thing->values().end());
+      }
+    });
+    return result;
+  };
+  const std::span<const float> expected = host_net.store().values();
+  CHECK(difference(std::span<const float>(values_of(net)), expected) == 0.0);
+  const gpu_network copy = net;
+  CHECK(difference(std::span<const float>(values_of(copy)), expected) == 0.0);
+  pf::factorize_policy policy;
+  policy.first_layer = 2;
+  pf::factorize(host_net, policy);
+  pf::factorize(net, policy);
+  CHECK(net.structure() == host_net.structure());
+  CHECK(difference(std::span<const float>(values_of(net)),
+                   std::span<const float>(host_net.store().values())) < 1e-6);
+  CHECK_THROWS_AS(pf::copy_state(copy, host_net), pf::state_error);
+}
