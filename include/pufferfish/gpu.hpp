@@ -3,8 +3,8 @@
 
 /// \file
 /// The back end for NVIDIA devices: `context<device::gpu>` and all it needs. Any C++20 compiler takes it with
-/// the CUDA Toolkit's headers; the program links cudart, cublas and cublasLt, and one .cu file of its own that
-/// says
+/// the CUDA Toolkit's headers; the program links cudart, cublas and cublasLt, and one .cu file of its own
+/// that says
 ///
 ///     #include <pufferfish/gpu/kernels.cuh>
 ///

@@ -54,7 +54,9 @@ struct runs {
 // Rows of a matrix with something between them.
 struct spaced {
   spaced(index_t rows, index_t columns, index_t gap, std::uint64_t stream)
-      : shape{rows, columns}, step(columns + gap), values(random_twin<float>(rows * (columns + gap), stream)) {}
+      : shape{rows, columns},
+        step(columns + gap),
+        values(random_twin<float>(rows * (columns + gap), stream)) {}
   pf::tensor_view<float, 2> on_host() { return {values.host_data(), shape, {step, 1}}; }
   pf::tensor_view<float, 2> on_device() { return {values.device_data(), shape, {step, 1}}; }
 

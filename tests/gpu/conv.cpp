@@ -10,15 +10,16 @@ namespace {
 
 using kernels::conv_tile;
 
-/// Checks all three directions of a convolution by plans that the test chooses. `shift`: elements by which the
-/// weight is moved from where vectors may begin.
+/// Checks all three directions of a convolution by plans that the test chooses. `shift`: elements by which
+/// the weight is moved from where vectors may begin.
 struct conv_check {
   conv_case c;
   index_t shift = 0;
   double tolerance = 1e-5;
 
   void forward(const kernels::conv_plan& plan, bool with_bias) const {
-    auto x = c.input(1), w = c.weight(2, shift), bias = random_twin<float>(c.shape.out_channels, 3), y = c.output(4);
+    auto x = c.input(1), w = c.weight(2, shift), bias = random_twin<float>(c.shape.out_channels, 3),
+         y = c.output(4);
     const float* no_bias = nullptr;
     pf::ops::reference::conv_forward<float>(c.shape, x.host_view(c.x()), c.oihw(w.host_data() + shift),
                                             with_bias ? bias.host_data() : no_bias, y.host_view(c.y()));
@@ -32,12 +33,13 @@ struct conv_check {
   void backward_input(const kernels::conv_plan& plan, bool add) const {
     auto dy = c.output(5), w = c.weight(6, shift), dx = c.input(7);
     const std::vector<float> before = dx.host();
-    pf::ops::reference::conv_backward_input<float>(c.shape, dy.host_view(c.y()), c.oihw(w.host_data() + shift),
-                                                   dx.host_view(c.x()));
+    pf::ops::reference::conv_backward_input<float>(c.shape, dy.host_view(c.y()),
+                                                   c.oihw(w.host_data() + shift), dx.host_view(c.x()));
     for (std::size_t i = 0; add && i < before.size(); ++i) dx.host()[i] += before[i];
     twin<float> partials(plan.scratch);
     kernels::conv_backward_input<float>(gpu_context().stream(), c.geometry(), plan, dy.device_data(),
-                                        w.device_data() + shift, dx.device_data(), add, partials.device_data());
+                                        w.device_data() + shift, dx.device_data(), add,
+                                        partials.device_data());
     CHECK(difference(dx, 1.0) < tolerance);
   }
 
@@ -65,9 +67,12 @@ TEST_CASE("gpu convolution: every tile, by float units and tensor cores, whole a
     conv_tile tile;
     index_t columns;
   };
-  for (const auto& [tile, columns] :
-       {tile_case{conv_tile::t128x128, 132}, {conv_tile::t128x64, 68}, {conv_tile::t64x64, 65},
-        {conv_tile::t128x32, 32}, {conv_tile::t256x16, 17}, {conv_tile::t128x16, 16}}) {
+  for (const auto& [tile, columns] : {tile_case{conv_tile::t128x128, 132},
+                                      {conv_tile::t128x64, 68},
+                                      {conv_tile::t64x64, 65},
+                                      {conv_tile::t128x32, 32},
+                                      {conv_tile::t256x16, 17},
+                                      {conv_tile::t128x16, 16}}) {
     for (const bool tensor : {false, true}) {
       for (const int slices : {1, 3}) {
         CAPTURE(static_cast<int>(tile));
@@ -75,10 +80,12 @@ TEST_CASE("gpu convolution: every tile, by float units and tensor cores, whole a
         CAPTURE(slices);
         const double tolerance = tensor ? 2e-3 : 1e-5;
         const index_t other = slices == 1 ? 4 : 3;
-        const conv_check forward{conv_case::of(pf::conv_shape::square(other, columns, 3, 1, 1), {2, 13, 11}), 0, tolerance};
+        const conv_check forward{conv_case::of(pf::conv_shape::square(other, columns, 3, 1, 1), {2, 13, 11}),
+                                 0, tolerance};
         forward.forward(plan_of(tile, tensor, slices, forward.c.y_size()), slices == 1);
         forward.backward_weight(plan_of(tile, tensor, slices, forward.c.w_size()), slices == 1);
-        const conv_check backward{conv_case::of(pf::conv_shape::square(columns, other, 3, 2, 1), {2, 13, 23}), 0, tolerance};
+        const conv_check backward{conv_case::of(pf::conv_shape::square(columns, other, 3, 2, 1), {2, 13, 23}),
+                                  0, tolerance};
         backward.backward_input(plan_of(tile, tensor, slices, backward.c.x_size()), slices == 1);
       }
     }
@@ -110,12 +117,11 @@ TEST_CASE("gpu convolution: random shapes, as plans have them") {
 }
 
 TEST_CASE("gpu convolution: the usual ones, many channels over few pixels, few over many") {
-  for (const conv_case& c :
-       {conv_case::of(pf::conv_shape::square(3, 64, 7, 2, 3), {2, 33, 35}),
-        conv_case::of(pf::conv_shape::square(64, 130, 3, 1, 1), {1, 4, 4}),
-        conv_case::of(pf::conv_shape::square(64, 128, 1, 2), {2, 9, 9}),
-        conv_case::of(pf::conv_shape::square(16, 32, 3, 2, 1), {1, 15, 16}),
-        conv_case::of(pf::conv_shape::square(1, 1, 3, 1, 1), {5, 31, 33})}) {
+  for (const conv_case& c : {conv_case::of(pf::conv_shape::square(3, 64, 7, 2, 3), {2, 33, 35}),
+                             conv_case::of(pf::conv_shape::square(64, 130, 3, 1, 1), {1, 4, 4}),
+                             conv_case::of(pf::conv_shape::square(64, 128, 1, 2), {2, 9, 9}),
+                             conv_case::of(pf::conv_shape::square(16, 32, 3, 2, 1), {1, 15, 16}),
+                             conv_case::of(pf::conv_shape::square(1, 1, 3, 1, 1), {5, 31, 33})}) {
     CAPTURE(c.shape.describe());
     const conv_check check{c};
     check.forward(kernels::plan_conv_forward(c.geometry(), false), true);
@@ -149,18 +155,21 @@ TEST_CASE("gpu convolution: the operations, pointwise and not, and over no image
                              conv_case::of(pf::conv_shape::square(5, 12, 3, 1, 1), {0, 7, 6})}) {
     for (const bool add : {false, true}) {
       CAPTURE(c.shape.describe());
-      auto x = c.input(1), w = c.weight(2), y = c.output(3), dy = c.output(4), dx = c.input(5), dw = c.weight(6);
+      auto x = c.input(1), w = c.weight(2), y = c.output(3), dy = c.output(4), dx = c.input(5),
+           dw = c.weight(6);
       auto bias = random_twin<float>(c.shape.out_channels, 7);
-      pf::ops::conv_forward<float>(host, c.shape, x.host_view(c.x()), w.host_data(), add ? nullptr : bias.host_data(),
-                                   y.host_view(c.y()));
+      pf::ops::conv_forward<float>(host, c.shape, x.host_view(c.x()), w.host_data(),
+                                   add ? nullptr : bias.host_data(), y.host_view(c.y()));
       pf::ops::conv_forward<float>(ctx, c.shape, x.device_view(c.x()), w.device_data(),
                                    add ? nullptr : bias.device_data(), y.device_view(c.y()));
       CHECK(difference(y, 1.0) < 1e-5);
-      pf::ops::conv_backward_input<float>(host, c.shape, dy.host_view(c.y()), w.host_data(), dx.host_view(c.x()), add);
+      pf::ops::conv_backward_input<float>(host, c.shape, dy.host_view(c.y()), w.host_data(),
+                                          dx.host_view(c.x()), add);
       pf::ops::conv_backward_input<float>(ctx, c.shape, dy.device_view(c.y()), w.device_data(),
                                           dx.device_view(c.x()), add);
       CHECK(difference(dx, 1.0) < 1e-5);
-      pf::ops::conv_backward_weight<float>(host, c.shape, x.host_view(c.x()), dy.host_view(c.y()), dw.host_data(), add);
+      pf::ops::conv_backward_weight<float>(host, c.shape, x.host_view(c.x()), dy.host_view(c.y()),
+                                           dw.host_data(), add);
       pf::ops::conv_backward_weight<float>(ctx, c.shape, x.device_view(c.x()), dy.device_view(c.y()),
                                            dw.device_data(), add);
       CHECK(difference(dw, 1.0) < 1e-5);

@@ -33,10 +33,10 @@ struct conv_case {
     const auto length = [](index_t in, index_t kernel, index_t stride, index_t padding, index_t dilation) {
       return pf::conv_shape::output_length(in, kernel, stride, padding, dilation);
     };
-    const index_t out_height = length(images[1], shape.kernel.height, shape.stride.height, shape.padding.height,
-                                      shape.dilation.height);
-    const index_t out_width = length(images[2], shape.kernel.width, shape.stride.width, shape.padding.width,
-                                     shape.dilation.width);
+    const index_t out_height = length(images[1], shape.kernel.height, shape.stride.height,
+                                      shape.padding.height, shape.dilation.height);
+    const index_t out_width =
+        length(images[2], shape.kernel.width, shape.stride.width, shape.padding.width, shape.dilation.width);
     if (out_height < 1 || out_width < 1) return std::nullopt;
     return conv_case{shape, images[0], images[1], images[2], out_height, out_width};
   }

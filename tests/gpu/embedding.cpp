@@ -22,7 +22,7 @@ twin<std::int32_t> random_tokens(index_t count, index_t vocabulary, std::uint64_
 struct table_case {
   index_t vocabulary, width, tokens, gap;
 };
-constexpr table_case cases[] = {{1, 1, 0, 0},   {1, 3, 1, 0},     {1, 4, 100, 0},   {7, 5, 33, 1},
+constexpr table_case cases[] = {{1, 1, 0, 0},    {1, 3, 1, 0},      {1, 4, 100, 0},    {7, 5, 33, 1},
                                 {50, 12, 64, 0}, {300, 33, 700, 3}, {40, 600, 513, 0}, {90, 64, 1000, 8}};
 
 }  // namespace
@@ -50,8 +50,8 @@ TEST_CASE("gpu embedding: rows of a table and the sums of their gradients") {
       for (const bool add : {false, true}) {
         pf::ops::embedding_backward<float>(host, tokens.host_span(), view(y.host_data(), c.tokens), padding,
                                            view(table.host_data(), c.vocabulary), add);
-        pf::ops::embedding_backward<float>(ctx, tokens.device_span(), view(y.device_data(), c.tokens), padding,
-                                           view(table.device_data(), c.vocabulary), add);
+        pf::ops::embedding_backward<float>(ctx, tokens.device_span(), view(y.device_data(), c.tokens),
+                                           padding, view(table.device_data(), c.vocabulary), add);
         CHECK(difference(table, 1.0) < 1e-5);
       }
     }

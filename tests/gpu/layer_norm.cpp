@@ -58,12 +58,11 @@ struct norm_run {
     on_device = {probability, ctx.next_random_stream(), 11, at.numbers ? numbers.device_data() : nullptr};
     const auto view = [&](float* data) { return matrix(data, at.rows, at.columns, at.gap); };
     const auto none = pf::tensor_view<const float, 2>();
-    pf::ops::layer_norm_forward<float>(
-        host,
-        {view(x.host_data()), at.residual ? view(residual.host_data()) : none, on_host,
-         at.sum ? sum.host_data() : nullptr},
-        weight.host_data(), bias.host_data(), 1e-6, view(y.host_data()),
-        {nullptr, statistics.host_data(), mask.host_data()});
+    pf::ops::layer_norm_forward<float>(host,
+                                       {view(x.host_data()), at.residual ? view(residual.host_data()) : none,
+                                        on_host, at.sum ? sum.host_data() : nullptr},
+                                       weight.host_data(), bias.host_data(), 1e-6, view(y.host_data()),
+                                       {nullptr, statistics.host_data(), mask.host_data()});
     pf::ops::layer_norm_forward<float>(
         ctx,
         {view(x.device_data()), at.residual ? view(residual.device_data()) : none, on_device,
@@ -76,13 +75,13 @@ struct norm_run {
     const auto view = [&](float* data) { return matrix(data, at.rows, at.columns, at.gap); };
     const auto gradient = [&](float* data) { return wanted ? view(data) : pf::tensor_view<float, 2>(); };
     pf::ops::layer_norm_backward<float>(host, {sum.host_data(), statistics.host_data(), mask.host_data()},
-                                        on_host, weight.host_data(), view(dy.host_data()), dweight.host_data(),
-                                        dbias.host_data(), gradient(dsum.host_data()),
+                                        on_host, weight.host_data(), view(dy.host_data()),
+                                        dweight.host_data(), dbias.host_data(), gradient(dsum.host_data()),
                                         gradient(dx.host_data()));
-    pf::ops::layer_norm_backward<float>(ctx, {sum.device_data(), statistics.device_data(), nullptr}, on_device,
-                                        weight.device_data(), view(dy.device_data()), dweight.device_data(),
-                                        dbias.device_data(), gradient(dsum.device_data()),
-                                        gradient(dx.device_data()));
+    pf::ops::layer_norm_backward<float>(ctx, {sum.device_data(), statistics.device_data(), nullptr},
+                                        on_device, weight.device_data(), view(dy.device_data()),
+                                        dweight.device_data(), dbias.device_data(),
+                                        gradient(dsum.device_data()), gradient(dx.device_data()));
   }
 
   norm_case at;

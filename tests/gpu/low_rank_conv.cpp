@@ -14,42 +14,49 @@ struct low_rank_case {
   index_t rank() const { return down.shape.out_channels; }
   pf::extents<4> y() const { return {down.images, down.out_height, down.out_width, out}; }
   index_t pixels() const { return down.images * down.out_height * down.out_width; }
-  twin<float> up(std::uint64_t stream, index_t shift) const { return random_twin<float>(rank() * out + shift, stream); }
+  twin<float> up(std::uint64_t stream, index_t shift) const {
+    return random_twin<float>(rank() * out + shift, stream);
+  }
   twin<float> result(std::uint64_t stream) const { return random_twin<float>(pixels() * out, stream); }
 };
 
-void check_forward(const low_rank_case& c, const kernels::low_rank_plan& plan, bool with_bias, bool keep, index_t shift,
-                   double tolerance) {
-  auto x = c.down.input(1), down = c.down.weight(2, shift), up = c.up(3, shift), t = c.down.output(4), y = c.result(5);
+void check_forward(const low_rank_case& c, const kernels::low_rank_plan& plan, bool with_bias, bool keep,
+                   index_t shift, double tolerance) {
+  auto x = c.down.input(1), down = c.down.weight(2, shift), up = c.up(3, shift), t = c.down.output(4),
+       y = c.result(5);
   auto bias = random_twin<float>(c.out, 6);
   const std::vector<float> before = t.host();
   const float* no_bias = nullptr;
   pf::ops::reference::conv_forward<float>(c.down.shape, x.host_view(c.down.x()),
-                                          c.down.oihw(down.host_data() + shift), no_bias, t.host_view(c.down.y()));
+                                          c.down.oihw(down.host_data() + shift), no_bias,
+                                          t.host_view(c.down.y()));
   pf::ops::reference::linear_forward<float>(
-      t.host_view<2>({c.pixels(), c.rank()}), pf::tensor_view<const float, 2>(up.host_data() + shift, {c.rank(), c.out}),
+      t.host_view<2>({c.pixels(), c.rank()}),
+      pf::tensor_view<const float, 2>(up.host_data() + shift, {c.rank(), c.out}),
       with_bias ? bias.host_data() : no_bias, y.host_view<2>({c.pixels(), c.out}));
   kernels::low_rank_conv_forward<float>(gpu_context().stream(), c.down.geometry(), plan, x.device_data(),
-                                        down.device_data() + shift, up.device_data() + shift, static_cast<int>(c.out),
-                                        with_bias ? bias.device_data() : no_bias, keep ? t.device_data() : nullptr,
-                                        y.device_data());
+                                        down.device_data() + shift, up.device_data() + shift,
+                                        static_cast<int>(c.out), with_bias ? bias.device_data() : no_bias,
+                                        keep ? t.device_data() : nullptr, y.device_data());
   CHECK(difference(y, 1.0) < tolerance);
   CHECK(difference(t.fetched(), keep ? t.host() : before, 1.0) < tolerance);
 }
 
-void check_backward(const low_rank_case& c, const kernels::low_rank_plan& plan, bool accumulate, index_t shift,
-                    double tolerance) {
+void check_backward(const low_rank_case& c, const kernels::low_rank_plan& plan, bool accumulate,
+                    index_t shift, double tolerance) {
   const pf::extents<2> inner{c.pixels(), c.rank()}, outer{c.pixels(), c.out}, factor{c.rank(), c.out};
-  auto t = c.down.output(1), dy = c.result(2), up = c.up(3, shift), dup = c.up(4, shift), dt = c.down.output(5);
+  auto t = c.down.output(1), dy = c.result(2), up = c.up(3, shift), dup = c.up(4, shift),
+       dt = c.down.output(5);
   const auto up_of = [&](float* data) { return pf::tensor_view<float, 2>(data + shift, factor); };
-  pf::reference_gemm{}.multiply<float>(dy.host_view(outer), pf::transpose(up_of(up.host_data())), dt.host_view(inner));
-  pf::reference_gemm{}.multiply<float>(pf::transpose(t.host_view(inner)), dy.host_view(outer), up_of(dup.host_data()),
-                                       accumulate);
+  pf::reference_gemm{}.multiply<float>(dy.host_view(outer), pf::transpose(up_of(up.host_data())),
+                                       dt.host_view(inner));
+  pf::reference_gemm{}.multiply<float>(pf::transpose(t.host_view(inner)), dy.host_view(outer),
+                                       up_of(dup.host_data()), accumulate);
   twin<float> partials(plan.scratch);
-  kernels::low_rank_conv_backward_up<float>(gpu_context().stream(), plan, c.pixels(), static_cast<int>(c.rank()),
-                                            static_cast<int>(c.out), t.device_data(), dy.device_data(),
-                                            up.device_data() + shift, dup.device_data() + shift, accumulate,
-                                            dt.device_data(), partials.device_data());
+  kernels::low_rank_conv_backward_up<float>(
+      gpu_context().stream(), plan, c.pixels(), static_cast<int>(c.rank()), static_cast<int>(c.out),
+      t.device_data(), dy.device_data(), up.device_data() + shift, dup.device_data() + shift, accumulate,
+      dt.device_data(), partials.device_data());
   CHECK(difference(dt, 1.0) < tolerance);
   CHECK(difference(dup, 1.0) < tolerance);
 }
@@ -69,8 +76,9 @@ TEST_CASE("gpu low-rank convolution: every block, by float units and tensor core
     for (const bool tensor : {false, true}) {
       const bool odd = round % 2 == 1;
       const double tolerance = tensor ? 4e-3 : 1e-5;
-      const low_rank_case c{conv_case::of(pf::conv_shape::square(odd ? 3 : 8, rank, 3, 1, 1), {2, 9, odd ? 10 : 8}),
-                            odd ? 65 : 72};
+      const low_rank_case c{
+          conv_case::of(pf::conv_shape::square(odd ? 3 : 8, rank, 3, 1, 1), {2, 9, odd ? 10 : 8}),
+          odd ? 65 : 72};
       CAPTURE(rank);
       CAPTURE(tensor);
       for (const int rows : {64, 128}) {
@@ -80,7 +88,8 @@ TEST_CASE("gpu low-rank convolution: every block, by float units and tensor core
         plan.rows = rows;
         check_forward(c, plan, rows == 64, odd == (rows == 64), odd ? 1 : 0, tolerance);
       }
-      for (const int slices : {1, 2, 5}) check_backward(c, backward_plan(c, tensor, slices), slices == 2, slices % 2, tolerance);
+      for (const int slices : {1, 2, 5})
+        check_backward(c, backward_plan(c, tensor, slices), slices == 2, slices % 2, tolerance);
       ++round;
     }
   }
@@ -91,8 +100,9 @@ TEST_CASE("gpu low-rank convolution: random shapes, as plans have them") {
   constexpr index_t channels[] = {1, 3, 5, 8, 16, 33, 64};
   int done = 0;
   for (int round = 0; round < 24; ++round) {
-    const pf::conv_shape shape{channels[pick(0, 6)],     pick(1, 64),              {pick(1, 5), pick(1, 5)},
-                               {pick(1, 3), pick(1, 3)}, {pick(0, 3), pick(0, 3)}, {pick(1, 2), pick(1, 2)}};
+    const pf::conv_shape shape{channels[pick(0, 6)],     pick(1, 64),
+                               {pick(1, 5), pick(1, 5)}, {pick(1, 3), pick(1, 3)},
+                               {pick(0, 3), pick(0, 3)}, {pick(1, 2), pick(1, 2)}};
     const std::optional<conv_case> made = conv_case::find(shape, {pick(1, 3), pick(1, 11), pick(1, 11)});
     if (!made) continue;
     ++done;
@@ -102,7 +112,8 @@ TEST_CASE("gpu low-rank convolution: random shapes, as plans have them") {
     CAPTURE(round);
     CAPTURE(shape.describe());
     CAPTURE(c.out);
-    check_forward(c, kernels::plan_low_rank_forward(c.down.geometry(), tensor), round % 2 == 0, true, round % 2, tolerance);
+    check_forward(c, kernels::plan_low_rank_forward(c.down.geometry(), tensor), round % 2 == 0, true,
+                  round % 2, tolerance);
     check_backward(c, kernels::plan_low_rank_backward(c.pixels(), c.rank(), c.out, tensor, sizeof(float)),
                    round % 2 == 1, round % 2, tolerance);
   }
@@ -124,12 +135,13 @@ TEST_CASE("gpu low-rank convolution: the operations, fused and not, and over no 
                                           up.host_view(factor), bias.host_data(), t.host_view(c.down.y()),
                                           y.host_view(c.y()));
     pf::ops::low_rank_conv_forward<float>(ctx, c.down.shape, x.device_view(c.down.x()), down.device_data(),
-                                          up.device_view(factor), bias.device_data(), t.device_view(c.down.y()),
-                                          y.device_view(c.y()));
+                                          up.device_view(factor), bias.device_data(),
+                                          t.device_view(c.down.y()), y.device_view(c.y()));
     CHECK(difference(t, 1.0) < 1e-5);
     CHECK(difference(y, 1.0) < 1e-5);
     pf::ops::low_rank_conv_forward<float>(ctx, c.down.shape, x.device_view(c.down.x()), down.device_data(),
-                                          up.device_view(factor), bias.device_data(), {}, y.device_view(c.y()));
+                                          up.device_view(factor), bias.device_data(), {},
+                                          y.device_view(c.y()));
     CHECK(difference(y, 1.0) < 1e-5);
     for (const bool accumulate : {false, true}) {
       pf::ops::low_rank_conv_backward_up<float>(host, t.host_view(c.down.y()), dy.host_view(c.y()),

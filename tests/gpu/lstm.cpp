@@ -34,8 +34,10 @@ TEST_CASE("gpu lstm: one step forward and backward, with and without a state bef
       auto gates = random_twin<float>(c.batch * (4 * c.hidden + c.gap), ++stream);
       for (float& z : gates.host()) z *= 6.0F;  // saturated gates, too
       gates = twin<float>(gates.host());
-      auto before = random_twin<float>(c.batch * step, ++stream), dy = random_twin<float>(c.batch * step, ++stream),
-           dh = random_twin<float>(c.batch * step, ++stream), dc = random_twin<float>(c.batch * step, ++stream);
+      auto before = random_twin<float>(c.batch * step, ++stream),
+           dy = random_twin<float>(c.batch * step, ++stream),
+           dh = random_twin<float>(c.batch * step, ++stream),
+           dc = random_twin<float>(c.batch * step, ++stream);
       twin<float> cell(c.batch * step), output(c.batch * step), dc_before(c.batch * step);
       pf::ops::lstm_forward<float>(host, wide(gates.host_data()), given ? state(before.host_data()) : none,
                                    state(cell.host_data()), state(output.host_data()));
@@ -44,14 +46,14 @@ TEST_CASE("gpu lstm: one step forward and backward, with and without a state bef
       CHECK(difference(gates) < 1e-6);
       CHECK(difference(cell) < 1e-6);
       CHECK(difference(output) < 1e-6);
-      pf::ops::lstm_backward<float>(
-          host, wide(gates.host_data()), given ? state(before.host_data()) : none, state(cell.host_data()),
-          state(dy.host_data()), given ? state(dh.host_data()) : none, given ? state(dc.host_data()) : none,
-          state(dc_before.host_data()));
-      pf::ops::lstm_backward<float>(
-          ctx, wide(gates.device_data()), given ? state(before.device_data()) : none, state(cell.device_data()),
-          state(dy.device_data()), given ? state(dh.device_data()) : none,
-          given ? state(dc.device_data()) : none, state(dc_before.device_data()));
+      pf::ops::lstm_backward<float>(host, wide(gates.host_data()), given ? state(before.host_data()) : none,
+                                    state(cell.host_data()), state(dy.host_data()),
+                                    given ? state(dh.host_data()) : none,
+                                    given ? state(dc.host_data()) : none, state(dc_before.host_data()));
+      pf::ops::lstm_backward<float>(ctx, wide(gates.device_data()),
+                                    given ? state(before.device_data()) : none, state(cell.device_data()),
+                                    state(dy.device_data()), given ? state(dh.device_data()) : none,
+                                    given ? state(dc.device_data()) : none, state(dc_before.device_data()));
       CHECK(difference(gates) < 1e-5);
       CHECK(difference(dc_before) < 1e-5);
     }
@@ -83,8 +85,8 @@ TEST_CASE("gpu lstm: products step after step, one matrix and several on a diago
         const pf::ops::step_operand<float> mine(host, frame, operand(b.host_data()), 9, groups, group_step);
         const pf::ops::step_operand<float, pf::device::gpu> its(ctx, on_device, operand(b.device_data()), 9,
                                                                 groups, group_step);
-        mine.multiply(host, a.host_view<2>({batch, groups * depth}), c.host_view<2>({batch, groups * columns}),
-                      add);
+        mine.multiply(host, a.host_view<2>({batch, groups * depth}),
+                      c.host_view<2>({batch, groups * columns}), add);
         its.multiply(ctx, a.device_view<2>({batch, groups * depth}),
                      c.device_view<2>({batch, groups * columns}), add);
         CHECK(difference(c, 1.0) < 1e-5);

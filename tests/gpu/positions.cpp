@@ -2,8 +2,7 @@
 // Rows as wholes on the device against the CPU's.
 #include "support.hpp"
 
-#include <numeric>
-
+#include <pufferfish/core/tensor.hpp>
 #include <pufferfish/gpu/positions.hpp>
 
 using namespace gpu_test;
@@ -26,7 +25,7 @@ twin<index_t> some_order(index_t count, std::uint64_t stream) {
 
 }  // namespace
 
-TEST_CASE("gpu rows: copied, cleared, gathered, scattered, rows of a table added, scaled") {
+TEST_CASE("gpu rows: copied, cleared, gathered, scattered, scaled") {
   pf::gpu_context& ctx = gpu_context();
   pf::cpu_context host;
   std::uint64_t stream = 0;
@@ -39,25 +38,13 @@ TEST_CASE("gpu rows: copied, cleared, gathered, scattered, rows of a table added
     };
     auto from = random_twin<float>(size, ++stream), to = random_twin<float>(size, ++stream);
     auto places = some_order(c.rows, ++stream);
-    std::vector<std::int32_t> small(places.host().begin(), places.host().end());
-    twin<std::int32_t> positions(small);
     const auto same = [&] { CHECK(to.fetched() == to.host()); };
 
     pf::ops::gather_rows<float>(host, view(from.host_data()), places.host_data(), view(to.host_data()));
     pf::ops::gather_rows<float>(ctx, view(from.device_data()), places.device_data(), view(to.device_data()));
     same();
-    pf::ops::add_table_rows<float>(host, view(from.host_data()), positions.host_data(), view(to.host_data()));
-    pf::ops::add_table_rows<float>(ctx, view(from.device_data()), positions.device_data(),
-                                   view(to.device_data()));
-    same();
     pf::ops::scatter_rows<float>(host, view(from.host_data()), places.host_data(), view(to.host_data()));
     pf::ops::scatter_rows<float>(ctx, view(from.device_data()), places.device_data(), view(to.device_data()));
-    same();
-    const index_t period = std::max<index_t>(1, c.rows / 3);
-    pf::ops::add_repeated_rows<float>(host, view(from.host_data()), period, view(to.host_data()),
-                                      view(to.host_data()));
-    pf::ops::add_repeated_rows<float>(ctx, view(from.device_data()), period, view(to.device_data()),
-                                      view(to.device_data()));
     same();
     pf::ops::scale<float>(host, 0.3F, to.host_span(), to.host_span());
     pf::ops::scale<float>(ctx, 0.3F, to.device_span(), to.device_span());
@@ -108,13 +95,52 @@ TEST_CASE("gpu rows: runs, and rows of no run") {
   CHECK(x.fetched() == x.host());
 }
 
-TEST_CASE("gpu rows: a place outside of a table is NaN") {
+TEST_CASE("gpu rows: sinusoids of positions") {
   pf::gpu_context& ctx = gpu_context();
-  twin<float> table(4, 1.0F), x(4, 1.0F);
-  twin<std::int32_t> places(std::vector<std::int32_t>{2, 1});
-  pf::ops::add_table_rows<float>(ctx, table.device_view<2>({2, 2}), places.device_data(),
-                                 x.device_view<2>({2, 2}));
-  const std::vector<float> found = x.fetched();
-  CHECK(std::isnan(found[0]));
-  CHECK(found[2] == 2.0F);
+  pf::cpu_context host;
+  std::uint64_t stream = 50;
+  for (const rows_case& c : cases) {
+    CAPTURE(c.rows);
+    CAPTURE(c.columns);
+    constexpr index_t positions = 200;
+    pf::tensor<float, 2> table({positions, c.columns});
+    for (index_t p = 0; p < positions; ++p) {
+      for (index_t j = 0; j < c.columns; ++j) {
+        table(p, j) = static_cast<float>(pf::ops::sinusoid(p, j, c.columns));
+      }
+    }
+    const index_t step = c.columns + c.gap;
+    const auto view = [&](float* data) {
+      return pf::tensor_view<float, 2>(data, {c.rows, c.columns}, {step, 1});
+    };
+    auto x = random_twin<float>(c.rows * step, ++stream), y = random_twin<float>(c.rows * step, ++stream);
+    std::vector<std::int32_t> numbers(static_cast<std::size_t>(c.rows));
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      numbers[i] = static_cast<std::int32_t>(i * 37 % positions);
+    twin<std::int32_t> places(numbers);
+    pf::ops::add_positions<float>(host, table, places.host_data(), view(x.host_data()));
+    pf::ops::add_positions<float>(ctx, table, places.device_data(), view(x.device_data()));
+    CHECK(difference(x) < 1e-6);
+    pf::ops::add_positions_in_turn<float>(host, table, 13, view(x.host_data()), view(y.host_data()));
+    pf::ops::add_positions_in_turn<float>(ctx, table, 13, view(x.device_data()), view(y.device_data()));
+    CHECK(difference(y) < 1e-6);
+  }
+}
+
+TEST_CASE("gpu rows: what the host has written") {
+  pf::gpu_context& ctx = gpu_context();
+  pf::cpu_context host;
+  twin<std::int32_t> place(1000);
+  pf::scratch_frame notes(ctx.host_scratch());
+  auto* const written = pf::ops::upload_buffer(ctx, notes, place.device_data(), place.size());
+  for (index_t i = 0; i < place.size(); ++i) {
+    written[i] = static_cast<std::int32_t>(i);
+    place.host()[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i);
+  }
+  pf::ops::upload(ctx, written, place.device_data(), place.size());
+  std::fill_n(written, place.size(), -1);
+  pf::ops::upload(ctx, written, place.device_data(), 0);
+  ctx.synchronize();
+  CHECK(place.fetched() == place.host());
+  CHECK(pf::ops::upload_buffer(host, notes, place.host_data(), place.size()) == place.host_data());
 }

@@ -38,8 +38,10 @@ struct output_case {
   bool bias;
   float scale;
 };
-constexpr output_case output_cases[] = {{1, 1, 1, false, 1.0F},    {0, 5, 3, true, 1.0F},
-                                        {33, 70, 9, true, 0.5F},   {130, 301, 16, true, 1.0F},
+constexpr output_case output_cases[] = {{1, 1, 1, false, 1.0F},
+                                        {0, 5, 3, true, 1.0F},
+                                        {33, 70, 9, true, 0.5F},
+                                        {130, 301, 16, true, 1.0F},
                                         {7, 1100, 20, false, 2.0F}};
 
 }  // namespace
@@ -48,8 +50,7 @@ TEST_CASE("gpu token loss: values and gradients, with and without smoothing and 
   pf::gpu_context& ctx = gpu_context();
   pf::cpu_context host;
   std::uint64_t stream = 0;
-  for (const pf::extents<2>& shape :
-       {pf::extents<2>{0, 4}, {1, 2}, {3, 7}, {65, 33}, {40, 300}, {6, 1500}}) {
+  for (const pf::extents<2>& shape : {pf::extents<2>{0, 4}, {1, 2}, {3, 7}, {65, 33}, {40, 300}, {6, 1500}}) {
     for (const pf::token_loss_options& o : options()) {
       CAPTURE(shape[0]);
       CAPTURE(shape[1]);
@@ -89,8 +90,8 @@ TEST_CASE("gpu token loss: numbers of any size, NaN, targets out of range, shape
   twin<double> results(2, NAN);
   const auto loss_of = [&](index_t row, std::int32_t target) {
     twin<std::int32_t> targets(1, target);
-    pf::ops::token_loss<float>(ctx, logits.device_view(shape).slice(0, row, 1), targets.device_span(), {}, 1.0,
-                               gradient.device_view(shape).slice(0, row, 1), results.device_data());
+    pf::ops::token_loss<float>(ctx, logits.device_view(shape).slice(0, row, 1), targets.device_span(), {},
+                               1.0, gradient.device_view(shape).slice(0, row, 1), results.device_data());
     return results.fetched()[0];
   };
   CHECK(loss_of(0, 0) == 0.0);
@@ -154,7 +155,8 @@ TEST_CASE("gpu output layer: logits, the loss over them and all gradients") {
     pf::ops::output_logits<float>(ctx, its, logits.device_view(zs));
     CHECK(difference(logits) < 1e-5);
 
-    auto dx = random_twin<float>(x.size(), ++stream), dw = random_twin<float>(c.vocabulary * c.depth, ++stream),
+    auto dx = random_twin<float>(x.size(), ++stream),
+         dw = random_twin<float>(c.vocabulary * c.depth, ++stream),
          dbias = random_twin<float>(c.vocabulary, ++stream);
     pf::aligned_buffer<float> kept_here(pf::ops::output_loss_kept(host, mine));
     twin<float> kept(pf::ops::output_loss_kept(ctx, its), NAN);

@@ -7,8 +7,8 @@
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/layer_dropout.hpp>
 #include <pufferfish/gpu/kernels/rows.hpp>
-#include <pufferfish/ops/attention.hpp>
 #include <pufferfish/ops/dropout.hpp>
+#include <pufferfish/ops/token_runs.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Convolutions on a device, dense and of low rank. Those that are products of matrices go to cuBLAS, the others
-/// to kernels of our own, which gather patches while they multiply.
+/// Convolutions on a device, dense and of low rank. Those that are products of matrices go to cuBLAS, the
+/// others to kernels of our own, which gather patches while they multiply.
 
 #include <limits>
 
@@ -145,8 +145,8 @@ void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<cons
   detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
   if (dup.empty()) return;
   const index_t pixels = t_rows.extent(0), rank = up.extent(0), out = up.extent(1);
-  const auto plan = gpu::kernels::plan_low_rank_backward(
-      pixels, rank, out, gpu::detail::by_tensor_cores(ctx), static_cast<int>(sizeof(T)));
+  const auto plan = gpu::kernels::plan_low_rank_backward(pixels, rank, out, gpu::detail::by_tensor_cores(ctx),
+                                                         static_cast<int>(sizeof(T)));
   if (plan.fused && plan.shared_bytes <= gpu::detail::shared_memory_of(ctx)) {
     scratch_frame frame(ctx.scratch());
     return gpu::kernels::low_rank_conv_backward_up<T>(

@@ -68,8 +68,7 @@ void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record
   problem.dx = gpu::detail::rows_of(dx);
   problem.dropout = gpu::detail::numbers_of(ctx, dropout);
   scratch_frame frame(ctx.scratch());
-  auto* const sums =
-      frame.take<double>(gpu::kernels::column_scratch(problem.rows, problem.columns, 2));
+  auto* const sums = frame.take<double>(gpu::kernels::column_scratch(problem.rows, problem.columns, 2));
   gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, sums, dweight, dbias);
   gpu::kernels::layer_norm_input_gradient(ctx.stream(), problem);
 }

@@ -2,13 +2,17 @@
 #pragma once
 
 /// \file
-/// Rows as wholes on a device: the forms of ops/rows.hpp.
+/// Rows as wholes on a device: the forms of ops/rows.hpp, ops/token_runs.hpp, ops/positions.hpp and
+/// ops/upload.hpp.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/elementwise.hpp>
 #include <pufferfish/gpu/kernels/positions.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/ops/positions.hpp>
 #include <pufferfish/ops/rows.hpp>
+#include <pufferfish/ops/token_runs.hpp>
+#include <pufferfish/ops/upload.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -49,18 +53,18 @@ void scatter_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from
 }
 
 template <class T>
-void add_table_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
-                    const std::int32_t* places, const tensor_view<T, 2>& x) {
-  gpu::kernels::add_positions<T>(ctx.stream(), gpu::detail::rows_of(table), table.extent(0), places,
-                                 gpu::detail::rows_of(x), x.extent(0), x.extent(1));
+void add_positions(context<device::gpu>& ctx, const tensor_view<const T, 2>&, const std::int32_t* places,
+                   const tensor_view<T, 2>& x) {
+  gpu::kernels::add_positions<T>(ctx.stream(), places, 1, gpu::detail::rows_of(x), gpu::detail::rows_of(x),
+                                 x.extent(0), x.extent(1));
 }
 
 template <class T>
-void add_repeated_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& table, index_t period,
-                       const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
-  detail::check_rows("add_repeated_rows", x.shape(), y.shape());
-  gpu::kernels::add_repeated<T>(ctx.stream(), gpu::detail::rows_of(table), period, gpu::detail::rows_of(x),
-                                gpu::detail::rows_of(y), y.extent(0), y.extent(1));
+void add_positions_in_turn(context<device::gpu>& ctx, const tensor_view<const T, 2>&, index_t length,
+                           const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
+  detail::check_rows("add_positions_in_turn", x.shape(), y.shape());
+  gpu::kernels::add_positions<T>(ctx.stream(), nullptr, length, gpu::detail::rows_of(x),
+                                 gpu::detail::rows_of(y), y.extent(0), y.extent(1));
 }
 
 template <class T>
@@ -73,6 +77,14 @@ inline token_runs make_runs(context<device::gpu>& ctx, index_t sequences, index_
                             const index_t* lengths, index_t* first, index_t* count) {
   gpu::kernels::make_runs(ctx.stream(), sequences, length, lengths, first, count);
   return {sequences, first, count, lengths == nullptr ? sequences * length : -1};
+}
+
+template <class V>
+void upload(context<device::gpu>& ctx, const V* written, V* place, index_t count) {
+  if (count == 0) return;
+  gpu::check(cudaMemcpyAsync(place, written, static_cast<std::size_t>(count) * sizeof(V),
+                             cudaMemcpyHostToDevice, ctx.stream()),
+             "cudaMemcpyAsync of notes to the device");
 }
 
 }  // namespace ops

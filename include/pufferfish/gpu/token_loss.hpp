@@ -19,15 +19,8 @@ template <class T>
 kernels::token_logits<T> logits_of(const tensor_view<const T, 2>& logits,
                                    std::span<const std::int32_t> targets, const token_loss_options& options) {
   const ops::detail::smoothed_target target(options.smoothing, logits.extent(1));
-  return {logits.extent(0),
-          logits.extent(1),
-          rows_of(logits),
-          1.0F,
-          nullptr,
-          targets.data(),
-          options.padding,
-          target.right,
-          target.wrong};
+  return {logits.extent(0), logits.extent(1), rows_of(logits), 1.0F,        nullptr,
+          targets.data(),   options.padding,  target.right,    target.wrong};
 }
 
 template <class T>
@@ -158,8 +151,8 @@ void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer
       output_layer<T> part = layer;
       part.x = layer.x.slice(0, first, rows);
       gpu::detail::output_losses<T>(
-          ctx, part, targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)), options,
-          tensor_view<T, 2>(memory, {rows, shape[1]}, {step, 1}), losses + first, nullptr, nullptr);
+          ctx, part, targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)),
+          options, tensor_view<T, 2>(memory, {rows, shape[1]}, {step, 1}), losses + first, nullptr, nullptr);
     }
   }
   gpu::kernels::sum_token_losses(ctx.stream(), losses, targets.data(), options.padding, shape[0], results);

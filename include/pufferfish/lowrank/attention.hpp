@@ -18,8 +18,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What a call of an attention layer on padded batches may say. What it points to must stay as it is until
-/// the backward pass.
+/// What a call of an attention layer on padded batches may say. What it points to lies in the memory of the
+/// context's device and must stay as it is until the backward pass.
 struct attention_call {
   bool causal = false;                               ///< as attention_mask
   std::span<const index_t> key_lengths;              ///< of each sequence; empty: all keys are real
@@ -69,29 +69,26 @@ class low_rank_attention {
   /// Self attention. x, y: batch x tokens x model, dense; y does not overlap x. In training x must stay as it
   /// is until the backward pass. Queries that may see no key attend to nothing: y is the output projection of
   /// zeros. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x, const tensor_view<T, 3>& y,
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<T, 3>& y,
                const attention_call& call = {}) const {
     forward(ctx, x, x, y, call);
   }
   /// Cross attention: queries from x, keys and values from memory: batch x tokens of its own x model.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
-               const tensor_view<const T, 3>& memory, const tensor_view<T, 3>& y,
-               const attention_call& call) const {
-    check(x.shape(), memory.shape(), y.shape(), call);
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<const T, 3>& memory,
+               const tensor_view<T, 3>& y, const attention_call& call) const {
+    check(x.shape(), memory.shape(), y.shape(), call.key_lengths.size());
+    if constexpr (std::is_same_v<Device, device::cpu>) check_lengths(call, memory.extent(1));
     scratch_frame frame(ctx.scratch());
     const index_t sequences = x.extent(0);
-    auto* rows =
-        ctx.training() ? ctx.tape().push<index_t>(4 * sequences) : frame.take<index_t>(4 * sequences);
-    for (index_t s = 0; s < sequences; ++s) {
-      rows[s] = s * x.extent(1);
-      rows[sequences + s] = x.extent(1);
-      rows[2 * sequences + s] = s * memory.extent(1);
-      rows[3 * sequences + s] =
-          call.key_lengths.empty() ? memory.extent(1) : call.key_lengths[static_cast<std::size_t>(s)];
-    }
-    const attention_batch batch{{sequences, rows, rows + sequences},
-                                {sequences, rows + 2 * sequences, rows + 3 * sequences},
-                                {call.causal, call.allowed}};
+    auto* rows = ctx.training() ? ctx.tape().template push<index_t>(4 * sequences)
+                                : frame.take<index_t>(4 * sequences);
+    const index_t* const lengths = call.key_lengths.empty() ? nullptr : call.key_lengths.data();
+    const attention_batch batch{
+        ops::make_runs(ctx, sequences, x.extent(1), nullptr, rows, rows + sequences),
+        ops::make_runs(ctx, sequences, memory.extent(1), lengths, rows + 2 * sequences, rows + 3 * sequences),
+        {call.causal, call.allowed}};
     core_.forward(ctx, flat(x), flat(memory), batch, flat(y));
     if (ctx.training()) ctx.tape().push_value(sequences);
   }
@@ -99,11 +96,12 @@ class low_rank_attention {
   /// Gradients from dy (shaped as y) to all factors and, unless they are null views, to x and to the memory;
   /// of self attention dx is both. They overlap nothing. Throws shape_error, and state_error without a
   /// forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 3>& dy,
-                const tensor_view<T, 3>& dx) const {
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx) const {
     backward(ctx, dy, dx, dx);
   }
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                 const tensor_view<T, 3>& dmemory) const {
     const auto sequences = ctx.tape().template pop_value<index_t>();
     core_.backward(ctx, flat(dy), flat(dx), false, flat(dmemory), false);
@@ -152,20 +150,19 @@ class low_rank_attention {
   static tensor_view<U, 2> flat(const tensor_view<U, 3>& view) {
     return view.reshape(extents<2>{view.extent(0) * view.extent(1), view.extent(2)});
   }
-  void check(const extents<3>& x, const extents<3>& memory, const extents<3>& y,
-             const attention_call& call) const {
+  void check(const extents<3>& x, const extents<3>& memory, const extents<3>& y, std::size_t lengths) const {
     if (x[0] != memory[0] || y != x) {
       throw_error<shape_error>(
           {describe(), ": queries ", x, " and keys ", memory, " do not fit each other or the output ", y});
     }
-    if (!call.key_lengths.empty() && static_cast<index_t>(call.key_lengths.size()) != x[0]) {
-      throw_error<shape_error>(
-          {describe(), ": ", call.key_lengths.size(), " lengths of keys for ", x[0], " sequences"});
+    if (lengths != 0 && static_cast<index_t>(lengths) != x[0]) {
+      throw_error<shape_error>({describe(), ": ", lengths, " lengths of keys for ", x[0], " sequences"});
     }
+  }
+  void check_lengths(const attention_call& call, index_t most) const {
     for (const index_t length : call.key_lengths) {
-      if (length < 0 || length > memory[1]) {
-        throw_error<shape_error>(
-            {describe(), ": ", length, " keys of a sequence where there are ", memory[1]});
+      if (length < 0 || length > most) {
+        throw_error<shape_error>({describe(), ": ", length, " keys of a sequence where there are ", most});
       }
     }
   }

@@ -56,31 +56,17 @@ namespace detail {
 /// Uses a projection, by its type. This one: layers of rows with forward, backward and backward_add.
 template <class Slot>
 struct projection {
-  template <class T>
-  static void forward(context<device::cpu>& ctx, const Slot& slot, const tensor_view<const T, 2>& x,
+  template <class T, class Device>
+  static void forward(context<Device>& ctx, const Slot& slot, const tensor_view<const T, 2>& x,
                       const tensor_view<T, 2>& y) {
     slot.forward(ctx, x, y);
   }
-  template <class T>
-  static void backward(context<device::cpu>& ctx, const Slot& slot, const tensor_view<const T, 2>& dy,
+  template <class T, class Device>
+  static void backward(context<Device>& ctx, const Slot& slot, const tensor_view<const T, 2>& dy,
                        const tensor_view<T, 2>& dx, bool add) {
     add ? slot.backward_add(ctx, dy, dx) : slot.backward(ctx, dy, dx);
   }
 };
-
-/// True if every row belongs to a sequence (sequences do not overlap where that matters).
-inline bool covers(const token_runs& runs, index_t rows) {
-  index_t sum = 0;
-  for (index_t s = 0; s < runs.sequences; ++s) sum += runs.count[s];
-  return sum == rows;
-}
-
-template <class T>
-void fill_zero(context<device::cpu>& ctx, const tensor_view<T, 2>& dense) {
-  T* const to = dense.data();
-  ops::for_chunks(ctx, dense.size(),
-                  [=](index_t begin, index_t end) { std::fill(to + begin, to + end, T{}); });
-}
 
 /// y = output(attention(query(x), key(memory), value(memory))).
 template <class T, class Slot>
@@ -106,9 +92,9 @@ class attention_core {
   /// x: rows of the queries, memory: rows of the keys (x itself for self attention), y: shaped as x; all
   /// dense, model elements wide; y overlaps neither. x and memory must stay as they are until the backward
   /// pass. Rows of no sequence give output(0).
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-               const tensor_view<const T, 2>& memory, const attention_batch& batch,
-               const tensor_view<T, 2>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& memory,
+               const attention_batch& batch, const tensor_view<T, 2>& y) const {
     check(x.shape(), memory.shape(), y.shape());
     scratch_frame frame(ctx.scratch());
     const auto take = [&](index_t rows, index_t columns) {
@@ -121,7 +107,10 @@ class attention_core {
     const tensor_view<T, 2> heads = take(x.extent(0), shape_.value_width());
     taped kept;
     kept.in = input(ctx, q, k, v, batch);
-    kept.weights = ctx.training() ? ctx.tape().template push<T>(ops::attention_kept_size(kept.in)) : nullptr;
+    kept.weights = nullptr;
+    if (ctx.training()) {
+      kept.weights = ctx.tape().template push<T>(ops::attention_kept_size(ctx, kept.in));
+    }
     kept.x = x;
     kept.memory = memory;
     kept.heads = heads;
@@ -134,7 +123,8 @@ class attention_core {
   }
 
   /// Inference with keys and values that are there already (a cache).
-  void forward_cached(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+  template <class Device>
+  void forward_cached(context<Device>& ctx, const tensor_view<const T, 2>& x,
                       const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values,
                       const attention_batch& batch, const tensor_view<T, 2>& y) const {
     check(x.shape(), x.shape(), y.shape());
@@ -149,7 +139,8 @@ class attention_core {
   /// Gradients from dy to the projections, to x and to the memory: dx and dmemory, dense, overwritten or
   /// added to; null views where not wanted. For self attention dmemory is dx, and `add_memory` does not
   /// count.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                 bool add, const tensor_view<T, 2>& dmemory, bool add_memory) const {
     const auto kept = ctx.tape().template pop_value<taped>();
     check(kept.x.shape(), kept.memory.shape(), dy.shape());
@@ -159,18 +150,16 @@ class attention_core {
     const tensor_view<T, 2> dv = frame.take<T>(kept.in.v.shape());
     const tensor_view<T, 2> dheads = frame.take<T>(kept.heads.shape());
     projection<Slot>::template backward<T>(ctx, slots[3], dy, dheads, false);
-    if (!covers(kept.in.queries, dq.extent(0))) fill_zero(ctx, dq);
-    if (!covers(kept.in.keys, dk.extent(0))) {
-      fill_zero(ctx, dk);
-      fill_zero(ctx, dv);
-    }
-    ops::attention_backward<T>(ctx, kept.in, kept.weights, dheads, dq, dk, dv);
+    ops::clear_rows_outside<T>(ctx, kept.in.queries, dq);
+    ops::clear_rows_outside<T>(ctx, kept.in.keys, dk);
+    ops::clear_rows_outside<T>(ctx, kept.in.keys, dv);
+    ops::attention_backward<T>(ctx, kept.in, kept.weights, dheads, dq, dk, dv, kept.heads);
     const bool self = !dx.is_null() && dx.data() == dmemory.data();
     const bool add_first = self ? add : add_memory;
     projection<Slot>::template backward<T>(ctx, slots[2], dv, dmemory, add_first && !dmemory.is_null());
     projection<Slot>::template backward<T>(ctx, slots[1], dk, dmemory, !dmemory.is_null());
     projection<Slot>::template backward<T>(ctx, slots[0], dq, dx, !dx.is_null() && (self || add));
-    ctx.tape().template pop<T>(ops::attention_kept_size(kept.in));
+    ctx.tape().template pop<T>(ops::attention_kept_size(ctx, kept.in));
     ctx.tape().template pop<T>(kept.heads.shape());
     ctx.tape().template pop<T>(kept.in.v.shape());
     ctx.tape().template pop<T>(kept.in.k.shape());
@@ -189,7 +178,8 @@ class attention_core {
     tensor_view<const T, 2> x, memory, heads;
   };
 
-  ops::attention_input<T> input(context<device::cpu>& ctx, const tensor_view<const T, 2>& q,
+  template <class Device>
+  ops::attention_input<T> input(context<Device>& ctx, const tensor_view<const T, 2>& q,
                                 const tensor_view<const T, 2>& k, const tensor_view<const T, 2>& v,
                                 const attention_batch& batch) const {
     ops::attention_input<T> in{q, k, v, batch.queries, batch.keys, shape_.heads, batch.mask, {}};
@@ -199,9 +189,10 @@ class attention_core {
     return in;
   }
 
-  void attend(context<device::cpu>& ctx, const ops::attention_input<T>& in, const tensor_view<T, 2>& heads,
+  template <class Device>
+  void attend(context<Device>& ctx, const ops::attention_input<T>& in, const tensor_view<T, 2>& heads,
               T* weights) const {
-    if (!covers(in.queries, heads.extent(0))) fill_zero(ctx, heads);
+    ops::clear_rows_outside<T>(ctx, in.queries, heads);
     ops::attention_forward<T>(ctx, in, heads, weights);
   }
 

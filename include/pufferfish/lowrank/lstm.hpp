@@ -59,7 +59,8 @@ class low_rank_gates {
     return dense;
   }
 
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* bias,
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
                const tensor_view<T, 2>& kept, const tensor_view<T, 2>& z) const {
     ops::wide_product<T>(ctx, x, stored(down_), kept);
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
@@ -68,38 +69,41 @@ class low_rank_gates {
     }
   }
 
+  template <class Device>
   class forward_steps {
    public:
-    forward_steps(context<device::cpu>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
+    forward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
         : down_(ctx, frame, side.stored(side.down_), steps),
           up_(ctx, frame, of_gate(side.stored(side.up_), 0, side.hidden_), steps, lstm_gates, side.hidden_) {}
-    void operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                    const tensor_view<T, 2>& kept, const tensor_view<T, 2>& z) const {
+    void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
+                    const tensor_view<T, 2>& z) const {
       down_.multiply(ctx, x, kept, false);
       up_.multiply(ctx, kept, z, true);
     }
 
    private:
-    ops::step_operand<T> down_, up_;
+    ops::step_operand<T, Device> down_, up_;
   };
 
+  template <class Device>
   class backward_steps {
    public:
-    backward_steps(context<device::cpu>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
+    backward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
         : up_(ctx, frame, transpose(of_gate(side.stored(side.up_), 0, side.hidden_)), steps, lstm_gates,
               side.hidden_),
           down_(ctx, frame, transpose(side.stored(side.down_)), steps) {}
-    void operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& dz,
-                    const tensor_view<T, 2>& dkept, const tensor_view<T, 2>& dx) const {
+    void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept,
+                    const tensor_view<T, 2>& dx) const {
       up_.multiply(ctx, dz, dkept, false);
       if (!dx.is_null()) down_.multiply(ctx, dkept, dx, false);
     }
 
    private:
-    ops::step_operand<T> up_, down_;
+    ops::step_operand<T, Device> up_, down_;
   };
 
-  void backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+  template <class Device>
+  void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                        const tensor_view<const T, 2>& kept, const tensor_view<const T, 2>& dz,
                        const tensor_view<const T, 2>& dkept) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
@@ -110,14 +114,16 @@ class low_rank_gates {
     ops::wide_product<T>(ctx, transpose(x), dkept, gradient(down_), down_.accumulate());
     ctx.gradient_written(down_);
   }
-  void backward_kept(context<device::cpu>& ctx, const tensor_view<const T, 2>& dz,
+  template <class Device>
+  void backward_kept(context<Device>& ctx, const tensor_view<const T, 2>& dz,
                      const tensor_view<T, 2>& dkept) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
       ops::wide_product<T>(ctx, of_gate(dz, gate, hidden_), transpose(of_gate(stored(up_), gate, hidden_)),
                            of_gate(dkept, gate, rank_));
     }
   }
-  void backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>&,
+  template <class Device>
+  void backward_input(context<Device>& ctx, const tensor_view<const T, 2>&,
                       const tensor_view<const T, 2>& dkept, const tensor_view<T, 2>& dx) const {
     ops::wide_product<T>(ctx, dkept, transpose(stored(down_)), dx);
   }

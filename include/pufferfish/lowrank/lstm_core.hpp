@@ -8,6 +8,7 @@
 ///     class ExampleSide {                                   // copyable
 ///      public:
 ///       index_t kept_width() const;                         // numbers a row that its backward pass needs
+///       template <class Device>
 ///       class forward_steps, backward_steps;                // prepared for products step by step
 ///       // z = side(x) + bias, all rows at once
 ///       void forward(context&, x, bias, kept, z) const;
@@ -27,6 +28,7 @@
 #include <pufferfish/lowrank/recurrent.hpp>
 #include <pufferfish/ops/column_sums.hpp>
 #include <pufferfish/ops/lstm.hpp>
+#include <pufferfish/ops/rows.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -36,9 +38,6 @@ namespace detail {
 template <class T, class Side>
 class lstm_core : public recurrent_layer<T> {
  public:
-  using recurrent_layer<T>::forward;
-  using recurrent_layer<T>::backward;
-
   /// What a forward pass keeps for its backward pass, rows of step after step.
   struct kept_values {
     tensor_view<T, 2> h_before, c_before;  ///< batch x hidden; null: zeros
@@ -48,9 +47,52 @@ class lstm_core : public recurrent_layer<T> {
   index_t input_kept_width() const { return input_side_.kept_width(); }
   index_t hidden_kept_width() const { return hidden_side_.kept_width(); }
 
+  /// As recurrent_layer says.
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const recurrent_state<const T>& before,
+               const tensor_view<T, 3>& y, const recurrent_state<T>& after = {}) const {
+    this->check(x.shape(), y.shape());
+    this->check_state(x.extent(1), before);
+    this->check_state(x.extent(1), recurrent_state<const T>(after));
+    const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
+    scratch_frame frame(ctx.scratch());
+    const kept_values kept = take(ctx, frame, size, !before.is_null());
+    if (!before.is_null()) {
+      ops::copy_rows<T>(ctx, before.h, kept.h_before);
+      ops::copy_rows<T>(ctx, before.c, kept.c_before);
+    }
+    compute_forward(ctx, x, kept, y, after);
+    if (ctx.training()) ctx.tape().push_value(kept_views{x, y, kept});
+  }
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
+                const recurrent_state<const T>& from_after = {},
+                const recurrent_state<T>& to_before = {}) const {
+    check_gradients(dy,
+                    dx.is_null() ? extents<3>{dy.extent(0), dy.extent(1), this->input_size()} : dx.shape(),
+                    from_after, to_before);
+    const auto views = ctx.tape().template pop_value<kept_views>();
+    if (dy.shape() != views.y.shape()) {
+      throw_error<shape_error>({this->describe(), ": the gradient of the output is ", dy.shape(),
+                                ", the output ", views.y.shape()});
+    }
+    give_back(ctx, views.kept);
+    compute_backward(ctx, views, dy, dx, from_after, to_before);
+  }
+
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    forward(ctx, this->sequence(x), recurrent_state<const T>(), this->sequence(y));
+  }
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    backward(ctx, this->sequence(dy), dx.is_null() ? tensor_view<T, 3>() : this->sequence(dx));
+  }
+
   /// forward without the tape: what the backward pass needs is left in `kept`, for hosts that hold it
   /// themselves; its states are read. Without a backward pass `kept.cells` may have the rows of one step.
-  void forward_keeping(context<device::cpu>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
+  template <class Device>
+  void forward_keeping(context<Device>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
     this->check(x.shape(), y.shape());
     this->check_state(x.extent(1), recurrent_state<T>{kept.h_before, kept.c_before});
@@ -58,14 +100,12 @@ class lstm_core : public recurrent_layer<T> {
     compute_forward(ctx, x, kept, y, after);
   }
   /// The backward pass of forward_keeping, whose x, y and `kept` these are; overwrites `kept.gates`.
-  void backward_kept(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
-                     const tensor_view<const T, 3>& y, const kept_values& kept,
-                     const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
+  template <class Device>
+  void backward_kept(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<const T, 3>& y,
+                     const kept_values& kept, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                      const recurrent_state<const T>& from_after = {},
                      const recurrent_state<T>& to_before = {}) const {
-    this->check(dx.is_null() ? x.shape() : dx.shape(), dy.shape());
-    this->check_state(dy.extent(1), from_after);
-    this->check_state(dy.extent(1), recurrent_state<const T>(to_before));
+    check_gradients(dy, dx.is_null() ? x.shape() : dx.shape(), from_after, to_before);
     compute_backward(ctx, {x, y, kept}, dy, dx, from_after, to_before);
   }
 
@@ -105,33 +145,15 @@ class lstm_core : public recurrent_layer<T> {
   const Side& hidden_side() const { return hidden_side_; }
   Side& hidden_side() { return hidden_side_; }
 
-  void run_forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
-                   const recurrent_state<const T>& before, const tensor_view<T, 3>& y,
-                   const recurrent_state<T>& after) const override {
-    const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
-    scratch_frame frame(ctx.scratch());
-    const kept_values kept = take(ctx, frame, size, !before.is_null());
-    if (!before.is_null()) {
-      copy(before.h, kept.h_before);
-      copy(before.c, kept.c_before);
-    }
-    compute_forward(ctx, x, kept, y, after);
-    if (ctx.training()) ctx.tape().push_value(kept_views{x, y, kept});
-  }
-
-  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
-                    const recurrent_state<const T>& from_after,
-                    const recurrent_state<T>& to_before) const override {
-    const auto views = ctx.tape().template pop_value<kept_views>();
-    if (dy.shape() != views.y.shape()) {
-      throw_error<shape_error>({this->describe(), ": the gradient of the output is ", dy.shape(),
-                                ", the output ", views.y.shape()});
-    }
-    give_back(ctx, views.kept);
-    compute_backward(ctx, views, dy, dx, from_after, to_before);
-  }
-
  private:
+  void check_gradients(const tensor_view<const T, 3>& dy, const extents<3>& dx,
+                       const recurrent_state<const T>& from_after,
+                       const recurrent_state<T>& to_before) const {
+    this->check(dx, dy.shape());
+    this->check_state(dy.extent(1), from_after);
+    this->check_state(dy.extent(1), recurrent_state<const T>(to_before));
+  }
+
   struct shapes {
     index_t steps, batch, hidden;
 
@@ -160,12 +182,13 @@ class lstm_core : public recurrent_layer<T> {
     return kept.cells.extent(0) == size.rows() ? size.at(kept.cells, step) : kept.cells;
   }
 
-  void compute_forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
+  template <class Device>
+  void compute_forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
     const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
     scratch_frame frame(ctx.scratch());
     input_side_.forward(ctx, size.rows_of(x), bias_.data(), kept.input, kept.gates);
-    const typename Side::forward_steps add_hidden(ctx, frame, hidden_side_, size.steps);
+    const typename Side::template forward_steps<Device> add_hidden(ctx, frame, hidden_side_, size.steps);
     for (index_t t = 0; t < size.steps; ++t) {
       const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
       if (!h.is_null()) add_hidden(ctx, h, size.at(kept.hidden, t), size.at(kept.gates, t));
@@ -173,13 +196,14 @@ class lstm_core : public recurrent_layer<T> {
                            cell(kept, size, t), size.step_of(y, t));
     }
     if (!after.is_null()) {
-      store(size.steps == 0 ? tensor_view<const T, 2>(kept.h_before) : size.step_of(y, size.steps - 1),
+      store(ctx, size.steps == 0 ? tensor_view<const T, 2>(kept.h_before) : size.step_of(y, size.steps - 1),
             after.h);
-      store(size.steps == 0 ? kept.c_before : cell(kept, size, size.steps - 1), after.c);
+      store(ctx, size.steps == 0 ? kept.c_before : cell(kept, size, size.steps - 1), after.c);
     }
   }
 
-  void compute_backward(context<device::cpu>& ctx, const kept_views& views, const tensor_view<const T, 3>& dy,
+  template <class Device>
+  void compute_backward(context<Device>& ctx, const kept_views& views, const tensor_view<const T, 3>& dy,
                         const tensor_view<T, 3>& dx, const recurrent_state<const T>& from_after,
                         const recurrent_state<T>& to_before) const {
     const kept_values& kept = views.kept;
@@ -189,14 +213,14 @@ class lstm_core : public recurrent_layer<T> {
     const tensor_view<T, 2> dh = frame.take<T>(state_shape), dc = frame.take<T>(state_shape);
     const tensor_view<T, 2> dkept = frame.take<T>(extents<2>{size.rows(), hidden_side_.kept_width()});
     if (!from_after.is_null()) {
-      copy(from_after.h, dh);
-      copy(from_after.c, dc);
+      ops::copy_rows<T>(ctx, from_after.h, dh);
+      ops::copy_rows<T>(ctx, from_after.c, dc);
     } else if (size.steps == 0) {
-      std::fill_n(dh.data(), dh.size(), T{});
-      std::fill_n(dc.data(), dc.size(), T{});
+      ops::clear_rows<T>(ctx, dh);
+      ops::clear_rows<T>(ctx, dc);
     }
     const bool wanted = !to_before.is_null();
-    const typename Side::backward_steps through_hidden(ctx, frame, hidden_side_, size.steps);
+    const typename Side::template backward_steps<Device> through_hidden(ctx, frame, hidden_side_, size.steps);
     for (index_t t = size.steps; t-- > 0;) {
       const bool last = t + 1 == size.steps && from_after.is_null();
       const tensor_view<const T, 2> nothing;
@@ -209,8 +233,8 @@ class lstm_core : public recurrent_layer<T> {
       }
     }
     if (wanted) {
-      copy(tensor_view<const T, 2>(dh), to_before.h);
-      copy(tensor_view<const T, 2>(dc), to_before.c);
+      ops::copy_rows<T>(ctx, dh, to_before.h);
+      ops::copy_rows<T>(ctx, dc, to_before.c);
     }
     const tensor_view<const T, 2> dz = kept.gates;
     backward_hidden_weight(ctx, size, views, dz, dkept);
@@ -223,7 +247,8 @@ class lstm_core : public recurrent_layer<T> {
   }
 
   /// On the tape, or in scratch if nothing will be wanted back; then one step of the cells is enough.
-  kept_values take(context<device::cpu>& ctx, scratch_frame& frame, const shapes& size, bool state) const {
+  template <class Device>
+  kept_values take(context<Device>& ctx, scratch_frame& frame, const shapes& size, bool state) const {
     const bool training = ctx.training();
     const auto block = [&](index_t rows, index_t columns) {
       const extents<2> shape{rows, columns};
@@ -241,7 +266,8 @@ class lstm_core : public recurrent_layer<T> {
     return kept;
   }
   // The blocks stay readable: nothing is pushed before backward is done.
-  static void give_back(context<device::cpu>& ctx, const kept_values& kept) {
+  template <class Device>
+  static void give_back(context<Device>& ctx, const kept_values& kept) {
     for (const tensor_view<T, 2>& block :
          {kept.gates, kept.cells, kept.hidden, kept.input, kept.c_before, kept.h_before}) {
       if (!block.is_null()) ctx.tape().template pop<T>(block.size());
@@ -249,7 +275,8 @@ class lstm_core : public recurrent_layer<T> {
   }
 
   // Step t multiplied the state before it: that of the segment, then y one step earlier.
-  void backward_hidden_weight(context<device::cpu>& ctx, const shapes& size, const kept_views& views,
+  template <class Device>
+  void backward_hidden_weight(context<Device>& ctx, const shapes& size, const kept_views& views,
                               const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>& dkept) const {
     const tensor_view<const T, 2> y = size.rows_of(views.y), kept = views.kept.hidden;
     const bool state = !views.kept.h_before.is_null() && size.steps > 0;
@@ -267,9 +294,9 @@ class lstm_core : public recurrent_layer<T> {
                                  dkept.slice(0, first, rows));
   }
 
-  static void store(const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to) {
-    if (!from.is_null()) return copy(from, to);
-    for (index_t b = 0; b < to.extent(0); ++b) std::fill_n(to.data() + b * to.stride(0), to.extent(1), T{});
+  template <class Device>
+  static void store(context<Device>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to) {
+    from.is_null() ? ops::clear_rows<T>(ctx, to) : ops::copy_rows<T>(ctx, from, to);
   }
 
   Side input_side_, hidden_side_;

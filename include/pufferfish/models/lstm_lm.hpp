@@ -37,27 +37,47 @@ struct lstm_lm_options {
 };
 
 /// Hidden state and cell of every layer for a batch of sequences: what is carried from one segment to the
-/// next. A value; begins with zeros.
-template <class T>
+/// next, in the memory of a device. A value; begins with zeros. Copies wait for the device.
+template <class T, class Device = device::cpu>
 class lstm_lm_state {
  public:
-  lstm_lm_state(index_t layers, index_t batch, index_t width) : values_({2 * layers, batch, width}) {}
+  lstm_lm_state(index_t layers, index_t batch, index_t width)
+      : shape_{2 * layers, batch, width}, values_(memory_of<Device>::source(), volume<3>(shape_)) {}
+  lstm_lm_state(const lstm_lm_state& other)
+      : shape_(other.shape_), values_(memory_of<Device>::source(), volume<3>(shape_), uninitialized) {
+    std::vector<T> copy(static_cast<std::size_t>(values_.size()));
+    other.values_.to_host(copy);
+    values_.from_host(copy);
+  }
+  lstm_lm_state(lstm_lm_state&&) noexcept = default;
+  lstm_lm_state& operator=(lstm_lm_state other) noexcept {
+    shape_ = other.shape_;
+    values_ = std::move(other.values_);
+    return *this;
+  }
+  ~lstm_lm_state() = default;
 
-  index_t layers() const { return values_.extent(0) / 2; }
-  index_t batch() const { return values_.extent(1); }
+  index_t layers() const { return shape_[0] / 2; }
+  index_t batch() const { return shape_[1]; }
   recurrent_state<T> layer(index_t i) { return {matrix(2 * i), matrix(2 * i + 1)}; }
-  /// All of it, for checkpoints.
-  std::span<T> values() { return values_.flat(); }
+
   /// Zeros: a new text begins.
-  void reset() { std::fill(values().begin(), values().end(), T{}); }
+  void reset(context<Device>& ctx) { ops::fill<T>(ctx, values_.span(), T{}); }
+
+  /// All of it, for checkpoints: layer by layer, hidden state, then cell.
+  memory_block<T>& memory() { return values_; }
+  std::span<T> values() requires(std::is_same_v<Device, device::cpu>) { return values_.span(); }
+  void reset() requires(std::is_same_v<Device, device::cpu>) {
+    std::fill(values().begin(), values().end(), T{});
+  }
 
  private:
   tensor_view<T, 2> matrix(index_t i) {
-    const index_t batch = values_.extent(1), width = values_.extent(2);
-    return {values_.data() + i * batch * width, {batch, width}};
+    return {values_.data() + i * shape_[1] * shape_[2], {shape_[1], shape_[2]}};
   }
 
-  tensor<T, 3> values_;
+  extents<3> shape_;
+  memory_block<T> values_;
 };
 
 /// From tokens to the logits of the tokens that follow them: embedding, `layers` LSTM layers, and logits =
@@ -71,11 +91,13 @@ class lstm_lm_state {
 ///
 /// Parameters: `encoder.weight` [V x width], which is the output's matrix too; `rnn.0.weight_ih` and so on
 /// (see LSTM and LowRankLSTM); `decoder.bias` [V].
-template <class T>
+template <class T, class Device = device::cpu>
 class lstm_lm {
  public:
   using value_type = T;
+  /// Tokens lie in the memory of the device.
   using token_view = tensor_view<const std::int32_t, 2>;
+  using state_type = lstm_lm_state<T, Device>;
 
   /// Throws value_error for an option out of its range. Parameters are zero until initialize.
   explicit lstm_lm(const lstm_lm_options& options)
@@ -91,36 +113,43 @@ class lstm_lm {
     return detail::message({"lstm_lm of ", options_.layers, " layers, ", options_.vocabulary,
                             " tokens, width ", options_.width});
   }
-  lstm_lm_state<T> make_state(index_t batch) const { return {options_.layers, batch, options_.width}; }
+  state_type make_state(index_t batch) const { return {options_.layers, batch, options_.width}; }
 
-  /// The loss of the tokens that follow `tokens`; the state goes on by a segment. tokens, targets: steps x
-  /// batch, dense. In training, backward may follow: until then tokens and targets stay as they are. Logits
-  /// are never all in memory twice. Throws shape_error if the sizes differ; value_error for a token outside
-  /// the vocabulary, with its position.
-  token_loss_result loss(context<device::cpu>& ctx, const token_view& tokens, const token_view& targets,
-                         lstm_lm_state<T>& state) const {
+  /// The loss of the tokens that follow `tokens`: its sum to results[0], the number of tokens to results[1],
+  /// two numbers in the memory of the device; the state goes on by a segment. tokens, targets: steps x batch,
+  /// dense. In training, backward may follow: until then tokens and targets stay as they are. Logits are
+  /// never all in memory twice. Throws shape_error if the sizes differ; value_error for a token outside the
+  /// vocabulary, with its position (a device: see ops::check_tokens).
+  void loss(context<Device>& ctx, const token_view& tokens, const token_view& targets, state_type& state,
+            double* results) const {
     if (targets.shape() != tokens.shape()) {
       detail::throw_error<shape_error>(
           {describe(), ": targets ", targets.shape(), " for tokens ", tokens.shape()});
     }
     // Before the state moves on.
-    ops::check_tokens([this] { return describe() + ", targets"; }, targets.flat(), options_.vocabulary);
+    ops::check_tokens(
+        ctx, [this] { return describe() + ", targets"; }, targets.flat(), options_.vocabulary);
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 2> top = hidden_states(ctx, frame, tokens, state);
     const ops::output_layer<T> output = output_on(top);
     T* kept = nullptr;
-    if (ctx.training()) kept = ctx.tape().push<T>(ops::output_loss_kept(output));
-    const token_loss_result result = ops::output_loss_forward<T>(ctx, output, targets.flat(), {}, kept);
+    if (ctx.training()) kept = ctx.tape().template push<T>(ops::output_loss_kept(ctx, output));
+    ops::output_loss_forward<T>(ctx, output, targets.flat(), {}, kept, results);
     if (ctx.training()) ctx.tape().push_value(kept_loss{top, targets, kept});
-    return result;
+  }
+  token_loss_result loss(context<Device>& ctx, const token_view& tokens, const token_view& targets,
+                         state_type& state) const requires(std::is_same_v<Device, device::cpu>) {
+    double results[2];
+    loss(ctx, tokens, targets, state, results);
+    return {results[0], static_cast<index_t>(results[1])};
   }
 
   /// All gradients of that loss divided by `normalizer`: its number of tokens for the gradient of the mean;
   /// in a distributed run, the tokens of the global batch over the number of ranks.
-  void backward(context<device::cpu>& ctx, double normalizer) const {
-    const auto kept = ctx.tape().pop_value<kept_loss>();
+  void backward(context<Device>& ctx, double normalizer) const {
+    const auto kept = ctx.tape().template pop_value<kept_loss>();
     const ops::output_layer<T> output = output_on(kept.top);
-    ctx.tape().pop<T>(ops::output_loss_kept(output));
+    ctx.tape().template pop<T>(ops::output_loss_kept(ctx, output));
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> gradient = frame.take<T>(kept.top.shape());
     ops::output_loss_backward<T>(ctx, output, kept.targets.flat(), {}, normalizer, kept.exponentials,
@@ -130,7 +159,7 @@ class lstm_lm {
   }
 
   /// The logits themselves, a row of V for each token; otherwise as `loss`.
-  void forward(context<device::cpu>& ctx, const token_view& tokens, lstm_lm_state<T>& state,
+  void forward(context<Device>& ctx, const token_view& tokens, state_type& state,
                const tensor_view<T, 2>& logits) const {
     const extents<2> expected{tokens.size(), options_.vocabulary};
     if (logits.shape() != expected) {
@@ -143,8 +172,8 @@ class lstm_lm {
   }
 
   /// All gradients from that of the logits.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dlogits) const {
-    const auto top = ctx.tape().pop_value<tensor_view<const T, 2>>();
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
+    const auto top = ctx.tape().template pop_value<tensor_view<const T, 2>>();
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> gradient = frame.take<T>(top.shape());
     ops::wide_product<T>(ctx, dlogits, embedding_.weight(), gradient);
@@ -156,7 +185,7 @@ class lstm_lm {
 
   /// One step: the logits after one more token of each sequence, batch x V. What generation is made of (see
   /// sample_tokens).
-  void next(context<device::cpu>& ctx, std::span<const std::int32_t> tokens, lstm_lm_state<T>& state,
+  void next(context<Device>& ctx, std::span<const std::int32_t> tokens, state_type& state,
             const tensor_view<T, 2>& logits) const {
     forward(ctx, token_view(tokens.data(), {1, static_cast<index_t>(tokens.size())}), state, logits);
   }
@@ -169,7 +198,7 @@ class lstm_lm {
     for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].visit_state(visitor, layer_name(prefix, i));
     visitor.on_parameter(detail::join_name(decoder, "bias"), bias_);
   }
-  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& prefix = {}) {
+  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       visitor.on_layer(layer_name(prefix, i), layers_[i]);
       layers_[i].visit_layers(visitor, layer_name(prefix, i));
@@ -218,8 +247,8 @@ class lstm_lm {
     return detail::join_name(detail::join_name(prefix, "rnn"), std::to_string(i));
   }
 
-  const recurrent_layer<T>& recurrent(std::size_t i) const {
-    if (const auto* layer = layers_[i].recurrent()) return *layer;
+  const any_layer<T, Device>& recurrent(std::size_t i) const {
+    if (layers_[i].recurrent() != nullptr) return layers_[i];
     PUFFERFISH_THROW(state_error(describe() + ": layer " + layer_name({}, i) + " is no recurrent layer but " +
                                  layers_[i].describe()));
   }
@@ -229,19 +258,19 @@ class lstm_lm {
   }
 
   // x after dropout, in place or in new memory; training only.
-  tensor_view<T, 2> dropped(context<device::cpu>& ctx, const tensor_view<T, 2>& x,
-                            const tensor_view<T, 2>& to, const token_view& tokens) const {
+  tensor_view<T, 2> dropped(context<Device>& ctx, const tensor_view<T, 2>& x, const tensor_view<T, 2>& to,
+                            const token_view& tokens) const {
     const ops::sequence_mask mask{ctx.next_random_stream(), options_.dropout, tokens.extent(0),
                                   tokens.extent(1), ctx.first_sample()};
     ops::sequence_dropout<T>(ctx, x, mask, to);
     ctx.tape().push_value(mask);
     return to;
   }
-  bool drops(const context<device::cpu>& ctx) const { return ctx.training() && options_.dropout > 0.0; }
+  bool drops(const context<Device>& ctx) const { return ctx.training() && options_.dropout > 0.0; }
 
   // The last layer's output, a row a token: on the tape in training, else in scratch.
-  tensor_view<const T, 2> hidden_states(context<device::cpu>& ctx, scratch_frame& frame,
-                                        const token_view& tokens, lstm_lm_state<T>& state) const {
+  tensor_view<const T, 2> hidden_states(context<Device>& ctx, scratch_frame& frame, const token_view& tokens,
+                                        state_type& state) const {
     if (state.batch() != tokens.extent(1) || state.layers() != options_.layers) {
       detail::throw_error<shape_error>({describe(), ": a state of ", state.layers(), " layers, ",
                                         state.batch(), " sequences for tokens ", tokens.shape(),
@@ -251,15 +280,16 @@ class lstm_lm {
     const extents<3> sequence{tokens.extent(0), tokens.extent(1), options_.width};
     const bool training = ctx.training();
     const auto block = [&] { return training ? ctx.tape().template push<T>(rows) : frame.take<T>(rows); };
-    ops::check_tokens([this] { return describe(); }, tokens.flat(), options_.vocabulary);
+    ops::check_tokens(
+        ctx, [this] { return describe(); }, tokens.flat(), options_.vocabulary);
     tensor_view<T, 2> x = block();
     embedding_.forward(ctx, tokens.flat(), x);
     if (drops(ctx)) dropped(ctx, x, x, tokens);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const recurrent_state<T> carried = state.layer(static_cast<index_t>(i));
       const tensor_view<T, 2> y = block();
-      recurrent(i).forward(ctx, tensor_view<const T, 3>(x.data(), sequence), carried,
-                           tensor_view<T, 3>(y.data(), sequence), carried);
+      recurrent(i).forward_sequence(ctx, tensor_view<const T, 3>(x.data(), sequence), carried,
+                                    tensor_view<T, 3>(y.data(), sequence), carried);
       // A layer's backward pass needs its output as it was.
       x = drops(ctx) ? dropped(ctx, y, ctx.tape().template push<T>(rows), tokens) : y;
     }
@@ -268,7 +298,7 @@ class lstm_lm {
   }
 
   // Below the output: from the gradient of the last layer's output after dropout, which is used up.
-  void finish_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gradient) const {
+  void finish_backward(context<Device>& ctx, const tensor_view<T, 2>& gradient) const {
     ctx.gradient_written(bias_);
     ctx.gradient_written(embedding_.table());
     const auto tokens = ctx.tape().template pop_value<extents<2>>();
@@ -283,8 +313,8 @@ class lstm_lm {
         undrop(dy);
         ctx.tape().template pop<T>(dy.shape());
       }
-      recurrent(i).backward(ctx, tensor_view<const T, 3>(dy.data(), sequence),
-                            tensor_view<T, 3>(dx.data(), sequence));
+      recurrent(i).backward_sequence(ctx, tensor_view<const T, 3>(dy.data(), sequence),
+                                     tensor_view<T, 3>(dx.data(), sequence));
       ctx.tape().template pop<T>(dy.shape());
       std::swap(dy, dx);
     }
@@ -295,7 +325,7 @@ class lstm_lm {
 
   lstm_lm_options options_;
   Embedding<T> embedding_;
-  std::vector<any_layer<T>> layers_;
+  std::vector<any_layer<T, Device>> layers_;
   parameter<T> bias_;
 };
 

@@ -62,7 +62,7 @@ class transformer_decoding;
 /// encoder.layer_stack.0.slf_attn.w_qs.weight, decoder.layer_stack.0.enc_attn.fc.weight, ... (There
 /// decoder.trg_word_emb.weight and trg_word_prj.weight are the same tensor as the first; tables of positions
 /// are computed.)
-template <class T>
+template <class T, class Device = device::cpu>
 class transformer {
  public:
   using value_type = T;
@@ -77,8 +77,8 @@ class transformer {
     const attention_options attention{
         {options.width, options.heads, options.key, options.value}, options.dropout, options.dropout, 1e-6};
     const feed_forward_options feed_forward{options.width, options.hidden, options.dropout, 1e-6};
-    const MultiHeadAttention<T> attn(attention);
-    const FeedForward<T> ffn(feed_forward);
+    const MultiHeadAttention<T, Device> attn(attention);
+    const FeedForward<T, Device> ffn(feed_forward);
     encoder_.assign(static_cast<std::size_t>(options.layers), {attn, ffn});
     decoder_.assign(static_cast<std::size_t>(options.layers), {attn, attn, ffn});
     embedding_.tie(3);
@@ -96,11 +96,13 @@ class transformer {
   }
 
   /// The loss of the tokens that follow those of `target`: `next` is shaped as it, and padding in it does not
-  /// count. source: batch x its own length. In training, backward(ctx, normalizer) may follow. Logits are
-  /// never all in memory twice. Throws shape_error if the sizes differ or a sentence is longer than the table
-  /// of positions; value_error for a token outside the vocabulary, with its position.
-  token_loss_result loss(context<device::cpu>& ctx, const token_matrix& source, const token_matrix& target,
-                         const token_matrix& next, const label_smoothing& smoothing = {}) const {
+  /// count. Its sum goes to results[0], how many tokens count to results[1], two numbers in the memory of the
+  /// device; the host is told how many at once. source: batch x its own length. Tokens lie on the host. In
+  /// training, backward(ctx, normalizer) may follow. Logits are never all in memory twice. Throws shape_error
+  /// if the sizes differ or a sentence is longer than the table of positions; value_error for a token outside
+  /// the vocabulary, with its position.
+  index_t loss(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
+               const token_matrix& next, const label_smoothing& smoothing, double* results) const {
     if (next.shape() != target.shape()) {
       detail::throw_error<shape_error>(
           {describe(), ": next tokens ", next.shape(), " for target tokens ", target.shape()});
@@ -108,35 +110,44 @@ class transformer {
     // Here, since the loss sees packed tokens, whose positions are others.
     ops::check_tokens([this] { return describe() + ", next"; }, next.flat(), options_.vocabulary,
                       options_.padding);
-    scratch_frame frame(ctx.scratch());
+    scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const passed seen = pass(ctx, frame, source, target);
     const index_t rows = seen.target.rows();
-    auto* const targets =
-        ctx.training() ? ctx.tape().push<std::int32_t>(rows) : frame.take<std::int32_t>(rows);
+    auto* const targets = ctx.training() ? ctx.tape().template push<std::int32_t>(rows)
+                                         : frame.template take<std::int32_t>(rows);
+    auto* const written = ops::upload_buffer(ctx, notes, targets, rows);
     index_t row = 0;
     for (index_t i = 0; i < target.size(); ++i) {
-      if (target.data()[i] != options_.padding) targets[row++] = next.data()[i];
+      if (target.data()[i] != options_.padding) written[row++] = next.data()[i];
     }
+    ops::upload(ctx, written, targets, rows);
     const ops::output_layer<T> output = output_on(seen.top);
     const token_loss_options how{smoothing, options_.padding, loss_reduction::sum};
     T* kept = nullptr;
-    if (ctx.training()) kept = ctx.tape().push<T>(ops::output_loss_kept(output));
+    if (ctx.training()) kept = ctx.tape().template push<T>(ops::output_loss_kept(ctx, output));
     const std::span<const std::int32_t> all(targets, static_cast<std::size_t>(rows));
-    const token_loss_result result = ops::output_loss_forward<T>(ctx, output, all, how, kept);
+    ops::output_loss_forward<T>(ctx, output, all, how, kept, results);
     if (ctx.training()) ctx.tape().push_value(kept_loss{seen, targets, smoothing, kept});
-    return result;
+    return ops::counted_tokens({written, static_cast<std::size_t>(rows)}, options_.padding);
+  }
+  token_loss_result loss(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
+                         const token_matrix& next, const label_smoothing& smoothing = {}) const
+      requires(std::is_same_v<Device, device::cpu>) {
+    double results[2];
+    const index_t tokens = loss(ctx, source, target, next, smoothing, results);
+    return {results[0], tokens};
   }
 
   /// All gradients of that loss divided by `normalizer`: 1 for the gradient of the sum, as the paper trains;
   /// its number of tokens for that of the mean; in a distributed run, the tokens of the global batch over the
   /// number of ranks.
-  void backward(context<device::cpu>& ctx, double normalizer) const {
+  void backward(context<Device>& ctx, double normalizer) const {
     const auto kept = ctx.tape().template pop_value<kept_loss>();
     const ops::output_layer<T> output = output_on(kept.seen.top);
-    ctx.tape().template pop<T>(ops::output_loss_kept(output));
+    ctx.tape().template pop<T>(ops::output_loss_kept(ctx, output));
     ctx.tape().template pop<std::int32_t>(output.tokens());
     scratch_frame frame(ctx.scratch());
-    detail::stack_gradient<T> gradient(frame, kept.seen.top.shape());
+    detail::stack_gradient<T, Device> gradient(frame, kept.seen.top.shape());
     ops::output_loss_backward<T>(
         ctx, output, {kept.targets, static_cast<std::size_t>(output.tokens())},
         {kept.smoothing, options_.padding, loss_reduction::sum}, normalizer, kept.exponentials,
@@ -145,7 +156,7 @@ class transformer {
   }
 
   /// The logits themselves, output_rows(target) x vocabulary; otherwise as `loss`.
-  void forward(context<device::cpu>& ctx, const token_matrix& source, const token_matrix& target,
+  void forward(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
                const tensor_view<T, 2>& logits) const {
     const extents<2> expected{output_rows(target), options_.vocabulary};
     if (logits.shape() != expected) {
@@ -159,14 +170,14 @@ class transformer {
   }
 
   /// All gradients from that of the logits.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dlogits) const {
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
     const auto seen = ctx.tape().template pop_value<passed>();
     const extents<2> expected{seen.target.rows(), options_.vocabulary};
     if (dlogits.shape() != expected) {
       detail::throw_error<shape_error>({describe(), ": gradient ", dlogits.shape(), " of logits ", expected});
     }
     scratch_frame frame(ctx.scratch());
-    detail::stack_gradient<T> gradient(frame, seen.top.shape());
+    detail::stack_gradient<T, Device> gradient(frame, seen.top.shape());
     // The scale goes with the narrow operands.
     const tensor_view<T, 2> top = frame.take<T>(seen.top.shape());
     scale_rows(ctx, seen.top, top);
@@ -187,7 +198,7 @@ class transformer {
     decoder_norm_.visit(detail::named_forwarder<T>{visitor, named("decoder.layer_norm")});
     detail::for_each_part(decoder_, named("decoder"), part);
   }
-  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& prefix = {}) {
+  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
     const auto part = [&](const std::string& name, auto& block) { block.visit_layers(visitor, name); };
     detail::for_each_part(encoder_, detail::join_name(prefix, "encoder"), part);
     detail::for_each_part(decoder_, detail::join_name(prefix, "decoder"), part);
@@ -284,17 +295,14 @@ class transformer {
   ops::output_layer<T> output_on(const tensor_view<const T, 2>& top) const {
     return {top, embedding_.weight(), nullptr, output_scale()};
   }
-  void scale_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from,
+  void scale_rows(context<Device>& ctx, const tensor_view<const T, 2>& from,
                   const tensor_view<T, 2>& to) const {
-    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, scale<T>);
-    ops::for_chunks(ctx, from.size(), [&](index_t begin, index_t end) {
-      kernel(output_scale(), from.data() + begin, to.data() + begin, end - begin);
-    });
+    ops::scale<T>(ctx, output_scale(), from.flat(), to.flat());
   }
 
   // norm(dropout(embedding + position)) of each token.
-  tensor_view<const T, 2> embed(context<device::cpu>& ctx, const packed_tokens& p, const LayerNorm<T>& norm,
-                                detail::stack_memory<T>& memory) const {
+  tensor_view<const T, 2> embed(context<Device>& ctx, const packed_tokens& p, const LayerNorm<T>& norm,
+                                detail::stack_memory<T, Device>& memory) const {
     const tensor_view<T, 2> sum = memory.next();
     embedding_.forward(ctx, p.tokens, sum);
     encoding_.add(ctx, p.positions, sum);
@@ -304,29 +312,29 @@ class transformer {
     norm.forward_sum(ctx, sum, {}, dropout, y);
     return y;
   }
-  void embed_backward(context<device::cpu>& ctx, const LayerNorm<T>& norm,
-                      detail::stack_gradient<T>& gradient) const {
+  void embed_backward(context<Device>& ctx, const LayerNorm<T>& norm,
+                      detail::stack_gradient<T, Device>& gradient) const {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { norm.backward_sum(ctx, dy, {}, dx); });
     embedding_.backward(ctx, gradient.now());
     ctx.tape().template pop<T>(gradient.now().shape());
   }
 
-  tensor_view<const T, 2> encode(context<device::cpu>& ctx, scratch_frame& frame,
+  tensor_view<const T, 2> encode(context<Device>& ctx, scratch_frame& frame,
                                  const packed_tokens& source) const {
-    detail::stack_memory<T> memory(ctx, frame, {source.rows(), options_.width});
+    detail::stack_memory<T, Device> memory(ctx, frame, {source.rows(), options_.width});
     tensor_view<const T, 2> x = embed(ctx, source, encoder_norm_, memory);
-    for (const detail::encoder_layer<T>& layer : encoder_) x = layer.forward(ctx, source, x, memory);
+    for (const detail::encoder_layer<T, Device>& layer : encoder_) x = layer.forward(ctx, source, x, memory);
     return x;
   }
 
-  packed_tokens pack(context<device::cpu>& ctx, scratch_frame& frame, const char* what,
+  packed_tokens pack(context<Device>& ctx, scratch_frame& frame, const char* what,
                      const token_matrix& ids) const {
     return detail::pack_tokens(
         ctx, frame, [&] { return describe() + ", " + what; }, ids, options_.padding, options_.vocabulary,
         encoding_);
   }
 
-  passed pass(context<device::cpu>& ctx, scratch_frame& frame, const token_matrix& source,
+  passed pass(context<Device>& ctx, scratch_frame& frame, const token_matrix& source,
               const token_matrix& target) const {
     if (source.extent(0) != target.extent(0)) {
       detail::throw_error<shape_error>(
@@ -336,20 +344,20 @@ class transformer {
     seen.source = pack(ctx, frame, "source", source);
     seen.target = pack(ctx, frame, "target", target);
     const tensor_view<const T, 2> encoded = encode(ctx, frame, seen.source);
-    detail::stack_memory<T> memory(ctx, frame, {seen.target.rows(), options_.width});
+    detail::stack_memory<T, Device> memory(ctx, frame, {seen.target.rows(), options_.width});
     seen.top = embed(ctx, seen.target, decoder_norm_, memory);
-    for (const detail::decoder_layer<T>& layer : decoder_) {
+    for (const detail::decoder_layer<T, Device>& layer : decoder_) {
       seen.top = layer.forward(ctx, seen.target, seen.top, seen.source, encoded, memory);
     }
     return seen;
   }
 
   // Below the output, whose part of the table's gradient is written.
-  void finish_backward(context<device::cpu>& ctx, const passed& seen,
-                       detail::stack_gradient<T>& gradient) const {
+  void finish_backward(context<Device>& ctx, const passed& seen,
+                       detail::stack_gradient<T, Device>& gradient) const {
     ctx.gradient_written(embedding_.table());
     scratch_frame frame(ctx.scratch());
-    detail::stack_gradient<T> encoded(frame, {seen.source.rows(), options_.width});
+    detail::stack_gradient<T, Device> encoded(frame, {seen.source.rows(), options_.width});
     for (std::size_t i = decoder_.size(); i-- > 0;) {
       decoder_[i].backward(ctx, gradient, encoded.now(), i + 1 < decoder_.size());
     }
@@ -370,8 +378,8 @@ class transformer {
                       model_cost& cost) const {
     detail::for_each_part(const_cast<Layers&>(layers), stack, [&](const std::string& name, auto& block) {
       const bool cross = name.size() > 8 && name.compare(name.size() - 8, 8, "enc_attn") == 0;
-      struct slots final : layer_visitor<T, device::cpu> {
-        void on_layer(const std::string& slot, any_layer<T>& layer) override {
+      struct slots final : layer_visitor<T, Device> {
+        void on_layer(const std::string& slot, any_layer<T, Device>& layer) override {
           const bool from_memory =
               cross && (slot.find(".w_ks") != std::string::npos || slot.find(".w_vs") != std::string::npos);
           const index_t width = layer.weight_matrix().empty() ? layer.low_rank_linear()->in_features()
@@ -401,8 +409,8 @@ class transformer {
   Embedding<T> embedding_;
   PositionalEncoding<T> encoding_;
   LayerNorm<T> encoder_norm_, decoder_norm_;
-  std::vector<detail::encoder_layer<T>> encoder_;
-  std::vector<detail::decoder_layer<T>> decoder_;
+  std::vector<detail::encoder_layer<T, Device>> encoder_;
+  std::vector<detail::decoder_layer<T, Device>> decoder_;
 };
 
 /// What the paper factorizes of it: everything but the first layer of each stack and the table, to a quarter

@@ -40,7 +40,7 @@ class transformer_decoding {
     const tensor_view<const T, 2> encoded = net.encode(ctx, frame, packed);
     first_.assign(packed.runs.first, packed.runs.first + sentences_);
     count_.assign(packed.runs.count, packed.runs.count + sentences_);
-    for (const detail::decoder_layer<T>& layer : net.decoder_) {
+    for (const detail::decoder_layer<T, device::cpu>& layer : net.decoder_) {
       const attention_shape& shape = layer.enc_attn.shape();
       keys_.emplace_back(extents<2>{packed.rows(), shape.key_width()});
       values_.emplace_back(extents<2>{packed.rows(), shape.value_width()});
@@ -79,10 +79,10 @@ class transformer_decoding {
     packed_tokens packed;
     packed.tokens = tokens;
     packed.positions = positions;
-    detail::stack_memory<T> memory(ctx, frame, {rows, o.width});
+    detail::stack_memory<T, device::cpu> memory(ctx, frame, {rows, o.width});
     tensor_view<const T, 2> x = net_->embed(ctx, packed, net_->decoder_norm_, memory);
     for (std::size_t i = 0; i < caches_.size(); ++i) {
-      const detail::decoder_layer<T>& layer = net_->decoder_[i];
+      const detail::decoder_layer<T, device::cpu>& layer = net_->decoder_[i];
       caches_[i].reorder(parents);
       tensor_view<T, 2> y = memory.next();
       layer.slf_attn.step(ctx, x, caches_[i], y);

@@ -12,10 +12,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Activations of a stack: on the tape in training, where each is kept; else two blocks of scratch in turn.
-template <class T>
+template <class T, class Device>
 class stack_memory {
  public:
-  stack_memory(context<device::cpu>& ctx, scratch_frame& frame, const extents<2>& shape)
+  stack_memory(context<Device>& ctx, scratch_frame& frame, const extents<2>& shape)
       : ctx_(&ctx), shape_(shape) {
     if (ctx.training()) return;
     for (tensor_view<T, 2>& block : blocks_) block = frame.template take<T>(shape);
@@ -27,13 +27,13 @@ class stack_memory {
   }
 
  private:
-  context<device::cpu>* ctx_;
+  context<Device>* ctx_;
   extents<2> shape_;
   tensor_view<T, 2> blocks_[2];
 };
 
 /// The gradient on its way down a stack: two blocks of scratch in turn.
-template <class T>
+template <class T, class Device>
 class stack_gradient {
  public:
   stack_gradient(scratch_frame& frame, const extents<2>& shape)
@@ -41,7 +41,7 @@ class stack_gradient {
   const tensor_view<T, 2>& now() const { return now_; }
   /// backward(dy, dx) of a part, then its output off the tape.
   template <class Backward>
-  void through(context<device::cpu>& ctx, Backward&& backward) {
+  void through(context<Device>& ctx, Backward&& backward) {
     backward(tensor_view<const T, 2>(now_), next_);
     ctx.tape().template pop<T>(now_.shape());
     std::swap(now_, next_);
@@ -52,13 +52,13 @@ class stack_gradient {
 };
 
 /// Self attention, feed-forward.
-template <class T>
+template <class T, class Device>
 struct encoder_layer {
-  MultiHeadAttention<T> slf_attn;
-  FeedForward<T> pos_ffn;
+  MultiHeadAttention<T, Device> slf_attn;
+  FeedForward<T, Device> pos_ffn;
 
-  tensor_view<const T, 2> forward(context<device::cpu>& ctx, const packed_tokens& p,
-                                  tensor_view<const T, 2> x, stack_memory<T>& memory) const {
+  tensor_view<const T, 2> forward(context<Device>& ctx, const packed_tokens& p, tensor_view<const T, 2> x,
+                                  stack_memory<T, Device>& memory) const {
     tensor_view<T, 2> y = memory.next();
     slf_attn.forward(ctx, x, x, {p.runs, p.runs, {}}, y, p.numbers);
     x = y;
@@ -66,7 +66,7 @@ struct encoder_layer {
     pos_ffn.forward(ctx, x, y, p.numbers);
     return y;
   }
-  void backward(context<device::cpu>& ctx, stack_gradient<T>& gradient) const {
+  void backward(context<Device>& ctx, stack_gradient<T, Device>& gradient) const {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { pos_ffn.backward(ctx, dy, dx); });
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { slf_attn.backward(ctx, dy, dx); });
   }
@@ -79,14 +79,14 @@ struct encoder_layer {
 };
 
 /// Causal self attention, attention to the encoder's output, feed-forward.
-template <class T>
+template <class T, class Device>
 struct decoder_layer {
-  MultiHeadAttention<T> slf_attn, enc_attn;
-  FeedForward<T> pos_ffn;
+  MultiHeadAttention<T, Device> slf_attn, enc_attn;
+  FeedForward<T, Device> pos_ffn;
 
-  tensor_view<const T, 2> forward(context<device::cpu>& ctx, const packed_tokens& p,
-                                  tensor_view<const T, 2> x, const packed_tokens& source,
-                                  const tensor_view<const T, 2>& encoded, stack_memory<T>& memory) const {
+  tensor_view<const T, 2> forward(context<Device>& ctx, const packed_tokens& p, tensor_view<const T, 2> x,
+                                  const packed_tokens& source, const tensor_view<const T, 2>& encoded,
+                                  stack_memory<T, Device>& memory) const {
     tensor_view<T, 2> y = memory.next();
     slf_attn.forward(ctx, x, x, {p.runs, p.runs, {true, {}}}, y, p.numbers);
     x = y;
@@ -98,7 +98,7 @@ struct decoder_layer {
     return y;
   }
   /// The gradient of the encoder's output goes to dencoded, overwritten or added to.
-  void backward(context<device::cpu>& ctx, stack_gradient<T>& gradient, const tensor_view<T, 2>& dencoded,
+  void backward(context<Device>& ctx, stack_gradient<T, Device>& gradient, const tensor_view<T, 2>& dencoded,
                 bool add) const {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { pos_ffn.backward(ctx, dy, dx); });
     gradient.through(ctx,

@@ -222,8 +222,19 @@ class any_layer {
   const detail::low_rank_conv<T>* low_rank_conv() const { return self_->low_rank_conv(); }
   const detail::low_rank_linear<T>* low_rank_linear() const { return self_->low_rank_linear(); }
   const detail::low_rank_lstm<T>* low_rank_lstm() const { return self_->low_rank_lstm(); }
-  /// The recurrent layer inside, dense or not, for passes that carry a state; else nullptr.
+  /// The recurrent layer inside, dense or not; else nullptr.
   const recurrent_layer<T>* recurrent() const { return self_->recurrent(); }
+  /// Its passes, which carry a state: see recurrent_layer. Throw state_error where there is none.
+  void forward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& x,
+                        const recurrent_state<const T>& before, const tensor_view<T, 3>& y,
+                        const recurrent_state<T>& after) const {
+    self_->forward_sequence(ctx, x, before, y, after);
+  }
+  void backward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
+                         const recurrent_state<const T>& from_after = {},
+                         const recurrent_state<T>& to_before = {}) const {
+    self_->backward_sequence(ctx, dy, dx, from_after, to_before);
+  }
 
   /// The layer inside if it is an L, else nullptr.
   template <class L>
@@ -268,6 +279,11 @@ class any_layer {
     virtual const detail::low_rank_linear<T>* low_rank_linear() const = 0;
     virtual const detail::low_rank_lstm<T>* low_rank_lstm() const = 0;
     virtual const recurrent_layer<T>* recurrent() const = 0;
+    virtual void forward_sequence(context<Device>&, const tensor_view<const T, 3>&,
+                                  const recurrent_state<const T>&, const tensor_view<T, 3>&,
+                                  const recurrent_state<T>&) const = 0;
+    virtual void backward_sequence(context<Device>&, const tensor_view<const T, 3>&, const tensor_view<T, 3>&,
+                                   const recurrent_state<const T>&, const recurrent_state<T>&) const = 0;
   };
 
   template <class L>
@@ -410,6 +426,31 @@ class any_layer {
       return base<detail::low_rank_lstm<T>>();
     }
     const recurrent_layer<T>* recurrent() const override { return base<recurrent_layer<T>>(); }
+    void forward_sequence([[maybe_unused]] context<Device>& ctx,
+                          [[maybe_unused]] const tensor_view<const T, 3>& x,
+                          [[maybe_unused]] const recurrent_state<const T>& before,
+                          [[maybe_unused]] const tensor_view<T, 3>& y,
+                          [[maybe_unused]] const recurrent_state<T>& after) const override {
+      if constexpr (std::is_base_of_v<recurrent_layer<T>, L>) {
+        layer.forward(ctx, x, before, y, after);
+      } else {
+        not_recurrent();
+      }
+    }
+    void backward_sequence([[maybe_unused]] context<Device>& ctx,
+                           [[maybe_unused]] const tensor_view<const T, 3>& dy,
+                           [[maybe_unused]] const tensor_view<T, 3>& dx,
+                           [[maybe_unused]] const recurrent_state<const T>& from_after,
+                           [[maybe_unused]] const recurrent_state<T>& to_before) const override {
+      if constexpr (std::is_base_of_v<recurrent_layer<T>, L>) {
+        layer.backward(ctx, dy, dx, from_after, to_before);
+      } else {
+        not_recurrent();
+      }
+    }
+    [[noreturn]] void not_recurrent() const {
+      detail::throw_error<state_error>({layer.describe(), " is no recurrent layer"});
+    }
     template <class Base>
     const Base* base() const {
       if constexpr (std::is_base_of_v<Base, L>) {

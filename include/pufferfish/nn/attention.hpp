@@ -125,11 +125,11 @@ class key_value_cache {
 /// w_qs, w_ks, w_vs and fc are slots: factorize() replaces them by LowRankLinear layers, the concatenated
 /// projections of all heads at once. State: w_qs.weight, w_ks.weight, w_vs.weight, fc.weight,
 /// layer_norm.weight, layer_norm.bias.
-template <class T>
+template <class T, class Device = device::cpu>
 class MultiHeadAttention {
  public:
   using value_type = T;
-  using layer_type = any_layer<T>;
+  using layer_type = any_layer<T, Device>;
 
   /// Throws shape_error for a shape that is none, value_error for a probability outside [0, 1).
   explicit MultiHeadAttention(const attention_options& options)
@@ -151,14 +151,14 @@ class MultiHeadAttention {
   /// are until the backward pass. `numbers`: of the rows of x, for dropout (see ops::row_dropout); nullptr:
   /// the rows of each sample follow each other from the context's first sample. A query that may see no key
   /// attends to zeros: y = norm(x). Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-               const tensor_view<const T, 2>& memory, const attention_batch& batch,
-               const tensor_view<T, 2>& y, const std::uint64_t* numbers = nullptr) const {
+  void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& memory,
+               const attention_batch& batch, const tensor_view<T, 2>& y,
+               const std::uint64_t* numbers = nullptr) const {
     if (!ctx.training()) {
       core_.forward(ctx, x, memory, batch, y);
       return norm_.forward_sum(ctx, y, x, {}, y);
     }
-    const tensor_view<T, 2> z = ctx.tape().push<T>(x.shape());
+    const tensor_view<T, 2> z = ctx.tape().template push<T>(x.shape());
     core_.forward(ctx, x, memory, batch, z);
     ops::row_dropout dropout{options_.dropout, ctx.next_random_stream(), 0, numbers};
     dropout.first_row = static_cast<std::uint64_t>(
@@ -170,7 +170,7 @@ class MultiHeadAttention {
   /// Gradients from dy to all parameters, to x (overwritten) and to the memory (overwritten or added to):
   /// each may be a null view; with self attention, dx has both and dmemory is not used. Throws shape_error,
   /// and state_error without a forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                 const tensor_view<T, 2>& dmemory = {}, bool add_memory = false) const {
     const bool self = ctx.tape().template pop_value<bool>();
     scratch_frame frame(ctx.scratch());
@@ -181,8 +181,8 @@ class MultiHeadAttention {
   }
 
   /// Keys and values of a memory, for attend(). Inference only, as what follows: state_error in training.
-  void project(context<device::cpu>& ctx, const tensor_view<const T, 2>& memory,
-               const tensor_view<T, 2>& keys, const tensor_view<T, 2>& values) const {
+  void project(context<Device>& ctx, const tensor_view<const T, 2>& memory, const tensor_view<T, 2>& keys,
+               const tensor_view<T, 2>& values) const {
     require_inference(ctx);
     detail::projection<layer_type>::template forward<T>(ctx, core_.slots[1], memory, keys);
     detail::projection<layer_type>::template forward<T>(ctx, core_.slots[2], memory, values);
@@ -190,24 +190,22 @@ class MultiHeadAttention {
 
   /// forward with keys and values that are there already, sequences of one query each: row i of x against
   /// `runs` i.
-  void attend(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-              const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values,
-              const token_runs& runs, const tensor_view<T, 2>& y) const {
+  void attend(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& keys,
+              const tensor_view<const T, 2>& values, const token_runs& runs,
+              const tensor_view<T, 2>& y) const {
     require_inference(ctx);
     scratch_frame frame(ctx.scratch());
     const index_t rows = x.extent(0);
     auto* single = frame.take<index_t>(2 * rows);
-    for (index_t i = 0; i < rows; ++i) {
-      single[i] = i;
-      single[rows + i] = 1;
-    }
-    core_.forward_cached(ctx, x, keys, values, {{rows, single, single + rows}, runs, {}}, y);
+    const token_runs queries = ops::make_runs(ctx, rows, 1, nullptr, single, single + rows);
+    core_.forward_cached(ctx, x, keys, values, {queries, runs, {}}, y);
     norm_.forward_sum(ctx, y, x, {}, y);
   }
 
   /// Causal self attention of one more token a row: x is appended to the cache, then attends to all of it.
-  void step(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, key_value_cache<T>& cache,
-            const tensor_view<T, 2>& y) const {
+  /// On the CPU, where the cache is.
+  void step(context<Device>& ctx, const tensor_view<const T, 2>& x, key_value_cache<T>& cache,
+            const tensor_view<T, 2>& y) const requires(std::is_same_v<Device, device::cpu>) {
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> keys = frame.take<T>(extents<2>{x.extent(0), shape().key_width()});
     const tensor_view<T, 2> values = frame.take<T>(extents<2>{x.extent(0), shape().value_width()});
@@ -224,23 +222,17 @@ class MultiHeadAttention {
     }
     return input;
   }
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     scratch_frame frame(ctx.scratch());
     const index_t n = x.extent(0);
-    auto* rows = ctx.training() ? ctx.tape().push<index_t>(2 * n) : frame.take<index_t>(2 * n);
-    for (index_t i = 0; i < n; ++i) {
-      rows[n + i] = x.extent(1) * x.extent(2);
-      rows[i] = i * rows[n + i];
-    }
-    const token_runs runs{n, rows, rows + n};
+    auto* rows = ctx.training() ? ctx.tape().template push<index_t>(2 * n) : frame.take<index_t>(2 * n);
+    const token_runs runs = ops::make_runs(ctx, n, x.extent(1) * x.extent(2), nullptr, rows, rows + n);
     const tensor_view<const T, 2> flat = detail::rows_of(x);
     forward(ctx, flat, flat, {runs, runs, {}}, detail::rows_of(y));
     if (ctx.training()) ctx.tape().push_value(n);
   }
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     const auto n = ctx.tape().template pop_value<index_t>();
     detail::check_shapes(*this, dy.shape(), dy.shape());
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
@@ -253,7 +245,7 @@ class MultiHeadAttention {
     }
     norm_.visit(detail::named_forwarder<T>{visitor, detail::join_name(prefix, "layer_norm")});
   }
-  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& prefix) {
+  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
     for (std::size_t i = 0; i < 4; ++i) detail::visit_slot(visitor, prefix, names[i], core_.slots[i]);
   }
   void initialize(random_stream random) {
@@ -284,7 +276,7 @@ class MultiHeadAttention {
     }
     return options;
   }
-  void require_inference(const context<device::cpu>& ctx) const {
+  void require_inference(const context<Device>& ctx) const {
     if (ctx.training()) {
       PUFFERFISH_THROW(state_error(describe() + ": decoding with a cache is for inference"));
     }

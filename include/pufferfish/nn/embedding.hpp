@@ -41,10 +41,12 @@ class Embedding {
   std::string describe() const { return detail::message({"Embedding ", vocabulary(), " x ", width()}); }
 
   /// y: as many rows as tokens, `width` wide, dense. In training, the tokens must stay as they are until the
-  /// backward pass. Throws shape_error; value_error for a token outside the vocabulary, with its position.
+  /// backward pass. Throws shape_error; value_error for a token outside the vocabulary, with its position (on
+  /// a device such a token gives NaNs).
   template <class Device>
   void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
-    ops::check_tokens([this] { return describe(); }, tokens, vocabulary());
+    ops::check_tokens(
+        ctx, [this] { return describe(); }, tokens, vocabulary());
     if (ctx.training()) ctx.tape().push_value(tokens);
     ops::embedding_forward<T>(ctx, weight(), tokens, y);
   }

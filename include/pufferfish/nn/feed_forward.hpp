@@ -23,11 +23,11 @@ struct feed_forward_options {
 ///
 /// w_1 and w_2 are slots: factorize() replaces them by LowRankLinear layers. State: w_1.weight, w_1.bias,
 /// w_2.weight, w_2.bias, layer_norm.weight, layer_norm.bias.
-template <class T>
+template <class T, class Device = device::cpu>
 class FeedForward {
  public:
   using value_type = T;
-  using layer_type = any_layer<T>;
+  using layer_type = any_layer<T, Device>;
 
   /// Throws shape_error unless widths are positive, value_error for a probability outside [0, 1).
   explicit FeedForward(const feed_forward_options& options)
@@ -44,13 +44,13 @@ class FeedForward {
   /// x, y: rows of `model` elements, dense; y overlaps nothing. In training, x must stay as it is until the
   /// backward pass. `numbers`: of the rows, for dropout (see ops::row_dropout); nullptr: counted from
   /// first_row. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y,
+  void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y,
                const std::uint64_t* numbers = nullptr, std::uint64_t first_row = 0) const {
     check(x.shape(), y.shape());
     scratch_frame frame(ctx.scratch());
     const extents<2> wide{x.extent(0), options_.hidden};
-    const tensor_view<T, 2> hidden = ctx.training() ? ctx.tape().push<T>(wide) : frame.take<T>(wide);
-    const tensor_view<T, 2> z = ctx.training() ? ctx.tape().push<T>(x.shape()) : y;
+    const tensor_view<T, 2> hidden = ctx.training() ? ctx.tape().template push<T>(wide) : frame.take<T>(wide);
+    const tensor_view<T, 2> z = ctx.training() ? ctx.tape().template push<T>(x.shape()) : y;
     detail::projection<layer_type>::template forward<T>(ctx, w_1_, x, hidden);
     ops::relu_forward<T>(ctx, std::as_const(hidden).flat(), hidden.flat());
     detail::projection<layer_type>::template forward<T>(ctx, w_2_, hidden, z);
@@ -61,8 +61,7 @@ class FeedForward {
 
   /// Gradients from dy to all parameters and, unless dx is a null view, to x. Throws shape_error, and
   /// state_error without a forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
-                const tensor_view<T, 2>& dx) const {
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
     const auto hidden = ctx.tape().template pop_value<tensor_view<T, 2>>();
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> dz = frame.take<T>(dy.shape()), dhidden = frame.take<T>(hidden.shape());
@@ -79,14 +78,12 @@ class FeedForward {
     check({1, input[3]}, {1, input[3]});
     return input;
   }
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     const auto first = static_cast<std::uint64_t>(ctx.first_sample() * x.extent(1) * x.extent(2));
     forward(ctx, detail::rows_of(x), detail::rows_of(y), nullptr, first);
   }
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
   }
 
@@ -95,7 +92,7 @@ class FeedForward {
     w_2_.visit_state(visitor, detail::join_name(prefix, "w_2"));
     norm_.visit(detail::named_forwarder<T>{visitor, detail::join_name(prefix, "layer_norm")});
   }
-  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& prefix) {
+  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
     detail::visit_slot(visitor, prefix, "w_1", w_1_);
     detail::visit_slot(visitor, prefix, "w_2", w_2_);
   }

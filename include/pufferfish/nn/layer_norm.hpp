@@ -45,26 +45,27 @@ class LayerNorm {
 
   /// x, y: dense, of one shape; y does not overlap x. In training, x must stay as it is until the backward
   /// pass. Throws shape_error.
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     run_forward(ctx, {rows(x), {}, {}, nullptr}, rows(y));
   }
 
   /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy. Throws
   /// shape_error, and state_error without a forward pass in training mode.
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_shapes(*this, dy.shape(), dy.shape());
     run_backward(ctx, rows(dy), dx.is_null() ? tensor_view<T, 2>() : rows(dx), {});
   }
 
   /// y = norm(dropout(x) + residual) over rows, all M x features and dense. In training the sum takes the
   /// place of x, which then must stay as it is until backward_sum; the residual need not. y overlaps neither.
-  /// In inference nothing is dropped and y may be x or residual. Throws shape_error.
-  void forward_sum(context<device::cpu>& ctx, const tensor_view<T, 2>& x,
-                   const tensor_view<const T, 2>& residual, const ops::row_dropout& dropout,
-                   const tensor_view<T, 2>& y) const {
+  /// In inference nothing is dropped and y may be x or residual. Numbers of rows stay as they are until the
+  /// backward pass. Throws shape_error.
+  template <class Device>
+  void forward_sum(context<Device>& ctx, const tensor_view<T, 2>& x, const tensor_view<const T, 2>& residual,
+                   const ops::row_dropout& dropout, const tensor_view<T, 2>& y) const {
     output_shape({1, 1, x.extent(0), x.extent(1)});
     if (!ctx.training()) return run_forward(ctx, {x, residual, {}, nullptr}, y);
     run_forward(ctx, {x, residual, dropout, x.data()}, y);
@@ -72,7 +73,8 @@ class LayerNorm {
 
   /// The way back: gradients of the residual (dresidual) and of x (dx); each may be a null view, dresidual
   /// may be dy.
-  void backward_sum(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+  template <class Device>
+  void backward_sum(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dresidual, const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dresidual, dx);
   }
@@ -108,37 +110,38 @@ class LayerNorm {
 
   struct taped {
     record_type record;
-    double dropout_probability;
+    ops::row_dropout dropout;
     extents<2> shape;
   };
 
-  void run_forward(context<device::cpu>& ctx, const ops::norm_input<T>& input,
-                   const tensor_view<T, 2>& y) const {
+  template <class Device>
+  void run_forward(context<Device>& ctx, const ops::norm_input<T>& input, const tensor_view<T, 2>& y) const {
     const extents<2> shape = input.x.shape();
     record_type record;
     if (ctx.training()) {
       record.sum = input.sums() ? input.sum : input.x.data();
-      record.statistics = ctx.tape().push<T>(2 * shape[0]);
-      if (input.dropout.drops()) record.mask = ctx.tape().push<word>(record_type::mask_size(shape));
+      record.statistics = ctx.tape().template push<T>(2 * shape[0]);
+      if (input.dropout.drops()) {
+        record.mask = ctx.tape().template push<word>(ops::norm_mask_size<T>(ctx, shape));
+      }
     }
     ops::layer_norm_forward<T>(ctx, input, weight_.data(), bias_.data(), eps_, y, record);
-    if (ctx.training()) ctx.tape().push_value(taped{record, input.dropout.probability, shape});
+    if (ctx.training()) ctx.tape().push_value(taped{record, input.dropout, shape});
   }
 
-  void run_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
-                    const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) const {
-    const auto kept = ctx.tape().pop_value<taped>();
+  template <class Device>
+  void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dsum,
+                    const tensor_view<T, 2>& dx) const {
+    const auto kept = ctx.tape().template pop_value<taped>();
     if (dy.shape() != kept.shape) {
       detail::throw_error<shape_error>({describe(), ": gradient ", dy.shape(), " of an output ", kept.shape});
     }
-    if (kept.record.mask != nullptr) ctx.tape().pop<word>(record_type::mask_size(kept.shape));
-    ctx.tape().pop<T>(2 * kept.shape[0]);
+    if (kept.record.mask != nullptr) ctx.tape().template pop<word>(ops::norm_mask_size<T>(ctx, kept.shape));
+    ctx.tape().template pop<T>(2 * kept.shape[0]);
     scratch_frame frame(ctx.scratch());
     double* sums = frame.take<double>(2 * features());
-    ops::row_dropout dropout;
-    dropout.probability = kept.dropout_probability;
-    ops::layer_norm_backward<T>(ctx, kept.record, dropout, weight_.data(), dy, sums, sums + features(), dsum,
-                                dx);
+    ops::layer_norm_backward<T>(ctx, kept.record, kept.dropout, weight_.data(), dy, sums, sums + features(),
+                                dsum, dx);
     ops::store_gradient<T>(ctx, sums + features(), bias_.gradient_data(), features(), bias_.accumulate());
     ops::store_gradient<T>(ctx, sums, weight_.gradient_data(), features(), weight_.accumulate());
     ctx.gradient_written(bias_);

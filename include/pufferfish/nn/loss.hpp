@@ -29,8 +29,8 @@ class SoftmaxCrossEntropy {
     return ops::softmax_cross_entropy<T>(ctx, rows(logits), labels, smoothing_, normalizer, rows(dlogits));
   }
 
-  /// On a device: the sum of the losses and the number of hits go to results[0] and results[1], in its memory.
-  /// Labels are there, too; a label outside 0 .. K - 1 makes the sum NaN.
+  /// On a device: the sum of the losses and the number of hits go to results[0] and results[1], in its
+  /// memory. Labels are there, too; a label outside 0 .. K - 1 makes the sum NaN.
   void operator()(context<device::gpu>& ctx, const tensor_view<const T, 4>& logits,
                   std::span<const std::int32_t> labels, double normalizer, const tensor_view<T, 4>& dlogits,
                   double* results) const {

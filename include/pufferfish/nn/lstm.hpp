@@ -39,47 +39,52 @@ class dense_gates {
   tensor_view<const T, 2> weight() const { return transpose(stored()); }
   tensor_view<const T, 2> weight(index_t gate) const { return weight().slice(0, gate * hidden_, hidden_); }
 
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* bias,
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
                const tensor_view<T, 2>&, const tensor_view<T, 2>& z) const {
     ops::wide_product<T>(ctx, x, stored(), z, false, bias);
   }
 
+  template <class Device>
   class forward_steps {
    public:
-    forward_steps(context<device::cpu>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps)
+    forward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps)
         : weight_(ctx, frame, side.stored(), steps) {}
-    void operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>&,
+    void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>&,
                     const tensor_view<T, 2>& z) const {
       weight_.multiply(ctx, x, z, true);
     }
 
    private:
-    ops::step_operand<T> weight_;
+    ops::step_operand<T, Device> weight_;
   };
 
+  template <class Device>
   class backward_steps {
    public:
-    backward_steps(context<device::cpu>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps)
+    backward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps)
         : weight_(ctx, frame, transpose(side.stored()), steps) {}
-    void operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>&,
+    void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>&,
                     const tensor_view<T, 2>& dx) const {
       if (!dx.is_null()) weight_.multiply(ctx, dz, dx, false);
     }
 
    private:
-    ops::step_operand<T> weight_;
+    ops::step_operand<T, Device> weight_;
   };
 
-  void backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                       const tensor_view<const T, 2>&, const tensor_view<const T, 2>& dz,
-                       const tensor_view<const T, 2>&) const {
+  template <class Device>
+  void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>&,
+                       const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&) const {
     ops::wide_product<T>(ctx, transpose(x), dz, {weight_.gradient_data(), stored().shape()},
                          weight_.accumulate());
     ctx.gradient_written(weight_);
   }
-  void backward_kept(context<device::cpu>&, const tensor_view<const T, 2>&, const tensor_view<T, 2>&) const {}
-  void backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>& dz,
-                      const tensor_view<const T, 2>&, const tensor_view<T, 2>& dx) const {
+  template <class Device>
+  void backward_kept(context<Device>&, const tensor_view<const T, 2>&, const tensor_view<T, 2>&) const {}
+  template <class Device>
+  void backward_input(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&,
+                      const tensor_view<T, 2>& dx) const {
     ops::wide_product<T>(ctx, dz, transpose(stored()), dx);
   }
 

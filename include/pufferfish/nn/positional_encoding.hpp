@@ -4,19 +4,18 @@
 /// \file
 /// `PositionalEncoding`: sinusoids that tell a Transformer where a token stands.
 
-#include <cmath>
 #include <cstdint>
 #include <span>
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/nn/shape_check.hpp>
-#include <pufferfish/ops/passes.hpp>
+#include <pufferfish/ops/positions.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// y = x + table row of the position: in column j, sin on even j and cos on odd j of position / 10000^(2
 /// floor(j / 2) / width) (Vaswani et al.: "Attention is all you need", NIPS 2017, section 3.5). Nothing of it
-/// is trained or stored in files.
+/// is trained or stored in files; the table lies on the host, devices compute what they need of it.
 template <class T>
 class PositionalEncoding {
  public:
@@ -26,12 +25,7 @@ class PositionalEncoding {
   /// Throws shape_error unless both are positive.
   explicit PositionalEncoding(index_t width, index_t positions = 200) : table_(checked(width, positions)) {
     for (index_t p = 0; p < positions; ++p) {
-      for (index_t j = 0; j < width; ++j) {
-        const index_t even = j - j % 2;
-        const double power = static_cast<double>(even) / static_cast<double>(width);
-        const double angle = static_cast<double>(p) / std::pow(10000.0, power);
-        table_(p, j) = static_cast<T>(j % 2 == 0 ? std::sin(angle) : std::cos(angle));
-      }
+      for (index_t j = 0; j < width; ++j) table_(p, j) = static_cast<T>(ops::sinusoid(p, j, width));
     }
   }
 
@@ -51,13 +45,9 @@ class PositionalEncoding {
   }
 
   /// Row n of x += the row of positions[n], each in 0 .. positions() - 1. x: rows dense.
-  void add(context<device::cpu>& ctx, const std::int32_t* positions, const tensor_view<T, 2>& x) const {
-    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
-    ops::for_row_chunks(ctx, x.extent(0), width(), [&](index_t begin, index_t end) {
-      for (index_t n = begin; n < end; ++n) {
-        kernel(table_.data() + positions[n] * width(), x.data() + n * x.stride(0), width());
-      }
-    });
+  template <class Device>
+  void add(context<Device>& ctx, const std::int32_t* positions, const tensor_view<T, 2>& x) const {
+    ops::add_positions<T>(ctx, table_, positions, x);
   }
 
   /// As a layer of a network: the H W tokens of each image N x H x W x width, from position 0 on. y may be x.
@@ -69,22 +59,19 @@ class PositionalEncoding {
     require_length(input[1] * input[2]);
     return input;
   }
-  void forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
-               const tensor_view<T, 4>& y) const {
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, x.shape(), y.shape());
     const index_t tokens = x.extent(1) * x.extent(2);
-    ops::for_row_chunks(ctx, x.extent(0) * tokens, width(), [&](index_t begin, index_t end) {
-      for (index_t n = begin; n < end; ++n) {
-        const T *from = x.data() + n * width(), *row = table_.data() + n % tokens * width();
-        T* const to = y.data() + n * width();
-        for (index_t j = 0; j < width(); ++j) to[j] = from[j] + row[j];
-      }
-    });
+    const extents<2> rows{x.extent(0) * tokens, width()};
+    if (!x.empty()) {
+      ops::add_positions_in_turn<T>(ctx, table_, tokens, x.reshape(rows), y.reshape(rows));
+    }
     if (ctx.training()) ctx.tape().push_value(x.shape());
   }
-  void backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
-                const tensor_view<T, 4>& dx) const {
-    const auto shape = ctx.tape().pop_value<extents<4>>();
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    const auto shape = ctx.tape().template pop_value<extents<4>>();
     detail::check_shapes(*this, shape, dy.shape());
     if (!dx.is_null() && dx.data() != dy.data()) {
       ops::copy_elements<T>(ctx, dy.flat().data(), dx.flat().data(), dx.size());

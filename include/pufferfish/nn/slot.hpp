@@ -19,16 +19,18 @@ tensor_view<T, 4> images_of(const tensor_view<T, 2>& rows) {
   return tensor_view<T, 4>(rows.data(), {rows.extent(0), 1, 1, rows.extent(1)});
 }
 
-template <class T>
-struct projection<any_layer<T>> {
+template <class T, class Device>
+struct projection<any_layer<T, Device>> {
+  using slot_type = any_layer<T, Device>;
+
   template <class U>
-  static void forward(context<device::cpu>& ctx, const any_layer<T>& slot, const tensor_view<const U, 2>& x,
+  static void forward(context<Device>& ctx, const slot_type& slot, const tensor_view<const U, 2>& x,
                       const tensor_view<U, 2>& y) {
     slot.forward(ctx, images_of(x), images_of(y));
   }
   /// dx = or dx += what the layer makes of dy; dx may be a null view without `add`.
   template <class U>
-  static void backward(context<device::cpu>& ctx, const any_layer<T>& slot, const tensor_view<const U, 2>& dy,
+  static void backward(context<Device>& ctx, const slot_type& slot, const tensor_view<const U, 2>& dy,
                        const tensor_view<U, 2>& dx, bool add) {
     if (!add) return slot.backward(ctx, images_of(dy), images_of(dx));
     if (slot.abilities().adds_gradient) {

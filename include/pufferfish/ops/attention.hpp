@@ -17,24 +17,9 @@
 
 #include <pufferfish/linalg/native_gemm.hpp>
 #include <pufferfish/ops/dropout.hpp>
+#include <pufferfish/ops/token_runs.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-/// Where the tokens of each sequence lie: rows first[s] .. first[s] + count[s] - 1. A view of arrays in the
-/// memory of the device that works on the rows.
-struct token_runs {
-  index_t sequences = 0;
-  const index_t* first = nullptr;
-  const index_t* count = nullptr;
-  /// Rows of all sequences together, for who cannot read the counts; -1: not told.
-  index_t total = -1;
-
-  index_t most() const {
-    index_t result = 0;
-    for (index_t s = 0; s < sequences; ++s) result = std::max(result, count[s]);
-    return result;
-  }
-};
 
 /// Which keys a query may see. Both rules together if both are given.
 struct attention_mask {

@@ -246,8 +246,8 @@ template <class T>
 void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
                         double eps, const tensor_view<T, 2>& y, const norm_record<T>& record);
 
-/// Words that a record's mask has where there is dropout. On a device: none, since the backward pass draws the
-/// numbers again.
+/// Words that a record's mask has where there is dropout. On a device: none, since the backward pass draws
+/// the numbers again.
 template <class T>
 index_t norm_mask_size(const context<device::cpu>&, const extents<2>& shape) {
   return norm_record<T>::mask_size(shape);

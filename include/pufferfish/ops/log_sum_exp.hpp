@@ -54,8 +54,7 @@ double row_log_sum_exp(const T* z, index_t count) {
 
 inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
   if (static_cast<index_t>(results) != logits[0]) {
-    pufferfish::detail::throw_error<shape_error>(
-        {"log_sum_exp: ", results, " results for logits ", logits});
+    pufferfish::detail::throw_error<shape_error>({"log_sum_exp: ", results, " results for logits ", logits});
   }
 }
 

@@ -278,7 +278,17 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
   for (index_t n = 0; n < logits[0]; ++n) result.loss_sum += losses[n];
   return result;
 }
-/// The device's form: <pufferfish/gpu.hpp>. Results on the device, as token_loss has them.
+/// The same with its results where they are told: results[0] becomes the sum of the losses, results[1] the
+/// number of targets that count.
+template <class T>
+void output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
+                         std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
+                         double* results) {
+  const token_loss_result found = output_loss_forward<T>(ctx, layer, targets, options, kept);
+  results[0] = found.loss_sum;
+  results[1] = static_cast<double>(found.tokens);
+}
+/// The device's form: <pufferfish/gpu.hpp>. Results on the device; a target out of range makes them NaN.
 template <class T>
 void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,
                          std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,

@@ -31,8 +31,8 @@ struct adam_options {
                        weight_decay >= 0.0 && std::isfinite(weight_decay);
     if (!valid) {
       pufferfish::detail::throw_error<value_error>(
-          {"Adam: betas ", beta1, " and ", beta2, " must be in [0, 1), eps ", eps,
-           " positive, weight decay ", weight_decay, " not negative, all finite"});
+          {"Adam: betas ", beta1, " and ", beta2, " must be in [0, 1), eps ", eps, " positive, weight decay ",
+           weight_decay, " not negative, all finite"});
     }
   }
 };

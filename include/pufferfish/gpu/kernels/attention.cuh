@@ -17,11 +17,11 @@ __device__ void take_scores(const attention_problem<T>& p, const attention_head<
                             float (&best)[own_rows<Tile>], float (&sum)[own_rows<Tile>],
                             tile_result<Tile>& result, float* weights) {
   constexpr float nothing = -HUGE_VALF;
-  PUFFERFISH_UNROLL
+#pragma unroll
   for (int r = 0; r < Tile / thread_rows; ++r) {
     const int row = tile_row(r);
     float most = nothing;
-    PUFFERFISH_UNROLL
+#pragma unroll
     for (int c = 0; c < Tile / thread_columns; ++c) {
       const bool seen = head.sees(p, query + row, key + tile_column(c));
       scores[r][c] = seen ? scores[r][c] * p.scale : nothing;
@@ -31,15 +31,14 @@ __device__ void take_scores(const attention_problem<T>& p, const attention_head<
     const float factor = most == best[r] ? 1.0F : expf(best[r] - most);
     best[r] = most;
     sum[r] *= factor;
-    PUFFERFISH_UNROLL
+#pragma unroll
     for (int c = 0; c < 4; ++c) result[r][c] *= factor;
-    PUFFERFISH_UNROLL
+#pragma unroll
     for (int c = 0; c < Tile / thread_columns; ++c) {
       const int column = tile_column(c);
       const float weight = scores[r][c] == nothing ? 0.0F : expf(scores[r][c] - most);
       sum[r] += weight;
-      weights[row * weight_pitch<Tile> + column] =
-          p.dropout.drops() && !kept(row, column) ? 0.0F : weight;
+      weights[row * weight_pitch<Tile> + column] = p.dropout.drops() && !kept(row, column) ? 0.0F : weight;
     }
   }
 }
@@ -54,7 +53,7 @@ static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
   const int column = static_cast<int>(blockIdx.z) * value_columns;
   float best[own_rows<Tile>], sum[own_rows<Tile>];
-  PUFFERFISH_UNROLL
+#pragma unroll
   for (int r = 0; r < Tile / thread_rows; ++r) {
     best[r] = -HUGE_VALF;
     sum[r] = 0.0F;
@@ -69,7 +68,7 @@ static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>
     add_weighted<Tile>(memory.weights, head.v, key, end, column, memory.operands, result);
   }
   float shares[own_rows<Tile>];
-  PUFFERFISH_UNROLL
+#pragma unroll
   for (int r = 0; r < Tile / thread_rows; ++r) {
     sum[r] = row_reduce(sum[r], plus());
     shares[r] = sum[r] == 0.0F ? 0.0F : (p.dropout.drops() ? p.dropout.scale : 1.0F) / sum[r];
@@ -123,9 +122,8 @@ void attention_row_products(cudaStream_t stream, const attention_problem<T>& pro
 }
 
 template <class T>
-void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& problem,
-                              row_array<const T> dy, const float* log_sums, const float* products,
-                              row_array<T> dq) {
+void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
+                              const float* log_sums, const float* products, row_array<T> dq) {
   const launch_site site(stream, "attention_query_gradient");
   with_attention_tile(problem.query_rows, problem.queries.sequences, [&](auto tile) {
     launch(site, attention_grid(problem, problem.query_rows, tile, problem.depth),
@@ -144,16 +142,15 @@ void attention_key_gradient(cudaStream_t stream, const attention_problem<T>& pro
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                            \
-  template void attention_forward<T>(cudaStream_t, const attention_problem<T>&, row_array<T>, float*);       \
-  template void attention_row_products<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,     \
-                                          row_array<const T>, float*);                                       \
-  template void attention_query_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
-                                            const float*, const float*, row_array<T>);                       \
-  template void attention_key_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,     \
+#define PUFFERFISH_INSTANTIATE(T)                                                                          \
+  template void attention_forward<T>(cudaStream_t, const attention_problem<T>&, row_array<T>, float*);     \
+  template void attention_row_products<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
+                                          row_array<const T>, float*);                                     \
+  template void attention_query_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>, \
+                                            const float*, const float*, row_array<T>);                     \
+  template void attention_key_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
                                           const float*, const float*, row_array<T>, row_array<T>);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE
-#undef PUFFERFISH_UNROLL
 
 PUFFERFISH_KERNELS_END

@@ -23,8 +23,8 @@ struct attention_problem {
   bool causal;
   const unsigned char* allowed;  ///< nullptr: all
   index_t allowed_strides[3];
-  float scale;              ///< of the scores
-  layer_dropout dropout;    ///< of the weights
+  float scale;            ///< of the scores
+  layer_dropout dropout;  ///< of the weights
   std::uint64_t first_sequence;
 };
 

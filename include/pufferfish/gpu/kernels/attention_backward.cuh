@@ -65,7 +65,7 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
   const int column = static_cast<int>(blockIdx.z) * value_columns;
   query_record queries[own_rows<Tile>];
   float ones[own_rows<Tile>];
-  PUFFERFISH_UNROLL
+#pragma unroll
   for (int r = 0; r < Tile / thread_rows; ++r) {
     const index_t query = tile.first + tile_row(r);
     queries[r] = read_query(log_sums, products, head.head * p.query_rows + head.first_query + query,
@@ -79,10 +79,10 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
     const kept_bits<Tile> kept = draw_kept<Tile>(p, head, tile.first, key, memory.kept);
     add_scores<Tile>(head.q, tile.first, head.k, key, memory.operands, scores);
     add_scores<Tile>(g, tile.first, head.v, key, memory.operands, gradients);
-    PUFFERFISH_UNROLL
+#pragma unroll
     for (int r = 0; r < Tile / thread_rows; ++r) {
       const int row = tile_row(r);
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int c = 0; c < Tile / thread_columns; ++c) {
         const int at = tile_column(c);
         memory.weights[row * weight_pitch<Tile> + at] =
@@ -93,7 +93,8 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
     }
     add_weighted<Tile>(memory.weights, head.k, key, end, column, memory.operands, result);
   }
-  store_result<Tile>(result, ones, dq, head.first_query, tile.first, head.queries, head.head, p.depth, column);
+  store_result<Tile>(result, ones, dq, head.first_query, tile.first, head.queries, head.head, p.depth,
+                     column);
 }
 
 /// dk and dv of a tile of keys of a head, `value_columns` columns of each. Rows of threads are keys here.
@@ -108,7 +109,7 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
   const head_rows<T> g = head.of_queries(dy, p.value_depth);
   const int column = static_cast<int>(blockIdx.z) * value_columns;
   float ones[own_rows<Tile>];
-  PUFFERFISH_UNROLL
+#pragma unroll
   for (int r = 0; r < Tile / thread_rows; ++r) ones[r] = 1.0F;
   tile_result<Tile> key_result = {}, value_result = {};
   // The first query that sees the first key.
@@ -118,13 +119,13 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
     const kept_bits<Tile> kept = draw_kept<Tile>(p, head, query, tile.first, memory.kept);
     add_scores<Tile>(head.k, tile.first, head.q, query, memory.operands, scores);
     add_scores<Tile>(head.v, tile.first, g, query, memory.operands, gradients);
-    PUFFERFISH_UNROLL
+#pragma unroll
     for (int c = 0; c < Tile / thread_columns; ++c) {
       const int at = tile_column(c);
       const query_record record =
           read_query(log_sums, products, head.head * p.query_rows + head.first_query + query + at,
                      query + at < head.queries);
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int r = 0; r < Tile / thread_rows; ++r) {
         const int row = tile_row(r);
         const score_gradient both =
@@ -136,9 +137,9 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
     }
     add_weighted<Tile>(memory.weights, g, query, head.queries, column, memory.operands, value_result);
     __syncthreads();
-    PUFFERFISH_UNROLL
+#pragma unroll
     for (int r = 0; r < Tile / thread_rows; ++r) {
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int c = 0; c < Tile / thread_columns; ++c) {
         memory.weights[tile_row(r) * weight_pitch<Tile> + tile_column(c)] = scores[r][c];
       }

@@ -9,12 +9,6 @@
 #include <pufferfish/gpu/kernels/attention.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
 
-#if defined(__CUDACC__)
-#define PUFFERFISH_UNROLL _Pragma("unroll")
-#else
-#define PUFFERFISH_UNROLL
-#endif
-
 PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int attention_threads = 128;
@@ -107,7 +101,7 @@ template <int Rows, int Columns, int Pitch, class T>
 __device__ void load_tile(const head_rows<T>& from, index_t row, int column, float* to) {
   constexpr int groups = Columns / 4;
   static_assert(Rows * groups % attention_threads == 0);
-  PUFFERFISH_UNROLL
+#pragma unroll
   for (int step = 0; step < Rows * groups / attention_threads; ++step) {
     const int at = step * attention_threads + block_thread();
     const int r = at / groups, c = at % groups * 4;
@@ -127,19 +121,19 @@ __device__ void add_scores(const head_rows<T>& left, index_t left_row, const hea
     __syncthreads();
     for (int k = 0; k < tile_depth; k += 4) {
       vector<float> a[own_rows<Tile>], b[own_columns<Tile>];
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int r = 0; r < Tile / thread_rows; ++r) {
         a[r] = load_vector<float>(operands + tile_row(r) * operand_pitch + k);
       }
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int c = 0; c < Tile / thread_columns; ++c) {
         b[c] = load_vector<float>(rights + tile_column(c) * operand_pitch + k);
       }
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int r = 0; r < Tile / thread_rows; ++r) {
-        PUFFERFISH_UNROLL
+#pragma unroll
         for (int c = 0; c < Tile / thread_columns; ++c) {
-          PUFFERFISH_UNROLL
+#pragma unroll
           for (int i = 0; i < 4; ++i) scores[r][c] += a[r][i] * b[c][i];
         }
       }
@@ -159,19 +153,19 @@ __device__ void add_weighted(const float* weights, const head_rows<T>& values, i
     __syncthreads();
     for (int k = 0; k < value_rows; k += 4) {
       vector<float> a[own_rows<Tile>], b[4];
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int r = 0; r < Tile / thread_rows; ++r) {
         a[r] = load_vector<float>(weights + tile_row(r) * weight_pitch<Tile> + first + k);
       }
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int i = 0; i < 4; ++i) {
         b[i] = load_vector<float>(operands + (k + i) * value_columns + 4 * tile_column(0));
       }
-      PUFFERFISH_UNROLL
+#pragma unroll
       for (int r = 0; r < Tile / thread_rows; ++r) {
-        PUFFERFISH_UNROLL
+#pragma unroll
         for (int i = 0; i < 4; ++i) {
-          PUFFERFISH_UNROLL
+#pragma unroll
           for (int c = 0; c < 4; ++c) result[r][c] += a[r][i] * b[i][c];
         }
       }
@@ -185,12 +179,12 @@ __device__ void store_result(const tile_result<Tile>& result, const float (&fact
                              const row_array<T>& to, index_t first, index_t row, index_t rows, int head,
                              int depth, int column) {
   const int begin = column + 4 * tile_column(0);
-  PUFFERFISH_UNROLL
+#pragma unroll
   for (int r = 0; r < Tile / thread_rows; ++r) {
     const index_t at = row + tile_row(r);
     if (at >= rows) continue;
     T* const place = to.row(first + at) + static_cast<index_t>(head) * depth + begin;
-    PUFFERFISH_UNROLL
+#pragma unroll
     for (int c = 0; c < 4; ++c) {
       if (begin + c < depth) place[c] = static_cast<T>(result[r][c] * factors[r]);
     }
@@ -249,9 +243,8 @@ struct attention_head {
   }
   __device__ bool sees(const attention_problem<T>& p, index_t query, index_t key) const {
     if (query >= queries || key >= keys || (p.causal && key > query + keys - queries)) return false;
-    return p.allowed == nullptr ||
-           p.allowed[sequence * p.allowed_strides[0] + query * p.allowed_strides[1] +
-                     key * p.allowed_strides[2]] != 0;
+    return p.allowed == nullptr || p.allowed[sequence * p.allowed_strides[0] + query * p.allowed_strides[1] +
+                                             key * p.allowed_strides[2]] != 0;
   }
   /// Keys before this one are all that queries below `end` may see.
   __device__ index_t visible(const attention_problem<T>& p, index_t end) const {

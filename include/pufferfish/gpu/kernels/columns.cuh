@@ -43,14 +43,14 @@ __device__ inline row_values<T, Width> load_row(const T* from) {
   return result;
 }
 
-/// Calls use(load(row)) for rows row, row + step, .. below end, at most run_rows of them, four loads ahead.
-/// Moves `row` on; returns how many there were.
+/// Calls use(load(row)) for rows row, row + step, .. below end, at most run_rows of them, up to four loads
+/// ahead. Moves `row` on; returns how many there were.
 template <class Load, class Use>
 __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load, Use use) {
-  constexpr int ahead = 4;
+  constexpr int ahead = sizeof(load(row)) > 32 ? 2 : 4;
   int count = 0;
   for (; count < run_rows && row + (ahead - 1) * step < end; count += ahead, row += ahead * step) {
-    decltype(load(row)) values[ahead];
+    decltype(load(row)) values[static_cast<std::size_t>(ahead)];
     for (int i = 0; i < ahead; ++i) values[i] = load(row + i * step);
     for (int i = 0; i < ahead; ++i) use(values[i]);
   }
@@ -107,7 +107,7 @@ __device__ inline void merge_down(State& state) {
 
 /// First step: grid (tiles of columns, parts), block (columns in units of task::width, rows).
 template <class Task>
-static __global__ void __launch_bounds__(column_threads, 3)
+static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3)
     column_parts_kernel(Task task, index_t rows, index_t columns, double* parts) {
   const index_t part = blockIdx.y, count = gridDim.y;
   const index_t column =

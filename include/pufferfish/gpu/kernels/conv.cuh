@@ -50,8 +50,7 @@ template <class T, class Block, bool Backward>
 struct correlation_memory {
   static constexpr dense weight_layout = Backward ? dense::depth : dense::width;
   static constexpr int left_stride = tile_stride<T, dense::depth>(Block::depth);
-  static constexpr int right_stride =
-      tile_stride<T, weight_layout>(Backward ? Block::depth : Block::columns);
+  static constexpr int right_stride = tile_stride<T, weight_layout>(Backward ? Block::depth : Block::columns);
   static constexpr int left = Block::rows * left_stride;
   static constexpr int right = (Backward ? Block::columns : Block::depth) * right_stride;
   static constexpr std::size_t tiles = Block::slots * (left + right) * sizeof(T);
@@ -61,7 +60,8 @@ struct correlation_memory {
 /// The tiles of the result lie side by side along x, columns fastest: blocks that run at the same time share
 /// patches, and the weight fits into the second-level cache anyway. y: phases of a gradient; z: slices.
 template <class T, class Block, bool Backward>
-static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) correlate(correlation<T> work) {
+static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
+    correlate(correlation<T> work) {
   using memory = correlation_memory<T, Block, Backward>;
   using product = typename Block::template product<dense::depth, memory::weight_layout>;
   const conv_geometry& g = work.geometry;
@@ -97,8 +97,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once) 
                                                                                     work.in_vectors, thread);
         if constexpr (Backward) {
           copy_turned_weight<Block::columns, Block::depth, memory::right_stride, Block::threads>(
-              right, patches, work.weight, g.kernel_width, g.in_channels, first_column, k, work.weight_vectors,
-              thread);
+              right, patches, work.weight, g.kernel_width, g.in_channels, first_column, k,
+              work.weight_vectors, thread);
         } else {
           copy_tile<Block::depth, Block::columns, memory::right_stride, Block::threads>(
               right, work.weight + static_cast<index_t>(k) * work.result.columns + first_column,
@@ -127,12 +127,17 @@ inline void with_block(const conv_plan& plan, F f) {
   const auto kind = [&](auto tensor) {
     constexpr bool on = decltype(tensor)::value;
     switch (plan.tile) {
-      case conv_tile::t128x128: return f(conv_block<on, T, 128, 128>());
-      case conv_tile::t128x64: return f(conv_block<on, T, 128, 64>());
-      case conv_tile::t64x64: return f(conv_block<on, T, 64, 64>());
-      case conv_tile::t128x32: return f(conv_block<on, T, 128, 32>());
+      case conv_tile::t128x128:
+        return f(conv_block<on, T, 128, 128>());
+      case conv_tile::t128x64:
+        return f(conv_block<on, T, 128, 64>());
+      case conv_tile::t64x64:
+        return f(conv_block<on, T, 64, 64>());
+      case conv_tile::t128x32:
+        return f(conv_block<on, T, 128, 32>());
       case conv_tile::t256x16:
-      case conv_tile::t128x16: return f(conv_block<on, T, RowsOf16, 16>());
+      case conv_tile::t128x16:
+        return f(conv_block<on, T, RowsOf16, 16>());
     }
   };
   if constexpr (sizeof(T) == 4) {
@@ -153,15 +158,14 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
   const int row_phases = Backward ? std::min(g.stride_height, g.in_height) : 1;
   const int column_phases = Backward ? std::min(g.stride_width, g.in_width) : 1;
   // The first phase has the most pixels.
-  const index_t pixels =
-      Backward ? g.images * (static_cast<index_t>(ceil_div(g.in_height, g.stride_height)) *
-                             ceil_div(g.in_width, g.stride_width))
-               : g.out_pixels();
+  const index_t pixels = Backward ? g.images * (static_cast<index_t>(ceil_div(g.in_height, g.stride_height)) *
+                                                ceil_div(g.in_width, g.stride_width))
+                                  : g.out_pixels();
   with_block<T, 256>(plan, [&](auto block) {
     using shape = decltype(block);
-    const dim3 blocks(static_cast<unsigned>(ceil_div(pixels, shape::rows) *
-                                            ceil_div(work.result.columns, shape::columns)),
-                      static_cast<unsigned>(row_phases * column_phases), static_cast<unsigned>(plan.slices));
+    const dim3 blocks(
+        static_cast<unsigned>(ceil_div(pixels, shape::rows) * ceil_div(work.result.columns, shape::columns)),
+        static_cast<unsigned>(row_phases * column_phases), static_cast<unsigned>(plan.slices));
     launch(site, {blocks, shape::threads, correlation_memory<T, shape, Backward>::bytes},
            correlate<T, shape, Backward>, work);
   });
@@ -215,7 +219,8 @@ struct weight_gradient_memory {
   static constexpr std::size_t bytes = Block::slots * (left + right) * sizeof(T);
 };
 
-/// Rows are elements of the patch, columns output channels, and sums run over a slice of the pixels. y: slices.
+/// Rows are elements of the patch, columns output channels, and sums run over a slice of the pixels. y:
+/// slices.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     correlate_weight(weight_gradient<T> work) {
@@ -290,7 +295,7 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
   if (plan.slices > 1) add_slices(site, plan.slices, work.elements, work.result);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                          \
+#define PUFFERFISH_INSTANTIATE(T)                                                                         \
   template void conv_forward<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*, const T*, \
                                 const T*, T*, float*);                                                    \
   template void conv_backward_input<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,    \

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Launchers of convolutions by implicit matrix products: no matrix of patches in memory. Activations are NHWC
-/// and dense, weights [kernel height][kernel width][in][out]; any kernel, stride, padding and dilation.
+/// Launchers of convolutions by implicit matrix products: no matrix of patches in memory. Activations are
+/// NHWC and dense, weights [kernel height][kernel width][in][out]; any kernel, stride, padding and dilation.
 
 #include <pufferfish/gpu/kernels/conv_plan.hpp>
 #include <pufferfish/gpu/kernels/launchers.hpp>

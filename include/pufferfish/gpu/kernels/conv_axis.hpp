@@ -68,8 +68,8 @@ PUFFERFISH_HOST_DEVICE inline conv_axis forward_axis(int inputs, int outputs, in
 }
 
 /// The axis of its gradient with respect to the input: inputs and outputs swapped. The pixels phase,
-/// phase + stride, ... see the same taps: every step-th one, taken from the last to the first, so that offsets
-/// rise.
+/// phase + stride, ... see the same taps: every step-th one, taken from the last to the first, so that
+/// offsets rise.
 PUFFERFISH_HOST_DEVICE inline conv_axis backward_axis(int pixels, int gradients, int kernel, int stride,
                                                       int padding, int dilation, int phase) {
   conv_axis axis{gradients, (pixels - phase + stride - 1) / stride, 1, phase, stride, 0, 0, 0, 0, 0};

@@ -37,11 +37,15 @@ constexpr index_t rows_of(conv_tile tile) {
 }
 constexpr index_t columns_of(conv_tile tile) {
   switch (tile) {
-    case conv_tile::t128x128: return 128;
-    case conv_tile::t128x32: return 32;
+    case conv_tile::t128x128:
+      return 128;
+    case conv_tile::t128x32:
+      return 32;
     case conv_tile::t256x16:
-    case conv_tile::t128x16: return 16;
-    default: return 64;
+    case conv_tile::t128x16:
+      return 16;
+    default:
+      return 64;
   }
 }
 constexpr index_t blocks_of(conv_tile tile, index_t rows, index_t columns) {
@@ -111,8 +115,8 @@ inline conv_plan plan_conv_backward_weight(const conv_geometry& g, bool tensor) 
                               : conv_tile::t128x64;
   const index_t blocks = plans::blocks_of(plan.tile, rows, columns);
   const int busy = plans::slices_for(blocks, plans::cut(pixels, conv_step), 16, rows * columns);
-  const int short_sums = plans::slices_for(1, plans::cut(pixels, conv_step),
-                                           plans::longest_sum / conv_step, rows * columns);
+  const int short_sums =
+      plans::slices_for(1, plans::cut(pixels, conv_step), plans::longest_sum / conv_step, rows * columns);
   plan.slices = std::max(busy, short_sums);
   plan.scratch = plan.slices > 1 ? plan.slices * rows * columns : 0;
   return plan;

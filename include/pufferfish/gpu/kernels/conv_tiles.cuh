@@ -25,8 +25,8 @@ __device__ inline void copy_elements(T* to, const T* from, bool inside) {
   }
 }
 
-/// Runs load(slot, step) for the steps first .. last - 1 and, Slots - 1 steps later, use(slot, step): a ring of
-/// slots in shared memory, filled in the background. All threads of the block take part.
+/// Runs load(slot, step) for the steps first .. last - 1 and, Slots - 1 steps later, use(slot, step): a ring
+/// of slots in shared memory, filled in the background. All threads of the block take part.
 template <int Slots, class Load, class Use>
 __device__ inline void pipeline(int first, int last, Load load, Use use) {
   int next = first;
@@ -94,8 +94,8 @@ struct gathering {
   int channels, depth;
   divider by_channels, by_columns;
 
-  __device__ gathering(const T* input, const conv_axis& row_axis, const conv_axis& column_axis, int channel_count,
-                       const divider& by_channel_count)
+  __device__ gathering(const T* input, const conv_axis& row_axis, const conv_axis& column_axis,
+                       int channel_count, const divider& by_channel_count)
       : in(input),
         rows(row_axis),
         columns(column_axis),
@@ -106,8 +106,8 @@ struct gathering {
 
   /// An element of the sum: where it is, relative to the output's first tap.
   struct element {
-    int y, x;        ///< of the input
-    int offset;      ///< in elements
+    int y, x;    ///< of the input
+    int offset;  ///< in elements
     int tap_row, tap_column, channel;
   };
   __device__ element at(int k) const {
@@ -128,8 +128,9 @@ struct gathered_pixel {
 /// The outputs first .. first + Rows - 1 of a correlation over `images` images, into shared memory. Outputs
 /// have `out_channels` channels, in images of out_height x out_width pixels.
 template <int Rows, int Threads, class T>
-__device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g, index_t first, index_t images,
-                                   int out_height, int out_width, int out_channels, int thread) {
+__device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g, index_t first,
+                                   index_t images, int out_height, int out_width, int out_channels,
+                                   int thread) {
   // Once for the block in 64 bits; from there on in 32.
   const int area = g.rows.outputs * g.columns.outputs;
   const index_t first_image = first / area;
@@ -170,10 +171,11 @@ __device__ inline void gather_tile(T* tile, const gathering<T>& g, const gathere
       const int row = thread / runs + i * rows_at_once;
       if (Rows % rows_at_once != 0 && row >= Rows) break;
       const gathered_pixel& pixel = pixels[row];
-      const bool inside = exists &&
-                          static_cast<unsigned>(pixel.y + element.y) < static_cast<unsigned>(g.rows.inputs) &&
-                          static_cast<unsigned>(pixel.x + element.x) < static_cast<unsigned>(g.columns.inputs);
-      copy_elements<run>(tile + row * Stride + along, inside ? g.in + (pixel.in + element.offset) : g.in, inside);
+      const bool inside =
+          exists && static_cast<unsigned>(pixel.y + element.y) < static_cast<unsigned>(g.rows.inputs) &&
+          static_cast<unsigned>(pixel.x + element.x) < static_cast<unsigned>(g.columns.inputs);
+      copy_elements<run>(tile + row * Stride + along, inside ? g.in + (pixel.in + element.offset) : g.in,
+                         inside);
     }
   };
   if (in_vectors) {
@@ -184,7 +186,8 @@ __device__ inline void gather_tile(T* tile, const gathering<T>& g, const gathere
 }
 
 /// Copies a tile of the weight of a convolution that goes backward: Rows input channels from `first` on (of
-/// `in_channels`) by Depth elements of the sum, whose channels are those of the convolution's output, from k on.
+/// `in_channels`) by Depth elements of the sum, whose channels are those of the convolution's output, from k
+/// on.
 template <int Rows, int Depth, int Stride, int Threads, class T>
 __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const T* weight, int kernel_width,
                                           int in_channels, int first, int k, bool in_vectors, int thread) {
@@ -194,8 +197,8 @@ __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const 
     const int along = thread % runs * run;
     const bool exists = k + along < g.depth;
     const auto element = g.at(exists ? k + along : 0);
-    const int cell = (g.rows.kernel + element.tap_row * g.rows.kernel_step) * kernel_width + g.columns.kernel +
-                     element.tap_column * g.columns.kernel_step;
+    const int cell = (g.rows.kernel + element.tap_row * g.rows.kernel_step) * kernel_width +
+                     g.columns.kernel + element.tap_column * g.columns.kernel_step;
     const T* const from = weight + static_cast<index_t>(cell) * in_channels * g.channels + element.channel;
 #pragma unroll
     for (int i = 0; i < ceil_div(Rows, rows_at_once); ++i) {
@@ -213,8 +216,9 @@ __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const 
   }
 }
 
-/// Copies a tile of the transposed matrix of patches of a forward convolution: Depth pixels from `pixel` on, by
-/// Columns elements of the patch. Images and pixels in them count from those of `first`, the block's first.
+/// Copies a tile of the transposed matrix of patches of a forward convolution: Depth pixels from `pixel` on,
+/// by Columns elements of the patch. Images and pixels in them count from those of `first`, the block's
+/// first.
 template <class T, int Columns, int Depth, int Stride, int Threads>
 class patch_columns {
  public:
@@ -227,7 +231,8 @@ class patch_columns {
     first_inside_ = static_cast<int>(first - image * area);
     count_ = static_cast<int>(last - first);
     images_ = g.in + image * g.rows.inputs * g.columns.inputs * g.channels;
-    const int column = thread % (Columns / (in_vectors ? vector_width<T> : 1)) * (in_vectors ? vector_width<T> : 1);
+    const int column =
+        thread % (Columns / (in_vectors ? vector_width<T> : 1)) * (in_vectors ? vector_width<T> : 1);
     exists_ = first_column + column < g.depth;
     const auto element = g.at(exists_ ? first_column + column : 0);
     y_ = element.y + g.rows.offset;
@@ -262,9 +267,10 @@ class patch_columns {
                           static_cast<unsigned>(y) < static_cast<unsigned>(g_->rows.inputs) &&
                           static_cast<unsigned>(x) < static_cast<unsigned>(g_->columns.inputs);
       const index_t line_of_all = static_cast<index_t>(image) * g_->rows.inputs + y;
-      copy_elements<Run>(tile + row * Stride + thread_ % runs * Run,
-                         inside ? images_ + (line_of_all * g_->columns.inputs + x) * g_->channels + channel_ : g_->in,
-                         inside);
+      copy_elements<Run>(
+          tile + row * Stride + thread_ % runs * Run,
+          inside ? images_ + (line_of_all * g_->columns.inputs + x) * g_->channels + channel_ : g_->in,
+          inside);
     }
   }
 
@@ -288,7 +294,7 @@ struct result_target {
   const T* bias;    ///< null: none
   float* partials;  ///< null: results are whole
   bool add;
-  int columns;      ///< of the matrix
+  int columns;  ///< of the matrix
 
   /// Stores Width results of one row, which starts at element `row`, from `column` on.
   template <int Width>

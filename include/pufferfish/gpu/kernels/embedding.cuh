@@ -98,7 +98,8 @@ static __global__ void embedding_window_kernel(token_array tokens, std::int32_t 
   __shared__ order_window window;
   const index_t number = static_cast<index_t>(blockIdx.x);
   read_window(tokens, padding, order, number, window);
-  const index_t c = (static_cast<index_t>(blockIdx.y) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Width;
+  const index_t c =
+      (static_cast<index_t>(blockIdx.y) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Width;
   if (c >= columns) return;
   row_values<T, Width> sums = {};
   bool before = window.key(window.begin - 1) == window.key(window.begin);
@@ -122,12 +123,14 @@ static __global__ void embedding_window_kernel(token_array tokens, std::int32_t 
 /// Adds up the parts of the token with which a window ends, if that began in it and goes on behind it.
 template <class T, int Width>
 static __global__ void embedding_merge_kernel(token_array tokens, std::int32_t padding, const index_t* order,
-                                              index_t columns, bool add, const T* parts, row_array<T> dtable) {
+                                              index_t columns, bool add, const T* parts,
+                                              row_array<T> dtable) {
   __shared__ order_window window;
   const index_t number = static_cast<index_t>(blockIdx.x);
   read_window(tokens, padding, order, number, window);
   const index_t key = window.key(window.end - 1);
-  const index_t c = (static_cast<index_t>(blockIdx.y) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Width;
+  const index_t c =
+      (static_cast<index_t>(blockIdx.y) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Width;
   if (key == tokens.vocabulary || window.key(window.end) != key || window.key(window.begin - 1) == key ||
       c >= columns) {
     return;
@@ -182,10 +185,10 @@ void embedding_backward(cudaStream_t stream, const token_array& tokens, std::int
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                        \
-  template void embedding_forward<T>(cudaStream_t, row_array<const T>, const token_array&, index_t,      \
-                                     row_array<T>);                                                      \
-  template void embedding_backward<T>(cudaStream_t, const token_array&, std::int32_t, const index_t*,    \
+#define PUFFERFISH_INSTANTIATE(T)                                                                     \
+  template void embedding_forward<T>(cudaStream_t, row_array<const T>, const token_array&, index_t,   \
+                                     row_array<T>);                                                   \
+  template void embedding_backward<T>(cudaStream_t, const token_array&, std::int32_t, const index_t*, \
                                       row_array<const T>, index_t, bool, T*, row_array<T>);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE

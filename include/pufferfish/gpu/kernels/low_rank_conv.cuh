@@ -3,8 +3,8 @@
 
 /// \file
 /// The convolution of low rank in one pass. Forward: a block computes all channels of `down` for its pixels,
-/// keeps them in shared memory, and multiplies them by `up` from there. Backward: what a block reads of dy serves
-/// both of `up`'s products.
+/// keeps them in shared memory, and multiplies them by `up` from there. Backward: what a block reads of dy
+/// serves both of `up`'s products.
 
 #include <pufferfish/gpu/kernels/conv.cuh>
 #include <pufferfish/gpu/kernels/low_rank_conv.hpp>
@@ -25,14 +25,12 @@ struct low_rank_block {
   static constexpr int thread_results = Rows * Rank / threads;
   static constexpr int thread_rows = thread_results >= 32 ? 8 : 4;
   static constexpr int warp_rows = Rows / 4;
-  using down_product =
-      std::conditional_t<Tensor, tensor_product<T, Rows, Rank, warp_rows, Rank, dense::depth, dense::width>,
-                         simt_product<Rows, Rank, thread_rows, thread_results / thread_rows, dense::depth,
-                                      dense::width>>;
-  using up_product =
-      std::conditional_t<Tensor,
-                         tensor_product<T, Rows, chunk, Rows / 2, chunk / 2, dense::depth, dense::width>,
-                         simt_product<Rows, chunk, 8, Rows * chunk / threads / 8, dense::depth, dense::width>>;
+  using down_product = std::conditional_t<
+      Tensor, tensor_product<T, Rows, Rank, warp_rows, Rank, dense::depth, dense::width>,
+      simt_product<Rows, Rank, thread_rows, thread_results / thread_rows, dense::depth, dense::width>>;
+  using up_product = std::conditional_t<
+      Tensor, tensor_product<T, Rows, chunk, Rows / 2, chunk / 2, dense::depth, dense::width>,
+      simt_product<Rows, chunk, 8, Rows * chunk / threads / 8, dense::depth, dense::width>>;
   static_assert(down_product::threads == threads && up_product::threads == threads);
 
   // Tiles of the first product; then, in their place, its result and tiles of `up`.
@@ -79,14 +77,15 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
         T* const left = tiles + slot * (Block::left + Block::right);
         const int k = step * Block::depth;
         gather_tile<Block::rows, Block::depth, Block::left_stride, Block::threads>(left, patches, targets, k,
-                                                                                  work.in_vectors, thread);
+                                                                                   work.in_vectors, thread);
         copy_tile<Block::depth, Block::rank, Block::right_stride, Block::threads>(
             left + Block::left, work.down + static_cast<index_t>(k) * rank, rank,
             remaining(patches.depth, k, Block::depth), rank, work.down_vectors, thread);
       },
       [&](int slot, int) {
         const T* const left = tiles + slot * (Block::left + Block::right);
-        inner.template multiply<Block::depth, Block::left_stride, Block::right_stride>(left, left + Block::left);
+        inner.template multiply<Block::depth, Block::left_stride, Block::right_stride>(left,
+                                                                                       left + Block::left);
       });
 
   T* const kept = tiles;
@@ -129,9 +128,12 @@ template <class T, class F>
 inline void with_rank(bool tensor, int rank, F f) {
   const auto ranks = [&](auto on) {
     switch (plans::padded_rank(rank)) {
-      case 16: return f(on, std::integral_constant<int, 16>());
-      case 32: return f(on, std::integral_constant<int, 32>());
-      default: return f(on, std::integral_constant<int, 64>());
+      case 16:
+        return f(on, std::integral_constant<int, 16>());
+      case 32:
+        return f(on, std::integral_constant<int, 32>());
+      default:
+        return f(on, std::integral_constant<int, 64>());
     }
   };
   if constexpr (sizeof(T) == 4) {
@@ -160,10 +162,12 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
   work.up_vectors = aligned16(up) && out_channels % width == 0;
   with_rank<T>(plan.tensor, rank, [&](auto tensor, auto padded) {
     const auto run = [&](auto rows) {
-      using block = low_rank_block<decltype(tensor)::value, T, decltype(rows)::value, decltype(padded)::value>;
-      launch(site,
-             {static_cast<unsigned>(ceil_div(geometry.out_pixels(), block::rows)), block::threads, block::bytes},
-             correlate_low_rank<T, block>, work);
+      using block =
+          low_rank_block<decltype(tensor)::value, T, decltype(rows)::value, decltype(padded)::value>;
+      launch(
+          site,
+          {static_cast<unsigned>(ceil_div(geometry.out_pixels(), block::rows)), block::threads, block::bytes},
+          correlate_low_rank<T, block>, work);
     };
     if (plan.rows == 128) {
       run(std::integral_constant<int, 128>());
@@ -184,11 +188,13 @@ struct up_gradient_block {
   // dt: rows x Rank, over the chunk. dup: Rank x chunk, over the rows.
   static constexpr int inner_results = rows * Rank / threads, up_results = Rank * chunk / threads;
   using inner_product = std::conditional_t<
-      Tensor, tensor_product<T, rows, Rank, Rank == 64 ? 32 : 16, Rank == 32 ? 32 : 16, dense::depth, dense::depth>,
+      Tensor,
+      tensor_product<T, rows, Rank, Rank == 64 ? 32 : 16, Rank == 32 ? 32 : 16, dense::depth, dense::depth>,
       simt_product<rows, Rank, 4, inner_results / 4, dense::depth, dense::depth>>;
-  using up_product = std::conditional_t<
-      Tensor, tensor_product<T, Rank, chunk, 16, Rank == 32 ? 32 : 16, dense::width, dense::width>,
-      simt_product<Rank, chunk, 4, up_results / 4, dense::width, dense::width>>;
+  using up_product =
+      std::conditional_t<Tensor,
+                         tensor_product<T, Rank, chunk, 16, Rank == 32 ? 32 : 16, dense::width, dense::width>,
+                         simt_product<Rank, chunk, 4, up_results / 4, dense::width, dense::width>>;
   static_assert(inner_product::threads == threads && up_product::threads == threads);
 
   // Gradients are read along both of their directions: rows 16 bytes apart in the banks suit both.
@@ -209,8 +215,8 @@ struct up_gradient {
   bool t_vectors, gradient_vectors, up_vectors;
 };
 
-/// x: slices of the pixels, in tiles of Block::rows. For each tile and each chunk of the output's channels, the
-/// chunk's part of dt is added in registers, and that of dup in shared memory.
+/// x: slices of the pixels, in tiles of Block::rows. For each tile and each chunk of the output's channels,
+/// the chunk's part of dt is added in registers, and that of dup in shared memory.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradient<T> work) {
   const int thread = block_thread(), slice = static_cast<int>(blockIdx.x);
@@ -236,17 +242,19 @@ static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradien
             gradient, work.gradient + pixel * columns + column, columns, rows, length, work.gradient_vectors,
             thread);
         copy_tile<Block::rank, Block::chunk, Block::stride, Block::threads>(
-            gradient + Block::gradient, work.up + column, columns, work.rank, length, work.up_vectors, thread);
+            gradient + Block::gradient, work.up + column, columns, work.rank, length, work.up_vectors,
+            thread);
         if (column > 0) return;
         // No slot is filled more than slots - 1 steps ahead, so no tile that many tiles ahead.
         copy_tile<Block::rows, Block::rank, Block::inner_stride, Block::threads>(
-            inners + tile % Block::slots * Block::inner, work.t + pixel * work.rank, work.rank, rows, work.rank,
-            work.t_vectors, thread);
+            inners + tile % Block::slots * Block::inner, work.t + pixel * work.rank, work.rank, rows,
+            work.rank, work.t_vectors, thread);
       },
       [&](int slot, int step) {
         const int tile = step / chunks, column = step % chunks * Block::chunk;
         const T* const gradient = memory + slot * (Block::gradient + Block::up);
-        inner.template multiply<Block::chunk, Block::stride, Block::stride>(gradient, gradient + Block::gradient);
+        inner.template multiply<Block::chunk, Block::stride, Block::stride>(gradient,
+                                                                            gradient + Block::gradient);
         if (column + Block::chunk >= columns) {
           const index_t pixel = (first_tile + tile) * Block::rows;
           inner.for_each([&](int row, int channel, const auto& run) {
@@ -294,16 +302,17 @@ void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, i
   work.up_vectors = aligned16(up) && out_channels % width == 0;
   with_rank<T>(plan.tensor, rank, [&](auto tensor, auto padded) {
     using block = up_gradient_block<decltype(tensor)::value, T, decltype(padded)::value>;
-    launch(site, {static_cast<unsigned>(plan.slices), block::threads, static_cast<std::size_t>(plan.shared_bytes)},
+    launch(site,
+           {static_cast<unsigned>(plan.slices), block::threads, static_cast<std::size_t>(plan.shared_bytes)},
            up_gradients<T, block>, work);
   });
   add_slices(site, plan.slices, static_cast<index_t>(rank) * out_channels, work.result);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                          \
-  template void low_rank_conv_forward<T>(cudaStream_t, const conv_geometry&, const low_rank_plan&,        \
-                                         const T*, const T*, const T*, int, const T*, T*, T*);            \
-  template void low_rank_conv_backward_up<T>(cudaStream_t, const low_rank_plan&, index_t, int, int,       \
+#define PUFFERFISH_INSTANTIATE(T)                                                                            \
+  template void low_rank_conv_forward<T>(cudaStream_t, const conv_geometry&, const low_rank_plan&, const T*, \
+                                         const T*, const T*, int, const T*, T*, T*);                         \
+  template void low_rank_conv_backward_up<T>(cudaStream_t, const low_rank_plan&, index_t, int, int,          \
                                              const T*, const T*, const T*, T*, bool, T*, float*);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE

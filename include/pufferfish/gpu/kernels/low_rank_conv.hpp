@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Launchers of the convolution of low rank in one pass: what lies between its two factors does not go through
-/// device memory on its way from one to the other.
+/// Launchers of the convolution of low rank in one pass: what lies between its two factors does not go
+/// through device memory on its way from one to the other.
 
 #include <pufferfish/gpu/kernels/low_rank_plan.hpp>
 
@@ -15,7 +15,8 @@ PUFFERFISH_KERNELS_BEGIN
 /// t = x * down (where t is not null it is kept), y = t up + bias.
 template <class T>
 void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, const low_rank_plan& plan,
-                           const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t, T* y);
+                           const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t,
+                           T* y);
 
 /// dt = dy up^T, and dup = t^T dy, or dup += that: one pass over dy. `partials`: plan.scratch floats.
 template <class T>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Which convolutions of low rank are done in one pass, and how that is cut into blocks. From shapes alone, as
-/// conv_plan.hpp.
+/// Which convolutions of low rank are done in one pass, and how that is cut into blocks. From shapes alone,
+/// as conv_plan.hpp.
 
 #include <pufferfish/gpu/kernels/conv_plan.hpp>
 
@@ -59,18 +59,20 @@ inline low_rank_plan plan_low_rank_forward(const conv_geometry& g, bool tensor) 
   return plan;
 }
 
-inline low_rank_plan plan_low_rank_backward(index_t pixels, index_t rank, index_t out_channels,
-                                            bool tensor, int element_bytes) {
+inline low_rank_plan plan_low_rank_backward(index_t pixels, index_t rank, index_t out_channels, bool tensor,
+                                            int element_bytes) {
   low_rank_plan plan;
   plan.tensor = tensor;
   const int padded = plans::padded_rank(rank);
   const index_t tiles = plans::cut(pixels, plans::backward_rows);
-  plan.slices = static_cast<int>(
-      tiles <= plans::enough_blocks ? std::max<index_t>(tiles, 1)
-                                    : std::clamp<index_t>(tiles / 8, plans::enough_blocks, 2 * plans::enough_blocks));
+  plan.slices =
+      static_cast<int>(tiles <= plans::enough_blocks
+                           ? std::max<index_t>(tiles, 1)
+                           : std::clamp<index_t>(tiles / 8, plans::enough_blocks, 2 * plans::enough_blocks));
   plan.scratch = plan.slices * rank * out_channels;
-  plan.shared_bytes = 2 * plans::backward_tiles(padded, element_bytes) * element_bytes +
-                      padded * plans::padded_columns(padded, out_channels) * static_cast<index_t>(sizeof(float));
+  plan.shared_bytes =
+      2 * plans::backward_tiles(padded, element_bytes) * element_bytes +
+      padded * plans::padded_columns(padded, out_channels) * static_cast<index_t>(sizeof(float));
   // By the float units, ranks of more than 32 take longer to compute than to read twice.
   plan.fused = rank <= (tensor ? most_fused_rank : 32) && plan.shared_bytes <= index_t{160} * 1024;
   return plan;

@@ -65,8 +65,9 @@ static __global__ void lstm_backward_kernel(index_t batch, index_t hidden, row_a
                                             row_array<const T> dc_after, row_array<T> dc_before) {
   for_each_row<Width>(batch, hidden, [&](index_t b, index_t j) {
     gate_values<Width, T> a(gates.row(b) + j, hidden);
-    const row_values<T, Width> old = load_or_zero<Width>(before, b, j), cells = load_or_zero<Width>(cell, b, j),
-                               dh = load_or_zero<Width>(dy, b, j), more = load_or_zero<Width>(dh_after, b, j);
+    const row_values<T, Width> old = load_or_zero<Width>(before, b, j),
+                               cells = load_or_zero<Width>(cell, b, j), dh = load_or_zero<Width>(dy, b, j),
+                               more = load_or_zero<Width>(dh_after, b, j);
     row_values<T, Width> dc = load_or_zero<Width>(dc_after, b, j);
     for (int i = 0; i < Width; ++i) {
       const lstm_step_gradient<accumulate_t<T>> gradient =
@@ -107,11 +108,11 @@ void lstm_backward(cudaStream_t stream, index_t batch, index_t hidden, row_array
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                            \
-  template void lstm_forward<T>(cudaStream_t, index_t, index_t, row_array<T>, row_array<const T>,            \
-                                row_array<T>, row_array<T>);                                                 \
-  template void lstm_backward<T>(cudaStream_t, index_t, index_t, row_array<T>, row_array<const T>,           \
-                                 row_array<const T>, row_array<const T>, row_array<const T>,                 \
+#define PUFFERFISH_INSTANTIATE(T)                                                                  \
+  template void lstm_forward<T>(cudaStream_t, index_t, index_t, row_array<T>, row_array<const T>,  \
+                                row_array<T>, row_array<T>);                                       \
+  template void lstm_backward<T>(cudaStream_t, index_t, index_t, row_array<T>, row_array<const T>, \
+                                 row_array<const T>, row_array<const T>, row_array<const T>,       \
                                  row_array<const T>, row_array<T>);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE

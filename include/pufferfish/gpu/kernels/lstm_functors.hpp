@@ -41,7 +41,7 @@ struct lstm_step_gradient {
 /// From the gradients of the output and of the cell from the step after.
 template <class A>
 PUFFERFISH_HOST_DEVICE inline lstm_step_gradient<A> lstm_step_backward(const lstm_gates_of<A>& a, A before,
-                                                                      A cell, A dh, A dc_after) {
+                                                                       A cell, A dh, A dc_after) {
   using std::tanh;
   const A one = A(1), t = tanh(cell), dc = dh * a.o * (one - t * t) + dc_after;
   return {{dc * a.g * a.i * (one - a.i), dc * before * a.f * (one - a.f), dc * a.i * (one - a.g * a.g),

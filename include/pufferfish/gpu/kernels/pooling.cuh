@@ -90,7 +90,8 @@ struct pool_images {
   }
   /// What an average multiplies by.
   __device__ A share(const window_range& window, bool count_padding) const {
-    return A(1) / static_cast<A>(count_padding ? windows.kernel_height * windows.kernel_width : window.pixels());
+    return A(1) /
+           static_cast<A>(count_padding ? windows.kernel_height * windows.kernel_width : window.pixels());
   }
 };
 

@@ -9,49 +9,34 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-template <class T, int Width>
-static __global__ void add_positions_kernel(row_array<const T> table, index_t table_rows,
-                                            const std::int32_t* places, index_t period,
-                                            row_array<const T> x, row_array<T> y, index_t rows,
-                                            index_t columns) {
-  for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
-    const index_t place = places == nullptr ? m % period : static_cast<index_t>(places[m]);
-    const bool exists = place >= 0 && place < table_rows;
-    const row_values<T, Width> added = exists ? load_row<Width>(table.row(place) + c) : no_row<T, Width>();
-    row_values<T, Width> values = load_row<Width>(x.row(m) + c);
-    for (int i = 0; i < Width; ++i) values[i] += added[i];
-    store_row<Width>(y.row(m) + c, values);
-  });
+/// A thread has a column for every row: its wavelength is computed once.
+template <class T>
+static __global__ void add_positions_kernel(const std::int32_t* places, index_t length, row_array<const T> x,
+                                            row_array<T> y, index_t rows, index_t columns) {
+  const index_t j = static_cast<index_t>(blockIdx.x) * static_cast<index_t>(blockDim.x) + threadIdx.x;
+  if (j >= columns) return;
+  const index_t even = j - j % 2;
+  const double wave = pow(10000.0, static_cast<double>(even) / static_cast<double>(columns));
+  for (index_t m = static_cast<index_t>(blockIdx.y); m < rows; m += static_cast<index_t>(gridDim.y)) {
+    const double angle = static_cast<double>(places == nullptr ? m % length : places[m]) / wave;
+    const auto added = static_cast<accumulate_t<T>>(j % 2 == 0 ? sin(angle) : cos(angle));
+    y.row(m)[j] = static_cast<T>(static_cast<accumulate_t<T>>(x.row(m)[j]) + added);
+  }
 }
 
 template <class T>
-void start_add_positions(const launch_site& site, row_array<const T> table, index_t table_rows,
-                         const std::int32_t* places, index_t period, row_array<const T> x, row_array<T> y,
-                         index_t rows, index_t columns) {
-  with_width<T>(rows_in_vectors<T>(columns, table, x, y), [&](auto width) {
-    launch(site, row_grid(rows, columns, width), add_positions_kernel<T, width>, table, table_rows, places,
-           period, x, y, rows, columns);
-  });
+void add_positions(cudaStream_t stream, const std::int32_t* places, index_t length, row_array<const T> x,
+                   row_array<T> y, index_t rows, index_t columns) {
+  constexpr index_t most = 256;  // rows of blocks
+  const unsigned threads = row_threads(columns, 1, 128);
+  launch(stream,
+         {dim3(static_cast<unsigned>(ceil_div(columns, static_cast<index_t>(threads))),
+               static_cast<unsigned>(rows < most ? rows : most)),
+          dim3(threads)},
+         add_positions_kernel<T>, places, length, x, y, rows, columns);
 }
 
-template <class T>
-void add_positions(cudaStream_t stream, row_array<const T> table, index_t table_rows,
-                   const std::int32_t* places, row_array<T> x, index_t rows, index_t columns) {
-  start_add_positions<T>({stream, "add_positions"}, table, table_rows, places, 1, x, x, rows, columns);
-}
-
-template <class T>
-void add_repeated(cudaStream_t stream, row_array<const T> table, index_t period, row_array<const T> x,
-                  row_array<T> y, index_t rows, index_t columns) {
-  start_add_positions<T>({stream, "add_repeated"}, table, period, nullptr, period, x, y, rows, columns);
-}
-
-#define PUFFERFISH_INSTANTIATE(T)                                                                           \
-  template void add_positions<T>(cudaStream_t, row_array<const T>, index_t, const std::int32_t*,            \
-                                 row_array<T>, index_t, index_t);                                           \
-  template void add_repeated<T>(cudaStream_t, row_array<const T>, index_t, row_array<const T>,              \
-                                row_array<T>, index_t, index_t);
-PUFFERFISH_INSTANTIATE(float)
-#undef PUFFERFISH_INSTANTIATE
+template void add_positions<float>(cudaStream_t, const std::int32_t*, index_t, row_array<const float>,
+                                   row_array<float>, index_t, index_t);
 
 PUFFERFISH_KERNELS_END

@@ -12,8 +12,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int mask_word_bits = 32;
 
-/// The `count` bits (a divisor of 32, as is i's distance to the start of its word) from element i on, in the
-/// lowest bits of the result; what lies above them is of other elements.
+/// The bits of element i and of those after it in its word, from the lowest bit of the result on.
 PUFFERFISH_HOST_DEVICE inline std::uint32_t mask_bits(const std::uint32_t* words, index_t i) {
   return words[i / mask_word_bits] >> static_cast<unsigned>(i % mask_word_bits);
 }

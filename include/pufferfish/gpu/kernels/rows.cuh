@@ -88,9 +88,8 @@ __device__ inline index_t place_of(const index_t* places, index_t m) {
 }
 
 template <class T, int Width>
-static __global__ void move_rows_kernel(row_array<const T> from, const index_t* from_places,
-                                        row_array<T> to, const index_t* to_places, index_t rows,
-                                        index_t columns) {
+static __global__ void move_rows_kernel(row_array<const T> from, const index_t* from_places, row_array<T> to,
+                                        const index_t* to_places, index_t rows, index_t columns) {
   for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
     store_row<Width>(to.row(place_of(to_places, m)) + c,
                      load_row<Width>(from.row(place_of(from_places, m)) + c));
@@ -107,7 +106,8 @@ static __global__ void clear_rows_outside_kernel(run_arrays runs, row_array<T> x
       if (m >= runs.first[s] && m < runs.first[s] + runs.count[s]) inside = 1;
     }
     if (block_max(inside, 0) != 0) continue;
-    for_each_column<Width>(columns, [&](index_t c) { store_row<Width>(x.row(m) + c, row_values<T, Width>{}); });
+    for_each_column<Width>(columns,
+                           [&](index_t c) { store_row<Width>(x.row(m) + c, row_values<T, Width>{}); });
   }
 }
 
@@ -116,13 +116,14 @@ void scale_rows(cudaStream_t stream, T factor, row_array<const T> from, index_t 
                 row_array<T> to) {
   const launch_site site(stream, "scale_rows");
   with_width<T>(rows_in_vectors<T>(columns, from, to), [&](auto width) {
-    launch(site, row_grid(rows, columns, width), scale_rows_kernel<T, width>, factor, from, rows, columns, to);
+    launch(site, row_grid(rows, columns, width), scale_rows_kernel<T, width>, factor, from, rows, columns,
+           to);
   });
 }
 
 template <class T>
-void move_rows(const launch_site& site, row_array<const T> from, const index_t* from_places,
-               row_array<T> to, const index_t* to_places, index_t rows, index_t columns) {
+void move_rows(const launch_site& site, row_array<const T> from, const index_t* from_places, row_array<T> to,
+               const index_t* to_places, index_t rows, index_t columns) {
   with_width<T>(rows_in_vectors<T>(columns, from, to), [&](auto width) {
     launch(site, row_grid(rows, columns, width), move_rows_kernel<T, width>, from, from_places, to, to_places,
            rows, columns);
@@ -163,12 +164,12 @@ void make_runs(cudaStream_t stream, index_t sequences, index_t length, const ind
          first, count);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                           \
-  template void scale_rows<T>(cudaStream_t, T, row_array<const T>, index_t, index_t, row_array<T>);         \
-  template void gather_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,          \
-                               row_array<T>);                                                               \
-  template void scatter_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,         \
-                                row_array<T>);                                                              \
+#define PUFFERFISH_INSTANTIATE(T)                                                                   \
+  template void scale_rows<T>(cudaStream_t, T, row_array<const T>, index_t, index_t, row_array<T>); \
+  template void gather_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,  \
+                               row_array<T>);                                                       \
+  template void scatter_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t, \
+                                row_array<T>);                                                      \
   template void clear_rows_outside<T>(cudaStream_t, const run_arrays&, row_array<T>, index_t, index_t);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE

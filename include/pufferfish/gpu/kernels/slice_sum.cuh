@@ -32,7 +32,8 @@ static __global__ void __launch_bounds__(256) sum_slices(result_target<T> result
     for (int other = 1; other < Groups; ++other) sum += sums[other][item];
   }
   if (at >= size) return;
-  if (result.bias != nullptr) sum += static_cast<double>(static_cast<float>(result.bias[at % result.columns]));
+  if (result.bias != nullptr)
+    sum += static_cast<double>(static_cast<float>(result.bias[at % result.columns]));
   if (result.add) sum += static_cast<double>(static_cast<float>(result.out[at]));
   result.out[at] = static_cast<T>(static_cast<float>(sum));
 }

@@ -26,7 +26,8 @@ void store_step_values(cudaStream_t stream, step_values* to, const step_values& 
 template <class T>
 void fill_rows(cudaStream_t stream, const T* row, T* y, index_t rows, index_t columns, index_t step) {
   const index_t size = rows * columns;
-  if (size > 0) launch(stream, {blocks_for(size, 256), 256}, fill_rows_kernel<T>, row, y, size, columns, step);
+  if (size > 0)
+    launch(stream, {blocks_for(size, 256), 256}, fill_rows_kernel<T>, row, y, size, columns, step);
 }
 
 template void fill_rows<float>(cudaStream_t, const float*, float*, index_t, index_t, index_t);

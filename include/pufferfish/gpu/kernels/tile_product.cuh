@@ -92,7 +92,8 @@ class simt_product {
         for (int d = 0; d < step; ++d) {
           array_of<float, ThreadRows> left;
 #pragma unroll
-          for (int i = 0; i < ThreadRows; i += row_run) read_run<row_run>(a + (k + d) * AStride + row(i), left + i);
+          for (int i = 0; i < ThreadRows; i += row_run)
+            read_run<row_run>(a + (k + d) * AStride + row(i), left + i);
 #pragma unroll
           for (int i = 0; i < ThreadRows; ++i) add(i, left[i], right[d]);
         }
@@ -131,7 +132,8 @@ class simt_product {
   }
 
   template <int BStride>
-  __device__ void read_right(const float* b, int k, array_of<array_of<float, ThreadColumns>, step>& right) const {
+  __device__ void read_right(const float* b, int k,
+                             array_of<array_of<float, ThreadColumns>, step>& right) const {
     if constexpr (B == dense::depth) {
 #pragma unroll
       for (int j = 0; j < ThreadColumns; ++j) {
@@ -252,9 +254,9 @@ class tensor_product {
     }
   }
 
-  // Words of 4 bytes that lie across the depth cannot be transposed on the way. The order of the depth is free
-  // as long as both operands have the same: where rows are 16 bytes apart in the banks, neighbours of a row
-  // are a step of two rows away, so that no bank is met twice.
+  // Words of 4 bytes that lie across the depth cannot be transposed on the way. The order of the depth is
+  // free as long as both operands have the same: where rows are 16 bytes apart in the banks, neighbours of a
+  // row are a step of two rows away, so that no bank is met twice.
   template <int Stride, bool Left>
   __device__ void read_words(const T* tile, int k, std::uint32_t (&words)[4]) const {
     constexpr bool apart = Stride % 8 == 4;

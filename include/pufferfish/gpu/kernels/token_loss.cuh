@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of <pufferfish/gpu/kernels/token_loss.hpp>. A block a row: the largest logit, then the sums against
-/// it, which find the row in the second-level cache.
+/// Kernels of <pufferfish/gpu/kernels/token_loss.hpp>. A block a row: the largest logit, then the sums
+/// against it, which find the row in the second-level cache.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/rows.cuh>
@@ -130,8 +130,7 @@ struct token_gradient_task {
       for_run(row, end, step, load, [&](const loaded& at) {
         const float wanted = static_cast<float>(k == at.target ? z.right : z.wrong);
         const bool padded = z.padding >= 0 && at.target == z.padding;
-        const float gradient =
-            padded ? 0.0F : (expf(at.logit - at.largest) * at.share - wanted) * unit;
+        const float gradient = padded ? 0.0F : (expf(at.logit - at.largest) * at.share - wanted) * unit;
         logits[at.row * z.logits.stride + k] = static_cast<T>(gradient * z.scale);
         run += gradient;
       });
@@ -159,7 +158,8 @@ static __global__ void log_sum_exp_kernel(row_array<const T> logits, index_t row
     const double sum =
         sum_over_classes(classes, [&](index_t k) { return expf(static_cast<float>(z[k]) - largest); });
     if (threadIdx.x == 0) {
-      result[m] = largest == -HUGE_VALF ? static_cast<double>(largest) : static_cast<double>(largest) + log(sum);
+      result[m] =
+          largest == -HUGE_VALF ? static_cast<double>(largest) : static_cast<double>(largest) + log(sum);
     }
   }
 }
@@ -185,8 +185,8 @@ void token_gradients(cudaStream_t stream, const token_logits<T>& z, const loss_d
                      const float* maxima, const float* shares, T* logits, T* dbias, bool add_bias,
                      double* scratch) {
   const launch_site site(stream);
-  sum_columns<column_sum_state<1, 1>>(site, token_gradient_task<T>{z, divisor, maxima, shares, logits}, z.rows,
-                                      z.classes, scratch, bias_finish<T>{dbias, add_bias});
+  sum_columns<column_sum_state<1, 1>>(site, token_gradient_task<T>{z, divisor, maxima, shares, logits},
+                                      z.rows, z.classes, scratch, bias_finish<T>{dbias, add_bias});
 }
 
 template <class T>
@@ -195,11 +195,11 @@ void log_sum_exp(cudaStream_t stream, row_array<const T> logits, index_t rows, i
   launch(stream, class_grid(rows, classes), log_sum_exp_kernel<T>, logits, rows, classes, result);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                         \
-  template void token_losses<T>(cudaStream_t, const token_logits<T>&, const loss_divisor&, row_array<T>,  \
-                                double*, float*, float*);                                                 \
+#define PUFFERFISH_INSTANTIATE(T)                                                                           \
+  template void token_losses<T>(cudaStream_t, const token_logits<T>&, const loss_divisor&, row_array<T>,    \
+                                double*, float*, float*);                                                   \
   template void token_gradients<T>(cudaStream_t, const token_logits<T>&, const loss_divisor&, const float*, \
-                                   const float*, T*, T*, bool, double*);                                  \
+                                   const float*, T*, T*, bool, double*);                                    \
   template void log_sum_exp<T>(cudaStream_t, row_array<const T>, index_t, index_t, double*);
 PUFFERFISH_INSTANTIATE(float)
 #undef PUFFERFISH_INSTANTIATE

@@ -15,10 +15,10 @@ struct token_logits {
   index_t rows, classes;
   row_array<const T> logits;
   float scale;
-  const T* bias;               ///< nullptr: none
+  const T* bias;  ///< nullptr: none
   const std::int32_t* targets;
-  std::int32_t padding;        ///< targets that do not count; -1: none
-  double right, wrong;         ///< the smoothed target: of its own class, of every other
+  std::int32_t padding;  ///< targets that do not count; -1: none
+  double right, wrong;   ///< the smoothed target: of its own class, of every other
 };
 
 /// What a gradient is divided by: a number, or one in device memory, which a captured graph reads anew.
@@ -34,8 +34,8 @@ PUFFERFISH_KERNEL_TYPES_END
 PUFFERFISH_KERNELS_BEGIN
 
 /// losses_m = -sum_k t_k log p_k with p = softmax(z), 0 where the target is the padding, NaN where it is no
-/// class; with dlogits, (p - t) / divisor there (it may be the logits; scale 1 and no bias then). `maxima` and
-/// `shares`, unless nullptr, get the largest z and 1 / sum exp(z - largest) of each row.
+/// class; with dlogits, (p - t) / divisor there (it may be the logits; scale 1 and no bias then). `maxima`
+/// and `shares`, unless nullptr, get the largest z and 1 / sum exp(z - largest) of each row.
 template <class T>
 void token_losses(cudaStream_t stream, const token_logits<T>& z, const loss_divisor& divisor,
                   row_array<T> dlogits, double* losses, float* maxima, float* shares);

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Sinusoids that tell where a token stands, added to rows of tokens.
+
+#include <cmath>
+#include <cstdint>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/ops/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+/// What column j of `width` has at a position: sin on even j and cos on odd j of position / 10000^(2 floor(j
+/// / 2) / width) (Vaswani et al.: "Attention is all you need", NIPS 2017, section 3.5).
+inline double sinusoid(index_t position, index_t j, index_t width) {
+  const index_t even = j - j % 2;
+  const double power = static_cast<double>(even) / static_cast<double>(width);
+  const double angle = static_cast<double>(position) / std::pow(10000.0, power);
+  return j % 2 == 0 ? std::sin(angle) : std::cos(angle);
+}
+
+/// x_n += the sinusoids of places[n], which are row places[n] of the table. Rows dense, of one width.
+template <class T>
+void add_positions(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
+                   const std::int32_t* places, const tensor_view<T, 2>& x) {
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+  for_row_chunks(ctx, x.extent(0), x.extent(1), [&](index_t begin, index_t end) {
+    for (index_t n = begin; n < end; ++n) {
+      kernel(table.data() + places[n] * table.stride(0), x.data() + n * x.stride(0), x.extent(1));
+    }
+  });
+}
+/// The device's form: <pufferfish/gpu.hpp>. It computes the sinusoids: the table stays on the host.
+template <class T>
+void add_positions(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
+                   const std::int32_t* places, const tensor_view<T, 2>& x);
+
+/// y_n = x_n + the sinusoids of n % length, a position of the table. Rows dense, of one shape; y may be x.
+template <class T>
+void add_positions_in_turn(context<device::cpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
+                           const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
+  const index_t width = y.extent(1);
+  for_row_chunks(ctx, y.extent(0), width, [&](index_t begin, index_t end) {
+    for (index_t n = begin; n < end; ++n) {
+      const T *from = x.data() + n * x.stride(0), *row = table.data() + n % length * table.stride(0);
+      T* const to = y.data() + n * y.stride(0);
+      for (index_t j = 0; j < width; ++j) to[j] = from[j] + row[j];
+    }
+  });
+}
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void add_positions_in_turn(context<device::gpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
+                           const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

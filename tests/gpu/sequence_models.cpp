@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The language model, the Transformer and their layers on a device: losses, states and gradients of every
+// parameter as on the CPU.
+#include "support.hpp"
+
+#include <pufferfish/gpu.hpp>
+#include <pufferfish/lowrank/attention.hpp>
+#include <pufferfish/models/lstm_lm.hpp>
+#include <pufferfish/models/transformer.hpp>
+#include <pufferfish/nn.hpp>
+
+using namespace gpu_test;
+
+namespace {
+
+using pf::device::cpu;
+using pf::device::gpu;
+
+twin<std::int32_t> random_tokens(index_t count, index_t vocabulary, std::uint64_t stream) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+  const pf::random_stream random(13, stream);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<std::int32_t>(random.below(i, static_cast<std::uint64_t>(vocabulary)));
+  }
+  return twin<std::int32_t>(std::move(tokens));
+}
+
+// Gradient by gradient; those of nothing but rounding are measured by what others are.
+template <class Model, class DeviceModel>
+void check_gradients(Model& host_net, DeviceModel& net) {
+  const std::span<float> all = net.store().gradients();
+  std::vector<float> gradients(all.size());
+  pf::gpu::device_memory().to_host(gradients.data(), all.data(), all.size_bytes());
+  double scale = 0.0;
+  for (const float g : host_net.store().gradients()) {
+    scale = std::max(scale, 0.01 * std::abs(static_cast<double>(g)));
+  }
+  for (const auto& entry : host_net.store().parameters()) {
+    CAPTURE(entry.name);
+    const std::span<const float> got(gradients.data() + entry.offset,
+                                     static_cast<std::size_t>(entry.thing->size()));
+    CHECK(difference(got, std::span<const float>(entry.thing->gradient()), scale) < 1e-4);
+  }
+}
+
+struct language_pair {
+  explicit language_pair(const pf::lstm_lm_options& options)
+      : host_net(pf::lstm_lm<float>(options)), net(pf::lstm_lm<float, gpu>(options)) {
+    host_net.initialize(3);
+    pf::copy_state(host_net, net);
+  }
+
+  // Two segments of a text, with the state between them; `masked`: begin_step's position in the global batch.
+  void check(index_t steps, index_t batch, index_t first) {
+    pf::gpu_context& ctx = gpu_context();
+    pf::cpu_context host;
+    host.set_mode(pf::run_mode::training);
+    const pf::mode_scope<gpu> training(ctx, pf::run_mode::training);
+    auto mine = host_net.root().make_state(batch);
+    auto its = net.root().make_state(batch);
+    const pf::extents<2> shape{steps, batch};
+    const index_t vocabulary = host_net.root().options().vocabulary;
+    twin<double> results(2, NAN);
+    for (std::uint64_t segment = 0; segment < 2; ++segment) {
+      auto tokens = random_tokens(steps * batch, vocabulary, 2 * segment);
+      auto targets = random_tokens(steps * batch, vocabulary, 2 * segment + 1);
+      host.begin_step(segment, first);
+      ctx.begin_step(segment, first);
+      const auto loss = host_net.root().loss(host, tokens.host_view(shape), targets.host_view(shape), mine);
+      host_net.root().backward(host, static_cast<double>(loss.tokens));
+      net.root().loss(ctx, tokens.device_view(shape), targets.device_view(shape), its, results.device_data());
+      net.root().backward(ctx, static_cast<double>(loss.tokens));
+      CHECK(ctx.tape().empty());
+      CHECK(results.fetched()[0] == doctest::Approx(loss.loss_sum).epsilon(1e-6));
+      CHECK(results.fetched()[1] == static_cast<double>(loss.tokens));
+      std::vector<float> state(mine.values().size());
+      its.memory().to_host(state);
+      CHECK(difference(std::span<const float>(state), std::span<const float>(mine.values())) < 1e-5);
+      check_gradients(host_net, net);
+    }
+    auto copy = its;
+    copy.reset(ctx);
+    std::vector<float> state(mine.values().size());
+    copy.memory().to_host(state);
+    CHECK(std::all_of(state.begin(), state.end(), [](float v) { return v == 0.0F; }));
+  }
+
+  pf::model<pf::lstm_lm<float>> host_net;
+  pf::model<pf::lstm_lm<float, gpu>, gpu> net;
+};
+
+}  // namespace
+
+TEST_CASE("gpu language model: two segments, dense and factorized, with and without dropout") {
+  for (const double dropout : {0.0, 0.4}) {
+    CAPTURE(dropout);
+    language_pair pair({37, 12, 2, dropout});
+    pair.check(5, 3, 0);
+    const pf::factorization made = pf::factorize(pair.host_net, pf::lstm_lm_policy());
+    CHECK(made.low_rank.size() == 2);
+    pf::apply_ranks(pair.net, made.ranks());
+    pf::copy_state(pair.host_net, pair.net);
+    pair.check(4, 2, 6);
+  }
+}
+
+TEST_CASE("gpu language model: logits, and their gradients") {
+  language_pair pair({21, 8, 1, 0.0});
+  pf::gpu_context& ctx = gpu_context();
+  pf::cpu_context host;
+  host.set_mode(pf::run_mode::training);
+  const pf::mode_scope<gpu> training(ctx, pf::run_mode::training);
+  const pf::extents<2> shape{3, 4}, rows{12, 21};
+  auto tokens = random_tokens(12, 21, 5);
+  auto logits = random_twin<float>(12 * 21, 6), gradient = random_twin<float>(12 * 21, 7);
+  auto mine = pair.host_net.root().make_state(4);
+  auto its = pair.net.root().make_state(4);
+  host.begin_step(0);
+  ctx.begin_step(0);
+  pair.host_net.root().forward(host, tokens.host_view(shape), mine, logits.host_view(rows));
+  pair.net.root().forward(ctx, tokens.device_view(shape), its, logits.device_view(rows));
+  CHECK(difference(logits) < 1e-5);
+  pair.host_net.root().backward(host, gradient.host_view(rows));
+  pair.net.root().backward(ctx, gradient.device_view(rows));
+  check_gradients(pair.host_net, pair.net);
+}
+
+namespace {
+
+// Sentences of different lengths, filled up with token 1.
+std::vector<std::int32_t> random_sentences(index_t sentences, index_t length, index_t vocabulary,
+                                           std::uint64_t stream) {
+  const pf::random_stream random(17, stream);
+  std::vector<std::int32_t> ids;
+  for (index_t s = 0; s < sentences; ++s) {
+    const index_t own = 1 + (s * 5 + 3) % length;
+    for (index_t t = 0; t < length; ++t) {
+      const auto drawn = random.below(ids.size(), static_cast<std::uint64_t>(vocabulary - 2));
+      ids.push_back(t < own ? static_cast<std::int32_t>(drawn) + 2 : 1);
+    }
+  }
+  return ids;
+}
+
+pf::transformer_options small_transformer(double dropout) {
+  pf::transformer_options options;
+  options.vocabulary = 23;
+  options.width = 12;
+  options.hidden = 20;
+  options.layers = 2;
+  options.heads = 2;
+  options.key = 5;
+  options.value = 6;
+  options.positions = 16;
+  options.dropout = dropout;
+  return options;
+}
+
+struct translator_pair {
+  explicit translator_pair(double dropout)
+      : host_net(pf::transformer<float>(small_transformer(dropout))),
+        net(pf::transformer<float, gpu>(small_transformer(dropout))) {
+    host_net.initialize(3);
+    pf::copy_state(host_net, net);
+  }
+
+  void check(index_t sentences, index_t first) {
+    pf::gpu_context& ctx = gpu_context();
+    pf::cpu_context host;
+    host.set_mode(pf::run_mode::training);
+    const pf::mode_scope<gpu> training(ctx, pf::run_mode::training);
+    const auto source = random_sentences(sentences, 9, 23, 1),
+               target = random_sentences(sentences, 11, 23, 2), next = random_sentences(sentences, 11, 23, 3);
+    const pf::token_matrix s(source.data(), {sentences, 9}), t(target.data(), {sentences, 11}),
+        n(next.data(), {sentences, 11});
+    const pf::label_smoothing smoothing{0.1, pf::smoothing_kind::wrong_classes};
+    twin<double> results(2, NAN);
+    host.begin_step(4, first);
+    ctx.begin_step(4, first);
+    const auto loss = host_net.root().loss(host, s, t, n, smoothing);
+    host_net.root().backward(host, 7.0);
+    const index_t tokens = net.root().loss(ctx, s, t, n, smoothing, results.device_data());
+    net.root().backward(ctx, 7.0);
+    CHECK(ctx.tape().empty());
+    CHECK(tokens == loss.tokens);
+    CHECK(results.fetched()[0] == doctest::Approx(loss.loss_sum).epsilon(1e-6));
+    CHECK(results.fetched()[1] == static_cast<double>(loss.tokens));
+    check_gradients(host_net, net);
+
+    const index_t rows = host_net.root().output_rows(t);
+    twin<float> logits(rows * 23), gradient = random_twin<float>(rows * 23, 9);
+    for (const pf::run_mode mode : {pf::run_mode::training, pf::run_mode::inference}) {
+      host.begin_step(5, first);
+      ctx.begin_step(5, first);
+      host.set_mode(mode);
+      const pf::mode_scope<gpu> same(ctx, mode);
+      host_net.root().forward(host, s, t, logits.host_view<2>({rows, 23}));
+      net.root().forward(ctx, s, t, logits.device_view<2>({rows, 23}));
+      CHECK(difference(logits) < 1e-5);
+      if (mode == pf::run_mode::inference) continue;
+      host_net.root().backward(host, gradient.host_view<2>({rows, 23}));
+      net.root().backward(ctx, gradient.device_view<2>({rows, 23}));
+      check_gradients(host_net, net);
+    }
+  }
+
+  pf::model<pf::transformer<float>> host_net;
+  pf::model<pf::transformer<float, gpu>, gpu> net;
+};
+
+}  // namespace
+
+TEST_CASE("gpu transformer: dense and factorized, with and without dropout") {
+  for (const double dropout : {0.0, 0.2}) {
+    CAPTURE(dropout);
+    translator_pair pair(dropout);
+    pair.check(5, 0);
+    const pf::factorization made = pf::factorize(pair.host_net, pf::transformer_policy());
+    CHECK(made.low_rank.size() == 16);
+    pf::apply_ranks(pair.net, made.ranks());
+    pf::copy_state(pair.host_net, pair.net);
+    pair.check(3, 8);
+  }
+}
+
+TEST_CASE("gpu layers of sequences: in networks of any device") {
+  const pf::extents<4> input{3, 1, 7, 12};
+  const auto make = [](auto device) {
+    using Device = decltype(device);
+    pf::sequential<float, Device> layers;
+    layers.add("positions", pf::PositionalEncoding<float>(12, 20));
+    pf::attention_options attention;
+    attention.shape = {12, 3, 4, 5};
+    layers.add("attention", pf::MultiHeadAttention<float, Device>(attention));
+    layers.add("feed_forward", pf::FeedForward<float, Device>({12, 30, 0.1, 1e-6}));
+    layers.add("norm", pf::LayerNorm<float>(12));
+    return pf::network<float, Device>{pf::any_layer<float, Device>(std::move(layers))};
+  };
+  auto host_net = make(cpu());
+  auto net = make(gpu());
+  host_net.initialize(5);
+  pf::copy_state(host_net, net);
+  pf::gpu_context& ctx = gpu_context();
+  pf::cpu_context host;
+  host.set_mode(pf::run_mode::training);
+  const pf::mode_scope<gpu> training(ctx, pf::run_mode::training);
+  auto x = random_twin<float>(pf::volume<4>(input), 1), y = random_twin<float>(x.size(), 2),
+       dy = random_twin<float>(x.size(), 3), dx = random_twin<float>(x.size(), 4);
+  host.begin_step(2, 3);
+  ctx.begin_step(2, 3);
+  host_net.forward(host, x.host_view(input), y.host_view(input));
+  host_net.backward(host, dy.host_view(input), dx.host_view(input));
+  net.forward(ctx, x.device_view(input), y.device_view(input));
+  net.backward(ctx, dy.device_view(input), dx.device_view(input));
+  CHECK(ctx.tape().empty());
+  CHECK(difference(y) < 1e-5);
+  CHECK(difference(dx) < 1e-4);
+  check_gradients(host_net, net);
+}
