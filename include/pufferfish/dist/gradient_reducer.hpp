@@ -118,6 +118,10 @@ class gradient_reducer {
       narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
     } else if (options_.wire == exchange_wire::fp16) {
       narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
+    } else if (starts(values) && !with_thread()) {
+      // In a replay: by the sum that a direct step starts, which may have an order of its own.
+      comm_->start_all_reduce_sum(values).wait();
+      scale_values(values, divisor());
     } else {
       all_reduce_by(algorithm_for(values), *comm_, values, scratch_, divisor());
     }

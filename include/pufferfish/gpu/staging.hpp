@@ -81,11 +81,7 @@ class gradient_staging<T, device::gpu> {
 
   // For steps that are captured -----------------------------------------------------------------------------
 
-  bool is_captured(const context<device::gpu>& ctx) const {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    gpu::check(cudaStreamIsCapturing(ctx.stream(), &status), "cudaStreamIsCapturing");
-    return status != cudaStreamCaptureStatusNone;
-  }
+  bool is_captured(const context<device::gpu>& ctx) const { return gpu::is_captured(ctx.stream()); }
 
   /// What comes next in the context's stream waits for all that has been fetched.
   void join(context<device::gpu>& ctx) {

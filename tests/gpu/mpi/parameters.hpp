@@ -19,7 +19,8 @@
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/distributed.hpp>
-#include <pufferfish/gpu.hpp>
+#include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/staging.hpp>
 
 namespace gpu_test {
 
