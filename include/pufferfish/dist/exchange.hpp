@@ -83,10 +83,8 @@ class gradient_exchange {
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;
   ~gradient_exchange() {
-    if constexpr (staging::copies) {
-      if (running_ || ever_captured_)
-        staging_.drain();  // what is in streams may call the thread, or wait for it
-    }
+    if constexpr (staging::copies)
+      staging_.drain();  // what is in streams may call the thread, or wait for it
     jobs_.stop();
   }
 
@@ -123,8 +121,12 @@ class gradient_exchange {
     }
     // What was captured only in part has left nothing behind.
     if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
-    if (!steps_agreed_) agree_on_steps();
     captured_ = is_captured(ctx);
+    if constexpr (staging::copies) {
+      // Replays on their way have the communicator and the thread.
+      if (!captured_ && ever_captured_) ctx.synchronize();
+    }
+    if (!steps_agreed_) agree_on_steps();
     if (captured_) prepare_capture(ctx);
     running_ = true;
     if (!captured_) reducer_.restart();
@@ -411,7 +413,9 @@ class gradient_exchange {
   template <class Arrived>
   void finish_captured(context<Device>& ctx, Arrived&& arrived) {
     if (!works()) staging_.call(ctx, {&gradient_exchange::count_replay, this});
-    // The graph waits for the thread only after everything that the thread waits for.
+    // CUDA may call host functions one after the other, in any order that streams allow: one that waits for
+    // the thread comes only behind all that tell the thread something. Then every rank's buckets are on
+    // their way before any rank waits for one, and no wait can stand before what it waits for.
     if (works()) staging_.join(ctx);
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       if (works() && (arrives_early() || b == 0)) {

@@ -315,3 +315,13 @@ TEST_CASE("captured exchange: replays overlap with the backward pass") {
   CHECK(state.calls == 6);
   WARN(state.overlapped == 6);
 }
+
+TEST_CASE("captured exchange: training with a step that is not finite, as direct and as on the CPU") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (!comm.usable_from_threads()) return;
+  pf::exchange_options options = small_buckets();
+  options.nonfinite = pf::nonfinite_policy::skip;
+  const auto direct = train_on_device(comm, options, false), captured = train_on_device(comm, options, true);
+  CHECK(same_bits(direct, captured));
+  CHECK(difference(direct, train_on_host(comm, options)) < 1e-5);
+}

@@ -246,6 +246,18 @@ TEST_CASE("gpu nccl exchange: what it does not take, and calls out of order") {
   CHECK(compressed.finish(ctx));
 }
 
+TEST_CASE("gpu nccl exchange: training with a step that is not finite, as direct and as on the CPU") {
+  hosts comm(MPI_COMM_WORLD);
+  const auto fast = make_nccl(comm);
+  if (!fast) return;
+  pf::exchange_options options = any_order(), on_host = small_buckets();
+  options.nonfinite = on_host.nonfinite = pf::nonfinite_policy::skip;
+  const auto direct = train_on_device(*fast, options, false),
+             captured = train_on_device(*fast, options, true);
+  CHECK(same_bits(direct, captured));
+  CHECK(difference(direct, train_on_host(comm, on_host)) < 1e-5);
+}
+
 TEST_CASE(
     "gpu nccl exchange: a rank that does not come; what waits for it returns, and every call says why") {
   hosts comm(MPI_COMM_WORLD);

@@ -15,12 +15,14 @@
 #include <thread>
 #include <vector>
 
-#include "support.hpp"
+#include "../support.hpp"
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/distributed.hpp>
 #include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/optimizer.hpp>
 #include <pufferfish/gpu/staging.hpp>
+#include <pufferfish/optim/sgd.hpp>
 
 namespace gpu_test {
 
@@ -244,6 +246,60 @@ inline pf::exchange_options by_library() {
   pf::exchange_options options = small_buckets();
   options.algorithm = pf::all_reduce_algorithm::library;
   return options;
+}
+
+/// Training with numbers that are not finite in one of its steps; what the parameters are at the end.
+inline constexpr std::uint64_t training_steps = 8, spoilt_step = 5;
+inline constexpr pf::sgd_options training_sgd{0.9, 0.0, false, 1e-2, true};
+
+inline std::vector<float> training_gradients(std::size_t size, int rank, int ranks, std::uint64_t step) {
+  auto gradients = gradients_of<float>(size, rank, step);
+  if (step == spoilt_step && rank == ranks - 1) gradients[40] = std::numeric_limits<float>::infinity();
+  return gradients;
+}
+
+template <class Comm>
+std::vector<float> train_on_device(Comm& comm, const pf::exchange_options& options, bool captured) {
+  pf::gpu_context ctx;
+  odd_parameters<float> net(pf::gpu::device_memory());
+  stream_buffer<float> source(net.size());
+  pf::gradient_exchange<float, Comm, pf::device::gpu> exchange(net.store, comm, options);
+  pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store), training_sgd);
+  optimizer.set_control({exchange.skip(), nullptr});
+  pf::gpu::step_graph graph;
+  graph.set_enabled(captured);
+  for (std::uint64_t step = 0; step < training_steps; ++step) {
+    ctx.begin_step(step);
+    optimizer.begin_step(ctx, 0.1 / static_cast<double>(step + 1));
+    source.write(ctx, training_gradients(net.size(), comm.rank(), comm.size(), step));
+    graph.run(ctx, 1, [&] {
+      exchange.begin(ctx);
+      backward(ctx, net, source.data());
+      exchange.finish(ctx,
+                      [&](const pf::gradient_bucket& b) { optimizer.step_range(ctx, b.offset, b.size); });
+    });
+  }
+  const auto values = read(ctx, std::span<const float>(net.store.values()));
+  CHECK(graph.replays() >= (captured ? 4 : 0));
+  CHECK(exchange.report().skipped == 1);
+  CHECK(exchange.steps() == training_steps - 1);
+  CHECK(optimizer.steps() == training_steps - 1);
+  CHECK(same_on_all_ranks(comm, values));
+  return values;
+}
+
+template <class Comm>
+std::vector<float> train_on_host(Comm& comm, const pf::exchange_options& options) {
+  pf::cpu_context ctx;
+  odd_parameters<float> net(pf::host_memory());
+  pf::gradient_exchange<float, Comm> exchange(net.store, comm, options);
+  pf::SGD<float> optimizer(pf::make_optimizer_target(net.store), training_sgd);
+  for (std::uint64_t step = 0; step < training_steps; ++step) {
+    exchange.begin(ctx);
+    backward(ctx, net, training_gradients(net.size(), comm.rank(), comm.size(), step));
+    if (exchange.finish(ctx)) optimizer.step(ctx, 0.1 / static_cast<double>(step + 1));
+  }
+  return {net.store.values().begin(), net.store.values().end()};
 }
 
 }  // namespace gpu_test
