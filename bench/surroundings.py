@@ -20,8 +20,11 @@ def clean_environment(**more):
 
 
 def commit():
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-                          stderr=subprocess.DEVNULL)
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+                              stderr=subprocess.DEVNULL)
+    except FileNotFoundError:  # an unpacked archive needs no git
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 

@@ -104,7 +104,7 @@ class bar {
 
 std::string shape_of(const weight_result& r) {
   std::string text;
-  for (const index_t extent : r.shape) text += (text.empty() ? "" : "x") + std::to_string(extent);
+  for (const index_t extent : r.shape) text.append(text.empty() ? "" : "x").append(std::to_string(extent));
   return text;
 }
 

@@ -29,14 +29,28 @@ using namespace examples;
 using pufferfish::factor_mode;
 using pufferfish::index_t;
 using pufferfish::layer_cost;
+using pufferfish::layer_number;
 using pufferfish::model_cost;
 
-/// A model in a mode, and what a pass costs.
+/// What a pass of a model costs, and the numbers that its layers have for a policy.
+struct counted_model {
+  model_cost cost;
+  std::vector<layer_number> numbers;
+
+  /// Of a row of the costs: 0 if it has none.
+  index_t number_of(const std::string& row) const {
+    const auto found = std::find_if(numbers.begin(), numbers.end(),
+                                    [&row](const layer_number& layer) { return layer.name == row; });
+    return found == numbers.end() ? 0 : found->number;
+  }
+};
+
+/// A model in a mode.
 struct zoo_row {
   std::string model;
   factor_mode mode;
   std::string input;  ///< of the pass
-  model_cost cost;
+  counted_model counted;
 };
 
 struct options {
@@ -47,38 +61,38 @@ struct options {
   bool wants(std::string_view name) const { return model.empty() || model == name; }
 };
 
-/// A model that is no network of images: its costs in a mode.
+/// A model that is no network of images.
 struct token_model {
   const char* name;
   const char* input;
-  model_cost (*cost)(factor_mode mode);
+  counted_model (*count)(factor_mode mode);
 };
 
 template <class Root, class... Tokens>
-model_cost cost_with(Root root, factor_mode mode, const pufferfish::factorize_policy& hybrid,
-                     const pufferfish::factorize_policy& lowrank, Tokens... tokens) {
+counted_model count_with(Root root, factor_mode mode, const pufferfish::factorize_policy& hybrid,
+                         const pufferfish::factorize_policy& lowrank, Tokens... tokens) {
   pufferfish::model<Root> net(std::move(root));
   if (mode != factor_mode::dense) {
     apply_ranks(net, planned_ranks(net, mode == factor_mode::hybrid ? hybrid : lowrank));
   }
-  return net.root().cost(tokens...);
+  return {net.root().cost(tokens...), numbered_layers(net)};
 }
 
 /// All recurrent matrices of the language model are factorized in its hybrid already.
-model_cost language_model_cost(factor_mode mode) {
+counted_model count_language_model(factor_mode mode) {
   using namespace pufferfish;
-  return cost_with(lstm_lm<float>(lstm_lm_options{}), mode, lstm_lm_policy(), lstm_lm_policy(), index_t{1});
+  return count_with(lstm_lm<float>(lstm_lm_options{}), mode, lstm_lm_policy(), lstm_lm_policy(), index_t{1});
 }
 
-model_cost translation_model_cost(factor_mode mode) {
+counted_model count_translation_model(factor_mode mode) {
   using namespace pufferfish;
-  return cost_with(transformer<float>(transformer_options{}), mode, transformer_policy(),
-                   transformer_low_rank_policy(), index_t{20}, index_t{20});
+  return count_with(transformer<float>(transformer_options{}), mode, transformer_policy(),
+                    transformer_low_rank_policy(), index_t{20}, index_t{20});
 }
 
 constexpr std::array<token_model, 2> token_models{{
-    {"lstm_wikitext2", "1 token", &language_model_cost},
-    {"transformer_multi30k", "20 + 20 tokens", &translation_model_cost},
+    {"lstm_wikitext2", "1 token", &count_language_model},
+    {"transformer_multi30k", "20 + 20 tokens", &count_translation_model},
 }};
 
 std::vector<std::string> model_names() {
@@ -94,10 +108,11 @@ std::vector<zoo_row> rows_of(const options& o) {
     for (const auto& model : pufferfish::zoo<float>()) {
       if (!o.wants(model.name)) continue;
       const std::string image = format("%tdx%td", model.image[1], model.image[2]);
-      rows.push_back({std::string(model.name), mode, image, model.cost(model.make(mode))});
+      const pufferfish::network<float> net = model.make(mode);
+      rows.push_back({std::string(model.name), mode, image, {model.cost(net), numbered_layers(net)}});
     }
     for (const token_model& model : token_models) {
-      if (o.wants(model.name)) rows.push_back({model.name, mode, model.input, model.cost(mode)});
+      if (o.wants(model.name)) rows.push_back({model.name, mode, model.input, model.count(mode)});
     }
   }
   const std::vector<std::string> order = model_names();
@@ -111,7 +126,7 @@ std::string table_of(const std::vector<zoo_row>& rows) {
   text_table table({"model", "mode", "input", "parameters", "of dense", "buffers", "MACs", "MACs (paper)"});
   double dense = 1.0;
   for (const zoo_row& row : rows) {
-    const layer_cost total = row.cost.total();
+    const layer_cost total = row.counted.cost.total();
     if (row.mode == factor_mode::dense) dense = static_cast<double>(total.parameters);
     table.add({row.model, to_string(row.mode), row.input, grouped(total.parameters),
                format("%.1f %%", 100.0 * static_cast<double>(total.parameters) / dense),
@@ -130,9 +145,11 @@ std::vector<layer_cost> working_layers(const model_cost& cost) {
 }
 
 std::string layer_table_of(const zoo_row& row) {
-  text_table table({row.model + ", " + to_string(row.mode), "rank", "parameters", "MACs"});
-  for (const layer_cost& layer : working_layers(row.cost)) {
-    table.add({layer.name, layer.rank > 0 ? std::to_string(layer.rank) : "", grouped(layer.parameters),
+  text_table table({row.model + ", " + to_string(row.mode), "layer", "rank", "parameters", "MACs"});
+  for (const layer_cost& layer : working_layers(row.counted.cost)) {
+    const index_t number = row.counted.number_of(layer.name);
+    table.add({layer.name, number > 0 ? std::to_string(number) : "",
+               layer.rank > 0 ? std::to_string(layer.rank) : "", grouped(layer.parameters),
                grouped(layer.macs)});
   }
   return table.str();
@@ -140,11 +157,14 @@ std::string layer_table_of(const zoo_row& row) {
 
 nlohmann::ordered_json to_json(const zoo_row& row) {
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-  for (const layer_cost& layer : working_layers(row.cost)) {
-    layers.push_back(
-        {{"name", layer.name}, {"parameters", layer.parameters}, {"macs", layer.macs}, {"rank", layer.rank}});
+  for (const layer_cost& layer : working_layers(row.counted.cost)) {
+    layers.push_back({{"name", layer.name},
+                      {"number", row.counted.number_of(layer.name)},
+                      {"parameters", layer.parameters},
+                      {"macs", layer.macs},
+                      {"rank", layer.rank}});
   }
-  const layer_cost total = row.cost.total();
+  const layer_cost total = row.counted.cost.total();
   return {{"model", row.model}, {"mode", to_string(row.mode)},    {"parameters", total.parameters},
           {"macs", total.macs}, {"macs_paper", total.macs_paper}, {"buffers", total.buffers},
           {"layers", layers}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A training loop of one's own on many ranks: mpirun -n 2 build/examples/docs/distribute.
+// A training loop of one's own on many ranks: mpirun -n 2 build/examples/distribute.
 // docs/distributed.md shows the parts between markers.
 
 #include <cstdio>

@@ -24,6 +24,10 @@ build/examples/predict --model digits.safetensors examples/data/digits/t10k-imag
 build/examples/train_digits examples/data/digits
 # [digits]
 
+# [embed]
+build/examples/embed
+# [embed]
+
 # [own]
 mpirun -n 2 build/examples/distribute
 # [own]
@@ -48,8 +52,8 @@ mpirun -n 2 build/examples/train_image_classifier --epochs 4 --warmup-epochs 2 -
 # [compress]
 
 # [scaling]
-bench/scaling --measured docs/results/exchange/*.json docs/results/scaling/allreduce-2-hosts-unlimited.json \
-  docs/results/scaling/compressors.json --latency-us 50 --ask --ranks 64 --rate 1
+bench/scaling --measured docs/results/exchange/allreduce-*.json docs/results/exchange/step-*-{100mbit,1gbit,1gbit-again}.json \
+  docs/results/scaling/{allreduce-2-hosts-unlimited,compressors}.json --latency-us 50 --ask --ranks 64 --rate 1
 # [scaling]
 
 # [layers]

@@ -4,7 +4,7 @@
 # command is looked at: KERNELS is what the build has made by the same one.
 set -euo pipefail
 
-root=$1 cuda=$2 kernels=$3
+root=$1 cuda=$2 kernels=$(realpath "$3")
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/bin"

@@ -40,6 +40,7 @@ def check_golden(golden):
 def check_counts(rows, golden):
     key = lambda row: (row["model"], row["mode"])
     expect_equal([key(row) for row in rows], [key(row) for row in golden], "models and modes")
+    counted = {}
     for row, want in zip(rows, golden):
         for count in COUNTS:
             expect_equal(row[count], want[count], f"{key(row)} {count}")
@@ -51,6 +52,11 @@ def check_counts(rows, golden):
         for saved in want.get("saved", []):
             layer = next(l for l in row["layers"] if l["name"] == saved["layer"])
             expect_equal(layer["rank"], int(saved["arithmetic"].split()[0]), f"{key(row)} {saved['layer']}: rank")
+        # The numbers of the layers count up, and no switch shifts them.
+        numbers = [layer["number"] for layer in row["layers"] if layer["number"]]
+        expect_equal(numbers, list(range(1, len(numbers) + 1)), f"{key(row)}: numbers of its layers")
+        if row["mode"] != "lowrank":  # some are networks of another kind, with a batch norm between the factors
+            expect_equal(len(numbers), counted.setdefault(row["model"], len(numbers)), f"{key(row)}: how many have one")
 
 
 def check_page(golden):
@@ -79,7 +85,8 @@ def test(programs, folder):
     target = folder / "zoo.json"
     table, _ = programs.run("model_zoo", "--model", "resnet18_cifar", "--layers", "--json", target)
     expect_equal(load(target), [row for row in rows if row["model"] == "resnet18_cifar"], "one model's JSON")
-    expect(re.search(r"^layer4\.1\.conv2 +128 +655,360 +10,485,760$", table, re.MULTILINE), f"a factorized layer in\n{table}")
+    expect(re.search(r"^layer4\.1\.conv2 +17 +128 +655,360 +10,485,760$", table, re.MULTILINE), f"a factorized layer in\n{table}")
+    expect(re.search(r"^layer4\.0\.shortcut\.0 +131,072 +2,097,152$", table, re.MULTILINE), f"a shortcut without a number in\n{table}")
     for arguments in (["--model", "resnet"], ["--json", "/nowhere/x.json"]):
         _, err = programs.run("model_zoo", *arguments, fails=True)
         expect(err.startswith("model_zoo: ") and len(err.splitlines()) == 1, f"one line, not\n{err}")

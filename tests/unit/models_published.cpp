@@ -134,6 +134,23 @@ TEST_CASE("resnet18: published ranks, names") {
                                                                          {"layer4.1.conv1", 128},
                                                                          {"layer4.1.conv2", 128}});
   CHECK(planned_ranks(net, resnet18_low_rank_policy()).size() == 16);
+
+  // Numbers as a policy counts: the first one that it takes is its K, and a switch shifts none.
+  const std::vector<layer_number> numbers = numbered_layers(net);
+  const auto number_of = [&numbers](const std::string& name) {
+    const auto found =
+        std::find_if(numbers.begin(), numbers.end(), [&](const auto& l) { return l.name == name; });
+    return found == numbers.end() ? -1 : found->number;
+  };
+  CHECK(numbers.size() == 21);
+  CHECK(number_of("conv1") == 1);
+  CHECK(number_of("layer1.1.conv1") == resnet18_policy().first_layer);
+  CHECK(number_of("layer2.0.shortcut.0") == 0);
+  CHECK(number_of("layer2.1.conv1") == 8);
+  CHECK(number_of("linear") == 18);
+  CHECK(number_of("layer1.0.bn1") == -1);
+  apply_ranks(net, planned_ranks(net, resnet18_policy()));
+  CHECK(numbered_layers(net) == numbers);
 }
 
 TEST_CASE("resnet18: options") {

@@ -93,8 +93,12 @@ TEST_CASE_TEMPLATE("wide_product, row_product: against the reference, over rando
       for (index_t j = 0; j < n; ++j) expected(i, j) += bias(0, j);
     }
     const tensor<T, 2> around = c.all;
-    const auto product = by_rows ? &ops::row_product<T> : &ops::wide_product<T>;
-    product(ctx, a.view, b.view, c.view, add, biased ? bias.data() : nullptr);
+    const T* const added = biased ? bias.data() : nullptr;
+    if (by_rows) {
+      ops::row_product<T>(ctx, a.view, b.view, c.view, add, added);
+    } else {
+      ops::wide_product<T>(ctx, a.view, b.view, c.view, add, added);
+    }
     CHECK(view_error<T>(c.view, expected.view()) < tolerance * (1.0 + std::sqrt(static_cast<double>(k))));
     copy(tensor_view<const T, 2>(around).slice(0, 1, m).slice(1, 1, n), c.view);
     CHECK(same_bits(std::vector<T>(c.all.flat().begin(), c.all.flat().end()),

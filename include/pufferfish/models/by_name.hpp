@@ -63,7 +63,7 @@ inline constexpr std::array<named_model<T, Device>, 3> named_models{{
 /// The models that fit themselves to any image size, sorted.
 inline std::vector<std::string> small_model_names() {
   std::vector<std::string> names;
-  for (const auto& model : detail::named_models<float>) names.emplace_back(model.name);
+  for (const auto& model : detail::named_models<float, device::cpu>) names.emplace_back(model.name);
   return names;
 }
 

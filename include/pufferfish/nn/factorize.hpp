@@ -91,6 +91,8 @@ class slot_selector final : public layer_visitor<T, Device> {
   void enter_shortcut() override { ++shortcuts_; }
   void leave_shortcut() override { --shortcuts_; }
 
+  const std::vector<found>& all() const { return slots_; }
+
   std::vector<found> select(const factorize_policy& policy) const {
     std::vector<found> chosen;
     for (const found& f : slots_) {
@@ -245,6 +247,23 @@ std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const fact
     const index_t before = size.rows * size.cols + hidden.rows * hidden.cols;
     if (!policy.keep_dense_if_larger || after < before) result.push_back(chosen);
   }
+  return result;
+}
+
+/// A layer by the number that factorize_policy::first_layer counts by.
+struct layer_number {
+  std::string name;
+  index_t number = 0;  ///< 1, 2, ... in execution order; 0 on a shortcut
+  friend bool operator==(const layer_number&, const layer_number&) = default;
+};
+
+/// The layers that have a weight matrix, or the factors of one, in execution order.
+template <class Root, class Device>
+std::vector<layer_number> numbered_layers(const model<Root, Device>& net) {
+  detail::slot_selector<typename Root::value_type, Device> selector;
+  net.visit_layers(selector);
+  std::vector<layer_number> result;
+  for (const auto& found : selector.all()) result.push_back({found.name, found.number});
   return result;
 }
 

@@ -348,7 +348,7 @@ index_t attention_kept_size(const context<device::cpu>&, const attention_input<T
 }
 /// A device keeps a number a query and head.
 template <class T>
-index_t attention_kept_size(const context<device::gpu>&, const attention_input<T>& in) {
+index_t attention_kept_size(context<device::gpu>&, const attention_input<T>& in) {
   return in.heads * in.q.extent(0);
 }
 

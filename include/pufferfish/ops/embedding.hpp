@@ -48,7 +48,7 @@ void check_tokens(const context<device::cpu>&, const Who& who, std::span<const s
   check_tokens(who, tokens, vocabulary, allowed);
 }
 template <class Who>
-void check_tokens(const context<device::gpu>&, const Who&, std::span<const std::int32_t>, index_t,
+void check_tokens(context<device::gpu>&, const Who&, std::span<const std::int32_t>, index_t,
                   std::int32_t = no_token) {}
 
 namespace reference {

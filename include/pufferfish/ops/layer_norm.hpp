@@ -253,7 +253,7 @@ index_t norm_mask_size(const context<device::cpu>&, const extents<2>& shape) {
   return norm_record<T>::mask_size(shape);
 }
 template <class T>
-index_t norm_mask_size(const context<device::gpu>&, const extents<2>&) {
+index_t norm_mask_size(context<device::gpu>&, const extents<2>&) {
   return 0;
 }
 

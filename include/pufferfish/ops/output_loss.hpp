@@ -210,7 +210,7 @@ index_t output_loss_kept(const context<device::cpu>&, const output_layer<T>& lay
 }
 /// A device keeps the logits, rows aligned to 16 bytes, and two numbers of each token.
 template <class T>
-index_t output_loss_kept(const context<device::gpu>&, const output_layer<T>& layer) {
+index_t output_loss_kept(context<device::gpu>&, const output_layer<T>& layer) {
   return layer.tokens() * (detail::kept_logit_step<T>(layer.vocabulary()) + 2);
 }
 

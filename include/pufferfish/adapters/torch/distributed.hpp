@@ -43,7 +43,7 @@ inline logical_layout layout_of(const Tensor& t) {
 /// One line a tensor, by which ranks find out that their modules differ.
 inline std::string describe_tensor(const std::string& name, const Tensor& t) {
   std::string text = name + " " + shape_text(t) + " " + kind_text(t) + ", strides";
-  for (const std::int64_t stride : t.strides()) text += " " + std::to_string(stride);
+  for (const std::int64_t stride : t.strides()) text.append(" ").append(std::to_string(stride));
   return text + (t.requires_grad() ? ", trained\n" : "\n");
 }
 
