@@ -13,6 +13,7 @@
 #include <pufferfish/gpu/attention.hpp>
 #include <pufferfish/gpu/augment.hpp>
 #include <pufferfish/gpu/batch_norm.hpp>
+#include <pufferfish/gpu/collectives.hpp>
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/conv.hpp>
 #include <pufferfish/gpu/eigen.hpp>

@@ -32,7 +32,7 @@ UMBRELLAS = {
     "gpu.hpp": ("train", set(), {"cuda", "zlib", "json"}),
 }
 # Third parties that a folder's own headers may name.
-MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "dist": {"mpi"}, "gpu": {"cuda", "mpi"},
+MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "dist": {"mpi"}, "gpu": {"cuda", "mpi", "nccl"},
             "adapters": {"eigen", "torch", "dlib", "tiny_dnn"}}
 MAX_LINES = 500
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"

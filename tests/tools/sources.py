@@ -26,7 +26,7 @@ THIRD_PARTY = {
     "cublas": "cuda",
     "cusolver": "cuda",
     "cudnn": "cuda",
-    "nccl.h": "cuda",
+    "nccl.h": "nccl",
     "torch/": "torch",
     "dlib/": "dlib",
     "tiny_dnn/": "tiny_dnn",

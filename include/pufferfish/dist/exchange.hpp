@@ -12,15 +12,15 @@
 #include <exception>
 #include <optional>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include <pufferfish/dist/compressor.hpp>
-#include <pufferfish/dist/exchange_options.hpp>
+#include <pufferfish/dist/bucket_counter.hpp>
+#include <pufferfish/dist/gradient_reducer.hpp>
 #include <pufferfish/dist/gradient_staging.hpp>
+#include <pufferfish/dist/job_thread.hpp>
 #include <pufferfish/dist/waiting.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -40,73 +40,77 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// With a compressor nothing starts before finish: it sees all gradients, and what it computes would only
 /// compete with the backward pass. What finish leaves is then the compressor's result.
 ///
-/// Gradients on a device go through memory of the host: a bucket is copied there while the backward pass
-/// still runs, exchanged as one of the host's, and copied back; compressors, too, work on the host. A
-/// backward pass that is replayed from a graph tells nobody when gradients are ready: call begin behind it.
+/// Gradients on a device go through memory of the host (unless exchange_memory says otherwise): a bucket is
+/// copied there while the backward pass still runs, exchanged as one of the host's, and copied back, before
+/// what is put into the context's stream after finish; compressors, too, work on the host. gpu::nccl
+/// (gpu/nccl.hpp) exchanges without the host.
+///
+/// In a step that is captured into a graph (gpu::step_graph), begin and finish stand in the captured work as
+/// they would stand in a direct one. Each replay then exchanges its own gradients: the graph tells the
+/// exchange's thread when a bucket has come, and waits for it before the bucket is copied back; the host only
+/// launches. So the communicator must be usable from a thread (else state_error), and belongs to the exchange
+/// until the context has been synchronized. What the host cannot be told by a return value then:
+/// - whether the step counts is skip(), which an optimizer's kernels read; finish returns true.
+/// - what goes wrong comes out of a later call: see context::failures. The step of it is skipped, too.
+/// - steps(), report() and nonfinite() are those of the replays that are done.
+/// A graph that has captured an exchange must not be launched after the exchange's end.
 template <class T, class Comm, class Device = device::cpu>
 class gradient_exchange {
+  using staging = detail::gradient_staging<T, Device>;
+
  public:
   /// The store and the communicator must outlive the object. Collective: throws state_error on all ranks if
   /// their buckets, options or compressors differ, naming the first difference; value_error for options that
-  /// cannot be.
+  /// cannot be; backend_error if exchange_memory::device cannot, naming the ranks.
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options = {},
                     std::optional<any_compressor<T>> compressor = {})
       : store_(&store),
-        comm_(&comm),
-        options_(options),
-        plan_(checked(options.plan ? *options.plan : default_plan(comm.size()))),
         generation_(store.generation()),
-        buckets_(cut_buckets(store, plan_.buckets)),
-        missing_(buckets_.size()),
-        staging_(store, buckets_.size()),
-        compressor_(std::move(compressor)) {
+        reducer_(store, comm, options, std::move(compressor)),
+        buckets_(store, reducer_.plan().buckets),
+        staging_(store, buckets_.size(), options.memory, works()) {
     detail::check_communicator<Comm>();
-    bucket_of_.reserve(store.parameters().size());
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      bucket_of_.insert(bucket_of_.end(), static_cast<std::size_t>(buckets_[b].count), static_cast<int>(b));
+    agree_on_lines(comm, "gradient exchange", reducer_.option_lines(buckets_.buckets()));
+    if (!staging::copies && options.memory != exchange_memory::staged) {
+      PUFFERFISH_THROW(value_error("gradient_exchange: exchange_memory::device, but no gradients on one"));
     }
-    options_.progress = resolved_progress();
-    agree_on_lines(comm, "gradient exchange", option_lines());
-    check_options();
-    if (with_thread() && comm.size() > 1) thread_ = std::thread([this] { serve(); });
+    reducer_.check_options();
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      places_.push_back({this, static_cast<std::uint32_t>(b), jobs_with(b)});
+    }
+    if (with_thread() && overlapped()) start_thread();
   }
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;
   ~gradient_exchange() {
-    if (!thread_.joinable()) return;
-    stopping_ = true;
-    ready_.fetch_add(1, std::memory_order_release);
-    ready_.notify_one();
-    thread_.join();
+    if constexpr (staging::copies)
+      staging_.drain();  // what is in streams may call the thread, or wait for it
+    jobs_.stop();
   }
 
-  const std::vector<gradient_bucket>& buckets() const { return buckets_; }
-  const exchange_plan& plan() const { return plan_; }
-  bool with_thread() const { return options_.progress == exchange_progress::thread; }
-  const exchange_report& report() const { return report_; }
-  void clear_report() { report_ = {}; }
+  const std::vector<gradient_bucket>& buckets() const { return buckets_.buckets(); }
+  const exchange_plan& plan() const { return reducer_.plan(); }
+  bool with_thread() const { return reducer_.with_thread(); }
+  const exchange_report& report() const { return reducer_.report(); }
+  void clear_report() { reducer_.report() = {}; }
 
   /// What one rank gives to the collectives of a step, in bytes.
-  index_t payload_bytes() const {
-    if (compressor_) return compressor_->payload_bytes();
-    const auto elements = static_cast<index_t>(store_->gradients().size());
-    return elements * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
-  }
+  index_t payload_bytes() const { return reducer_.payload_bytes(); }
 
   /// What the compressor carries; empty without one.
-  std::vector<compressor_state<T>> states() {
-    if (!compressor_) return {};
-    return compressor_->states();
-  }
+  std::vector<compressor_state<T>> states() { return reducer_.states(); }
   /// Exchanges that were made; a checkpoint keeps them with the states. Skipped ones do not count.
-  std::uint64_t steps() const { return steps_; }
+  std::uint64_t steps() const { return reducer_.steps(); }
   void set_steps(std::uint64_t steps) {
-    steps_ = steps;
+    reducer_.set_steps(steps);
     steps_agreed_ = false;
   }
 
   /// The last one that nonfinite_policy::skip has met; the same on all ranks.
-  const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
+  const std::optional<nonfinite_gradient>& nonfinite() const { return reducer_.nonfinite(); }
+
+  /// On a device: not 0, from the last finish on in the stream's order, if the step does not count.
+  const int* skip() const requires(staging::copies) { return staging_.skip(); }
 
   /// From now on gradients that get ready are exchanged. Throws state_error if the network has changed its
   /// arenas, or if an exchange has begun and not finished; and, on all ranks, if they are at different steps:
@@ -115,12 +119,19 @@ class gradient_exchange {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
     }
-    if (running_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
+    // What was captured only in part has left nothing behind.
+    if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
+    captured_ = is_captured(ctx);
+    if constexpr (staging::copies) {
+      // Replays on their way have the communicator and the thread.
+      if (!captured_ && ever_captured_) ctx.synchronize();
+    }
     if (!steps_agreed_) agree_on_steps();
+    if (captured_) prepare_capture(ctx);
     running_ = true;
-    local_nonfinite_ = -1;
-    if (!overlapped()) return;
-    for (std::size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].count;
+    if (!captured_) reducer_.restart();
+    if (!listens()) return;
+    buckets_.restart();
     released_ = 0;
     started_ = 0;
     requests_.clear();
@@ -143,220 +154,191 @@ class gradient_exchange {
   template <class Arrived>
   bool finish(context<Device>& ctx, Arrived&& arrived) {
     if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
+    check_capture(ctx);
     running_ = false;
-    ++report_.steps;
+    if (listens()) {
+      ctx.on_gradient_ready(nullptr, nullptr);
+      release(buckets_.size());
+    }
+    if constexpr (staging::copies) {
+      if (captured_) {
+        finish_captured(ctx, arrived);
+        return true;
+      }
+    }
     const auto start = clock::now();
     double updating = 0.0;
-    const bool changed = compressor_ || comm_->size() > 1;
     const auto hand_out = [&](const gradient_bucket& bucket) {
-      if (changed) staging_.send(ctx, bucket);
+      if (changes()) staging_.send(ctx, bucket, reducer_.divisor());
       const auto given = clock::now();
       arrived(bucket);
-      updating += milliseconds_since(given);
+      updating += detail::milliseconds_since(given);
     };
     bool usable = true;
     if (arrives_early()) {
-      finish_overlapped(ctx, hand_out);
+      staging_.publish(ctx, true);
+      overlapped_step(hand_out);
     } else {
-      usable = compressor_ ? finish_compressed(ctx) : finish_checked(ctx);
+      usable = overlapped() ? overlapped_step([](const gradient_bucket&) {}) : step_at_once(ctx);
+      staging_.publish(ctx, usable);
       for (std::size_t b = 0; usable && b < buckets_.size(); ++b) hand_out(buckets_[b]);
     }
-    if (usable) ++steps_;
-    report_.update_ms += updating;
-    if (comm_->size() > 1 || compressor_) report_.exposed_ms += milliseconds_since(start) - updating;
+    reducer_.report().update_ms += updating;
+    if (changes()) reducer_.report().exposed_ms += detail::milliseconds_since(start) - updating;
     return usable;
   }
 
   /// True if finish hands out buckets before all have come: several ranks, no compressor, and nobody asks
   /// whether all gradients are finite.
-  bool arrives_early() const { return overlapped() && options_.nonfinite == nonfinite_policy::ignore; }
+  bool arrives_early() const { return overlapped() && !reducer_.looks(); }
 
  private:
   using clock = std::chrono::steady_clock;
   using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
 
-  static double milliseconds_since(clock::time_point start) {
-    return std::chrono::duration<double, std::milli>(clock::now() - start).count();
-  }
+  // What a host function in a stream is given.
+  struct place {
+    gradient_exchange* exchange;
+    std::uint32_t bucket;
+    std::uint32_t jobs;  // that may be done when the bucket has come
+  };
 
-  bool is_narrow() const { return options_.wire != exchange_wire::same; }
-  bool overlapped() const { return comm_->size() > 1 && !compressor_; }
-
-  static exchange_plan checked(exchange_plan plan) {
-    detail::check_plan("gradient_exchange", plan);
-    return plan;
+  // Whether there is a sum to overlap with the backward pass; whether finish leaves other gradients; whether
+  // it looks at them at all.
+  bool overlapped() const { return changes() && !reducer_.has_compressor(); }
+  bool changes() const {
+    return buckets_.size() > 0 && (reducer_.comm().size() > 1 || reducer_.has_compressor());
   }
-
-  std::string option_lines() const {
-    return to_text(buckets_) + detail::order_lines(plan_) + "algorithm " + to_string(options_.algorithm) +
-           "\nwire " + to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
-           "\ncompressor " + (compressor_ ? compressor_->describe() : std::string("none")) +
-           "\nprogress by " + (with_thread() ? "a thread" : "calls") + "\n";
-  }
+  bool works() const { return changes() || (buckets_.size() > 0 && reducer_.looks()); }
+  // Whether layers' calls matter: a device's gradients come to the host early, whatever happens there.
+  bool listens() const { return overlapped() || (staging::copies && works()); }
 
   void agree_on_steps() {
-    agree_on_lines(*comm_, "gradient exchange", "steps done: " + std::to_string(steps_) + "\n");
+    agree_on_lines(reducer_.comm(), "gradient exchange", "steps done: " + std::to_string(steps()) + "\n");
     steps_agreed_ = true;
   }
 
-  bool may_have_thread() const {
-    if constexpr (requires { comm_->usable_from_threads(); }) return comm_->usable_from_threads();
-    return false;
-  }
-  exchange_progress resolved_progress() const {
-    if (compressor_) return exchange_progress::calls;
-    if (options_.progress != exchange_progress::automatic) return options_.progress;
-    return may_have_thread() ? exchange_progress::thread : exchange_progress::calls;
-  }
-  // After the ranks have agreed: then all throw or none.
-  void check_options() const {
-    if (compressor_ && is_narrow()) {
-      PUFFERFISH_THROW(
-          value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
-                      to_string(options_.wire) + " has no meaning with it"));
-    }
-    if (comm_->size() > 1 && with_thread() && !may_have_thread()) {
-      PUFFERFISH_THROW(
-          value_error("gradient_exchange: a progress thread needs a communicator that any thread "
-                      "may use (MPI_THREAD_SERIALIZED or more)"));
-    }
+  static void on_ready(void* object, int id) {
+    auto& self = *static_cast<gradient_exchange*>(object);
+    self.release(self.buckets_.written(id));
   }
 
-  static void on_ready(void* object, int id) { static_cast<gradient_exchange*>(object)->parameter_ready(id); }
-
-  // Buckets start in order: one that is complete early waits for those before it.
-  void parameter_ready(int id) {
-    const int bucket = bucket_of_[static_cast<std::size_t>(id)];
-    if (--missing_[static_cast<std::size_t>(bucket)] > 0) {
-      if (!with_thread()) progress();
-      return;
-    }
-    std::size_t complete = released_;
-    while (complete < buckets_.size() && missing_[complete] <= 0) ++complete;
-    release(complete);
-  }
-
-  // This step's buckets below `count` may go.
+  // This step's buckets below `count` are complete: they may go.
   void release(std::size_t count) {
-    for (std::size_t b = released_; b < count; ++b) staging_.fetch(*ctx_, b, buckets_[b]);
-    if (!with_thread()) {
-      released_ = count;
-      progress();
-    } else if (count > released_) {
-      ready_.fetch_add(static_cast<std::uint32_t>(count - released_), std::memory_order_release);
-      released_ = count;
-      ready_.notify_one();
+    if (count > released_) check_capture(*ctx_);
+    for (; released_ < count; ++released_) {
+      staging_.fetch(*ctx_, released_, buckets_[released_], call_for(released_));
     }
+    if (overlapped() && !with_thread() && !captured_) progress();
   }
 
   std::span<T> gradients_of(std::size_t bucket) {
     return staging_.gradients().subspan(static_cast<std::size_t>(buckets_[bucket].offset),
                                         static_cast<std::size_t>(buckets_[bucket].size));
   }
-  T divisor() const { return T(1) / static_cast<T>(comm_->size()); }
 
-  // The thread: one bucket after the other, asleep in between.
-  void serve() {
-    double processor_ms = 0.0;
-    for (std::size_t next = 0;; next = (next + 1) % buckets_.size()) {
-      const std::uint32_t done = done_.load(std::memory_order_relaxed);
-      while (ready_.load(std::memory_order_acquire) == done) ready_.wait(done, std::memory_order_acquire);
-      if (stopping_) return;
-      const auto start = clock::now();
-      try {
-        if (!failure_) {
-          take(next);
-          average(gradients_of(next));
-        }
-      } catch (...) {
-        failure_ = std::current_exception();
-        failed_.store(true, std::memory_order_relaxed);
+  // A bucket's own gradients are complete and where the exchange works on them.
+  void look_at(std::size_t bucket) { reducer_.look_at(gradients_of(bucket), buckets_[bucket].offset); }
+
+  // -------------------------------------------------------------------------------------------------------
+  // The thread: a job for every bucket, and one that closes the step.
+
+  std::uint32_t jobs_of_step() const { return static_cast<std::uint32_t>(buckets_.size() + 1); }
+  // The step can be closed when the last bucket is done.
+  std::uint32_t jobs_with(std::size_t bucket) const { return bucket + 1 < buckets_.size() ? 1 : 2; }
+
+  void start_thread() {
+    jobs_.start(jobs_of_step(), [this](std::size_t job) { serve(job); });
+  }
+
+  detail::host_call call_for(std::size_t bucket) {
+    if (captured_) return {&gradient_exchange::replayed_bucket_came, &places_[bucket]};
+    if (overlapped() && with_thread()) return {&gradient_exchange::bucket_came, &places_[bucket]};
+    return {};
+  }
+  static void bucket_came(void* object) { came(*static_cast<place*>(object), false); }
+  static void replayed_bucket_came(void* object) { came(*static_cast<place*>(object), true); }
+  static void came(const place& p, bool replayed) {
+    p.exchange->replayed_.store(replayed, std::memory_order_relaxed);
+    p.exchange->jobs_.add(p.jobs);
+  }
+
+  void serve(std::size_t job) {
+    const auto start = clock::now();
+    try {
+      if (job == 0) {
+        staging_.set_usable(true);
+        if (replayed_.load(std::memory_order_relaxed)) reducer_.restart();
       }
-      report_.busy_ms += milliseconds_since(start);
-      const double now = detail::thread_processor_ms();
-      report_.processor_ms += now - processor_ms;
-      processor_ms = now;
-      done_.store(done + 1, std::memory_order_release);
-      done_.notify_one();
+      if (!failure_) serve_unless_failed(job);
+    } catch (...) {
+      failure_ = std::current_exception();
+      failed_.store(true, std::memory_order_relaxed);
+      staging_.set_usable(false);
     }
+    if (job == buckets_.size() && replayed_.load(std::memory_order_relaxed)) leave_failure();
+    exchange_report& report = reducer_.report();
+    report.busy_ms += detail::milliseconds_since(start);
+    const double now = detail::thread_processor_ms();
+    report.processor_ms += now - processor_ms_;
+    processor_ms_ = now;
   }
-
-  // A bucket's own gradients are complete and on the host.
-  void take(std::size_t bucket) {
-    staging_.await(bucket);
-    look_at(gradients_of(bucket), buckets_[bucket].offset);
-  }
-
-  void average(std::span<T> values) {
-    if (options_.wire == exchange_wire::bf16) {
-      narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
-    } else if (options_.wire == exchange_wire::fp16) {
-      narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
+  void serve_unless_failed(std::size_t job) {
+    if (job < buckets_.size()) {
+      look_at(job);
+      if (!reducer_.has_compressor()) reducer_.average(gradients_of(job));
     } else {
-      all_reduce_by(algorithm_for(values), *comm_, values, scratch_, divisor());
+      usable_ = reducer_.close(host(*ctx_), staging_.gradients());
+      staging_.set_usable(usable_);
     }
-  }
-  all_reduce_algorithm algorithm_for(std::span<const T> values) const {
-    if (options_.algorithm != all_reduce_algorithm::automatic) return options_.algorithm;
-    if (!with_thread() && !compressor_) return all_reduce_algorithm::library;
-    return plan_.algorithm_for(values.size_bytes());
-  }
-
-  template <class Arrived>
-  void finish_overlapped(context<Device>& ctx, Arrived&& arrived) {
-    ctx.on_gradient_ready(nullptr, nullptr);
-    release(buckets_.size());
-    if (with_thread()) {
-      finish_thread(arrived);
-    } else {
-      finish_requests(arrived);
-    }
-    report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
-    if (is_narrow()) report_.copied_bytes += store_->gradients().size_bytes();
   }
 
   // Whatever happens, it leaves when the thread no longer uses the gradients.
   template <class Arrived>
-  void finish_thread(Arrived&& arrived) {
-    const std::uint32_t all = ready_.load(std::memory_order_relaxed);
-    const auto until = [&](std::uint32_t count) {
-      // Counters wrap around.
-      for (std::uint32_t done = done_.load(std::memory_order_acquire);
-           static_cast<std::int32_t>(count - done) > 0; done = done_.load(std::memory_order_acquire)) {
-        done_.wait(done, std::memory_order_acquire);
-      }
-    };
+  bool thread_step(Arrived&& arrived) {
+    // From here on all of the step's jobs are there; without it a device that has failed would never add
+    // them.
+    staging_.await(buckets_.size() - 1);
+    const std::uint32_t all = jobs_.added();
     try {
-      std::uint32_t count = all - static_cast<std::uint32_t>(buckets_.size());
-      for (const gradient_bucket& bucket : buckets_) {
-        until(++count);
+      std::uint32_t count = all - jobs_of_step();
+      for (const gradient_bucket& bucket : buckets_.buckets()) {
+        jobs_.await(++count);
         if (failed_.load(std::memory_order_relaxed)) break;
         arrived(bucket);
       }
     } catch (...) {
-      until(all);
+      jobs_.await(all);
+      forget_failure();
       throw;
     }
-    until(all);
+    jobs_.await(all);
+    if (const std::exception_ptr failure = forget_failure()) std::rethrow_exception(failure);
+    return usable_;
+  }
+  std::exception_ptr forget_failure() {
     failed_.store(false, std::memory_order_relaxed);
-    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    return std::exchange(failure_, nullptr);
   }
 
-  bool finish_checked(context<Device>& ctx) {
-    if (comm_->size() == 1) {
-      if (options_.nonfinite != nonfinite_policy::ignore) take_all(ctx);
-      return usable_everywhere();
+  // -------------------------------------------------------------------------------------------------------
+  // Direct steps
+
+  template <class Arrived>
+  bool overlapped_step(Arrived&& arrived) {
+    return with_thread() ? thread_step(arrived) : request_step(arrived);
+  }
+
+  // After the backward pass, on this thread: compressors, and one rank that only looks at its gradients.
+  bool step_at_once(context<Device>& ctx) {
+    for (std::size_t b = 0; works() && b < buckets_.size(); ++b) {
+      staging_.await(b);
+      look_at(b);
     }
-    finish_overlapped(ctx, [](const gradient_bucket&) {});
-    return usable_everywhere() && usable_result();
+    return reducer_.close(host(ctx), staging_.gradients());
   }
 
-  void take_all(context<Device>& ctx) {
-    for (std::size_t b = 0; b < buckets_.size(); ++b) staging_.fetch(ctx, b, buckets_[b]);
-    for (std::size_t b = 0; b < buckets_.size(); ++b) take(b);
-  }
-
-  // Compressors work on the host.
+  // For compressors, which work on the host.
   context<device::cpu>& host(context<Device>& ctx) {
     if constexpr (std::is_same_v<Device, device::cpu>) {
       return ctx;
@@ -365,72 +347,12 @@ class gradient_exchange {
     }
   }
 
-  bool finish_compressed(context<Device>& device_ctx) {
-    context<device::cpu>& ctx = host(device_ctx);
-    take_all(device_ctx);
-    const std::span<T> gradients = staging_.gradients();
-    // Before the compressor keeps any of it.
-    if (!usable_everywhere()) return false;
-    const exchange_place place{comm_->rank(), comm_->size(), steps_};
-    for (int round = 0; round < compressor_->rounds(); ++round) {
-      const auto start = clock::now();
-      const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients);
-      report_.encode_ms += milliseconds_since(start);
-      if (place.ranks > 1) {
-        all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
-        ring_all_gather(*comm_, message.blocks);
-        report_.payload_bytes +=
-            message.sum.size_bytes() + message.blocks.size() / static_cast<std::size_t>(place.ranks);
-      }
-      const auto decoding = clock::now();
-      compressor_->decode(ctx, place, round, gradients);
-      report_.decode_ms += milliseconds_since(decoding);
-    }
-    if (usable_result()) return true;
-    PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
-  }
-
-  // Remembers the first element that is not finite.
-  void look_at(std::span<const T> gradients, index_t offset) {
-    if (options_.nonfinite == nonfinite_policy::ignore || local_nonfinite_ >= 0) return;
-    const index_t found = detail::find_nonfinite(gradients);
-    if (found >= 0) local_nonfinite_ = offset + found;
-  }
-
-  // What all ranks have found in their own gradients.
-  bool usable_everywhere() {
-    if (options_.nonfinite == nonfinite_policy::ignore) return true;
-    const auto found = comm_->all_gather(static_cast<std::uint64_t>(local_nonfinite_ + 1));
-    const auto first = std::find_if(found.begin(), found.end(), [](std::uint64_t f) { return f != 0; });
-    if (first == found.end()) return true;
-    return refuse(static_cast<index_t>(*first) - 1, static_cast<int>(first - found.begin()));
-  }
-
-  // The exchanged gradients are the same on all ranks, and so is what is found in them.
-  bool usable_result() {
-    if (options_.nonfinite == nonfinite_policy::ignore) return true;
-    const index_t found = detail::find_nonfinite(std::span<const T>(staging_.gradients()));
-    return found < 0 || refuse(found, -1);
-  }
-
-  bool refuse(index_t element, int rank) {
-    nonfinite_ = detail::name_nonfinite(*store_, element, rank);
-    if (options_.nonfinite == nonfinite_policy::stop) {
-      PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
-    }
-    ++report_.skipped;
-    return false;
-  }
-
   // Without a thread: starts what is ready, where it can be started, and lets what is under way move.
-  bool starts(std::size_t bucket) {
-    return !is_narrow() && algorithm_for(gradients_of(bucket)) == all_reduce_algorithm::library;
-  }
   void progress() {
     for (; started_ < released_ && staging_.has_come(started_); ++started_) {
-      take(started_);
-      if (starts(started_)) {
-        requests_.push_back(comm_->start_all_reduce_sum(gradients_of(started_)));
+      look_at(started_);
+      if (reducer_.starts(gradients_of(started_))) {
+        requests_.push_back(reducer_.comm().start_all_reduce_sum(gradients_of(started_)));
       } else {
         requests_.emplace_back();
       }
@@ -438,53 +360,110 @@ class gradient_exchange {
     for (request& r : requests_) r.done();
   }
   template <class Arrived>
-  void finish_requests(Arrived&& arrived) {
+  bool request_step(Arrived&& arrived) {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       if (b == requests_.size()) {
         staging_.await(b);
         progress();
       }
-      if (starts(b)) {
+      if (reducer_.starts(gradients_of(b))) {
         requests_[b].wait();
-        detail::scale_values(gradients_of(b), divisor());
+        detail::scale_values(gradients_of(b), reducer_.divisor());
         progress();
       } else {
-        average(gradients_of(b));
+        reducer_.average(gradients_of(b));
       }
       arrived(buckets_[b]);
     }
     requests_.clear();
+    return reducer_.close(host(*ctx_), staging_.gradients());
+  }
+
+  // -------------------------------------------------------------------------------------------------------
+  // Captured steps: what a direct one does, put into the graph as host functions.
+
+  bool is_captured(const context<Device>& ctx) const {
+    if constexpr (staging::copies) return staging_.is_captured(ctx);
+    return false;
+  }
+  void check_capture(const context<Device>& ctx) const {
+    if (is_captured(ctx) == captured_) return;
+    PUFFERFISH_THROW(state_error(
+        "gradient_exchange: begin, the backward pass and finish are captured into a graph together, "
+        "or none of them; behind a replayed backward pass, begin and finish are direct"));
+  }
+
+  void prepare_capture(const context<Device>& ctx) {
+    if (!works()) return;
+    if (reducer_.memory() == exchange_memory::device) {
+      PUFFERFISH_THROW(
+          state_error("gradient_exchange: exchange_memory::device in a captured step: MPI's own work on the "
+                      "device could wait for a graph that waits for MPI"));
+    }
+    if (!reducer_.may_have_thread()) {
+      PUFFERFISH_THROW(
+          state_error("gradient_exchange: a captured step needs a communicator that any thread may use "
+                      "(MPI_THREAD_SERIALIZED or more); or begin and finish behind the graph"));
+    }
+    if constexpr (staging::copies) staging_.leave_failures_to(ctx);
+    ever_captured_ = true;
+    if (!jobs_.running()) start_thread();
+  }
+
+  template <class Arrived>
+  void finish_captured(context<Device>& ctx, Arrived&& arrived) {
+    if (!works()) staging_.call(ctx, {&gradient_exchange::count_replay, this});
+    // CUDA may call host functions one after the other, in any order that streams allow: one that waits for
+    // the thread comes only behind all that tell the thread something. Then every rank's buckets are on
+    // their way before any rank waits for one, and no wait can stand before what it waits for.
+    if (works()) staging_.join(ctx);
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      if (works() && (arrives_early() || b == 0)) {
+        staging_.call(ctx,
+                      {&gradient_exchange::await_bucket, arrives_early() ? &places_[b] : &places_.back()});
+        staging_.publish_replayed(ctx);
+      }
+      if (changes()) staging_.send(ctx, buckets_[b], reducer_.divisor());
+      arrived(buckets_[b]);
+    }
+  }
+
+  static void count_replay(void* object) { static_cast<gradient_exchange*>(object)->reducer_.count(); }
+  // Of the replay under way: its jobs have all been added.
+  static void await_bucket(void* object) {
+    const place& p = *static_cast<place*>(object);
+    gradient_exchange& self = *p.exchange;
+    const auto start = clock::now();
+    self.jobs_.await(self.jobs_.added() - self.jobs_of_step() + p.bucket + p.jobs);
+    self.reducer_.report().exposed_ms += detail::milliseconds_since(start);
+  }
+
+  // To whoever looks at the context next; the step after this one begins anew.
+  void leave_failure() {
+    const std::exception_ptr failure = forget_failure();
+    if constexpr (staging::copies) {
+      if (failure) staging_.leave_failure(failure);
+    }
   }
 
   parameter_store<T>* store_;
-  Comm* comm_;
-  exchange_options options_;
-  exchange_plan plan_;
   std::uint64_t generation_;
-  std::vector<gradient_bucket> buckets_;
-  std::vector<int> bucket_of_;  // of each parameter
-  std::vector<int> missing_;    // gradients of each bucket that are not ready
-  detail::gradient_staging<T, Device> staging_;
+  detail::gradient_reducer<T, Comm> reducer_;
+  detail::bucket_counter buckets_;
+  staging staging_;
+  std::vector<place> places_;       // of each bucket
   context<Device>* ctx_ = nullptr;  // of the backward pass that runs
   std::conditional_t<std::is_same_v<Device, device::cpu>, std::monostate, context<device::cpu>> host_;
   std::vector<request> requests_;
-  std::vector<T> scratch_;
-  std::vector<bfloat16> bf16_scratch_;
-  std::vector<float16> fp16_scratch_;
-  // Buckets released to the thread, and done by it, since the beginning; both wrap around.
-  std::atomic<std::uint32_t> ready_{0}, done_{0};
-  std::atomic<bool> stopping_{false};
   std::size_t released_ = 0, started_ = 0;  // of this step
-  bool running_ = false;
-  std::optional<any_compressor<T>> compressor_;
-  std::uint64_t steps_ = 0;
+  bool running_ = false, captured_ = false, ever_captured_ = false;
   bool steps_agreed_ = false;
-  index_t local_nonfinite_ = -1;  // offset in the arena of this rank's first one of the step
-  std::optional<nonfinite_gradient> nonfinite_;
+  // What the thread leaves: whether the step may be taken, what went wrong.
+  bool usable_ = true;
   std::exception_ptr failure_;
-  std::atomic<bool> failed_{false};
-  exchange_report report_;
-  std::thread thread_;
+  std::atomic<bool> failed_{false}, replayed_{false};
+  double processor_ms_ = 0.0;
+  detail::job_thread jobs_;
 };
 
 PUFFERFISH_NAMESPACE_END

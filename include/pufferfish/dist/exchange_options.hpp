@@ -35,6 +35,19 @@ constexpr const char* to_string(exchange_wire wire) {
   return wire == exchange_wire::same ? "same" : wire == exchange_wire::bf16 ? "bf16" : "fp16";
 }
 
+/// Where MPI finds the gradients of a device.
+enum class exchange_memory {
+  staged,  ///< in the host's memory: a bucket is copied there and back
+  /// Where they are: MPI gets the device's addresses. All ranks must ask for it, and their MPI say that it
+  /// can. Sums are MPI's own; no narrow wire, no compressor, no look at gradients that are not finite, and no
+  /// captured steps (gpu::nccl has all but the compressor).
+  device,
+};
+
+constexpr const char* to_string(exchange_memory memory) {
+  return memory == exchange_memory::staged ? "staged" : "device";
+}
+
 struct exchange_options {
   std::optional<exchange_plan> plan;  ///< nothing: default_plan of the ranks
   exchange_progress progress = exchange_progress::automatic;
@@ -42,6 +55,7 @@ struct exchange_options {
   all_reduce_algorithm algorithm = all_reduce_algorithm::automatic;
   exchange_wire wire = exchange_wire::same;
   nonfinite_policy nonfinite = nonfinite_policy::ignore;
+  exchange_memory memory = exchange_memory::staged;
 };
 
 /// What an exchange has done since it was made (or since clear_report).

@@ -16,6 +16,11 @@
 #endif
 #endif
 #include <mpi.h>
+#if defined(OPEN_MPI) && defined(__has_include)
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+#endif
 
 #include <algorithm>
 #include <climits>
@@ -84,6 +89,18 @@ MPI_Datatype datatype() {
   } else {
     return sizeof(T) == 8 ? MPI_UINT64_T : MPI_UINT32_T;
   }
+}
+
+/// Whether MPI itself says that its calls take the memory of a CUDA device. MPI runs.
+inline bool takes_device_memory() {
+#if defined(MPIX_CUDA_AWARE_SUPPORT)
+  return MPIX_Query_cuda_support() == 1;
+#elif defined(MPIX_GPU_SUPPORT_CUDA)
+  int supported = 0;
+  return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &supported) == MPI_SUCCESS && supported != 0;
+#else
+  return false;  // it has no word for it
+#endif
 }
 
 /// Calls f(first, length) for pieces of at most `chunk` elements: MPI counts in int.
@@ -246,6 +263,10 @@ class communicator {
     detail::check(MPI_Query_thread(&provided), "MPI_Query_thread");
     return provided >= MPI_THREAD_SERIALIZED;
   }
+
+  /// Whether MPI says, on this rank, that its blocking calls take the memory of a CUDA device
+  /// (exchange_memory::device). False where it cannot say.
+  bool takes_device_memory() const { return detail::takes_device_memory(); }
 
   /// From now on no call, and no request that is started, waits longer than `seconds` for other ranks (0: for
   /// ever, as at first). When that time is over on one rank, all that wait throw timeout_error, which names

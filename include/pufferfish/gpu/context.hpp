@@ -6,9 +6,11 @@
 /// the tape and for scratch, cuBLAS, random numbers, and whether it trains or infers.
 
 #include <cstdint>
+#include <memory>
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/gpu/blas.hpp>
+#include <pufferfish/gpu/failure.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/gpu/memory.hpp>
 #include <pufferfish/gpu/stream.hpp>
@@ -71,8 +73,15 @@ class context<device::gpu> {
   gpu::conv_library* conv_library() const { return conv_library_; }
   void use(gpu::conv_library* library) { conv_library_ = library; }
 
-  /// Waits for everything that was asked for. Throws backend_error for whatever of it failed.
-  void synchronize() const { stream_.synchronize(); }
+  /// Waits for everything that was asked for. Throws backend_error for whatever of it failed, and what
+  /// failures() has.
+  void synchronize() const {
+    stream_.synchronize();
+    failures_->rethrow();
+  }
+
+  /// Where host functions in the stream leave what they cannot throw.
+  const std::shared_ptr<gpu::late_failure>& failures() const { return failures_; }
 
   run_mode mode() const { return mode_; }
   bool training() const { return mode_ == run_mode::training; }
@@ -84,8 +93,9 @@ class context<device::gpu> {
   /// Tensors on it lie on the device, notes on the host.
   pufferfish::tape& tape() { return tape_; }
 
-  /// Starts training step `step`, as the CPU's does.
+  /// Starts training step `step`, as the CPU's does. Throws what failures() has of steps before.
   void begin_step(std::uint64_t step, index_t first_sample = 0) {
+    failures_->rethrow();
     tape_.clear();
     step_ = step;
     first_sample_ = first_sample;
@@ -134,6 +144,7 @@ class context<device::gpu> {
   pufferfish::tape tape_;
   gpu::blas blas_;
   memory_block<gpu::kernels::step_values> step_values_;
+  std::shared_ptr<gpu::late_failure> failures_ = std::make_shared<gpu::late_failure>();
   run_mode mode_ = run_mode::inference;
   std::uint64_t seed_;
   gpu::math_mode math_;

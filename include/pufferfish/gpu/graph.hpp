@@ -111,9 +111,10 @@ class step_graph {
   }
 
   /// Runs the work, directly or as captured. Whatever the work throws leaves nothing captured. Throws
-  /// backend_error.
+  /// backend_error, and what the context's failures() has of steps before.
   template <class Work>
   void run(gpu_context& ctx, key_type key, Work&& work) {
+    ctx.failures()->rethrow();
     const state now{key, ctx.system_allocations()};
     if (!graph_.empty() && now != captured_) drop();
     if (!graph_.empty()) {

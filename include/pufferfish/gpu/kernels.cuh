@@ -13,6 +13,7 @@
 #include <pufferfish/gpu/kernels/eigen.cuh>
 #include <pufferfish/gpu/kernels/elementwise.cuh>
 #include <pufferfish/gpu/kernels/embedding.cuh>
+#include <pufferfish/gpu/kernels/exchange.cuh>
 #include <pufferfish/gpu/kernels/factors.cuh>
 #include <pufferfish/gpu/kernels/layer_norm.cuh>
 #include <pufferfish/gpu/kernels/loss.cuh>

@@ -6,53 +6,113 @@
 /// copies while the backward pass computes.
 
 #include <cstddef>
+#include <exception>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include <pufferfish/dist/gradient_staging.hpp>
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/exchange.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Everything but is_captured and drain may be called while the context's stream is captured: the copies'
+/// stream then takes part.
 template <class T>
 class gradient_staging<T, device::gpu> {
  public:
-  gradient_staging(parameter_store<T>& store, std::size_t buckets)
+  static constexpr bool copies = true;
+
+  gradient_staging(parameter_store<T>& store, std::size_t buckets, exchange_memory memory, bool used)
       : store_(&store),
-        come_(buckets),
-        host_(gpu::pinned_memory(), static_cast<index_t>(store.gradients().size()), uninitialized) {}
+        memory_(memory),
+        skip_(gpu::device_memory(), 1),
+        skip_to_send_(gpu::pinned_memory(), 1) {
+    if (!used) return;
+    for (std::size_t b = 0; b < buckets; ++b) come_.emplace_back(gpu::event_use::sleep);
+    if (memory == exchange_memory::device) return;
+    const auto size = static_cast<index_t>(store.gradients().size());
+    host_ = memory_block<T>(gpu::pinned_memory(), size, uninitialized);
+  }
 
-  std::span<T> gradients() { return host_.span(); }
+  std::span<T> gradients() { return memory_ == exchange_memory::device ? store_->gradients() : host_.span(); }
 
-  void fetch(context<device::gpu>& ctx, std::size_t b, const gradient_bucket& bucket) {
+  // Orders: a copy to the host comes after the backward pass's work, and so after the copy to the device of
+  // the step before, out of the same host memory.
+  void fetch(context<device::gpu>& ctx, std::size_t b, const gradient_bucket& bucket, host_call then) {
     written_.record(ctx.stream());
     copies_.wait_for(written_);
-    gpu::check(cudaMemcpyAsync(host_.data() + bucket.offset, store_->gradients().data() + bucket.offset,
-                               bytes(bucket), cudaMemcpyDeviceToHost, copies_.handle()),
-               "cudaMemcpyAsync of gradients to the host");
+    if (memory_ == exchange_memory::staged) {
+      gpu::check(cudaMemcpyAsync(host_.data() + bucket.offset, store_->gradients().data() + bucket.offset,
+                                 bytes(bucket), cudaMemcpyDeviceToHost, copies_.handle()),
+                 "cudaMemcpyAsync of gradients to the host");
+    }
+    if (then.call != nullptr) call_in(copies_.handle(), then);
     come_[b].record(copies_.handle());
   }
 
   bool has_come(std::size_t b) const { return come_[b].reached(); }
   void await(std::size_t b) const { come_[b].synchronize(); }
 
-  void send(context<device::gpu>& ctx, const gradient_bucket& bucket) {
-    gpu::check(cudaMemcpyAsync(store_->gradients().data() + bucket.offset, host_.data() + bucket.offset,
-                               bytes(bucket), cudaMemcpyHostToDevice, ctx.stream()),
+  void send(context<device::gpu>& ctx, const gradient_bucket& bucket, T divisor) {
+    T* gradients = store_->gradients().data() + bucket.offset;
+    if (memory_ == exchange_memory::device) {
+      return gpu::kernels::multiply(ctx.stream(), gradients, bucket.size, divisor);
+    }
+    gpu::check(cudaMemcpyAsync(gradients, host_.data() + bucket.offset, bytes(bucket), cudaMemcpyHostToDevice,
+                               ctx.stream()),
                "cudaMemcpyAsync of gradients to the device");
   }
+
+  /// On the device, not 0: the step does not count.
+  const int* skip() const { return skip_.data(); }
+  void publish(context<device::gpu>& ctx, bool usable) {
+    gpu::check(cudaMemsetAsync(skip_.data(), usable ? 0 : 1, sizeof(int), ctx.stream()), "cudaMemsetAsync");
+  }
+  /// In replayed steps, what set_usable said before the stream gets there.
+  void publish_replayed(context<device::gpu>& ctx) {
+    gpu::check(cudaMemcpyAsync(skip_.data(), skip_to_send_.data(), sizeof(int), cudaMemcpyHostToDevice,
+                               ctx.stream()),
+               "cudaMemcpyAsync of a flag to the device");
+  }
+  void set_usable(bool usable) { *skip_to_send_.data() = usable ? 0 : 1; }
+
+  // For steps that are captured -----------------------------------------------------------------------------
+
+  bool is_captured(const context<device::gpu>& ctx) const { return gpu::is_captured(ctx.stream()); }
+
+  /// What comes next in the context's stream waits for all that has been fetched.
+  void join(context<device::gpu>& ctx) {
+    fetched_.record(copies_.handle());
+    gpu::check(cudaStreamWaitEvent(ctx.stream(), fetched_.handle(), 0), "cudaStreamWaitEvent");
+  }
+  /// Calls it when the context's stream gets there. It must not call CUDA.
+  void call(context<device::gpu>& ctx, host_call what) { call_in(ctx.stream(), what); }
+
+  void leave_failures_to(const context<device::gpu>& ctx) { failures_ = ctx.failures(); }
+  void leave_failure(std::exception_ptr failure) { failures_->post(failure); }
+
+  /// Waits for all that the device has been given.
+  void drain() noexcept { static_cast<void>(cudaDeviceSynchronize()); }
 
  private:
   static std::size_t bytes(const gradient_bucket& bucket) {
     return static_cast<std::size_t>(bucket.size) * sizeof(T);
   }
+  static void call_in(cudaStream_t stream, host_call what) {
+    gpu::check(cudaLaunchHostFunc(stream, what.call, what.object), "cudaLaunchHostFunc");
+  }
 
   parameter_store<T>* store_;
+  exchange_memory memory_;
   std::vector<gpu::event> come_;  // of each bucket
   memory_block<T> host_;
+  memory_block<int> skip_, skip_to_send_;
   gpu::stream copies_;
-  gpu::event written_;
+  gpu::event written_, fetched_;
+  std::shared_ptr<gpu::late_failure> failures_;
 };
 
 }  // namespace detail

@@ -4,6 +4,7 @@
 /// \file
 /// `gpu::stream` and `gpu::event`: a queue of work on a device, and a point in one, each with an owner.
 
+#include <cstddef>
 #include <utility>
 
 #include <pufferfish/gpu/error.hpp>
@@ -11,13 +12,19 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// A point in a stream's work. Without timing unless asked for: that costs a little.
+/// What an event is for, besides order.
+enum class event_use : unsigned {
+  order = cudaEventDisableTiming,                          ///< nothing: cheapest
+  timing = cudaEventDefault,                               ///< seconds_since
+  sleep = cudaEventDisableTiming | cudaEventBlockingSync,  ///< synchronize leaves the core to others
+};
+
+/// A point in a stream's work.
 class event {
  public:
   /// Throws backend_error.
-  explicit event(bool timing = false) {
-    check(cudaEventCreateWithFlags(&handle_, timing ? cudaEventDefault : cudaEventDisableTiming),
-          "cudaEventCreateWithFlags");
+  explicit event(event_use use = event_use::order) {
+    check(cudaEventCreateWithFlags(&handle_, static_cast<unsigned>(use)), "cudaEventCreateWithFlags");
   }
   event(event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   event& operator=(event&& other) noexcept {
@@ -63,6 +70,15 @@ class stream {
  public:
   /// Throws backend_error.
   stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
+  /// One whose kernels go before those of others that wait for a place on the device.
+  static stream urgent() {
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    stream result{nullptr};
+    check(cudaStreamCreateWithPriority(&result.handle_, cudaStreamNonBlocking, greatest),
+          "cudaStreamCreateWithPriority");
+    return result;
+  }
   stream(stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   stream& operator=(stream&& other) noexcept {
     std::swap(handle_, other.handle_);
@@ -85,8 +101,16 @@ class stream {
   }
 
  private:
+  explicit stream(std::nullptr_t) {}
   cudaStream_t handle_ = nullptr;
 };
+
+/// Whether what is put into a stream is captured into a graph.
+inline bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
 
 }  // namespace gpu
 PUFFERFISH_NAMESPACE_END

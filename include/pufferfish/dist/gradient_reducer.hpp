@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: what a gradient exchange does with buckets that have come: their means, or a compressor's work,
+/// and the look for numbers that are not finite. When it happens is gradient_exchange's to say.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/dist/exchange_options.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+inline double milliseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// One thread at a time uses it; which one may change.
+template <class T, class Comm>
+class gradient_reducer {
+ public:
+  gradient_reducer(const parameter_store<T>& store, Comm& comm, const exchange_options& options,
+                   std::optional<any_compressor<T>> compressor)
+      : store_(&store),
+        comm_(&comm),
+        plan_(checked(options.plan ? *options.plan : default_plan(comm.size()))),
+        options_(options),
+        compressor_(std::move(compressor)) {
+    options_.progress = resolved_progress();
+  }
+
+  Comm& comm() const { return *comm_; }
+  const exchange_plan& plan() const { return plan_; }
+  bool has_compressor() const { return compressor_.has_value(); }
+  exchange_memory memory() const { return options_.memory; }
+  bool is_narrow() const { return options_.wire != exchange_wire::same; }
+  bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
+  /// Whether another thread may do the work; whether one shall in every step.
+  bool may_have_thread() const { return comm_->size() == 1 || usable_from_threads(); }
+  bool with_thread() const { return options_.progress == exchange_progress::thread; }
+  exchange_report& report() { return report_; }
+  const exchange_report& report() const { return report_; }
+  T divisor() const { return T(1) / static_cast<T>(comm_->size()); }
+
+  std::vector<compressor_state<T>> states() {
+    if (!compressor_) return {};
+    return compressor_->states();
+  }
+  std::uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
+  void set_steps(std::uint64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
+  const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
+
+  index_t payload_bytes() const {
+    if (compressor_) return compressor_->payload_bytes();
+    const auto elements = store_elements();
+    return elements * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
+  }
+
+  /// What ranks must agree on, and what can be.
+  std::string option_lines(const std::vector<gradient_bucket>& buckets) const {
+    return to_text(buckets) + order_lines(plan_) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
+           to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
+           "\ncompressor " + (compressor_ ? compressor_->describe() : std::string("none")) +
+           "\nprogress by " + (with_thread() ? "a thread" : "calls") + "\nmemory " +
+           to_string(options_.memory) + "\n";
+  }
+  void check_options() const {
+    if (compressor_ && is_narrow()) {
+      PUFFERFISH_THROW(
+          value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
+                      to_string(options_.wire) + " has no meaning with it"));
+    }
+    if (with_thread() && !may_have_thread()) {
+      PUFFERFISH_THROW(
+          value_error("gradient_exchange: a progress thread needs a communicator that any thread "
+                      "may use (MPI_THREAD_SERIALIZED or more)"));
+    }
+    if (options_.memory == exchange_memory::device) check_device_options();
+  }
+
+  all_reduce_algorithm algorithm_for(std::span<const T> values) const {
+    if (options_.algorithm != all_reduce_algorithm::automatic) return options_.algorithm;
+    if (!with_thread() && !compressor_) return all_reduce_algorithm::library;
+    return plan_.algorithm_for(values.size_bytes());
+  }
+
+  /// Whether the sum can be started and looked after in between.
+  bool starts(std::span<const T> values) const {
+    return !is_narrow() && options_.memory == exchange_memory::staged &&
+           algorithm_for(values) == all_reduce_algorithm::library;
+  }
+
+  // A step: restart, look_at for all gradients, average for all unless there is a compressor, close.
+
+  void restart() { local_nonfinite_ = -1; }
+
+  /// Remembers the first element that is not finite.
+  void look_at(std::span<const T> gradients, index_t offset) {
+    if (!looks() || local_nonfinite_ >= 0) return;
+    const index_t found = find_nonfinite(gradients);
+    if (found >= 0) local_nonfinite_ = offset + found;
+  }
+
+  /// In place. In a device's memory (exchange_memory::device) it is the sum that is left.
+  void average(std::span<T> values) {
+    if (options_.memory == exchange_memory::device) {
+      comm_->all_reduce_sum(values);
+    } else if (options_.wire == exchange_wire::bf16) {
+      narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
+    } else if (options_.wire == exchange_wire::fp16) {
+      narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
+    } else if (starts(values) && !with_thread()) {
+      // In a replay: by the sum that a direct step starts, which may have an order of its own.
+      comm_->start_all_reduce_sum(values).wait();
+      scale_values(values, divisor());
+    } else {
+      all_reduce_by(algorithm_for(values), *comm_, values, scratch_, divisor());
+    }
+  }
+
+  /// A step in which there is nothing to do.
+  void count() {
+    ++report_.steps;
+    set_steps(steps() + 1);
+  }
+
+  /// True if the step may be taken. Throws value_error, on all ranks, for nonfinite_policy::stop.
+  bool close(context<device::cpu>& ctx, std::span<T> gradients) {
+    ++report_.steps;
+    bool usable = true;
+    if (compressor_) {
+      usable = compress(ctx, gradients);
+    } else if (comm_->size() > 1) {
+      report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
+      if (is_narrow()) report_.copied_bytes += gradients.size_bytes();
+      usable = usable_everywhere() && usable_result(gradients);
+    } else {
+      usable = usable_everywhere();
+    }
+    if (usable) set_steps(steps() + 1);
+    return usable;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+
+  static exchange_plan checked(exchange_plan plan) {
+    check_plan("gradient_exchange", plan);
+    return plan;
+  }
+
+  exchange_progress resolved_progress() const {
+    if (compressor_) return exchange_progress::calls;
+    if (options_.progress != exchange_progress::automatic) return options_.progress;
+    return usable_from_threads() ? exchange_progress::thread : exchange_progress::calls;
+  }
+  bool usable_from_threads() const {
+    if constexpr (requires { comm_->usable_from_threads(); }) return comm_->usable_from_threads();
+    return false;
+  }
+
+  // For MPI on a device's memory.
+  void check_device_options() const {
+    const auto refuse_option = [](const char* what) {
+      throw_error<value_error>({"gradient_exchange: exchange_memory::device, but ", what});
+    };
+    if (compressor_) refuse_option("compressors work in the host's memory");
+    if (is_narrow()) refuse_option("numbers are made narrow in the host's memory");
+    if (looks()) refuse_option("what is not finite is found in the host's memory");
+    if (options_.algorithm != all_reduce_algorithm::automatic &&
+        options_.algorithm != all_reduce_algorithm::library) {
+      refuse_option("our own algorithms add in the host's memory");
+    }
+    if constexpr (requires { comm_->timeout(); }) {
+      // MPI libraries do not take a device's memory in sums that are started and waited for.
+      if (comm_->timeout() > 0.0) refuse_option("sums that may time out go by way of the host's memory");
+    }
+    check_device_memory();
+  }
+  // All ranks' MPI, or none.
+  void check_device_memory() const {
+    bool takes = false;
+    if constexpr (requires { comm_->takes_device_memory(); }) takes = comm_->takes_device_memory();
+    std::vector<int> without;
+    const auto all = comm_->all_gather(static_cast<std::uint64_t>(takes));
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank] == 0) without.push_back(static_cast<int>(rank));
+    }
+    if (without.empty()) return;
+    throw_error<backend_error>({"gradient_exchange: exchange_memory::device, but ", describe_ranks(without),
+                                " an MPI that does not say that it takes a device's memory"});
+  }
+
+  index_t store_elements() const {
+    index_t elements = 0;
+    for (const auto& entry : store_->parameters()) elements += entry.thing->size();
+    return elements;
+  }
+
+  bool compress(context<device::cpu>& ctx, std::span<T> gradients) {
+    // Before the compressor keeps any of it.
+    if (!usable_everywhere()) return false;
+    const exchange_place place{comm_->rank(), comm_->size(), steps()};
+    for (int round = 0; round < compressor_->rounds(); ++round) {
+      const auto start = clock::now();
+      const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients);
+      report_.encode_ms += milliseconds_since(start);
+      if (place.ranks > 1) {
+        all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
+        ring_all_gather(*comm_, message.blocks);
+        report_.payload_bytes +=
+            message.sum.size_bytes() + message.blocks.size() / static_cast<std::size_t>(place.ranks);
+      }
+      const auto decoding = clock::now();
+      compressor_->decode(ctx, place, round, gradients);
+      report_.decode_ms += milliseconds_since(decoding);
+    }
+    if (usable_result(gradients)) return true;
+    PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+  }
+
+  // What all ranks have found in their own gradients.
+  bool usable_everywhere() {
+    if (!looks()) return true;
+    const auto found = comm_->all_gather(static_cast<std::uint64_t>(local_nonfinite_ + 1));
+    const auto first = std::find_if(found.begin(), found.end(), [](std::uint64_t f) { return f != 0; });
+    if (first == found.end()) return true;
+    return refuse(static_cast<index_t>(*first) - 1, static_cast<int>(first - found.begin()));
+  }
+
+  // The exchanged gradients are the same on all ranks, and so is what is found in them.
+  bool usable_result(std::span<const T> gradients) {
+    if (!looks()) return true;
+    const index_t found = find_nonfinite(gradients);
+    return found < 0 || refuse(found, -1);
+  }
+
+  bool refuse(index_t element, int rank) {
+    nonfinite_ = name_nonfinite(*store_, element, rank);
+    if (options_.nonfinite == nonfinite_policy::stop) {
+      PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+    }
+    ++report_.skipped;
+    return false;
+  }
+
+  const parameter_store<T>* store_;
+  Comm* comm_;
+  exchange_plan plan_;
+  exchange_options options_;
+  std::optional<any_compressor<T>> compressor_;
+  std::vector<T> scratch_;
+  std::vector<bfloat16> bf16_scratch_;
+  std::vector<float16> fp16_scratch_;
+  std::atomic<std::uint64_t> steps_{0};
+  index_t local_nonfinite_ = -1;  // offset in the arena of this rank's first one of the step
+  std::optional<nonfinite_gradient> nonfinite_;
+  exchange_report report_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: a thread that does numbered jobs when it is told that they may be done.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+
+#include <pufferfish/core/config.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Jobs are done in order, one after the other; in between, and where somebody waits for one, threads sleep.
+/// They are counted since the beginning, in numbers that wrap around.
+class job_thread {
+ public:
+  job_thread() = default;
+  job_thread(const job_thread&) = delete;
+  job_thread& operator=(const job_thread&) = delete;
+  ~job_thread() { stop(); }
+
+  bool running() const { return thread_.joinable(); }
+
+  /// Starts the thread, which calls serve(0), serve(1), ... serve(round - 1), serve(0), ...: what a job is
+  /// for depends on its place in a round. `serve` throws nothing.
+  template <class Serve>
+  void start(std::size_t round, Serve serve) {
+    thread_ = std::thread([this, round, serve] {
+      for (std::size_t next = 0;; next = (next + 1) % round) {
+        const std::uint32_t done = done_.load(std::memory_order_relaxed);
+        while (added_.load(std::memory_order_acquire) == done) {
+          added_.wait(done, std::memory_order_acquire);
+        }
+        if (stopping_) return;
+        serve(next);
+        done_.store(done + 1, std::memory_order_release);
+        done_.notify_all();
+      }
+    });
+  }
+
+  /// Ends the thread as soon as it has done the job that it is at. Any thread but itself may call.
+  void stop() {
+    if (!running()) return;
+    stopping_ = true;
+    add(1);
+    thread_.join();
+  }
+
+  /// Lets it do so many jobs more. Any thread may call: no lock, no allocation.
+  void add(std::uint32_t jobs) {
+    added_.fetch_add(jobs, std::memory_order_release);
+    added_.notify_one();
+  }
+
+  /// Jobs that it was told of since the beginning.
+  std::uint32_t added() const { return added_.load(std::memory_order_acquire); }
+
+  /// Waits until it has done so many since the beginning.
+  void await(std::uint32_t count) const {
+    for (std::uint32_t done = done_.load(std::memory_order_acquire);
+         static_cast<std::int32_t>(count - done) > 0; done = done_.load(std::memory_order_acquire)) {
+      done_.wait(done, std::memory_order_acquire);
+    }
+  }
+
+ private:
+  std::atomic<std::uint32_t> added_{0}, done_{0};
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

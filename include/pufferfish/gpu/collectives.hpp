@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Collectives on memory of a device by any communicator: for parameters at the start and at the switch, and
+/// for the statistics of batch norms. Gradients have gradient_exchange.
+
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/exchange.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+namespace detail {
+
+/// A communicator that takes memory of devices itself: gpu::nccl.
+template <class C, class T>
+concept takes_streams = requires(C& comm, std::span<T> values, cudaStream_t stream) {
+  comm.broadcast(values, 0, stream);
+  comm.all_reduce_sum(values, stream);
+};
+
+/// Calls work(span) with a copy of a device's memory in the host's; what it leaves there goes back. Waits for
+/// the device.
+template <class T, class Work>
+void by_way_of_host(gpu_context& ctx, std::span<T> values, Work&& work) {
+  std::vector<T> host(values.size());
+  check(
+      cudaMemcpyAsync(host.data(), values.data(), values.size_bytes(), cudaMemcpyDeviceToHost, ctx.stream()),
+      "cudaMemcpyAsync from the device");
+  ctx.synchronize();
+  work(std::span<T>(host));
+  check(
+      cudaMemcpyAsync(values.data(), host.data(), values.size_bytes(), cudaMemcpyHostToDevice, ctx.stream()),
+      "cudaMemcpyAsync to the device");
+  ctx.synchronize();
+}
+
+}  // namespace detail
+
+/// Copies root's elements, in the memory of its device, to all ranks', before what is put into the context's
+/// stream from now on. By gpu::nccl in that stream's order; by other communicators through the host, which
+/// waits. Collective. Throws as the communicator, and backend_error.
+template <class Comm, class T>
+void broadcast(gpu_context& ctx, Comm& comm, std::span<T> values, int root) {
+  pufferfish::detail::check_communicator<Comm>();
+  pufferfish::detail::check_broadcastable<T>();
+  if constexpr (detail::takes_streams<Comm, T>) {
+    comm.broadcast(values, root, ctx.stream());
+  } else {
+    pufferfish::detail::check_root("gpu::broadcast", root, comm.size());
+    if (comm.size() == 1 || values.empty()) return;
+    detail::by_way_of_host(ctx, values, [&](std::span<T> host) { comm.broadcast(host, root); });
+  }
+}
+
+/// Element i becomes the mean over all ranks: the sum times the rounded 1 / size(). Otherwise as broadcast;
+/// float or double.
+template <class Comm, class T>
+void mean(gpu_context& ctx, Comm& comm, std::span<T> values) {
+  pufferfish::detail::check_communicator<Comm>();
+  static_assert(std::is_floating_point_v<T>, "pufferfish: gpu::mean takes a span of float or double");
+  if (comm.size() == 1 || values.empty()) return;
+  if constexpr (detail::takes_streams<Comm, T>) {
+    comm.all_reduce_sum(values, ctx.stream());
+    kernels::multiply(ctx.stream(), values.data(), static_cast<index_t>(values.size()),
+                      T(1) / static_cast<T>(comm.size()));
+  } else {
+    detail::by_way_of_host(ctx, values, [&](std::span<T> host) { pufferfish::mean(comm, host); });
+  }
+}
+
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END

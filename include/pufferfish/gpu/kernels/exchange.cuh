@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Kernels of exchange.hpp. They run at the speed of memory, beside a network that is slower.
+
+#include <pufferfish/gpu/kernels/exchange.hpp>
+#include <pufferfish/gpu/kernels/launch.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+inline constexpr unsigned exchange_threads = 256;
+
+inline grid exchange_grid(index_t size, index_t per_thread = 1) {
+  return {blocks_for(size, per_thread * index_t{exchange_threads}), exchange_threads};
+}
+
+template <class T>
+static __global__ void multiply_kernel(T* x, index_t size, T factor) {
+  for_each_vector<T>(
+      size, aligned16(x),
+      [&](index_t i) {
+        vector<T> values = load_vector(x + i);
+        for (int k = 0; k < vector_width<T>; ++k) values[k] *= factor;
+        store_vector(x + i, values);
+      },
+      [&](index_t i) { x[i] *= factor; });
+}
+
+template <class T>
+void multiply(cudaStream_t stream, T* x, index_t size, T factor) {
+  if (factor != T(1))
+    launch(stream, exchange_grid(size, vector_width<T>), multiply_kernel<T>, x, size, factor);
+}
+
+template <class Wire, class T>
+static __global__ void narrow_kernel(const T* from, std::uint16_t* to, index_t size) {
+  for (index_t i = grid_thread(); i < size; i += grid_threads()) {
+    to[i] = Wire::narrow(static_cast<float>(from[i]));
+  }
+}
+template <class Wire, class T>
+static __global__ void widen_kernel(const std::uint16_t* from, T* to, index_t size, T factor) {
+  for (index_t i = grid_thread(); i < size; i += grid_threads()) {
+    to[i] = static_cast<T>(Wire::widen(from[i])) * factor;
+  }
+}
+template <class Wire, class T>
+static __global__ void add_narrow_kernel(const std::uint16_t* others, int count, index_t step, T* own,
+                                         std::uint16_t* sum, index_t size, T factor) {
+  for (index_t i = grid_thread(); i < size; i += grid_threads()) {
+    T value = own[i];
+    for (int other = 0; other < count; ++other) {
+      value += static_cast<T>(Wire::widen(others[other * step + i]));
+    }
+    const std::uint16_t bits = Wire::narrow(static_cast<float>(value));
+    sum[i] = bits;
+    own[i] = static_cast<T>(Wire::widen(bits)) * factor;
+  }
+}
+
+template <class T>
+void narrow(cudaStream_t stream, wire_format wire, const T* from, std::uint16_t* to, index_t size) {
+  const auto kernel = wire == wire_format::bf16 ? narrow_kernel<bf16_wire, T> : narrow_kernel<fp16_wire, T>;
+  launch(stream, exchange_grid(size), kernel, from, to, size);
+}
+template <class T>
+void widen(cudaStream_t stream, wire_format wire, const std::uint16_t* from, T* to, index_t size, T factor) {
+  const auto kernel = wire == wire_format::bf16 ? widen_kernel<bf16_wire, T> : widen_kernel<fp16_wire, T>;
+  launch(stream, exchange_grid(size), kernel, from, to, size, factor);
+}
+template <class T>
+void add_narrow(cudaStream_t stream, wire_format wire, const std::uint16_t* others, int count, index_t step,
+                T* own, std::uint16_t* sum, index_t size, T factor) {
+  const auto kernel =
+      wire == wire_format::bf16 ? add_narrow_kernel<bf16_wire, T> : add_narrow_kernel<fp16_wire, T>;
+  launch(stream, exchange_grid(size), kernel, others, count, step, own, sum, size, factor);
+}
+
+template <class T>
+static __global__ void find_nonfinite_kernel(const T* x, index_t size, std::uint64_t begin,
+                                             std::uint64_t* first) {
+  index_t found = size;
+  for (index_t i = grid_thread(); i < size && found == size; i += grid_threads()) {
+    if (!is_finite(x[i])) found = i;
+  }
+  // The smallest of integers: in any order the same.
+  if (found < size) {
+    atomicMin(reinterpret_cast<unsigned long long*>(first),
+              static_cast<unsigned long long>(begin + static_cast<std::uint64_t>(found)));
+  }
+}
+template <class T>
+void find_nonfinite(cudaStream_t stream, const T* x, index_t size, std::uint64_t begin,
+                    std::uint64_t* first) {
+  launch(stream, exchange_grid(size), find_nonfinite_kernel<T>, x, size, begin, first);
+}
+
+static __global__ void decide_skip_kernel(const std::uint64_t* found, int count, int* skip) {
+  bool finite = true;
+  for (int i = 0; i < count; ++i) finite = finite && found[i] == all_finite;
+  *skip = finite ? 0 : 1;
+}
+void decide_skip(cudaStream_t stream, const std::uint64_t* found, int count, int* skip) {
+  launch(stream, {1, 1}, decide_skip_kernel, found, count, skip);
+}
+
+static __global__ void tag_with_rank_kernel(const std::uint64_t* from, std::uint64_t rank,
+                                            std::uint64_t* to) {
+  *to = *from == all_finite ? all_finite : (rank << 40) | *from;
+}
+void tag_with_rank(cudaStream_t stream, const std::uint64_t* from, std::uint64_t rank, std::uint64_t* to) {
+  launch(stream, {1, 1}, tag_with_rank_kernel, from, rank, to);
+}
+
+template void multiply<float>(cudaStream_t, float*, index_t, float);
+template void multiply<double>(cudaStream_t, double*, index_t, double);
+template void narrow<float>(cudaStream_t, wire_format, const float*, std::uint16_t*, index_t);
+template void narrow<double>(cudaStream_t, wire_format, const double*, std::uint16_t*, index_t);
+template void widen<float>(cudaStream_t, wire_format, const std::uint16_t*, float*, index_t, float);
+template void widen<double>(cudaStream_t, wire_format, const std::uint16_t*, double*, index_t, double);
+template void add_narrow<float>(cudaStream_t, wire_format, const std::uint16_t*, int, index_t, float*,
+                                std::uint16_t*, index_t, float);
+template void add_narrow<double>(cudaStream_t, wire_format, const std::uint16_t*, int, index_t, double*,
+                                 std::uint16_t*, index_t, double);
+template void find_nonfinite<float>(cudaStream_t, const float*, index_t, std::uint64_t, std::uint64_t*);
+template void find_nonfinite<double>(cudaStream_t, const double*, index_t, std::uint64_t, std::uint64_t*);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The gradient exchange over `gpu::nccl`: gradients leave from a device's arena and come back to it, and the
+/// host has nothing to do but to say so. Include <pufferfish/gpu/nccl.hpp>.
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/dist/bucket_counter.hpp>
+#include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/exchange.hpp>
+#include <pufferfish/gpu/nccl.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+/// Sums buckets by NCCL. With a narrow wire, numbers travel as narrow_all_reduce sends them, and the bits are
+/// its own: every rank adds its part of the bucket in float, and nothing is rounded on the way.
+template <class T, class Host>
+class nccl_reducer {
+ public:
+  nccl_reducer(nccl<Host>& comm, exchange_wire wire, index_t longest_bucket)
+      : comm_(&comm), wire_(wire), ranks_(static_cast<std::size_t>(comm.size())) {
+    if (wire == exchange_wire::same || ranks_ == 1) return;
+    part_ = longest_bucket / comm.size() + 1;
+    sent_ = memory_block<std::uint16_t>(device_memory(), longest_bucket, uninitialized);
+    received_ = memory_block<std::uint16_t>(device_memory(), part_ * (comm.size() - 1), uninitialized);
+  }
+
+  /// Element i becomes the mean.
+  void average(std::span<T> values, cudaStream_t stream) {
+    if (ranks_ == 1) return;
+    if (wire_ != exchange_wire::same) return average_narrow(values, stream);
+    comm_->start_sum(values, stream);
+    kernels::multiply(stream, values.data(), static_cast<index_t>(values.size()), factor());
+  }
+
+ private:
+  T factor() const { return T(1) / static_cast<T>(comm_->size()); }
+
+  void average_narrow(std::span<T> values, cudaStream_t stream) {
+    const auto me = static_cast<std::size_t>(comm_->rank());
+    const auto format =
+        wire_ == exchange_wire::bf16 ? kernels::wire_format::bf16 : kernels::wire_format::fp16;
+    const std::span<std::uint16_t> sent = sent_.span().first(values.size());
+    const auto part = [&](auto all, std::size_t rank) {
+      return pufferfish::detail::part_of(all, rank % ranks_, ranks_);
+    };
+    const std::span<T> own = part(values, me);
+    const std::span<std::uint16_t> sum = part(sent, me);
+    const auto from_rank = [&](std::size_t step) {
+      return received_.span().subspan((step - 1) * static_cast<std::size_t>(part_), own.size());
+    };
+    kernels::narrow(stream, format, values.data(), sent.data(), static_cast<index_t>(values.size()));
+    for_messages(
+        stream, [&](std::size_t to) { return part(sent, to); },
+        [&](std::size_t, std::size_t step) { return from_rank(step); });
+    kernels::add_narrow(stream, format, received_.data(), comm_->size() - 1, part_, own.data(), sum.data(),
+                        static_cast<index_t>(own.size()), factor());
+    for_messages(
+        stream, [&](std::size_t) { return sum; },
+        [&](std::size_t from, std::size_t) { return part(sent, from); });
+    const std::size_t before = static_cast<std::size_t>(own.data() - values.data());
+    const std::size_t after = before + own.size();
+    kernels::widen(stream, format, sent.data(), values.data(), static_cast<index_t>(before), factor());
+    kernels::widen(stream, format, sent.data() + after, values.data() + after,
+                   static_cast<index_t>(values.size() - after), factor());
+  }
+
+  // One to every other rank, outgoing(to), and one from it, incoming(from, step); step - 1 ranks lie between.
+  template <class Outgoing, class Incoming>
+  void for_messages(cudaStream_t stream, Outgoing&& outgoing, Incoming&& incoming) {
+    const auto me = static_cast<std::size_t>(comm_->rank());
+    comm_->start_messages(
+        [&](auto&& send, auto&& receive) {
+          for (std::size_t step = 1; step < ranks_; ++step) {
+            const std::size_t to = (me + step) % ranks_, from = (me + ranks_ - step) % ranks_;
+            send(outgoing(to), static_cast<int>(to));
+            receive(incoming(from, step), static_cast<int>(from));
+          }
+        },
+        stream);
+  }
+
+  nccl<Host>* comm_;
+  exchange_wire wire_;
+  std::size_t ranks_;
+  index_t part_ = 0;  // room for what comes from one rank
+  memory_block<std::uint16_t> sent_, received_;
+};
+
+/// Finds out, on the device, whether a step counts.
+template <class T, class Host>
+class nccl_judge {
+ public:
+  explicit nccl_judge(nccl<Host>& comm)
+      : comm_(&comm), skip_(device_memory(), 1), found_(device_memory(), 3), seen_(pinned_memory(), 2) {}
+
+  const int* skip() const { return skip_.data(); }
+
+  // In the order of the stream: restart, look_at for all gradients, decide when they are exchanged.
+
+  void restart(cudaStream_t stream) {
+    gpu::check(cudaMemsetAsync(found_.data(), 0xff, 3 * sizeof(std::uint64_t), stream), "cudaMemsetAsync");
+  }
+  void look_at(std::span<const T> gradients, index_t offset, cudaStream_t stream) {
+    kernels::find_nonfinite(stream, gradients.data(), static_cast<index_t>(gradients.size()),
+                            static_cast<std::uint64_t>(offset), found_.data());
+  }
+  /// What the ranks had, the lowest rank's first element; then what has come of all that were finite.
+  void decide(std::span<const T> exchanged, cudaStream_t stream) {
+    kernels::tag_with_rank(stream, found_.data(), static_cast<std::uint64_t>(comm_->rank()),
+                           found_.data() + 1);
+    comm_->start_min(found_.span().subspan(1, 1), stream);
+    kernels::find_nonfinite(stream, exchanged.data(), static_cast<index_t>(exchanged.size()), 0,
+                            found_.data() + 2);
+    kernels::decide_skip(stream, found_.data() + 1, 2, skip_.data());
+    gpu::check(cudaMemcpyAsync(seen_.data(), found_.data() + 1, 2 * sizeof(std::uint64_t),
+                               cudaMemcpyDeviceToHost, stream),
+               "cudaMemcpyAsync of a verdict to the host");
+  }
+
+  /// When the stream has got there: what was found first, if anything.
+  template <class Store>
+  std::optional<nonfinite_gradient> seen(const Store& store) const {
+    const std::uint64_t own = seen_.data()[0], exchanged = seen_.data()[1];
+    if (own != kernels::all_finite) {
+      return pufferfish::detail::name_nonfinite(store, static_cast<index_t>(own & 0xffffffffffU),
+                                                static_cast<int>(own >> 40));
+    }
+    if (exchanged == kernels::all_finite) return std::nullopt;
+    return pufferfish::detail::name_nonfinite(store, static_cast<index_t>(exchanged), -1);
+  }
+
+ private:
+  nccl<Host>* comm_;
+  memory_block<int> skip_;
+  memory_block<std::uint64_t> found_;  // in this rank's gradients, in all ranks', in the exchanged ones
+  memory_block<std::uint64_t> seen_;   // the last two
+};
+
+}  // namespace gpu::detail
+
+/// As gradient_exchange, with these differences. Buckets are summed on a stream of the exchange's own while
+/// the backward pass goes on; finish only lets the context's stream wait for them, and the host for nothing
+/// (unless nonfinite_policy asks what was found). Captured into a graph, all of it becomes nodes of the
+/// graph, without host functions (but for one that counts). Sums are NCCL's, so there is no algorithm to
+/// choose and no progress to see to. Compressors work on the host: an exchange with one is made with host().
+template <class T, class Host>
+class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
+  using comm_type = gpu::nccl<Host>;
+
+ public:
+  /// As gradient_exchange's; value_error for a compressor or one of our algorithms.
+  gradient_exchange(parameter_store<T>& store, comm_type& comm, const exchange_options& options = {},
+                    const std::optional<any_compressor<T>>& compressor = {})
+      : store_(&store),
+        comm_(&comm),
+        options_(options),
+        plan_(options.plan ? *options.plan : default_plan(comm.size())),
+        generation_(store.generation()),
+        buckets_(store, checked(plan_).buckets),
+        reducer_(comm, options.wire, longest(buckets_)),
+        judge_(comm),
+        come_(buckets_.size()) {
+    agree_on_lines(comm, "gradient exchange", option_lines(compressor));
+    check_options(compressor.has_value());
+  }
+  gradient_exchange(const gradient_exchange&) = delete;
+  gradient_exchange& operator=(const gradient_exchange&) = delete;
+  ~gradient_exchange() {
+    if (running_ || counts_replays_) static_cast<void>(cudaDeviceSynchronize());
+  }
+
+  const std::vector<gradient_bucket>& buckets() const { return buckets_.buckets(); }
+  const exchange_plan& plan() const { return plan_; }
+  bool with_thread() const { return false; }
+  /// The host does not see how long the exchange takes: its times are zero.
+  const exchange_report& report() const { return report_; }
+  void clear_report() { report_ = {}; }
+  index_t payload_bytes() const {
+    return static_cast<index_t>(store_->gradients().size() * (is_narrow() ? sizeof(bfloat16) : sizeof(T)));
+  }
+  std::vector<compressor_state<T>> states() { return {}; }
+  std::uint64_t steps() const { return steps_; }
+  void set_steps(std::uint64_t steps) {
+    steps_ = steps;
+    steps_agreed_ = false;
+  }
+  const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
+  const int* skip() const { return judge_.skip(); }
+
+  /// As gradient_exchange's; and throws what NCCL has found since.
+  void begin(gpu_context& ctx) {
+    if (store_->generation() != generation_) {
+      PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
+    }
+    if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
+    comm_->check();
+    comm_->report_to(ctx);
+    if (!steps_agreed_) {
+      agree_on_lines(*comm_, "gradient exchange", "steps done: " + std::to_string(steps_) + "\n");
+      steps_agreed_ = true;
+    }
+    captured_ = gpu::is_captured(ctx.stream());
+    running_ = true;
+    buckets_.restart();
+    released_ = 0;
+    ctx_ = &ctx;
+    ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
+  }
+
+  bool finish(gpu_context& ctx) {
+    return finish(ctx, [](const gradient_bucket&) {});
+  }
+
+  /// As gradient_exchange's. What `arrived` puts into the context's stream finds the means, once the stream
+  /// gets there.
+  template <class Arrived>
+  bool finish(gpu_context& ctx, Arrived&& arrived) {
+    if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
+    check_capture(ctx);
+    ctx.on_gradient_ready(nullptr, nullptr);
+    release(buckets_.size());
+    running_ = false;
+    const bool usable = end_step(ctx);
+    for (std::size_t b = 0; usable && b < buckets_.size(); ++b) {
+      if (arrives_early()) wait(ctx, come_[b]);
+      arrived(buckets_[b]);
+    }
+    wait(ctx, ended_);
+    return usable;
+  }
+
+  bool arrives_early() const { return comm_->size() > 1 && !looks(); }
+
+ private:
+  bool is_narrow() const { return options_.wire != exchange_wire::same; }
+  bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
+
+  static const exchange_plan& checked(const exchange_plan& plan) {
+    detail::check_plan("gradient_exchange", plan);
+    return plan;
+  }
+  static index_t longest(const detail::bucket_counter& buckets) {
+    index_t result = 0;
+    for (const gradient_bucket& bucket : buckets.buckets()) result = std::max(result, bucket.size);
+    return result;
+  }
+
+  std::string option_lines(const std::optional<any_compressor<T>>& compressor) const {
+    return to_text(buckets_.buckets()) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
+           to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
+           "\ncompressor " + (compressor ? compressor->describe() : std::string("none")) + "\nby NCCL\n";
+  }
+  void check_options(bool has_compressor) const {
+    if (has_compressor) {
+      PUFFERFISH_THROW(value_error(
+          "gradient_exchange: compressors work on the host: give the exchange host() of gpu::nccl"));
+    }
+    if (options_.algorithm != all_reduce_algorithm::automatic &&
+        options_.algorithm != all_reduce_algorithm::library) {
+      PUFFERFISH_THROW(value_error(std::string("gradient_exchange: NCCL adds in its own order, not by ") +
+                                   to_string(options_.algorithm)));
+    }
+  }
+
+  void check_capture(const gpu_context& ctx) const {
+    if (gpu::is_captured(ctx.stream()) == captured_) return;
+    PUFFERFISH_THROW(state_error(
+        "gradient_exchange: begin, the backward pass and finish are captured into a graph together, "
+        "or none of them; behind a replayed backward pass, begin and finish are direct"));
+  }
+
+  static void on_ready(void* object, int id) {
+    auto& self = *static_cast<gradient_exchange*>(object);
+    self.release(self.buckets_.written(id));
+  }
+
+  void release(std::size_t count) {
+    if (count > released_) check_capture(*ctx_);
+    for (; released_ < count; ++released_) exchange(released_);
+  }
+  void exchange(std::size_t b) {
+    const cudaStream_t stream = sums_.handle();
+    const gradient_bucket& bucket = buckets_[b];
+    written_.record(ctx_->stream());
+    sums_.wait_for(written_);
+    if (b == 0) {
+      comm_->mark_begin(stream);
+      if (looks()) judge_.restart(stream);
+    }
+    const std::span<T> gradients = store_->gradients().subspan(static_cast<std::size_t>(bucket.offset),
+                                                               static_cast<std::size_t>(bucket.size));
+    if (looks()) judge_.look_at(gradients, bucket.offset, stream);
+    reducer_.average(gradients, stream);
+    come_[b].record(stream);
+  }
+
+  // The stream of sums has the last word of the step; a direct step that is judged waits for it.
+  bool end_step(gpu_context& ctx) {
+    const cudaStream_t stream = sums_.handle();
+    if (buckets_.size() == 0) {
+      written_.record(ctx.stream());
+      sums_.wait_for(written_);
+    } else {
+      if (looks()) judge_.decide(store_->gradients(), stream);
+      comm_->mark_end(stream);
+    }
+    if (captured_) {
+      failures_ = ctx.failures();
+      counts_replays_ = true;
+      gpu::check(cudaLaunchHostFunc(stream, &gradient_exchange::replayed, this), "cudaLaunchHostFunc");
+    }
+    ended_.record(stream);
+    // What follows in the context's stream must not run before the verdict.
+    if (!arrives_early()) wait(ctx, ended_);
+    if (captured_) return true;
+    if (looks()) ended_.synchronize();
+    return settle();
+  }
+
+  static void wait(gpu_context& ctx, const gpu::event& point) {
+    gpu::check(cudaStreamWaitEvent(ctx.stream(), point.handle(), 0), "cudaStreamWaitEvent");
+  }
+
+  static void replayed(void* object) {
+    auto& self = *static_cast<gradient_exchange*>(object);
+    try {
+      static_cast<void>(self.settle());
+    } catch (...) {
+      self.failures_->post(std::current_exception());
+    }
+  }
+
+  // What the host keeps of a step that is over.
+  bool settle() {
+    ++report_.steps;
+    if (comm_->size() > 1) {
+      report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
+      if (is_narrow()) report_.copied_bytes += store_->gradients().size_bytes();
+    }
+    std::optional<nonfinite_gradient> found;
+    if (looks() && buckets_.size() > 0) found = judge_.seen(*store_);
+    if (!found) {
+      ++steps_;
+      return true;
+    }
+    nonfinite_ = std::move(found);
+    if (options_.nonfinite == nonfinite_policy::stop) {
+      PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+    }
+    ++report_.skipped;
+    return false;
+  }
+
+  parameter_store<T>* store_;
+  comm_type* comm_;
+  exchange_options options_;
+  exchange_plan plan_;
+  std::uint64_t generation_;
+  detail::bucket_counter buckets_;
+  gpu::detail::nccl_reducer<T, Host> reducer_;
+  gpu::detail::nccl_judge<T, Host> judge_;
+  gpu::stream sums_ = gpu::stream::urgent();
+  std::vector<gpu::event> come_;  // of each bucket
+  gpu::event written_, ended_{gpu::event_use::sleep};
+  gpu_context* ctx_ = nullptr;  // of the backward pass that runs
+  std::size_t released_ = 0;    // of this step
+  bool running_ = false, captured_ = false, counts_replays_ = false;
+  std::uint64_t steps_ = 0;
+  bool steps_agreed_ = false;
+  std::optional<nonfinite_gradient> nonfinite_;
+  exchange_report report_;
+  std::shared_ptr<gpu::late_failure> failures_;
+};
+
+PUFFERFISH_NAMESPACE_END

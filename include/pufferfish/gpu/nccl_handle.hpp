@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: an NCCL communicator with an owner, and a thread that ends it when it fails or hangs.
+
+#if defined(__has_include)
+#if !__has_include(<nccl.h>)
+#error "pufferfish: <pufferfish/gpu/nccl.hpp> needs NCCL's header: add its include folder"
+#endif
+#endif
+#include <nccl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/dist/waiting.hpp>
+#include <pufferfish/gpu/error.hpp>
+#include <pufferfish/gpu/failure.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+/// Whoever waits for a sum on the device waits in a kernel: a rank that is lost keeps it busy for ever. So a
+/// thread of the host looks now and then, asleep in between: at NCCL's own errors, and, with a timeout, at
+/// how long work has been on the device without an end. Then it aborts the communicator. The kernels return
+/// (what they leave is of no use), and every later call throws.
+///
+/// With a timeout NCCL's calls do not block, so that the thread can get between them.
+class nccl_handle {
+ public:
+  /// Joins `size` ranks that have the same id; all call it, each with its device current. Throws
+  /// backend_error, timeout_error.
+  nccl_handle(const ncclUniqueId& id, int rank, int size, double timeout) : timeout_(timeout) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = timeout > 0.0 ? 0 : 1;
+    {
+      std::unique_lock<std::mutex> locked(mutex_);
+      try {
+        settle(ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig", locked);
+      } catch (...) {
+        break_off(std::current_exception());
+        throw;
+      }
+    }
+    thread_ = std::thread([this] { watch(); });
+  }
+  nccl_handle(const nccl_handle&) = delete;
+  nccl_handle& operator=(const nccl_handle&) = delete;
+  ~nccl_handle() {
+    {
+      const std::lock_guard<std::mutex> locked(sleep_);
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    if (thread_.joinable()) thread_.join();
+    leave();
+  }
+
+  double timeout() const { return timeout_; }
+
+  /// Calls call(communicator), which returns NCCL's result. Throws backend_error or timeout_error, and
+  /// whatever has broken the communicator before.
+  template <class Call>
+  void run(const char* what, Call&& call) {
+    std::unique_lock<std::mutex> locked(mutex_);
+    require_sound();
+    try {
+      settle(call(comm_), what, locked);
+    } catch (...) {
+      break_off(std::current_exception());
+      throw;
+    }
+  }
+  /// The same for several calls of NCCL that it is to see at once: call(communicator) for each result.
+  template <class Call>
+  void run_group(const char* what, Call&& call) {
+    run(what, [&](ncclComm_t comm) {
+      ncclResult_t first = ncclGroupStart();
+      if (first != ncclSuccess) return first;
+      call([&](auto&& one) {
+        const ncclResult_t result = one(comm);
+        if (first == ncclSuccess && result != ncclInProgress) first = result;
+      });
+      const ncclResult_t end = ncclGroupEnd();
+      return first == ncclSuccess ? end : first;
+    });
+  }
+
+  /// Throws what has broken the communicator; looks whether NCCL knows of an error.
+  void check() {
+    run("an earlier operation", [](ncclComm_t comm) {
+      ncclResult_t error = ncclSuccess;
+      const ncclResult_t asked = ncclCommGetAsyncError(comm, &error);
+      return asked == ncclSuccess ? error : asked;
+    });
+  }
+
+  /// Work of this communicator begins on the device, ends on it: put around it into its stream. Nothing
+  /// without a timeout.
+  void mark_begin(cudaStream_t stream) { mark(stream, &nccl_handle::begun); }
+  void mark_end(cudaStream_t stream) { mark(stream, &nccl_handle::ended); }
+
+  /// Who else is told of a failure.
+  void report_to(const std::shared_ptr<late_failure>& failures) {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    if (failure_) failures->post(failure_, true);
+    if (std::find(told_.begin(), told_.end(), failures) == told_.end()) told_.push_back(failures);
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+
+  static std::int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now().time_since_epoch()).count();
+  }
+
+  void require_sound() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+  // Waits for a call that goes on by itself. Others may have the lock in between.
+  void settle(ncclResult_t result, const char* what, std::unique_lock<std::mutex>& locked) {
+    const clock::time_point start = clock::now();
+    pufferfish::detail::back_off rest;
+    while (result == ncclInProgress) {
+      locked.unlock();
+      rest.pause();
+      locked.lock();
+      require_sound();
+      const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
+      if (asked != ncclSuccess) result = asked;
+      if (result == ncclInProgress && timeout_ > 0.0 &&
+          std::chrono::duration<double>(clock::now() - start).count() > timeout_) {
+        PUFFERFISH_THROW(timeout_error(not_in_time(what)));
+      }
+    }
+    if (result != ncclSuccess) PUFFERFISH_THROW(backend_error(text_of(result, what)));
+  }
+
+  std::string text_of(ncclResult_t result, const char* what) const {
+    std::string text = std::string("gpu::nccl: ") + what + ": " + ncclGetErrorString(result);
+    const char* const more = ncclGetLastError(comm_);
+    if (more != nullptr && *more != '\0') text.append(" (").append(more).append(")");
+    return text;
+  }
+  std::string not_in_time(const char* what) const {
+    return pufferfish::detail::message(
+        {"gpu::nccl: ", what, " did not end within ", timeout_, " s; some rank did not take part"});
+  }
+
+  // With the lock. What runs on the device returns.
+  void break_off(std::exception_ptr failure) noexcept {
+    if (failure_) return;
+    failure_ = failure;
+    if (comm_ != nullptr) static_cast<void>(ncclCommAbort(comm_));
+    comm_ = nullptr;
+    for (const auto& failures : told_) failures->post(failure, true);
+  }
+
+  // The last one: what others have begun is waited for, unless this rank is on its way out by an exception.
+  void leave() noexcept {
+    if (comm_ == nullptr) return;
+    if (std::uncaught_exceptions() > exceptions_) {
+      static_cast<void>(ncclCommAbort(comm_));
+      return;
+    }
+    std::unique_lock<std::mutex> locked(mutex_);
+    try {
+      settle(ncclCommFinalize(comm_), "ncclCommFinalize", locked);
+      static_cast<void>(ncclCommDestroy(comm_));
+    } catch (...) {
+      static_cast<void>(ncclCommAbort(comm_));
+    }
+  }
+
+  // Called by the device's driver, which must wait for nothing: no lock here.
+  void mark(cudaStream_t stream, void (*call)(void*)) {
+    if (timeout_ > 0.0) gpu::check(cudaLaunchHostFunc(stream, call, this), "cudaLaunchHostFunc");
+  }
+  static void begun(void* object) {
+    auto& self = *static_cast<nccl_handle*>(object);
+    self.since_.store(now(), std::memory_order_relaxed);
+    self.open_.fetch_add(1, std::memory_order_release);
+  }
+  static void ended(void* object) {
+    auto& self = *static_cast<nccl_handle*>(object);
+    self.since_.store(now(), std::memory_order_relaxed);
+    self.open_.fetch_sub(1, std::memory_order_release);
+  }
+
+  void watch() {
+    const double seconds = timeout_ > 0.0 ? std::clamp(timeout_ / 8.0, 1e-3, 1.0) : 1.0;
+    const auto period = std::chrono::duration<double>(seconds);
+    std::unique_lock<std::mutex> asleep(sleep_);
+    while (!wake_.wait_for(asleep, period, [this] { return stopping_; })) {
+      asleep.unlock();
+      look();
+      asleep.lock();
+    }
+  }
+  void look() noexcept {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    if (failure_) return;
+    try {
+      ncclResult_t error = ncclSuccess;
+      const ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
+      if (asked == ncclSuccess && error != ncclSuccess && error != ncclInProgress) {
+        PUFFERFISH_THROW(backend_error(text_of(error, "on its way")));
+      }
+      const std::int64_t passed = now() - since_.load(std::memory_order_relaxed);
+      if (open_.load(std::memory_order_acquire) > 0 && static_cast<double>(passed) * 1e-9 > timeout_) {
+        PUFFERFISH_THROW(timeout_error(not_in_time("work on the device")));
+      }
+    } catch (...) {
+      break_off(std::current_exception());
+    }
+  }
+
+  double timeout_;
+  int exceptions_ = std::uncaught_exceptions();
+  std::mutex mutex_;  // of the communicator
+  ncclComm_t comm_ = nullptr;
+  std::exception_ptr failure_;
+  std::vector<std::shared_ptr<late_failure>> told_;
+  std::atomic<int> open_{0};
+  std::atomic<std::int64_t> since_{0};
+  std::mutex sleep_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace gpu::detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Parameters on a device with gradients that are known, and the same on the host: what tests of the exchange
+// compare.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../support.hpp"
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/distributed.hpp>
+#include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/optimizer.hpp>
+#include <pufferfish/gpu/staging.hpp>
+#include <pufferfish/optim/sgd.hpp>
+
+namespace gpu_test {
+
+/// Parameters of odd sizes without layers, in the memory of a source.
+template <class T>
+struct odd_parameters {
+  std::vector<pf::parameter<T>> all;
+  pf::parameter_store<T> store;
+
+  explicit odd_parameters(pf::memory_source& source) : store(source) {
+    const auto add = [this](const pf::logical_layout& layout) {
+      all.emplace_back(layout, pf::parameter_role::weight);
+    };
+    add(pf::logical_layout::vector(11));
+    add(pf::logical_layout::matrix(7, 5));
+    add(pf::logical_layout::kernel(6, 3, 3, 3));
+    add(pf::logical_layout::vector(0));
+    add(pf::logical_layout::vector(1));
+    add(pf::logical_layout::matrix(1, 9));
+    add(pf::logical_layout::matrix(61, 37));
+    add(pf::logical_layout::matrix(1, 1));
+    add(pf::logical_layout::kernel(8, 16, 3, 3));
+    add(pf::logical_layout::vector(300));
+    store.pack([this](pf::state_visitor<T>& visitor) {
+      int number = 0;
+      for (pf::parameter<T>& p : all) {
+        std::string name = "p";
+        name += std::to_string(number++);
+        visitor.on_parameter(name, p);
+      }
+    });
+  }
+  std::size_t size() const { return store.values().size(); }
+};
+
+/// The gradient arena of a rank at a step.
+template <class T>
+std::vector<T> gradients_of(std::size_t size, int rank, std::uint64_t step) {
+  std::vector<T> values(size);
+  pf::fill_normal(std::span<T>(values), 1.0,
+                  pf::random_stream(step + 1, static_cast<std::uint64_t>(rank) + 7));
+  return values;
+}
+
+/// Stands for a backward pass: every parameter's gradient is copied from `source`, in the order of the arena.
+/// What is in the source when the stream gets there is the gradient, in a replay as well. `between(i)` is
+/// called when parameter i has been written.
+template <class T, class Between>
+void backward(pf::gpu_context& ctx, odd_parameters<T>& net, const T* source, Between&& between) {
+  int i = 0;
+  for (const auto& entry : net.store.parameters()) {
+    const auto bytes = static_cast<std::size_t>(entry.thing->size()) * sizeof(T);
+    pf::gpu::check(cudaMemcpyAsync(entry.thing->gradient_data(), source + entry.offset, bytes,
+                                   cudaMemcpyDeviceToDevice, ctx.stream()),
+                   "cudaMemcpyAsync");
+    ctx.gradient_written(*entry.thing);
+    between(i++);
+  }
+}
+template <class T>
+void backward(pf::gpu_context& ctx, odd_parameters<T>& net, const T* source) {
+  backward(ctx, net, source, [](int) {});
+}
+template <class T>
+void backward(pf::cpu_context& ctx, odd_parameters<T>& net, const std::vector<T>& source) {
+  for (const auto& entry : net.store.parameters()) {
+    std::copy_n(source.begin() + entry.offset, entry.thing->size(), entry.thing->gradient_data());
+    ctx.gradient_written(*entry.thing);
+  }
+}
+
+/// What the device has when all that the stream was given is done.
+template <class T>
+std::vector<T> read(pf::gpu_context& ctx, std::span<const T> device) {
+  ctx.synchronize();
+  std::vector<T> host(device.size());
+  pf::gpu::check(cudaMemcpy(host.data(), device.data(), device.size_bytes(), cudaMemcpyDeviceToHost),
+                 "cudaMemcpy");
+  return host;
+}
+
+/// Numbers on the device that the host writes and reads in the order of a stream.
+template <class T>
+class stream_buffer {
+ public:
+  explicit stream_buffer(std::size_t size)
+      : device_(pf::gpu::device_memory(), static_cast<pf::index_t>(size)) {}
+  T* data() { return device_.data(); }
+  void write(pf::gpu_context& ctx, const std::vector<T>& values) {
+    pf::gpu::check(cudaMemcpyAsync(device_.data(), values.data(), values.size() * sizeof(T),
+                                   cudaMemcpyHostToDevice, ctx.stream()),
+                   "cudaMemcpyAsync");
+  }
+  void copy_from(pf::gpu_context& ctx, const T* from, pf::index_t offset, pf::index_t size) {
+    pf::gpu::check(
+        cudaMemcpyAsync(device_.data() + offset, from + offset, static_cast<std::size_t>(size) * sizeof(T),
+                        cudaMemcpyDeviceToDevice, ctx.stream()),
+        "cudaMemcpyAsync");
+  }
+  std::vector<T> read(pf::gpu_context& ctx) {
+    return gpu_test::read(ctx, std::span<const T>(device_.span()));
+  }
+
+ private:
+  pf::memory_block<T> device_;
+};
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  if (a.size() != b.size() || a.empty()) return a.size() == b.size();
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+template <class Comm, class T>
+bool same_on_all_ranks(Comm& comm, const std::vector<T>& values) {
+  const std::uint64_t mine = pf::digest(std::span<const T>(values));
+  const std::vector<std::uint64_t> all = comm.all_gather(mine);
+  return std::all_of(all.begin(), all.end(), [&](std::uint64_t other) { return other == mine; });
+}
+
+/// The CPU's exchange of the same gradients.
+template <class T, class Comm>
+class host_twin {
+ public:
+  host_twin(Comm& comm, const pf::exchange_options& options, const pf::compression_options& compression = {})
+      : net_(pf::host_memory()),
+        rank_(comm.rank()),
+        exchange_(net_.store, comm, options, pf::make_compressor(net_.store, compression)) {}
+
+  /// What the exchange makes of them, and what it says.
+  std::vector<T> step(const std::vector<T>& gradients) {
+    exchange_.begin(ctx_);
+    backward(ctx_, net_, gradients);
+    usable = exchange_.finish(ctx_);
+    return {net_.store.gradients().begin(), net_.store.gradients().end()};
+  }
+  std::vector<T> step(std::uint64_t number) { return step(gradients_of<T>(net_.size(), rank_, number)); }
+
+  pf::gradient_exchange<T, Comm>& exchange() { return exchange_; }
+  bool usable = true;
+
+ private:
+  odd_parameters<T> net_;
+  int rank_;
+  pf::cpu_context ctx_;
+  pf::gradient_exchange<T, Comm> exchange_;
+};
+
+inline pf::exchange_options small_buckets() {
+  pf::exchange_options options;
+  options.plan.emplace().buckets = {1500, 5000};
+  options.plan->rules = {{2000, pf::all_reduce_algorithm::recursive_doubling},
+                         {std::numeric_limits<pf::index_t>::max(), pf::all_reduce_algorithm::ring}};
+  return options;
+}
+
+/// Adds like MPI until it is told to fail, on all ranks alike, and counts.
+class watched {
+ public:
+  using request = pf::mpi::request;
+  explicit watched(pf::mpi::communicator& comm) : comm_(&comm) {}
+  int rank() const { return comm_->rank(); }
+  int size() const { return comm_->size(); }
+  bool usable_from_threads() const { return threads && comm_->usable_from_threads(); }
+  template <class T>
+  void all_reduce_sum(std::span<T> values) {
+    if (sums_until_failure-- == 0) throw pf::backend_error("the link is down");
+    comm_->all_reduce_sum(values);
+    ++sums;
+  }
+  template <class T>
+  request start_all_reduce_sum(std::span<T> values) {
+    return comm_->start_all_reduce_sum(values);
+  }
+  template <class T>
+  void all_reduce_min(std::span<T> values) {
+    comm_->all_reduce_min(values);
+  }
+  template <class T>
+  void all_reduce_max(std::span<T> values) {
+    comm_->all_reduce_max(values);
+  }
+  template <class T>
+  void broadcast(std::span<T> values, int root) {
+    comm_->broadcast(values, root);
+  }
+  void broadcast_bytes(std::span<std::byte> bytes, int root) { comm_->broadcast_bytes(bytes, root); }
+  template <class T>
+  std::vector<T> all_gather(const T& value) {
+    return comm_->all_gather(value);
+  }
+  void barrier() { comm_->barrier(); }
+  template <class T>
+  request start_send(std::span<const T> values, int to) {
+    return comm_->start_send(values, to);
+  }
+  template <class T>
+  request start_receive(std::span<T> values, int from) {
+    return comm_->start_receive(values, from);
+  }
+
+  /// Whether there have been so many sums within some seconds.
+  bool await_sums(int count, double seconds) const {
+    const auto start = std::chrono::steady_clock::now();
+    while (sums < count) {
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds)
+        return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
+  std::atomic<int> sums_until_failure{-1}, sums{0};
+  bool threads = true;
+
+ private:
+  pf::mpi::communicator* comm_;
+};
+static_assert(pf::communicator<watched>);
+
+inline pf::exchange_options by_library() {
+  pf::exchange_options options = small_buckets();
+  options.algorithm = pf::all_reduce_algorithm::library;
+  return options;
+}
+
+/// Training with numbers that are not finite in one of its steps; what the parameters are at the end.
+inline constexpr std::uint64_t training_steps = 8, spoilt_step = 5;
+inline constexpr pf::sgd_options training_sgd{0.9, 0.0, false, 1e-2, true};
+
+inline std::vector<float> training_gradients(std::size_t size, int rank, int ranks, std::uint64_t step) {
+  auto gradients = gradients_of<float>(size, rank, step);
+  if (step == spoilt_step && rank == ranks - 1) gradients[40] = std::numeric_limits<float>::infinity();
+  return gradients;
+}
+
+template <class Comm>
+std::vector<float> train_on_device(Comm& comm, const pf::exchange_options& options, bool captured) {
+  pf::gpu_context ctx;
+  odd_parameters<float> net(pf::gpu::device_memory());
+  stream_buffer<float> source(net.size());
+  pf::gradient_exchange<float, Comm, pf::device::gpu> exchange(net.store, comm, options);
+  pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store), training_sgd);
+  optimizer.set_control({exchange.skip(), nullptr});
+  pf::gpu::step_graph graph;
+  graph.set_enabled(captured);
+  for (std::uint64_t step = 0; step < training_steps; ++step) {
+    ctx.begin_step(step);
+    optimizer.begin_step(ctx, 0.1 / static_cast<double>(step + 1));
+    source.write(ctx, training_gradients(net.size(), comm.rank(), comm.size(), step));
+    graph.run(ctx, 1, [&] {
+      exchange.begin(ctx);
+      backward(ctx, net, source.data());
+      exchange.finish(ctx,
+                      [&](const pf::gradient_bucket& b) { optimizer.step_range(ctx, b.offset, b.size); });
+    });
+  }
+  const auto values = read(ctx, std::span<const float>(net.store.values()));
+  CHECK(graph.replays() >= (captured ? 4 : 0));
+  CHECK(exchange.report().skipped == 1);
+  CHECK(exchange.steps() == training_steps - 1);
+  CHECK(optimizer.steps() == training_steps - 1);
+  CHECK(same_on_all_ranks(comm, values));
+  return values;
+}
+
+template <class Comm>
+std::vector<float> train_on_host(Comm& comm, const pf::exchange_options& options) {
+  pf::cpu_context ctx;
+  odd_parameters<float> net(pf::host_memory());
+  pf::gradient_exchange<float, Comm> exchange(net.store, comm, options);
+  pf::SGD<float> optimizer(pf::make_optimizer_target(net.store), training_sgd);
+  for (std::uint64_t step = 0; step < training_steps; ++step) {
+    exchange.begin(ctx);
+    backward(ctx, net, training_gradients(net.size(), comm.rank(), comm.size(), step));
+    if (exchange.finish(ctx)) optimizer.step(ctx, 0.1 / static_cast<double>(step + 1));
+  }
+  return {net.store.values().begin(), net.store.values().end()};
+}
+
+}  // namespace gpu_test
