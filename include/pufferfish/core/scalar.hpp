@@ -107,6 +107,24 @@ struct accumulator<bfloat16> {
 template <class T>
 using accumulator_t = typename accumulator<T>::type;
 
+/// The type of the parameters, gradients and buffers of a layer that computes in T: T itself, but float for
+/// types of 16 bits, which layers then read as rounded copies (Micikevicius et al., Mixed precision training,
+/// ICLR 2018, section 3.1).
+template <class T>
+struct parameter_of {
+  using type = T;
+};
+template <>
+struct parameter_of<bfloat16> {
+  using type = float;
+};
+template <>
+struct parameter_of<float16> {
+  using type = float;
+};
+template <class T>
+using parameter_t = typename parameter_of<T>::type;
+
 /// Scalars that layers can be instantiated with.
 template <class T>
 inline constexpr bool is_scalar_v =
