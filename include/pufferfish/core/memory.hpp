@@ -15,6 +15,7 @@
 
 #include <pufferfish/core/device.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/tensor.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -37,12 +38,24 @@ class memory_source {
   virtual void fill_zero(void* memory, std::size_t bytes) = 0;
   /// Copies within this memory; the two do not overlap. Over when it returns.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  /// Writes floats of this memory as numbers of 16 bits, rounded to nearest, ties to even. Over when it
+  /// returns. `format` is not none.
+  virtual void round(rounded_format format, const float* from, void* to, index_t count) = 0;
 
   /// Whether the host's code may read and write it.
   virtual bool on_host() const = 0;
 };
 
 namespace detail {
+
+/// memory_source::round where the host computes.
+inline void round_on_host(rounded_format format, const float* from, void* to, index_t count) {
+  const auto write = [&](auto* numbers) {
+    std::transform(from, from + count, numbers,
+                   [](float x) { return std::remove_pointer_t<decltype(numbers)>(x); });
+  };
+  format == rounded_format::bf16 ? write(static_cast<bfloat16*>(to)) : write(static_cast<float16*>(to));
+}
 
 class host_memory_source final : public memory_source {
  public:
@@ -58,6 +71,9 @@ class host_memory_source final : public memory_source {
   void to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill_zero(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void round(rounded_format format, const float* from, void* to, index_t count) override {
+    round_on_host(format, from, to, count);
+  }
   bool on_host() const override { return true; }
 };
 

@@ -107,11 +107,11 @@ class low_rank_gates {
                        const tensor_view<const T, 2>& kept, const tensor_view<const T, 2>& dz,
                        const tensor_view<const T, 2>& dkept) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::wide_product<T>(ctx, transpose(of_gate(kept, gate, rank_)), of_gate(dz, gate, hidden_),
-                           of_gate(gradient(up_), gate, hidden_), up_.accumulate());
+      ops::wide_backward_weight<T>(ctx, of_gate(kept, gate, rank_), of_gate(dz, gate, hidden_),
+                                   of_gate(gradient(up_), gate, hidden_), up_.accumulate());
     }
     ctx.gradient_written(up_);
-    ops::wide_product<T>(ctx, transpose(x), dkept, gradient(down_), down_.accumulate());
+    ops::wide_backward_weight<T>(ctx, x, dkept, gradient(down_), down_.accumulate());
     ctx.gradient_written(down_);
   }
   template <class Device>
@@ -145,7 +145,7 @@ class low_rank_gates {
     check_rank(message({"LowRankLSTM, ", name}), hidden, in, rank);
     return logical_layout::matrix(lstm_gates * rank, in);
   }
-  static void fill(parameter<T>& p, index_t fans, random_stream random) {
+  static void fill(parameter<parameter_t<T>>& p, index_t fans, random_stream random) {
     const double bound = std::sqrt(6.0 / static_cast<double>(fans));
     fill_uniform(p.values(), -bound, bound, random);
   }
@@ -154,21 +154,21 @@ class low_rank_gates {
   static tensor_view<U, 2> of_gate(const tensor_view<U, 2>& all, index_t gate, index_t width) {
     return all.slice(1, gate * width, width);
   }
-  template <class P>
-  static auto gate_view(P& p, index_t gate, index_t rows, index_t cols) {
+  template <class Parameter>
+  static auto gate_view(Parameter& p, index_t gate, index_t rows, index_t cols) {
     using element = std::remove_pointer_t<decltype(p.data())>;
     return tensor_view<element, 2>(p.data() + gate * rows, {rows, cols}, {1, lstm_gates * rows});
   }
-  static tensor_view<const T, 2> stored(const parameter<T>& p) {
-    return {p.data(), {p.layout().shape[1], p.layout().shape[0]}};
+  static tensor_view<const T, 2> stored(const parameter<parameter_t<T>>& p) {
+    return {p.template as<T>(), {p.layout().shape[1], p.layout().shape[0]}};
   }
-  static tensor_view<T, 2> gradient(const parameter<T>& p) {
+  static tensor_view<parameter_t<T>, 2> gradient(const parameter<parameter_t<T>>& p) {
     return {p.gradient_data(), {p.layout().shape[1], p.layout().shape[0]}};
   }
 
   std::array<const char*, 2> names_;
   index_t in_, hidden_, rank_;
-  parameter<T> down_, up_;
+  parameter<parameter_t<T>> down_, up_;
 };
 
 /// The rank-agnostic core of LowRankLSTM.

@@ -33,11 +33,13 @@ class dense_gates {
   index_t macs() const { return weight_.size(); }
 
   /// [4 hidden][in], and the rows of one gate.
-  tensor_view<T, 2> weight() {
+  tensor_view<parameter_t<T>, 2> weight() {
     return {weight_.data(), {lstm_gates * hidden_, in_}, {1, lstm_gates * hidden_}};
   }
-  tensor_view<const T, 2> weight() const { return transpose(stored()); }
-  tensor_view<const T, 2> weight(index_t gate) const { return weight().slice(0, gate * hidden_, hidden_); }
+  tensor_view<const parameter_t<T>, 2> weight() const { return transpose(stored()); }
+  tensor_view<const parameter_t<T>, 2> weight(index_t gate) const {
+    return weight().slice(0, gate * hidden_, hidden_);
+  }
 
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
@@ -76,8 +78,8 @@ class dense_gates {
   template <class Device>
   void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>&,
                        const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&) const {
-    ops::wide_product<T>(ctx, transpose(x), dz, {weight_.gradient_data(), stored().shape()},
-                         weight_.accumulate());
+    ops::wide_backward_weight<T>(ctx, x, dz, {weight_.gradient_data(), stored().shape()},
+                                 weight_.accumulate());
     ctx.gradient_written(weight_);
   }
   template <class Device>
@@ -99,11 +101,11 @@ class dense_gates {
   }
 
  private:
-  tensor_view<const T, 2> stored() const { return {weight_.data(), {in_, lstm_gates * hidden_}}; }
+  tensor_view<const T, 2> stored() const { return {weight_.template as<T>(), {in_, lstm_gates * hidden_}}; }
 
   const char* name_;
   index_t in_, hidden_;
-  parameter<T> weight_;
+  parameter<parameter_t<T>> weight_;
 };
 
 }  // namespace detail

@@ -29,6 +29,10 @@ struct stored_entry {
 /// execution order: the order in which a backward pass finishes them, the same on every rank. The visited
 /// objects keep pointers into the arenas: the store must live as long as they are used, and moves with them.
 ///
+/// For layers that compute in 16 bits it keeps rounded copies of the values besides, in an arena of their
+/// own, each on a boundary of 128 bytes: written whenever the store gets new values, by the optimizer's step,
+/// and by round().
+///
 /// The arenas may lie on a device. Whatever the host does to the visited objects then happens between
 /// bring_to_host() and send_back().
 template <class T>
@@ -37,9 +41,13 @@ class parameter_store {
   using parameter_entry = stored_entry<parameter<T>>;
   using buffer_entry = stored_entry<state_buffer<T>>;
 
+  static_assert(rounded_format_of<T> == rounded_format::none,
+                "pufferfish: parameters of layers that compute in 16 bits are floats: parameter_t");
+
   parameter_store() : parameter_store(host_memory()) {}
-  /// With arenas in memory from a source, which must outlive it.
-  explicit parameter_store(memory_source& source) : source_(&source) {}
+  /// With arenas in memory from a source, which must outlive it, and copies in `rounded`.
+  explicit parameter_store(memory_source& source, rounded_format rounded = rounded_format::none)
+      : source_(&source), format_(rounded) {}
 
   /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
   /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. Values
@@ -65,7 +73,8 @@ class parameter_store {
     gradients_ = std::move(gradients);
     buffers_ = std::move(buffers);
     ++generation_;
-    if (source_->on_host()) return;
+    make_rounded();
+    if (source_->on_host()) return round();
     host_values_ = std::exchange(values_, memory_block<T>(*source_, size, uninitialized));
     host_buffers_ = std::exchange(buffers_, memory_block<T>(*source_, buffer_size, uninitialized));
     on_host_ = true;
@@ -94,6 +103,7 @@ class parameter_store {
     if (changed) {
       values_.from_host(std::as_const(host_values_).span());
       buffers_.from_host(std::as_const(host_buffers_).span());
+      round();
     }
     host_values_ = {};
     host_buffers_ = {};
@@ -124,6 +134,21 @@ class parameter_store {
   std::span<T> gradients() { return gradients_.span(); }
   std::span<T> buffers() { return buffers_.span(); }
   std::span<const T> buffers() const { return buffers_.span(); }
+
+  /// The arena of the copies, nullptr without; where a parameter's copy begins there, by its id. Whoever
+  /// writes values(), but for the store itself and optimizers, calls round() then; it waits for the device.
+  void* rounded() { return rounded_.data(); }
+  index_t rounded_offset(int id) const { return rounded_offsets_[static_cast<std::size_t>(id)]; }
+  rounded_format rounded_as() const { return format_; }
+  void round() {
+    if constexpr (std::is_same_v<T, float>) {
+      for (std::size_t i = 0; i < rounded_offsets_.size(); ++i) {
+        const parameter_entry& entry = parameters_[i];
+        source_->round(format_, values_.data() + entry.offset, rounded_.data() + rounded_offsets_[i],
+                       entry.thing->size());
+      }
+    }
+  }
 
   /// In arena order; position is the parameter's id.
   const std::vector<parameter_entry>& parameters() const { return parameters_; }
@@ -167,6 +192,8 @@ class parameter_store {
     host_buffers_ = {};
     on_host_ = false;
     ++generation_;
+    make_rounded();
+    round();
   }
 
   // Copies all entries' values to their places in a new arena on a device; those that were neighbours in the
@@ -192,6 +219,21 @@ class parameter_store {
     }
   }
 
+  void make_rounded() {
+    if (format_ == rounded_format::none) return;
+    constexpr index_t boundary = 64;
+    rounded_offsets_.clear();
+    index_t end = 0;
+    for (const parameter_entry& entry : parameters_) {
+      rounded_offsets_.push_back(end);
+      end += (entry.thing->size() + boundary - 1) / boundary * boundary;
+    }
+    rounded_ = memory_block<std::uint16_t>(*source_, end, uninitialized);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i].thing->set_rounded(rounded_.data() + rounded_offsets_[i]);
+    }
+  }
+
   void relocate(T* values, T* buffers, bool on_device) {
     for (const parameter_entry& entry : parameters_) entry.thing->relocate(values + entry.offset, on_device);
     for (const buffer_entry& entry : buffer_entries_)
@@ -211,7 +253,10 @@ class parameter_store {
   std::vector<parameter_entry> parameters_;
   std::vector<buffer_entry> buffer_entries_;
   memory_source* source_;
+  rounded_format format_ = rounded_format::none;
   memory_block<T> values_, gradients_, buffers_;
+  memory_block<std::uint16_t> rounded_;
+  std::vector<index_t> rounded_offsets_;
   memory_block<T> host_values_, host_buffers_;  // of a device's, while they are on the host
   bool on_host_ = false;
   std::uint64_t generation_ = 0;
