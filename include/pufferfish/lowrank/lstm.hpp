@@ -44,17 +44,17 @@ class low_rank_gates {
   index_t macs() const { return lstm_gates * rank_ * (in_ + hidden_); }
 
   /// Factors of one gate: [rank][in] and [hidden][rank].
-  tensor_view<T, 2> down(index_t gate) { return gate_view(down_, gate, rank_, in_); }
-  tensor_view<const T, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
-  tensor_view<T, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
-  tensor_view<const T, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }
+  tensor_view<parameter_t<T>, 2> down(index_t gate) { return gate_view(down_, gate, rank_, in_); }
+  tensor_view<const parameter_t<T>, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
+  tensor_view<parameter_t<T>, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
+  tensor_view<const parameter_t<T>, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }
 
   /// up * down of all gates, one below the other: [4 hidden][in].
-  tensor<T, 2> to_dense() const {
-    tensor<T, 2> dense({lstm_gates * hidden_, in_});
+  tensor<parameter_t<T>, 2> to_dense() const {
+    tensor<parameter_t<T>, 2> dense({lstm_gates * hidden_, in_});
     stack_arena scratch;
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      native_gemm(scratch).multiply<T>(up(gate), down(gate), dense.view().slice(0, gate * hidden_, hidden_));
+      native_gemm(scratch).multiply<parameter_t<T>>(up(gate), down(gate), dense.view().slice(0, gate * hidden_, hidden_));
     }
     return dense;
   }
@@ -189,18 +189,18 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   index_t hidden_rank() const { return this->hidden_side().rank(); }
 
   /// Factors of one gate (0 i, 1 f, 2 g, 3 o) as frameworks see them: down [rank][in], up [hidden][rank].
-  tensor_view<T, 2> input_down(index_t gate) { return this->input_side().down(gate); }
-  tensor_view<const T, 2> input_down(index_t gate) const { return this->input_side().down(gate); }
-  tensor_view<T, 2> input_up(index_t gate) { return this->input_side().up(gate); }
-  tensor_view<const T, 2> input_up(index_t gate) const { return this->input_side().up(gate); }
-  tensor_view<T, 2> hidden_down(index_t gate) { return this->hidden_side().down(gate); }
-  tensor_view<const T, 2> hidden_down(index_t gate) const { return this->hidden_side().down(gate); }
-  tensor_view<T, 2> hidden_up(index_t gate) { return this->hidden_side().up(gate); }
-  tensor_view<const T, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
+  tensor_view<parameter_t<T>, 2> input_down(index_t gate) { return this->input_side().down(gate); }
+  tensor_view<const parameter_t<T>, 2> input_down(index_t gate) const { return this->input_side().down(gate); }
+  tensor_view<parameter_t<T>, 2> input_up(index_t gate) { return this->input_side().up(gate); }
+  tensor_view<const parameter_t<T>, 2> input_up(index_t gate) const { return this->input_side().up(gate); }
+  tensor_view<parameter_t<T>, 2> hidden_down(index_t gate) { return this->hidden_side().down(gate); }
+  tensor_view<const parameter_t<T>, 2> hidden_down(index_t gate) const { return this->hidden_side().down(gate); }
+  tensor_view<parameter_t<T>, 2> hidden_up(index_t gate) { return this->hidden_side().up(gate); }
+  tensor_view<const parameter_t<T>, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
 
   /// The dense layer's weights, PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
-  tensor<T, 2> input_to_dense() const { return this->input_side().to_dense(); }
-  tensor<T, 2> hidden_to_dense() const { return this->hidden_side().to_dense(); }
+  tensor<parameter_t<T>, 2> input_to_dense() const { return this->input_side().to_dense(); }
+  tensor<parameter_t<T>, 2> hidden_to_dense() const { return this->hidden_side().to_dense(); }
 
   std::string describe() const override {
     const index_t in = input_rank(), hidden = hidden_rank();
