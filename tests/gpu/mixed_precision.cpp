@@ -193,7 +193,7 @@ TEST_CASE("gpu mixed precision: bottlenecks") {
         options.classes = 6;
         return pf::resnet50<decltype(type), decltype(device)>(options);
       },
-      {5, 33, 33, 3});
+      {4, 65, 65, 3});
 }
 
 namespace {
