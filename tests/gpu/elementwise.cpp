@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <pufferfish/gpu/elementwise.hpp>
+#include <pufferfish/gpu/positions.hpp>
 #include <pufferfish/gpu/kernels/relu_mask.hpp>
 
 using namespace gpu_test;

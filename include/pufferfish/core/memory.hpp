@@ -102,29 +102,34 @@ class memory_block {
  public:
   memory_block() = default;
 
-  /// Not initialised. Throws shape_error for a negative count, and as the source does.
-  memory_block(memory_source& source, index_t count, uninitialized_t) : source_(&source), size_(count) {
+  /// Not initialised; the first element lies `lead` elements behind a multiple of memory_alignment. Throws
+  /// shape_error for a negative count, and as the source does.
+  memory_block(memory_source& source, index_t count, uninitialized_t, index_t lead = 0)
+      : source_(&source), size_(count), lead_(lead) {
     if (count < 0) detail::throw_error<shape_error>({"memory_block: negative size ", count});
-    if (count > 0) data_ = static_cast<T*>(source.allocate(bytes()));
+    if (count > 0) data_ = static_cast<T*>(source.allocate(allocated())) + lead;
   }
   /// All bits zero.
-  memory_block(memory_source& source, index_t count) : memory_block(source, count, uninitialized) {
+  memory_block(memory_source& source, index_t count, index_t lead = 0)
+      : memory_block(source, count, uninitialized, lead) {
     if (count > 0) source.fill_zero(data_, bytes());
   }
   memory_block(memory_block&& other) noexcept
       : source_(std::exchange(other.source_, nullptr)),
         data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)) {}
+        size_(std::exchange(other.size_, 0)),
+        lead_(std::exchange(other.lead_, 0)) {}
   memory_block& operator=(memory_block&& other) noexcept {
     std::swap(source_, other.source_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(lead_, other.lead_);
     return *this;
   }
   memory_block(const memory_block&) = delete;
   memory_block& operator=(const memory_block&) = delete;
   ~memory_block() {
-    if (data_ != nullptr) source_->deallocate(data_, bytes());
+    if (data_ != nullptr) source_->deallocate(data_ - lead_, allocated());
   }
 
   T* data() { return data_; }
@@ -145,6 +150,7 @@ class memory_block {
 
  private:
   std::size_t bytes() const { return static_cast<std::size_t>(size_) * sizeof(T); }
+  std::size_t allocated() const { return bytes() + static_cast<std::size_t>(lead_) * sizeof(T); }
   void check(std::size_t elements) const {
     if (elements != static_cast<std::size_t>(size_)) {
       detail::throw_error<shape_error>({"memory_block: ", elements, " elements for ", size_});
@@ -153,7 +159,7 @@ class memory_block {
 
   memory_source* source_ = nullptr;
   T* data_ = nullptr;
-  index_t size_ = 0;
+  index_t size_ = 0, lead_ = 0;
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -48,6 +48,13 @@ class arena_pieces {
   memory_block<kernels::arena_piece> pieces_;
 };
 
+/// Zeros, an element a value, on the same side of a vector's boundary: a step moves vectors of all.
+inline memory_block<float> state_of(const optimizer_target<float>& target) {
+  const auto address = reinterpret_cast<std::uintptr_t>(target.values.data());
+  return {device_memory(), static_cast<index_t>(target.values.size()),
+          static_cast<index_t>(address % memory_alignment / sizeof(float))};
+}
+
 /// The copies in 16 bits that a step has to renew.
 inline kernels::rounded_values rounded_of(const optimizer_target<float>& target) {
   return {target.rounded, target.rounded_as == rounded_format::bf16};
@@ -91,7 +98,7 @@ class SGD {
     options_.validate();
     target_.require_covered("SGD");
     if (options_.momentum != 0.0) {
-      velocity_ = memory_block<float>(device_memory(), static_cast<index_t>(target_.values.size()));
+      velocity_ = detail::state_of(target_);
     }
   }
 
@@ -149,9 +156,8 @@ class Adam {
         numbers_(device_memory(), 1) {
     options_.validate();
     target_.require_covered("Adam");
-    const auto size = static_cast<index_t>(target_.values.size());
-    first_ = memory_block<float>(device_memory(), size);
-    second_ = memory_block<float>(device_memory(), size);
+    first_ = detail::state_of(target_);
+    second_ = detail::state_of(target_);
   }
 
   const adam_options& options() const { return options_; }

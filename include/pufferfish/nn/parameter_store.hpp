@@ -6,6 +6,7 @@
 /// an optimizer is one loop and a gradient bucket is a range.
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -30,7 +31,7 @@ struct stored_entry {
 /// objects keep pointers into the arenas: the store must live as long as they are used, and moves with them.
 ///
 /// For layers that compute in 16 bits it keeps rounded copies of the values besides, in an arena of their
-/// own, each on a boundary of 128 bytes: written whenever the store gets new values, by the optimizer's step,
+/// own, each on a boundary of vectors: written whenever the store gets new values, by the optimizer's step,
 /// and by round().
 ///
 /// The arenas may lie on a device. Whatever the host does to the visited objects then happens between
@@ -60,7 +61,8 @@ class parameter_store {
     std::reverse(found.parameters.begin(), found.parameters.end());
     const index_t size = place(found.parameters), buffer_size = place(found.buffers);
     if (found.any_on_device()) return pack_on_device(std::move(found), size, buffer_size);
-    memory_block<T> values(host_memory(), size), gradients(*source_, size),
+    const index_t lead = lead_of(found.parameters);
+    memory_block<T> values(host_memory(), size), gradients(*source_, size, lead),
         buffers(host_memory(), buffer_size);
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
@@ -75,7 +77,7 @@ class parameter_store {
     ++generation_;
     make_rounded();
     if (source_->on_host()) return round();
-    host_values_ = std::exchange(values_, memory_block<T>(*source_, size, uninitialized));
+    host_values_ = std::exchange(values_, memory_block<T>(*source_, size, uninitialized, lead));
     host_buffers_ = std::exchange(buffers_, memory_block<T>(*source_, buffer_size, uninitialized));
     on_host_ = true;
     send_back(true);
@@ -173,7 +175,8 @@ class parameter_store {
   };
 
   PUFFERFISH_COLD void pack_on_device(collector found, index_t size, index_t buffer_size) {
-    memory_block<T> values(*source_, size, uninitialized), gradients(*source_, size),
+    const index_t lead = lead_of(found.parameters);
+    memory_block<T> values(*source_, size, uninitialized, lead), gradients(*source_, size, lead),
         buffers(*source_, buffer_size, uninitialized);
     gather(found.parameters, values_, values);
     gather(found.buffers, buffers_, buffers);
@@ -238,6 +241,19 @@ class parameter_store {
     for (const parameter_entry& entry : parameters_) entry.thing->relocate(values + entry.offset, on_device);
     for (const buffer_entry& entry : buffer_entries_)
       entry.thing->relocate(buffers + entry.offset, on_device);
+  }
+
+  // Parameters are packed, so an odd one (the bias of ten classes, and it comes first) keeps all that follow
+  // off the boundaries of 16 bytes from which a device reads vectors: its arenas begin where most elements
+  // lie on them.
+  index_t lead_of(const std::vector<parameter_entry>& entries) const {
+    constexpr index_t vector = 16 / static_cast<index_t>(sizeof(T));
+    std::array<index_t, static_cast<std::size_t>(vector)> gain{};
+    if (source_->on_host()) return 0;
+    for (const parameter_entry& entry : entries) {
+      gain[static_cast<std::size_t>((vector - entry.offset % vector) % vector)] += entry.thing->size();
+    }
+    return std::max_element(gain.begin(), gain.end()) - gain.begin();
   }
 
   template <class Entries>
