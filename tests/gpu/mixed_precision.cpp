@@ -153,8 +153,16 @@ void check_network(Make&& make, const pf::extents<4>& input) {
   check_pass(host_net, net, input);
   pf::factorize_policy policy;
   policy.first_layer = 2;
-  const pf::factorization made = pf::factorize(host_net, policy);
-  pf::apply_ranks(net, made.ranks());
+  pf::factorize(host_net, policy);
+  pf::factorize(net, policy);
+  // The factors are made of floats.
+  net.read_on_host([&](const auto&) {
+    for (std::size_t i = 0; i < net.store().parameters().size(); ++i) {
+      const auto mine = net.store().parameters()[i].thing->values();
+      const auto its = host_net.store().parameters()[i].thing->values();
+      CHECK(distance(mine, its) < 1e-6);
+    }
+  });
   check_pass(host_net, net, input);
 }
 
@@ -312,7 +320,9 @@ trained train(bool captured, bool scaled, float first_scale = 65536.0F) {
   pf::gpu_context ctx;
   pf::small_resnet_options options = small_options();
   options.classes = classes;
+  // [net]
   auto net = pf::small_resnet<T, pf::device::gpu>(options);
+  // [net]
   net.initialize(1);
   const pf::mode_scope<pf::device::gpu> training(ctx, pf::run_mode::training);
   const narrow_twin<float> source(pf::volume<4>(images), 5);
@@ -328,23 +338,27 @@ trained train(bool captured, bool scaled, float first_scale = 65536.0F) {
   const std::span<const std::int32_t> labels = label_memory.device_span();
   pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store()), {0.9, 0.0, false, 1e-4, false});
   const pf::SoftmaxCrossEntropy<T> criterion;
+  // [scaler]
   pf::gpu::loss_scaler scaler(first_scale);
   if (scaled) {
     scaler.use(ctx);
     optimizer.set_control(scaler.control());
   }
+  // [scaler]
   pf::gpu::step_graph graph;
   graph.set_enabled(captured);
   for (std::uint64_t step = 0; step < 12; ++step) {
     ctx.begin_step(step);
     optimizer.begin_step(ctx, 0.05);
     graph.run(ctx, pf::gpu::step_graph::key(x.shape(), net.generation()), [&] {
+      // [scaled]
       net.forward(ctx, x, y);
       criterion(ctx, y, labels, static_cast<double>(labels.size()), dy, results.device_data());
       net.backward(ctx, dy);
       if (scaled) scaler.unscale(ctx, net.store().gradients());
       optimizer.step_range(ctx, 0, net.parameter_count());
       if (scaled) scaler.update(ctx);
+      // [scaled]
     });
     result.losses.push_back(results.fetched()[0]);
   }

@@ -157,6 +157,10 @@ struct layer_ranks {
 /// A layer of any type, held by value: copies are deep.
 template <class T, class Device>
 class any_layer {
+  static_assert(
+      !std::is_same_v<T, bfloat16> && !std::is_same_v<T, float16>,
+      "pufferfish: networks compute in float or double; on a device in gpu::bf16 and gpu::fp16, too");
+
  public:
   using value_type = T;
 

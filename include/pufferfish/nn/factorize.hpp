@@ -295,14 +295,14 @@ namespace detail {
 template <class T>
 Conv<T> merged(const low_rank_conv<T>& layer) {
   Conv<T> dense(layer.shape(), layer.has_bias());
-  copy(tensor_view<const T, 4>(layer.to_dense()), dense.weight());
+  copy(tensor_view<const parameter_t<T>, 4>(layer.to_dense()), dense.weight());
   if (layer.has_bias()) copy(layer.bias(), dense.bias());
   return dense;
 }
 template <class T>
 Linear<T> merged(const low_rank_linear<T>& layer) {
   Linear<T> dense(layer.in_features(), layer.out_features(), layer.has_bias());
-  copy(tensor_view<const T, 2>(layer.to_dense()), dense.weight());
+  copy(tensor_view<const parameter_t<T>, 2>(layer.to_dense()), dense.weight());
   if (layer.has_bias()) copy(layer.bias(), dense.bias());
   return dense;
 }
