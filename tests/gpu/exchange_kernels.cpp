@@ -137,4 +137,11 @@ TEST_CASE("gpu exchange kernels: factors, unaligned too; the first number that i
   kernels::decide_skip(ctx.stream(), found.device_data(), 3, skip.device_data());
   CHECK(found.fetched()[0] == kernels::all_finite);
   CHECK(skip.fetched()[0] == 0);
+  twin<int> flags(std::vector<int>{0, 7});
+  kernels::join_flag(ctx.stream(), flags.device_data(), skip.device_data());
+  CHECK(skip.fetched()[0] == 0);
+  kernels::join_flag(ctx.stream(), flags.device_data() + 1, skip.device_data());
+  CHECK(skip.fetched()[0] == 1);
+  kernels::join_flag(ctx.stream(), flags.device_data(), skip.device_data());
+  CHECK(skip.fetched()[0] == 1);
 }

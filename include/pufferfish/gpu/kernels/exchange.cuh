@@ -105,6 +105,13 @@ void decide_skip(cudaStream_t stream, const std::uint64_t* found, int count, int
   launch(stream, {1, 1}, decide_skip_kernel, found, count, skip);
 }
 
+static __global__ void join_flag_kernel(const int* other, int* flag) {
+  if (*other != 0) *flag = 1;
+}
+void join_flag(cudaStream_t stream, const int* other, int* flag) {
+  launch(stream, {1, 1}, join_flag_kernel, other, flag);
+}
+
 static __global__ void tag_with_rank_kernel(const std::uint64_t* from, std::uint64_t rank,
                                             std::uint64_t* to) {
   *to = *from == all_finite ? all_finite : (rank << 40) | *from;

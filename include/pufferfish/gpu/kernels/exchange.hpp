@@ -35,6 +35,9 @@ void find_nonfinite(cudaStream_t stream, const T* x, index_t size, std::uint64_t
 /// *skip = 1 unless all `count` numbers are all_finite, else 0.
 void decide_skip(cudaStream_t stream, const std::uint64_t* found, int count, int* skip);
 
+/// *flag = 1 if *other is not 0, else it stays as it was.
+void join_flag(cudaStream_t stream, const int* other, int* flag);
+
 /// *to = *from, with `rank` above the place (40 bits), unless it is all_finite.
 void tag_with_rank(cudaStream_t stream, const std::uint64_t* from, std::uint64_t rank, std::uint64_t* to);
 
