@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -219,7 +220,7 @@ class nccl {
     } else {
       try {
         handle_.emplace(shared[0].id, rank(), size(), timeout);
-      } catch (const error& e) {
+      } catch (const std::exception& e) {
         problem = e.what();
       }
     }

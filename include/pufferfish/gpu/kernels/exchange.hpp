@@ -5,7 +5,18 @@
 /// Launchers for gradients that are exchanged without the host. All arrays are in device memory; T is float
 /// or double.
 
-#include <pufferfish/gpu/kernels/exchange_functors.hpp>
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// The narrow formats in which gradients travel: those of core/scalar.hpp, rounded to nearest, ties to even;
+/// a NaN stays one.
+enum class wire_format : int { bf16, fp16 };
+
+/// More than any place of an element.
+inline constexpr std::uint64_t all_finite = ~std::uint64_t{0};
+
+PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
