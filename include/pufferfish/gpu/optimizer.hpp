@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/exchange.hpp>
 #include <pufferfish/gpu/kernels/optimizer.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 
@@ -227,6 +228,14 @@ inline void clip_gradient_norm(gpu_context& ctx, std::span<float> gradients, dou
 ///     scaler.use(ctx);  optimizer.set_control(scaler.control());          // once
 ///     loss, backward;  scaler.unscale(ctx, gradients);                    // each step
 ///     optimizer.step_range(...);  scaler.update(ctx);
+///
+/// Over several ranks every one must skip where one does, and have the same scale: unscale after the
+/// exchange has finished. A number that is not finite on one rank is then one in all ranks' mean; steps that
+/// the exchange itself skips (nonfinite_policy::skip), which leave other gradients on every rank, are
+/// skipped by skip_if. A compressor keeps what it has not sent for later steps, so it gets gradients without
+/// the scale: unscale after the backward pass, and the exchange, with nonfinite_policy::skip, after that.
+///     exchange.begin(ctx);  backward;  exchange.finish(ctx);  scaler.unscale(ctx, gradients);
+///     scaler.skip_if(ctx, exchange.skip());  optimizer.step_range(...);  scaler.update(ctx);
 class loss_scaler {
  public:
   explicit loss_scaler(float initial = 65536.0F,
@@ -246,7 +255,12 @@ class loss_scaler {
     kernels::unscale(ctx.stream(), gradients.data(), static_cast<index_t>(gradients.size()),
                      &scale_.data()->inverse, not_finite_.data());
   }
-  /// Changes the scale by what unscale has found.
+  /// Takes a flag on the device, if it is not 0 when the stream gets there, for gradients that are not
+  /// finite. After unscale, before the optimizer's step.
+  void skip_if(gpu_context& ctx, const int* flag) {
+    kernels::join_flag(ctx.stream(), flag, not_finite_.data());
+  }
+  /// Changes the scale by what unscale, or skip_if, has found.
   void update(gpu_context& ctx) {
     kernels::update_loss_scale(ctx.stream(), constants_, not_finite_.data(), scale_.data());
   }
