@@ -15,7 +15,7 @@ def run(*words):
 
 class Switch(unittest.TestCase):
     def test_records(self):
-        done = run(EMULATED, "--models", "resnet18", "lstm", "--shrink", "64", "--runs", "2", "--json", "-")
+        done = run(EMULATED, "--models", "resnet18", "lstm", "--shrink", "32", "--runs", "2", "--json", "-")
         self.assertEqual(done.returncode, 0, done.stderr)
         machine, *rows = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual((machine["kind"], machine["device"]), ("machine", "emulated device"))
@@ -36,12 +36,12 @@ class Switch(unittest.TestCase):
             mine = [r for r in rows if r["model"] == model]
             self.assertEqual([r["solver"] for r in mine][1:3], ["jacobi", "jacobi_fp32"])
             self.assertEqual((mine[0]["layers"], mine[0]["matrices"]), (layers, matrices))
-        # What is copied are singular values: of 16 matrices 23 x 23, beside the word on what a matrix is scaled by and
+        # What is copied are singular values: of 16 matrices 46 x 46, beside the word on what a matrix is scaled by and
         # whether a sweep was the last one.
         jacobi = next(r for r in rows if r["model"] == "lstm" and r["solver"] == "jacobi")
-        self.assertGreaterEqual(jacobi["bytes_to_host"], 16 * 23 * 8)
-        self.assertLess(jacobi["bytes_to_host"], 16 * (23 * 8 + 200))
-        self.assertEqual(jacobi["bytes_to_device"], 16 * 23 * 4)
+        self.assertGreaterEqual(jacobi["bytes_to_host"], 16 * 46 * 8)
+        self.assertLess(jacobi["bytes_to_host"], 16 * (46 * 8 + 200))
+        self.assertEqual(jacobi["bytes_to_device"], 16 * 46 * 4)
 
     def test_no_device(self):
         done = run(PROGRAM, "--models", "resnet18", "--shrink", "64", "--runs", "1")
