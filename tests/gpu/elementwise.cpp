@@ -4,8 +4,8 @@
 #include <limits>
 
 #include <pufferfish/gpu/elementwise.hpp>
-#include <pufferfish/gpu/positions.hpp>
 #include <pufferfish/gpu/kernels/relu_mask.hpp>
+#include <pufferfish/gpu/positions.hpp>
 
 using namespace gpu_test;
 

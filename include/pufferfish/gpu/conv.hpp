@@ -113,7 +113,8 @@ void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tens
           ctx, [&](auto& library) { return library.forward(ctx, geometry, x.data(), w, bias, y.data()); })) {
     return;
   }
-  const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx), gpu::detail::vector_of<T>);
+  const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx),
+                                                    gpu::detail::vector_of<T>);
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
                                 frame.take<float>(plan.scratch));
@@ -135,7 +136,8 @@ void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
       })) {
     return;
   }
-  const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores<T>(ctx), gpu::detail::vector_of<T>);
+  const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores<T>(ctx),
+                                                           gpu::detail::vector_of<T>);
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
                                        frame.take<float>(plan.scratch));
@@ -157,7 +159,8 @@ void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
       })) {
     return;
   }
-  const auto plan = gpu::kernels::plan_conv_backward_weight(geometry, gpu::detail::by_tensor_cores<T>(ctx), gpu::detail::vector_of<T>);
+  const auto plan = gpu::kernels::plan_conv_backward_weight(geometry, gpu::detail::by_tensor_cores<T>(ctx),
+                                                            gpu::detail::vector_of<T>);
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_backward_weight<T>(ctx.stream(), geometry, plan, x.data(), dy.data(), dw, accumulate,
                                         frame.take<float>(plan.scratch));
@@ -197,8 +200,8 @@ void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<cons
   detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
   if (dup.empty()) return;
   const index_t pixels = t_rows.extent(0), rank = up.extent(0), out = up.extent(1);
-  const auto plan = gpu::kernels::plan_low_rank_backward(pixels, rank, out, gpu::detail::by_tensor_cores<T>(ctx),
-                                                         static_cast<int>(sizeof(T)));
+  const auto plan = gpu::kernels::plan_low_rank_backward(
+      pixels, rank, out, gpu::detail::by_tensor_cores<T>(ctx), static_cast<int>(sizeof(T)));
   if (plan.fused && plan.shared_bytes <= gpu::detail::shared_memory_of(ctx)) {
     scratch_frame frame(ctx.scratch());
     return gpu::kernels::low_rank_conv_backward_up<T>(

@@ -54,7 +54,8 @@ class low_rank_gates {
     tensor<parameter_t<T>, 2> dense({lstm_gates * hidden_, in_});
     stack_arena scratch;
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      native_gemm(scratch).multiply<parameter_t<T>>(up(gate), down(gate), dense.view().slice(0, gate * hidden_, hidden_));
+      native_gemm(scratch).multiply<parameter_t<T>>(up(gate), down(gate),
+                                                    dense.view().slice(0, gate * hidden_, hidden_));
     }
     return dense;
   }
@@ -190,11 +191,15 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
 
   /// Factors of one gate (0 i, 1 f, 2 g, 3 o) as frameworks see them: down [rank][in], up [hidden][rank].
   tensor_view<parameter_t<T>, 2> input_down(index_t gate) { return this->input_side().down(gate); }
-  tensor_view<const parameter_t<T>, 2> input_down(index_t gate) const { return this->input_side().down(gate); }
+  tensor_view<const parameter_t<T>, 2> input_down(index_t gate) const {
+    return this->input_side().down(gate);
+  }
   tensor_view<parameter_t<T>, 2> input_up(index_t gate) { return this->input_side().up(gate); }
   tensor_view<const parameter_t<T>, 2> input_up(index_t gate) const { return this->input_side().up(gate); }
   tensor_view<parameter_t<T>, 2> hidden_down(index_t gate) { return this->hidden_side().down(gate); }
-  tensor_view<const parameter_t<T>, 2> hidden_down(index_t gate) const { return this->hidden_side().down(gate); }
+  tensor_view<const parameter_t<T>, 2> hidden_down(index_t gate) const {
+    return this->hidden_side().down(gate);
+  }
   tensor_view<parameter_t<T>, 2> hidden_up(index_t gate) { return this->hidden_side().up(gate); }
   tensor_view<const parameter_t<T>, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
 

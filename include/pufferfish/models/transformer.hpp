@@ -291,7 +291,9 @@ class transformer {
     return o;
   }
 
-  parameter_t<T> output_scale() const { return static_cast<parameter_t<T>>(1.0 / std::sqrt(static_cast<double>(options_.width))); }
+  parameter_t<T> output_scale() const {
+    return static_cast<parameter_t<T>>(1.0 / std::sqrt(static_cast<double>(options_.width)));
+  }
   ops::output_layer<T> output_on(const tensor_view<const T, 2>& top) const {
     return {top, embedding_.rows(), nullptr, output_scale()};
   }

@@ -41,7 +41,8 @@ class Conv {
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     if (ctx.training()) ctx.tape().push_value(x);
-    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(), has_bias() ? bias_.template as<T>() : nullptr, y);
+    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
+                         has_bias() ? bias_.template as<T>() : nullptr, y);
   }
 
   /// forward, and the moments of y's channels for a batch norm behind it.
@@ -49,8 +50,8 @@ class Conv {
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
     if (ctx.training()) ctx.tape().push_value(x);
-    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(), has_bias() ? bias_.template as<T>() : nullptr, y,
-                         &moments);
+    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
+                         has_bias() ? bias_.template as<T>() : nullptr, y, &moments);
   }
 
   /// Gradients from dy; dx may be a null view, or x, and overlaps nothing else.

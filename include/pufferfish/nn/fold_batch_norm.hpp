@@ -42,7 +42,7 @@ struct channel_affine {
   template <class T>
   explicit channel_affine(BatchNorm<T>& norm)
       : scale(static_cast<std::size_t>(norm.channels())), shift(scale.size()) {
-    const parameter_t<T> *weight = nullptr, *bias = nullptr, *mean = nullptr, *variance = nullptr;
+    const parameter_t<T>*weight = nullptr, *bias = nullptr, *mean = nullptr, *variance = nullptr;
     norm.visit([&](const char* name, auto& thing) {
       const std::string called = name;
       if (called == "weight") weight = thing.data();

@@ -392,7 +392,8 @@ void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const t
 
 /// The device's form: <pufferfish/gpu.hpp>. Whether the runs lie in the rows it does not check.
 template <class T>
-void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y, parameter_t<T>* kept);
+void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
+                       parameter_t<T>* kept);
 
 /// Gradients from dy (shaped as y) to q, k and v: dq, dk, dv, shaped as those, rows dense; overlap nothing.
 /// Rows of no sequence are left alone. `in` and `kept` as in the forward pass; sequences share nothing here.

@@ -21,7 +21,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct arena_segment {
   index_t offset = 0;
   index_t size = 0;
-  bool decay = true;  ///< whether weight decay is meant for it: weights yes, biases and normalisation no
+  bool decay = true;    ///< whether weight decay is meant for it: weights yes, biases and normalisation no
   index_t rounded = 0;  ///< where its copies in 16 bits begin, in an arena of those
 };
 
