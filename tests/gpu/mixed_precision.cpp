@@ -20,10 +20,6 @@ namespace {
 template <class T>
 using gpu_network = pf::network<T, pf::device::gpu>;
 
-/// The largest error of a value that is rounded to T, relative to it.
-template <class T>
-constexpr double unit = std::is_same_v<T, pf::gpu::bf16> ? 1.0 / 256 : 1.0 / 2048;
-
 /// Numbers that T has, as T on the device and as float on the host.
 template <class T>
 struct narrow_twin {

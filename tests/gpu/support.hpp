@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include <pufferfish/core/random.hpp>
@@ -23,6 +24,10 @@ inline pf::gpu_context& gpu_context() {
   static pf::gpu_context ctx;
   return ctx;
 }
+
+/// The largest error of a value that is rounded to 16 bits, relative to it.
+template <class T>
+inline constexpr double unit = std::is_same_v<T, pf::gpu::bf16> ? 1.0 / 256 : 1.0 / 2048;
 
 /// The same numbers on the host and on the device.
 template <class T>
