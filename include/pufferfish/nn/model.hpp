@@ -37,6 +37,7 @@ class model {
  public:
   using root_type = Root;
   using value_type = typename Root::value_type;
+  using device_type = Device;
   using layer_type = any_layer<value_type, Device>;
 
   explicit model(Root root) : state_(std::make_unique<state>(std::move(root))) { pack(); }
