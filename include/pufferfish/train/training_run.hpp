@@ -310,6 +310,7 @@ class training_run {
   void broadcast_state() {
     detail::broadcast_from(*comm_, 0, memory(), net_.store().values());
     detail::broadcast_from(*comm_, 0, memory(), net_.store().buffers());
+    net_.store().round();
   }
 
   // An optimizer and an exchange for the arenas that the model has now.
