@@ -23,10 +23,13 @@ struct options : common_options {
   std::vector<double> milestones;
   double lr_warmup = 1.0;
   double momentum = 0.9;
+  bool plain_momentum = false;
   double weight_decay = 5e-4;
+  bool decay_all = false;
   double label_smoothing = 0.0;
   double clip_norm = 0.0;
   index_t pad_crop = 0;
+  bool reflect = false;
   bool flip = false;
   std::uint64_t seed = 1;
   exchange_choice exchange;
@@ -37,6 +40,7 @@ struct options : common_options {
 
 void add_options(CLI::App& app, options& o) {
   add_common_options(app, o);
+  add_device_options(app, o.device);
   app.add_option("--dataset", o.data_set, "digits, mnist, fashion-mnist or cifar10")
       ->check(CLI::IsMember(data_set_names()));
   add_model_options(app, o.model);
@@ -50,12 +54,15 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--lr-warmup", o.lr_warmup, "Epochs in which the rate rises to its full value")
       ->check(check_not_negative);
   app.add_option("--momentum", o.momentum, "Of SGD, Nesterov's")->check(CLI::Range(0.0, 1.0));
+  app.add_flag("--plain-momentum", o.plain_momentum, "Not Nesterov's");
   app.add_option("--weight-decay", o.weight_decay, "Of weights")->check(check_not_negative);
+  app.add_flag("--decay-all", o.decay_all, "And of biases and normalisation");
   app.add_option("--label-smoothing", o.label_smoothing, "Share spread over all classes")
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
   app.add_option("--pad-crop", o.pad_crop, "Shift images by up to so many pixels")
       ->check(CLI::Range(0, 1000));
+  app.add_flag("--reflect", o.reflect, "What comes in there is the mirror image, not black");
   app.add_flag("--flip", o.flip, "Mirror images at random");
   app.add_option("--seed", o.seed, "Of everything random");
   add_exchange_options(app, o.exchange);
@@ -82,11 +89,13 @@ pufferfish::training_options recipe(const options& o) {
   t.factorize.first_layer = o.first_layer;
   t.learning_rate = o.lr;
   t.rate_schedule = schedule_of(o);
-  t.optimizer = pufferfish::sgd_options{o.momentum, 0.0, o.momentum > 0.0, o.weight_decay, false};
+  t.optimizer = pufferfish::sgd_options{o.momentum, 0.0, o.momentum > 0.0 && !o.plain_momentum,
+                                        o.weight_decay, o.decay_all};
   t.smoothing.epsilon = o.label_smoothing;
   t.clip_norm = o.clip_norm;
   t.batch = o.batch;
   t.augment.pad_crop = o.pad_crop;
+  t.augment.reflect = o.reflect;
   t.augment.flip = o.flip;
   t.seed = o.seed;
   apply(o.exchange, t);
@@ -106,19 +115,24 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"learning_rate", o.lr},
           {"schedule", schedule_of(o).describe()},
           {"momentum", o.momentum},
+          {"nesterov", o.momentum > 0.0 && !o.plain_momentum},
           {"weight_decay", o.weight_decay},
+          {"decay_all", o.decay_all},
           {"label_smoothing", o.label_smoothing},
           {"clip_norm", o.clip_norm},
           {"batch", o.batch},
           {"pad_crop", o.pad_crop},
+          {"reflect", o.reflect},
           {"flip", o.flip},
           {"seed", o.seed},
           {"ranks", ranks},
-          {"threads", threads_for(o.threads, ranks)}};
+          {"threads", threads_for(o.threads, ranks)},
+          {"device", o.device.device},
+          {"precision", o.device.precision}};
 }
 
 /// A training run with its checkpoints, on one of the ranks.
-template <class Comm>
+template <class Device, class Comm>
 class job {
  public:
   job(const options& o, Comm& comm)
@@ -145,6 +159,8 @@ class job {
   }
 
  private:
+  using run_type = pufferfish::procedure<float, Comm, Device>;
+
   /// The progress display, and a table at the switch.
   class observer final : public pufferfish::training_observer {
    public:
@@ -161,18 +177,22 @@ class job {
     progress shown_;
   };
 
-  pufferfish::network<float> initial_network() const {
-    pufferfish::network<float> net = build_model(o_.model, image_, data_.train.classes);
+  pufferfish::network<float, Device> initial_network() const {
+    auto net = build_model<Device>(o_.model, image_, data_.train.classes);
     net.initialize(o_.seed);
     check_epochs(o_, o_.procedure);
-    check_switch(recipe(o_), net);
+    if constexpr (std::is_same_v<Device, pufferfish::device::cpu>) {
+      check_switch(recipe(o_), net);
+    } else {
+      auto twin = build_model(o_.model, image_, data_.train.classes);
+      twin.initialize(o_.seed);
+      check_switch(recipe(o_), std::move(twin));
+    }
     return net;
   }
 
-  pufferfish::context_options machine() const {
-    pufferfish::context_options result;
-    result.threads = threads_for(o_.threads, comm_.size());
-    return result;
+  auto machine() const {
+    return machine_of(Device{}, o_.device, threads_for(o_.threads, comm_.size()), comm_.rank());
   }
 
   costs costs_now() const {
@@ -196,7 +216,7 @@ class job {
   }
 
   void save_network() const {
-    pufferfish::network<float> net = run_.net();
+    auto net = on_host(run_.net(), build_model(o_.model, image_, data_.train.classes));
     if (o_.merge) pufferfish::merge(net);
     model_card card;
     card.model = o_.model;
@@ -237,8 +257,8 @@ class job {
   console out_;
   data_set data_;
   extents<4> image_;
-  pufferfish::procedure<float, Comm> run_;
-  kept_run<pufferfish::procedure<float, Comm>, Comm> kept_;
+  run_type run_;
+  kept_run<run_type, Comm> kept_;
 };
 
 }  // namespace
@@ -247,5 +267,8 @@ int main(int argc, char** argv) {
   options o;
   CLI::App app("Trains an image classifier, dense or by the Pufferfish procedure", "train_image_classifier");
   add_options(app, o);
-  return run(app, argc, argv, [&](auto& comm) { job(o, comm).train(); });
+  return run(app, argc, argv, [&](auto& comm) {
+    on_device(o.device,
+              [&](auto device) { job<decltype(device), std::decay_t<decltype(comm)>>(o, comm).train(); });
+  });
 }

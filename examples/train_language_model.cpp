@@ -16,8 +16,10 @@
 namespace {
 
 using namespace examples;
-using task = pufferfish::language_task<float>;
-using language_model = task::model_type;
+template <class Device>
+using task_on = pufferfish::language_task<float, Device>;
+template <class Device>
+using language_model = typename task_on<Device>::model_type;
 
 struct options : common_options {
   language_options text;
@@ -40,6 +42,7 @@ void add_options(CLI::App& app, options& o) {
   o.lr = 20.0;
   o.procedure.switch_rate = 0.5;
   add_common_options(app, o);
+  add_device_options(app, o.device);
   add_language_options(app, o.text);
   app.add_option("--width", o.width, "Of the embedding and of each layer")->check(CLI::Range(1, 65536));
   app.add_option("--layers", o.layers, "LSTM layers")->check(CLI::Range(1, 64));
@@ -96,11 +99,13 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"batch", o.batch},
           {"seed", o.seed},
           {"ranks", ranks},
-          {"threads", threads_for(o.threads, ranks)}};
+          {"threads", threads_for(o.threads, ranks)},
+          {"device", o.device.device},
+          {"precision", o.device.precision}};
 }
 
 /// A training run with its checkpoints, on one of the ranks.
-template <class Comm>
+template <class Device, class Comm>
 class job {
  public:
   job(const options& o, Comm& comm)
@@ -131,6 +136,7 @@ class job {
   }
 
  private:
+  using task = task_on<Device>;
   using run_type = pufferfish::training_run<task, Comm>;
 
   /// The progress display, and a table at the switch.
@@ -150,14 +156,15 @@ class job {
     progress shown_;
   };
 
-  language_model initial_model() const {
+  template <class Where = Device>
+  language_model<Where> initial_model() const {
     check_epochs(o_, o_.procedure);
     pufferfish::lstm_lm_options shape;
     shape.vocabulary = data_.corpus.codec.size();
     shape.width = o_.width;
     shape.layers = o_.layers;
     shape.dropout = o_.dropout;
-    language_model net{pufferfish::lstm_lm<float>(shape)};
+    language_model<Where> net{pufferfish::lstm_lm<float, Where>(shape)};
     net.initialize(o_.seed);
     return net;
   }
@@ -170,10 +177,8 @@ class job {
     return task(initial_model(), data_.corpus.train, data_.corpus.valid, t, comm_.rank(), comm_.size());
   }
 
-  pufferfish::context_options machine() const {
-    pufferfish::context_options result;
-    result.threads = threads_for(o_.threads, comm_.size());
-    return result;
+  auto machine() const {
+    return machine_of(Device{}, o_.device, threads_for(o_.threads, comm_.size()), comm_.rank());
   }
 
   costs costs_now() const {
@@ -201,14 +206,14 @@ class job {
 
   /// Text of the trained model's own.
   std::string sample() {
-    pufferfish::context<pufferfish::device::cpu>& ctx = run_.machine();
-    ctx.set_mode(pufferfish::run_mode::inference);
-    pufferfish::lstm_lm_state<float> state = run_.net().root().make_state(1);
-    return write_sample<
-        float>(data_.corpus.codec, o_.sample, [&](std::int32_t token, std::span<float> logits) {
-      const std::int32_t tokens[] = {token};
-      run_.net().root().next(ctx, tokens, state, {logits.data(), {1, static_cast<index_t>(logits.size())}});
-    });
+    pufferfish::cpu_context ctx({threads_for(o_.threads, comm_.size()), o_.seed});
+    const auto net = on_host(run_.net(), initial_model<pufferfish::device::cpu>());
+    pufferfish::lstm_lm_state<float> state = net.root().make_state(1);
+    return write_sample<float>(
+        data_.corpus.codec, o_.sample, [&](std::int32_t token, std::span<float> logits) {
+          const std::int32_t tokens[] = {token};
+          net.root().next(ctx, tokens, state, {logits.data(), {1, static_cast<index_t>(logits.size())}});
+        });
   }
 
   nlohmann::ordered_json document(const costs& before, const costs& after, double perplexity) const {
@@ -252,5 +257,8 @@ int main(int argc, char** argv) {
   options o;
   CLI::App app("Trains an LSTM language model, dense or by the Pufferfish procedure", "train_language_model");
   add_options(app, o);
-  return run(app, argc, argv, [&](auto& comm) { job(o, comm).train(); });
+  return run(app, argc, argv, [&](auto& comm) {
+    on_device(o.device,
+              [&](auto device) { job<decltype(device), std::decay_t<decltype(comm)>>(o, comm).train(); });
+  });
 }

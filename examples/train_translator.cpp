@@ -17,8 +17,10 @@
 namespace {
 
 using namespace examples;
-using task = pufferfish::translation_task<float>;
-using translator = task::model_type;
+template <class Device>
+using task_on = pufferfish::translation_task<float, Device>;
+template <class Device>
+using translator = typename task_on<Device>::model_type;
 
 struct options : common_options {
   translation_options text;
@@ -45,6 +47,7 @@ void add_options(CLI::App& app, options& o) {
   o.shape.layers = 3;
   o.shape.key = o.shape.value = 32;
   add_common_options(app, o);
+  add_device_options(app, o.device);
   app.add_option("--width", o.shape.width, "Of embeddings and blocks")->check(CLI::Range(1, 65536));
   app.add_option("--hidden", o.shape.hidden, "Of the feed-forward blocks")->check(CLI::Range(1, 65536));
   app.add_option("--layers", o.shape.layers, "Of each stack")->check(CLI::Range(1, 64));
@@ -104,11 +107,13 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"length_penalty", o.beam.length_penalty},
           {"seed", o.seed},
           {"ranks", ranks},
-          {"threads", threads_for(o.threads, ranks)}};
+          {"threads", threads_for(o.threads, ranks)},
+          {"device", o.device.device},
+          {"precision", o.device.precision}};
 }
 
 /// A training run with its checkpoints, on one of the ranks.
-template <class Comm>
+template <class Device, class Comm>
 class job {
  public:
   job(const options& o, Comm& comm)
@@ -135,6 +140,7 @@ class job {
   }
 
  private:
+  using task = task_on<Device>;
   using run_type = pufferfish::training_run<task, Comm>;
 
   /// The progress display, and a table at the switch.
@@ -165,9 +171,10 @@ class job {
     return result;
   }
 
-  translator initial_model() const {
+  template <class Where = Device>
+  translator<Where> initial_model() const {
     check_epochs(o_, o_.procedure);
-    translator net{pufferfish::transformer<float>(shape())};
+    translator<Where> net{pufferfish::transformer<float, Where>(shape())};
     net.initialize(o_.seed);
     return net;
   }
@@ -205,10 +212,8 @@ class job {
     return r;
   }
 
-  pufferfish::context_options machine() const {
-    pufferfish::context_options result;
-    result.threads = threads_for(o_.threads, comm_.size());
-    return result;
+  auto machine() const {
+    return machine_of(Device{}, o_.device, threads_for(o_.threads, comm_.size()), comm_.rank());
   }
 
   costs costs_now() const {
@@ -217,6 +222,9 @@ class job {
 
   /// BLEU of the test set: every rank translates its share.
   pufferfish::bleu_score score() {
+    // Beam search is the CPU's.
+    pufferfish::cpu_context ctx({threads_for(o_.threads, comm_.size()), o_.seed});
+    const auto net = on_host(run_.net(), initial_model<pufferfish::device::cpu>());
     pufferfish::bleu_options how;
     how.lower_case = o_.text.lower_case;
     pufferfish::bleu counter(how);
@@ -233,7 +241,7 @@ class job {
       for (index_t i = first; i < std::min(end, first + at_once); ++i) {
         sentences.push_back(data_.test.source[static_cast<std::uint32_t>(i)]);
       }
-      const auto found = pufferfish::translate<float>(run_.machine(), run_.net(), sentences, beam);
+      const auto found = pufferfish::translate<float>(ctx, net, sentences, beam);
       for (std::size_t i = 0; i < found.size(); ++i) {
         const auto line = static_cast<std::size_t>(first) + i;
         const std::string text = data_.text(found[i]);
@@ -312,5 +320,8 @@ int main(int argc, char** argv) {
   options o;
   CLI::App app("Trains a Transformer to translate, dense or by the Pufferfish procedure", "train_translator");
   add_options(app, o);
-  return run(app, argc, argv, [&](auto& comm) { job(o, comm).train(); });
+  return run(app, argc, argv, [&](auto& comm) {
+    on_device(o.device,
+              [&](auto device) { job<decltype(device), std::decay_t<decltype(comm)>>(o, comm).train(); });
+  });
 }

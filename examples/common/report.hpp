@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <pufferfish/core/hash.hpp>
+#include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/options.hpp>
 
 #include "plot.hpp"
@@ -18,9 +18,9 @@
 namespace examples {
 
 /// The parameters' digest: equal for equal bits.
-template <class Root>
-std::string digest_text(const pufferfish::model<Root>& net) {
-  return format("%016llx", static_cast<unsigned long long>(pufferfish::digest(net.store().values())));
+template <class Root, class Device>
+std::string digest_text(const pufferfish::model<Root, Device>& net) {
+  return format("%016llx", static_cast<unsigned long long>(pufferfish::parameter_digest(net)));
 }
 
 /// One network's costs.

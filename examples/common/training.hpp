@@ -17,6 +17,7 @@
 
 #include "console.hpp"
 #include "data.hpp"
+#include "device.hpp"
 #include "models.hpp"
 #include "session.hpp"
 
@@ -64,6 +65,7 @@ struct common_options {
   std::string plot;
   progress_style progress = progress_style::automatic;
   int threads = 0;
+  device_choice device;  // of programs that add its options
   index_t epochs = 20;
   index_t warmup_epochs = 5;
   index_t batch = 128;

@@ -32,3 +32,4 @@
 #include <pufferfish/gpu/staging.hpp>
 #include <pufferfish/gpu/svd.hpp>
 #include <pufferfish/gpu/token_loss.hpp>
+#include <pufferfish/gpu/training.hpp>

@@ -3,6 +3,7 @@
 """Bad input ends every example with exit status 1 and one line that says what is wrong, and all ranks of a job with
 it."""
 import gzip
+import os
 
 from support import DIGITS, TINY, TEST_IMAGES, expect, main
 
@@ -26,6 +27,7 @@ def damaged_data(folder, name, change):
 
 
 def test(programs, folder):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     train = "train_image_classifier"
     images, labels = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
     for arguments, says in [
@@ -48,6 +50,8 @@ def test(programs, folder):
         (["--epochs", "3", "--warmup-epochs", "3"], "a warm-up of 3 epochs leaves none of 3"),
         (["--epochs", "3", "--warmup-epochs", "2", "--restart-rate"], "is longer than the schedule of 1"),
         (["--schedule", "multistep", "--milestones", "5,2"], "milestone 2 does not follow 5"),
+        (["--device", "gpu"], "--device gpu, but"),  # there is none, or it was built without CUDA
+        (["--precision", "tf32"], "--precision tf32 needs --device gpu"),
     ]:
         refused(programs, train, *TINY, *arguments, says=says)
     for file, change, says in [

@@ -193,6 +193,11 @@ class gradient_exchange {
   /// whether all gradients are finite.
   bool arrives_early() const { return overlapped() && !reducer_.looks(); }
 
+  /// On a device: whether begin and finish may stand in a step that is captured.
+  bool can_be_captured() const requires(staging::copies) {
+    return !works() || (reducer_.memory() != exchange_memory::device && reducer_.may_have_thread());
+  }
+
  private:
   using clock = std::chrono::steady_clock;
   using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));

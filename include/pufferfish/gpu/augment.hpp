@@ -46,6 +46,7 @@ class image_loader {
   batch_place load(gpu_context& ctx, index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) {
     const batch_place part = host_.place_for(epoch, step, images.shape(), labels.size());
+    if (part.count == 0) return part;
     upload_order(epoch);
     const random_stream random = host_.augmentation_stream(epoch);
     const augmentation& augment = options().augment;

@@ -26,4 +26,5 @@
 #include <pufferfish/gpu/kernels/rows.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>
 #include <pufferfish/gpu/kernels/token_loss.cuh>
+#include <pufferfish/gpu/kernels/training.cuh>
 #include <pufferfish/gpu/kernels/transpose.cuh>

@@ -29,6 +29,15 @@ class SoftmaxCrossEntropy {
     return ops::softmax_cross_entropy<T>(ctx, rows(logits), labels, smoothing_, normalizer, rows(dlogits));
   }
 
+  /// The sum of the losses and the number of hits go to results[0] and results[1].
+  void operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
+                  std::span<const std::int32_t> labels, double normalizer, const tensor_view<T, 4>& dlogits,
+                  double* results) const {
+    const loss_result found = (*this)(ctx, logits, labels, normalizer, dlogits);
+    results[0] = found.loss_sum;
+    results[1] = static_cast<double>(found.correct);
+  }
+
   /// On a device: the sum of the losses and the number of hits go to results[0] and results[1], in its
   /// memory. Labels are there, too; a label outside 0 .. K - 1 makes the sum NaN.
   void operator()(context<device::gpu>& ctx, const tensor_view<const T, 4>& logits,

@@ -24,6 +24,7 @@
 #include <pufferfish/io/json_numbers.hpp>
 #include <pufferfish/io/safetensors.hpp>
 #include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/train/host_mirror.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -58,8 +59,8 @@ inline std::string list_names(const std::vector<std::string>& names) {
 }
 
 /// Tells arenas apart: the offsets of flat state mean something for one layout only.
-template <class Root>
-std::string layout_digest(const model<Root>& net) {
+template <class Root, class Device>
+std::string layout_digest(const model<Root, Device>& net) {
   return std::to_string(digest(std::string_view(net.structure())));
 }
 
@@ -88,8 +89,8 @@ inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) 
 }
 
 /// The ranks of a network in an order that does not depend on the network's.
-template <class Root>
-std::vector<layer_rank> sorted_ranks(const model<Root>& net) {
+template <class Root, class Device>
+std::vector<layer_rank> sorted_ranks(const model<Root, Device>& net) {
   std::vector<layer_rank> ranks = low_rank_layers(net);
   std::sort(ranks.begin(), ranks.end(),
             [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
@@ -144,16 +145,17 @@ class checkpoint_file {
   ///
   /// Throws io_error, naming tensors and both shapes or dtypes, if anything does not fit: layers, names (all
   /// that are missing and all that are unexpected are listed), dtypes, shapes, or, for states, the order of
-  /// the arenas. Then neither `net` nor `states` has changed.
-  template <class Root>
-  void restore(model<Root>& net, std::span<const named_state<typename Root::value_type>> states = {}) const {
-    using T = typename Root::value_type;
+  /// the arenas. Then neither `net` nor `states` has changed. The network may be on a device; the states are
+  /// on the host.
+  template <class Root, class Device, class T = detail::stored_t<model<Root, Device>>>
+  void restore(model<Root, Device>& net,
+               std::type_identity_t<std::span<const named_state<T>>> states = {}) const {
     check_states<T>(states);
     if (detail::sorted_ranks(net) == ranks_) {
       check(net, states);
       read_all(net);
     } else {
-      model<Root> other = with_structure(net);
+      model<Root, Device> other = with_structure(net);
       check(other, states);
       read_all(other);
       // Through modify on both, so that `net` keeps its identity and counts its generations on.
@@ -209,9 +211,9 @@ class checkpoint_file {
   }
 
   /// A copy of the network, brought to the stored structure.
-  template <class Root>
-  model<Root> with_structure(const model<Root>& net) const {
-    model<Root> result = net;
+  template <class Root, class Device>
+  model<Root, Device> with_structure(const model<Root, Device>& net) const {
+    model<Root, Device> result = net;
     try {
       if (!low_rank_layers(result).empty()) merge(result);
       if (!ranks_.empty()) apply_ranks(result, ranks_);
@@ -240,9 +242,8 @@ class checkpoint_file {
     }
   }
 
-  template <class Root>
-  void check(const model<Root>& net, std::span<const named_state<typename Root::value_type>> states) const {
-    using T = typename Root::value_type;
+  template <class Root, class Device, class T>
+  void check(const model<Root, Device>& net, std::span<const named_state<T>> states) const {
     std::vector<std::string> missing, unexpected, known;
     for (const auto& entry : net.store().parameters()) known.push_back(entry.name);
     for (const auto& entry : net.store().buffer_entries()) known.push_back(entry.name);
@@ -275,15 +276,17 @@ class checkpoint_file {
   }
 
   /// After check(): cannot fail.
-  template <class Root>
-  void read_all(model<Root>& net) const {
-    using T = typename Root::value_type;
-    for (const auto& entry : net.store().parameters()) {
-      read_strided(file_.tensor(entry.name).bytes, entry.thing->logical());
-    }
-    for (const auto& entry : net.store().buffer_entries()) {
-      read_tensor<T>(file_, entry.name, entry.thing->values());
-    }
+  template <class Root, class Device>
+  void read_all(model<Root, Device>& net) const {
+    using T = detail::stored_t<model<Root, Device>>;
+    net.on_host([&](Root&) {
+      for (const auto& entry : net.store().parameters()) {
+        read_strided(file_.tensor(entry.name).bytes, entry.thing->logical());
+      }
+      for (const auto& entry : net.store().buffer_entries()) {
+        read_tensor<T>(file_, entry.name, entry.thing->values());
+      }
+    });
   }
 
   // The file's elements lie at no particular alignment: by way of memcpy, one at a time.
@@ -324,12 +327,12 @@ inline checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::st
 /// [out][in]), and `states` as flat arrays. `facts` is free text that comes back from
 /// checkpoint_file::facts(); names that start with "pufferfish." are the library's own (value_error). The
 /// file is replaced in one step (see atomic_writer): after an error the old one is still there. Throws
-/// io_error if it cannot be written or if two tensors share a name.
-template <class Root>
-void save_checkpoint(const std::string& path, const model<Root>& net,
-                     std::span<const named_state<typename Root::value_type>> states = {},
+/// io_error if it cannot be written or if two tensors share a name. The network may be on a device, which
+/// makes no difference to the file; the states are on the host.
+template <class Root, class Device, class T = detail::stored_t<const model<Root, Device>>>
+void save_checkpoint(const std::string& path, const model<Root, Device>& net,
+                     std::type_identity_t<std::span<const named_state<T>>> states = {},
                      const std::map<std::string, std::string>& facts = {}) {
-  using T = typename Root::value_type;
   safetensors_metadata metadata;
   for (const auto& [key, value] : facts) {
     if (key.compare(0, detail::checkpoint_prefix.size(), detail::checkpoint_prefix) == 0) {
@@ -349,23 +352,25 @@ void save_checkpoint(const std::string& path, const model<Root>& net,
   metadata[detail::metadata_name("ranks")] = encode_json_numbers(ranks, path);
   metadata[detail::metadata_name("states")] = encode_json_numbers(sizes, path);
 
-  std::vector<aligned_buffer<T>> logical;  // each parameter in the order of the file
-  std::vector<safetensors_entry> entries;
-  for (const auto& entry : net.store().parameters()) {
-    const parameter<T>& p = *entry.thing;
-    const aligned_buffer<T>& values = logical.emplace_back(p.size());
-    copy(p.logical(), tensor_view<T, 4>(logical.back().data(), p.layout().shape));
-    entries.push_back(make_safetensors_entry(entry.name, detail::shape_of(p.layout()), values.span()));
-  }
-  for (const auto& entry : net.store().buffer_entries()) {
-    const state_buffer<T>& b = *entry.thing;
-    entries.push_back(make_safetensors_entry(entry.name, detail::shape_of(b.layout()), b.values()));
-  }
-  for (const auto& state : states) {
-    entries.push_back(
-        make_safetensors_entry(state.name, {static_cast<index_t>(state.values.size())}, state.values));
-  }
-  write_safetensors(path, entries, metadata);
+  net.read_on_host([&](const Root&) {
+    std::vector<aligned_buffer<T>> logical;  // each parameter in the order of the file
+    std::vector<safetensors_entry> entries;
+    for (const auto& entry : net.store().parameters()) {
+      const parameter<T>& p = *entry.thing;
+      const aligned_buffer<T>& values = logical.emplace_back(p.size());
+      copy(p.logical(), tensor_view<T, 4>(logical.back().data(), p.layout().shape));
+      entries.push_back(make_safetensors_entry(entry.name, detail::shape_of(p.layout()), values.span()));
+    }
+    for (const auto& entry : net.store().buffer_entries()) {
+      const state_buffer<T>& b = *entry.thing;
+      entries.push_back(make_safetensors_entry(entry.name, detail::shape_of(b.layout()), b.values()));
+    }
+    for (const auto& state : states) {
+      entries.push_back(
+          make_safetensors_entry(state.name, {static_cast<index_t>(state.values.size())}, state.values));
+    }
+    write_safetensors(path, entries, metadata);
+  });
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -10,6 +10,7 @@
 #include <pufferfish/dist/communicator.hpp>
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/nn/network.hpp>
+#include <pufferfish/train/device_parts.hpp>
 #include <pufferfish/train/loader.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -37,10 +38,49 @@ evaluation reduce(Comm& comm, evaluation local) {
   return {loss[0], counts[0], counts[1]};
 }
 
+namespace detail {
+
+/// Runs all batches of a source through the network.
+template <class T, class Device, class Comm, class Source>
+evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, Source& source) {
+  const image_set& set = source.set();
+  const index_t room = source.max_local_batch(), steps = source.steps_per_epoch();
+  memory_source& memory = memory_of<Device>::source();
+  const extents<4> shape{room, set.height, set.width, set.channels};
+  const extents<4> output_shape = net.output_shape(shape);
+  memory_block<T> images(memory, volume<4>(shape), uninitialized);
+  memory_block<T> logits(memory, volume<4>(output_shape), uninitialized);
+  memory_block<std::int32_t> labels(memory, room, uninitialized);
+  memory_block<double> results(memory, 2 * steps);  // of all batches: the host reads them once
+  const tensor_view<T, 4> x(images.data(), shape), y(logits.data(), output_shape);
+  const mode_scope<Device> inference(ctx, run_mode::inference);
+  evaluation local;
+  const SoftmaxCrossEntropy<T> criterion;
+  for (index_t step = 0; step < steps; ++step) {
+    const index_t count = source.load(ctx, 0, step, x, labels.span()).count;
+    if (count == 0) continue;
+    const tensor_view<T, 4> part = y.slice(0, 0, count);
+    net.forward(ctx, x.slice(0, 0, count), part);
+    criterion(ctx, part, labels.span().first(static_cast<std::size_t>(count)), 1.0, {},
+              results.data() + 2 * step);
+    local.count += count;
+  }
+  std::vector<double> seen(static_cast<std::size_t>(results.size()));
+  results.to_host(seen);
+  for (std::size_t i = 0; i < seen.size(); i += 2) {
+    local.loss_sum += seen[i];
+    local.correct += static_cast<std::int64_t>(seen[i + 1]);
+  }
+  return reduce(comm, local);
+}
+
+}  // namespace detail
+
 /// Runs all images through the network in inference mode, without shuffling and augmentation, each rank its
-/// part of every batch; the sums are over all ranks. The context's mode is put back. Collective.
-template <class T, class Comm>
-evaluation evaluate(context<device::cpu>& ctx, const network<T>& net, Comm& comm, const image_set& set,
+/// part of every batch; the sums are over all ranks. The context's mode is put back. Collective. On a device
+/// the set is brought there first.
+template <class T, class Device, class Comm>
+evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, const image_set& set,
                     const normalization& normalize, index_t batch = 256) {
   loader_options options;
   options.batch = batch;
@@ -48,26 +88,8 @@ evaluation evaluate(context<device::cpu>& ctx, const network<T>& net, Comm& comm
   options.normalize = normalize;
   options.rank = comm.rank();
   options.ranks = comm.size();
-  loader source(set, options);
-  const index_t room = source.max_local_batch();
-  tensor<T, 4> images({room, set.height, set.width, set.channels});
-  std::vector<std::int32_t> labels(static_cast<std::size_t>(room));
-  const mode_scope inference(ctx, run_mode::inference);
-  evaluation local;
-  tensor<T, 4> logits(net.output_shape(images.shape()));
-  const SoftmaxCrossEntropy<T> criterion;
-  for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
-    const index_t count = source.load(0, step, images.view(), std::span<std::int32_t>(labels)).count;
-    if (count == 0) continue;
-    const tensor_view<T, 4> y = logits.view().slice(0, 0, count);
-    net.forward(ctx, images.view().slice(0, 0, count), y);
-    const loss_result loss =
-        criterion(ctx, y, std::span<const std::int32_t>(labels.data(), static_cast<std::size_t>(count)));
-    local.loss_sum += loss.loss_sum;
-    local.correct += loss.correct;
-    local.count += loss.count;
-  }
-  return reduce(comm, local);
+  typename detail::device_parts<Device>::image_source source(set, options);
+  return detail::evaluate(ctx, net, comm, source);
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -5,8 +5,9 @@
 /// `image_task`: classifying images, as a task of a training run.
 
 #include <algorithm>
+#include <optional>
 #include <string>
-#include <vector>
+#include <type_traits>
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/train/evaluate.hpp>
@@ -16,59 +17,79 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A network's logits against the labels of images, by softmax cross entropy; augmented and normalised with
-/// the training set's own statistics.
-template <class T>
+/// the training set's own statistics. On a device the sets lie in its memory, and batches are made there.
+template <class T, class Device = device::cpu>
 class image_task {
  public:
-  using model_type = network<T>;
+  using model_type = network<T, Device>;
 
-  /// The sets must outlive the object. Throws shape_error if images do not fit the network.
+  /// The sets must outlive the object. Throws shape_error if images do not fit the network; on a device as
+  /// gpu::image_loader.
   image_task(const model_type& net, const image_set& train, const image_set& test,
              const training_options& options, int rank, int ranks)
       : test_(&test),
         options_(options),
         ranks_(ranks),
         normalize_(measure_normalization(train)),
-        loader_(train, loader_for(rank, ranks)),
-        images_({loader_.max_local_batch(), train.height, train.width, train.channels}),
-        labels_(static_cast<std::size_t>(loader_.max_local_batch())),
-        logits_(net.output_shape(images_.shape())),
-        gradient_(logits_.shape()) {}
+        source_(train, loader_for(rank, ranks)),
+        shape_{source_.max_local_batch(), train.height, train.width, train.channels},
+        output_shape_(net.output_shape(shape_)),
+        images_(memory(), volume<4>(shape_)),
+        labels_(memory(), shape_[0]),
+        logits_(memory(), volume<4>(output_shape_)),
+        gradient_(memory(), volume<4>(output_shape_)) {}
 
-  index_t steps_per_epoch() const { return loader_.steps_per_epoch(); }
+  index_t steps_per_epoch() const { return source_.steps_per_epoch(); }
   const normalization& normalize() const { return normalize_; }
 
-  evaluation step(context<device::cpu>& ctx, const model_type& net, const step_position& at) {
-    const batch_place place =
-        loader_.load(at.epoch, at.step, images_.view(), std::span<std::int32_t>(labels_));
-    ctx.begin_step(at.total, place.first);
-    const tensor_view<const T, 4> x = images_.view().slice(0, 0, place.count);
-    const tensor_view<T, 4> y = logits_.view().slice(0, 0, place.count);
-    const tensor_view<T, 4> dy = gradient_.view().slice(0, 0, place.count);
+  step_share load(context<Device>& ctx, const step_position& at) {
+    place_ = source_.load(ctx, at.epoch, at.step, tensor_view<T, 4>(images_.data(), shape_), labels_.span());
+    ctx.begin_step(at.total, place_.first);
+    const hasher work = hasher().number(place_.first).number(place_.count).number(place_.global_count);
+    return {place_.count, true, work.digest()};
+  }
+
+  void compute(context<Device>& ctx, model_type& net, double* results) {
+    const tensor_view<const T, 4> x = rows(images_, shape_);
+    const tensor_view<T, 4> y = rows(logits_, output_shape_), dy = rows(gradient_, output_shape_);
+    if (!std::is_same_v<Device, device::cpu> && place_.count == 0) {
+      return detail::compute_nothing(ctx, net, results);
+    }
     net.forward(ctx, x, y);
     // Each rank divides by its share of the global batch, so that the mean over ranks is the mean over
     // samples even where the shares differ by one.
-    const double share = static_cast<double>(place.global_count) / ranks_;
+    const double share = static_cast<double>(place_.global_count) / ranks_;
     const SoftmaxCrossEntropy<T> criterion(options_.smoothing);
-    const std::span<const std::int32_t> labels(labels_.data(), static_cast<std::size_t>(place.count));
-    const loss_result loss = criterion(ctx, y, labels, share, dy);
+    criterion(ctx, y, labels_.span().first(static_cast<std::size_t>(place_.count)), share, dy, results);
     net.backward(ctx, dy);
-    return {loss.loss_sum, loss.correct, loss.count};
+  }
+
+  evaluation step(context<Device>& ctx, model_type& net,
+                  const step_position& at) requires(std::is_same_v<Device, device::cpu>) {
+    return detail::step_at_once(*this, ctx, net, at);
   }
 
   template <class Comm>
-  evaluation test(context<device::cpu>& ctx, const model_type& net, Comm& comm) {
-    return evaluate(ctx, net, comm, *test_, normalize_, std::max<index_t>(options_.batch, 256));
+  evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
+    if (!test_source_) {
+      loader_options options = loader_for(comm.rank(), comm.size());
+      options.batch = std::max<index_t>(options_.batch, 256);
+      options.shuffle = false;
+      options.augment = {};
+      test_source_.emplace(*test_, options);
+    }
+    return detail::evaluate(ctx, net, comm, *test_source_);
   }
 
   std::string describe() const {
     return "batch " + std::to_string(options_.batch) + "\nlabel smoothing " +
            detail::exact_number(options_.smoothing.epsilon) + "\ncrop padding " +
-           std::to_string(options_.augment.pad_crop) + "\nflip " + (options_.augment.flip ? "yes" : "no") +
-           "\ntraining images " + std::to_string(loader_.set().count) + "\n";
+           std::to_string(options_.augment.pad_crop) + (options_.augment.reflect ? ", reflected" : "") +
+           "\nflip " + (options_.augment.flip ? "yes" : "no") + "\ntraining images " +
+           std::to_string(source_.set().count) + "\n";
   }
   std::string data_lines() const {
-    const image_set& train = loader_.set();
+    const image_set& train = source_.set();
     return "training data " +
            detail::hexadecimal(hasher()
                                    .values(std::span<const std::uint8_t>(train.pixels))
@@ -78,6 +99,16 @@ class image_task {
   }
 
  private:
+  using image_source = typename detail::device_parts<Device>::image_source;
+
+  static memory_source& memory() { return memory_of<Device>::source(); }
+
+  // This step's.
+  tensor_view<T, 4> rows(memory_block<T>& block, extents<4> shape) const {
+    shape[0] = place_.count;
+    return {block.data(), shape};
+  }
+
   loader_options loader_for(int rank, int ranks) const {
     loader_options result;
     result.batch = options_.batch;
@@ -93,10 +124,13 @@ class image_task {
   training_options options_;
   int ranks_;
   normalization normalize_;
-  loader loader_;
-  tensor<T, 4> images_;
-  std::vector<std::int32_t> labels_;
-  tensor<T, 4> logits_, gradient_;
+  image_source source_;
+  std::optional<image_source> test_source_;
+  extents<4> shape_, output_shape_;
+  memory_block<T> images_;
+  memory_block<std::int32_t> labels_;
+  memory_block<T> logits_, gradient_;
+  batch_place place_;  // of the step that is loaded
 };
 
 PUFFERFISH_NAMESPACE_END

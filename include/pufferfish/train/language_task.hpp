@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/io/token_streams.hpp>
@@ -22,34 +24,72 @@ struct language_task_options {
   index_t test_streams = 10;  ///< of the test text; its state is carried too
 };
 
+namespace detail {
+
+/// A segment on its way to where passes read it.
+template <class Device>
+class token_places {
+  using view = tensor_view<const std::int32_t, 2>;
+
+ public:
+  /// For up to so many tokens.
+  explicit token_places(index_t tokens) : input_place_(tokens), target_place_(tokens) {}
+
+  void bring(context<Device>& ctx, const token_segment& part) {
+    const extents<2> shape{part.length, part.streams};
+    inputs_ = view(input_place_.bring(ctx, part.inputs).data(), shape);
+    targets_ = view(target_place_.bring(ctx, part.targets).data(), shape);
+  }
+  const view& inputs() const { return inputs_; }
+  const view& targets() const { return targets_; }
+
+ private:
+  typename device_parts<Device>::token_place input_place_, target_place_;
+  view inputs_, targets_;
+};
+
+/// Of (loss, tokens), (loss, tokens), ...
+inline evaluation sum_of_losses(const memory_block<double>& results) {
+  std::vector<double> seen(static_cast<std::size_t>(results.size()));
+  results.to_host(seen);
+  evaluation sum;
+  for (std::size_t i = 0; i < seen.size(); i += 2) {
+    sum.loss_sum += seen[i];
+    sum.count += static_cast<std::int64_t>(seen[i + 1]);
+  }
+  return sum;
+}
+
+}  // namespace detail
+
 /// Mean negative log likelihood per token and its exponential, of a language model on a text. All ranks get
 /// the same; each goes through its own streams. The context's mode is put back. Collective.
-template <class T, class Comm>
-evaluation evaluate_language(context<device::cpu>& ctx, const model<lstm_lm<T>>& net, Comm& comm,
+template <class T, class Device, class Comm>
+evaluation evaluate_language(context<Device>& ctx, const model<lstm_lm<T, Device>, Device>& net, Comm& comm,
                              std::span<const std::int32_t> text, index_t streams, index_t segment) {
   streams = std::min<index_t>(streams, std::max<index_t>(1, static_cast<index_t>(text.size()) / 2));
   token_streams source(text, {streams, segment, comm.rank(), comm.size()});
-  lstm_lm_state<T> state = net.root().make_state(source.local_streams());
-  const mode_scope inference(ctx, run_mode::inference);
-  evaluation local;
-  for (index_t step = 0; step < source.steps_per_epoch() && source.local_streams() > 0; ++step) {
+  lstm_lm_state<T, Device> state = net.root().make_state(source.local_streams());
+  const mode_scope<Device> inference(ctx, run_mode::inference);
+  const index_t steps = source.local_streams() > 0 ? source.steps_per_epoch() : 0;
+  // Of all segments: the host reads them once.
+  memory_block<double> results(memory_of<Device>::source(), 2 * steps);
+  detail::token_places<Device> places(segment * source.local_streams());
+  for (index_t step = 0; step < steps; ++step) {
     const token_segment part = source.load(step);
-    const extents<2> shape{part.length, part.streams};
-    const token_loss_result loss =
-        net.root().loss(ctx, {part.inputs.data(), shape}, {part.targets.data(), shape}, state);
-    local.loss_sum += loss.loss_sum;
-    local.count += loss.tokens;
+    places.bring(ctx, part);
+    net.root().loss(ctx, places.inputs(), places.targets(), state, results.data() + 2 * step);
   }
-  return reduce(comm, local);
+  return reduce(comm, detail::sum_of_losses(results));
 }
 
 /// A language model on a text cut into streams (see token_streams): truncated backpropagation through time,
 /// the state carried from segment to segment of an epoch. An evaluation counts tokens; exp(loss()) is the
 /// perplexity.
-template <class T>
+template <class T, class Device = device::cpu>
 class language_task {
  public:
-  using model_type = model<lstm_lm<T>>;
+  using model_type = model<lstm_lm<T, Device>, Device>;
 
   /// The texts must outlive the object. Throws value_error for a token outside the model's vocabulary, a test
   /// text of less than two tokens, and as token_streams.
@@ -60,6 +100,7 @@ class language_task {
         options_(options),
         ranks_(ranks),
         train_(train, {options.streams, options.segment, rank, ranks}),
+        places_(options.segment * train_.local_streams()),
         state_(net.root().make_state(train_.local_streams())) {
     ops::check_tokens("language_task", train, net.root().options().vocabulary);
     ops::check_tokens("language_task, test text", test, net.root().options().vocabulary);
@@ -71,25 +112,30 @@ class language_task {
 
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
 
-  evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at) {
+  step_share load(context<Device>& ctx, const step_position& at) {
     const token_segment part = train_.load(at.step);
-    if (part.starts) state_.reset();
+    global_tokens_ = part.length * part.global_streams;
+    if (part.starts) state_.reset(ctx);
     ctx.begin_step(at.total, part.first);
-    if (part.streams == 0) {
-      // More ranks than streams: this one's gradient is zero.
-      std::fill(net.store().gradients().begin(), net.store().gradients().end(), T{});
-      return {};
-    }
-    const extents<2> shape{part.length, part.streams};
-    const token_loss_result loss =
-        net.root().loss(ctx, {part.inputs.data(), shape}, {part.targets.data(), shape}, state_);
+    places_.bring(ctx, part);
+    return {part.length * part.streams, false, hasher().number(part.length).digest()};
+  }
+
+  void compute(context<Device>& ctx, model_type& net, double* results) {
+    // There may be more ranks than streams.
+    if (train_.local_streams() == 0) return detail::compute_nothing(ctx, net, results);
+    net.root().loss(ctx, places_.inputs(), places_.targets(), state_, results);
     // The mean over ranks of gradients divided like this is that of the mean over the global batch's tokens.
-    net.root().backward(ctx, static_cast<double>(part.length * part.global_streams) / ranks_);
-    return {loss.loss_sum, 0, loss.tokens};
+    net.root().backward(ctx, static_cast<double>(global_tokens_) / ranks_);
+  }
+
+  evaluation step(context<Device>& ctx, model_type& net,
+                  const step_position& at) requires(std::is_same_v<Device, device::cpu>) {
+    return detail::step_at_once(*this, ctx, net, at);
   }
 
   template <class Comm>
-  evaluation test(context<device::cpu>& ctx, const model_type& net, Comm& comm) {
+  evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
     return evaluate_language(ctx, net, comm, test_, options_.test_streams, options_.segment);
   }
 
@@ -100,14 +146,16 @@ class language_task {
   std::string data_lines() const {
     return "training text " + detail::hexadecimal(hasher().values(train_text_).digest()) + "\n";
   }
-  std::span<T> carried() { return state_.values(); }
+  std::span<T> carried() { return state_.memory().span(); }
 
  private:
   std::span<const std::int32_t> train_text_, test_;
   language_task_options options_;
   int ranks_;
   token_streams train_;
-  lstm_lm_state<T> state_;
+  detail::token_places<Device> places_;
+  lstm_lm_state<T, Device> state_;
+  index_t global_tokens_ = 0;  // of the step that is loaded
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/context.hpp>
 #include <pufferfish/core/random.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/dataset.hpp>
@@ -180,6 +181,13 @@ class loader {
       labels[static_cast<std::size_t>(i)] = set_->labels[static_cast<std::size_t>(sample)];
     }
     return part;
+  }
+
+  /// The same in the order of a context's work: as gpu::image_loader.
+  template <class T>
+  batch_place load(context<device::cpu>&, index_t epoch, index_t step, const tensor_view<T, 4>& images,
+                   std::span<std::int32_t> labels) {
+    return load(epoch, step, images, labels);
   }
 
   /// Position in the set of the sample at position 0 .. count - 1 of an epoch's order.

@@ -50,6 +50,9 @@ struct run_options {
   bool tune_exchange = false;
   /// What travels instead of the gradients; afresh after the switch. Signum wants SGD without momentum.
   compression_options compression;
+  /// On a device: steps that repeat themselves are captured into CUDA graphs, with the exchange where it can
+  /// be. Off, for debugging, every kernel is launched by itself; the bits are the same.
+  bool captured_steps = true;
   std::uint64_t seed = 1;  ///< initial values, order of samples, augmentation, dropout
 };
 

@@ -11,24 +11,26 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A training run (see training_run) over images.
-template <class T, class Comm>
-class procedure : public training_run<image_task<T>, Comm> {
-  using base = training_run<image_task<T>, Comm>;
+template <class T, class Comm, class Device = device::cpu>
+class procedure : public training_run<image_task<T, Device>, Comm> {
+  using base = training_run<image_task<T, Device>, Comm>;
 
  public:
+  using machine_options = typename base::machine_options;
+
   /// Takes a dense network. The sets must outlive the object. Throws shape_error if images do not fit the
   /// network; other errors as training_run.
-  procedure(network<T> net, Comm& comm, const image_set& train, const image_set& test,
-            const training_options& options, const context_options& machine = {})
-      : procedure(image_task<T>(net, train, test, options, comm.rank(), comm.size()), std::move(net), comm,
-                  options, machine) {}
+  procedure(network<T, Device> net, Comm& comm, const image_set& train, const image_set& test,
+            const training_options& options, const machine_options& machine = {})
+      : procedure(image_task<T, Device>(net, train, test, options, comm.rank(), comm.size()), std::move(net),
+                  comm, options, machine) {}
 
   const normalization& normalize() const { return base::task().normalize(); }
 
  private:
   // By reference: the task has looked at the network before it is moved from.
-  procedure(image_task<T> task, network<T>&& net, Comm& comm, const training_options& options,
-            const context_options& machine)
+  procedure(image_task<T, Device> task, network<T, Device>&& net, Comm& comm, const training_options& options,
+            const machine_options& machine)
       : base(std::move(net), comm, std::move(task), options, machine) {}
 };
 

@@ -9,18 +9,22 @@
 ///
 ///     class ExampleTask {
 ///      public:
-///       using model_type = network<T>;         // or model<Root>
+///       using model_type = network<T>;         // or model<Root>, and of which device
 ///       index_t steps_per_epoch() const;
 ///       // Gradients of this rank's share of one global batch, scaled so that their mean over all ranks is
-///       the
-///       // global gradient. Calls ctx.begin_step(at.total, ...).
-///       evaluation step(context<device::cpu>& ctx, const model_type& net, const step_position& at);
+///       // the global gradient. Calls ctx.begin_step(at.total, ...). On the CPU.
+///       evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at);
+///       // The same on a device, in two parts: brings the batch to its place and calls ctx.begin_step; then
+///       // what may be captured into a graph, the sum of losses and the number of hits to results[0 .. 1].
+///       step_share load(context<device::gpu>& ctx, const step_position& at);
+///       void compute(context<device::gpu>& ctx, model_type& net, double* results);
 ///       // On the test set, summed over all ranks; collective.
 ///       template <class Comm>
-///       evaluation test(context<device::cpu>& ctx, const model_type& net, Comm& comm);
+///       evaluation test(context<Device>& ctx, const model_type& net, Comm& comm);
 ///       std::string describe() const;   // lines: what a checkpoint and the run that resumes it must share
 ///       std::string data_lines() const; // lines: what ranks must share besides, a digest of the data say
-///       // Where it applies: state that passes from step to step on this rank, kept in checkpoints.
+///       // Where it applies: state that passes from step to step on this rank, kept in checkpoints; in the
+///       // memory of the device.
 ///       std::span<T> carried();
 ///     };
 
@@ -38,21 +42,14 @@
 
 #include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/dist/tune.hpp>
-#include <pufferfish/optim/clip.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/options.hpp>
-#include <pufferfish/train/progress_record.hpp>
 #include <pufferfish/train/rank_states.hpp>
 #include <pufferfish/train/run_lines.hpp>
+#include <pufferfish/train/run_states.hpp>
+#include <pufferfish/train/run_steps.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-/// Where a run is: step of an epoch (0-based), and steps since the start.
-struct step_position {
-  index_t epoch = 0;
-  index_t step = 0;
-  std::uint64_t total = 0;
-};
 
 /// Trains a model by synchronous data parallelism (Wang et al., Pufferfish, MLSys 2021, algorithm 1): every
 /// rank computes the gradients of its part of the global batch, the gradient arena is averaged in place,
@@ -66,23 +63,33 @@ struct step_position {
 /// way, where nothing can make the step one that must not be taken: no clipping, no compressor,
 /// nonfinite_policy::ignore, and no timeout on the communicator (parameters must be those of a whole step
 /// when ranks are lost). Else all of them when all have come; the bits are the same.
+///
+/// The model's device is the run's. On device::gpu (<pufferfish/gpu.hpp>) a step is one CUDA graph where the
+/// task's work repeats itself (run_options::captured_steps), and the host does not wait for it: what the run
+/// says of losses and skipped steps, and what observers are told of them, is some steps old until the end of
+/// an epoch, settle(), test() or save(). What goes wrong in a step comes out of a later call.
 template <class Task, class Comm>
 class training_run {
  public:
   using model_type = typename Task::model_type;
-  using T = typename model_type::value_type;
+  using device_type = typename model_type::device_type;
+  /// Of parameters, gradients and the optimizer's state.
+  using T = detail::stored_t<model_type>;
+  /// What machine it runs on: context_options, gpu::context_options.
+  using machine_options = typename detail::device_parts<device_type>::machine_options;
 
   /// Takes a dense model. All ranks get rank 0's initial values. Throws state_error on all ranks if their
   /// models, data or options differ, naming the first difference.
   training_run(model_type net, Comm& comm, Task task, const run_options& options,
-               const context_options& machine = {})
+               const machine_options& machine = {})
       : net_(std::move(net)),
         comm_(&comm),
         task_(std::move(task)),
         options_(options),
         tune_first_(options.tune_exchange),
         plateau_(options.rate_plateau),
-        ctx_(with_seed(machine, options.seed)) {
+        ctx_(with_seed(machine, options.seed)),
+        steps_(options) {
     if (options_.mode == training_mode::lowrank) start_low_rank();
     agree_on_lines(*comm_, "network", net_.structure());
     agree_on_lines(*comm_, "training options", option_lines());
@@ -103,7 +110,7 @@ class training_run {
   model_type& net() { return net_; }
   Task& task() { return task_; }
   const Task& task() const { return task_; }
-  context<device::cpu>& machine() { return ctx_; }
+  context<device_type>& machine() { return ctx_; }
   const run_options& options() const { return options_; }
   const std::vector<epoch_result>& history() const { return record_.history; }
   const std::optional<switch_result>& switched() const { return record_.switched; }
@@ -115,6 +122,8 @@ class training_run {
   const exchange_plan& plan() const { return exchange_->plan(); }
   /// Steps that were left out because a gradient was not finite (nonfinite_policy::skip).
   std::uint64_t skipped_steps() const { return record_.skipped_steps; }
+  /// Steps of this object that were replays of a CUDA graph.
+  std::uint64_t replayed_steps() const { return steps_.replays(); }
 
   /// One training step; before it the switch, if it is due; after it the end of the epoch, if it was the
   /// last. Does nothing once finished. Where ranks are lost the observer is told before timeout_error goes
@@ -142,8 +151,13 @@ class training_run {
     while (!finished()) advance(observer);
   }
 
+  /// Waits for all steps that have been taken: what the run says of itself is of all of them then. Not
+  /// collective; nothing to wait for on a CPU.
+  void settle() { found_skipped_ += steps_.settle(parts(), record_); }
+
   /// How good the model is on the test set now.
   evaluation test() {
+    settle();
     average_buffers();
     return task_.test(ctx_, net_, *comm_);
   }
@@ -151,16 +165,16 @@ class training_run {
   /// Writes everything that resume needs: rank 0 writes one file, aside and renamed. `facts` go along as they
   /// are. All ranks throw if rank 0 could not.
   void save(const std::string& path, std::map<std::string, std::string> facts = {}) {
+    settle();
     average_buffers();
     training_record whole = record_;
     whole.seen = reduce(*comm_, record_.seen);
     whole.optimizer_steps = optimizer_->steps();
-    const auto compressed = exchange_->states();
-    detail::rank_states<T, Comm> of_ranks(*comm_, states_of_rank(compressed));
-    of_ranks.gather();
+    states beside(*comm_, memory(), *optimizer_, exchange_->states(), carried());
+    beside.gather();
     on_root([&] {
       add_facts(facts, whole);
-      save_checkpoint(path, net_, named_states(*optimizer_, compressed, of_ranks), facts);
+      save_checkpoint(path, net_, beside.list(), facts);
       return std::string();
     });
   }
@@ -176,11 +190,12 @@ class training_run {
       PUFFERFISH_THROW(state_error(path + ": lost in the middle of the switch, the run is neither dense nor "
                                           "factorized; go on from its last checkpoint"));
     }
+    settle();
     training_record mine = record_;
     mine.optimizer_steps = optimizer_->steps();
     mine.saved_by = comm_->rank();
     add_facts(facts, mine);
-    save_checkpoint(path, net_, optimizer_states(*optimizer_), facts);
+    save_checkpoint(path, net_, detail::optimizer_mirror<T>(memory(), *optimizer_).list(), facts);
   }
 
   /// Goes on where `save` was called, bit for bit: give a run with the same model, task and options, and as
@@ -188,6 +203,7 @@ class training_run {
   /// file's where it was made on as many ranks. Throws io_error for a file that is not such a checkpoint,
   /// state_error if it was made with other options; then nothing has changed.
   void resume(const std::string& path) {
+    settle();
     model_type loaded = net_;
     std::optional<checkpoint_file> file;
     std::string plateau_state, plan_text;
@@ -206,54 +222,58 @@ class training_run {
     record.saved_by = -1;
     const std::optional<exchange_plan> plan = detail::usable_plan(plan_text, path, comm_->size());
     take_structure(low_rank_layers(loaded), loaded);
-    optimizer<T> restored(make_optimizer_target(loaded.store()), options_.optimizer);
+    optimizer_type restored(make_optimizer_target(loaded.store()), options_.optimizer);
     auto compressor = make_compressor(loaded.store(), options_.compression);
-    const auto compressed = compressor ? compressor->states() : std::vector<compressor_state<T>>();
-    detail::rank_states<T, Comm> of_ranks(*comm_, states_of_rank(compressed));
+    states beside(*comm_, memory(), restored,
+                  compressor ? compressor->states() : std::vector<compressor_state<T>>(), carried());
     on_root([&] {
-      if (whole) {
-        of_ranks.check_ranks(*file);
-        file->restore(loaded, named_states(restored, compressed, of_ranks));
-      } else {
-        file->restore(loaded, optimizer_states(restored));
-      }
+      if (whole) beside.check_ranks(*file);
+      file->restore(loaded, whole ? beside.list() : beside.list_optimizer());
       return std::string();
     });
-    exchange_.reset();
+    unbind();
     net_ = std::move(loaded);
     optimizer_.emplace(std::move(restored));
     if (plan) options_.exchange.plan = plan;
     exchange_.emplace(net_.store(), *comm_, options_.exchange, std::move(compressor));
     // What a compressor remembers is worth more than a plan.
-    tune_first_ = tune_first_ && !plan && compressed.empty();
+    tune_first_ = tune_first_ && !plan && !beside.has_compressed();
     broadcast_state();
-    for (const auto& [name, values] : optimizer_->states()) comm_->broadcast(values, 0);
-    for (const auto& state : compressed) {
-      if (!state.of_rank) comm_->broadcast(state.values, 0);
-    }
-    if (whole) {
-      of_ranks.scatter();
-    } else if constexpr (requires { task_.carried(); }) {
-      std::fill(task_.carried().begin(), task_.carried().end(), T{});
-    }
+    beside.spread(whole);
     optimizer_->set_steps(record.optimizer_steps);
     exchange_->set_steps(record.optimizer_steps);  // both leave out the same steps
     if (plateau_) plateau_->set_state(detail::broadcast_text(*comm_, plateau_state, 0));
     record_ = record;
     if (comm_->rank() != 0) record_.seen = {};
+    found_skipped_ = 0;
     ctx_.tape().clear();
+    steps_.start(parts(), record_);
   }
 
  private:
   using clock = std::chrono::steady_clock;
+  using all_parts = detail::run_parts<Task, Comm>;
+  using optimizer_type = typename all_parts::optimizer_type;
+  using exchange_type = typename all_parts::exchange_type;
+  using states = detail::run_states<T, Comm>;
 
   static double milliseconds_since(clock::time_point start) {
     return std::chrono::duration<double, std::milli>(clock::now() - start).count();
   }
 
-  static context_options with_seed(context_options machine, std::uint64_t seed) {
+  static machine_options with_seed(machine_options machine, std::uint64_t seed) {
     machine.seed = seed;
     return machine;
+  }
+
+  static memory_source& memory() { return memory_of<device_type>::source(); }
+
+  all_parts parts() { return {ctx_, task_, net_, *comm_, options_, *optimizer_, *exchange_}; }
+
+  // What the task carries from step to step on this rank.
+  std::optional<std::span<T>> carried() {
+    if constexpr (requires { task_.carried(); }) return task_.carried();
+    return std::nullopt;
   }
 
   template <class Work>
@@ -288,26 +308,37 @@ class training_run {
   }
 
   void broadcast_state() {
-    comm_->broadcast(net_.store().values(), 0);
-    comm_->broadcast(net_.store().buffers(), 0);
+    detail::broadcast_from(*comm_, 0, memory(), net_.store().values());
+    detail::broadcast_from(*comm_, 0, memory(), net_.store().buffers());
+    net_.store().round();
   }
 
   // An optimizer and an exchange for the arenas that the model has now.
   void bind_to_arenas() {
+    unbind();
     optimizer_.emplace(make_optimizer_target(net_.store()), options_.optimizer);
     exchange_.emplace(net_.store(), *comm_, options_.exchange,
                       make_compressor(net_.store(), options_.compression));
+    steps_.start(parts(), record_);
+  }
+  void unbind() {
+    steps_.stop();
+    exchange_.reset();
   }
 
   // Low rank from the start: the structure that the policy would give, with random factors.
   void start_low_rank() {
     if (needs_spectrum(options_.factorize.rank)) {
       model_type trial = net_;
-      apply_ranks(net_, factorize(trial, options_.factorize).ranks());
+      apply_ranks(net_, run_factorize(trial).ranks());
     } else {
       apply_ranks(net_, planned_ranks(net_, options_.factorize));
     }
     net_.initialize(options_.seed);
+  }
+
+  factorization run_factorize(model_type& net) {
+    return detail::device_parts<device_type>::factorize(net, options_.factorize, ctx_);
   }
 
   bool switch_is_due() const {
@@ -321,9 +352,7 @@ class training_run {
     switch_result result;
     result.epoch = record_.epoch;
     const std::string ranks = on_root([&] {
-      factorize_policy policy = options_.factorize;
-      policy.threads = ctx_.threads();
-      result.factors = factorize(net_, policy);
+      result.factors = run_factorize(net_);
       in_switch_ = true;
       return detail::ranks_to_text(result.factors.ranks());
     });
@@ -350,60 +379,26 @@ class training_run {
 
   void tune_now() {
     options_.exchange.plan = tune(*comm_);
+    unbind();
     exchange_.emplace(net_.store(), *comm_, options_.exchange,
                       make_compressor(net_.store(), options_.compression));
+    steps_.start(parts(), record_);
     tune_first_ = false;
-  }
-
-  bool may_lose_ranks() const {
-    if constexpr (requires { comm_->timeout(); }) return comm_->timeout() > 0.0;
-    return false;
   }
 
   void train_step(training_observer& observer) {
     const clock::time_point start = clock::now();
     const double rate = learning_rate();
-    const double exposed = exchange_->report().exposed_ms;
     ctx_.set_mode(run_mode::training);
-    // A forward pass changes batch-norm statistics: they must be whole steps' too when ranks are lost.
-    const std::span<T> buffers = net_.store().buffers();
-    if (may_lose_ranks()) buffers_before_.assign(buffers.begin(), buffers.end());
-    exchange_->begin(ctx_);
-    const evaluation seen = task_.step(ctx_, net_, {record_.epoch, record_.step, record_.total_steps});
-    bool usable = true;
-    try {
-      usable = exchange_and_update(rate);
-    } catch (const timeout_error&) {
-      std::copy(buffers_before_.begin(), buffers_before_.end(), buffers.begin());
-      throw;
-    }
-    record_.exchange_ms += exchange_->report().exposed_ms - exposed;
-    if (usable) {
-      record_.seen.loss_sum += seen.loss_sum;
-      record_.seen.correct += seen.correct;
-      record_.seen.count += seen.count;
-    } else {
-      ++record_.skipped_steps;
-      observer.on_skipped_step(*exchange_->nonfinite());
-    }
+    found_skipped_ += steps_.take(parts(), {record_.epoch, record_.step, record_.total_steps}, rate, record_);
+    tell_skipped(observer);
     ++record_.step;
     ++record_.total_steps;
     step_ms_.push_back(milliseconds_since(start));
   }
 
-  // False if the step was left out. Parameters change only here, when no pass reads them any more.
-  bool exchange_and_update(double rate) {
-    const bool clips = options_.clip_norm > 0.0;
-    if (!clips && exchange_->arrives_early() && !may_lose_ranks()) {
-      optimizer_->begin_step(rate);
-      return exchange_->finish(ctx_, [this](const gradient_bucket& bucket) {
-        optimizer_->step_range(ctx_, bucket.offset, bucket.size);
-      });
-    }
-    if (!exchange_->finish(ctx_)) return false;
-    if (clips) clip_gradient_norm<T>(ctx_, net_.store().gradients(), options_.clip_norm);
-    optimizer_->step(ctx_, rate);
-    return true;
+  void tell_skipped(training_observer& observer) {
+    for (; found_skipped_ > 0; --found_skipped_) observer.on_skipped_step(*exchange_->nonfinite());
   }
 
   double learning_rate() const {
@@ -418,6 +413,10 @@ class training_run {
   }
 
   void end_epoch(training_observer& observer) {
+    const clock::time_point start = clock::now();
+    settle();
+    if (!step_ms_.empty()) step_ms_.back() += milliseconds_since(start);  // they have waited for these steps
+    tell_skipped(observer);
     epoch_result result;
     result.epoch = record_.epoch;
     result.low_rank = record_.low_rank;
@@ -441,44 +440,22 @@ class training_run {
     record_.step = 0;
     record_.seen = {};
     record_.exchange_ms = 0.0;
+    steps_.start(parts(), record_);
     step_ms_.clear();
     observer.on_epoch(result);
   }
 
   // Parameters are bit-identical on all ranks, or something is broken that must not go unnoticed.
   void check_ranks_agree(const std::string& when) {
-    agree(*comm_, "parameters " + when, digest(std::span<const T>(net_.store().values())));
+    agree(*comm_, "parameters " + when, parameter_digest(net_));
   }
 
   // Batch-norm statistics are local in training.
-  void average_buffers() { detail::average_over_ranks(*comm_, net_.store().buffers()); }
-
-  // What this rank has of its own: what the task carries from step to step, the compressor's memory.
-  std::vector<named_state<T>> states_of_rank(const std::vector<compressor_state<T>>& compressed) {
-    std::vector<named_state<T>> result;
-    if constexpr (requires { task_.carried(); }) result.push_back({"task.carried", task_.carried()});
-    for (const auto& state : compressed) {
-      if (state.of_rank) result.push_back({state.name, state.values});
-    }
-    return result;
-  }
-
-  static std::vector<named_state<T>> optimizer_states(optimizer<T>& of) {
-    std::vector<named_state<T>> result;
-    for (const auto& [name, values] : of.states()) result.push_back({name, values});
-    return result;
-  }
-
-  // All that is in a checkpoint beside the network, under its names.
-  static std::vector<named_state<T>> named_states(optimizer<T>& of,
-                                                  const std::vector<compressor_state<T>>& compressed,
-                                                  detail::rank_states<T, Comm>& of_ranks) {
-    std::vector<named_state<T>> result = optimizer_states(of);
-    for (const auto& state : compressed) {
-      if (!state.of_rank) result.push_back({state.name, state.values});
-    }
-    of_ranks.list(result);
-    return result;
+  void average_buffers() {
+    if (comm_->size() == 1) return;
+    detail::host_mirror<T> here(memory(), net_.store().buffers());
+    detail::average_over_ranks(*comm_, here.values());
+    here.send_back();
   }
 
   model_type net_;
@@ -488,12 +465,13 @@ class training_run {
   bool tune_first_;  // before the next step
   bool in_switch_ = false;
   std::optional<plateau> plateau_;
-  context<device::cpu> ctx_;
-  std::optional<optimizer<T>> optimizer_;
-  std::optional<gradient_exchange<T, Comm>> exchange_;
+  context<device_type> ctx_;
+  std::optional<optimizer_type> optimizer_;
+  std::optional<exchange_type> exchange_;
+  detail::run_steps<Task, Comm, device_type> steps_;
   training_record record_;
+  int found_skipped_ = 0;  // steps that the observer has not been told of yet
   std::vector<double> step_ms_;
-  std::vector<T> buffers_before_;  // of this step, where ranks may be lost
 };
 
 PUFFERFISH_NAMESPACE_END

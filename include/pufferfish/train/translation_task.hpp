@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <pufferfish/core/hash.hpp>
@@ -28,27 +29,30 @@ struct translation_task_options {
 
 /// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. All ranks
 /// get the same; each goes through its own part. The context's mode is put back. Collective.
-template <class T, class Comm>
-evaluation evaluate_translation(context<device::cpu>& ctx, const model<transformer<T>>& net, Comm& comm,
-                                const sentence_pairs& pairs, index_t batch) {
+template <class T, class Device, class Comm>
+evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T, Device>, Device>& net,
+                                Comm& comm, const sentence_pairs& pairs, index_t batch) {
   pair_batch_options options;
   options.batch = batch;
   options.shuffle = false;
   options.rank = comm.rank();
   options.ranks = comm.size();
   pair_batches source(pairs, options);
-  const mode_scope inference(ctx, run_mode::inference);
+  const mode_scope<Device> inference(ctx, run_mode::inference);
+  const index_t steps = source.steps_per_epoch();
+  memory_block<double> results(memory_of<Device>::source(), steps * 2);  // the host reads them once
   evaluation local;
-  for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
+  for (index_t step = 0; step < steps; ++step) {
     const pair_batch part = source.load(0, step);
     if (part.count == 0) continue;
     const extents<2> target{part.count, part.target_length};
-    const token_loss_result loss =
-        net.root().loss(ctx, {part.source.data(), {part.count, part.source_length}},
-                        {part.target.data(), target}, {part.labels.data(), target});
-    local.loss_sum += loss.loss_sum;
-    local.count += loss.tokens;
+    local.count += net.root().loss(ctx, {part.source.data(), {part.count, part.source_length}},
+                                   {part.target.data(), target}, {part.labels.data(), target}, {},
+                                   results.data() + 2 * step);
   }
+  std::vector<double> seen(static_cast<std::size_t>(results.size()));
+  results.to_host(seen);
+  for (std::size_t i = 0; i < seen.size(); i += 2) local.loss_sum += seen[i];
   return reduce(comm, local);
 }
 
@@ -87,10 +91,13 @@ std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, cons
 
 /// A Transformer on sentence pairs. An evaluation counts target tokens; exp(loss()) is the perplexity, while
 /// training that of smoothed labels.
-template <class T>
+///
+/// On a device its steps are not captured into graphs: batches of sentences hardly ever have the shape of one
+/// before.
+template <class T, class Device = device::cpu>
 class translation_task {
  public:
-  using model_type = model<transformer<T>>;
+  using model_type = model<transformer<T, Device>, Device>;
 
   /// The sets must outlive the object. Throws value_error as pair_batches, and if the model pads with another
   /// token than translation_tokens::padding; shape_error for sentences longer than its table of positions.
@@ -111,26 +118,31 @@ class translation_task {
 
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
 
-  evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at) {
-    const pair_batch part = train_.load(at.epoch, at.step);
-    ctx.begin_step(at.total, part.first);
-    if (part.count == 0) {
-      // A batch smaller than the number of ranks: this one's gradient is zero.
-      std::fill(net.store().gradients().begin(), net.store().gradients().end(), T{});
-      return {};
-    }
-    const extents<2> target{part.count, part.target_length};
-    const token_loss_result loss =
-        net.root().loss(ctx, {part.source.data(), {part.count, part.source_length}},
-                        {part.target.data(), target}, {part.labels.data(), target}, options_.smoothing);
+  step_share load(context<Device>& ctx, const step_position& at) {
+    part_ = train_.load(at.epoch, at.step);
+    ctx.begin_step(at.total, part_.first);
+    return {static_cast<index_t>(part_.tokens), false, 0};
+  }
+
+  void compute(context<Device>& ctx, model_type& net, double* results) {
+    // A batch may be smaller than the number of ranks.
+    if (part_.count == 0) return detail::compute_nothing(ctx, net, results);
+    const extents<2> target{part_.count, part_.target_length};
+    net.root().loss(ctx, {part_.source.data(), {part_.count, part_.source_length}},
+                    {part_.target.data(), target}, {part_.labels.data(), target}, options_.smoothing,
+                    results);
     // The mean over ranks of gradients divided like this is that over the global batch.
     net.root().backward(ctx,
-                        (options_.sum_gradients ? 1.0 : static_cast<double>(part.global_tokens)) / ranks_);
-    return {loss.loss_sum, 0, loss.tokens};
+                        (options_.sum_gradients ? 1.0 : static_cast<double>(part_.global_tokens)) / ranks_);
+  }
+
+  evaluation step(context<Device>& ctx, model_type& net,
+                  const step_position& at) requires(std::is_same_v<Device, device::cpu>) {
+    return detail::step_at_once(*this, ctx, net, at);
   }
 
   template <class Comm>
-  evaluation test(context<device::cpu>& ctx, const model_type& net, Comm& comm) {
+  evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
     return evaluate_translation(ctx, net, comm, *test_, options_.batch);
   }
 
@@ -166,6 +178,7 @@ class translation_task {
   translation_task_options options_;
   int ranks_;
   pair_batches train_;
+  pair_batch part_;  // of the step that is loaded
 };
 
 PUFFERFISH_NAMESPACE_END

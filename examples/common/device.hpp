@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Where a program trains: on the CPU, or on a device where it was built with CUDA.
+
+#include <cstdlib>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <pufferfish/nn.hpp>
+#if defined(PUFFERFISH_EXAMPLES_CUDA)
+#include <pufferfish/gpu.hpp>
+#endif
+
+#include "session.hpp"
+
+namespace examples {
+
+struct device_choice {
+  std::string device = "cpu";
+  std::string precision = "fp32";
+};
+
+inline void add_device_options(CLI::App& app, device_choice& o) {
+  app.add_option("--device", o.device, "Where to train; ranks share the devices of their host in turn")
+      ->check(CLI::IsMember({"cpu", "gpu"}));
+  app.add_option("--precision", o.precision, "Of products; tf32: tensor cores take factors of 11 bits")
+      ->check(CLI::IsMember({"fp32", "tf32"}));
+}
+
+/// Calls program(tag) with the tag of the device. Throws value_error where there can be none.
+template <class Program>
+void on_device(const device_choice& o, Program&& program) {
+  if (o.device == "cpu") {
+    if (o.precision != "fp32") {
+      throw pufferfish::value_error("--precision " + o.precision + " needs --device gpu");
+    }
+    return program(pufferfish::device::cpu{});
+  }
+#if defined(PUFFERFISH_EXAMPLES_CUDA)
+  if (pufferfish::gpu::device_count() == 0) {
+    throw pufferfish::backend_error("--device gpu, but there is no CUDA device here");
+  }
+  program(pufferfish::device::gpu{});
+#else
+  throw pufferfish::backend_error("--device gpu, but this program was built without CUDA");
+#endif
+}
+
+/// The machine of a run: so many threads, or the device of the rank.
+inline pufferfish::context_options machine_of(pufferfish::device::cpu, const device_choice&, int threads,
+                                              int) {
+  pufferfish::context_options result;
+  result.threads = threads;
+  return result;
+}
+#if defined(PUFFERFISH_EXAMPLES_CUDA)
+inline pufferfish::gpu::context_options machine_of(pufferfish::device::gpu, const device_choice& o, int,
+                                                   int rank) {
+  // The rank among those of its host, where the launcher says it.
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"}) {
+    if (const char* text = std::getenv(name)) rank = std::atoi(text);
+  }
+  pufferfish::gpu::context_options result;
+  result.device = rank % pufferfish::gpu::device_count();
+  if (o.precision == "tf32") result.math = pufferfish::gpu::math_mode::tf32;
+  return result;
+}
+#endif
+
+/// A trained model on the CPU. `made`: the same dense model, whatever its values.
+template <class Root, class Device, class Model>
+Model on_host(const pufferfish::model<Root, Device>& net, Model made) {
+  pufferfish::apply_ranks(made, pufferfish::low_rank_layers(net));
+  pufferfish::copy_state(net, made);
+  return made;
+}
+
+}  // namespace examples

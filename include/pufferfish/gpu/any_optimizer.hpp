@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `gpu::any_optimizer`: whichever optimizer a training run was asked for, behind one type, on a device.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <pufferfish/gpu/optimizer.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+
+/// As pufferfish::optimizer, over arenas in device memory; only float.
+class any_optimizer {
+ public:
+  /// Errors as gpu::SGD and gpu::Adam.
+  any_optimizer(optimizer_target<float> target, const optimizer_options& options)
+      : held_(make(std::move(target), options)) {}
+
+  /// What steps obey from now on; see gpu::SGD::set_control.
+  void set_control(const kernels::step_control& control) {
+    control_ = control;
+    std::visit([&](auto& one) { one.set_control(control); }, held_);
+  }
+
+  /// See gpu::SGD: begin_step not in what is captured, step_range anywhere.
+  void begin_step(gpu_context& ctx, double lr) {
+    std::visit([&](auto& one) { one.begin_step(ctx, lr); }, held_);
+  }
+  void step_range(gpu_context& ctx, index_t offset, index_t size) {
+    std::visit([&](auto& one) { one.step_range(ctx, offset, size); }, held_);
+  }
+
+  /// Steps taken, without a last one that was skipped. Waits for the device.
+  std::uint64_t steps() const {
+    const std::uint64_t begun = std::visit([](const auto& one) { return one.steps(); }, held_);
+    int skipped = 0;
+    if (control_.skip != nullptr) device_memory().to_host(&skipped, control_.skip, sizeof skipped);
+    return skipped != 0 && begun > 0 ? begun - 1 : begun;
+  }
+  void set_steps(std::uint64_t steps) {
+    std::visit([&](auto& one) { one.set_steps(steps); }, held_);
+  }
+
+  /// What a checkpoint keeps, by the names that the CPU's has, in device memory.
+  std::vector<std::pair<std::string, std::span<float>>> states() {
+    if (auto* sgd = std::get_if<SGD>(&held_)) return {{"optimizer.momentum", sgd->velocity()}};
+    auto& adam = std::get<Adam>(held_);
+    return {{"optimizer.first_moment", adam.first_moment()},
+            {"optimizer.second_moment", adam.second_moment()}};
+  }
+
+ private:
+  using held = std::variant<SGD, Adam>;
+  static held make(optimizer_target<float> target, const optimizer_options& options) {
+    if (const auto* sgd = std::get_if<sgd_options>(&options)) return SGD(std::move(target), *sgd);
+    return Adam(std::move(target), std::get<adam_options>(options));
+  }
+
+  held held_;
+  kernels::step_control control_{nullptr, nullptr};
+};
+
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers for what a training run counts on a device.
+
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// Sums over the steps of an epoch.
+struct epoch_sums {
+  double loss;
+  std::int64_t hits;
+  std::int64_t count;
+  std::int64_t skipped;  ///< steps that did not count
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Adds a step: results[0], results[1] hits where `counts_hits`, `count`; where *skip is not 0, only that.
+void add_step(cudaStream_t stream, const double* results, std::int64_t count, bool counts_hits,
+              const int* skip, epoch_sums* sums);
+
+/// *to = sums: they travel with the launch.
+void set_sums(cudaStream_t stream, const epoch_sums& sums, epoch_sums* to);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What makes a training_run (train/training_run.hpp) one on a device: the forms of train/device_parts.hpp
+/// and train/run_steps.hpp.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/gpu/any_optimizer.hpp>
+#include <pufferfish/gpu/augment.hpp>
+#include <pufferfish/gpu/factorize.hpp>
+#include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/kernels/training.hpp>
+#include <pufferfish/gpu/staging.hpp>
+#include <pufferfish/gpu/token_place.hpp>
+#include <pufferfish/train/run_steps.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+template <class T>
+struct optimizer_of {
+  static_assert(std::is_same_v<T, float>, "pufferfish: on a device, parameters are trained in float");
+  using type = any_optimizer;
+};
+
+/// What steps of an epoch have seen, summed in device memory, and on the host some steps later: the host
+/// waits for a step only when it is `lag` steps ahead of it.
+class lagging_sums {
+ public:
+  static constexpr std::uint64_t lag = 4;
+
+  lagging_sums() : sums_(device_memory(), 1), come_(pinned_memory(), lag) {}
+
+  void set(gpu_context& ctx, const kernels::epoch_sums& sums) {
+    kernels::set_sums(ctx.stream(), sums, sums_.data());
+    steps_ = 0;
+  }
+  /// Part of a step's work; may be captured.
+  void add_step(gpu_context& ctx, const double* results, const step_share& share, const int* skip) {
+    kernels::add_step(ctx.stream(), results, share.count, share.counts_hits, skip, sums_.data());
+  }
+
+  /// After a step's work; not to be captured. The sums of the step that is `lag` steps back, if there is one.
+  std::optional<kernels::epoch_sums> after_step(gpu_context& ctx) {
+    const std::uint64_t slot = steps_ % lag;
+    std::optional<kernels::epoch_sums> seen;
+    if (steps_ >= lag) {
+      reached_[slot].synchronize();
+      seen = come_.data()[slot];
+    }
+    check(cudaMemcpyAsync(come_.data() + slot, sums_.data(), sizeof(kernels::epoch_sums),
+                          cudaMemcpyDeviceToHost, ctx.stream()),
+          "cudaMemcpyAsync of sums to the host");
+    reached_[slot].record(ctx.stream());
+    ++steps_;
+    return seen;
+  }
+  /// Those of all steps. Waits for the device.
+  kernels::epoch_sums now(gpu_context& ctx) {
+    ctx.synchronize();
+    kernels::epoch_sums values{};
+    sums_.to_host({&values, 1});
+    return values;
+  }
+
+ private:
+  memory_block<kernels::epoch_sums> sums_, come_;
+  std::array<event, lag> reached_;
+  std::uint64_t steps_ = 0;
+};
+
+/// A graph for each of the few kinds of steps that a run has: whole batches, and the last one of an epoch.
+class graphs_by_key {
+ public:
+  step_graph& of(step_graph::key_type key) {
+    for (auto& [known, graph] : graphs_) {
+      if (known == key) return graph;
+    }
+    constexpr std::size_t most = 8;
+    if (graphs_.size() == most) clear();
+    return graphs_.emplace_back(key, step_graph()).second;
+  }
+  void clear() {
+    before_ = replays();
+    graphs_.clear();
+  }
+
+  /// Of all graphs there have been.
+  std::uint64_t replays() const {
+    std::uint64_t count = before_;
+    for (const auto& [key, graph] : graphs_) count += graph.replays();
+    return count;
+  }
+
+ private:
+  std::uint64_t before_ = 0;
+  std::vector<std::pair<step_graph::key_type, step_graph>> graphs_;
+};
+
+}  // namespace gpu::detail
+
+namespace detail {
+
+template <>
+struct device_parts<device::gpu> {
+  using machine_options = gpu::context_options;
+  template <class T>
+  using optimizer_type = typename gpu::detail::optimizer_of<T>::type;
+  using image_source = gpu::image_loader;
+  using token_place = gpu::token_place;
+
+  template <class Root>
+  static factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
+                                 context<device::gpu>& ctx) {
+    return pufferfish::factorize(net, policy, ctx);
+  }
+};
+
+/// The whole step is one graph, with the exchange in it, unless ranks may be lost (then the host has to know
+/// of each step whether it was exchanged), or the exchange cannot be captured: then the passes are one.
+template <class Task, class Comm>
+class run_steps<Task, Comm, device::gpu> {
+  using parts = run_parts<Task, Comm>;
+  using T = typename parts::value_type;
+
+ public:
+  explicit run_steps(const run_options& options)
+      : captures_(options.captured_steps),
+        clip_norm_(options.clip_norm),
+        results_(gpu::device_memory(), 2),
+        facts_(gpu::device_memory(), 1) {}
+  run_steps(const run_steps&) = delete;
+  run_steps& operator=(const run_steps&) = delete;
+  ~run_steps() { stop(); }
+
+  void start(const parts& run, const training_record& record) {
+    ctx_ = &run.ctx;
+    run.optimizer.set_control({run.exchange.skip(), clips() ? &facts_.data()->scale : nullptr});
+    sums_.set(run.ctx, {record.seen.loss_sum, record.seen.correct, record.seen.count, 0});
+    skipped_ = 0;
+    exposed_before_ = run.exchange.report().exposed_ms - record.exchange_ms;
+    moved_ = false;
+  }
+  void stop() {
+    if (ctx_ != nullptr) static_cast<void>(cudaStreamSynchronize(ctx_->stream()));
+    graphs_.clear();
+  }
+
+  int take(const parts& run, const step_position& at, double rate, training_record& record) {
+    const bool lossy = may_lose_ranks(run.comm);
+    const step_share share = run.task.load(run.ctx, at);
+    run.optimizer.begin_step(run.ctx, rate);
+    if (lossy) keep_buffers(run);
+    moved_ = true;
+    const bool captures = captures_ && share.key != 0;
+    if (!captures) {
+      run.exchange.begin(run.ctx);
+      run.task.compute(run.ctx, run.net, results_.data());
+      finish(run, share, lossy);
+    } else {
+      const auto key = gpu::step_graph::key(share.key, run.net.generation());
+      gpu::step_graph& graph = graphs_.of(key);
+      if (!lossy && run.exchange.can_be_captured()) {
+        graph.run(run.ctx, key, [&] {
+          run.exchange.begin(run.ctx);
+          run.task.compute(run.ctx, run.net, results_.data());
+          finish(run, share, lossy);
+        });
+      } else {
+        graph.run(run.ctx, key, [&] { run.task.compute(run.ctx, run.net, results_.data()); });
+        run.exchange.begin(run.ctx);
+        finish(run, share, lossy);
+      }
+    }
+    const auto seen = sums_.after_step(run.ctx);
+    return seen ? note(*seen, record) : 0;
+  }
+
+  std::uint64_t replays() const { return graphs_.replays(); }
+
+  int settle(const parts& run, training_record& record) {
+    if (!moved_) return 0;
+    const int skipped = note(sums_.now(run.ctx), record);
+    record.exchange_ms = run.exchange.report().exposed_ms - exposed_before_;
+    moved_ = false;
+    return skipped;
+  }
+
+ private:
+  bool clips() const { return clip_norm_ > 0.0; }
+
+  // What follows the passes: exchange, clipping, update, sums.
+  void finish(const parts& run, const step_share& share, bool lossy) {
+    const std::span<T> gradients = run.net.store().gradients();
+    if (!clips() && !lossy && run.exchange.arrives_early()) {
+      run.exchange.finish(run.ctx, [&run](const gradient_bucket& bucket) {
+        run.optimizer.step_range(run.ctx, bucket.offset, bucket.size);
+      });
+    } else if (finish_exchange(run)) {
+      if (clips()) gpu::gradient_norm(run.ctx, gradients, clip_norm_, facts_.data());
+      run.optimizer.step_range(run.ctx, 0, static_cast<index_t>(gradients.size()));
+    }
+    sums_.add_step(run.ctx, results_.data(), share, run.exchange.skip());
+  }
+
+  bool finish_exchange(const parts& run) {
+    try {
+      return run.exchange.finish(run.ctx);
+    } catch (const timeout_error&) {
+      put_back_buffers(run);
+      throw;
+    }
+  }
+
+  // A forward pass changes batch-norm statistics: they must be whole steps' too when ranks are lost.
+  void keep_buffers(const parts& run) {
+    const std::span<T> buffers = run.net.store().buffers();
+    if (buffers_before_.size() != static_cast<index_t>(buffers.size())) {
+      buffers_before_ =
+          memory_block<T>(gpu::device_memory(), static_cast<index_t>(buffers.size()), uninitialized);
+    }
+    copy_in_stream(run, buffers_before_.data(), buffers.data(), buffers.size_bytes());
+  }
+  void put_back_buffers(const parts& run) {
+    const std::span<T> buffers = run.net.store().buffers();
+    copy_in_stream(run, buffers.data(), buffers_before_.data(), buffers.size_bytes());
+  }
+  static void copy_in_stream(const parts& run, T* to, const T* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, run.ctx.stream()),
+               "cudaMemcpyAsync of buffers");
+  }
+
+  // Returns how many skipped steps are new.
+  int note(const gpu::kernels::epoch_sums& sums, training_record& record) {
+    record.seen = {sums.loss, sums.hits, sums.count};
+    const auto fresh = static_cast<int>(sums.skipped - skipped_);
+    record.skipped_steps += static_cast<std::uint64_t>(fresh);
+    skipped_ = sums.skipped;
+    // Whoever is told which gradient it was reads what the exchange's thread writes.
+    if (fresh > 0) ctx_->synchronize();
+    return fresh;
+  }
+
+  bool captures_;
+  double clip_norm_;
+  context<device::gpu>* ctx_ = nullptr;
+  memory_block<double> results_;
+  memory_block<gpu::kernels::gradient_facts> facts_;
+  gpu::detail::lagging_sums sums_;
+  memory_block<T> buffers_before_;
+  double exposed_before_ = 0.0;  // what the exchange reported when the record's was what it was
+  std::int64_t skipped_ = 0;     // of this epoch's steps, that the record counts
+  bool moved_ = false;           // since the last settle
+  gpu::detail::graphs_by_key graphs_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: elements of some device's memory where the host may read and write them, for what happens once:
+/// checkpoints, broadcasts, digests.
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/core/memory.hpp>
+#include <pufferfish/nn/model.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// The elements themselves where they lie on the host, else a copy. T may be const. Waits for the device.
+template <class T>
+class host_mirror {
+  using value = std::remove_const_t<T>;
+
+ public:
+  host_mirror(memory_source& source, std::span<T> there) : source_(&source), there_(there) {
+    if (source.on_host()) return;
+    copy_.resize(there.size());
+    if (!copy_.empty()) source.to_host(copy_.data(), there.data(), there.size_bytes());
+  }
+
+  std::span<T> values() { return source_->on_host() ? there_ : std::span<T>(copy_); }
+
+  /// The elements become what the host has made of the copy.
+  void send_back() requires(!std::is_const_v<T>) {
+    if (!copy_.empty()) source_->from_host(there_.data(), copy_.data(), there_.size_bytes());
+  }
+
+ private:
+  memory_source* source_;
+  std::span<T> there_;
+  std::vector<value> copy_;
+};
+
+/// All ranks get the root's elements, wherever they lie. Collective.
+template <class Comm, class T>
+void broadcast_from(Comm& comm, int root, memory_source& source, std::span<T> values) {
+  if (comm.size() == 1) return;
+  host_mirror<T> here(source, values);
+  comm.broadcast(here.values(), root);
+  if (comm.rank() != root) here.send_back();
+}
+
+/// What a model's arenas are made of.
+template <class Model>
+using stored_t = std::remove_cvref_t<decltype(std::declval<Model&>().store().values()[0])>;
+
+}  // namespace detail
+
+/// Tells parameters apart: equal for equal bits, on whatever device they are. Waits for the device.
+template <class Root, class Device>
+std::uint64_t parameter_digest(const model<Root, Device>& net) {
+  using T = detail::stored_t<const model<Root, Device>>;
+  detail::host_mirror<const T> here(memory_of<Device>::source(), net.store().values());
+  return digest(std::span<const T>(here.values()));
+}
+
+PUFFERFISH_NAMESPACE_END

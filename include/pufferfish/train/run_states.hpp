@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: all that a run's checkpoint has beside the network, on the host, wherever it lies otherwise.
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/train/host_mirror.hpp>
+#include <pufferfish/train/rank_states.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// An optimizer's arrays.
+template <class T>
+class optimizer_mirror {
+ public:
+  /// The optimizer, whose states are in this memory, must outlive it.
+  template <class Optimizer>
+  optimizer_mirror(memory_source& memory, Optimizer& of) {
+    for (const auto& [name, values] : of.states()) states_.emplace_back(name, host_mirror<T>(memory, values));
+  }
+
+  void list(std::vector<named_state<T>>& to) {
+    for (auto& [name, mirror] : states_) to.push_back({name, mirror.values()});
+  }
+  std::vector<named_state<T>> list() {
+    std::vector<named_state<T>> result;
+    list(result);
+    return result;
+  }
+
+  /// The optimizer of every rank gets what rank 0's mirror has. Collective.
+  template <class Comm>
+  void spread(Comm& comm) {
+    for (auto& [name, mirror] : states_) {
+      comm.broadcast(mirror.values(), 0);
+      mirror.send_back();
+    }
+  }
+
+ private:
+  std::vector<std::pair<std::string, host_mirror<T>>> states_;
+};
+
+/// Those and a compressor's, and what each rank has of its own: what the task carries from step to step, the
+/// compressor's memory.
+template <class T, class Comm>
+class run_states {
+ public:
+  /// `carried` is in `memory`, too; nothing if the task carries nothing. All must outlive it. Collective.
+  template <class Optimizer>
+  run_states(Comm& comm, memory_source& memory, Optimizer& of, std::vector<compressor_state<T>> compressed,
+             std::optional<std::span<T>> carried)
+      : comm_(&comm), optimizer_(memory, of), compressed_(std::move(compressed)) {
+    if (carried) carried_.emplace(memory, *carried);
+    of_ranks_.emplace(comm, states_of_rank());
+  }
+
+  bool has_compressed() const { return !compressed_.empty(); }
+
+  /// Brings to rank 0 what others have. Collective.
+  void gather() { of_ranks_->gather(); }
+
+  /// What rank 0 writes or reads, under its names.
+  std::vector<named_state<T>> list() {
+    std::vector<named_state<T>> result = optimizer_.list();
+    for (const auto& state : compressed_) {
+      if (!state.of_rank) result.push_back({state.name, state.values});
+    }
+    of_ranks_->list(result);
+    return result;
+  }
+  /// The part of it that a rank writes alone.
+  std::vector<named_state<T>> list_optimizer() { return optimizer_.list(); }
+
+  void check_ranks(const checkpoint_file& file) const { of_ranks_->check_ranks(file); }
+
+  /// Gives everybody what rank 0 has read: all of it, or the optimizer's part, with what ranks carry afresh.
+  /// Collective.
+  void spread(bool all) {
+    optimizer_.spread(*comm_);
+    for (const auto& state : compressed_) {
+      if (!state.of_rank) comm_->broadcast(state.values, 0);
+    }
+    if (all) of_ranks_->scatter();
+    if (!carried_) return;
+    if (!all) std::fill(carried_->values().begin(), carried_->values().end(), T{});
+    carried_->send_back();
+  }
+
+ private:
+  std::vector<named_state<T>> states_of_rank() {
+    std::vector<named_state<T>> result;
+    if (carried_) result.push_back({"task.carried", carried_->values()});
+    for (const auto& state : compressed_) {
+      if (state.of_rank) result.push_back({state.name, state.values});
+    }
+    return result;
+  }
+
+  Comm* comm_;
+  optimizer_mirror<T> optimizer_;
+  std::vector<compressor_state<T>> compressed_;
+  std::optional<host_mirror<T>> carried_;
+  std::optional<rank_states<T, Comm>> of_ranks_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Whole training runs on a device: as on the CPU, captured or not, interrupted or not.
+#include "training_support.hpp"
+
+using namespace gpu_test;
+
+namespace {
+
+using pf::device::cpu;
+using pf::device::gpu;
+
+// As on the CPU to rounding, and the same bits again: launch by launch, or stopped after `stop` steps and
+// gone on with, on a device and on the CPU.
+template <class Case>
+void check_runs(const Case& of, index_t stop, double tolerance, bool captures) {
+  pf::self comm;
+  const scratch_folder folder;
+  auto options = Case::options();
+  auto run = of.template make<gpu>(comm, options);
+  recorder seen;
+  while (!run.finished()) {
+    if (run.total_steps() == static_cast<std::uint64_t>(stop)) run.save(folder / "device");
+    run.advance(seen);
+  }
+  const outcome expected = outcome_of(run);
+  CHECK((run.replayed_steps() > 3) == captures);
+  CHECK(seen.switches.size() == 1);
+  CHECK(run.switched().has_value());
+  CHECK(pf::low_rank_layers(run.net()).size() == run.switched()->factors.low_rank.size());
+  CHECK_FALSE(run.switched()->factors.low_rank.empty());
+  CHECK(static_cast<index_t>(seen.positions.size()) == options.epochs * run.steps_per_epoch());
+  check_close(expected, whole_run<cpu>(of, comm, options), tolerance);
+
+  auto on_host = of.template make<cpu>(comm, options);
+  on_host.resume(folder / "device");
+  CHECK(on_host.total_steps() == static_cast<std::uint64_t>(stop));
+  on_host.save(folder / "host");
+  on_host.run(seen);
+  check_close(outcome_of(on_host), expected, tolerance);
+
+  options.captured_steps = false;
+  auto direct = of.template make<gpu>(comm, options);
+  direct.run(seen);
+  CHECK(direct.replayed_steps() == 0);
+  check_same(outcome_of(direct), expected);
+  for (const char* file : {"device", "host"}) {
+    CAPTURE(file);
+    options.captured_steps = !options.captured_steps;
+    auto resumed = of.template make<gpu>(comm, options);
+    resumed.resume(folder / file);
+    resumed.run(seen);
+    check_same(outcome_of(resumed), expected);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("gpu training run: images, interrupted before the switch") {
+  check_runs(image_case(), 3, 2e-3, true);
+}
+TEST_CASE("gpu training run: language, interrupted after the switch") {
+  check_runs(language_case(), 17, 2e-3, true);
+}
+TEST_CASE("gpu training run: translation, interrupted at the switch") {
+  check_runs(translation_case(), 4, 5e-3, false);
+}
