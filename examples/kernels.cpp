@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The kernels of examples that train on a device, for nvcc.
+// All kernels, for nvcc: once in a program.
 #include <pufferfish/gpu/kernels.cuh>

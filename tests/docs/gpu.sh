@@ -24,7 +24,7 @@ END
 chmod +x "$scratch/bin/g++"
 export PATH="$scratch/bin:$PATH"
 ln -s "$root/include" "$scratch/include"
-cp "$root/tests/gpu/kernels.cpp" "$scratch/kernels.cu"
+cp "$root/examples/kernels.cpp" "$scratch/kernels.cu"
 cp "$root/tests/docs/gpu_program.cpp" "$scratch/program.cpp"
 cd "$scratch"
 
