@@ -55,11 +55,54 @@ void check_runs(const Case& of, index_t stop, double tolerance, bool captures) {
 
 }  // namespace
 
+// In 16 bits: the losses of float, and the same bits again.
+template <class Case>
+void check_rounded_runs(const Case& of, index_t stop, double tolerance) {
+  pf::self comm;
+  const scratch_folder folder;
+  auto options = Case::options();
+  auto run = of.template make<gpu>(comm, options);
+  recorder seen;
+  while (!run.finished()) {
+    if (run.total_steps() == static_cast<std::uint64_t>(stop)) run.save(folder / "device");
+    run.advance(seen);
+  }
+  const outcome expected = outcome_of(run);
+  CHECK(run.replayed_steps() > 3);
+  CHECK(run.switched().has_value());
+  CHECK(difference(expected.losses, whole_run<cpu>(of, comm, options).losses) < tolerance);
+  options.captured_steps = false;
+  auto resumed = of.template make<gpu>(comm, options);
+  resumed.resume(folder / "device");
+  resumed.run(seen);
+  check_same(outcome_of(resumed), expected);
+  CHECK(resumed.skipped_steps() == run.skipped_steps());
+  // The parameters are floats wherever they are.
+  auto on_host = of.template make<cpu>(comm, options);
+  on_host.resume(folder / "device");
+  on_host.run(seen);
+  CHECK(difference(outcome_of(on_host).losses, expected.losses) < tolerance);
+}
+
+TEST_CASE("gpu training run: in 16 bits, interrupted and gone on with") {
+  check_rounded_runs(image_case<pf::gpu::bf16>(), 3, 0.1);
+  check_rounded_runs(image_case<pf::gpu::fp16>(), 8, 0.1);
+  check_rounded_runs(language_case<pf::gpu::bf16>(), 17, 0.1);
+}
+
+TEST_CASE("gpu training run: a loss scale takes no compressed gradients") {
+  pf::self comm;
+  auto options = image_case<>::options();
+  options.compression = pf::power_sgd_options{};
+  const image_case<pf::gpu::fp16> of;
+  CHECK_THROWS_AS(static_cast<void>(of.make<gpu>(comm, options)), pf::value_error);
+}
+
 TEST_CASE("gpu training run: images, interrupted before the switch") {
-  check_runs(image_case(), 3, 2e-3, true);
+  check_runs(image_case<>(), 3, 2e-3, true);
 }
 TEST_CASE("gpu training run: language, interrupted after the switch") {
-  check_runs(language_case(), 17, 2e-3, true);
+  check_runs(language_case<>(), 17, 2e-3, true);
 }
 TEST_CASE("gpu training run: translation, interrupted at the switch") {
   check_runs(translation_case(), 4, 5e-3, false);

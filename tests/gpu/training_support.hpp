@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <pufferfish/gpu.hpp>
@@ -18,6 +19,10 @@
 namespace gpu_test {
 
 using train_support::recorder;
+
+/// What a network computes in: T on a device, float on the CPU.
+template <class T, class Device>
+using computing_t = std::conditional_t<std::is_same_v<Device, pf::device::gpu>, T, float>;
 
 /// Every parameter, buffer and loss of a run.
 struct outcome {
@@ -57,28 +62,30 @@ inline void check_close(const outcome& a, const outcome& b, double tolerance) {
 }
 
 /// Convolutions with batch norm, a residual block and dropout.
-template <class Device>
-pf::network<float, Device> tiny_images(pf::index_t width = 6) {
+template <class Device, class T = float>
+pf::network<T, Device> tiny_images(pf::index_t width = 6) {
   using namespace pf;
-  sequential<float, Device> layers;
-  layers.add("conv1", Conv<float>(conv_shape::square(1, width, 3, 1, 1), false));
-  layers.add("bn1", BatchNorm<float>(width));
-  layers.add("relu1", ReLU<float>());
-  sequential<float, Device> branch;
-  branch.add("conv1", Conv<float>(conv_shape::square(width, width, 3, 1, 1), false));
-  branch.add("bn1", BatchNorm<float>(width));
-  layers.add("block", residual<float, Device>(std::move(branch)));
-  layers.add("pool", GlobalAvgPool<float>());
-  layers.add("hidden", Linear<float>(width, 2 * width));
-  layers.add("relu3", ReLU<float>());
-  layers.add("drop", Dropout<float>(0.1));
-  layers.add("fc", Linear<float>(2 * width, 4));
-  network<float, Device> net{any_layer<float, Device>(std::move(layers))};
+  sequential<T, Device> layers;
+  layers.add("conv1", Conv<T>(conv_shape::square(1, width, 3, 1, 1), false));
+  layers.add("bn1", BatchNorm<T>(width));
+  layers.add("relu1", ReLU<T>());
+  sequential<T, Device> branch;
+  branch.add("conv1", Conv<T>(conv_shape::square(width, width, 3, 1, 1), false));
+  branch.add("bn1", BatchNorm<T>(width));
+  layers.add("block", residual<T, Device>(std::move(branch)));
+  layers.add("pool", GlobalAvgPool<T>());
+  layers.add("hidden", Linear<T>(width, 2 * width));
+  layers.add("relu3", ReLU<T>());
+  layers.add("drop", Dropout<T>(0.1));
+  layers.add("fc", Linear<T>(2 * width, 4));
+  network<T, Device> net{any_layer<T, Device>(std::move(layers))};
   net.initialize(5);
   return net;
 }
 
-/// Tests make runs of each of these, on any device and with any communicator.
+/// Tests make runs of each of these, on any device and with any communicator. T: what networks on a device
+/// compute in.
+template <class T = float>
 struct image_case {
   pf::image_set train = train_support::quadrants(54, 1), test = train_support::quadrants(20, 2);
 
@@ -93,13 +100,14 @@ struct image_case {
     return o;
   }
   template <class Device, class Comm>
-  using run_type = pf::procedure<float, Comm, Device>;
+  using run_type = pf::procedure<computing_t<T, Device>, Comm, Device>;
   template <class Device, class Comm>
   run_type<Device, Comm> make(Comm& comm, const pf::training_options& o = options()) const {
-    return run_type<Device, Comm>(tiny_images<Device>(), comm, train, test, o);
+    return run_type<Device, Comm>(tiny_images<Device, computing_t<T, Device>>(), comm, train, test, o);
   }
 };
 
+template <class T = float>
 struct language_case {
   std::vector<std::int32_t> train = text(330, 1), test = text(90, 2);
 
@@ -128,14 +136,16 @@ struct language_case {
     o.seed = 2;
     return o;
   }
+  template <class Device>
+  using task_type = pf::language_task<computing_t<T, Device>, Device>;
   template <class Device, class Comm>
-  using run_type = pf::training_run<pf::language_task<float, Device>, Comm>;
+  using run_type = pf::training_run<task_type<Device>, Comm>;
   template <class Device, class Comm>
   run_type<Device, Comm> make(Comm& comm, const pf::run_options& o = options()) const {
-    typename pf::language_task<float, Device>::model_type net{pf::lstm_lm<float, Device>({11, 12, 2, 0.2})};
+    typename task_type<Device>::model_type net{pf::lstm_lm<computing_t<T, Device>, Device>({11, 12, 2, 0.2})};
     net.initialize(3);
     // Segments of 12 tokens, the last one of 5.
-    pf::language_task<float, Device> task(net, train, test, {5, 12, 3}, comm.rank(), comm.size());
+    task_type<Device> task(net, train, test, {5, 12, 3}, comm.rank(), comm.size());
     return run_type<Device, Comm>(std::move(net), comm, std::move(task), o);
   }
 };

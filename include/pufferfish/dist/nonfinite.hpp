@@ -26,13 +26,14 @@ constexpr const char* to_string(nonfinite_policy policy) {
 
 /// A gradient element that is a NaN or an infinity: the first of the arena on the first rank that has one.
 struct nonfinite_gradient {
-  std::string parameter;
-  index_t element = 0;  ///< of the parameter, as stored
+  std::string parameter;  ///< empty: nobody has looked where; a loss scale was too large
+  index_t element = 0;    ///< of the parameter, as stored
   /// -1 where every rank's gradient is finite and the exchanged one is not: it overflowed on its way.
   int rank = 0;
 };
 
 inline std::string to_string(const nonfinite_gradient& found) {
+  if (found.parameter.empty()) return "gradients overflowed under the loss scale, which is halved";
   return "the gradient of " + found.parameter + " is not finite at element " + std::to_string(found.element) +
          (found.rank < 0 ? " once exchanged, though every rank's is"
                          : " on rank " + std::to_string(found.rank));

@@ -265,16 +265,17 @@ class loss_scaler {
     kernels::update_loss_scale(ctx.stream(), constants_, not_finite_.data(), scale_.data());
   }
 
-  /// Waits for the device.
-  float scale() const {
+  /// Waits for the device, as the following do.
+  float scale() const { return state().value; }
+  void set_scale(float scale) { set_state({scale, 1.0F / scale, 0}); }
+
+  /// All that it remembers, for checkpoints.
+  kernels::loss_scale state() const {
     kernels::loss_scale values{};
     scale_.to_host({&values, 1});
-    return values.value;
+    return values;
   }
-  void set_scale(float scale) {
-    const kernels::loss_scale values{scale, 1.0F / scale, 0};
-    scale_.from_host({&values, 1});
-  }
+  void set_state(const kernels::loss_scale& values) { scale_.from_host({&values, 1}); }
 
  private:
   kernels::loss_scale_constants constants_;

@@ -6,8 +6,11 @@
 /// and train/run_steps.hpp.
 
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -131,25 +134,37 @@ class run_steps<Task, Comm, device::gpu> {
   using T = typename parts::value_type;
 
  public:
+  /// Throws value_error for compressed gradients of a network that computes in fp16.
   explicit run_steps(const run_options& options)
       : captures_(options.captured_steps),
         clip_norm_(options.clip_norm),
         results_(gpu::device_memory(), 2),
-        facts_(gpu::device_memory(), 1) {}
+        facts_(gpu::device_memory(), 1) {
+    if (!scales_loss) return;
+    if (options.compression.index() != 0) {
+      throw_error<value_error>(
+          {"training_run: fp16 needs a loss scale, which compressors do not take; bf16 needs none"});
+    }
+    scaler_.emplace();
+  }
   run_steps(const run_steps&) = delete;
   run_steps& operator=(const run_steps&) = delete;
   ~run_steps() { stop(); }
 
   void start(const parts& run, const training_record& record) {
     ctx_ = &run.ctx;
-    run.optimizer.set_control({run.exchange.skip(), clips() ? &facts_.data()->scale : nullptr});
+    if (scaler_) scaler_->use(run.ctx);
+    run.optimizer.set_control({skip(run), clips() ? &facts_.data()->scale : nullptr});
     sums_.set(run.ctx, {record.seen.loss_sum, record.seen.correct, record.seen.count, 0});
     skipped_ = 0;
     exposed_before_ = run.exchange.report().exposed_ms - record.exchange_ms;
     moved_ = false;
   }
   void stop() {
-    if (ctx_ != nullptr) static_cast<void>(cudaStreamSynchronize(ctx_->stream()));
+    if (ctx_ != nullptr) {
+      static_cast<void>(cudaStreamSynchronize(ctx_->stream()));
+      ctx_->set_loss_scale(nullptr);
+    }
     graphs_.clear();
   }
 
@@ -185,6 +200,22 @@ class run_steps<Task, Comm, device::gpu> {
 
   std::uint64_t replays() const { return graphs_.replays(); }
 
+  std::string state() const {
+    if (!scaler_) return {};
+    const gpu::kernels::loss_scale scale = scaler_->state();
+    return exact_number(static_cast<double>(scale.value)) + " " + std::to_string(scale.good_steps);
+  }
+  void set_state(const std::string& text, const std::string& source) {
+    if (!scaler_ || text.empty()) return;  // a file of a run in float: begin as a new one does
+    char* end = nullptr;
+    const float scale = std::strtof(text.c_str(), &end);
+    const long good_steps = std::strtol(end, &end, 10);
+    if (*end != '\0' || !(scale > 0.0F) || !std::isfinite(scale) || good_steps < 0) {
+      throw_error<io_error>({source, ": \"", text, "\" is no loss scale"});
+    }
+    scaler_->set_state({scale, 1.0F / scale, static_cast<int>(good_steps)});
+  }
+
   int settle(const parts& run, training_record& record) {
     if (!moved_) return 0;
     const int skipped = note(sums_.now(run.ctx), record);
@@ -194,20 +225,31 @@ class run_steps<Task, Comm, device::gpu> {
   }
 
  private:
+  static constexpr bool scales_loss =
+      rounded_format_of<typename parts::model_type::value_type> == rounded_format::fp16;
+
   bool clips() const { return clip_norm_ > 0.0; }
+
+  // The flag of steps that change nothing.
+  const int* skip(const parts& run) const { return scaler_ ? scaler_->control().skip : run.exchange.skip(); }
 
   // What follows the passes: exchange, clipping, update, sums.
   void finish(const parts& run, const step_share& share, bool lossy) {
     const std::span<T> gradients = run.net.store().gradients();
-    if (!clips() && !lossy && run.exchange.arrives_early()) {
+    if (!clips() && !lossy && !scaler_ && run.exchange.arrives_early()) {
       run.exchange.finish(run.ctx, [&run](const gradient_bucket& bucket) {
         run.optimizer.step_range(run.ctx, bucket.offset, bucket.size);
       });
     } else if (finish_exchange(run)) {
+      if (scaler_) {
+        scaler_->unscale(run.ctx, gradients);
+        if (run.exchange.skip() != nullptr) scaler_->skip_if(run.ctx, run.exchange.skip());
+      }
       if (clips()) gpu::gradient_norm(run.ctx, gradients, clip_norm_, facts_.data());
       run.optimizer.step_range(run.ctx, 0, static_cast<index_t>(gradients.size()));
+      if (scaler_) scaler_->update(run.ctx);
     }
-    sums_.add_step(run.ctx, results_.data(), share, run.exchange.skip());
+    sums_.add_step(run.ctx, results_.data(), share, skip(run));
   }
 
   bool finish_exchange(const parts& run) {
@@ -254,6 +296,7 @@ class run_steps<Task, Comm, device::gpu> {
   context<device::gpu>* ctx_ = nullptr;
   memory_block<double> results_;
   memory_block<gpu::kernels::gradient_facts> facts_;
+  std::optional<gpu::loss_scaler> scaler_;  // where the network computes in fp16
   gpu::detail::lagging_sums sums_;
   memory_block<T> buffers_before_;
   double exposed_before_ = 0.0;  // what the exchange reported when the record's was what it was

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -50,15 +51,42 @@ class optimizer_mirror {
   std::vector<std::pair<std::string, host_mirror<T>>> states_;
 };
 
+/// Numbers that a task carries, as T: themselves, or where they have 16 bits the same ones, wider.
+template <class T, class Carried>
+class carried_mirror {
+ public:
+  carried_mirror(memory_source& memory, std::span<Carried> there) : here_(memory, there) {
+    if constexpr (!std::is_same_v<T, Carried>) wide_.assign(here_.values().begin(), here_.values().end());
+  }
+  std::span<T> values() {
+    if constexpr (std::is_same_v<T, Carried>) {
+      return here_.values();
+    } else {
+      return wide_;
+    }
+  }
+  void send_back() {
+    if constexpr (!std::is_same_v<T, Carried>) {
+      std::transform(wide_.begin(), wide_.end(), here_.values().begin(),
+                     [](T value) { return static_cast<Carried>(value); });
+    }
+    here_.send_back();
+  }
+
+ private:
+  host_mirror<Carried> here_;
+  std::vector<T> wide_;
+};
+
 /// Those and a compressor's, and what each rank has of its own: what the task carries from step to step, the
 /// compressor's memory.
-template <class T, class Comm>
+template <class T, class Comm, class Carried>
 class run_states {
  public:
   /// `carried` is in `memory`, too; nothing if the task carries nothing. All must outlive it. Collective.
   template <class Optimizer>
   run_states(Comm& comm, memory_source& memory, Optimizer& of, std::vector<compressor_state<T>> compressed,
-             std::optional<std::span<T>> carried)
+             std::optional<std::span<Carried>> carried)
       : comm_(&comm), optimizer_(memory, of), compressed_(std::move(compressed)) {
     if (carried) carried_.emplace(memory, *carried);
     of_ranks_.emplace(comm, states_of_rank());
@@ -109,7 +137,7 @@ class run_states {
   Comm* comm_;
   optimizer_mirror<T> optimizer_;
   std::vector<compressor_state<T>> compressed_;
-  std::optional<host_mirror<T>> carried_;
+  std::optional<carried_mirror<T, Carried>> carried_;
   std::optional<rank_states<T, Comm>> of_ranks_;
 };
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <pufferfish/dist/exchange.hpp>
@@ -88,6 +89,10 @@ class run_steps<Task, Comm, device::cpu> {
     record.seen.count += seen.count;
     return 0;
   }
+
+  /// What else a checkpoint keeps: a line, or nothing.
+  std::string state() const { return {}; }
+  void set_state(const std::string&, const std::string&) {}
 
   /// How many steps were replays of a graph.
   std::uint64_t replays() const { return 0; }

@@ -206,7 +206,7 @@ class training_run {
     settle();
     model_type loaded = net_;
     std::optional<checkpoint_file> file;
-    std::string plateau_state, plan_text;
+    std::string plateau_state, plan_text, steps_state;
     const std::string text = on_root([&] {
       file.emplace(open_checkpoint(path));
       check_same_options(path, file->fact("training.options"));
@@ -214,9 +214,11 @@ class training_run {
       file->restore(loaded);
       // Checkpoints from before plans have none.
       if (file->facts().count("training.exchange") > 0) plan_text = file->fact("training.exchange");
+      if (file->facts().count("training.steps") > 0) steps_state = file->fact("training.steps");
       return file->fact("training.record");
     });
     plan_text = detail::broadcast_text(*comm_, plan_text, 0);
+    steps_state = detail::broadcast_text(*comm_, steps_state, 0);
     training_record record = training_record::from_text(text, path);
     const bool whole = record.saved_by < 0;
     record.saved_by = -1;
@@ -247,6 +249,7 @@ class training_run {
     if (comm_->rank() != 0) record_.seen = {};
     found_skipped_ = 0;
     ctx_.tape().clear();
+    steps_.set_state(steps_state, path);
     steps_.start(parts(), record_);
   }
 
@@ -255,7 +258,7 @@ class training_run {
   using all_parts = detail::run_parts<Task, Comm>;
   using optimizer_type = typename all_parts::optimizer_type;
   using exchange_type = typename all_parts::exchange_type;
-  using states = detail::run_states<T, Comm>;
+  using states = detail::run_states<T, Comm, typename model_type::value_type>;
 
   static double milliseconds_since(clock::time_point start) {
     return std::chrono::duration<double, std::milli>(clock::now() - start).count();
@@ -270,8 +273,9 @@ class training_run {
 
   all_parts parts() { return {ctx_, task_, net_, *comm_, options_, *optimizer_, *exchange_}; }
 
-  // What the task carries from step to step on this rank.
-  std::optional<std::span<T>> carried() {
+  // What the task carries from step to step on this rank: numbers of the type that the model computes in.
+  using carried_type = typename model_type::value_type;
+  std::optional<std::span<carried_type>> carried() {
     if constexpr (requires { task_.carried(); }) return task_.carried();
     return std::nullopt;
   }
@@ -297,6 +301,7 @@ class training_run {
     facts["training.options"] = resume_lines();
     facts["training.exchange"] = to_text(exchange_->plan());
     if (plateau_) facts["training.plateau"] = plateau_->state();
+    if (const std::string state = steps_.state(); !state.empty()) facts["training.steps"] = state;
   }
 
   void check_same_options(const std::string& path, const std::string& stored) const {
@@ -398,7 +403,9 @@ class training_run {
   }
 
   void tell_skipped(training_observer& observer) {
-    for (; found_skipped_ > 0; --found_skipped_) observer.on_skipped_step(*exchange_->nonfinite());
+    for (; found_skipped_ > 0; --found_skipped_) {
+      observer.on_skipped_step(exchange_->nonfinite().value_or(nonfinite_gradient{}));
+    }
   }
 
   double learning_rate() const {

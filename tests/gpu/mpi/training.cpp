@@ -131,8 +131,8 @@ auto noisy_run(pf::mpi::communicator& comm, const pf::run_options& options) {
 
 }  // namespace
 
-TEST_CASE("gpu training of several ranks: images") { check_runs(image_case(), 13, 5e-3); }
-TEST_CASE("gpu training of several ranks: language") { check_runs(language_case(), 4, 5e-3); }
+TEST_CASE("gpu training of several ranks: images") { check_runs(image_case<>(), 13, 5e-3); }
+TEST_CASE("gpu training of several ranks: language") { check_runs(language_case<>(), 4, 5e-3); }
 
 TEST_CASE("gpu training of several ranks: a step that is not finite is left out, or ends the run") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
@@ -154,8 +154,8 @@ TEST_CASE("gpu training of several ranks: a step that is not finite is left out,
 
 TEST_CASE("gpu training of several ranks: with a timeout, and with compressed gradients") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
-  const image_case of;
-  auto options = image_case::options();
+  const image_case<> of;
+  auto options = image_case<>::options();
   const outcome expected = whole_run<gpu>(of, comm, options);
   comm.set_timeout(60.0);  // the exchange stands behind the graph
   check_same(whole_run<gpu>(of, comm, options), expected);
