@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""check_linkage.py KERNELS.o PROGRAM...
+"""check_linkage.py KERNELS.o PROGRAM-OR-LIBRARY...
 
 Two shared objects of one process must each start their own kernels. A kernel with weak or global linkage, or a launcher
-that others see, would be taken from whichever object was loaded first, where CUDA has registered another module's. So of
-what nvcc has made, every kernel must be local, and every launcher hidden; and no program shows either to others.
+that others see, would be taken from whichever object was loaded first, where CUDA has registered another module's. That
+two do is a test of its own (libraries/), with few kernels; here it is all of them: of what nvcc has made, every kernel
+must be local, and every launcher hidden; and no program or shared library shows either to others.
 """
 import re
 import subprocess
