@@ -14,7 +14,7 @@
 
 #include <pufferfish/core/random.hpp>
 #include <pufferfish/core/view.hpp>
-#include <pufferfish/io/dataset.hpp>
+#include <pufferfish/io/image_set.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
