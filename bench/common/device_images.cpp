@@ -161,7 +161,7 @@ class image_step final : public device_step {
     const double passes = first ? 2 : 3;
     // Forward: x, weights, y. Backward: x, dy and weights again, dx and the gradient.
     const auto elements = static_cast<double>((first ? 2 : 3) * in + 2 * out + 3 * what.parameters);
-    return {what.name, text.substr(0, text.find(' ')), spread_of(seconds).median,
+    return {what.name, text.substr(0, text.find_first_of(" ,")), spread_of(seconds).median,
             passes * 2 * static_cast<double>(what.macs), elements * sizeof(float)};
   }
 
