@@ -40,8 +40,8 @@ void check_conv(const conv_case& c, conv_tile tile, int slices) {
   const kernels::conv_plan plan{tile, true, slices,
                                 slices > 1 ? slices * std::max({c.x_size(), c.y_size(), c.w_size()}) : 0};
   stored<T> x(c.x_size(), 1), w(c.w_size(), 2), bias(c.shape.out_channels, 3), y(c.y_size(), 4),
-      dx(c.x_size(), 5), dw(c.w_size(), 6);
-  stored<T> dy(c.y_size(), 7);
+      dx(c.x_size(), 5), dy(c.y_size(), 7);
+  stored<float> dw(c.w_size(), 6);
   twin<float> partials(plan.scratch);
   cudaStream_t stream = gpu_context().stream();
 
@@ -72,7 +72,8 @@ void check_low_rank(const conv_case& c, index_t out, int rows) {
   const index_t rank = c.shape.out_channels, pixels = c.y_size() / rank;
   const pf::extents<2> inner{pixels, rank}, outer{pixels, out}, factor{rank, out};
   stored<T> x(c.x_size(), 1), down(c.w_size(), 2), up(rank * out, 3), t(c.y_size(), 4), y(pixels * out, 5);
-  stored<T> dy(pixels * out, 6), dup(rank * out, 7), dt(c.y_size(), 8);
+  stored<T> dy(pixels * out, 6), dt(c.y_size(), 8);
+  stored<float> dup(rank * out, 7);
   cudaStream_t stream = gpu_context().stream();
 
   kernels::low_rank_plan plan;
@@ -105,7 +106,7 @@ void check_low_rank(const conv_case& c, index_t out, int rows) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("gpu convolution of 16-bit numbers: every tile", T, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("gpu convolution of 16-bit numbers: every tile", T, pf::gpu::bf16, pf::gpu::fp16) {
   for (const conv_tile tile :
        {conv_tile::t128x128, conv_tile::t128x64, conv_tile::t64x64, conv_tile::t128x32, conv_tile::t256x16}) {
     CAPTURE(static_cast<int>(tile));
@@ -114,7 +115,7 @@ TEST_CASE_TEMPLATE("gpu convolution of 16-bit numbers: every tile", T, __nv_bflo
   }
 }
 
-TEST_CASE_TEMPLATE("gpu low-rank convolution of 16-bit numbers: every block", T, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("gpu low-rank convolution of 16-bit numbers: every block", T, pf::gpu::bf16) {
   for (const index_t rank : {5, 16, 32, 40, 64}) {
     for (const int rows : {64, 128}) {
       CAPTURE(rank);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <pufferfish/gpu/elementwise.hpp>
+#include <pufferfish/gpu/positions.hpp>
 #include <pufferfish/gpu/kernels/relu_mask.hpp>
 
 using namespace gpu_test;
@@ -117,7 +118,7 @@ TEST_CASE("gpu elementwise: fill, scale, copies") {
     pf::ops::fill<float>(gpu_context(), y.device_out(), 2.5F);
     CHECK(y.of.fetched() == y.of.host());
     for (std::size_t i = 0; i < z.count(); ++i) z.host_out()[i] = 1.7F * x.host()[i];
-    pf::gpu::scale<float>(gpu_context(), 1.7F, x.device(), z.device_out());
+    pf::ops::scale<float>(gpu_context(), 1.7F, x.device(), z.device_out());
     CHECK(z.of.fetched() == z.of.host());
     pf::ops::copy_elements<float>(host, x.host().data(), y.host_out().data(), x.size);
     pf::ops::copy_elements<float>(gpu_context(), x.device().data(), y.device_out().data(), x.size);

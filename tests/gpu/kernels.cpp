@@ -2,5 +2,4 @@
 // All kernels, and those of tests, once in a program: by nvcc for a device, by g++ for the emulated one.
 #include <pufferfish/gpu/kernels.cuh>
 
-#include "conv_16bit_kernels.cuh"
 #include "launch_kernels.cuh"

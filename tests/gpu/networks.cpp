@@ -183,3 +183,16 @@ TEST_CASE("gpu networks: models on a device are copied, initialized, factorized 
                    std::span<const float>(host_net.store().values())) < 1e-6);
   CHECK_THROWS_AS(pf::copy_state(copy, host_net), pf::state_error);
 }
+
+TEST_CASE("gpu networks: arenas begin where most parameters lie on whole vectors") {
+  pf::resnet18_options options;
+  options.width = 8;  // the bias of ten classes comes first
+  gpu_network net = pf::resnet18<float, pf::device::gpu>(options);
+  index_t on_vectors = 0;
+  for (const auto& entry : net.store().parameters()) {
+    const auto address = reinterpret_cast<std::uintptr_t>(entry.thing->data());
+    CHECK(address % 16 == reinterpret_cast<std::uintptr_t>(entry.thing->gradient_data()) % 16);
+    if (address % 16 == 0) on_vectors += entry.thing->size();
+  }
+  CHECK(on_vectors > net.parameter_count() * 95 / 100);
+}

@@ -15,6 +15,7 @@
 
 #include <pufferfish/core/device.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/tensor.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -37,12 +38,24 @@ class memory_source {
   virtual void fill_zero(void* memory, std::size_t bytes) = 0;
   /// Copies within this memory; the two do not overlap. Over when it returns.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  /// Writes floats of this memory as numbers of 16 bits, rounded to nearest, ties to even. Over when it
+  /// returns. `format` is not none.
+  virtual void round(rounded_format format, const float* from, void* to, index_t count) = 0;
 
   /// Whether the host's code may read and write it.
   virtual bool on_host() const = 0;
 };
 
 namespace detail {
+
+/// memory_source::round where the host computes.
+inline void round_on_host(rounded_format format, const float* from, void* to, index_t count) {
+  const auto write = [&](auto* numbers) {
+    std::transform(from, from + count, numbers,
+                   [](float x) { return std::remove_pointer_t<decltype(numbers)>(x); });
+  };
+  format == rounded_format::bf16 ? write(static_cast<bfloat16*>(to)) : write(static_cast<float16*>(to));
+}
 
 class host_memory_source final : public memory_source {
  public:
@@ -58,6 +71,9 @@ class host_memory_source final : public memory_source {
   void to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill_zero(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void round(rounded_format format, const float* from, void* to, index_t count) override {
+    round_on_host(format, from, to, count);
+  }
   bool on_host() const override { return true; }
 };
 
@@ -86,29 +102,34 @@ class memory_block {
  public:
   memory_block() = default;
 
-  /// Not initialised. Throws shape_error for a negative count, and as the source does.
-  memory_block(memory_source& source, index_t count, uninitialized_t) : source_(&source), size_(count) {
+  /// Not initialised; the first element lies `lead` elements behind a multiple of memory_alignment. Throws
+  /// shape_error for a negative count, and as the source does.
+  memory_block(memory_source& source, index_t count, uninitialized_t, index_t lead = 0)
+      : source_(&source), size_(count), lead_(lead) {
     if (count < 0) detail::throw_error<shape_error>({"memory_block: negative size ", count});
-    if (count > 0) data_ = static_cast<T*>(source.allocate(bytes()));
+    if (count > 0) data_ = static_cast<T*>(source.allocate(allocated())) + lead;
   }
   /// All bits zero.
-  memory_block(memory_source& source, index_t count) : memory_block(source, count, uninitialized) {
+  memory_block(memory_source& source, index_t count, index_t lead = 0)
+      : memory_block(source, count, uninitialized, lead) {
     if (count > 0) source.fill_zero(data_, bytes());
   }
   memory_block(memory_block&& other) noexcept
       : source_(std::exchange(other.source_, nullptr)),
         data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)) {}
+        size_(std::exchange(other.size_, 0)),
+        lead_(std::exchange(other.lead_, 0)) {}
   memory_block& operator=(memory_block&& other) noexcept {
     std::swap(source_, other.source_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(lead_, other.lead_);
     return *this;
   }
   memory_block(const memory_block&) = delete;
   memory_block& operator=(const memory_block&) = delete;
   ~memory_block() {
-    if (data_ != nullptr) source_->deallocate(data_, bytes());
+    if (data_ != nullptr) source_->deallocate(data_ - lead_, allocated());
   }
 
   T* data() { return data_; }
@@ -129,6 +150,7 @@ class memory_block {
 
  private:
   std::size_t bytes() const { return static_cast<std::size_t>(size_) * sizeof(T); }
+  std::size_t allocated() const { return bytes() + static_cast<std::size_t>(lead_) * sizeof(T); }
   void check(std::size_t elements) const {
     if (elements != static_cast<std::size_t>(size_)) {
       detail::throw_error<shape_error>({"memory_block: ", elements, " elements for ", size_});
@@ -137,7 +159,7 @@ class memory_block {
 
   memory_source* source_ = nullptr;
   T* data_ = nullptr;
-  index_t size_ = 0;
+  index_t size_ = 0, lead_ = 0;
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <type_traits>
 
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/tensor.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -103,6 +105,15 @@ class bindable_storage {
 
 }  // namespace detail
 
+namespace detail {
+
+[[noreturn]] PUFFERFISH_COLD inline void no_rounded_copy() {
+  throw_error<state_error>(
+      {"parameter: a layer that computes in 16 bits belongs to no network that keeps rounded copies"});
+}
+
+}  // namespace detail
+
 /// What the optimizer needs to know: biases and normalisation parameters are usually exempt from weight
 /// decay.
 enum class parameter_role { weight, bias, norm };
@@ -132,6 +143,22 @@ class parameter {
   const T* data() const { return values_.data(); }
   std::span<T> values() { return {values_.data(), static_cast<std::size_t>(size())}; }
   std::span<const T> values() const { return {values_.data(), static_cast<std::size_t>(size())}; }
+
+  /// The elements for a layer that computes in U: themselves, or where U has 16 bits the copies of them that
+  /// the network's store keeps; state_error where no store does.
+  template <class U>
+  const U* as() const {
+    if constexpr (std::is_same_v<U, T>) {
+      return data();
+    } else {
+      static_assert(std::is_same_v<parameter_t<U>, T>,
+                    "pufferfish: no layer computes so from such parameters");
+      if (rounded_ == nullptr && size() > 0) detail::no_rounded_copy();
+      return static_cast<const U*>(rounded_);
+    }
+  }
+  /// Says where these copies are; nullptr: nowhere.
+  void set_rounded(const void* place) { rounded_ = place; }
 
   /// The elements as frameworks see them (see logical_layout).
   tensor_view<T, 4> logical() { return {values_.data(), layout_.shape, layout_.strides}; }
@@ -207,6 +234,7 @@ class parameter {
   logical_layout layout_;
   parameter_role role_;
   detail::bindable_storage<T> values_;
+  const void* rounded_ = nullptr;
   mutable aligned_buffer<T> own_gradient_;
   mutable T* gradient_ = nullptr;
   mutable int written_ = 0;

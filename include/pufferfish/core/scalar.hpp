@@ -125,6 +125,15 @@ struct parameter_of<float16> {
 template <class T>
 using parameter_t = typename parameter_of<T>::type;
 
+/// The formats of such rounded copies, and that of the type T.
+enum class rounded_format : int { none, bf16, fp16 };
+template <class T>
+inline constexpr rounded_format rounded_format_of = rounded_format::none;
+template <>
+inline constexpr rounded_format rounded_format_of<bfloat16> = rounded_format::bf16;
+template <>
+inline constexpr rounded_format rounded_format_of<float16> = rounded_format::fp16;
+
 /// Scalars that layers can be instantiated with.
 template <class T>
 inline constexpr bool is_scalar_v =

@@ -52,7 +52,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// until the context has been synchronized. What the host cannot be told by a return value then:
 /// - whether the step counts is skip(), which an optimizer's kernels read; finish returns true.
 /// - what goes wrong comes out of a later call: see context::failures. The step of it is skipped, too.
-/// - steps(), report() and nonfinite() are those of the replays that are done.
+/// - steps(), report() and nonfinite() are those of the replays that are done; look at them when none is on
+///   its way, after context::synchronize.
 /// A graph that has captured an exchange must not be launched after the exchange's end.
 template <class T, class Comm, class Device = device::cpu>
 class gradient_exchange {
@@ -130,12 +131,12 @@ class gradient_exchange {
     if (captured_) prepare_capture(ctx);
     running_ = true;
     if (!captured_) reducer_.restart();
+    ctx_ = &ctx;
     if (!listens()) return;
     buckets_.restart();
     released_ = 0;
     started_ = 0;
     requests_.clear();
-    ctx_ = &ctx;
     ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
   }
 
@@ -179,7 +180,7 @@ class gradient_exchange {
       staging_.publish(ctx, true);
       overlapped_step(hand_out);
     } else {
-      usable = overlapped() ? overlapped_step([](const gradient_bucket&) {}) : step_at_once(ctx);
+      usable = overlapped() ? overlapped_step([](const gradient_bucket&) {}) : step_at_once();
       staging_.publish(ctx, usable);
       for (std::size_t b = 0; usable && b < buckets_.size(); ++b) hand_out(buckets_[b]);
     }
@@ -267,6 +268,7 @@ class gradient_exchange {
     const auto start = clock::now();
     try {
       if (job == 0) {
+        staging_.enter_thread();
         staging_.set_usable(true);
         if (replayed_.load(std::memory_order_relaxed)) reducer_.restart();
       }
@@ -288,7 +290,7 @@ class gradient_exchange {
       look_at(job);
       if (!reducer_.has_compressor()) reducer_.average(gradients_of(job));
     } else {
-      usable_ = reducer_.close(host(*ctx_), staging_.gradients());
+      usable_ = reducer_.close(host(), staging_.gradients());
       staging_.set_usable(usable_);
     }
   }
@@ -330,18 +332,18 @@ class gradient_exchange {
   }
 
   // After the backward pass, on this thread: compressors, and one rank that only looks at its gradients.
-  bool step_at_once(context<Device>& ctx) {
+  bool step_at_once() {
     for (std::size_t b = 0; works() && b < buckets_.size(); ++b) {
       staging_.await(b);
       look_at(b);
     }
-    return reducer_.close(host(ctx), staging_.gradients());
+    return reducer_.close(host(), staging_.gradients());
   }
 
   // For compressors, which work on the host.
-  context<device::cpu>& host(context<Device>& ctx) {
+  context<device::cpu>& host() {
     if constexpr (std::is_same_v<Device, device::cpu>) {
-      return ctx;
+      return *ctx_;
     } else {
       return host_;
     }
@@ -376,7 +378,7 @@ class gradient_exchange {
       arrived(buckets_[b]);
     }
     requests_.clear();
-    return reducer_.close(host(*ctx_), staging_.gradients());
+    return reducer_.close(host(), staging_.gradients());
   }
 
   // -------------------------------------------------------------------------------------------------------
@@ -452,7 +454,7 @@ class gradient_exchange {
   detail::bucket_counter buckets_;
   staging staging_;
   std::vector<place> places_;       // of each bucket
-  context<Device>* ctx_ = nullptr;  // of the backward pass that runs
+  context<Device>* ctx_ = nullptr;  // of this step
   std::conditional_t<std::is_same_v<Device, device::cpu>, std::monostate, context<device::cpu>> host_;
   std::vector<request> requests_;
   std::size_t released_ = 0, started_ = 0;  // of this step

@@ -48,6 +48,9 @@ class gradient_staging {
   /// exchange could not do it.
   void send(context<Device>&, const gradient_bucket&, T) {}
 
+  /// Called by the thread that works on the gradients, before a step's.
+  void enter_thread() {}
+
   /// Tells what is put into the queue from now on whether the step counts.
   void publish(context<Device>&, bool) {}
   /// Lets replayed steps say it; see the device's form.

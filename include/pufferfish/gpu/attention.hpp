@@ -39,7 +39,7 @@ namespace ops {
 
 template <class T>
 void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
-                       T* kept) {
+                       parameter_t<T>* kept) {
   detail::check_attention_shapes(in, y.shape());
   if (kept == nullptr) in.dropout = {};
   if (y.empty() || in.queries.sequences == 0) return;
@@ -48,7 +48,7 @@ void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const t
 }
 
 template <class T>
-void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const T* kept,
+void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const parameter_t<T>* kept,
                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,
                         const tensor_view<T, 2>& dk, const tensor_view<T, 2>& dv,
                         const tensor_view<const T, 2>& y) {

@@ -15,7 +15,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
 template <class T>
-void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add) {
+void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums,
+                 bool add) {
   const index_t rows = x.extent(0), columns = x.extent(1);
   scratch_frame frame(ctx.scratch());
   double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, columns, 1));
@@ -39,22 +40,25 @@ void batch_norm_statistics(context<device::gpu>& ctx, const tensor_view<const T,
 
 template <class T>
 void batch_norm_use_batch(context<device::gpu>& ctx, const double* mean, const double* variance,
-                          index_t channels, index_t count, double eps, double momentum, T* statistics,
-                          T* running_mean, T* running_var, T* batches) {
-  gpu::kernels::norm_use_batch<T>(ctx.stream(), mean, variance, channels, count, eps, momentum, statistics,
-                                  running_mean, running_var, batches);
+                          index_t channels, index_t count, double eps, double momentum,
+                          parameter_t<T>* statistics, parameter_t<T>* running_mean,
+                          parameter_t<T>* running_var, parameter_t<T>* batches) {
+  gpu::kernels::norm_use_batch<parameter_t<T>>(ctx.stream(), mean, variance, channels, count, eps, momentum,
+                                               statistics, running_mean, running_var, batches);
 }
 
 template <class T>
-void batch_norm_use_running(context<device::gpu>& ctx, const T* running_mean, const T* running_var,
-                            index_t channels, double eps, T* statistics) {
-  gpu::kernels::norm_use_running<T>(ctx.stream(), running_mean, running_var, channels, eps, statistics);
+void batch_norm_use_running(context<device::gpu>& ctx, const parameter_t<T>* running_mean,
+                            const parameter_t<T>* running_var, index_t channels, double eps,
+                            parameter_t<T>* statistics) {
+  gpu::kernels::norm_use_running<parameter_t<T>>(ctx.stream(), running_mean, running_var, channels, eps,
+                                                 statistics);
 }
 
 template <class T>
-void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
-                      const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
-                      const norm_epilogue<T>& epilogue) {
+void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const parameter_t<T>* mean,
+                      const parameter_t<T>* inv_std, const parameter_t<T>* weight, const parameter_t<T>* bias,
+                      const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue) {
   PUFFERFISH_ASSERT(x.shape() == y.shape(), "batch_norm_apply: shapes differ");
   const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, x.extent(0), x.extent(1)};
   const gpu::kernels::norm_tail<T> tail{epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data(),
@@ -65,9 +69,9 @@ void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& 
 
 template <class T>
 void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                         const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
-                         double* dweight, double* dbias, const tensor_view<T, 2>& dx,
-                         const relu_mask<T>& mask) {
+                         const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
+                         const parameter_t<T>* inv_std, const parameter_t<T>* weight, double* dweight,
+                         double* dbias, const tensor_view<T, 2>& dx, const relu_mask<T>& mask) {
   PUFFERFISH_ASSERT(x.shape() == dy.shape(), "batch_norm_backward: shapes differ");
   const index_t rows = x.extent(0), channels = x.extent(1);
   const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, rows, channels};
@@ -75,7 +79,7 @@ void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2
   const std::uint32_t* words = gpu::detail::mask_words(mask);
   scratch_frame frame(ctx.scratch());
   double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
-  T* coefficients = dx.is_null() ? nullptr : frame.take<T>(3 * channels);
+  parameter_t<T>* coefficients = dx.is_null() ? nullptr : frame.take<parameter_t<T>>(3 * channels);
   gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, scratch, dweight, dbias,
                                       coefficients);
   if (dx.is_null()) return;

@@ -64,8 +64,6 @@ struct element<__nv_bfloat16> {
   static constexpr cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
   using scale = float;
 };
-template <>
-struct element<bfloat16> : element<__nv_bfloat16> {};
 
 /// A matrix as cuBLAS sees it: columns of `step` elements, taken as they are or transposed.
 struct blas_matrix {
@@ -82,7 +80,7 @@ struct blas_product {
   index_t c_step = 1;
   bool add = false;
   const void* bias = nullptr;
-  cudaDataType_t type = CUDA_R_32F;
+  cudaDataType_t type = CUDA_R_32F, c_type = CUDA_R_32F;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
 };
 
@@ -138,7 +136,7 @@ class blas {
     const scales one(p.type, 1.0), beta(p.type, p.add ? 1.0 : 0.0);
     check(cublasGemmEx(handle_, operation(p.a), operation(p.b), narrow(p.m), narrow(p.n), narrow(p.k),
                        one.data(), p.a.data, p.type, narrow(p.a.step), p.b.data, p.type, narrow(p.b.step),
-                       beta.data(), p.c, p.type, narrow(p.c_step), p.compute, CUBLAS_GEMM_DEFAULT),
+                       beta.data(), p.c, p.c_type, narrow(p.c_step), p.compute, CUBLAS_GEMM_DEFAULT),
           "cublasGemmEx");
   }
 
@@ -149,7 +147,7 @@ class blas {
     check(
         cublasGemmStridedBatchedEx(handle_, operation(p.a), operation(p.b), narrow(p.m), narrow(p.n),
                                    narrow(p.k), one.data(), p.a.data, p.type, narrow(p.a.step), a_stride,
-                                   p.b.data, p.type, narrow(p.b.step), b_stride, beta.data(), p.c, p.type,
+                                   p.b.data, p.type, narrow(p.b.step), b_stride, beta.data(), p.c, p.c_type,
                                    narrow(p.c_step), c_stride, narrow(count), p.compute, CUBLAS_GEMM_DEFAULT),
         "cublasGemmStridedBatchedEx");
   }
@@ -220,7 +218,7 @@ class blas {
     }
     p.a.transposed ? lay_out(a, p.type, p.k, p.m, p.a.step) : lay_out(a, p.type, p.m, p.k, p.a.step);
     p.b.transposed ? lay_out(b, p.type, p.n, p.k, p.b.step) : lay_out(b, p.type, p.k, p.n, p.b.step);
-    lay_out(c, p.type, p.m, p.n, p.c_step);
+    lay_out(c, p.c_type, p.m, p.n, p.c_step);
   }
 
   // Largest power of two up to 256 that divides an address: parameters lie packed, wherever they come.

@@ -13,6 +13,7 @@
 #include <pufferfish/gpu/failure.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/gpu/memory.hpp>
+#include <pufferfish/gpu/scalar.hpp>
 #include <pufferfish/gpu/stream.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -91,6 +92,11 @@ class context<device::gpu> {
   /// Where host functions in the stream leave what they cannot throw.
   const std::shared_ptr<gpu::late_failure>& failures() const { return failures_; }
 
+  /// A factor, in device memory, for the gradients that losses give; nullptr, the default: none. See
+  /// loss_scaler.
+  const float* loss_scale() const { return loss_scale_; }
+  void set_loss_scale(const float* factor) { loss_scale_ = factor; }
+
   run_mode mode() const { return mode_; }
   bool training() const { return mode_ == run_mode::training; }
   void set_mode(run_mode mode) { mode_ = mode; }
@@ -158,6 +164,7 @@ class context<device::gpu> {
   gpu::math_mode math_;
   bool deterministic_;
   gpu::conv_library* conv_library_ = nullptr;
+  const float* loss_scale_ = nullptr;
   std::uint64_t step_ = 0;
   index_t first_sample_ = 0;
   std::uint64_t streams_used_ = 0;

@@ -83,7 +83,14 @@ inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& sh
 }
 
 /// Whether kernels multiply on tensor cores.
-inline bool by_tensor_cores(const context<device::gpu>& ctx) { return ctx.math() == math_mode::tf32; }
+template <class T>
+bool by_tensor_cores(const context<device::gpu>& ctx) {
+  return sizeof(T) == 2 || ctx.math() == math_mode::tf32;
+}
+
+/// Elements that kernels move at once.
+template <class T>
+inline constexpr int vector_of = static_cast<int>(16 / sizeof(T));
 
 /// Most shared memory that a block may have, bytes.
 inline index_t shared_memory_of(const context<device::gpu>& ctx) {
@@ -121,7 +128,7 @@ void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tens
           ctx, [&](auto& library) { return library.forward(ctx, geometry, x.data(), w, bias, y.data()); })) {
     return;
   }
-  const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores(ctx));
+  const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx), gpu::detail::vector_of<T>);
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
                                 frame.take<float>(plan.scratch));
@@ -143,7 +150,7 @@ void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
       })) {
     return;
   }
-  const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores(ctx));
+  const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores<T>(ctx), gpu::detail::vector_of<T>);
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
                                        frame.take<float>(plan.scratch));
@@ -151,12 +158,13 @@ void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
 
 template <class T>
 void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
-                          const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
-                          bool accumulate) {
+                          const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
+                          parameter_t<T>* dw, bool accumulate) {
   detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
   if (shape.is_pointwise()) {
-    const tensor_view<T, 2> gradient(dw, {shape.patch(), shape.out_channels});
-    return gpu::multiply<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient, accumulate);
+    const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
+    return gpu::multiply_wide<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient,
+                                 accumulate);
   }
   const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
   if (gpu::detail::done_by_library<T>(ctx, [&](auto& library) {
@@ -164,7 +172,7 @@ void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
       })) {
     return;
   }
-  const auto plan = gpu::kernels::plan_conv_backward_weight(geometry, gpu::detail::by_tensor_cores(ctx));
+  const auto plan = gpu::kernels::plan_conv_backward_weight(geometry, gpu::detail::by_tensor_cores<T>(ctx), gpu::detail::vector_of<T>);
   scratch_frame frame(ctx.scratch());
   gpu::kernels::conv_backward_weight<T>(ctx.stream(), geometry, plan, x.data(), dy.data(), dw, accumulate,
                                         frame.take<float>(plan.scratch));
@@ -182,7 +190,7 @@ void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
   detail::check_linear("low_rank_conv_forward", {y_rows.extent(0), inner[3]}, up.shape(), y_rows.shape());
   if (y.empty()) return;
   const auto geometry = gpu::detail::geometry_of("low_rank_conv_forward", shape, x.shape(), inner);
-  const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores(ctx));
+  const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx));
   if (plan.fused) {
     return gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
                                                   static_cast<int>(up.extent(1)), bias, t.data(), y.data());
@@ -196,14 +204,15 @@ void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
 template <class T>
 void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 4>& t,
                                const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
-                               const tensor_view<T, 2>& dup, bool accumulate, const tensor_view<T, 4>& dt) {
+                               const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
+                               const tensor_view<T, 4>& dt) {
   const tensor_view<const T, 2> t_rows = detail::as_rows(t), dy_rows = detail::as_rows(dy);
   const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
   detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
   detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
   if (dup.empty()) return;
   const index_t pixels = t_rows.extent(0), rank = up.extent(0), out = up.extent(1);
-  const auto plan = gpu::kernels::plan_low_rank_backward(pixels, rank, out, gpu::detail::by_tensor_cores(ctx),
+  const auto plan = gpu::kernels::plan_low_rank_backward(pixels, rank, out, gpu::detail::by_tensor_cores<T>(ctx),
                                                          static_cast<int>(sizeof(T)));
   if (plan.fused && plan.shared_bytes <= gpu::detail::shared_memory_of(ctx)) {
     scratch_frame frame(ctx.scratch());
@@ -212,7 +221,7 @@ void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<cons
         up.data(), dup.data(), accumulate, dt.data(), frame.take<float>(plan.scratch));
   }
   gpu::multiply<T>(ctx, dy_rows, transpose(up), dt_rows);
-  gpu::multiply<T>(ctx, transpose(t_rows), dy_rows, dup, accumulate);
+  gpu::multiply_wide<T>(ctx, transpose(t_rows), dy_rows, dup, accumulate);
 }
 
 }  // namespace ops

@@ -60,13 +60,6 @@ inline void convert(context<device::gpu>& ctx, std::span<const float16> x, std::
                         static_cast<index_t>(x.size()));
 }
 
-/// y_i = factor x_i. Spans of one length; y may be x.
-template <class T>
-void scale(context<device::gpu>& ctx, T factor, std::span<const T> x, std::span<T> y) {
-  PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::scale: lengths differ");
-  kernels::scale<T>(ctx.stream(), factor, x.data(), y.data(), static_cast<index_t>(x.size()));
-}
-
 }  // namespace gpu
 
 namespace ops {
@@ -155,7 +148,7 @@ void dropout(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y, do
   PUFFERFISH_ASSERT(x.size() == y.size(), "dropout: lengths differ");
   const gpu::kernels::dropout_rows rows{
       1, 1, static_cast<index_t>(x.size()), first, dropout_threshold(probability), random.stream()};
-  gpu::kernels::dropout<T>(ctx.stream(), x.data(), y.data(), gpu::detail::kept_scale<T>(probability), rows,
+  gpu::kernels::dropout<T>(ctx.stream(), x.data(), y.data(), gpu::detail::kept_scale<parameter_t<T>>(probability), rows,
                            ctx.step_values());
 }
 
@@ -171,7 +164,7 @@ void sequence_dropout(context<device::gpu>& ctx, const tensor_view<const T, 2>& 
                                         dropout_threshold(mask.probability),
                                         mask.random.stream()};
   gpu::kernels::dropout<T>(ctx.stream(), x.flat().data(), y.flat().data(),
-                           gpu::detail::kept_scale<T>(mask.probability), rows, ctx.step_values());
+                           gpu::detail::kept_scale<parameter_t<T>>(mask.probability), rows, ctx.step_values());
 }
 
 }  // namespace ops

@@ -24,17 +24,17 @@ void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>&
 template <class T>
 void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
                         const tensor_view<const T, 2>& dy, std::int32_t padding,
-                        const tensor_view<T, 2>& dtable, bool add) {
+                        const tensor_view<parameter_t<T>, 2>& dtable, bool add) {
   detail::check_embedding("embedding_backward", dtable.shape(), tokens.size(), dy.shape());
   const index_t count = dy.extent(0), columns = dy.extent(1);
   if (!add) {
-    gpu::kernels::fill_rows<T>(ctx.stream(), nullptr, dtable.data(), dtable.extent(0), columns,
-                               dtable.stride(0));
+    gpu::kernels::fill_rows<parameter_t<T>>(ctx.stream(), nullptr, dtable.data(), dtable.extent(0), columns,
+                                            dtable.stride(0));
   }
   if (dy.empty()) return;
   scratch_frame frame(ctx.scratch());
   auto* const order = frame.take<index_t>(count);
-  T* const parts = frame.take<T>(gpu::kernels::embedding_parts(count, columns));
+  auto* const parts = frame.take<parameter_t<T>>(gpu::kernels::embedding_parts(count, columns));
   const gpu::kernels::token_array all{tokens.data(), count, dtable.extent(0)};
   gpu::kernels::embedding_order(ctx.stream(), all, padding, order);
   gpu::kernels::embedding_backward<T>(ctx.stream(), all, padding, order, gpu::detail::rows_of(dy), columns,

@@ -26,19 +26,20 @@ template <class T>
 class placed_layer {
  public:
   using layer_type = any_layer<T, device::gpu>;
+  using value_type = parameter_t<T>;
 
   placed_layer(memory_source& memory, layer_type layer) : layer_(std::move(layer)) {
-    struct collector final : state_visitor<T> {
-      void on_parameter(const std::string&, parameter<T>& p) override { all.push_back(&p); }
-      void on_buffer(const std::string&, state_buffer<T>&) override {}
-      std::vector<parameter<T>*> all;
+    struct collector final : state_visitor<value_type> {
+      void on_parameter(const std::string&, parameter<value_type>& p) override { all.push_back(&p); }
+      void on_buffer(const std::string&, state_buffer<value_type>&) override {}
+      std::vector<parameter<value_type>*> all;
     } found;
     layer_.visit_state(found);
     index_t size = 0;
-    for (const parameter<T>* p : found.all) size += p->size();
-    values_ = memory_block<T>(memory, size, uninitialized);
+    for (const parameter<value_type>* p : found.all) size += p->size();
+    values_ = memory_block<value_type>(memory, size, uninitialized);
     index_t offset = 0;
-    for (parameter<T>* p : found.all) {
+    for (parameter<value_type>* p : found.all) {
       p->relocate(values_.data() + offset, true);
       offset += p->size();
     }
@@ -49,17 +50,19 @@ class placed_layer {
 
   /// Views of layers that are const are of const elements; these lie in memory of this object.
   template <std::size_t N>
-  static tensor_view<T, N> writable(const tensor_view<const T, N>& view) {
-    return {const_cast<T*>(view.data()), view.shape(), view.strides()};
+  static tensor_view<value_type, N> writable(const tensor_view<const value_type, N>& view) {
+    return {const_cast<value_type*>(view.data()), view.shape(), view.strides()};
   }
 
   /// The factors of each of a low-rank layer's matrices, in the order of layer_traits: down [rank][in][h][w],
   /// up [out][rank][1][1].
   struct factor_views {
-    tensor_view<T, 4> down, up;
+    tensor_view<value_type, 4> down, up;
   };
   static std::vector<factor_views> factors_of(const layer_type& layer) {
-    const auto kernel = [](const auto& view) { return writable(pufferfish::detail::as_kernel<T>(view)); };
+    const auto kernel = [](const auto& view) {
+      return writable(pufferfish::detail::as_kernel<value_type>(view));
+    };
     std::vector<factor_views> result;
     if (const auto* conv = layer.low_rank_conv()) {
       result.push_back({kernel(conv->down()), kernel(conv->up())});
@@ -77,7 +80,7 @@ class placed_layer {
   }
 
   /// Its bias; an LSTM's is all gates'. A null view if there is none.
-  static tensor_view<T, 1> bias_of(const layer_type& layer) {
+  static tensor_view<value_type, 1> bias_of(const layer_type& layer) {
     if (const auto* conv = layer.low_rank_conv()) return writable(conv->bias());
     if (const auto* linear = layer.low_rank_linear()) return writable(linear->bias());
     if (const auto* lstm = layer.low_rank_lstm()) return writable(lstm->bias());
@@ -86,7 +89,7 @@ class placed_layer {
 
  private:
   layer_type layer_;
-  memory_block<T> values_;
+  memory_block<value_type> values_;
 };
 
 /// What becomes of a chosen slot: nothing if it would grow.
@@ -128,6 +131,8 @@ template <class T>
 /// Makes low-rank layers of dense ones, as the CPU's svd_factorize does, computing in C.
 template <class T, class C>
 class layer_factorizer {
+  using value_type = parameter_t<T>;
+
  public:
   layer_factorizer(context<device::gpu>& ctx, memory_source& memory, eigensolver& solver,
                    const factorize_policy& policy)
@@ -136,20 +141,21 @@ class layer_factorizer {
   void run(device_factorization<T>& work) const {
     const matrix_size size = work.slot->weight_matrix();
     if (policy_.keep_dense_if_larger && largest_shrinking_rank(size.rows, size.cols) < 1) return;
-    const layer_weights<T> weights = work.slot->weights(work.name);
+    const layer_weights<value_type> weights = work.slot->weights(work.name);
     std::vector<decomposed> all = decompose(weights);
     const std::size_t sides = all.size() == 2 * lstm_gates ? 2 : 1;
     for (std::size_t side = 0; side < sides; ++side)
       give_one_rank(all, side * lstm_gates, all.size() / sides);
     for (const decomposed& one : all) work.reports.push_back(report(one));
     if (work.reports.size() == 1) work.reports[0].name = work.name;
-    if (policy_.keep_dense_if_larger && !shrinks(work.reports)) return;
+    if (policy_.keep_dense_if_larger && !pufferfish::detail::shrinks(work.reports)) return;
     work.layer.emplace(memory_,
                        work.slot->low_rank_twin({all.front().rank, sides > 1 ? all.back().rank : 0}));
     const auto factors = placed_layer<T>::factors_of(work.layer->layer());
     for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i].svd.store(all[i].rank, factors[i].down.data(), device_matrix<T>(factors[i].down).layout,
-                       factors[i].up.data(), device_matrix<T>(factors[i].up.permute({1, 0, 2, 3})).layout);
+      const auto& [down, up] = factors[i];
+      all[i].svd.store(all[i].rank, down.data(), device_matrix<value_type>(down).layout, up.data(),
+                       device_matrix<value_type>(up.permute({1, 0, 2, 3})).layout);
     }
     write_bias(weights.biases, placed_layer<T>::bias_of(work.layer->layer()));
   }
@@ -162,7 +168,7 @@ class layer_factorizer {
     index_t rank;
   };
 
-  std::vector<decomposed> decompose(const layer_weights<T>& weights) const {
+  std::vector<decomposed> decompose(const layer_weights<value_type>& weights) const {
     std::vector<decomposed> all;
     all.reserve(weights.matrices.size());
     for (const auto& [name, weight] : weights.matrices) {
@@ -172,8 +178,8 @@ class layer_factorizer {
     return all;
   }
 
-  decomposed decompose(const std::string& name, const tensor_view<const T, 4>& weight) const {
-    const device_matrix<T> a(weight);
+  decomposed decompose(const std::string& name, const tensor_view<const value_type, 4>& weight) const {
+    const device_matrix<value_type> a(weight);
     index_t rank = 0;
     if (!needs_spectrum(policy_.rank)) {
       rank = choose_rank(policy_.rank, a.rows(), a.columns(), {}, 0.0);
@@ -182,7 +188,7 @@ class layer_factorizer {
     if (policy_.method == svd_method::external)
       refuse(name, [&] { pufferfish::detail::check_svd_options({.method = policy_.method}); });
     const kernels::matrix_moments moments = measure(ctx_, a);
-    if (!std::isfinite(moments.largest)) refuse_not_finite<T>(ctx_, weight, name);
+    if (!std::isfinite(moments.largest)) refuse_not_finite<value_type>(ctx_, weight, name);
     decomposed result{name, a.rows(), a.columns(), device_svd<C>(ctx_, memory_, solver_, a, moments), rank};
     if (policy_.method == svd_method::jacobi) result.svd.refine();
     choose(result);
@@ -223,25 +229,18 @@ class layer_factorizer {
     return result;
   }
 
-  static bool shrinks(const std::vector<factor_report>& reports) {
-    index_t before = 0, after = 0;
-    for (const factor_report& report : reports) {
-      before += report.parameters_before;
-      after += report.parameters_after;
-    }
-    return after < before;
-  }
-
   // The dense layer's biases, one behind the other; those of an LSTM's hidden side are added to the input
   // side's.
-  void write_bias(const std::vector<tensor_view<const T, 1>>& biases, const tensor_view<T, 1>& to) const {
+  void write_bias(const std::vector<tensor_view<const value_type, 1>>& biases,
+                  const tensor_view<value_type, 1>& to) const {
     if (to.is_null()) return;
-    gpu::check(cudaMemsetAsync(to.data(), 0, static_cast<std::size_t>(to.size()) * sizeof(T), ctx_.stream()),
-               "cudaMemsetAsync");
+    const std::size_t bytes = static_cast<std::size_t>(to.size()) * sizeof(value_type);
+    gpu::check(cudaMemsetAsync(to.data(), 0, bytes, ctx_.stream()), "cudaMemsetAsync");
     index_t at = 0;
-    for (const tensor_view<const T, 1>& bias : biases) {
+    for (const tensor_view<const value_type, 1>& bias : biases) {
       if (bias.is_null()) continue;
-      kernels::copy_vector<T>(ctx_.stream(), bias.data(), bias.stride(0), to.data() + at, bias.size(), true);
+      kernels::copy_vector<value_type>(ctx_.stream(), bias.data(), bias.stride(0), to.data() + at,
+                                       bias.size(), true);
       at = (at + bias.size()) % to.size();
     }
   }
@@ -272,6 +271,8 @@ void replace_layers(model<Root, device::gpu>& net, Replacements& replaced) {
 /// A dense layer of the same function as a low-rank one, on the device; nothing for another layer.
 template <class T>
 class layer_merger {
+  using value_type = parameter_t<T>;
+
  public:
   layer_merger(context<device::gpu>& ctx, memory_source& memory) : ctx_(ctx), memory_(memory) {}
 
@@ -287,15 +288,16 @@ class layer_merger {
       return result;
     }
     const auto factors = placed_layer<T>::factors_of(low_rank);
-    const layer_weights<T> weights = result->layer().weights({});
+    const layer_weights<value_type> weights = result->layer().weights({});
     for (std::size_t i = 0; i < factors.size(); ++i) {
-      multiply<T>(ctx_, stored(tensor_view<const T, 4>(factors[i].down)),
-                  stored(tensor_view<const T, 4>(factors[i].up)),
-                  stored(placed_layer<T>::writable(weights.matrices[i].view)));
+      multiply_exactly<value_type>(ctx_, stored(tensor_view<const value_type, 4>(factors[i].down)),
+                                   stored(tensor_view<const value_type, 4>(factors[i].up)),
+                                   stored(placed_layer<T>::writable(weights.matrices[i].view)));
     }
-    const T* bias = placed_layer<T>::bias_of(low_rank).data();
+    const value_type* bias = placed_layer<T>::bias_of(low_rank).data();
     for (const auto& to : weights.biases) {
-      kernels::copy_vector<T>(ctx_.stream(), bias, 1, placed_layer<T>::writable(to).data(), to.size(), false);
+      kernels::copy_vector<value_type>(ctx_.stream(), bias, 1, placed_layer<T>::writable(to).data(),
+                                       to.size(), false);
       bias += to.size();
     }
     return result;
@@ -358,13 +360,11 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
   }
   gpu::detail::replace_layers(net, work);
   for (auto& done : work) {
-    if (!done.layer) {
+    if (done.layer) {
+      result.add(done.name, done.slot->ranks(), std::move(done.reports));
+    } else {
       result.kept_dense.push_back(done.name);
-      continue;
     }
-    const layer_ranks ranks = done.slot->ranks();
-    result.low_rank.push_back({done.name, ranks.rank, ranks.hidden});
-    for (factor_report& report : done.reports) result.layers.push_back(std::move(report));
   }
   result.parameters_after = net.parameter_count();
   return result;

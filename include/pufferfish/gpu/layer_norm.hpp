@@ -21,8 +21,9 @@ inline kernels::row_dropout_numbers numbers_of(const context<device::gpu>& ctx,
 namespace ops {
 
 template <class T>
-void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
-                        double eps, const tensor_view<T, 2>& y, const norm_record<T>& record) {
+void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
+                        const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
+                        const norm_record<T>& record) {
   const extents<2>& shape = input.x.shape();
   detail::check_norm("layer_norm_forward", "y", shape, y.shape(),
                      detail::dense_rows(input.x) && detail::dense_rows(y));
@@ -50,8 +51,8 @@ void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, c
 
 template <class T>
 void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
-                         const T* weight, const tensor_view<const T, 2>& dy, double* dweight, double* dbias,
-                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) {
+                         const parameter_t<T>* weight, const tensor_view<const T, 2>& dy, double* dweight,
+                         double* dbias, const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) {
   for (const tensor_view<T, 2>& to : {dsum, dx}) {
     if (to.is_null()) continue;
     detail::check_norm("layer_norm_backward", "gradient", dy.shape(), to.shape(),

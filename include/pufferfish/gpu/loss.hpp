@@ -22,7 +22,7 @@ void softmax_cross_entropy(context<device::gpu>& ctx, const tensor_view<const T,
   scratch_frame frame(ctx.scratch());
   double* scratch = frame.take<double>(2 * rows);
   gpu::kernels::softmax_cross_entropy<T>(ctx.stream(), logits.flat().data(), labels.data(), rows, classes,
-                                         {target.right, target.wrong, 1.0 / normalizer},
+                                         {target.right, target.wrong, 1.0 / normalizer, ctx.loss_scale()},
                                          dlogits.is_null() ? nullptr : dlogits.flat().data(), scratch,
                                          results);
 }

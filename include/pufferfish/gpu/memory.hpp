@@ -10,6 +10,7 @@
 
 #include <pufferfish/core/memory.hpp>
 #include <pufferfish/gpu/error.hpp>
+#include <pufferfish/gpu/kernels/elementwise.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
@@ -45,6 +46,14 @@ class device_memory_source : public memory_source {
     check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice), "cudaMemcpy within the device");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
+  void round(rounded_format format, const float* from, void* to, index_t count) override {
+    if (count == 0) return;
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    auto* const bits = static_cast<std::uint16_t*>(to);
+    format == rounded_format::bf16 ? kernels::to_bfloat16(nullptr, from, bits, count)
+                                   : kernels::to_float16(nullptr, from, bits, count);
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
   bool on_host() const override { return false; }
 
  private:
@@ -70,6 +79,9 @@ class pinned_memory_source final : public memory_source {
   void to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill_zero(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void round(rounded_format format, const float* from, void* to, index_t count) override {
+    pufferfish::detail::round_on_host(format, from, to, count);
+  }
   bool on_host() const override { return true; }
 };
 

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -60,8 +61,10 @@ constexpr ncclDataType_t nccl_type() {
 ///
 /// What fails is noticed by a thread (see detail::nccl_handle): it aborts NCCL's communicator, so that what
 /// waits on the device returns, and from then on every call throws, context::synchronize and step_graph::run
-/// too for contexts that have been given to report_to. Moves nothing, copies nothing: keep it in one place,
-/// and destroy it while MPI still runs and before the context.
+/// too for contexts that have been given to report_to.
+///
+/// Keep it in one place, and destroy it while MPI still runs, before the context, and after graphs that have
+/// captured its calls (step_graph::drop): NCCL waits for their end.
 template <class Host>
 class nccl {
  public:
@@ -230,7 +233,7 @@ class nccl {
     } else {
       try {
         handle_.emplace(shared[0].id, rank(), size(), timeout);
-      } catch (const error& e) {
+      } catch (const std::exception& e) {
         problem = e.what();
       }
     }

@@ -152,8 +152,9 @@ class nccl_judge {
 /// As gradient_exchange, with these differences. Buckets are summed on a stream of the exchange's own while
 /// the backward pass goes on; finish only lets the context's stream wait for them, and the host for nothing
 /// (unless nonfinite_policy asks what was found). Captured into a graph, all of it becomes nodes of the
-/// graph, without host functions (but for one that counts). Sums are NCCL's, so there is no algorithm to
-/// choose and no progress to see to. Compressors work on the host: an exchange with one is made with host().
+/// graph, without host functions (but for one that counts, and two that a timeout looks at). Sums are NCCL's,
+/// so there is no algorithm to choose and no progress to see to. Compressors work on the host: an exchange
+/// with one is made with host().
 template <class T, class Host>
 class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   using comm_type = gpu::nccl<Host>;
@@ -318,7 +319,8 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
       comm_->mark_end(stream);
     }
     if (captured_) {
-      failures_ = ctx.failures();
+      // A replay of another graph may be about to leave one.
+      if (failures_ != ctx.failures()) failures_ = ctx.failures();
       counts_replays_ = true;
       gpu::check(cudaLaunchHostFunc(stream, &gradient_exchange::replayed, this), "cudaLaunchHostFunc");
     }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/kernels/exchange.hpp>
 #include <pufferfish/gpu/kernels/optimizer.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 
@@ -28,7 +29,7 @@ class arena_pieces {
         pieces_(device_memory(), static_cast<index_t>(tasks_.tasks().size()), uninitialized) {
     std::vector<kernels::arena_piece> pieces;
     for (const arena_segment& task : tasks_.tasks()) {
-      pieces.push_back({task.offset, static_cast<std::int32_t>(task.size), task.decay ? 1 : 0});
+      pieces.push_back({task.offset, static_cast<std::int32_t>(task.size), task.decay ? 1 : 0, task.rounded});
     }
     pieces_.from_host(pieces);
   }
@@ -47,6 +48,18 @@ class arena_pieces {
   pufferfish::detail::arena_tasks tasks_;
   memory_block<kernels::arena_piece> pieces_;
 };
+
+/// Zeros, an element a value, on the same side of a vector's boundary: a step moves vectors of all.
+inline memory_block<float> state_of(const optimizer_target<float>& target) {
+  const auto address = reinterpret_cast<std::uintptr_t>(target.values.data());
+  return {device_memory(), static_cast<index_t>(target.values.size()),
+          static_cast<index_t>(address % memory_alignment / sizeof(float))};
+}
+
+/// The copies in 16 bits that a step has to renew.
+inline kernels::rounded_values rounded_of(const optimizer_target<float>& target) {
+  return {target.rounded, target.rounded_as == rounded_format::bf16};
+}
 
 inline void require_rate(const char* who, double lr) {
   if (!std::isfinite(lr)) {
@@ -86,7 +99,7 @@ class SGD {
     options_.validate();
     target_.require_covered("SGD");
     if (options_.momentum != 0.0) {
-      velocity_ = memory_block<float>(device_memory(), static_cast<index_t>(target_.values.size()));
+      velocity_ = detail::state_of(target_);
     }
   }
 
@@ -112,7 +125,7 @@ class SGD {
   void step_range(gpu_context& ctx, index_t offset, index_t size) {
     const auto range = pieces_.of("SGD", offset, size);
     kernels::sgd(ctx.stream(), numbers_.data(), range.first, range.count, control_, target_.gradients.data(),
-                 velocity_.data(), target_.values.data());
+                 velocity_.data(), target_.values.data(), detail::rounded_of(target_));
   }
 
   /// The state, for checkpoints, in device memory: the velocity (empty without momentum). The number of steps
@@ -144,9 +157,8 @@ class Adam {
         numbers_(device_memory(), 1) {
     options_.validate();
     target_.require_covered("Adam");
-    const auto size = static_cast<index_t>(target_.values.size());
-    first_ = memory_block<float>(device_memory(), size);
-    second_ = memory_block<float>(device_memory(), size);
+    first_ = detail::state_of(target_);
+    second_ = detail::state_of(target_);
   }
 
   const adam_options& options() const { return options_; }
@@ -168,7 +180,7 @@ class Adam {
   void step_range(gpu_context& ctx, index_t offset, index_t size) {
     const auto range = pieces_.of("Adam", offset, size);
     kernels::adam(ctx.stream(), numbers_.data(), range.first, range.count, control_, target_.gradients.data(),
-                  first_.data(), second_.data(), target_.values.data());
+                  first_.data(), second_.data(), target_.values.data(), detail::rounded_of(target_));
   }
 
   std::span<float> first_moment() { return first_.span(); }
@@ -209,11 +221,21 @@ inline void clip_gradient_norm(gpu_context& ctx, std::span<float> gradients, dou
   kernels::scale_by(ctx.stream(), gradients.data(), static_cast<index_t>(gradients.size()), &facts->scale);
 }
 
-/// Dynamic loss scaling, for gradients in half precision: the loss' gradient is multiplied by scale(), the
-/// gradients of the parameters are divided by it again, and a step with one that is not finite is skipped.
-/// All of it happens on the device:
-///     loss, dlogits;  scaler.multiply(ctx, dlogits);  backward;  scaler.unscale(ctx, gradients);
-///     optimizer.step_range(...) with control() set;  scaler.update(ctx);
+/// Dynamic loss scaling, for networks that compute in fp16 (Micikevicius et al., Mixed precision training,
+/// ICLR 2018, section 3.2): losses of a context that use() was called for multiply their gradients by
+/// scale() before they round them, the gradients of the parameters are divided by it again, and a step with
+/// one that is not finite is skipped. All of it happens on the device:
+///     scaler.use(ctx);  optimizer.set_control(scaler.control());          // once
+///     loss, backward;  scaler.unscale(ctx, gradients);                    // each step
+///     optimizer.step_range(...);  scaler.update(ctx);
+///
+/// Over several ranks every one must skip where one does, and have the same scale: unscale after the
+/// exchange has finished. A number that is not finite on one rank is then one in all ranks' mean; steps that
+/// the exchange itself skips (nonfinite_policy::skip), which leave other gradients on every rank, are
+/// skipped by skip_if. A compressor keeps what it has not sent for later steps, so it gets gradients without
+/// the scale: unscale after the backward pass, and the exchange, with nonfinite_policy::skip, after that.
+///     exchange.begin(ctx);  backward;  exchange.finish(ctx);  scaler.unscale(ctx, gradients);
+///     scaler.skip_if(ctx, exchange.skip());  optimizer.step_range(...);  scaler.update(ctx);
 class loss_scaler {
  public:
   explicit loss_scaler(float initial = 65536.0F,
@@ -225,17 +247,20 @@ class loss_scaler {
   /// What the optimizer has to obey.
   kernels::step_control control() const { return {not_finite_.data(), nullptr}; }
 
-  /// x *= scale.
-  void multiply(gpu_context& ctx, std::span<float> x) const {
-    kernels::scale_by(ctx.stream(), x.data(), static_cast<index_t>(x.size()), &scale_.data()->value);
-  }
+  /// From now on the context's losses multiply their gradients. It must outlive their use.
+  void use(gpu_context& ctx) const { ctx.set_loss_scale(&scale_.data()->value); }
   /// Divides, and notes whether all are finite: forgets what it has noted before.
   void unscale(gpu_context& ctx, std::span<float> gradients) {
     check(cudaMemsetAsync(not_finite_.data(), 0, sizeof(int), ctx.stream()), "cudaMemsetAsync");
     kernels::unscale(ctx.stream(), gradients.data(), static_cast<index_t>(gradients.size()),
                      &scale_.data()->inverse, not_finite_.data());
   }
-  /// Changes the scale by what unscale has found.
+  /// Takes a flag on the device, if it is not 0 when the stream gets there, for gradients that are not
+  /// finite. After unscale, before the optimizer's step.
+  void skip_if(gpu_context& ctx, const int* flag) {
+    kernels::join_flag(ctx.stream(), flag, not_finite_.data());
+  }
+  /// Changes the scale by what unscale, or skip_if, has found.
   void update(gpu_context& ctx) {
     kernels::update_loss_scale(ctx.stream(), constants_, not_finite_.data(), scale_.data());
   }

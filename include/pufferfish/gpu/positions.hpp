@@ -68,7 +68,7 @@ void add_positions_in_turn(context<device::gpu>& ctx, const tensor_view<const T,
 }
 
 template <class T>
-void scale(context<device::gpu>& ctx, T factor, std::span<const T> x, std::span<T> y) {
+void scale(context<device::gpu>& ctx, parameter_t<T> factor, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "scale: lengths differ");
   gpu::kernels::scale<T>(ctx.stream(), factor, x.data(), y.data(), static_cast<index_t>(y.size()));
 }

@@ -29,9 +29,9 @@ blas_matrix blas_view(const char* what, const tensor_view<const T, 2>& view) {
        view.strides()});
 }
 
-template <class T>
+template <class T, class C>
 blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
-                        const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add) {
+                        const tensor_view<const T, 2>& b, const tensor_view<C, 2>& c, bool add) {
   if (a.extent(1) != b.extent(0) || c.extent(0) != a.extent(0) || c.extent(1) != b.extent(1)) {
     pufferfish::detail::throw_error<shape_error>(
         {"gpu::multiply: ", a.shape(), " times ", b.shape(), " does not fit ", c.shape()});
@@ -42,7 +42,7 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
   p.k = a.extent(1);
   p.a = blas_view<T>("gpu::multiply", b);
   p.b = blas_view<T>("gpu::multiply", a);
-  const blas_matrix result = blas_view<T>("gpu::multiply", c);
+  const blas_matrix result = blas_view<C>("gpu::multiply", c);
   if (result.transposed) {
     pufferfish::detail::throw_error<shape_error>(
         {"gpu::multiply: rows of the result ", c.shape(), " are dense"});
@@ -51,6 +51,7 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
   p.c_step = result.step;
   p.add = add;
   p.type = element<T>::type;
+  p.c_type = element<C>::type;
   p.compute = element<T>::compute;
   if (p.type == CUDA_R_32F && ctx.math() == math_mode::tf32) p.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
   return p;
@@ -65,7 +66,7 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
 template <class T>
 void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
               const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
-  detail::blas_product p = detail::product_of<T>(ctx, a, b, c, add);
+  detail::blas_product p = detail::product_of<T, T>(ctx, a, b, c, add);
   if (c.empty()) return;
   if (bias != nullptr && !add && p.k > 0) {
     p.bias = bias;
@@ -80,12 +81,24 @@ void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const
   if (p.k > 0) ctx.blas().multiply(p);
 }
 
+/// c = a b or c += a b, as multiply, where c has the type of parameters: for gradients of weights. Sums of
+/// 16-bit factors are not rounded to 16 bits.
+template <class T>
+void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                   const tensor_view<const T, 2>& b, const tensor_view<parameter_t<T>, 2>& c, bool add) {
+  using C = parameter_t<T>;
+  const detail::blas_product p = detail::product_of<T, C>(ctx, a, b, c, add);
+  if (c.empty()) return;
+  if (p.k > 0) return ctx.blas().multiply(p);
+  if (!add) kernels::fill_rows<C>(ctx.stream(), nullptr, c.data(), c.extent(0), c.extent(1), p.c_step);
+}
+
 /// `count` products of the shapes of a, b and c, their operands so many elements apart; else as multiply.
 template <class T>
 void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<const T, 2>& a,
                     index_t a_step, const tensor_view<const T, 2>& b, index_t b_step,
                     const tensor_view<T, 2>& c, index_t c_step, bool add = false) {
-  const detail::blas_product p = detail::product_of<T>(ctx, a, b, c, add);
+  const detail::blas_product p = detail::product_of<T, T>(ctx, a, b, c, add);
   if (c.empty() || count == 0) return;
   if (p.k > 0) return ctx.blas().multiply_batch(p, count, b_step, a_step, c_step);
   for (index_t i = 0; i < count && !add; ++i) {
@@ -110,7 +123,8 @@ void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
 }
 
 template <class T>
-void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, T* db, bool accumulate) {
+void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
+                   bool accumulate) {
   column_sums<T>(ctx, dy, db, accumulate);
 }
 
@@ -131,9 +145,17 @@ void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T,
 
 template <class T>
 void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                            const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
+                            const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                            bool accumulate) {
   detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
-  gpu::multiply<T>(ctx, transpose(x), dy, dw, accumulate);
+  gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
+}
+
+template <class T>
+void wide_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                          const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                          bool accumulate) {
+  gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
 }
 
 }  // namespace ops

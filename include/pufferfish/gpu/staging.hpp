@@ -30,6 +30,7 @@ class gradient_staging<T, device::gpu> {
         memory_(memory),
         skip_(gpu::device_memory(), 1),
         skip_to_send_(gpu::pinned_memory(), 1) {
+    gpu::check(cudaGetDevice(&device_), "cudaGetDevice");
     if (!used) return;
     for (std::size_t b = 0; b < buckets; ++b) come_.emplace_back(gpu::event_use::sleep);
     if (memory == exchange_memory::device) return;
@@ -66,6 +67,11 @@ class gradient_staging<T, device::gpu> {
                "cudaMemcpyAsync of gradients to the device");
   }
 
+  // MPI works on the device that is current: in a new thread that would be the first.
+  void enter_thread() {
+    if (memory_ == exchange_memory::device) gpu::check(cudaSetDevice(device_), "cudaSetDevice");
+  }
+
   /// On the device, not 0: the step does not count.
   const int* skip() const { return skip_.data(); }
   void publish(context<device::gpu>& ctx, bool usable) {
@@ -91,7 +97,10 @@ class gradient_staging<T, device::gpu> {
   /// Calls it when the context's stream gets there. It must not call CUDA.
   void call(context<device::gpu>& ctx, host_call what) { call_in(ctx.stream(), what); }
 
-  void leave_failures_to(const context<device::gpu>& ctx) { failures_ = ctx.failures(); }
+  // The thread may be about to leave one, of another graph's replay.
+  void leave_failures_to(const context<device::gpu>& ctx) {
+    if (failures_ != ctx.failures()) failures_ = ctx.failures();
+  }
   void leave_failure(std::exception_ptr failure) { failures_->post(failure); }
 
   /// Waits for all that the device has been given.
@@ -107,6 +116,7 @@ class gradient_staging<T, device::gpu> {
 
   parameter_store<T>* store_;
   exchange_memory memory_;
+  int device_ = 0;
   std::vector<gpu::event> come_;  // of each bucket
   memory_block<T> host_;
   memory_block<int> skip_, skip_to_send_;

@@ -103,7 +103,7 @@ class device_svd {
     kernels::load_matrix<T, C>(ctx.stream(), a.data, a.layout, transposed_, scale_, b_.data());
     decompose(b_.data(), x_.data(), eigenvalues::large);
     project();
-    if (std::is_same_v<C, float>) refine();
+    if constexpr (std::is_same_v<C, float>) refine();
   }
 
   /// All singular values, descending, and the sum of the squares of all elements; no vectors.

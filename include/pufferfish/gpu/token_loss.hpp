@@ -45,11 +45,11 @@ void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits
 template <class T>
 struct kept_logits {
   tensor_view<T, 2> logits;
-  T *maxima, *shares;
+  parameter_t<T>*maxima, *shares;
 
   kept_logits(T* kept, const extents<2>& shape)
       : logits(kept, shape, {ops::detail::kept_logit_step<T>(shape[1]), 1}),
-        maxima(kept + shape[0] * logits.stride(0)),
+        maxima(reinterpret_cast<parameter_t<T>*>(kept + shape[0] * logits.stride(0))),
         shares(maxima + shape[0]) {}
 };
 
@@ -57,12 +57,13 @@ struct kept_logits {
 template <class T>
 void output_losses(context<device::gpu>& ctx, const ops::output_layer<T>& layer,
                    std::span<const std::int32_t> targets, const token_loss_options& options,
-                   const tensor_view<T, 2>& logits, double* losses, T* maxima, T* shares) {
+                   const tensor_view<T, 2>& logits, double* losses, parameter_t<T>* maxima,
+                   parameter_t<T>* shares) {
   multiply<T>(ctx, layer.x, transpose(layer.weight), logits);
   kernels::token_logits<T> z = logits_of<T>(logits, targets, options);
   z.scale = static_cast<float>(layer.scale);
   z.bias = layer.bias;
-  kernels::token_losses<T>(ctx.stream(), z, {1.0, nullptr}, {}, losses, maxima, shares);
+  kernels::token_losses<T>(ctx.stream(), z, {1.0, nullptr, nullptr}, {}, losses, maxima, shares);
 }
 
 template <class T>
@@ -86,7 +87,7 @@ void output_loss_backward(context<device::gpu>& ctx, const ops::output_layer<T>&
   }
   const tensor_view<const T, 2> dz = all.logits;
   multiply<T>(ctx, dz, layer.weight, to.dx);
-  multiply<T>(ctx, transpose(dz), layer.x, to.dweight, to.add_weight);
+  multiply_wide<T>(ctx, transpose(dz), layer.x, to.dweight, to.add_weight);
 }
 
 }  // namespace gpu::detail
@@ -97,13 +98,15 @@ template <class T>
 void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                 std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
                 const tensor_view<T, 2>& dlogits, double* results) {
-  gpu::detail::token_loss<T>(ctx, logits, targets, options, {normalizer, nullptr}, dlogits, results);
+  gpu::detail::token_loss<T>(ctx, logits, targets, options, {normalizer, nullptr, ctx.loss_scale()}, dlogits,
+                             results);
 }
 template <class T>
 void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                 std::span<const std::int32_t> targets, const token_loss_options& options,
                 const double* normalizer, const tensor_view<T, 2>& dlogits, double* results) {
-  gpu::detail::token_loss<T>(ctx, logits, targets, options, {1.0, normalizer}, dlogits, results);
+  gpu::detail::token_loss<T>(ctx, logits, targets, options, {1.0, normalizer, ctx.loss_scale()}, dlogits,
+                             results);
 }
 
 template <class T>
@@ -119,7 +122,7 @@ void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, cons
   if (logits.empty()) return;
   scratch_frame frame(ctx.scratch());
   tensor_view<const T, 2> x = layer.x;
-  if (layer.scale != T{1}) {  // of the narrow operand
+  if (layer.scale != 1) {  // of the narrow operand
     const tensor_view<T, 2> scaled = frame.take<T>(x.shape());
     gpu::kernels::scale_rows<T>(ctx.stream(), layer.scale, gpu::detail::rows_of(x), x.extent(0), x.extent(1),
                                 gpu::detail::rows_of(scaled));
@@ -162,13 +165,15 @@ template <class T>
 void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,
                           double normalizer, T* kept, const output_gradient<T>& to) {
-  gpu::detail::output_loss_backward<T>(ctx, layer, targets, options, {normalizer, nullptr}, kept, to);
+  gpu::detail::output_loss_backward<T>(ctx, layer, targets, options, {normalizer, nullptr, ctx.loss_scale()},
+                                       kept, to);
 }
 template <class T>
 void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,
                           const double* normalizer, T* kept, const output_gradient<T>& to) {
-  gpu::detail::output_loss_backward<T>(ctx, layer, targets, options, {1.0, normalizer}, kept, to);
+  gpu::detail::output_loss_backward<T>(ctx, layer, targets, options, {1.0, normalizer, ctx.loss_scale()},
+                                       kept, to);
 }
 
 }  // namespace ops

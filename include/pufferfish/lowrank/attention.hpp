@@ -132,7 +132,7 @@ class low_rank_attention {
   template <class F>
   void visit(F&& f) {
     for (std::size_t i = 0; i < 4; ++i) {
-      core_.slots[i].visit([&](const char* name, parameter<T>& p) {
+      core_.slots[i].visit([&](const char* name, parameter<parameter_t<T>>& p) {
         const std::string full = message({names[i], ".", name});
         f(full.c_str(), p);
       });

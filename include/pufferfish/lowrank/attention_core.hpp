@@ -109,7 +109,7 @@ class attention_core {
     kept.in = input(ctx, q, k, v, batch);
     kept.weights = nullptr;
     if (ctx.training()) {
-      kept.weights = ctx.tape().template push<T>(ops::attention_kept_size(ctx, kept.in));
+      kept.weights = ctx.tape().template push<parameter_t<T>>(ops::attention_kept_size(ctx, kept.in));
     }
     kept.x = x;
     kept.memory = memory;
@@ -159,7 +159,7 @@ class attention_core {
     projection<Slot>::template backward<T>(ctx, slots[2], dv, dmemory, add_first && !dmemory.is_null());
     projection<Slot>::template backward<T>(ctx, slots[1], dk, dmemory, !dmemory.is_null());
     projection<Slot>::template backward<T>(ctx, slots[0], dq, dx, !dx.is_null() && (self || add));
-    ctx.tape().template pop<T>(ops::attention_kept_size(ctx, kept.in));
+    ctx.tape().template pop<parameter_t<T>>(ops::attention_kept_size(ctx, kept.in));
     ctx.tape().template pop<T>(kept.heads.shape());
     ctx.tape().template pop<T>(kept.in.v.shape());
     ctx.tape().template pop<T>(kept.in.k.shape());
@@ -174,7 +174,7 @@ class attention_core {
  private:
   struct taped {
     ops::attention_input<T> in;
-    T* weights;
+    parameter_t<T>* weights;
     tensor_view<const T, 2> x, memory, heads;
   };
 
@@ -191,7 +191,7 @@ class attention_core {
 
   template <class Device>
   void attend(context<Device>& ctx, const ops::attention_input<T>& in, const tensor_view<T, 2>& heads,
-              T* weights) const {
+              parameter_t<T>* weights) const {
     ops::clear_rows_outside<T>(ctx, in.queries, heads);
     ops::attention_forward<T>(ctx, in, heads, weights);
   }

@@ -33,23 +33,27 @@ class low_rank_conv {
 
   /// The factors as frameworks see them: down [rank][in][height][width], up [out][rank][1][1]; bias: out
   /// elements (null view: none). Views onto the kernels' own storage.
-  tensor_view<T, 4> down() { return down_.logical(); }
-  tensor_view<const T, 4> down() const { return down_.logical(); }
-  tensor_view<T, 4> up() { return up_.logical(); }
-  tensor_view<const T, 4> up() const { return up_.logical(); }
-  tensor_view<T, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
-  tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<parameter_t<T>, 4> down() { return down_.logical(); }
+  tensor_view<const parameter_t<T>, 4> down() const { return down_.logical(); }
+  tensor_view<parameter_t<T>, 4> up() { return up_.logical(); }
+  tensor_view<const parameter_t<T>, 4> up() const { return up_.logical(); }
+  tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<const parameter_t<T>, 1> bias() const {
+    return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
+  }
 
   /// up * down, the dense convolution's weight [out][in][height][width].
-  tensor<T, 4> to_dense() const {
+  tensor<parameter_t<T>, 4> to_dense() const {
     const index_t patch = shape_.patch(), out = shape_.out_channels;
-    tensor<T, 2> stored({patch, out});
+    tensor<parameter_t<T>, 2> stored({patch, out});
     stack_arena scratch;
-    native_gemm(scratch).multiply<T>(tensor_view<const T, 2>(down_.data(), {patch, rank_}),
-                                     tensor_view<const T, 2>(up_.data(), {rank_, out}), stored.view());
+    native_gemm(scratch).multiply<parameter_t<T>>(
+        tensor_view<const parameter_t<T>, 2>(down_.data(), {patch, rank_}),
+        tensor_view<const parameter_t<T>, 2>(up_.data(), {rank_, out}), stored.view());
     const logical_layout layout =
         logical_layout::kernel(out, shape_.in_channels, shape_.kernel.height, shape_.kernel.width);
-    return tensor<T, 4>(tensor_view<const T, 4>(stored.data(), layout.shape, layout.strides));
+    return tensor<parameter_t<T>, 4>(
+        tensor_view<const parameter_t<T>, 4>(stored.data(), layout.shape, layout.strides));
   }
 
   std::string describe() const { return message({"LowRankConv rank ", rank_, ", ", shape_.describe()}); }
@@ -133,7 +137,7 @@ class low_rank_conv {
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 4> t = inner_activation(ctx, x, inner_shape(dy.shape()), frame);
     const tensor_view<T, 4> dt = frame.take<T>(t.shape());
-    const tensor_view<T, 2> up_gradient(up_.gradient_data(), {rank_, shape_.out_channels});
+    const tensor_view<parameter_t<T>, 2> up_gradient(up_.gradient_data(), {rank_, shape_.out_channels});
     ops::low_rank_conv_backward_up<T>(ctx, t, dy, up_matrix(), up_gradient, up_.accumulate(), dt);
     ctx.gradient_written(up_);
     if (has_bias()) {
@@ -142,7 +146,7 @@ class low_rank_conv {
     }
     ops::conv_backward_weight<T>(ctx, down_shape_, x, dt, down_.gradient_data(), down_.accumulate());
     ctx.gradient_written(down_);
-    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.data(), dx, add);
+    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.template as<T>(), dx, add);
   }
 
   template <class Device>
@@ -152,8 +156,8 @@ class low_rank_conv {
     tensor_view<T, 4> t;
     if (ctx.training() && !recompute_) t = ctx.tape().template push<T>(inner_shape(y.shape()));
     if (ctx.training()) ctx.tape().push_value(x);
-    ops::low_rank_conv_forward<T>(ctx, down_shape_, x, down_.data(), up_matrix(),
-                                  has_bias() ? bias_.data() : nullptr, t, y, moments);
+    ops::low_rank_conv_forward<T>(ctx, down_shape_, x, down_.template as<T>(), up_matrix(),
+                                  has_bias() ? bias_.template as<T>() : nullptr, t, y, moments);
   }
 
   template <class Device>
@@ -161,7 +165,7 @@ class low_rank_conv {
                                            const extents<4>& inner, scratch_frame& frame) const {
     if (!recompute_) return ctx.tape().template pop<T>(inner);
     const tensor_view<T, 4> t = frame.take<T>(inner);
-    ops::conv_forward<T>(ctx, down_shape_, x, down_.data(), nullptr, t);
+    ops::conv_forward<T>(ctx, down_shape_, x, down_.template as<T>(), nullptr, t);
     return t;
   }
 
@@ -184,12 +188,12 @@ class low_rank_conv {
   static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
     return ops::detail::as_rows(view);
   }
-  tensor_view<const T, 2> up_matrix() const { return {up_.data(), {rank_, shape_.out_channels}}; }
+  tensor_view<const T, 2> up_matrix() const { return {up_.template as<T>(), {rank_, shape_.out_channels}}; }
 
   conv_shape shape_, down_shape_;
   index_t rank_;
   bool recompute_ = false;
-  parameter<T> down_, up_, bias_;
+  parameter<parameter_t<T>> down_, up_, bias_;
 };
 
 }  // namespace detail

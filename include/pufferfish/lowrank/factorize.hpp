@@ -164,10 +164,10 @@ constexpr bool check_pair() {
     static_assert(
         low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind,
         "pufferfish: the dense and the low-rank layer are of different kinds (convolution, linear, LSTM)");
-    static_assert(std::is_same_v<typename LowRank::value_type, weight_scalar_t<Dense>>,
+    static_assert(std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>,
                   "pufferfish: the dense and the low-rank layer have different scalars");
     return low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind &&
-           std::is_same_v<typename LowRank::value_type, weight_scalar_t<Dense>>;
+           std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>;
   }
   return false;
 }

@@ -114,9 +114,9 @@ void check_same_lstm(const Dense& dense, const low_rank_lstm<T>& layer, const st
 
 /// Copies factors and the host's biases (zeros if it has none) into a low-rank layer of the same shape and
 /// ranks.
-template <class Dense, class T>
+template <class Dense, class T, class LowRank>
 void load_lstm_factors([[maybe_unused]] const Dense& dense, const std::vector<factors<T>>& made,
-                       low_rank_lstm<T>& layer) {
+                       LowRank& layer) {
   for (index_t gate = 0; gate < lstm_gates; ++gate) {
     const factors<T>& input = made[static_cast<std::size_t>(gate)];
     const factors<T>& hidden = made[static_cast<std::size_t>(gate + lstm_gates)];

@@ -44,18 +44,20 @@ class low_rank_linear {
 
   /// The factors as frameworks see them: down [rank][in], up [out][rank]; bias: out elements (null view:
   /// none).
-  tensor_view<T, 2> down() { return as_matrix(down_); }
-  tensor_view<const T, 2> down() const { return as_matrix(down_); }
-  tensor_view<T, 2> up() { return as_matrix(up_); }
-  tensor_view<const T, 2> up() const { return as_matrix(up_); }
-  tensor_view<T, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
-  tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<parameter_t<T>, 2> down() { return as_matrix(down_); }
+  tensor_view<const parameter_t<T>, 2> down() const { return as_matrix(down_); }
+  tensor_view<parameter_t<T>, 2> up() { return as_matrix(up_); }
+  tensor_view<const parameter_t<T>, 2> up() const { return as_matrix(up_); }
+  tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<const parameter_t<T>, 1> bias() const {
+    return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
+  }
 
   /// up * down, the dense layer's weight [out][in].
-  tensor<T, 2> to_dense() const {
-    tensor<T, 2> dense({out_, in_});
+  tensor<parameter_t<T>, 2> to_dense() const {
+    tensor<parameter_t<T>, 2> dense({out_, in_});
     stack_arena scratch;
-    native_gemm(scratch).multiply<T>(up(), down(), dense.view());
+    native_gemm(scratch).multiply<parameter_t<T>>(up(), down(), dense.view());
     return dense;
   }
 
@@ -71,7 +73,7 @@ class low_rank_linear {
     const tensor_view<T, 2> t = ctx.training() ? ctx.tape().template push<T>(inner) : frame.take<T>(inner);
     if (ctx.training()) ctx.tape().push_value(x);
     ops::linear_forward<T>(ctx, x, stored(down_), nullptr, t);
-    ops::linear_forward<T>(ctx, t, stored(up_), has_bias() ? bias_.data() : nullptr, y);
+    ops::linear_forward<T>(ctx, t, stored(up_), has_bias() ? bias_.template as<T>() : nullptr, y);
   }
 
   /// Gradients from dy (M x out) to the factors and, unless dx is a null view, to x (dx: M x in, overlaps
@@ -151,22 +153,22 @@ class low_rank_linear {
       throw_error<shape_error>({describe(), ": input ", x, " does not fit output ", y});
     }
   }
-  template <class P>
-  static auto as_matrix(P& p) {
+  template <class Parameter>
+  static auto as_matrix(Parameter& p) {
     const auto all = p.logical();
     using element = typename decltype(all)::element_type;
     return tensor_view<element, 2>(all.data(), {all.extent(0), all.extent(1)},
                                    {all.stride(0), all.stride(1)});
   }
-  static tensor_view<const T, 2> stored(const parameter<T>& p) {
-    return {p.data(), {p.layout().shape[1], p.layout().shape[0]}};
+  static tensor_view<const T, 2> stored(const parameter<parameter_t<T>>& p) {
+    return {p.template as<T>(), {p.layout().shape[1], p.layout().shape[0]}};
   }
-  static tensor_view<T, 2> gradient(const parameter<T>& p) {
+  static tensor_view<parameter_t<T>, 2> gradient(const parameter<parameter_t<T>>& p) {
     return {p.gradient_data(), {p.layout().shape[1], p.layout().shape[0]}};
   }
 
   index_t in_, out_, rank_;
-  parameter<T> down_, up_, bias_;
+  parameter<parameter_t<T>> down_, up_, bias_;
 };
 
 }  // namespace detail

@@ -44,17 +44,17 @@ class low_rank_gates {
   index_t macs() const { return lstm_gates * rank_ * (in_ + hidden_); }
 
   /// Factors of one gate: [rank][in] and [hidden][rank].
-  tensor_view<T, 2> down(index_t gate) { return gate_view(down_, gate, rank_, in_); }
-  tensor_view<const T, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
-  tensor_view<T, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
-  tensor_view<const T, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }
+  tensor_view<parameter_t<T>, 2> down(index_t gate) { return gate_view(down_, gate, rank_, in_); }
+  tensor_view<const parameter_t<T>, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
+  tensor_view<parameter_t<T>, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
+  tensor_view<const parameter_t<T>, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }
 
   /// up * down of all gates, one below the other: [4 hidden][in].
-  tensor<T, 2> to_dense() const {
-    tensor<T, 2> dense({lstm_gates * hidden_, in_});
+  tensor<parameter_t<T>, 2> to_dense() const {
+    tensor<parameter_t<T>, 2> dense({lstm_gates * hidden_, in_});
     stack_arena scratch;
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      native_gemm(scratch).multiply<T>(up(gate), down(gate), dense.view().slice(0, gate * hidden_, hidden_));
+      native_gemm(scratch).multiply<parameter_t<T>>(up(gate), down(gate), dense.view().slice(0, gate * hidden_, hidden_));
     }
     return dense;
   }
@@ -107,11 +107,11 @@ class low_rank_gates {
                        const tensor_view<const T, 2>& kept, const tensor_view<const T, 2>& dz,
                        const tensor_view<const T, 2>& dkept) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::wide_product<T>(ctx, transpose(of_gate(kept, gate, rank_)), of_gate(dz, gate, hidden_),
-                           of_gate(gradient(up_), gate, hidden_), up_.accumulate());
+      ops::wide_backward_weight<T>(ctx, of_gate(kept, gate, rank_), of_gate(dz, gate, hidden_),
+                                   of_gate(gradient(up_), gate, hidden_), up_.accumulate());
     }
     ctx.gradient_written(up_);
-    ops::wide_product<T>(ctx, transpose(x), dkept, gradient(down_), down_.accumulate());
+    ops::wide_backward_weight<T>(ctx, x, dkept, gradient(down_), down_.accumulate());
     ctx.gradient_written(down_);
   }
   template <class Device>
@@ -145,7 +145,7 @@ class low_rank_gates {
     check_rank(message({"LowRankLSTM, ", name}), hidden, in, rank);
     return logical_layout::matrix(lstm_gates * rank, in);
   }
-  static void fill(parameter<T>& p, index_t fans, random_stream random) {
+  static void fill(parameter<parameter_t<T>>& p, index_t fans, random_stream random) {
     const double bound = std::sqrt(6.0 / static_cast<double>(fans));
     fill_uniform(p.values(), -bound, bound, random);
   }
@@ -154,21 +154,21 @@ class low_rank_gates {
   static tensor_view<U, 2> of_gate(const tensor_view<U, 2>& all, index_t gate, index_t width) {
     return all.slice(1, gate * width, width);
   }
-  template <class P>
-  static auto gate_view(P& p, index_t gate, index_t rows, index_t cols) {
+  template <class Parameter>
+  static auto gate_view(Parameter& p, index_t gate, index_t rows, index_t cols) {
     using element = std::remove_pointer_t<decltype(p.data())>;
     return tensor_view<element, 2>(p.data() + gate * rows, {rows, cols}, {1, lstm_gates * rows});
   }
-  static tensor_view<const T, 2> stored(const parameter<T>& p) {
-    return {p.data(), {p.layout().shape[1], p.layout().shape[0]}};
+  static tensor_view<const T, 2> stored(const parameter<parameter_t<T>>& p) {
+    return {p.template as<T>(), {p.layout().shape[1], p.layout().shape[0]}};
   }
-  static tensor_view<T, 2> gradient(const parameter<T>& p) {
+  static tensor_view<parameter_t<T>, 2> gradient(const parameter<parameter_t<T>>& p) {
     return {p.gradient_data(), {p.layout().shape[1], p.layout().shape[0]}};
   }
 
   std::array<const char*, 2> names_;
   index_t in_, hidden_, rank_;
-  parameter<T> down_, up_;
+  parameter<parameter_t<T>> down_, up_;
 };
 
 /// The rank-agnostic core of LowRankLSTM.
@@ -189,18 +189,18 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   index_t hidden_rank() const { return this->hidden_side().rank(); }
 
   /// Factors of one gate (0 i, 1 f, 2 g, 3 o) as frameworks see them: down [rank][in], up [hidden][rank].
-  tensor_view<T, 2> input_down(index_t gate) { return this->input_side().down(gate); }
-  tensor_view<const T, 2> input_down(index_t gate) const { return this->input_side().down(gate); }
-  tensor_view<T, 2> input_up(index_t gate) { return this->input_side().up(gate); }
-  tensor_view<const T, 2> input_up(index_t gate) const { return this->input_side().up(gate); }
-  tensor_view<T, 2> hidden_down(index_t gate) { return this->hidden_side().down(gate); }
-  tensor_view<const T, 2> hidden_down(index_t gate) const { return this->hidden_side().down(gate); }
-  tensor_view<T, 2> hidden_up(index_t gate) { return this->hidden_side().up(gate); }
-  tensor_view<const T, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
+  tensor_view<parameter_t<T>, 2> input_down(index_t gate) { return this->input_side().down(gate); }
+  tensor_view<const parameter_t<T>, 2> input_down(index_t gate) const { return this->input_side().down(gate); }
+  tensor_view<parameter_t<T>, 2> input_up(index_t gate) { return this->input_side().up(gate); }
+  tensor_view<const parameter_t<T>, 2> input_up(index_t gate) const { return this->input_side().up(gate); }
+  tensor_view<parameter_t<T>, 2> hidden_down(index_t gate) { return this->hidden_side().down(gate); }
+  tensor_view<const parameter_t<T>, 2> hidden_down(index_t gate) const { return this->hidden_side().down(gate); }
+  tensor_view<parameter_t<T>, 2> hidden_up(index_t gate) { return this->hidden_side().up(gate); }
+  tensor_view<const parameter_t<T>, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
 
   /// The dense layer's weights, PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
-  tensor<T, 2> input_to_dense() const { return this->input_side().to_dense(); }
-  tensor<T, 2> hidden_to_dense() const { return this->hidden_side().to_dense(); }
+  tensor<parameter_t<T>, 2> input_to_dense() const { return this->input_side().to_dense(); }
+  tensor<parameter_t<T>, 2> hidden_to_dense() const { return this->hidden_side().to_dense(); }
 
   std::string describe() const override {
     const index_t in = input_rank(), hidden = hidden_rank();

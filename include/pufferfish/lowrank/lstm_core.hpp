@@ -110,8 +110,8 @@ class lstm_core : public recurrent_layer<T> {
   }
 
   /// The biases of the four gates one after the other: 4 hidden elements.
-  tensor_view<T, 1> bias() { return {bias_.data(), {bias_.size()}}; }
-  tensor_view<const T, 1> bias() const { return {bias_.data(), {bias_.size()}}; }
+  tensor_view<parameter_t<T>, 1> bias() { return {bias_.data(), {bias_.size()}}; }
+  tensor_view<const parameter_t<T>, 1> bias() const { return {bias_.data(), {bias_.size()}}; }
 
   /// Multiply-accumulates for steps x batch x 1 x input.
   index_t macs(const extents<4>& input) const {
@@ -130,7 +130,7 @@ class lstm_core : public recurrent_layer<T> {
   void initialize(random_stream random) {
     input_side_.initialize(random.child("weight_ih"));
     hidden_side_.initialize(random.child("weight_hh"));
-    std::fill_n(bias_.data(), bias_.size(), T{});
+    std::fill_n(bias_.data(), bias_.size(), parameter_t<T>{});
   }
 
  protected:
@@ -187,7 +187,7 @@ class lstm_core : public recurrent_layer<T> {
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
     const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
     scratch_frame frame(ctx.scratch());
-    input_side_.forward(ctx, size.rows_of(x), bias_.data(), kept.input, kept.gates);
+    input_side_.forward(ctx, size.rows_of(x), bias_.template as<T>(), kept.input, kept.gates);
     const typename Side::template forward_steps<Device> add_hidden(ctx, frame, hidden_side_, size.steps);
     for (index_t t = 0; t < size.steps; ++t) {
       const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
@@ -300,7 +300,7 @@ class lstm_core : public recurrent_layer<T> {
   }
 
   Side input_side_, hidden_side_;
-  parameter<T> bias_;
+  parameter<parameter_t<T>> bias_;
 };
 
 }  // namespace detail

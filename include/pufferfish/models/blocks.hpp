@@ -62,19 +62,19 @@ residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool ba
 template <class T, class Device>
 class initialized_sequential : public sequential<T, Device> {
  public:
-  using change = void (*)(const std::string& name, parameter<T>& p, random_stream random);
+  using change = void (*)(const std::string& name, parameter<parameter_t<T>>& p, random_stream random);
 
   initialized_sequential(sequential<T, Device> layers, change c)
       : sequential<T, Device>(std::move(layers)), change_(c) {}
 
   void initialize(random_stream random) {
     sequential<T, Device>::initialize(random);
-    struct changer final : state_visitor<T> {
+    struct changer final : state_visitor<parameter_t<T>> {
       changer(change c, random_stream r) : call(c), from(r) {}
-      void on_parameter(const std::string& name, parameter<T>& p) override {
+      void on_parameter(const std::string& name, parameter<parameter_t<T>>& p) override {
         call(name, p, from.child(name));
       }
-      void on_buffer(const std::string&, state_buffer<T>&) override {}
+      void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
       change call;
       random_stream from;
     } visitor(change_, random);
@@ -87,7 +87,7 @@ class initialized_sequential : public sequential<T, Device> {
 
 /// Convolutions from N(0, 2 / fan_out); all else as the layers do it.
 template <class T>
-void kaiming_convolutions(const std::string&, parameter<T>& p, random_stream random) {
+void kaiming_convolutions(const std::string&, parameter<parameter_t<T>>& p, random_stream random) {
   if (p.layout().dims == 4) init::kaiming_normal_fan_out(p, random);
 }
 

@@ -78,8 +78,8 @@ residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride)
 /// Initial values as torchvision: convolutions N(0, 2 / fan_out). `Last`: the batch norm at the end of a
 /// branch starts at 0.
 template <class T, int Last>
-void imagenet_values(const std::string& name, parameter<T>& p, random_stream random) {
-  kaiming_convolutions(name, p, random);
+void imagenet_values(const std::string& name, parameter<parameter_t<T>>& p, random_stream random) {
+  kaiming_convolutions<T>(name, p, random);
   if (name.compare(0, 5, "layer") == 0 && ends_with(name, ".bn" + std::to_string(Last) + ".weight")) {
     init::constant(p, 0.0);
   }

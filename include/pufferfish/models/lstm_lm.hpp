@@ -176,9 +176,9 @@ class lstm_lm {
     const auto top = ctx.tape().template pop_value<tensor_view<const T, 2>>();
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> gradient = frame.take<T>(top.shape());
-    ops::wide_product<T>(ctx, dlogits, embedding_.weight(), gradient);
-    ops::wide_product<T>(ctx, transpose(dlogits), top, embedding_.weight_gradient(),
-                         embedding_.table().accumulate());
+    ops::wide_product<T>(ctx, dlogits, embedding_.rows(), gradient);
+    ops::wide_backward_weight<T>(ctx, dlogits, top, embedding_.weight_gradient(),
+                                 embedding_.table().accumulate());
     ops::column_sums<T>(ctx, dlogits, bias_.gradient_data(), bias_.accumulate());
     finish_backward(ctx, gradient);
   }
@@ -191,10 +191,10 @@ class lstm_lm {
   }
 
   /// For the arenas, and for factorize: the recurrent layers can be replaced by others of the same sizes.
-  void visit_state(state_visitor<T>& visitor, const std::string& prefix = {}) {
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     const std::string encoder = detail::join_name(prefix, "encoder"),
                       decoder = detail::join_name(prefix, "decoder");
-    embedding_.visit(detail::named_forwarder<T>{visitor, encoder});
+    embedding_.visit(detail::named_forwarder<parameter_t<T>>{visitor, encoder});
     for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].visit_state(visitor, layer_name(prefix, i));
     visitor.on_parameter(detail::join_name(decoder, "bias"), bias_);
   }
@@ -254,7 +254,7 @@ class lstm_lm {
   }
 
   ops::output_layer<T> output_on(const tensor_view<const T, 2>& top) const {
-    return {top, embedding_.weight(), bias_.data(), T{1}};
+    return {top, embedding_.rows(), bias_.template as<T>(), 1};
   }
 
   // x after dropout, in place or in new memory; training only.
@@ -326,7 +326,7 @@ class lstm_lm {
   lstm_lm_options options_;
   Embedding<T> embedding_;
   std::vector<any_layer<T, Device>> layers_;
-  parameter<T> bias_;
+  parameter<parameter_t<T>> bias_;
 };
 
 /// What the paper factorizes of it: all recurrent matrices, to a quarter of full rank; embedding and output

@@ -181,21 +181,21 @@ class transformer {
     // The scale goes with the narrow operands.
     const tensor_view<T, 2> top = frame.take<T>(seen.top.shape());
     scale_rows(ctx, seen.top, top);
-    ops::wide_product<T>(ctx, transpose(dlogits), top, embedding_.weight_gradient(),
-                         embedding_.table().accumulate());
-    ops::wide_product<T>(ctx, dlogits, embedding_.weight(), gradient.now());
+    ops::wide_backward_weight<T>(ctx, dlogits, top, embedding_.weight_gradient(),
+                                 embedding_.table().accumulate());
+    ops::wide_product<T>(ctx, dlogits, embedding_.rows(), gradient.now());
     scale_rows(ctx, gradient.now(), gradient.now());
     finish_backward(ctx, seen, gradient);
   }
 
   /// For the arenas, and for factorize: all projections and feed-forward matrices are slots.
-  void visit_state(state_visitor<T>& visitor, const std::string& prefix = {}) {
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     const auto named = [&](const char* name) { return detail::join_name(prefix, name); };
     const auto part = [&](const std::string& name, auto& block) { block.visit_state(visitor, name); };
-    embedding_.visit(detail::named_forwarder<T>{visitor, named("encoder.src_word_emb")});
-    encoder_norm_.visit(detail::named_forwarder<T>{visitor, named("encoder.layer_norm")});
+    embedding_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("encoder.src_word_emb")});
+    encoder_norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("encoder.layer_norm")});
     detail::for_each_part(encoder_, named("encoder"), part);
-    decoder_norm_.visit(detail::named_forwarder<T>{visitor, named("decoder.layer_norm")});
+    decoder_norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("decoder.layer_norm")});
     detail::for_each_part(decoder_, named("decoder"), part);
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
@@ -212,18 +212,18 @@ class transformer {
     detail::for_each_part(decoder_, "decoder", part);
     encoder_norm_.initialize(random);
     decoder_norm_.initialize(random);
-    struct matrices final : state_visitor<T> {
+    struct matrices final : state_visitor<parameter_t<T>> {
       explicit matrices(const random_stream& r) : random(r.child("xavier")) {}
-      void on_parameter(const std::string& name, parameter<T>& p) override {
+      void on_parameter(const std::string& name, parameter<parameter_t<T>>& p) override {
         if (p.layout().dims > 1) init::xavier_uniform(p, random.child(name));
       }
-      void on_buffer(const std::string&, state_buffer<T>&) override {}
+      void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
       random_stream random;
     } visitor(random);
     visit_state(visitor);
     if (options_.embedding_deviation > 0.0) {
-      const tensor_view<T, 2> table = embedding_.weight();
-      fill_normal(std::span<T>(table.data(), static_cast<std::size_t>(table.size())),
+      const tensor_view<parameter_t<T>, 2> table = embedding_.weight();
+      fill_normal(std::span<parameter_t<T>>(table.data(), static_cast<std::size_t>(table.size())),
                   options_.embedding_deviation, random.child("embedding"));
     }
   }
@@ -291,9 +291,9 @@ class transformer {
     return o;
   }
 
-  T output_scale() const { return static_cast<T>(1.0 / std::sqrt(static_cast<double>(options_.width))); }
+  parameter_t<T> output_scale() const { return static_cast<parameter_t<T>>(1.0 / std::sqrt(static_cast<double>(options_.width))); }
   ops::output_layer<T> output_on(const tensor_view<const T, 2>& top) const {
-    return {top, embedding_.weight(), nullptr, output_scale()};
+    return {top, embedding_.rows(), nullptr, output_scale()};
   }
   void scale_rows(context<Device>& ctx, const tensor_view<const T, 2>& from,
                   const tensor_view<T, 2>& to) const {

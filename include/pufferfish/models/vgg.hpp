@@ -76,7 +76,7 @@ network<T, Device> vgg(const char* model, const vgg_stages& stages, const vgg_op
 
 /// Weights from N(0, 2 / fan_in), batch norm weights from U[0, 1).
 template <class T>
-void lottery_ticket_values(const std::string& name, parameter<T>& p, random_stream random) {
+void lottery_ticket_values(const std::string& name, parameter<parameter_t<T>>& p, random_stream random) {
   if (p.layout().dims > 1) {
     const double fan_in = static_cast<double>(init::fans_of(p.layout()).in);
     init::normal(p, std::sqrt(2.0 / fan_in), random);

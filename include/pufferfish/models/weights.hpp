@@ -69,7 +69,7 @@ aligned_buffer<T> converted_tensor(const safetensors_file& file, const std::stri
 /// not changed.
 template <class Root, class Device>
 void load_weights(model<Root, Device>& net, const safetensors_file& file) {
-  using T = typename Root::value_type;
+  using T = parameter_t<typename Root::value_type>;
   std::vector<std::string> known, missing, unexpected;
   const auto look_for = [&](const std::string& name) {
     known.push_back(name);

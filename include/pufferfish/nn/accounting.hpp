@@ -70,7 +70,7 @@ struct state_counter final : state_visitor<T> {
 template <class T, class Device>
 layer_cost cost_of_layer(const std::string& name, const any_layer<T, Device>& layer, const extents<4>& input,
                          bool seen) {
-  state_counter<T> count;
+  state_counter<parameter_t<T>> count;
   // Visiting shows state that may be changed; here it is only counted.
   const_cast<any_layer<T, Device>&>(layer).visit_state(count);
   layer_cost cost{name, layer.describe(), count.parameters, count.buffers, layer.macs(input), 0, 0};

@@ -157,6 +157,10 @@ struct layer_ranks {
 /// A layer of any type, held by value: copies are deep.
 template <class T, class Device>
 class any_layer {
+  static_assert(
+      !std::is_same_v<T, bfloat16> && !std::is_same_v<T, float16>,
+      "pufferfish: networks compute in float or double; on a device in gpu::bf16 and gpu::fp16, too");
+
  public:
   using value_type = T;
 
@@ -201,7 +205,7 @@ class any_layer {
   }
 
   /// All parameters and buffers below, in execution order, under names joined by dots.
-  void visit_state(state_visitor<T>& visitor, const std::string& prefix = {}) {
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     self_->visit_state(visitor, prefix);
   }
   /// The layers below (not this one), containers before their contents.
@@ -224,7 +228,7 @@ class any_layer {
   /// The matrix of one gate on the hidden side of an LSTM that can be factorized.
   matrix_size hidden_matrix() const { return self_->hidden_matrix(); }
   /// What layer_traits show of such a layer, called `name`; nothing of another.
-  layer_weights<T> weights(const std::string& name) const { return self_->weights(name); }
+  layer_weights<parameter_t<T>> weights(const std::string& name) const { return self_->weights(name); }
   /// The low-rank layer that svd_factorize makes of this one; a report for each of its matrices. Throws
   /// state_error if weight_matrix() is empty, else as svd_factorize.
   any_layer factorized(const rank_policy& policy, const factorize_options& options,
@@ -286,7 +290,7 @@ class any_layer {
     virtual void backward_fused(context<Device>&, const tensor_view<const T, 4>&, const tensor_view<T, 4>&,
                                 const backward_fusion<T>&) const = 0;
     virtual void recompute(context<Device>&, const forward_record<T>&, const tensor_view<T, 4>&) const = 0;
-    virtual void visit_state(state_visitor<T>&, const std::string&) = 0;
+    virtual void visit_state(state_visitor<parameter_t<T>>&, const std::string&) = 0;
     virtual void visit_layers(layer_visitor<T, Device>&, const std::string&) = 0;
     virtual void trace(const any_layer&, layer_tracer<T, Device>&, const extents<4>&,
                        const std::string&) const = 0;
@@ -294,7 +298,7 @@ class any_layer {
     virtual void initialize(random_stream) = 0;
     virtual matrix_size weight_matrix() const = 0;
     virtual matrix_size hidden_matrix() const = 0;
-    virtual layer_weights<T> weights(const std::string&) const = 0;
+    virtual layer_weights<parameter_t<T>> weights(const std::string&) const = 0;
     virtual any_layer factorized(const rank_policy&, const factorize_options&,
                                  std::vector<factor_report>&) const = 0;
     virtual any_layer low_rank_twin(const layer_ranks&) const = 0;
@@ -372,11 +376,13 @@ class any_layer {
       if constexpr (detail::recomputing_layer<T, L, Device>) layer.recompute(ctx, record, y);
     }
 
-    void visit_state(state_visitor<T>& visitor, const std::string& prefix) override {
+    void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) override {
       if constexpr (requires { layer.visit_state(visitor, prefix); }) {
         layer.visit_state(visitor, prefix);
-      } else if constexpr (requires { layer.visit(detail::named_forwarder<T>{visitor, prefix}); }) {
-        layer.visit(detail::named_forwarder<T>{visitor, prefix});
+      } else if constexpr (requires {
+                             layer.visit(detail::named_forwarder<parameter_t<T>>{visitor, prefix});
+                           }) {
+        layer.visit(detail::named_forwarder<parameter_t<T>>{visitor, prefix});
       }
     }
     void visit_layers([[maybe_unused]] layer_visitor<T, Device>& visitor,
@@ -418,12 +424,12 @@ class any_layer {
         return {};
       }
     }
-    layer_weights<T> weights([[maybe_unused]] const std::string& name) const override {
-      layer_weights<T> result;
+    layer_weights<parameter_t<T>> weights([[maybe_unused]] const std::string& name) const override {
+      layer_weights<parameter_t<T>> result;
       if constexpr (detail::factorizable_layer<L>) {
         result.description = detail::host_description(layer, name);
         for (const auto& matrix : layer_traits<L>::matrices(layer)) {
-          result.matrices.push_back({matrix.name, detail::as_kernel<T>(matrix.view)});
+          result.matrices.push_back({matrix.name, detail::as_kernel<parameter_t<T>>(matrix.view)});
         }
         if constexpr (detail::has_biases_trait<L>) {
           for (const auto& bias : layer_traits<L>::biases(layer)) result.biases.push_back(bias.view);

@@ -239,11 +239,11 @@ class MultiHeadAttention {
     ctx.tape().template pop<index_t>(2 * n);
   }
 
-  void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     for (std::size_t i = 0; i < 4; ++i) {
       core_.slots[i].visit_state(visitor, detail::join_name(prefix, names[i]));
     }
-    norm_.visit(detail::named_forwarder<T>{visitor, detail::join_name(prefix, "layer_norm")});
+    norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, detail::join_name(prefix, "layer_norm")});
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
     for (std::size_t i = 0; i < 4; ++i) detail::visit_slot(visitor, prefix, names[i], core_.slots[i]);

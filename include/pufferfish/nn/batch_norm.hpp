@@ -79,11 +79,12 @@ class BatchNorm {
     }
     scratch_frame frame(ctx.scratch());
     const index_t size = channels();
-    T* statistics = ctx.training() ? ctx.tape().template push<T>(2 * size) : frame.take<T>(2 * size);
+    parameter_t<T>* statistics = ctx.training() ? ctx.tape().template push<parameter_t<T>>(2 * size)
+                                                : frame.take<parameter_t<T>>(2 * size);
     if (ctx.training()) ctx.tape().push_value(x);
     if (fusion.record != nullptr) *fusion.record = {x, statistics, fusion.relu};
     if (x.empty()) {
-      ops::fill<T>(ctx, {statistics, static_cast<std::size_t>(2 * size)}, T{});
+      ops::fill<parameter_t<T>>(ctx, {statistics, static_cast<std::size_t>(2 * size)}, {});
       return;
     }
     if (ctx.training()) {
@@ -119,15 +120,15 @@ class BatchNorm {
                        const ops::relu_mask<T>& mask) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>();
     const index_t size = channels();
-    const T* statistics = ctx.tape().template pop<T>(2 * size);
+    const parameter_t<T>* statistics = ctx.tape().template pop<parameter_t<T>>(2 * size);
     detail::check_shapes(*this, x.shape(), dy.shape());
     if (!dx.is_null()) detail::check_shapes(*this, x.shape(), dx.shape());
     scratch_frame frame(ctx.scratch());
     double* sums = frame.take<double>(2 * size);
     ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(), sums,
                                 sums + size, dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask);
-    ops::store_gradient<T>(ctx, sums, weight_.gradient_data(), size, weight_.accumulate());
-    ops::store_gradient<T>(ctx, sums + size, bias_.gradient_data(), size, bias_.accumulate());
+    ops::store_gradient<parameter_t<T>>(ctx, sums, weight_.gradient_data(), size, weight_.accumulate());
+    ops::store_gradient<parameter_t<T>>(ctx, sums + size, bias_.gradient_data(), size, bias_.accumulate());
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
   }
@@ -158,11 +159,11 @@ class BatchNorm {
   }
 
   void reset() {
-    std::fill_n(weight_.data(), channels(), T{1});
-    std::fill_n(bias_.data(), channels(), T{});
-    std::fill_n(running_mean_.data(), channels(), T{});
-    std::fill_n(running_var_.data(), channels(), T{1});
-    *batches_.data() = T{};
+    std::fill_n(weight_.data(), channels(), parameter_t<T>{1});
+    std::fill_n(bias_.data(), channels(), parameter_t<T>{});
+    std::fill_n(running_mean_.data(), channels(), parameter_t<T>{});
+    std::fill_n(running_var_.data(), channels(), parameter_t<T>{1});
+    *batches_.data() = parameter_t<T>{};
   }
 
   template <class U>
@@ -172,7 +173,7 @@ class BatchNorm {
 
   // `statistics`: mean and inverse deviation of each channel.
   template <class Device>
-  void apply(context<Device>& ctx, const tensor_view<const T, 4>& x, const T* statistics,
+  void apply(context<Device>& ctx, const tensor_view<const T, 4>& x, const parameter_t<T>* statistics,
              const tensor_view<T, 4>& y, const ops::norm_epilogue<T>& epilogue) const {
     ops::batch_norm_apply<T>(ctx, rows(x), statistics, statistics + channels(), weight_.data(), bias_.data(),
                              rows(y), epilogue);
@@ -181,7 +182,7 @@ class BatchNorm {
   // Mean and inverse deviation of the batch to `statistics`, and the batch into the running statistics.
   template <class Device>
   void use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, const ops::moment_parts<T>* moments,
-                 T* statistics) const {
+                 parameter_t<T>* statistics) const {
     const index_t size = channels(), count = x.extent(0);
     scratch_frame frame(ctx.scratch());
     double* mean = frame.take<double>(2 * size);
@@ -205,8 +206,8 @@ class BatchNorm {
   }
 
   double eps_, momentum_;
-  parameter<T> weight_, bias_;
-  state_buffer<T> running_mean_, running_var_, batches_;
+  parameter<parameter_t<T>> weight_, bias_;
+  state_buffer<parameter_t<T>> running_mean_, running_var_, batches_;
 };
 
 PUFFERFISH_NAMESPACE_END

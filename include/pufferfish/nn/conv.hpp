@@ -27,10 +27,12 @@ class Conv {
   bool has_bias() const { return bias_.size() > 0; }
 
   /// Weight [out][in][height][width] and bias (null view: none), as frameworks see them.
-  tensor_view<T, 4> weight() { return weight_.logical(); }
-  tensor_view<const T, 4> weight() const { return weight_.logical(); }
-  tensor_view<T, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
-  tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<parameter_t<T>, 4> weight() { return weight_.logical(); }
+  tensor_view<const parameter_t<T>, 4> weight() const { return weight_.logical(); }
+  tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<const parameter_t<T>, 1> bias() const {
+    return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
+  }
 
   std::string describe() const { return "Conv, " + shape_.describe(); }
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
@@ -39,7 +41,7 @@ class Conv {
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     if (ctx.training()) ctx.tape().push_value(x);
-    ops::conv_forward<T>(ctx, shape_, x, weight_.data(), has_bias() ? bias_.data() : nullptr, y);
+    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(), has_bias() ? bias_.template as<T>() : nullptr, y);
   }
 
   /// forward, and the moments of y's channels for a batch norm behind it.
@@ -47,7 +49,8 @@ class Conv {
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
     if (ctx.training()) ctx.tape().push_value(x);
-    ops::conv_forward<T>(ctx, shape_, x, weight_.data(), has_bias() ? bias_.data() : nullptr, y, &moments);
+    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(), has_bias() ? bias_.template as<T>() : nullptr, y,
+                         &moments);
   }
 
   /// Gradients from dy; dx may be a null view, or x, and overlaps nothing else.
@@ -92,7 +95,7 @@ class Conv {
       ctx.gradient_written(bias_);
     }
     // Last: dx may be x.
-    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.data(), dx, add);
+    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.template as<T>(), dx, add);
   }
 
   static logical_layout checked(const conv_shape& shape) {
@@ -102,7 +105,7 @@ class Conv {
   }
 
   conv_shape shape_;
-  parameter<T> weight_, bias_;
+  parameter<parameter_t<T>> weight_, bias_;
 };
 
 template <class T>
@@ -110,9 +113,9 @@ struct layer_traits<Conv<T>> {
   static constexpr auto kind = layer_kind::conv;
   static const conv_shape& shape(const Conv<T>& layer) { return layer.shape(); }
   static auto matrices(const Conv<T>& layer) {
-    return std::array{named_view<const T, 4>{"weight", layer.weight()}};
+    return std::array{named_view<const parameter_t<T>, 4>{"weight", layer.weight()}};
   }
-  static tensor_view<const T, 1> bias(const Conv<T>& layer) { return layer.bias(); }
+  static tensor_view<const parameter_t<T>, 1> bias(const Conv<T>& layer) { return layer.bias(); }
 };
 
 PUFFERFISH_NAMESPACE_END

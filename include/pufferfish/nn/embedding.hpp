@@ -28,11 +28,15 @@ class Embedding {
   std::int32_t padding() const { return padding_; }
 
   /// [vocabulary][width], rows dense.
-  tensor_view<T, 2> weight() { return {weight_.data(), {vocabulary(), width()}}; }
-  tensor_view<const T, 2> weight() const { return {weight_.data(), {vocabulary(), width()}}; }
-  tensor_view<T, 2> weight_gradient() const { return {weight_.gradient_data(), {vocabulary(), width()}}; }
-  std::span<T> weight_values() { return weight_.values(); }
-  const parameter<T>& table() const { return weight_; }
+  tensor_view<parameter_t<T>, 2> weight() { return {weight_.data(), {vocabulary(), width()}}; }
+  tensor_view<const parameter_t<T>, 2> weight() const { return {weight_.data(), {vocabulary(), width()}}; }
+  /// The same as passes read it.
+  tensor_view<const T, 2> rows() const { return {weight_.template as<T>(), {vocabulary(), width()}}; }
+  tensor_view<parameter_t<T>, 2> weight_gradient() const {
+    return {weight_.gradient_data(), {vocabulary(), width()}};
+  }
+  std::span<parameter_t<T>> weight_values() { return weight_.values(); }
+  const parameter<parameter_t<T>>& table() const { return weight_; }
 
   /// `writers` passes write the table's gradient in each backward pass: this one, and those of layers that
   /// use the table as well.
@@ -48,7 +52,7 @@ class Embedding {
     ops::check_tokens(
         ctx, [this] { return describe(); }, tokens, vocabulary());
     if (ctx.training()) ctx.tape().push_value(tokens);
-    ops::embedding_forward<T>(ctx, weight(), tokens, y);
+    ops::embedding_forward<T>(ctx, rows(), tokens, y);
   }
 
   /// The table's gradient from dy, shaped as y. Throws shape_error, and state_error without a forward pass in
@@ -82,7 +86,7 @@ class Embedding {
   }
 
   std::int32_t padding_;
-  parameter<T> weight_;
+  parameter<parameter_t<T>> weight_;
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -69,6 +69,12 @@ struct factorization {
 
   /// What another rank of a distributed run needs to build the same structure.
   std::vector<layer_rank> ranks() const { return low_rank; }
+
+  /// Adds a factorized layer, behind those that run before it.
+  void add(const std::string& name, const layer_ranks& ranks, std::vector<factor_report> reports) {
+    low_rank.push_back({name, ranks.rank, ranks.hidden});
+    for (factor_report& report : reports) layers.push_back(std::move(report));
+  }
 };
 
 namespace detail {
@@ -118,6 +124,16 @@ inline double cost_of(const matrix_size& size) {
          static_cast<double>(std::min(size.rows, size.cols));
 }
 
+/// Whether all of a layer's matrices together become smaller.
+inline bool shrinks(const std::vector<factor_report>& reports) {
+  index_t before = 0, after = 0;
+  for (const factor_report& report : reports) {
+    before += report.parameters_before;
+    after += report.parameters_after;
+  }
+  return after < before;
+}
+
 /// A chosen slot, and what becomes of it: nothing if it would grow.
 template <class T, class Device>
 struct slot_factorization {
@@ -136,12 +152,7 @@ struct slot_factorization {
     options.allow_growth = policy.keep_dense_if_larger;
     any_layer<T, Device> made = slot->factorized(policy.rank, options, reports);
     if (reports.size() == 1) reports[0].name = name;
-    index_t before = 0, after = 0;
-    for (const factor_report& report : reports) {
-      before += report.parameters_before;
-      after += report.parameters_after;
-    }
-    if (policy.keep_dense_if_larger && after >= before) return;
+    if (policy.keep_dense_if_larger && !shrinks(reports)) return;
     low_rank = std::move(made);
   }
 
@@ -192,9 +203,7 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
         continue;
       }
       *done.slot = std::move(*done.low_rank);
-      const layer_ranks ranks = done.slot->ranks();
-      result.low_rank.push_back({done.name, ranks.rank, ranks.hidden});
-      for (factor_report& report : done.reports) result.layers.push_back(std::move(report));
+      result.add(done.name, done.slot->ranks(), std::move(done.reports));
     }
   });
   result.parameters_after = net.parameter_count();
@@ -295,14 +304,14 @@ namespace detail {
 template <class T>
 Conv<T> merged(const low_rank_conv<T>& layer) {
   Conv<T> dense(layer.shape(), layer.has_bias());
-  copy(tensor_view<const T, 4>(layer.to_dense()), dense.weight());
+  copy(tensor_view<const parameter_t<T>, 4>(layer.to_dense()), dense.weight());
   if (layer.has_bias()) copy(layer.bias(), dense.bias());
   return dense;
 }
 template <class T>
 Linear<T> merged(const low_rank_linear<T>& layer) {
   Linear<T> dense(layer.in_features(), layer.out_features(), layer.has_bias());
-  copy(tensor_view<const T, 2>(layer.to_dense()), dense.weight());
+  copy(tensor_view<const parameter_t<T>, 2>(layer.to_dense()), dense.weight());
   if (layer.has_bias()) copy(layer.bias(), dense.bias());
   return dense;
 }

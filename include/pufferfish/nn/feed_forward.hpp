@@ -87,10 +87,10 @@ class FeedForward {
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
   }
 
-  void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     w_1_.visit_state(visitor, detail::join_name(prefix, "w_1"));
     w_2_.visit_state(visitor, detail::join_name(prefix, "w_2"));
-    norm_.visit(detail::named_forwarder<T>{visitor, detail::join_name(prefix, "layer_norm")});
+    norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, detail::join_name(prefix, "layer_norm")});
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
     detail::visit_slot(visitor, prefix, "w_1", w_1_);

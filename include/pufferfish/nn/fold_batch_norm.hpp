@@ -42,7 +42,7 @@ struct channel_affine {
   template <class T>
   explicit channel_affine(BatchNorm<T>& norm)
       : scale(static_cast<std::size_t>(norm.channels())), shift(scale.size()) {
-    const T *weight = nullptr, *bias = nullptr, *mean = nullptr, *variance = nullptr;
+    const parameter_t<T> *weight = nullptr, *bias = nullptr, *mean = nullptr, *variance = nullptr;
     norm.visit([&](const char* name, auto& thing) {
       const std::string called = name;
       if (called == "weight") weight = thing.data();
@@ -139,7 +139,7 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
     for (index_t r = 0; r < layer.rank(); ++r) {
       sum += static_cast<double>(up.weight()(o, r, 0, 0)) * norm.shift[static_cast<std::size_t>(r)];
     }
-    result.bias()(o) = static_cast<T>(sum);
+    result.bias()(o) = static_cast<parameter_t<T>>(sum);
   }
   return result;
 }

@@ -44,7 +44,7 @@ struct layer_abilities {
 template <class T>
 struct forward_record {
   tensor_view<const T, 4> x;
-  const T* statistics = nullptr;
+  const parameter_t<T>* statistics = nullptr;
   bool relu = false;
 };
 

@@ -27,7 +27,7 @@ class LayerNorm {
       : eps_(eps),
         weight_(logical_layout::vector(checked(features, eps)), parameter_role::norm),
         bias_(logical_layout::vector(features), parameter_role::norm) {
-    std::fill_n(weight_.data(), features, T{1});
+    std::fill_n(weight_.data(), features, parameter_t<T>{1});
   }
 
   index_t features() const { return weight_.size(); }
@@ -81,8 +81,8 @@ class LayerNorm {
 
   /// Weight 1, bias 0. No random numbers.
   void initialize(random_stream) {
-    std::fill_n(weight_.data(), features(), T{1});
-    std::fill_n(bias_.data(), features(), T{});
+    std::fill_n(weight_.data(), features(), parameter_t<T>{1});
+    std::fill_n(bias_.data(), features(), parameter_t<T>{});
   }
 
   template <class F>
@@ -120,7 +120,7 @@ class LayerNorm {
     record_type record;
     if (ctx.training()) {
       record.sum = input.sums() ? input.sum : input.x.data();
-      record.statistics = ctx.tape().template push<T>(2 * shape[0]);
+      record.statistics = ctx.tape().template push<parameter_t<T>>(2 * shape[0]);
       if (input.dropout.drops()) {
         record.mask = ctx.tape().template push<word>(ops::norm_mask_size<T>(ctx, shape));
       }
@@ -137,19 +137,20 @@ class LayerNorm {
       detail::throw_error<shape_error>({describe(), ": gradient ", dy.shape(), " of an output ", kept.shape});
     }
     if (kept.record.mask != nullptr) ctx.tape().template pop<word>(ops::norm_mask_size<T>(ctx, kept.shape));
-    ctx.tape().template pop<T>(2 * kept.shape[0]);
+    ctx.tape().template pop<parameter_t<T>>(2 * kept.shape[0]);
     scratch_frame frame(ctx.scratch());
     double* sums = frame.take<double>(2 * features());
     ops::layer_norm_backward<T>(ctx, kept.record, kept.dropout, weight_.data(), dy, sums, sums + features(),
                                 dsum, dx);
-    ops::store_gradient<T>(ctx, sums + features(), bias_.gradient_data(), features(), bias_.accumulate());
-    ops::store_gradient<T>(ctx, sums, weight_.gradient_data(), features(), weight_.accumulate());
+    ops::store_gradient<parameter_t<T>>(ctx, sums + features(), bias_.gradient_data(), features(),
+                                        bias_.accumulate());
+    ops::store_gradient<parameter_t<T>>(ctx, sums, weight_.gradient_data(), features(), weight_.accumulate());
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
   }
 
   double eps_;
-  parameter<T> weight_, bias_;
+  parameter<parameter_t<T>> weight_, bias_;
 };
 
 PUFFERFISH_NAMESPACE_END

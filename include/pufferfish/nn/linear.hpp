@@ -28,10 +28,12 @@ class Linear {
   bool has_bias() const { return bias_.size() > 0; }
 
   /// Weight [out][in] and bias (null view: none), as frameworks see them.
-  tensor_view<T, 2> weight() { return {weight_.data(), {out_, in_}, {1, out_}}; }
-  tensor_view<const T, 2> weight() const { return {weight_.data(), {out_, in_}, {1, out_}}; }
-  tensor_view<T, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
-  tensor_view<const T, 1> bias() const { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<parameter_t<T>, 2> weight() { return {weight_.data(), {out_, in_}, {1, out_}}; }
+  tensor_view<const parameter_t<T>, 2> weight() const { return {weight_.data(), {out_, in_}, {1, out_}}; }
+  tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
+  tensor_view<const parameter_t<T>, 1> bias() const {
+    return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
+  }
 
   std::string describe() const { return "Linear " + std::to_string(in_) + " -> " + std::to_string(out_); }
 
@@ -39,7 +41,7 @@ class Linear {
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) const {
     if (ctx.training()) ctx.tape().push_value(x);
-    ops::linear_forward<T>(ctx, x, stored(), has_bias() ? bias_.data() : nullptr, y);
+    ops::linear_forward<T>(ctx, x, stored(), has_bias() ? bias_.template as<T>() : nullptr, y);
   }
 
   /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing.
@@ -90,19 +92,19 @@ class Linear {
     }
     return logical_layout::matrix(out, in);
   }
-  tensor_view<const T, 2> stored() const { return {weight_.data(), {in_, out_}}; }
+  tensor_view<const T, 2> stored() const { return {weight_.template as<T>(), {in_, out_}}; }
 
   index_t in_, out_;
-  parameter<T> weight_, bias_;
+  parameter<parameter_t<T>> weight_, bias_;
 };
 
 template <class T>
 struct layer_traits<Linear<T>> {
   static constexpr auto kind = layer_kind::linear;
   static auto matrices(const Linear<T>& layer) {
-    return std::array{named_view<const T, 2>{"weight", layer.weight()}};
+    return std::array{named_view<const parameter_t<T>, 2>{"weight", layer.weight()}};
   }
-  static tensor_view<const T, 1> bias(const Linear<T>& layer) { return layer.bias(); }
+  static tensor_view<const parameter_t<T>, 1> bias(const Linear<T>& layer) { return layer.bias(); }
 };
 
 PUFFERFISH_NAMESPACE_END

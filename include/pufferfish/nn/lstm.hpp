@@ -33,11 +33,15 @@ class dense_gates {
   index_t macs() const { return weight_.size(); }
 
   /// [4 hidden][in], and the rows of one gate.
-  tensor_view<T, 2> weight() {
+  tensor_view<parameter_t<T>, 2> weight() {
     return {weight_.data(), {lstm_gates * hidden_, in_}, {1, lstm_gates * hidden_}};
   }
-  tensor_view<const T, 2> weight() const { return transpose(stored()); }
-  tensor_view<const T, 2> weight(index_t gate) const { return weight().slice(0, gate * hidden_, hidden_); }
+  tensor_view<const parameter_t<T>, 2> weight() const {
+    return {weight_.data(), {lstm_gates * hidden_, in_}, {1, lstm_gates * hidden_}};
+  }
+  tensor_view<const parameter_t<T>, 2> weight(index_t gate) const {
+    return weight().slice(0, gate * hidden_, hidden_);
+  }
 
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
@@ -76,8 +80,8 @@ class dense_gates {
   template <class Device>
   void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>&,
                        const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&) const {
-    ops::wide_product<T>(ctx, transpose(x), dz, {weight_.gradient_data(), stored().shape()},
-                         weight_.accumulate());
+    ops::wide_backward_weight<T>(ctx, x, dz, {weight_.gradient_data(), stored().shape()},
+                                 weight_.accumulate());
     ctx.gradient_written(weight_);
   }
   template <class Device>
@@ -99,11 +103,11 @@ class dense_gates {
   }
 
  private:
-  tensor_view<const T, 2> stored() const { return {weight_.data(), {in_, lstm_gates * hidden_}}; }
+  tensor_view<const T, 2> stored() const { return {weight_.template as<T>(), {in_, lstm_gates * hidden_}}; }
 
   const char* name_;
   index_t in_, hidden_;
-  parameter<T> weight_;
+  parameter<parameter_t<T>> weight_;
 };
 
 }  // namespace detail
@@ -124,10 +128,10 @@ class LSTM : public detail::lstm_core<T, detail::dense_gates<T>> {
                                     gates("weight_hh", checked(hidden), checked(hidden))) {}
 
   /// PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
-  tensor_view<T, 2> input_weight() { return this->input_side().weight(); }
-  tensor_view<const T, 2> input_weight() const { return this->input_side().weight(); }
-  tensor_view<T, 2> hidden_weight() { return this->hidden_side().weight(); }
-  tensor_view<const T, 2> hidden_weight() const { return this->hidden_side().weight(); }
+  tensor_view<parameter_t<T>, 2> input_weight() { return this->input_side().weight(); }
+  tensor_view<const parameter_t<T>, 2> input_weight() const { return this->input_side().weight(); }
+  tensor_view<parameter_t<T>, 2> hidden_weight() { return this->hidden_side().weight(); }
+  tensor_view<const parameter_t<T>, 2> hidden_weight() const { return this->hidden_side().weight(); }
 
   std::string describe() const override {
     return detail::message({"LSTM ", this->input_size(), " -> ", this->hidden_size()});
@@ -142,12 +146,12 @@ template <class T>
 struct layer_traits<LSTM<T>> {
   static constexpr auto kind = layer_kind::lstm;
   static auto matrices(const LSTM<T>& layer) {
-    const auto of = [](const tensor_view<const T, 2>& all, index_t gate) {
+    const auto of = [](const tensor_view<const parameter_t<T>, 2>& all, index_t gate) {
       const index_t hidden = all.extent(0) / lstm_gates;
       return all.slice(0, gate * hidden, hidden);
     };
     const auto input = layer.input_weight(), hidden = layer.hidden_weight();
-    using view = named_view<const T, 2>;
+    using view = named_view<const parameter_t<T>, 2>;
     return std::array{view{"weight_ii", of(input, 0)},  view{"weight_if", of(input, 1)},
                       view{"weight_ig", of(input, 2)},  view{"weight_io", of(input, 3)},
                       view{"weight_hi", of(hidden, 0)}, view{"weight_hf", of(hidden, 1)},
@@ -156,7 +160,7 @@ struct layer_traits<LSTM<T>> {
   static auto biases(const LSTM<T>& layer) {
     const index_t hidden = layer.hidden_size();
     const auto of = [&](index_t gate) { return layer.bias().slice(0, gate * hidden, hidden); };
-    using view = named_view<const T, 1>;
+    using view = named_view<const parameter_t<T>, 1>;
     return std::array{view{"bias_i", of(0)}, view{"bias_f", of(1)}, view{"bias_g", of(2)},
                       view{"bias_o", of(3)}};
   }
@@ -168,8 +172,8 @@ namespace detail {
 template <class T>
 LSTM<T> merged(const low_rank_lstm<T>& layer) {
   LSTM<T> dense(layer.input_size(), layer.hidden_size());
-  copy(tensor_view<const T, 2>(layer.input_to_dense()), dense.input_weight());
-  copy(tensor_view<const T, 2>(layer.hidden_to_dense()), dense.hidden_weight());
+  copy(tensor_view<const parameter_t<T>, 2>(layer.input_to_dense()), dense.input_weight());
+  copy(tensor_view<const parameter_t<T>, 2>(layer.hidden_to_dense()), dense.hidden_weight());
   copy(layer.bias(), dense.bias());
   return dense;
 }

@@ -10,7 +10,8 @@
 ///     class ExampleRoot {                                       // copyable, copies are deep
 ///      public:
 ///       using value_type = T;
-///       void visit_state(state_visitor<T>&, const std::string& prefix = {});   // parameters and buffers
+///       // Parameters and buffers.
+///       void visit_state(state_visitor<parameter_t<T>>&, const std::string& prefix = {});
 ///       void visit_layers(layer_visitor<T, Device>&, const std::string& prefix = {});   // replaceable slots
 ///       void initialize(random_stream);
 ///     };
@@ -37,6 +38,8 @@ class model {
  public:
   using root_type = Root;
   using value_type = typename Root::value_type;
+  using parameter_type = parameter_t<value_type>;
+  using device_type = Device;
   using layer_type = any_layer<value_type, Device>;
 
   explicit model(Root root) : state_(std::make_unique<state>(std::move(root))) { pack(); }
@@ -72,8 +75,8 @@ class model {
   }
 
   /// The arenas; see parameter_store.
-  parameter_store<value_type>& store() { return state_->store; }
-  const parameter_store<value_type>& store() const { return state_->store; }
+  parameter_store<parameter_type>& store() { return state_->store; }
+  const parameter_store<parameter_type>& store() const { return state_->store; }
   std::uint64_t generation() const { return state_->store.generation(); }
   index_t parameter_count() const { return static_cast<index_t>(state_->store.values().size()); }
 
@@ -124,7 +127,7 @@ class model {
   }
 
  private:
-  using host_scope = detail::host_scope<value_type>;
+  using host_scope = detail::host_scope<parameter_type>;
 
   Root copied_root() const {
     std::optional<Root> copy;
@@ -136,11 +139,11 @@ class model {
   struct state {
     explicit state(Root r) : root(std::move(r)) {}
     Root root;
-    parameter_store<value_type> store{memory_of<Device>::source()};
+    parameter_store<parameter_type> store{memory_of<Device>::source(), rounded_format_of<value_type>};
   };
 
   void pack() {
-    state_->store.pack([this](state_visitor<value_type>& visitor) { state_->root.visit_state(visitor); });
+    state_->store.pack([this](state_visitor<parameter_type>& visitor) { state_->root.visit_state(visitor); });
   }
 
   std::unique_ptr<state> state_;

@@ -73,9 +73,9 @@ class network : public model<any_layer<T, Device>, Device> {
   index_t macs(const extents<4>& input) const { return root().macs(input); }
 
  private:
-  struct counter final : state_visitor<T> {
-    void on_parameter(const std::string&, parameter<T>& p) override { parameters += p.size(); }
-    void on_buffer(const std::string&, state_buffer<T>&) override {}
+  struct counter final : state_visitor<parameter_t<T>> {
+    void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override { parameters += p.size(); }
+    void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
     index_t parameters = 0;
   };
 };

@@ -6,6 +6,7 @@
 /// an optimizer is one loop and a gradient bucket is a range.
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -29,6 +30,10 @@ struct stored_entry {
 /// execution order: the order in which a backward pass finishes them, the same on every rank. The visited
 /// objects keep pointers into the arenas: the store must live as long as they are used, and moves with them.
 ///
+/// For layers that compute in 16 bits it keeps rounded copies of the values besides, in an arena of their
+/// own, each on a boundary of vectors: written whenever the store gets new values, by the optimizer's step,
+/// and by round().
+///
 /// The arenas may lie on a device. Whatever the host does to the visited objects then happens between
 /// bring_to_host() and send_back().
 template <class T>
@@ -37,9 +42,13 @@ class parameter_store {
   using parameter_entry = stored_entry<parameter<T>>;
   using buffer_entry = stored_entry<state_buffer<T>>;
 
+  static_assert(rounded_format_of<T> == rounded_format::none,
+                "pufferfish: parameters of layers that compute in 16 bits are floats: parameter_t");
+
   parameter_store() : parameter_store(host_memory()) {}
-  /// With arenas in memory from a source, which must outlive it.
-  explicit parameter_store(memory_source& source) : source_(&source) {}
+  /// With arenas in memory from a source, which must outlive it, and copies in `rounded`.
+  explicit parameter_store(memory_source& source, rounded_format rounded = rounded_format::none)
+      : source_(&source), format_(rounded) {}
 
   /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
   /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. Values
@@ -52,7 +61,8 @@ class parameter_store {
     std::reverse(found.parameters.begin(), found.parameters.end());
     const index_t size = place(found.parameters), buffer_size = place(found.buffers);
     if (found.any_on_device()) return pack_on_device(std::move(found), size, buffer_size);
-    memory_block<T> values(host_memory(), size), gradients(*source_, size),
+    const index_t lead = lead_of(found.parameters);
+    memory_block<T> values(host_memory(), size), gradients(*source_, size, lead),
         buffers(host_memory(), buffer_size);
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
@@ -65,8 +75,9 @@ class parameter_store {
     gradients_ = std::move(gradients);
     buffers_ = std::move(buffers);
     ++generation_;
-    if (source_->on_host()) return;
-    host_values_ = std::exchange(values_, memory_block<T>(*source_, size, uninitialized));
+    make_rounded();
+    if (source_->on_host()) return round();
+    host_values_ = std::exchange(values_, memory_block<T>(*source_, size, uninitialized, lead));
     host_buffers_ = std::exchange(buffers_, memory_block<T>(*source_, buffer_size, uninitialized));
     on_host_ = true;
     send_back(true);
@@ -94,6 +105,7 @@ class parameter_store {
     if (changed) {
       values_.from_host(std::as_const(host_values_).span());
       buffers_.from_host(std::as_const(host_buffers_).span());
+      round();
     }
     host_values_ = {};
     host_buffers_ = {};
@@ -125,6 +137,21 @@ class parameter_store {
   std::span<T> buffers() { return buffers_.span(); }
   std::span<const T> buffers() const { return buffers_.span(); }
 
+  /// The arena of the copies, nullptr without; where a parameter's copy begins there, by its id. Whoever
+  /// writes values(), but for the store itself and optimizers, calls round() then; it waits for the device.
+  void* rounded() { return rounded_.data(); }
+  index_t rounded_offset(int id) const { return rounded_offsets_[static_cast<std::size_t>(id)]; }
+  rounded_format rounded_as() const { return format_; }
+  void round() {
+    if constexpr (std::is_same_v<T, float>) {
+      for (std::size_t i = 0; i < rounded_offsets_.size(); ++i) {
+        const parameter_entry& entry = parameters_[i];
+        source_->round(format_, values_.data() + entry.offset, rounded_.data() + rounded_offsets_[i],
+                       entry.thing->size());
+      }
+    }
+  }
+
   /// In arena order; position is the parameter's id.
   const std::vector<parameter_entry>& parameters() const { return parameters_; }
   const std::vector<buffer_entry>& buffer_entries() const { return buffer_entries_; }
@@ -148,7 +175,8 @@ class parameter_store {
   };
 
   PUFFERFISH_COLD void pack_on_device(collector found, index_t size, index_t buffer_size) {
-    memory_block<T> values(*source_, size, uninitialized), gradients(*source_, size),
+    const index_t lead = lead_of(found.parameters);
+    memory_block<T> values(*source_, size, uninitialized, lead), gradients(*source_, size, lead),
         buffers(*source_, buffer_size, uninitialized);
     gather(found.parameters, values_, values);
     gather(found.buffers, buffers_, buffers);
@@ -167,6 +195,8 @@ class parameter_store {
     host_buffers_ = {};
     on_host_ = false;
     ++generation_;
+    make_rounded();
+    round();
   }
 
   // Copies all entries' values to their places in a new arena on a device; those that were neighbours in the
@@ -192,10 +222,38 @@ class parameter_store {
     }
   }
 
+  void make_rounded() {
+    if (format_ == rounded_format::none) return;
+    constexpr index_t boundary = 64;
+    rounded_offsets_.clear();
+    index_t end = 0;
+    for (const parameter_entry& entry : parameters_) {
+      rounded_offsets_.push_back(end);
+      end += (entry.thing->size() + boundary - 1) / boundary * boundary;
+    }
+    rounded_ = memory_block<std::uint16_t>(*source_, end, uninitialized);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i].thing->set_rounded(rounded_.data() + rounded_offsets_[i]);
+    }
+  }
+
   void relocate(T* values, T* buffers, bool on_device) {
     for (const parameter_entry& entry : parameters_) entry.thing->relocate(values + entry.offset, on_device);
     for (const buffer_entry& entry : buffer_entries_)
       entry.thing->relocate(buffers + entry.offset, on_device);
+  }
+
+  // Parameters are packed, so an odd one (the bias of ten classes, and it comes first) keeps all that follow
+  // off the boundaries of 16 bytes from which a device reads vectors: its arenas begin where most elements
+  // lie on them.
+  index_t lead_of(const std::vector<parameter_entry>& entries) const {
+    constexpr index_t vector = 16 / static_cast<index_t>(sizeof(T));
+    std::array<index_t, static_cast<std::size_t>(vector)> gain{};
+    if (source_->on_host()) return 0;
+    for (const parameter_entry& entry : entries) {
+      gain[static_cast<std::size_t>((vector - entry.offset % vector) % vector)] += entry.thing->size();
+    }
+    return std::max_element(gain.begin(), gain.end()) - gain.begin();
   }
 
   template <class Entries>
@@ -211,7 +269,10 @@ class parameter_store {
   std::vector<parameter_entry> parameters_;
   std::vector<buffer_entry> buffer_entries_;
   memory_source* source_;
+  rounded_format format_ = rounded_format::none;
   memory_block<T> values_, gradients_, buffers_;
+  memory_block<std::uint16_t> rounded_;
+  std::vector<index_t> rounded_offsets_;
   memory_block<T> host_values_, host_buffers_;  // of a device's, while they are on the host
   bool on_host_ = false;
   std::uint64_t generation_ = 0;

@@ -94,7 +94,7 @@ class residual {
     return result;
   }
 
-  void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     branch_.visit_state(visitor, prefix);
     shortcut_.visit_state(visitor, detail::join_name(prefix, shortcut_name_));
   }

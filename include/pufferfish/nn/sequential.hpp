@@ -166,7 +166,7 @@ class sequential {
     ctx.tape().template pop<inner_output>(static_cast<index_t>(size()) + 1);
   }
 
-  void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     for (child& c : children_) c.layer.visit_state(visitor, detail::join_name(prefix, c.name));
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {

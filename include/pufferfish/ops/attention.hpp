@@ -392,7 +392,7 @@ void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const t
 
 /// The device's form: <pufferfish/gpu.hpp>. Whether the runs lie in the rows it does not check.
 template <class T>
-void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y, T* kept);
+void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y, parameter_t<T>* kept);
 
 /// Gradients from dy (shaped as y) to q, k and v: dq, dk, dv, shaped as those, rows dense; overlap nothing.
 /// Rows of no sequence are left alone. `in` and `kept` as in the forward pass; sequences share nothing here.
@@ -437,7 +437,7 @@ void attention_backward(context<device::cpu>& ctx, const attention_input<T>& in,
 }
 /// The device's form: <pufferfish/gpu.hpp>. It needs y.
 template <class T>
-void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const T* kept,
+void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const parameter_t<T>* kept,
                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,
                         const tensor_view<T, 2>& dk, const tensor_view<T, 2>& dv,
                         const tensor_view<const T, 2>& y);

@@ -187,8 +187,9 @@ void batch_norm_use_batch(context<device::cpu>&, const double* mean, const doubl
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
 void batch_norm_use_batch(context<device::gpu>& ctx, const double* mean, const double* variance,
-                          index_t channels, index_t count, double eps, double momentum, T* statistics,
-                          T* running_mean, T* running_var, T* batches);
+                          index_t channels, index_t count, double eps, double momentum,
+                          parameter_t<T>* statistics, parameter_t<T>* running_mean,
+                          parameter_t<T>* running_var, parameter_t<T>* batches);
 
 /// The same from the running statistics, for inference: running_mean_c to statistics_c, 1 /
 /// sqrt(running_var_c
@@ -203,8 +204,9 @@ void batch_norm_use_running(context<device::cpu>&, const T* running_mean, const 
 }
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
-void batch_norm_use_running(context<device::gpu>& ctx, const T* running_mean, const T* running_var,
-                            index_t channels, double eps, T* statistics);
+void batch_norm_use_running(context<device::gpu>& ctx, const parameter_t<T>* running_mean,
+                            const parameter_t<T>* running_var, index_t channels, double eps,
+                            parameter_t<T>* statistics);
 
 /// What follows a normalisation in the same pass.
 template <class T>
@@ -246,9 +248,9 @@ void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& 
 }
 /// The device's form: <pufferfish/gpu.hpp>. Bits of its masks lie as gpu/kernels/relu_mask.hpp says.
 template <class T>
-void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
-                      const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
-                      const norm_epilogue<T>& epilogue = {});
+void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const parameter_t<T>* mean,
+                      const parameter_t<T>* inv_std, const parameter_t<T>* weight, const parameter_t<T>* bias,
+                      const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue = {});
 
 namespace detail {
 
@@ -333,9 +335,9 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
 void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                         const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
-                         double* dweight, double* dbias, const tensor_view<T, 2>& dx,
-                         const relu_mask<T>& mask = {});
+                         const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
+                         const parameter_t<T>* inv_std, const parameter_t<T>* weight, double* dweight,
+                         double* dbias, const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {});
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

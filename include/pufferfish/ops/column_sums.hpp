@@ -39,7 +39,7 @@ void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T*
 }
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
-void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add);
+void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums, bool add);
 
 /// gradient_i = sums_i, or gradient_i += that, rounded once: where a pass that found something else has
 /// collected the gradient of a small parameter in double. `size` elements each.

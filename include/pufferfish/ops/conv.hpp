@@ -401,8 +401,8 @@ void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
                          bool add = false);
 template <class T>
 void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
-                          const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
-                          bool accumulate);
+                          const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
+                          parameter_t<T>* dw, bool accumulate);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

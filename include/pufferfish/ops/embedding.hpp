@@ -145,7 +145,7 @@ void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t>
 template <class T>
 void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
                         const tensor_view<const T, 2>& dy, std::int32_t padding,
-                        const tensor_view<T, 2>& dtable, bool add);
+                        const tensor_view<parameter_t<T>, 2>& dtable, bool add);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -53,9 +53,9 @@ struct norm_record {
   using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
   static constexpr index_t word_bits = 8 * static_cast<index_t>(sizeof(T));
 
-  const T* sum = nullptr;   ///< s, rows x columns, dense
-  T* statistics = nullptr;  ///< mean and inverse deviation of each row: 2 rows elements
-  word* mask = nullptr;     ///< mask_size() words: a bit where dropout kept; null without dropout
+  const T* sum = nullptr;                ///< s, rows x columns, dense
+  parameter_t<T>* statistics = nullptr;  ///< mean and inverse deviation of each row: 2 rows elements
+  word* mask = nullptr;  ///< mask_size() words: a bit where dropout kept; null without dropout
 
   /// Words of a mask: of rows r .. r + word_bits - 1 a word for each column.
   static index_t mask_size(const extents<2>& shape) {
@@ -243,8 +243,9 @@ void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, c
 
 /// The device's form: <pufferfish/gpu.hpp>. It keeps no mask.
 template <class T>
-void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
-                        double eps, const tensor_view<T, 2>& y, const norm_record<T>& record);
+void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
+                        const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
+                        const norm_record<T>& record);
 
 /// Words that a record's mask has where there is dropout. On a device: none, since the backward pass draws
 /// the numbers again.
@@ -317,8 +318,8 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
 void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
-                         const T* weight, const tensor_view<const T, 2>& dy, double* dweight, double* dbias,
-                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx);
+                         const parameter_t<T>* weight, const tensor_view<const T, 2>& dy, double* dweight,
+                         double* dbias, const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

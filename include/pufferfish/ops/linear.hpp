@@ -204,7 +204,8 @@ void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
 
 /// A device's forms: <pufferfish/gpu.hpp>.
 template <class T>
-void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, T* db, bool accumulate);
+void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
+                   bool accumulate);
 template <class T>
 void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                     const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
@@ -214,7 +215,8 @@ void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T,
                            const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false);
 template <class T>
 void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                            const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate);
+                            const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                            bool accumulate);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -73,7 +73,8 @@ void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
 template <class T>
 void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 4>& t,
                                const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
-                               const tensor_view<T, 2>& dup, bool accumulate, const tensor_view<T, 4>& dt);
+                               const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
+                               const tensor_view<T, 4>& dt);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -18,7 +18,7 @@ struct output_layer {
   tensor_view<const T, 2> x;
   tensor_view<const T, 2> weight;
   const T* bias = nullptr;
-  T scale = T{1};
+  parameter_t<T> scale{1};
 
   index_t tokens() const { return x.extent(0); }
   index_t vocabulary() const { return weight.extent(0); }
@@ -28,10 +28,10 @@ struct output_layer {
 /// Where its gradients go; `add`: to what is there. dbias: V elements or nullptr.
 template <class T>
 struct output_gradient {
-  tensor_view<T, 2> dx;       ///< tokens x D, overwritten
-  tensor_view<T, 2> dweight;  ///< V x D
+  tensor_view<T, 2> dx;                    ///< tokens x D, overwritten
+  tensor_view<parameter_t<T>, 2> dweight;  ///< V x D
   bool add_weight = false;
-  T* dbias = nullptr;
+  parameter_t<T>* dbias = nullptr;
   bool add_bias = false;
 };
 

@@ -211,7 +211,8 @@ index_t output_loss_kept(context<device::cpu>&, const output_layer<T>& layer) {
 /// A device keeps the logits, rows aligned to 16 bytes, and two numbers of each token.
 template <class T>
 index_t output_loss_kept(context<device::gpu>&, const output_layer<T>& layer) {
-  return layer.tokens() * (detail::kept_logit_step<T>(layer.vocabulary()) + 2);
+  return layer.tokens() * (detail::kept_logit_step<T>(layer.vocabulary()) +
+                           2 * static_cast<index_t>(sizeof(parameter_t<T>) / sizeof(T)));
 }
 
 /// The loss of the layer's logits against one target a token (in 0 .. V - 1, or the padding). `kept`:

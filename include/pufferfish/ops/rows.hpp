@@ -91,7 +91,7 @@ void scale(context<device::cpu>& ctx, T factor, std::span<const T> x, std::span<
 }
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
-void scale(context<device::gpu>& ctx, T factor, std::span<const T> x, std::span<T> y);
+void scale(context<device::gpu>& ctx, parameter_t<T> factor, std::span<const T> x, std::span<T> y);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -138,5 +138,18 @@ void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                   const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
                   const T* bias = nullptr);
 
+/// dw = x' dy, or dw += that with `accumulate`: the gradient of a weight that a wide product has used. x: M x
+/// in, dy: M x out, dw: in x out; views as wide_product takes them.
+template <class T>
+void wide_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                          const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
+  wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
+}
+/// The device's form: <pufferfish/gpu.hpp>.
+template <class T>
+void wide_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                          const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                          bool accumulate);
+
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

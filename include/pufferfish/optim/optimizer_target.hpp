@@ -22,6 +22,7 @@ struct arena_segment {
   index_t offset = 0;
   index_t size = 0;
   bool decay = true;  ///< whether weight decay is meant for it: weights yes, biases and normalisation no
+  index_t rounded = 0;  ///< where its copies in 16 bits begin, in an arena of those
 };
 
 /// Values and gradients of a network, side by side, and when they stop being valid.
@@ -32,6 +33,8 @@ struct optimizer_target {
   std::vector<arena_segment> segments;        ///< in order, without gaps, over all values
   const std::uint64_t* generation = nullptr;  ///< the network's counter of layouts; nullptr: never changes
   std::uint64_t expected_generation = 0;
+  void* rounded = nullptr;  ///< copies of the values that a step renews (parameter_store::rounded)
+  rounded_format rounded_as = rounded_format::none;
 
   /// Throws state_error, naming `who`, if the network has got new arenas since.
   void require_current(const char* who) const {
@@ -71,8 +74,8 @@ class arena_tasks {
   arena_tasks(const std::vector<arena_segment>& segments, bool decay_all, index_t piece = 32768) {
     for (const arena_segment& segment : segments) {
       for (index_t begin = 0; begin < segment.size; begin += piece) {
-        tasks_.push_back(
-            {segment.offset + begin, std::min(piece, segment.size - begin), segment.decay || decay_all});
+        tasks_.push_back({segment.offset + begin, std::min(piece, segment.size - begin),
+                          segment.decay || decay_all, segment.rounded + begin});
       }
     }
   }
@@ -120,10 +123,12 @@ class arena_tasks {
 /// the target.
 template <class T>
 optimizer_target<T> make_optimizer_target(parameter_store<T>& store) {
-  optimizer_target<T> target{store.values(), store.gradients(), {}, &store.generation(), store.generation()};
+  optimizer_target<T> target{store.values(),  store.gradients(), {}, &store.generation(), store.generation(),
+                             store.rounded(), store.rounded_as()};
   for (const auto& entry : store.parameters()) {
-    target.segments.push_back(
-        {entry.offset, entry.thing->size(), entry.thing->role() == parameter_role::weight});
+    target.segments.push_back({entry.offset, entry.thing->size(),
+                               entry.thing->role() == parameter_role::weight,
+                               store.rounded() == nullptr ? 0 : store.rounded_offset(entry.thing->id())});
   }
   return target;
 }

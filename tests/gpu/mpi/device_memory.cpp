@@ -82,6 +82,16 @@ TEST_CASE("exchange_memory::device: refused on all ranks where one rank's MPI do
   }
 }
 
+TEST_CASE("exchange_memory::device: loss scaling: all ranks skip together and have one scale") {
+  pf::mpi::communicator mpi(MPI_COMM_WORLD);
+  device_aware comm(mpi);
+  const scaled_training got = train_scaled(comm, on_device(), false, 1024.0F);
+  CHECK(got.scale == 512.0F);
+  CHECK(got.steps == training_steps - 1);
+  const scaled_training staged = train_scaled(mpi, by_library(), false, 1024.0F);
+  CHECK(same_bits(got.values, staged.values));
+}
+
 TEST_CASE("exchange_memory::device: what has no meaning with it") {
   pf::mpi::communicator mpi(MPI_COMM_WORLD);
   device_aware comm(mpi);

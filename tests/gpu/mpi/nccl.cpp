@@ -258,6 +258,12 @@ TEST_CASE("gpu nccl exchange: training with a step that is not finite, as direct
   CHECK(difference(direct, train_on_host(comm, on_host)) < 1e-5);
 }
 
+TEST_CASE("gpu nccl exchange: loss scaling: all ranks skip together and have one scale") {
+  hosts comm(MPI_COMM_WORLD);
+  const auto fast = make_nccl(comm);
+  if (fast) check_scaled_training(*fast, any_order());
+}
+
 TEST_CASE(
     "gpu nccl exchange: a rank that does not come; what waits for it returns, and every call says why") {
   hosts comm(MPI_COMM_WORLD);

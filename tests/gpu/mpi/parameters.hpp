@@ -289,6 +289,95 @@ std::vector<float> train_on_device(Comm& comm, const pf::exchange_options& optio
   return values;
 }
 
+/// The same with dynamic loss scaling: gradients come multiplied by a power of two, so that the parameters
+/// get the bits that they get without it.
+struct scaled_training {
+  std::vector<float> values;
+  float scale = 0.0F;
+  std::uint64_t steps = 0, skipped_by_exchange = 0;
+};
+enum class unscaling { after_exchange, before_exchange };
+
+template <class Comm>
+scaled_training train_scaled(Comm& comm, const pf::exchange_options& options, bool captured, float scale,
+                             unscaling when = unscaling::after_exchange,
+                             const pf::compression_options& compression = {}) {
+  pf::gpu_context ctx;
+  odd_parameters<float> net(pf::gpu::device_memory());
+  stream_buffer<float> source(net.size());
+  pf::gradient_exchange<float, Comm, pf::device::gpu> exchange(net.store, comm, options,
+                                                               pf::make_compressor(net.store, compression));
+  pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store), training_sgd);
+  pf::gpu::loss_scaler scaler(scale);
+  scaler.use(ctx);
+  optimizer.set_control(scaler.control());
+  pf::gpu::step_graph graph;
+  graph.set_enabled(captured);
+  for (std::uint64_t step = 0; step < training_steps; ++step) {
+    ctx.begin_step(step);
+    optimizer.begin_step(ctx, 0.1 / static_cast<double>(step + 1));
+    source.write(ctx, training_gradients(net.size(), comm.rank(), comm.size(), step));
+    graph.run(ctx, 1, [&] {
+      // As a loss does that has a scale.
+      pf::gpu::kernels::scale_by(ctx.stream(), source.data(), static_cast<pf::index_t>(net.size()),
+                                 ctx.loss_scale());
+      if (when == unscaling::after_exchange) {
+        exchange.begin(ctx);
+        backward(ctx, net, source.data());
+        exchange.finish(ctx);
+        scaler.unscale(ctx, net.store.gradients());
+      } else {
+        backward(ctx, net, source.data());
+        scaler.unscale(ctx, net.store.gradients());
+        exchange.begin(ctx);
+        exchange.finish(ctx);
+      }
+      scaler.skip_if(ctx, exchange.skip());
+      optimizer.step_range(ctx, 0, static_cast<pf::index_t>(net.size()));
+      scaler.update(ctx);
+    });
+  }
+  scaled_training result;
+  result.values = read(ctx, std::span<const float>(net.store.values()));
+  result.scale = scaler.scale();
+  result.steps = optimizer.steps();
+  result.skipped_by_exchange = exchange.report().skipped;
+  CHECK(graph.replays() >= (captured ? 4 : 0));
+  CHECK(same_on_all_ranks(comm, result.values));
+  CHECK(same_on_all_ranks(comm, std::vector<float>{result.scale}));
+  return result;
+}
+
+/// Scales, skips and numbers of all policies and wires, direct and captured.
+template <class Comm>
+void check_scaled_training(Comm& comm, pf::exchange_options options) {
+  for (auto wire : {pf::exchange_wire::same, pf::exchange_wire::bf16}) {
+    options.wire = wire;
+    options.nonfinite = pf::nonfinite_policy::skip;
+    const std::vector<float> expected = train_on_device(comm, options, false);
+    for (const bool captured : {false, true}) {
+      for (auto policy : {pf::nonfinite_policy::ignore, pf::nonfinite_policy::skip}) {
+        options.nonfinite = policy;
+        const scaled_training got = train_scaled(comm, options, captured, 1024.0F);
+        CHECK(same_bits(got.values, expected));
+        CHECK(got.scale == 512.0F);
+        CHECK(got.steps == training_steps - 1);
+        CHECK(got.skipped_by_exchange == (policy == pf::nonfinite_policy::skip ? 1U : 0U));
+      }
+    }
+  }
+  // Sums beyond float16, until the scale is small enough.
+  if (comm.size() == 1) return;
+  options.wire = pf::exchange_wire::fp16;
+  options.nonfinite = pf::nonfinite_policy::ignore;
+  const scaled_training direct = train_scaled(comm, options, false, 131072.0F);
+  const scaled_training captured = train_scaled(comm, options, true, 131072.0F);
+  CHECK(same_bits(direct.values, captured.values));
+  CHECK(direct.scale == captured.scale);
+  CHECK(direct.scale < 32768.0F);
+  CHECK(direct.steps < training_steps - 1);
+}
+
 template <class Comm>
 std::vector<float> train_on_host(Comm& comm, const pf::exchange_options& options) {
   pf::cpu_context ctx;

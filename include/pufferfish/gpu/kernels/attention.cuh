@@ -150,7 +150,7 @@ void attention_key_gradient(cudaStream_t stream, const attention_problem<T>& pro
                                             const float*, const float*, row_array<T>);                     \
   template void attention_key_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
                                           const float*, const float*, row_array<T>, row_array<T>);
-PUFFERFISH_INSTANTIATE(float)
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

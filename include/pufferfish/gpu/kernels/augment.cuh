@@ -65,7 +65,10 @@ void augment_images(cudaStream_t stream, const image_source& source, const std::
          random_key{random_seed, random_stream}, images, labels);
 }
 
-template void augment_images<float>(cudaStream_t, const image_source&, const std::uint32_t*, index_t,
-                                    std::uint64_t, std::uint64_t, float*, std::int32_t*);
+#define PUFFERFISH_INSTANTIATE(T)                                                                   \
+  template void augment_images<T>(cudaStream_t, const image_source&, const std::uint32_t*, index_t, \
+                                  std::uint64_t, std::uint64_t, T*, std::int32_t*);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

@@ -205,7 +205,7 @@ struct norm_apply_task {
   };
 
   norm_matrix<T> m;
-  const T* bias;
+  const accumulate_t<T>* bias;
   norm_tail<T> tail;
   T* y;
 
@@ -245,7 +245,8 @@ struct norm_apply_task {
 };
 
 template <class T>
-void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const T* bias, const norm_tail<T>& tail, T* y) {
+void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
+                const norm_tail<T>& tail, T* y) {
   if (norm_by_vectors<T>(m.channels, m.x, tail.addend, y)) {
     return channel_pass(stream, norm_apply_task<T, vector_width<T>>{m, bias, tail, y}, m.rows, m.channels);
   }
@@ -312,7 +313,7 @@ template <class T>
 struct norm_sum_finish {
   norm_matrix<T> m;
   double *dweight, *dbias;
-  T* coefficients;
+  accumulate_t<T>* coefficients;
 
   __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
     const double spread = static_cast<double>(m.inv_std[c]), count = static_cast<double>(m.rows);
@@ -320,15 +321,15 @@ struct norm_sum_finish {
     dweight[c] = s.sums[1][0] * spread;
     if (coefficients == nullptr) return;
     const double factor = static_cast<double>(m.weight[c]) * spread;
-    coefficients[c] = static_cast<T>(factor);
-    coefficients[m.channels + c] = static_cast<T>(-factor * spread * dweight[c] / count);
-    coefficients[2 * m.channels + c] = static_cast<T>(-factor * dbias[c] / count);
+    coefficients[c] = static_cast<accumulate_t<T>>(factor);
+    coefficients[m.channels + c] = static_cast<accumulate_t<T>>(-factor * spread * dweight[c] / count);
+    coefficients[2 * m.channels + c] = static_cast<accumulate_t<T>>(-factor * dbias[c] / count);
   }
 };
 
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                        double* scratch, double* dweight, double* dbias, T* coefficients) {
+                        double* scratch, double* dweight, double* dbias, accumulate_t<T>* coefficients) {
   using sums = column_sum_state<2, 1>;
   const norm_sum_finish<T> finish{m, dweight, dbias, coefficients};
   if (norm_by_vectors<T>(m.channels, m.x, dy)) {
@@ -350,7 +351,7 @@ struct norm_input_task {
   norm_matrix<T> m;
   const T* dy;
   const std::uint32_t* mask;
-  const T* coefficients;
+  const accumulate_t<T>* coefficients;
   T* dx;
 
   __device__ channel_values load(index_t c) const {
@@ -377,7 +378,7 @@ struct norm_input_task {
 
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const T* coefficients, T* dx) {
+                         const accumulate_t<T>* coefficients, T* dx) {
   if (norm_by_vectors<T>(m.channels, m.x, dy, dx)) {
     const norm_input_task<T, vector_width<T>> task{m, dy, mask, coefficients, dx};
     return channel_pass(stream, task, m.rows, m.channels);
@@ -386,17 +387,18 @@ void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* 
   channel_pass(stream, task, m.rows, m.channels);
 }
 
-#define PUFFERFISH_BATCH_NORM(T)                                                                            \
+#define PUFFERFISH_INSTANTIATE(T)                                                                           \
   template void norm_statistics<T>(cudaStream_t, const T*, index_t, index_t, double*, double*, double*);    \
-  template void norm_use_batch<T>(cudaStream_t, const double*, const double*, index_t, index_t, double,     \
-                                  double, T*, T*, T*, T*);                                                  \
-  template void norm_use_running<T>(cudaStream_t, const T*, const T*, index_t, double, T*);                 \
-  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const T*, const norm_tail<T>&, T*);      \
+  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const accumulate_t<T>*,                  \
+                              const norm_tail<T>&, T*);                                                     \
   template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
-                                      double*, double*, double*, T*);                                       \
+                                      double*, double*, double*, accumulate_t<T>*);                         \
   template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*, \
-                                       const T*, T*);
-PUFFERFISH_BATCH_NORM(float)
-#undef PUFFERFISH_BATCH_NORM
+                                       const accumulate_t<T>*, T*);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
+template void norm_use_batch<float>(cudaStream_t, const double*, const double*, index_t, index_t, double,
+                                    double, float*, float*, float*, float*);
+template void norm_use_running<float>(cudaStream_t, const float*, const float*, index_t, double, float*);
 
 PUFFERFISH_KERNELS_END

@@ -13,7 +13,7 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 template <class T>
 struct norm_matrix {
   const T* x;
-  const T *mean, *inv_std, *weight;
+  const accumulate_t<T>*mean, *inv_std, *weight;
   index_t rows, channels;
 };
 
@@ -45,16 +45,17 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 
 /// y = (x - mean) inv_std weight + bias, then the tail. y may be the addend.
 template <class T>
-void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const T* bias, const norm_tail<T>& tail, T* y);
+void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
+                const norm_tail<T>& tail, T* y);
 
 /// First pass of the gradient: dbias and dweight as sums in double, and for the second pass 3 x channels
 /// `coefficients` (may be null). `mask` may be null. `scratch`: column_scratch(rows, channels, 2) doubles.
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                        double* scratch, double* dweight, double* dbias, T* coefficients);
+                        double* scratch, double* dweight, double* dbias, accumulate_t<T>* coefficients);
 /// Second pass. dx may be dy or x.
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const T* coefficients, T* dx);
+                         const accumulate_t<T>* coefficients, T* dx);
 
 PUFFERFISH_KERNELS_END

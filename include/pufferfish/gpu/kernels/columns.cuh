@@ -30,15 +30,18 @@ struct lanes {
 template <class T, int Width>
 using row_values = lanes<accumulate_t<T>, Width>;
 
-/// Of T as they lie in memory: one, or 16 aligned bytes.
+/// Of T as they lie in memory: one, or multiples of 16 aligned bytes.
 template <int Width, class T>
 __device__ inline row_values<T, Width> load_row(const T* from) {
   row_values<T, Width> result;
   if constexpr (Width == 1) {
     result[0] = static_cast<accumulate_t<T>>(*from);
   } else {
-    const vector<T> all = load_vector(from);
-    for (int k = 0; k < Width; ++k) result[k] = static_cast<accumulate_t<T>>(all[k]);
+    static_assert(Width % vector_width<T> == 0);
+    for (int first = 0; first < Width; first += vector_width<T>) {
+      const vector<T> all = load_vector(from + first);
+      for (int k = 0; k < vector_width<T>; ++k) result[first + k] = static_cast<accumulate_t<T>>(all[k]);
+    }
   }
   return result;
 }
@@ -63,9 +66,12 @@ __device__ inline void store_row(T* to, const lanes<accumulate_t<T>, Width>& val
   if constexpr (Width == 1) {
     *to = static_cast<T>(values[0]);
   } else {
-    vector<T> all;
-    for (int k = 0; k < Width; ++k) all[k] = static_cast<T>(values[k]);
-    store_vector(to, all);
+    static_assert(Width % vector_width<T> == 0);
+    for (int first = 0; first < Width; first += vector_width<T>) {
+      vector<T> all;
+      for (int k = 0; k < vector_width<T>; ++k) all[k] = static_cast<T>(values[first + k]);
+      store_vector(to + first, all);
+    }
   }
 }
 

@@ -221,7 +221,7 @@ template <class T>
 struct weight_gradient {
   const T* in;
   const T* gradient;
-  result_target<T> result;
+  result_target<accumulate_t<T>> result;
   conv_geometry geometry;
   index_t elements;
   divider by_channels, by_area, by_width;
@@ -278,7 +278,7 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
                                                                                         left + memory::left);
       });
 
-  result_target<T> result = work.result;
+  result_target<accumulate_t<T>> result = work.result;
   if (result.partials != nullptr) result.partials += slice * work.elements;
   result.bias = nullptr;
   const int rows_left = remaining(patches.depth, first_row, Block::rows), row_step = g.out_channels;
@@ -289,13 +289,13 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
 
 template <class T>
 void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
-                          const T* x, const T* dy, T* dw, bool accumulate, float* partials) {
+                          const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials) {
   const launch_site site(stream);
   weight_gradient<T> work{};
   work.in = x;
   work.gradient = dy;
-  work.result =
-      target_of<T>(dw, nullptr, plan.slices > 1 ? partials : nullptr, accumulate, geometry.out_channels);
+  work.result = target_of<accumulate_t<T>>(dw, nullptr, plan.slices > 1 ? partials : nullptr, accumulate,
+                                           geometry.out_channels);
   work.geometry = geometry;
   work.elements = static_cast<index_t>(geometry.patch()) * geometry.out_channels;
   work.by_channels = divider::by(geometry.in_channels);
@@ -321,8 +321,8 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
   template void conv_backward_input<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,    \
                                        const T*, T*, bool, float*);                                       \
   template void conv_backward_weight<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,   \
-                                        const T*, T*, bool, float*);
-PUFFERFISH_INSTANTIATE(float)
+                                        const T*, accumulate_t<T>*, bool, float*);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

@@ -27,6 +27,6 @@ void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, con
 /// dw = the gradient with respect to w, or dw += that.
 template <class T>
 void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
-                          const T* x, const T* dy, T* dw, bool accumulate, float* partials);
+                          const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials);
 
 PUFFERFISH_KERNELS_END

@@ -62,9 +62,9 @@ inline constexpr index_t enough_blocks = 256;
 
 /// The largest tile that fits the columns without much waste and leaves enough blocks. Channels that are not
 /// copied in vectors have two tiles (conv.cuh).
-inline conv_tile tile_for(index_t rows, index_t columns, index_t channels) {
+inline conv_tile tile_for(index_t rows, index_t columns, index_t channels, int vector) {
   if (columns <= 16) return conv_tile::t256x16;
-  if (channels % 4 != 0) return conv_tile::t64x64;
+  if (channels % vector != 0) return conv_tile::t64x64;
   if (columns <= 32) return conv_tile::t128x32;
   const bool wide = (columns - 1) % 128 >= 64;
   if (wide && blocks_of(conv_tile::t128x128, rows, columns) >= enough_blocks) return conv_tile::t128x128;
@@ -74,9 +74,9 @@ inline conv_tile tile_for(index_t rows, index_t columns, index_t channels) {
 
 /// The same for gradients of weights, whose sums are cut where blocks are few: the tile with the least work,
 /// where the smaller ones count for somewhat more.
-inline conv_tile weight_tile_for(index_t rows, index_t columns, index_t channels) {
+inline conv_tile weight_tile_for(index_t rows, index_t columns, index_t channels, int vector) {
   if (columns <= 16) return conv_tile::t128x16;
-  if (channels % 4 != 0) return conv_tile::t64x64;
+  if (channels % vector != 0) return conv_tile::t64x64;
   if (columns <= 32) return conv_tile::t128x32;
   const auto cost = [&](conv_tile tile, index_t percent) {
     return blocks_of(tile, rows, columns) * rows_of(tile) * columns_of(tile) * percent;
@@ -103,10 +103,10 @@ inline int slices_for(index_t wanted, index_t steps, index_t elements) {
 }
 
 inline conv_plan correlation_plan(index_t rows, index_t columns, index_t channels, index_t phases,
-                                  index_t depth, bool tensor) {
+                                  index_t depth, bool tensor, int vector) {
   conv_plan plan;
   plan.tensor = tensor;
-  plan.tile = tile_for(rows, columns, channels);
+  plan.tile = tile_for(rows, columns, channels, vector);
   const index_t blocks = blocks_of(plan.tile, cut(rows, phases), columns) * phases;
   // Slices cost a pass over their results: only where half of a device would have nothing to do.
   const index_t wanted = blocks >= enough_blocks / 2 ? 1 : cut(enough_blocks, std::max<index_t>(blocks, 1));
@@ -117,25 +117,26 @@ inline conv_plan correlation_plan(index_t rows, index_t columns, index_t channel
 
 }  // namespace plans
 
-/// For conv_forward: few pixels of many channels are cut along the sums.
-inline conv_plan plan_conv_forward(const conv_geometry& g, bool tensor) {
-  return plans::correlation_plan(g.out_pixels(), g.out_channels, g.in_channels, 1, g.patch(), tensor);
+/// For conv_forward of elements `vector` of which are 16 bytes: few pixels of many channels are cut along the
+/// sums.
+inline conv_plan plan_conv_forward(const conv_geometry& g, bool tensor, int vector = 4) {
+  return plans::correlation_plan(g.out_pixels(), g.out_channels, g.in_channels, 1, g.patch(), tensor, vector);
 }
 
 /// For conv_backward_input. Each residue of a pixel's position modulo the stride sees taps of its own.
-inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor) {
+inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor, int vector = 4) {
   const index_t phases =
       static_cast<index_t>(std::min(g.stride_height, g.in_height)) * std::min(g.stride_width, g.in_width);
   const index_t depth = static_cast<index_t>(g.kernel_height) * g.kernel_width * g.out_channels;
-  return plans::correlation_plan(g.in_pixels(), g.in_channels, g.out_channels, phases, depth, tensor);
+  return plans::correlation_plan(g.in_pixels(), g.in_channels, g.out_channels, phases, depth, tensor, vector);
 }
 
 /// For conv_backward_weight: long sums over pixels, a small result.
-inline conv_plan plan_conv_backward_weight(const conv_geometry& g, bool tensor) {
+inline conv_plan plan_conv_backward_weight(const conv_geometry& g, bool tensor, int vector = 4) {
   const index_t rows = g.patch(), columns = g.out_channels, pixels = g.out_pixels();
   conv_plan plan;
   plan.tensor = tensor;
-  plan.tile = plans::weight_tile_for(rows, columns, g.in_channels);
+  plan.tile = plans::weight_tile_for(rows, columns, g.in_channels, vector);
   const index_t blocks = plans::blocks_of(plan.tile, rows, columns);
   // Enough blocks of 128 threads, and float sums of no more than 4096 rows, because of rounding.
   const index_t wanted = std::max(plans::cut(2 * plans::enough_blocks, blocks), plans::cut(pixels, 4096));

@@ -56,9 +56,9 @@ void fill(cudaStream_t stream, T* y, index_t size, T value) {
 }
 
 template <class T>
-void scale(cudaStream_t stream, T factor, const T* x, T* y, index_t size) {
+void scale(cudaStream_t stream, accumulate_t<T> factor, const T* x, T* y, index_t size) {
   using A = accumulate_t<T>;
-  map<T>(stream, product_with<A>{static_cast<A>(factor)}, size, y, x);
+  map<T>(stream, product_with<A>{factor}, size, y, x);
 }
 
 template <class T>
@@ -149,12 +149,12 @@ struct alignas(2 * sizeof(T)) neighbours {
 /// One block of random numbers and what it decides about: two pairs of neighbours, at positions 32 g + 2 i
 /// and 16 further on.
 template <class T>
-__device__ inline void drop_block(const T* x, T* y, T scale, std::uint32_t threshold,
+__device__ inline void drop_block(const T* x, T* y, accumulate_t<T> scale, std::uint32_t threshold,
                                   const random_block& block, index_t at, index_t width) {
   using A = accumulate_t<T>;
   const auto kept = [&](T value, int word) {
     return block.words[word] < threshold ? T(0.0F)
-                                         : static_cast<T>(static_cast<A>(value) * static_cast<A>(scale));
+                                         : static_cast<T>(static_cast<A>(value) * scale);
   };
   for (int half = 0; half < 2; ++half) {
     const index_t i = at + 16 * half;
@@ -174,7 +174,7 @@ __device__ inline void drop_block(const T* x, T* y, T scale, std::uint32_t thres
 /// A thread makes one block of random numbers at a time, of those that touch a row; the grid's second
 /// dimension goes over rows.
 template <class T>
-static __global__ void dropout_kernel(const T* x, T* y, T scale, dropout_rows rows, index_t blocks_in_row,
+static __global__ void dropout_kernel(const T* x, T* y, accumulate_t<T> scale, dropout_rows rows, index_t blocks_in_row,
                                       const step_values* values) {
   const random_key key = layer_key(*values, rows.layer_number);
   for (index_t row = blockIdx.y; row < rows.steps * rows.batch; row += gridDim.y) {
@@ -190,7 +190,7 @@ static __global__ void dropout_kernel(const T* x, T* y, T scale, dropout_rows ro
 }
 
 template <class T>
-void dropout(cudaStream_t stream, const T* x, T* y, T scale, const dropout_rows& rows,
+void dropout(cudaStream_t stream, const T* x, T* y, accumulate_t<T> scale, const dropout_rows& rows,
              const step_values* values) {
   const index_t count = rows.steps * rows.batch;
   if (count == 0 || rows.width == 0) return;
@@ -254,17 +254,17 @@ void from_float16(cudaStream_t stream, const std::uint16_t* x, float* y, index_t
   convert(stream, from_float16_bits(), x, y, size);
 }
 
-#define PUFFERFISH_ELEMENTWISE(T)                                                                  \
+#define PUFFERFISH_INSTANTIATE(T)                                                                  \
   template void fill<T>(cudaStream_t, T*, index_t, T);                                             \
-  template void scale<T>(cudaStream_t, T, const T*, T*, index_t);                                  \
+  template void scale<T>(cudaStream_t, accumulate_t<T>, const T*, T*, index_t);                                  \
   template void relu_forward<T>(cudaStream_t, const T*, T*, index_t);                              \
   template void relu_backward<T>(cudaStream_t, const T*, const T*, T*, index_t);                   \
   template void activation_forward<T>(cudaStream_t, activation, const T*, T*, index_t);            \
   template void activation_backward<T>(cudaStream_t, activation, const T*, const T*, T*, index_t); \
   template void add<T>(cudaStream_t, const T*, T*, index_t, bool);                                 \
   template void masked<T>(cudaStream_t, const T*, const std::uint32_t*, T*, index_t, bool);        \
-  template void dropout<T>(cudaStream_t, const T*, T*, T, const dropout_rows&, const step_values*);
-PUFFERFISH_ELEMENTWISE(float)
-#undef PUFFERFISH_ELEMENTWISE
+  template void dropout<T>(cudaStream_t, const T*, T*, accumulate_t<T>, const dropout_rows&, const step_values*);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

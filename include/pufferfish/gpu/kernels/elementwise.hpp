@@ -31,7 +31,7 @@ template <class T>
 void fill(cudaStream_t stream, T* y, index_t size, T value);
 /// y = factor x.
 template <class T>
-void scale(cudaStream_t stream, T factor, const T* x, T* y, index_t size);
+void scale(cudaStream_t stream, accumulate_t<T> factor, const T* x, T* y, index_t size);
 
 template <class T>
 void relu_forward(cudaStream_t stream, const T* x, T* y, index_t size);
@@ -54,7 +54,7 @@ void masked(cudaStream_t stream, const T* x, const std::uint32_t* mask, T* y, in
 /// y = 0 where dropped, else x scale. The random numbers are the layer's in the step that `values` (in device
 /// memory) is about.
 template <class T>
-void dropout(cudaStream_t stream, const T* x, T* y, T scale, const dropout_rows& rows,
+void dropout(cudaStream_t stream, const T* x, T* y, accumulate_t<T> scale, const dropout_rows& rows,
              const step_values* values);
 
 /// 16-bit formats by their bits (core/scalar.hpp): rounding to nearest, ties to even; a NaN stays one. The

@@ -93,8 +93,8 @@ __device__ inline void store_row_sum(row_values<T, Width> sums, bool add, T* to)
 /// of `parts`; of one that begins here and goes on to row 2 w + 1.
 template <class T, int Width>
 static __global__ void embedding_window_kernel(token_array tokens, std::int32_t padding, const index_t* order,
-                                               row_array<const T> dy, index_t columns, bool add, T* parts,
-                                               row_array<T> dtable) {
+                                               row_array<const T> dy, index_t columns, bool add,
+                                               accumulate_t<T>* parts, row_array<accumulate_t<T>> dtable) {
   __shared__ order_window window;
   const index_t number = static_cast<index_t>(blockIdx.x);
   read_window(tokens, padding, order, number, window);
@@ -113,7 +113,7 @@ static __global__ void embedding_window_kernel(token_array tokens, std::int32_t 
     if (before || !last) {
       store_row<Width>(parts + (2 * number + (before ? 0 : 1)) * columns + c, sums);
     } else {
-      store_row_sum<Width, T>(sums, add, dtable.row(key) + c);
+      store_row_sum<Width, accumulate_t<T>>(sums, add, dtable.row(key) + c);
     }
     before = false;
     sums = {};
@@ -123,8 +123,8 @@ static __global__ void embedding_window_kernel(token_array tokens, std::int32_t 
 /// Adds up the parts of the token with which a window ends, if that began in it and goes on behind it.
 template <class T, int Width>
 static __global__ void embedding_merge_kernel(token_array tokens, std::int32_t padding, const index_t* order,
-                                              index_t columns, bool add, const T* parts,
-                                              row_array<T> dtable) {
+                                              index_t columns, bool add, const accumulate_t<T>* parts,
+                                              row_array<accumulate_t<T>> dtable) {
   __shared__ order_window window;
   const index_t number = static_cast<index_t>(blockIdx.x);
   read_window(tokens, padding, order, number, window);
@@ -148,7 +148,7 @@ static __global__ void embedding_merge_kernel(token_array tokens, std::int32_t p
   }
   row_values<T, Width> sums;
   for (int i = 0; i < Width; ++i) sums[i] = static_cast<accumulate_t<T>>(totals[i]);
-  store_row_sum<Width, T>(sums, add, dtable.row(key) + c);
+  store_row_sum<Width, accumulate_t<T>>(sums, add, dtable.row(key) + c);
 }
 
 template <class T>
@@ -168,11 +168,11 @@ void embedding_order(cudaStream_t stream, const token_array& tokens, std::int32_
 
 template <class T>
 void embedding_backward(cudaStream_t stream, const token_array& tokens, std::int32_t padding,
-                        const index_t* order, row_array<const T> dy, index_t columns, bool add, T* parts,
-                        row_array<T> dtable) {
+                        const index_t* order, row_array<const T> dy, index_t columns, bool add,
+                        accumulate_t<T>* parts, row_array<accumulate_t<T>> dtable) {
   const launch_site site(stream, "embedding_backward");
   if (columns == 0) return;
-  const row_array<T> rows_of_parts{parts, columns};
+  const row_array<accumulate_t<T>> rows_of_parts{parts, columns};
   with_width<T>(rows_in_vectors<T>(columns, dy, dtable, rows_of_parts), [&](auto width) {
     const unsigned threads = row_threads(columns, width, 128);
     const grid windows{dim3(static_cast<unsigned>(ceil_div(tokens.count, embedding_window)),
@@ -189,8 +189,9 @@ void embedding_backward(cudaStream_t stream, const token_array& tokens, std::int
   template void embedding_forward<T>(cudaStream_t, row_array<const T>, const token_array&, index_t,   \
                                      row_array<T>);                                                   \
   template void embedding_backward<T>(cudaStream_t, const token_array&, std::int32_t, const index_t*, \
-                                      row_array<const T>, index_t, bool, T*, row_array<T>);
-PUFFERFISH_INSTANTIATE(float)
+                                      row_array<const T>, index_t, bool, accumulate_t<T>*,            \
+                                      row_array<accumulate_t<T>>);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

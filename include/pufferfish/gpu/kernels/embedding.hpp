@@ -38,7 +38,7 @@ inline index_t embedding_parts(index_t count, index_t columns) {
 /// float, their sums in double. Without `add`, rows of tokens that do not occur are left alone.
 template <class T>
 void embedding_backward(cudaStream_t stream, const token_array& tokens, std::int32_t padding,
-                        const index_t* order, row_array<const T> dy, index_t columns, bool add, T* parts,
-                        row_array<T> dtable);
+                        const index_t* order, row_array<const T> dy, index_t columns, bool add,
+                        accumulate_t<T>* parts, row_array<accumulate_t<T>> dtable);
 
 PUFFERFISH_KERNELS_END

@@ -11,6 +11,15 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr unsigned exchange_threads = 256;
 
+struct bf16_wire {
+  static __device__ std::uint16_t narrow(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+  static __device__ float widen(std::uint16_t x) { return __bfloat162float(__ushort_as_bfloat16(x)); }
+};
+struct fp16_wire {
+  static __device__ std::uint16_t narrow(float x) { return __half_as_ushort(__float2half_rn(x)); }
+  static __device__ float widen(std::uint16_t x) { return __half2float(__ushort_as_half(x)); }
+};
+
 inline grid exchange_grid(index_t size, index_t per_thread = 1) {
   return {blocks_for(size, per_thread * index_t{exchange_threads}), exchange_threads};
 }
@@ -82,7 +91,7 @@ static __global__ void find_nonfinite_kernel(const T* x, index_t size, std::uint
                                              std::uint64_t* first) {
   index_t found = size;
   for (index_t i = grid_thread(); i < size && found == size; i += grid_threads()) {
-    if (!is_finite(x[i])) found = i;
+    if (!isfinite(x[i])) found = i;
   }
   // The smallest of integers: in any order the same.
   if (found < size) {
@@ -103,6 +112,13 @@ static __global__ void decide_skip_kernel(const std::uint64_t* found, int count,
 }
 void decide_skip(cudaStream_t stream, const std::uint64_t* found, int count, int* skip) {
   launch(stream, {1, 1}, decide_skip_kernel, found, count, skip);
+}
+
+static __global__ void join_flag_kernel(const int* other, int* flag) {
+  if (*other != 0) *flag = 1;
+}
+void join_flag(cudaStream_t stream, const int* other, int* flag) {
+  launch(stream, {1, 1}, join_flag_kernel, other, flag);
 }
 
 static __global__ void tag_with_rank_kernel(const std::uint64_t* from, std::uint64_t rank,

@@ -5,7 +5,18 @@
 /// Launchers for gradients that are exchanged without the host. All arrays are in device memory; T is float
 /// or double.
 
-#include <pufferfish/gpu/kernels/exchange_functors.hpp>
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// The narrow formats in which gradients travel: those of core/scalar.hpp, rounded to nearest, ties to even;
+/// a NaN stays one.
+enum class wire_format : int { bf16, fp16 };
+
+/// More than any place of an element.
+inline constexpr std::uint64_t all_finite = ~std::uint64_t{0};
+
+PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -34,6 +45,9 @@ void find_nonfinite(cudaStream_t stream, const T* x, index_t size, std::uint64_t
 
 /// *skip = 1 unless all `count` numbers are all_finite, else 0.
 void decide_skip(cudaStream_t stream, const std::uint64_t* found, int count, int* skip);
+
+/// *flag = 1 if *other is not 0, else it stays as it was.
+void join_flag(cudaStream_t stream, const int* other, int* flag);
 
 /// *to = *from, with `rank` above the place (40 bits), unless it is all_finite.
 void tag_with_rank(cudaStream_t stream, const std::uint64_t* from, std::uint64_t rank, std::uint64_t* to);

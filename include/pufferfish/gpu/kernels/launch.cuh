@@ -193,17 +193,11 @@ __device__ inline T block_max(T value, T lowest) {
 // ---------------------------------------------------------------------------------------------------------
 // Numbers
 
-/// In what kernels compute with values stored as T: float; double for double.
-template <class T>
-struct accumulate {
-  using type = float;
-};
-template <>
-struct accumulate<double> {
-  using type = double;
-};
-template <class T>
-using accumulate_t = typename accumulate<T>::type;
+/// The types that networks compute in whose kernels are compiled: whoever needs fewer, and less time to
+/// compile, defines it before.
+#ifndef PUFFERFISH_DEVICE_TYPES
+#define PUFFERFISH_DEVICE_TYPES(use) use(float) use(__nv_bfloat16) use(__half)
+#endif
 
 // ---------------------------------------------------------------------------------------------------------
 // 16-byte accesses

@@ -35,6 +35,18 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 /// Signed, as everywhere in the library.
 using index_t = std::ptrdiff_t;
 
+/// In what kernels compute with numbers stored as T, and keep parameters and sums: float; double for double.
+template <class T>
+struct accumulate {
+  using type = float;
+};
+template <>
+struct accumulate<double> {
+  using type = double;
+};
+template <class T>
+using accumulate_t = typename accumulate<T>::type;
+
 /// What changes from step to step, in device memory, so that a captured graph finds new values at every
 /// replay. The host writes it before a step, in the order of the step's stream.
 struct step_values {

@@ -49,8 +49,8 @@ static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
     const A variance = block_sum(squares) / static_cast<A>(p.columns);
     const A scale = static_cast<A>(1.0 / sqrt(static_cast<double>(variance) + p.eps));
     if (p.statistics != nullptr && threadIdx.x == 0) {
-      p.statistics[2 * m] = static_cast<T>(mean);
-      p.statistics[2 * m + 1] = static_cast<T>(scale);
+      p.statistics[2 * m] = mean;
+      p.statistics[2 * m + 1] = scale;
     }
     for_each_column<Width>(p.columns, [&](index_t c) {
       row_values<T, Width> values = load_row<Width>(s + c);
@@ -69,7 +69,7 @@ static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T>
   const layer_dropout& dropout = p.dropout.layer;
   const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
   for (index_t m = static_cast<index_t>(blockIdx.x); m < p.rows; m += static_cast<index_t>(gridDim.x)) {
-    const A mean = static_cast<A>(p.statistics[2 * m]), deviation = static_cast<A>(p.statistics[2 * m + 1]);
+    const A mean = p.statistics[2 * m], deviation = p.statistics[2 * m + 1];
     A sum = A(0), product = A(0);
     const auto load = [&](index_t c, row_values<T, Width>& n, row_values<T, Width>& g) {
       const row_values<T, Width> weights = load_row<Width>(p.weight + c);
@@ -120,8 +120,7 @@ struct layer_norm_sum_task {
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     const auto load = [&](index_t at) {
       return loaded{load_row<Width>(p.sum.row(at) + column), load_row<Width>(p.dy.row(at) + column),
-                    static_cast<accumulate_t<T>>(p.statistics[2 * at]),
-                    static_cast<accumulate_t<T>>(p.statistics[2 * at + 1])};
+                    p.statistics[2 * at], p.statistics[2 * at + 1]};
     };
     while (row < end) {
       row_values<T, Width> weighted = {}, plain = {};
@@ -182,7 +181,7 @@ void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_pro
   template void layer_norm_input_gradient<T>(cudaStream_t, const norm_gradient_problem<T>&);              \
   template void layer_norm_parameter_gradients<T>(cudaStream_t, const norm_gradient_problem<T>&, double*, \
                                                   double*, double*);
-PUFFERFISH_INSTANTIATE(float)
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

@@ -26,11 +26,11 @@ template <class T>
 struct norm_problem {
   index_t rows, columns;
   row_array<const T> x, residual;  ///< residual.data nullptr: none
-  const T *weight, *bias;
+  const accumulate_t<T>*weight, *bias;
   double eps;
   row_array<T> sum;  ///< gets s; data nullptr: s is x
   row_array<T> y;
-  T* statistics;  ///< gets mean and inverse deviation of each row, unless nullptr
+  accumulate_t<T>* statistics;  ///< gets mean and inverse deviation of each row, unless nullptr
   row_dropout_numbers dropout;
 };
 
@@ -39,7 +39,7 @@ template <class T>
 struct norm_gradient_problem {
   index_t rows, columns;
   row_array<const T> sum, dy;
-  const T *statistics, *weight;
+  const accumulate_t<T>*statistics, *weight;
   row_array<T> dsum, dx;
   row_dropout_numbers dropout;
 };

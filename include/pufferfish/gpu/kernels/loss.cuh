@@ -54,7 +54,8 @@ static __global__ void softmax_rows_kernel(const T* logits, const std::int32_t* 
   if (dlogits == nullptr) return;
   const A share = valid ? static_cast<A>(1.0 / powers) : A(NAN);
   const A right = static_cast<A>(target.right), wrong = static_cast<A>(target.wrong);
-  const A scale = static_cast<A>(target.scale);
+  A scale = static_cast<A>(target.scale);
+  if (target.loss_scale != nullptr) scale *= static_cast<A>(*target.loss_scale);
   for (index_t k = first; k < classes; k += step) {
     const A probability = exp(at(k) - largest) * share;
     dlogits[row * classes + k] = static_cast<T>((probability - (k == label ? right : wrong)) * scale);
@@ -84,7 +85,10 @@ void softmax_cross_entropy(cudaStream_t stream, const T* logits, const std::int3
   launch(stream, {1, 256}, softmax_results_kernel, scratch, rows, results);
 }
 
-template void softmax_cross_entropy<float>(cudaStream_t, const float*, const std::int32_t*, index_t, index_t,
-                                           const softmax_target&, float*, double*, double*);
+#define PUFFERFISH_INSTANTIATE(T)                                                                       \
+  template void softmax_cross_entropy<T>(cudaStream_t, const T*, const std::int32_t*, index_t, index_t, \
+                                         const softmax_target&, T*, double*, double*);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

@@ -12,6 +12,7 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 /// multiplied by.
 struct softmax_target {
   double right, wrong, scale;
+  const float* loss_scale;  ///< a factor of the gradient, on the device; nullptr: 1
 };
 
 PUFFERFISH_KERNEL_TYPES_END

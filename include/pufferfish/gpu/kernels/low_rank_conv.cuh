@@ -223,7 +223,8 @@ struct up_gradient {
   const T* t;
   const T* gradient;
   const T* up;
-  result_target<T> inner, result;
+  result_target<T> inner;
+  result_target<accumulate_t<T>> result;
   index_t pixels;
   int rank, slices;
   divider by_chunks;
@@ -302,7 +303,7 @@ static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradien
 
 template <class T>
 void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, index_t pixels, int rank,
-                               int out_channels, const T* t, const T* dy, const T* up, T* dup,
+                               int out_channels, const T* t, const T* dy, const T* up, accumulate_t<T>* dup,
                                bool accumulate, T* dt, float* partials) {
   const launch_site site(stream);
   constexpr int width = vector_width<T>;
@@ -311,7 +312,7 @@ void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, i
   work.gradient = dy;
   work.up = up;
   work.inner = target_of<T>(dt, nullptr, nullptr, false, rank);
-  work.result = target_of<T>(dup, nullptr, partials, accumulate, out_channels);
+  work.result = target_of<accumulate_t<T>>(dup, nullptr, partials, accumulate, out_channels);
   work.pixels = pixels;
   work.rank = rank;
   work.slices = plan.slices;
@@ -332,8 +333,9 @@ void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, i
   template void low_rank_conv_forward<T>(cudaStream_t, const conv_geometry&, const low_rank_plan&, const T*, \
                                          const T*, const T*, int, const T*, T*, T*);                         \
   template void low_rank_conv_backward_up<T>(cudaStream_t, const low_rank_plan&, index_t, int, int,          \
-                                             const T*, const T*, const T*, T*, bool, T*, float*);
-PUFFERFISH_INSTANTIATE(float)
+                                             const T*, const T*, const T*, accumulate_t<T>*, bool, T*,       \
+                                             float*);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

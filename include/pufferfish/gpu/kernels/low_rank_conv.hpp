@@ -21,7 +21,7 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
 /// dt = dy up^T, and dup = t^T dy, or dup += that: one pass over dy. `partials`: plan.scratch floats.
 template <class T>
 void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, index_t pixels, int rank,
-                               int out_channels, const T* t, const T* dy, const T* up, T* dup,
+                               int out_channels, const T* t, const T* dy, const T* up, accumulate_t<T>* dup,
                                bool accumulate, T* dt, float* partials);
 
 PUFFERFISH_KERNELS_END

@@ -120,7 +120,7 @@ void lstm_backward(cudaStream_t stream, index_t batch, index_t hidden, row_array
   template void lstm_backward<T>(cudaStream_t, index_t, index_t, row_array<T>, row_array<const T>, \
                                  row_array<const T>, row_array<const T>, row_array<const T>,       \
                                  row_array<const T>, row_array<T>);
-PUFFERFISH_INSTANTIATE(float)
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

@@ -58,9 +58,36 @@ void begin_adam(cudaStream_t stream, const adam_constants& constants, double lr,
   launch(stream, {1, 1}, begin_adam_kernel, constants, lr, skip, numbers);
 }
 
+/// The rounded copies of a piece's values.
+struct rounded_piece {
+  rounded_values all;
+  index_t offset;
+
+  __device__ std::uint16_t round(float value) const {
+    return all.is_bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(value))
+                       : __half_as_ushort(__float2half_rn(value));
+  }
+  __device__ std::uint16_t* place(index_t i) const {
+    return static_cast<std::uint16_t*>(all.data) + offset + i;
+  }
+  __device__ void store(index_t i, float value) const {
+    if (all.data != nullptr) *place(i) = round(value);
+  }
+  __device__ void store(index_t i, const vector<float>& values) const {
+    if (all.data == nullptr) return;
+    ushort4 bits{round(values[0]), round(values[1]), round(values[2]), round(values[3])};
+    if (reinterpret_cast<std::uintptr_t>(place(i)) % sizeof bits == 0) {
+      *reinterpret_cast<ushort4*>(place(i)) = bits;
+    } else {
+      for (int k = 0; k < 4; ++k) *place(i + k) = round(values[k]);
+    }
+  }
+};
+
 template <bool Momentum>
 static __global__ void sgd_kernel(const sgd_numbers* numbers, const arena_piece* pieces, step_control control,
-                                  const float* gradients, float* velocities, float* values) {
+                                  const float* gradients, float* velocities, float* values,
+                                  rounded_values copies) {
   if (skips(control.skip)) return;
   const arena_piece piece = pieces[blockIdx.x];
   const sgd_element step{*numbers, Momentum};
@@ -69,6 +96,7 @@ static __global__ void sgd_kernel(const sgd_numbers* numbers, const arena_piece*
   const float* gradient = gradients + piece.offset;
   float* value = values + piece.offset;
   float* velocity = Momentum ? velocities + piece.offset : value;
+  const rounded_piece rounded{copies, piece.rounded};
   for_block_vectors(
       piece.size, vector_head(piece.size, gradient, velocity, value),
       [&](index_t i) {
@@ -77,25 +105,28 @@ static __global__ void sgd_kernel(const sgd_numbers* numbers, const arena_piece*
         for (int k = 0; k < 4; ++k) step(x[k], v[k], g[k] * scale, decays);
         if (Momentum) store_vector(velocity + i, v);
         store_vector(value + i, x);
+        rounded.store(i, x);
       },
       [&](index_t i) {
         float v = velocity[i], x = value[i];
         step(x, v, gradient[i] * scale, decays);
         if (Momentum) velocity[i] = v;
         value[i] = x;
+        rounded.store(i, x);
       });
 }
 
 void sgd(cudaStream_t stream, const sgd_numbers* numbers, const arena_piece* pieces, index_t count,
-         const step_control& control, const float* gradients, float* velocity, float* values) {
+         const step_control& control, const float* gradients, float* velocity, float* values,
+         const rounded_values& rounded) {
   launch(stream, {static_cast<unsigned>(count), optimizer_threads},
          velocity == nullptr ? sgd_kernel<false> : sgd_kernel<true>, numbers, pieces, control, gradients,
-         velocity, values);
+         velocity, values, rounded);
 }
 
 static __global__ void adam_kernel(const adam_numbers* numbers, const arena_piece* pieces,
                                    step_control control, const float* gradients, float* firsts,
-                                   float* seconds, float* values) {
+                                   float* seconds, float* values, rounded_values copies) {
   if (skips(control.skip)) return;
   const arena_piece piece = pieces[blockIdx.x];
   const adam_element step{*numbers};
@@ -103,6 +134,7 @@ static __global__ void adam_kernel(const adam_numbers* numbers, const arena_piec
   const bool decays = piece.decays != 0;
   const float* gradient = gradients + piece.offset;
   float *first = firsts + piece.offset, *second = seconds + piece.offset, *value = values + piece.offset;
+  const rounded_piece rounded{copies, piece.rounded};
   for_block_vectors(
       piece.size, vector_head(piece.size, gradient, first, second, value),
       [&](index_t i) {
@@ -112,14 +144,19 @@ static __global__ void adam_kernel(const adam_numbers* numbers, const arena_piec
         store_vector(first + i, m);
         store_vector(second + i, v);
         store_vector(value + i, x);
+        rounded.store(i, x);
       },
-      [&](index_t i) { step(value[i], first[i], second[i], gradient[i] * scale, decays); });
+      [&](index_t i) {
+        step(value[i], first[i], second[i], gradient[i] * scale, decays);
+        rounded.store(i, value[i]);
+      });
 }
 
 void adam(cudaStream_t stream, const adam_numbers* numbers, const arena_piece* pieces, index_t count,
-          const step_control& control, const float* gradients, float* first, float* second, float* values) {
+          const step_control& control, const float* gradients, float* first, float* second, float* values,
+          const rounded_values& rounded) {
   launch(stream, {static_cast<unsigned>(count), optimizer_threads}, adam_kernel, numbers, pieces, control,
-         gradients, first, second, values);
+         gradients, first, second, values, rounded);
 }
 
 // ---------------------------------------------------------------------------------------------------------

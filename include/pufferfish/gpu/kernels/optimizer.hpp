@@ -15,6 +15,7 @@ struct arena_piece {
   index_t offset;
   std::int32_t size;
   std::int32_t decays;  ///< not 0: weight decay is meant for them
+  index_t rounded;      ///< where the copies in 16 bits begin
 };
 
 /// What a step has to obey, in device memory; null pointers: nothing.
@@ -33,6 +34,12 @@ struct gradient_facts {
 /// Dynamic loss scaling: the scale falls by `backoff` when a gradient is not finite (that step is skipped),
 /// and grows by `growth` after `interval` steps without one (Micikevicius et al.: "Mixed precision training",
 /// ICLR 2018).
+/// Copies of values in 16 bits, which a step renews; nullptr: none.
+struct rounded_values {
+  void* data;
+  bool is_bf16;  ///< else fp16
+};
+
 struct loss_scale_constants {
   float growth, backoff, smallest, largest;
   int interval;
@@ -55,9 +62,11 @@ void begin_adam(cudaStream_t stream, const adam_constants& constants, double lr,
 
 /// The step, on `count` pieces. Without momentum `velocity` is null.
 void sgd(cudaStream_t stream, const sgd_numbers* numbers, const arena_piece* pieces, index_t count,
-         const step_control& control, const float* gradients, float* velocity, float* values);
+         const step_control& control, const float* gradients, float* velocity, float* values,
+         const rounded_values& rounded);
 void adam(cudaStream_t stream, const adam_numbers* numbers, const arena_piece* pieces, index_t count,
-          const step_control& control, const float* gradients, float* first, float* second, float* values);
+          const step_control& control, const float* gradients, float* first, float* second, float* values,
+          const rounded_values& rounded);
 
 /// Doubles of scratch for gradient_norm.
 inline index_t norm_parts(index_t size) {

@@ -332,14 +332,14 @@ void global_average_backward(cudaStream_t stream, const T* dy, index_t images, i
   pool(stream, spread_task<T, 1>{dy, dx, pixels, channels, share}, images, pixels, 1, channels);
 }
 
-#define PUFFERFISH_POOLING(T)                                                                              \
+#define PUFFERFISH_INSTANTIATE(T)                                                                          \
   template void max_pool_forward<T>(cudaStream_t, const pool_windows&, const T*, T*);                      \
   template void max_pool_backward<T>(cudaStream_t, const pool_windows&, const T*, const T*, const T*, T*); \
   template void average_pool_forward<T>(cudaStream_t, const pool_windows&, bool, const T*, T*);            \
   template void average_pool_backward<T>(cudaStream_t, const pool_windows&, bool, const T*, T*);           \
   template void global_average_forward<T>(cudaStream_t, const T*, index_t, index_t, index_t, T*);          \
   template void global_average_backward<T>(cudaStream_t, const T*, index_t, index_t, index_t, T*);
-PUFFERFISH_POOLING(float)
-#undef PUFFERFISH_POOLING
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

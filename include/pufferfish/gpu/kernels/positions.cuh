@@ -36,7 +36,10 @@ void add_positions(cudaStream_t stream, const std::int32_t* places, index_t leng
          add_positions_kernel<T>, places, length, x, y, rows, columns);
 }
 
-template void add_positions<float>(cudaStream_t, const std::int32_t*, index_t, row_array<const float>,
-                                   row_array<float>, index_t, index_t);
+#define PUFFERFISH_INSTANTIATE(T)                                                                \
+  template void add_positions<T>(cudaStream_t, const std::int32_t*, index_t, row_array<const T>, \
+                                 row_array<T>, index_t, index_t);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

@@ -17,7 +17,7 @@ __device__ inline void store_sum(double sum, bool add, T& gradient) {
 
 template <class T>
 struct column_sum_finish {
-  T* sums;
+  accumulate_t<T>* sums;
   bool add;
   __device__ void operator()(index_t column, const column_sum_state<1, 1>& s) const {
     store_sum(s.sums[0][0], add, sums[column]);
@@ -26,7 +26,7 @@ struct column_sum_finish {
 
 template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
-                 double* scratch, T* sums) {
+                 double* scratch, accumulate_t<T>* sums) {
   constexpr int wide = vector_width<T>;
   const column_sum_finish<T> finish{sums, add};
   if (columns % wide == 0 && row_stride % wide == 0 && aligned16(x)) {
@@ -47,8 +47,11 @@ void store_gradient(cudaStream_t stream, const double* sums, T* gradient, index_
   launch(stream, {blocks_for(size, 64), 64}, store_gradient_kernel<T>, sums, gradient, size, add);
 }
 
-template void column_sums<float>(cudaStream_t, const float*, index_t, index_t, index_t, bool, double*,
-                                 float*);
+#define PUFFERFISH_INSTANTIATE(T)                                                                \
+  template void column_sums<T>(cudaStream_t, const T*, index_t, index_t, index_t, bool, double*, \
+                               accumulate_t<T>*);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
 template void store_gradient<float>(cudaStream_t, const double*, float*, index_t, bool);
 
 PUFFERFISH_KERNELS_END

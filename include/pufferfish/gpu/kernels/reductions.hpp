@@ -13,7 +13,7 @@ PUFFERFISH_KERNELS_BEGIN
 /// column_scratch(rows, columns, 1) doubles.
 template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
-                 double* scratch, T* sums);
+                 double* scratch, accumulate_t<T>* sums);
 
 /// ops::store_gradient.
 template <class T>

@@ -73,11 +73,11 @@ __device__ inline void for_each_row(index_t rows, index_t columns, F f) {
 }
 
 template <class T, int Width>
-static __global__ void scale_rows_kernel(T factor, row_array<const T> from, index_t rows, index_t columns,
+static __global__ void scale_rows_kernel(accumulate_t<T> factor, row_array<const T> from, index_t rows, index_t columns,
                                          row_array<T> to) {
   for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
     row_values<T, Width> values = load_row<Width>(from.row(m) + c);
-    for (int i = 0; i < Width; ++i) values[i] *= static_cast<accumulate_t<T>>(factor);
+    for (int i = 0; i < Width; ++i) values[i] *= factor;
     store_row<Width>(to.row(m) + c, values);
   });
 }
@@ -112,7 +112,7 @@ static __global__ void clear_rows_outside_kernel(run_arrays runs, row_array<T> x
 }
 
 template <class T>
-void scale_rows(cudaStream_t stream, T factor, row_array<const T> from, index_t rows, index_t columns,
+void scale_rows(cudaStream_t stream, accumulate_t<T> factor, row_array<const T> from, index_t rows, index_t columns,
                 row_array<T> to) {
   const launch_site site(stream, "scale_rows");
   with_width<T>(rows_in_vectors<T>(columns, from, to), [&](auto width) {
@@ -165,13 +165,13 @@ void make_runs(cudaStream_t stream, index_t sequences, index_t length, const ind
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                   \
-  template void scale_rows<T>(cudaStream_t, T, row_array<const T>, index_t, index_t, row_array<T>); \
+  template void scale_rows<T>(cudaStream_t, accumulate_t<T>, row_array<const T>, index_t, index_t, row_array<T>); \
   template void gather_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,  \
                                row_array<T>);                                                       \
   template void scatter_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t, \
                                 row_array<T>);                                                      \
   template void clear_rows_outside<T>(cudaStream_t, const run_arrays&, row_array<T>, index_t, index_t);
-PUFFERFISH_INSTANTIATE(float)
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

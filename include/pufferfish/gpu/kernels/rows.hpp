@@ -37,7 +37,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// to_m = factor from_m; the two may be the same.
 template <class T>
-void scale_rows(cudaStream_t stream, T factor, row_array<const T> from, index_t rows, index_t columns,
+void scale_rows(cudaStream_t stream, accumulate_t<T> factor, row_array<const T> from, index_t rows, index_t columns,
                 row_array<T> to);
 
 /// to_m = from_(places[m]), or to_(places[m]) = from_m; places lie on the device, each in the other matrix;

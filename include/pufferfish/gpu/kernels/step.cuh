@@ -30,7 +30,10 @@ void fill_rows(cudaStream_t stream, const T* row, T* y, index_t rows, index_t co
     launch(stream, {blocks_for(size, 256), 256}, fill_rows_kernel<T>, row, y, size, columns, step);
 }
 
-template void fill_rows<float>(cudaStream_t, const float*, float*, index_t, index_t, index_t);
+#define PUFFERFISH_INSTANTIATE(T) \
+  template void fill_rows<T>(cudaStream_t, const T*, T*, index_t, index_t, index_t);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
 template void fill_rows<double>(cudaStream_t, const double*, double*, index_t, index_t, index_t);
 
 PUFFERFISH_KERNELS_END

@@ -141,11 +141,12 @@ struct token_gradient_task {
 
 template <class T>
 struct bias_finish {
-  T* dbias;  ///< nullptr: not wanted
+  accumulate_t<T>* dbias;  ///< nullptr: not wanted
   bool add;
   __device__ void operator()(index_t k, const column_sum_state<1, 1>& s) const {
     if (dbias == nullptr) return;
-    dbias[k] = static_cast<T>(add ? static_cast<double>(dbias[k]) + s.sums[0][0] : s.sums[0][0]);
+    dbias[k] =
+        static_cast<accumulate_t<T>>(add ? static_cast<double>(dbias[k]) + s.sums[0][0] : s.sums[0][0]);
   }
 };
 
@@ -182,8 +183,8 @@ void sum_token_losses(cudaStream_t stream, const double* losses, const std::int3
 
 template <class T>
 void token_gradients(cudaStream_t stream, const token_logits<T>& z, const loss_divisor& divisor,
-                     const float* maxima, const float* shares, T* logits, T* dbias, bool add_bias,
-                     double* scratch) {
+                     const float* maxima, const float* shares, T* logits, accumulate_t<T>* dbias,
+                     bool add_bias, double* scratch) {
   const launch_site site(stream);
   sum_columns<column_sum_state<1, 1>>(site, token_gradient_task<T>{z, divisor, maxima, shares, logits},
                                       z.rows, z.classes, scratch, bias_finish<T>{dbias, add_bias});
@@ -199,9 +200,9 @@ void log_sum_exp(cudaStream_t stream, row_array<const T> logits, index_t rows, i
   template void token_losses<T>(cudaStream_t, const token_logits<T>&, const loss_divisor&, row_array<T>,    \
                                 double*, float*, float*);                                                   \
   template void token_gradients<T>(cudaStream_t, const token_logits<T>&, const loss_divisor&, const float*, \
-                                   const float*, T*, T*, bool, double*);                                    \
+                                   const float*, T*, accumulate_t<T>*, bool, double*);                      \
   template void log_sum_exp<T>(cudaStream_t, row_array<const T>, index_t, index_t, double*);
-PUFFERFISH_INSTANTIATE(float)
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

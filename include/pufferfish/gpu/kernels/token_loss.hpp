@@ -24,9 +24,14 @@ struct token_logits {
 /// What a gradient is divided by: a number, or one in device memory, which a captured graph reads anew.
 struct loss_divisor {
   double value;
-  const double* place;  ///< nullptr: `value`
+  const double* place;      ///< nullptr: `value`
+  const float* loss_scale;  ///< a factor of the gradient, on the device; nullptr: 1
 
-  PUFFERFISH_HOST_DEVICE double get() const { return place == nullptr ? value : *place; }
+  /// What a gradient is divided by.
+  PUFFERFISH_HOST_DEVICE double get() const {
+    const double divisor = place == nullptr ? value : *place;
+    return loss_scale == nullptr ? divisor : divisor / static_cast<double>(*loss_scale);
+  }
 };
 
 PUFFERFISH_KERNEL_TYPES_END
@@ -48,8 +53,8 @@ void sum_token_losses(cudaStream_t stream, const double* losses, const std::int3
 /// (p - t) / divisor over rows, unless it is nullptr. `scratch`: column_scratch(rows, classes, 1) doubles.
 template <class T>
 void token_gradients(cudaStream_t stream, const token_logits<T>& z, const loss_divisor& divisor,
-                     const float* maxima, const float* shares, T* logits, T* dbias, bool add_bias,
-                     double* scratch);
+                     const float* maxima, const float* shares, T* logits, accumulate_t<T>* dbias,
+                     bool add_bias, double* scratch);
 
 /// result_m = log sum_k exp(z_mk).
 template <class T>

@@ -38,6 +38,9 @@ void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns
          transpose_kernel<T>, from, rows, columns, to, add);
 }
 
-template void transpose<float>(cudaStream_t, const float*, index_t, index_t, float*, bool);
+#define PUFFERFISH_INSTANTIATE(T) \
+  template void transpose<T>(cudaStream_t, const T*, index_t, index_t, T*, bool);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END
