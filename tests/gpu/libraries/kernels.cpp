@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // The kernels of one of the two libraries: a context's own, and passes over elements.
+#define PUFFERFISH_DEVICE_TYPES(use) use(float)
 #include <pufferfish/gpu/kernels/elementwise.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>
 
