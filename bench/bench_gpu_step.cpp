@@ -114,11 +114,7 @@ device_case case_of(const request& asked) {
   which.batch = asked.at("batch");
   which.captured = asked.value("captured", true);
   which.tiny = asked.value("tiny", false);
-  const auto precision = asked.value<std::string>("precision", "fp32");
-  if (precision != "fp32" && precision != "tf32") {
-    throw std::runtime_error("networks do not compute in " + precision);
-  }
-  which.math = precision == "tf32" ? pf::gpu::math_mode::tf32 : pf::gpu::math_mode::fp32;
+  which.precision = asked.value("precision", which.precision);
   return which;
 }
 
@@ -128,8 +124,7 @@ class kept_steps {
   device_step& of(const request& asked) {
     const device_case which = case_of(asked);
     std::string name = which.network + "/" + which.mode + "/" + std::to_string(which.batch) + "/" +
-                       asked.value<std::string>("precision", "fp32") + (which.captured ? "" : "/direct") +
-                       (which.tiny ? "/tiny" : "");
+                       which.precision + (which.captured ? "" : "/direct") + (which.tiny ? "/tiny" : "");
     if (!step_ || name != name_) {
       step_.reset();  // makes room
       step_ = make_device_step(which);

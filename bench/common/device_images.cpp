@@ -20,52 +20,57 @@ namespace {
 
 namespace pf = pufferfish;
 using pf::extents;
-using net_type = pf::network<float, pf::device::gpu>;
-using layer_type = pf::any_layer<float, pf::device::gpu>;
+template <class T>
+using net_type = pf::network<T, pf::device::gpu>;
 
+template <class T>
 struct image_network {
-  net_type net;
+  net_type<T> net;
   pf::factorize_policy policy;
   extents<4> input;
   index_t classes;
 };
 
 /// Everything of a published network, or a few of its channels.
-std::optional<image_network> network_called(const device_case& which) {
+template <class T>
+std::optional<image_network<T>> network_called(const device_case& which) {
   const index_t width = which.tiny ? 8 : 64;
   if (which.network == "resnet18") {
     pf::resnet18_options options;
     options.width = width;
     const index_t side = which.tiny ? 16 : 32;
-    return image_network{pf::resnet18<float, pf::device::gpu>(options),
-                         pf::resnet18_policy(),
-                         {which.batch, side, side, 3},
-                         options.classes};
+    return image_network<T>{pf::resnet18<T, pf::device::gpu>(options),
+                            pf::resnet18_policy(),
+                            {which.batch, side, side, 3},
+                            options.classes};
   }
   if (which.network == "vgg19") {
     pf::vgg_options options;
     options.width = width;
-    return image_network{pf::vgg19<float, pf::device::gpu>(options),
-                         pf::vgg19_policy(),
-                         {which.batch, 32, 32, 3},
-                         options.classes};
+    return image_network<T>{pf::vgg19<T, pf::device::gpu>(options),
+                            pf::vgg19_policy(),
+                            {which.batch, 32, 32, 3},
+                            options.classes};
   }
   if (which.network == "resnet50") {
     pf::imagenet_resnet_options options;
     options.width = width;
     if (which.tiny) options.classes = 10;
     const index_t side = which.tiny ? 32 : 224;
-    return image_network{pf::resnet50<float, pf::device::gpu>(options),
-                         pf::resnet50_policy(),
-                         {which.batch, side, side, 3},
-                         options.classes};
+    return image_network<T>{pf::resnet50<T, pf::device::gpu>(options),
+                            pf::resnet50_policy(),
+                            {which.batch, side, side, 3},
+                            options.classes};
   }
   return std::nullopt;
 }
 
+template <class T>
 class image_step final : public device_step {
  public:
-  image_step(const device_case& which, image_network network)
+  using layer_type = pf::any_layer<T, pf::device::gpu>;
+
+  image_step(const device_case& which, image_network<T> network)
       : device_step(which),
         net_(made(std::move(network.net), which.mode, network.policy)),
         input_(network.input),
@@ -76,7 +81,7 @@ class image_step final : public device_step {
         labels_(pf::gpu::device_memory(), which.batch),
         results_(pf::gpu::device_memory(), 2),
         optimizer_(pf::make_optimizer_target(net_.store()), options()) {
-    fill_device(ctx_, x_.span(), 1);
+    fill_device(x_.span(), 1);
     std::vector<std::int32_t> labels(static_cast<std::size_t>(which.batch));
     for (std::size_t i = 0; i < labels.size(); ++i) {
       labels[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(network.classes));
@@ -89,7 +94,7 @@ class image_step final : public device_step {
   double macs() const override { return static_cast<double>(net_.macs(input_)); }
 
   std::vector<layer_time> layers(int repeats, int samples) override {
-    struct finder final : pf::layer_visitor<float, pf::device::gpu> {
+    struct finder final : pf::layer_visitor<T, pf::device::gpu> {
       void on_layer(const std::string& name, layer_type& slot) override { slots[name] = &slot; }
       std::map<std::string, layer_type*> slots;
     } found;
@@ -104,7 +109,7 @@ class image_step final : public device_step {
   }
 
  private:
-  static net_type made(net_type net, const std::string& mode, const pf::factorize_policy& policy) {
+  static net_type<T> made(net_type<T> net, const std::string& mode, const pf::factorize_policy& policy) {
     net.initialize(1);
     if (mode == "hybrid") static_cast<void>(pf::factorize(net, policy));
     return net;
@@ -119,7 +124,7 @@ class image_step final : public device_step {
 
   void prepare() override { optimizer_.begin_step(ctx_, 0.01); }
   void work() override {
-    const pf::tensor_view<float, 4> y(y_.data(), output_), dy(dy_.data(), output_);
+    const pf::tensor_view<T, 4> y(y_.data(), output_), dy(dy_.data(), output_);
     net_.forward(ctx_, {x_.data(), input_}, y);
     loss_(ctx_, y, labels_.span(), static_cast<double>(input_[0]), dy, results_.data());
     net_.backward(ctx_, dy);
@@ -129,12 +134,12 @@ class image_step final : public device_step {
   layer_time time_layer(const layer_type& layer, const pf::layer_summary& what, bool first, int repeats,
                         int samples) {
     const index_t in = pf::volume<4>(what.input), out = pf::volume<4>(what.output);
-    pf::memory_block<float> x(pf::gpu::device_memory(), in), dx(pf::gpu::device_memory(), first ? 0 : in);
-    pf::memory_block<float> y(pf::gpu::device_memory(), out), dy(pf::gpu::device_memory(), out);
-    fill_device(ctx_, x.span(), 2);
-    fill_device(ctx_, dy.span(), 3);
-    const pf::tensor_view<float, 4> to =
-        first ? pf::tensor_view<float, 4>() : pf::tensor_view<float, 4>(dx.data(), what.input);
+    pf::memory_block<T> x(pf::gpu::device_memory(), in), dx(pf::gpu::device_memory(), first ? 0 : in);
+    pf::memory_block<T> y(pf::gpu::device_memory(), out), dy(pf::gpu::device_memory(), out);
+    fill_device(x.span(), 2);
+    fill_device(dy.span(), 3);
+    const pf::tensor_view<T, 4> to =
+        first ? pf::tensor_view<T, 4>() : pf::tensor_view<T, 4>(dx.data(), what.input);
     pf::gpu::step_graph graph;
     graph.set_enabled(captured());
     const auto pass = [&] {
@@ -165,32 +170,26 @@ class image_step final : public device_step {
             passes * 2 * static_cast<double>(what.macs), elements * sizeof(float)};
   }
 
-  net_type net_;
+  net_type<T> net_;
   extents<4> input_, output_;
-  pf::memory_block<float> x_, y_, dy_;
+  pf::memory_block<T> x_, y_, dy_;
   pf::memory_block<std::int32_t> labels_;
   pf::memory_block<double> results_;
-  pf::SoftmaxCrossEntropy<float> loss_;
+  pf::SoftmaxCrossEntropy<T> loss_;
   pf::gpu::SGD optimizer_;
 };
 
-}  // namespace
-
-void fill_device(pf::gpu_context& ctx, std::span<float> values, std::uint64_t stream) {
-  std::vector<float> some(std::min<std::size_t>(values.size(), std::size_t{1} << 20));
-  pf::fill_normal(std::span<float>(some), 1.0, pf::random_stream(5, stream));
-  while (!values.empty()) {
-    const std::size_t part = std::min(values.size(), some.size());
-    pf::gpu::device_memory().from_host(values.data(), some.data(), part * sizeof(float));
-    values = values.subspan(part);
-  }
-  ctx.synchronize();
+template <class T>
+std::unique_ptr<device_step> made_of(const device_case& which) {
+  std::optional<image_network<T>> network = network_called<T>(which);
+  if (!network) return nullptr;
+  return std::make_unique<image_step<T>>(which, std::move(*network));
 }
 
+}  // namespace
+
 std::unique_ptr<device_step> make_device_image_step(const device_case& which) {
-  std::optional<image_network> network = network_called(which);
-  if (!network) return nullptr;
-  return std::make_unique<image_step>(which, std::move(*network));
+  return which.precision == "bf16" ? made_of<pf::gpu::bf16>(which) : made_of<float>(which);
 }
 
 }  // namespace bench

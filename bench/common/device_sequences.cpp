@@ -33,11 +33,12 @@ pf::model<Root, gpu> made(Root root, const std::string& mode, const pf::factoriz
 }
 
 /// 35 tokens of each sequence, the gradient clipped, SGD.
+template <class T>
 class lstm_step final : public device_step {
  public:
   explicit lstm_step(const device_case& which)
       : device_step(which),
-        net_(made(pf::lstm_lm<float, gpu>(options(which.tiny)), which.mode, pf::lstm_lm_policy())),
+        net_(made(pf::lstm_lm<T, gpu>(options(which.tiny)), which.mode, pf::lstm_lm_policy())),
         shape_{which.tiny ? 4 : 35, which.batch},
         tokens_(pf::gpu::device_memory(), pf::volume<2>(shape_)),
         targets_(pf::gpu::device_memory(), pf::volume<2>(shape_)),
@@ -78,10 +79,10 @@ class lstm_step final : public device_step {
     optimizer_.step_range(ctx_, 0, net_.parameter_count());
   }
 
-  pf::model<pf::lstm_lm<float, gpu>, gpu> net_;
+  pf::model<pf::lstm_lm<T, gpu>, gpu> net_;
   pf::extents<2> shape_;
   pf::memory_block<std::int32_t> tokens_, targets_;
-  pf::lstm_lm_state<float, gpu> state_;
+  pf::lstm_lm_state<T, gpu> state_;
   pf::memory_block<double> results_;
   pf::memory_block<pf::gpu::kernels::gradient_facts> facts_;
   pf::gpu::SGD optimizer_;
@@ -89,11 +90,12 @@ class lstm_step final : public device_step {
 
 /// Pairs of 30 + 30 tokens without padding, label smoothing, Adam. Never captured: the host packs each
 /// batch's sentences.
+template <class T>
 class transformer_step final : public device_step {
  public:
   explicit transformer_step(const device_case& which)
       : device_step(direct(which)),
-        net_(made(pf::transformer<float, gpu>(options(which.tiny)), which.mode, pf::transformer_policy())),
+        net_(made(pf::transformer<T, gpu>(options(which.tiny)), which.mode, pf::transformer_policy())),
         shape_{which.batch, which.tiny ? 5 : 30},
         results_(pf::gpu::device_memory(), 2),
         optimizer_(pf::make_optimizer_target(net_.store()), adam()) {
@@ -147,19 +149,24 @@ class transformer_step final : public device_step {
     optimizer_.step_range(ctx_, 0, net_.parameter_count());
   }
 
-  pf::model<pf::transformer<float, gpu>, gpu> net_;
+  pf::model<pf::transformer<T, gpu>, gpu> net_;
   pf::extents<2> shape_;
   std::vector<std::int32_t> source_, target_, next_;
   pf::memory_block<double> results_;
   pf::gpu::Adam optimizer_;
 };
 
+template <class T>
+std::unique_ptr<device_step> made_of(const device_case& which) {
+  if (which.network == "lstm") return std::make_unique<lstm_step<T>>(which);
+  if (which.network == "transformer") return std::make_unique<transformer_step<T>>(which);
+  return nullptr;
+}
+
 }  // namespace
 
 std::unique_ptr<device_step> make_device_sequence_step(const device_case& which) {
-  if (which.network == "lstm") return std::make_unique<lstm_step>(which);
-  if (which.network == "transformer") return std::make_unique<transformer_step>(which);
-  return nullptr;
+  return which.precision == "bf16" ? made_of<pf::gpu::bf16>(which) : made_of<float>(which);
 }
 
 }  // namespace bench

@@ -5,11 +5,14 @@
 /// Training steps on a device, by name, for bench_gpu_step: networks over images in device_images.cpp, over
 /// sequences in device_sequences.cpp.
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/random.hpp>
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/graph.hpp>
 
@@ -22,10 +25,10 @@ struct device_case {
   std::string network;  ///< resnet18, vgg19, resnet50, lstm, transformer
   /// dense, or hybrid: as the paper factorizes it (of the LSTM, all layers).
   std::string mode = "dense";
-  index_t batch = 0;  ///< images, sequences of 35 tokens, pairs of 30 + 30 tokens
-  pufferfish::gpu::math_mode math = pufferfish::gpu::math_mode::fp32;
-  bool captured = true;  ///< replayed as a CUDA graph, where the network allows it
-  bool tiny = false;     ///< a few channels and small images: whether it works at all
+  index_t batch = 0;               ///< images, sequences of 35 tokens, pairs of 30 + 30 tokens
+  std::string precision = "fp32";  ///< or tf32, bf16
+  bool captured = true;            ///< replayed as a CUDA graph, where the network allows it
+  bool tiny = false;               ///< a few channels and small images: whether it works at all
 };
 
 /// A layer by itself, forward and backward on random data.
@@ -60,7 +63,7 @@ class device_step {
   virtual std::vector<layer_time> layers(int /*repeats*/, int /*samples*/) { return {}; }
 
  protected:
-  explicit device_step(const device_case& which) : ctx_({.seed = 1, .math = which.math}) {
+  explicit device_step(const device_case& which) : ctx_(options(which)) {
     graph_.set_enabled(which.captured);
     ctx_.set_mode(pufferfish::run_mode::training);
   }
@@ -72,10 +75,15 @@ class device_step {
   pufferfish::gpu::step_graph graph_;
 
  private:
+  static pufferfish::gpu::context_options options(const device_case& which) {
+    using pufferfish::gpu::math_mode;
+    return {.seed = 1, .math = which.precision == "tf32" ? math_mode::tf32 : math_mode::fp32};
+  }
+
   std::uint64_t number_ = 0;
 };
 
-/// Throw std::runtime_error for modes that are none; nullptr for networks of the other file.
+/// nullptr for networks of the other file.
 std::unique_ptr<device_step> make_device_image_step(const device_case& which);
 std::unique_ptr<device_step> make_device_sequence_step(const device_case& which);
 
@@ -84,12 +92,26 @@ inline std::unique_ptr<device_step> make_device_step(const device_case& which) {
   if (which.mode != "dense" && which.mode != "hybrid") {
     throw std::runtime_error("no mode is called " + which.mode);
   }
+  if (which.precision != "fp32" && which.precision != "tf32" && which.precision != "bf16") {
+    throw std::runtime_error("nothing is measured in " + which.precision);
+  }
   if (auto step = make_device_image_step(which)) return step;
   if (auto step = make_device_sequence_step(which)) return step;
   throw std::runtime_error("no network is called " + which.network);
 }
 
 /// Random numbers in device memory, the same few over and over.
-void fill_device(pufferfish::gpu_context& ctx, std::span<float> values, std::uint64_t stream);
+template <class T>
+void fill_device(std::span<T> values, std::uint64_t stream) {
+  std::vector<float> some(std::min<std::size_t>(values.size(), std::size_t{1} << 20));
+  pufferfish::fill_normal(std::span<float>(some), 1.0, pufferfish::random_stream(5, stream));
+  std::vector<T> rounded;
+  for (const float value : some) rounded.push_back(static_cast<T>(value));
+  while (!values.empty()) {
+    const std::size_t part = std::min(values.size(), rounded.size());
+    pufferfish::gpu::device_memory().from_host(values.data(), rounded.data(), part * sizeof(T));
+    values = values.subspan(part);
+  }
+}
 
 }  // namespace bench

@@ -54,9 +54,11 @@ class Steps(unittest.TestCase):
         self.assertIn("LowRankConv", shown)
         self.assertEqual(set(result["rates"]["tflops"]), {"fp32", "tf32", "bf16", "fp16"})
 
-    def test_tf32(self):
-        result, _ = self.run_script("--networks", "resnet18:2", "--precision", "tf32", "--python", "", "--no-layers")
-        self.assertEqual(len(result["rows"]), 2)
+    def test_precisions(self):
+        for precision, networks in [("tf32", ["resnet18:2"]), ("bf16", ["resnet18:2", "lstm:2", "transformer:2"])]:
+            result, _ = self.run_script("--networks", *networks, "--precision", precision, "--modes", "hybrid", "--python", "",
+                                        "--no-layers")
+            self.assertEqual([row["precision"] for row in result["rows"]], [precision] * len(networks))
 
     def test_without_a_device(self):
         done = subprocess.run([DEVICE], input="", text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)

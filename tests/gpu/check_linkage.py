@@ -12,6 +12,8 @@ import subprocess
 import sys
 
 SYMBOL = re.compile(r"^\s*\d+: [0-9a-f]+\s+\S+\s+(?P<kind>FUNC|OBJECT)\s+(?P<bind>\S+)\s+(?P<visibility>\S+)\s+(?P<where>\S+)\s+(?P<name>\S+)")
+# Of the namespace itself; others may have its types among their arguments.
+OURS = re.compile(r"^_ZN?K?10pufferfish\d+v\d+_\d+?11gpu_kernels")
 
 
 def symbols(path, dynamic):
@@ -36,7 +38,7 @@ def main():
         if "__device_stub__" in name and symbol["bind"] != "LOCAL":
             problems.append(f"kernel {name} is {symbol['bind']}")
     for program in sys.argv[2:]:
-        problems += [f"{program} shows {s['name']}" for s in symbols(program, dynamic=True) if "gpu_kernels" in s["name"]]
+        problems += [f"{program} shows {s['name']}" for s in symbols(program, dynamic=True) if OURS.match(s["name"])]
     print(f"{kernels} local functions, {launchers} hidden ones, {len(problems)} problems")
     for problem in problems[:20]:
         print(problem)
