@@ -60,24 +60,24 @@ class Block(nn.Module):
         return self.relu(y)
 
 
-def resnet18(hybrid):
+def resnet18(hybrid, width=64):
     """As the paper trains it on CIFAR-10: no batch norm behind the stem; the hybrid keeps the first block dense."""
-    layers = [conv(3, 64), nn.ReLU(inplace=True)]
-    c_in = 64
-    for stage, c_out in enumerate([64, 128, 256, 512]):
+    layers = [conv(3, width), nn.ReLU(inplace=True)]
+    c_in = width
+    for stage, c_out in enumerate([width, 2 * width, 4 * width, 8 * width]):
         for block in range(2):
             stride = 2 if stage > 0 and block == 0 else 1
             layers.append(Block(c_in, c_out, stride, hybrid and (stage, block) != (0, 0)))
             c_in = c_out
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10))
 
 
-def vgg19(hybrid):
+def vgg19(hybrid, width=64):
     """With batch norm, as the paper trains it on CIFAR-10; the hybrid keeps the first nine convolutions dense."""
     layers = []
     c_in = 3
     number = 0
-    for c_out, count in [(64, 2), (128, 2), (256, 4), (512, 4), (512, 4)]:
+    for c_out, count in [(width, 2), (2 * width, 2), (4 * width, 4), (8 * width, 4), (8 * width, 4)]:
         for _ in range(count):
             number += 1
             layers += [conv(c_in, c_out, rank=c_out // 4 if hybrid and number >= 10 else 0), nn.BatchNorm2d(c_out),
@@ -85,13 +85,15 @@ def vgg19(hybrid):
             c_in = c_out
         layers.append(nn.MaxPool2d(2))
 
+    hidden = 8 * width
+
     def linear():
         if hybrid:
-            return nn.Sequential(nn.Linear(512, 128, bias=False), nn.Linear(128, 512))
-        return nn.Linear(512, 512)
+            return nn.Sequential(nn.Linear(hidden, hidden // 4, bias=False), nn.Linear(hidden // 4, hidden))
+        return nn.Linear(hidden, hidden)
 
     return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.5), linear(), nn.ReLU(inplace=True), nn.Dropout(0.5),
-                         linear(), nn.ReLU(inplace=True), nn.Linear(512, 10))
+                         linear(), nn.ReLU(inplace=True), nn.Linear(hidden, 10))
 
 
 class LowRankLSTM(nn.Module):
@@ -128,9 +130,9 @@ class LowRankLSTM(nn.Module):
 class LanguageModel(nn.Module):
     """The paper's, with the state of every layer carried over."""
 
-    def __init__(self, mode):
+    def __init__(self, mode, vocabulary=33278, width=1500):
         super().__init__()
-        vocabulary, width, layers = 33278, 1500, 2
+        layers = 2
         self.drop = nn.Dropout(0.65)
         self.encoder = nn.Embedding(vocabulary, width)
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
@@ -142,9 +144,9 @@ class LanguageModel(nn.Module):
         self.decoder.weight = self.encoder.weight
         self.state_shape = [layers, 0, width] if mode == "dense" else [0, width]
 
-    def zeros(self, batch):
+    def zeros(self, batch, device="cpu"):
         shape = [n or batch for n in self.state_shape]
-        return [tuple(torch.zeros(shape) for _ in range(2)) for _ in self.rnn]
+        return [tuple(torch.zeros(shape, device=device) for _ in range(2)) for _ in self.rnn]
 
     def forward(self, tokens, states):
         x = self.drop(self.encoder(tokens))
@@ -164,6 +166,8 @@ def linear(c_in, c_out, low_rank, bias=False):
 
 
 class Attention(nn.Module):
+    fused = False  # by PyTorch's own attention
+
     def __init__(self, low_rank, width=512, heads=8):
         super().__init__()
         self.w_qs, self.w_ks, self.w_vs, self.fc = (linear(width, width, low_rank) for _ in range(4))
@@ -176,6 +180,10 @@ class Attention(nn.Module):
             return rows.view(*rows.shape[:2], self.heads, -1).transpose(1, 2)
 
         q, k, v = split(self.w_qs(x)), split(self.w_ks(memory)), split(self.w_vs(memory))
+        if self.fused:
+            y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=~mask,
+                                                           dropout_p=0.1 if self.training else 0.0)
+            return self.norm(x + self.drop(self.fc(y.transpose(1, 2).flatten(2))))
         weights = (q / q.shape[-1] ** 0.5) @ k.transpose(2, 3)
         weights = self.drop_weights(torch.softmax(weights.masked_fill(mask, -1e9), dim=-1))
         return self.norm(x + self.drop(self.fc((weights @ v).transpose(1, 2).flatten(2))))
@@ -195,16 +203,20 @@ class FeedForward(nn.Module):
 class Translator(nn.Module):
     """The paper's Transformer: one table for both languages and the output; the first layer of each stack stays dense."""
 
-    def __init__(self, mode, vocabulary=9521, width=512, padding=1):
+    def __init__(self, mode, vocabulary=9521, width=512, padding=1, hidden=2048, layers=6, heads=8):
         super().__init__()
-        low_rank = [mode == "lowrank" or (mode == "hybrid" and layer > 0) for layer in range(6)]
+        low_rank = [mode == "lowrank" or (mode == "hybrid" and layer > 0) for layer in range(layers)]
         self.table = nn.Embedding(vocabulary, width, padding_idx=padding)
         nn.init.xavier_uniform_(self.table.weight)
         self.register_buffer("positions", torch.randn(1, 200, width))
         self.drop = nn.Dropout(0.1)
         self.norms = nn.ModuleList(nn.LayerNorm(width, eps=1e-6) for _ in range(2))
-        self.encoder = nn.ModuleList(nn.ModuleList([Attention(r), FeedForward(r)]) for r in low_rank)
-        self.decoder = nn.ModuleList(nn.ModuleList([Attention(r), Attention(r), FeedForward(r)]) for r in low_rank)
+        def attention(r):
+            return Attention(r, width, heads)
+
+        self.encoder = nn.ModuleList(nn.ModuleList([attention(r), FeedForward(r, width, hidden)]) for r in low_rank)
+        self.decoder = nn.ModuleList(nn.ModuleList([attention(r), attention(r), FeedForward(r, width, hidden)])
+                                     for r in low_rank)
         self.padding = padding
         self.scale = width ** -0.5
 
@@ -214,7 +226,7 @@ class Translator(nn.Module):
     def forward(self, source, target):
         source_mask, target_mask = ((t == self.padding)[:, None, None] for t in (source, target))
         length = target.shape[1]
-        target_mask = target_mask | torch.ones(length, length, dtype=torch.bool).triu(1)
+        target_mask = target_mask | torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
         memory = self.embed(source, self.norms[0])
         for attention, feed_forward in self.encoder:
             memory = feed_forward(attention(memory, memory, source_mask))

@@ -2,6 +2,7 @@
 """What scripts that measure share: an environment that tunes nobody by accident, the build, what to say of the machine."""
 import os
 import pathlib
+import shutil
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -29,7 +30,11 @@ def commit():
 
 
 def ensure_built(build, *targets, mpi="disabled"):
-    """Release programs in `build`: all of them, or these targets. A folder that was set up without MPI gets it."""
+    """Release programs in `build`: all of them, or these targets. A folder that was set up without MPI gets it. Where
+    there is no Meson, what scripts/carry has brought does."""
+    if not shutil.which("meson") and (ROOT / ".carry" / "bin").is_dir():
+        os.environ["PATH"] += f":{ROOT / '.carry' / 'bin'}"
+        os.environ["CPLUS_INCLUDE_PATH"] = str(ROOT / ".carry" / "include")
     if not (build / "build.ninja").is_file():
         subprocess.run(["meson", "setup", str(build), str(ROOT), "-Dbuildtype=release", "-Dmarch=native",
                         "-Dbench=enabled", "-Dtests=disabled", "-Dexamples=disabled", f"-Dmpi={mpi}"], check=True)

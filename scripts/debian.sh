@@ -110,8 +110,5 @@ configure() { # BUILD OPTIONS...
 use_carried() {
   have_command meson && return 0
   [ -f .carry/meson.py ] || return 1
-  local carried=$PWD/.carry
-  meson() { python3 "$carried/meson.py" "$@"; }
-  export -f meson
-  export carried PATH=$PATH:$carried/bin CPLUS_INCLUDE_PATH=$carried/include
+  export PATH=$PATH:$PWD/.carry/bin CPLUS_INCLUDE_PATH=$PWD/.carry/include
 }

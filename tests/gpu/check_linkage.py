@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""check_linkage.py KERNELS.o PROGRAM...
+"""check_linkage.py KERNELS.o PROGRAM-OR-LIBRARY...
 
 Two shared objects of one process must each start their own kernels. A kernel with weak or global linkage, or a launcher
-that others see, would be taken from whichever object was loaded first, where CUDA has registered another module's. So of
-what nvcc has made, every kernel must be local, and every launcher hidden; and no program shows either to others.
+that others see, would be taken from whichever object was loaded first, where CUDA has registered another module's. That
+two do is a test of its own (libraries/), with few kernels; here it is all of them: of what nvcc has made, every kernel
+must be local, and every launcher hidden; and no program or shared library shows either to others.
 """
 import re
 import subprocess
 import sys
 
 SYMBOL = re.compile(r"^\s*\d+: [0-9a-f]+\s+\S+\s+(?P<kind>FUNC|OBJECT)\s+(?P<bind>\S+)\s+(?P<visibility>\S+)\s+(?P<where>\S+)\s+(?P<name>\S+)")
+# Of the namespace itself; others may have its types among their arguments.
+OURS = re.compile(r"^_ZN?K?10pufferfish\d+v\d+_\d+?11gpu_kernels")
 
 
 def symbols(path, dynamic):
@@ -35,7 +38,7 @@ def main():
         if "__device_stub__" in name and symbol["bind"] != "LOCAL":
             problems.append(f"kernel {name} is {symbol['bind']}")
     for program in sys.argv[2:]:
-        problems += [f"{program} shows {s['name']}" for s in symbols(program, dynamic=True) if "gpu_kernels" in s["name"]]
+        problems += [f"{program} shows {s['name']}" for s in symbols(program, dynamic=True) if OURS.match(s["name"])]
     print(f"{kernels} local functions, {launchers} hidden ones, {len(problems)} problems")
     for problem in problems[:20]:
         print(problem)

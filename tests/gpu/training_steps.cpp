@@ -46,9 +46,9 @@ struct outcome {
   std::size_t captures = 0, replays = 0;
 };
 
-outcome train_on_device(bool captured) {
+outcome train_on_device(bool captured, const pf::gpu::context_options& machine = {}) {
   outcome result;
-  pf::gpu_context ctx;
+  pf::gpu_context ctx(machine);
   pf::network<float, pf::device::gpu> net = pf::small_vgg<float, pf::device::gpu>(options());
   net.initialize(1);
   const pf::mode_scope<pf::device::gpu> training(ctx, pf::run_mode::training);
@@ -122,6 +122,56 @@ TEST_CASE("gpu training: steps captured into a graph are the direct ones bit for
   CHECK(captured.replays >= 3);
   CHECK(direct.losses == captured.losses);
   CHECK(direct.values == captured.values);
+}
+
+TEST_CASE("gpu training: two runs of a deterministic context give the same bits") {
+  for (const auto math : {pf::gpu::math_mode::fp32, pf::gpu::math_mode::tf32}) {
+    const outcome one = train_on_device(true, {.math = math}), other = train_on_device(true, {.math = math});
+    CHECK(one.losses == other.losses);
+    CHECK(one.values == other.values);
+  }
+}
+
+TEST_CASE("gpu training: what deterministic contexts ask of others") {
+  pf::gpu_context strict, loose({.deterministic = false});
+  CHECK(strict.deterministic());
+  CHECK(!loose.deterministic());
+  cublasAtomicsMode_t mode = CUBLAS_ATOMICS_ALLOWED;
+  pf::gpu::check(cublasGetAtomicsMode(strict.blas().handle(), &mode), "cublasGetAtomicsMode");
+  CHECK(mode == CUBLAS_ATOMICS_NOT_ALLOWED);
+  pf::gpu::check(cublasGetAtomicsMode(loose.blas().handle(), &mode), "cublasGetAtomicsMode");
+  CHECK(mode == CUBLAS_ATOMICS_ALLOWED);
+
+  class idle_library : public pf::gpu::conv_library {
+   public:
+    using geometry = pf::gpu::kernels::conv_geometry;
+    bool forward(pf::gpu_context&, const geometry&, const float*, const float*, const float*,
+                 float*) override {
+      return false;
+    }
+    bool backward_input(pf::gpu_context&, const geometry&, const float*, const float*, float*,
+                        bool) override {
+      return false;
+    }
+    bool backward_weight(pf::gpu_context&, const geometry&, const float*, const float*, float*,
+                         bool) override {
+      return false;
+    }
+  };
+  class steady_library final : public idle_library {
+   public:
+    bool deterministic() const override { return true; }
+  };
+  idle_library idle;
+  steady_library steady;
+  CHECK_THROWS_AS(strict.use(&idle), pf::value_error);
+  CHECK(strict.conv_library() == nullptr);
+  strict.use(&steady);
+  CHECK(strict.conv_library() == &steady);
+  strict.use(nullptr);
+  CHECK(strict.conv_library() == nullptr);
+  loose.use(&idle);
+  CHECK(loose.conv_library() == &idle);
 }
 
 TEST_CASE("gpu training: as on the CPU") {

@@ -107,16 +107,19 @@ using lt_preference = lt_handle<cublasLtMatmulPreference_t, cublasLtMatmulPrefer
 }  // namespace detail
 
 /// cuBLAS on one stream, with a workspace of its own: products can be captured into graphs, and give the same
-/// bits at every call.
+/// bits at every call, whatever other streams do (cuBLAS promises that to streams that share no workspace,
+/// for one version on devices of one kind).
 class blas {
  public:
-  /// Throws backend_error.
-  explicit blas(cudaStream_t stream)
+  /// Throws backend_error. Not `deterministic`: cuBLAS may add atomically where that is faster.
+  explicit blas(cudaStream_t stream, bool deterministic = true)
       : stream_(stream), workspace_(device_memory(), workspace_bytes, uninitialized) {
     check(cublasCreate(&handle_), "cublasCreate");
     check(cublasSetStream(handle_, stream), "cublasSetStream");
     check(cublasSetWorkspace(handle_, workspace_.data(), static_cast<std::size_t>(workspace_.size())),
           "cublasSetWorkspace");
+    check(cublasSetAtomicsMode(handle_, deterministic ? CUBLAS_ATOMICS_NOT_ALLOWED : CUBLAS_ATOMICS_ALLOWED),
+          "cublasSetAtomicsMode");
     check(cublasLtCreate(&lt_), "cublasLtCreate");
   }
   blas(const blas&) = delete;

@@ -66,6 +66,7 @@ void mean(gpu_context& ctx, Comm& comm, std::span<T> values) {
   static_assert(std::is_floating_point_v<T>, "pufferfish: gpu::mean takes a span of float or double");
   if (comm.size() == 1 || values.empty()) return;
   if constexpr (detail::takes_streams<Comm, T>) {
+    if constexpr (requires { comm.require_deterministic(ctx); }) comm.require_deterministic(ctx);
     comm.all_reduce_sum(values, ctx.stream());
     kernels::multiply(ctx.stream(), values.data(), static_cast<index_t>(values.size()),
                       T(1) / static_cast<T>(comm.size()));

@@ -25,6 +25,11 @@ struct context_options {
   int device = 0;
   std::uint64_t seed = 0;
   math_mode math = math_mode::fp32;
+  /// Whether two runs on devices of one kind, with the same versions of NVIDIA's libraries, give the same
+  /// bits. Kernels of ours always do; this is about what the libraries may choose. On: cuBLAS without atomic
+  /// sums, cuDNN's deterministic algorithms only, cuSOLVER's deterministic mode, and whoever cannot promise
+  /// it is refused (use(), gpu::nccl with NCCL's sums in switches). Off: they take what they think fastest.
+  bool deterministic = true;
 };
 
 namespace detail {
@@ -55,10 +60,11 @@ class context<device::gpu> {
         memory_(stream_.handle()),
         scratch_(memory_),
         tape_(memory_),
-        blas_(stream_.handle()),
+        blas_(stream_.handle(), options.deterministic),
         step_values_(gpu::device_memory(), 1),
         seed_(options.seed),
-        math_(options.math) {
+        math_(options.math),
+        deterministic_(options.deterministic) {
     begin_step(0);
   }
   context(const context&) = delete;
@@ -69,10 +75,12 @@ class context<device::gpu> {
   cudaStream_t stream() const { return stream_.handle(); }
   gpu::blas& blas() { return blas_; }
   gpu::math_mode math() const { return math_; }
+  bool deterministic() const { return deterministic_; }
 
-  /// Who does convolutions in place of our own kernels (gpu/cudnn.hpp); nullptr, the default: nobody.
+  /// Who does convolutions in place of our own kernels (gpu/cudnn.hpp); nullptr, the default: nobody. Throws
+  /// value_error for a library that does not promise what a deterministic context does. In gpu/conv.hpp.
   gpu::conv_library* conv_library() const { return conv_library_; }
-  void use(gpu::conv_library* library) { conv_library_ = library; }
+  void use(gpu::conv_library* library);
 
   /// Waits for everything that was asked for. Throws backend_error for whatever of it failed, and what
   /// failures() has.
@@ -154,6 +162,7 @@ class context<device::gpu> {
   run_mode mode_ = run_mode::inference;
   std::uint64_t seed_;
   gpu::math_mode math_;
+  bool deterministic_;
   gpu::conv_library* conv_library_ = nullptr;
   const float* loss_scale_ = nullptr;
   std::uint64_t step_ = 0;

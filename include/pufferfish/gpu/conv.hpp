@@ -24,6 +24,9 @@ class conv_library {
   conv_library& operator=(const conv_library&) = delete;
   virtual ~conv_library() = default;
 
+  /// Whether equal arguments give equal bits.
+  virtual bool deterministic() const { return false; }
+
   virtual bool forward(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, const float* x,
                        const float* w, const float* bias, float* y) = 0;
   virtual bool backward_input(context<device::gpu>& ctx, const kernels::conv_geometry& geometry,
@@ -32,6 +35,18 @@ class conv_library {
                                const float* x, const float* dy, float* dw, bool accumulate) = 0;
 };
 
+}  // namespace gpu
+
+inline void context<device::gpu>::use(gpu::conv_library* library) {
+  if (library != nullptr && deterministic_ && !library->deterministic()) {
+    pufferfish::detail::throw_error<value_error>(
+        {"context<device::gpu>::use: the library does not promise the same bits at every run, and "
+         "context_options::deterministic is on"});
+  }
+  conv_library_ = library;
+}
+
+namespace gpu {
 namespace detail {
 
 /// A convolution as kernels want it. Throws shape_error where a length, a patch or an image is too large for

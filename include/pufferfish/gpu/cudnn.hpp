@@ -30,18 +30,21 @@ inline void check(cudnnStatus_t status, std::string_view call) {
 }
 
 /// cuDNN on a context's stream. It takes filters as [out][height][width][in]: ours are transposed on the way,
-/// and gradients on the way back. Algorithms are the first of cuDNN's own guesses that gives the same bits at
-/// every call and follows the context's math mode; a shape without one is left to our own kernels.
+/// and gradients on the way back. Algorithms are the first of cuDNN's own guesses that follows the context's
+/// math mode and, for a deterministic context, gives the same bits at every call; a shape without one is left
+/// to our own kernels.
 class cudnn final : public conv_library {
  public:
   /// Throws backend_error. Use it with this context only.
-  explicit cudnn(const context<device::gpu>& ctx) : math_(ctx.math()) {
+  explicit cudnn(const context<device::gpu>& ctx) : math_(ctx.math()), deterministic_(ctx.deterministic()) {
     check(cudnnCreate(&handle_), "cudnnCreate");
     check(cudnnSetStream(handle_, ctx.stream()), "cudnnSetStream");
   }
   ~cudnn() override {
     if (handle_ != nullptr) static_cast<void>(cudnnDestroy(handle_));
   }
+
+  bool deterministic() const override { return deterministic_; }
 
   bool forward(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* x, const float* w,
                const float* bias, float* y) override {
@@ -176,14 +179,14 @@ class cudnn final : public conv_library {
   }
 
   template <class Result, class Ask>
-  static algorithm choose(Ask&& ask) {
+  algorithm choose(Ask&& ask) const {
     std::array<Result, 8> results{};
     int found = 0;
     if (ask(static_cast<int>(results.size()), &found, results.data()) != CUDNN_STATUS_SUCCESS) return {};
     for (int i = 0; i < found; ++i) {
       const Result& r = results[static_cast<std::size_t>(i)];
-      if (r.status == CUDNN_STATUS_SUCCESS && r.determinism == CUDNN_DETERMINISTIC &&
-          r.memory <= most_workspace) {
+      const bool allowed = !deterministic_ || r.determinism == CUDNN_DETERMINISTIC;
+      if (r.status == CUDNN_STATUS_SUCCESS && allowed && r.memory <= most_workspace) {
         return {true, static_cast<int>(r.algo), static_cast<index_t>(r.memory)};
       }
     }
@@ -202,6 +205,7 @@ class cudnn final : public conv_library {
 
   cudnnHandle_t handle_ = nullptr;
   math_mode math_;
+  bool deterministic_;
   std::map<key, shape> shapes_;
 };
 

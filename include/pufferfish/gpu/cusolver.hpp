@@ -49,6 +49,10 @@ class cusolver_eigensolver final : public eigensolver {
     }
     const int n = static_cast<int>(order);
     check(cusolverDnSetStream(handle_, ctx.stream()), "cusolverDnSetStream");
+    check(cusolverDnSetDeterministicMode(handle_, ctx.deterministic()
+                                                      ? CUSOLVER_DETERMINISTIC_RESULTS
+                                                      : CUSOLVER_ALLOW_NON_DETERMINISTIC_RESULTS),
+          "cusolverDnSetDeterministicMode");
     // Columns to cuSOLVER, rows to us: the matrix is symmetric, and eigenvector i, a column, is our row i.
     constexpr auto mode = CUSOLVER_EIG_MODE_VECTOR;
     constexpr auto side = CUBLAS_FILL_MODE_UPPER;

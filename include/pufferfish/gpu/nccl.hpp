@@ -10,10 +10,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -54,7 +56,8 @@ constexpr ncclDataType_t nccl_type() {
 ///
 /// Calls with a stream put their work into it, and may be captured into a graph; all ranks make them in the
 /// same order, whatever the streams. Sums are NCCL's: all ranks get the same bits; their order follows from
-/// the machines and NCCL's version.
+/// the machines, NCCL's version and environment, except where NVLink switches add (NVLS), whose order is
+/// anybody's (NVIDIA/nccl issue 1497): a deterministic context wants NCCL_NVLS_ENABLE=0 in the environment.
 ///
 /// What fails is noticed by a thread (see detail::nccl_handle): it aborts NCCL's communicator, so that what
 /// waits on the device returns, and from then on every call throws, context::synchronize and step_graph::run
@@ -116,6 +119,16 @@ class nccl {
   /// Lets a context's calls throw it as well.
   void report_to(const gpu_context& ctx) {
     if (handle_) handle_->report_to(ctx.failures());
+  }
+
+  /// Throws value_error where NCCL's sums may differ from run to run and the context is deterministic.
+  void require_deterministic(const gpu_context& ctx) const {
+    if (size() == 1 || !ctx.deterministic()) return;
+    const char* switches = std::getenv("NCCL_NVLS_ENABLE");
+    if (switches != nullptr && std::string_view(switches) == "0") return;
+    PUFFERFISH_THROW(value_error(
+        "gpu::nccl: sums in NVLink switches may differ from run to run; set NCCL_NVLS_ENABLE=0, or "
+        "context_options::deterministic = false"));
   }
 
   // Parts of a longer piece of work, which is watched as a whole: between mark_begin and mark_end.

@@ -199,13 +199,15 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
   const int* skip() const { return judge_.skip(); }
 
-  /// As gradient_exchange's; and throws what NCCL has found since.
+  /// As gradient_exchange's; and throws what NCCL has found since, and value_error where NCCL cannot promise
+  /// what a deterministic context does (gpu::nccl).
   void begin(gpu_context& ctx) {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
     }
     if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
     comm_->check();
+    if (!is_narrow()) comm_->require_deterministic(ctx);
     comm_->report_to(ctx);
     if (!steps_agreed_) {
       agree_on_lines(*comm_, "gradient exchange", "steps done: " + std::to_string(steps_) + "\n");

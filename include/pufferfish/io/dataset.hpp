@@ -16,20 +16,9 @@
 #include <pufferfish/io/cifar.hpp>
 #include <pufferfish/io/error_text.hpp>
 #include <pufferfish/io/idx.hpp>
+#include <pufferfish/io/image_set.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-/// `count` images and their labels. The loaders below guarantee that `pixels` has
-/// count * height * width * channels values, `labels` has `count`, and each label is in 0 .. classes - 1.
-struct image_set {
-  index_t count = 0;
-  index_t height = 0;
-  index_t width = 0;
-  index_t channels = 0;
-  index_t classes = 0;
-  std::vector<std::uint8_t> pixels;  ///< NHWC, as stored in the file: not scaled
-  std::vector<std::int32_t> labels;
-};
 
 namespace detail {
 

@@ -15,7 +15,7 @@
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/random.hpp>
 #include <pufferfish/core/view.hpp>
-#include <pufferfish/io/dataset.hpp>
+#include <pufferfish/io/image_set.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

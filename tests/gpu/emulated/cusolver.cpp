@@ -87,6 +87,10 @@ cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStream_t str
   return CUSOLVER_STATUS_SUCCESS;
 }
 
+cusolverStatus_t cusolverDnSetDeterministicMode(cusolverDnHandle_t, cusolverDeterministicMode_t) {
+  return CUSOLVER_STATUS_SUCCESS;
+}
+
 cusolverStatus_t cusolverDnSsyevd_bufferSize(cusolverDnHandle_t, cusolverEigMode_t, cublasFillMode_t, int n,
                                              const float*, int, const float*, int* size) {
   return size_of_work(n, size);

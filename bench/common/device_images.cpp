@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "device_steps.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/gpu.hpp>
+#include <pufferfish/models/imagenet_resnet.hpp>
+#include <pufferfish/models/resnet.hpp>
+#include <pufferfish/models/vgg.hpp>
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/loss.hpp>
+
+#include "timing.hpp"
+
+namespace bench {
+namespace {
+
+namespace pf = pufferfish;
+using pf::extents;
+template <class T>
+using net_type = pf::network<T, pf::device::gpu>;
+
+template <class T>
+struct image_network {
+  net_type<T> net;
+  pf::factorize_policy policy;
+  extents<4> input;
+  index_t classes;
+};
+
+/// Everything of a published network, or a few of its channels.
+template <class T>
+std::optional<image_network<T>> network_called(const device_case& which) {
+  const index_t width = which.tiny ? 8 : 64;
+  if (which.network == "resnet18") {
+    pf::resnet18_options options;
+    options.width = width;
+    const index_t side = which.tiny ? 16 : 32;
+    return image_network<T>{pf::resnet18<T, pf::device::gpu>(options),
+                            pf::resnet18_policy(),
+                            {which.batch, side, side, 3},
+                            options.classes};
+  }
+  if (which.network == "vgg19") {
+    pf::vgg_options options;
+    options.width = width;
+    return image_network<T>{pf::vgg19<T, pf::device::gpu>(options),
+                            pf::vgg19_policy(),
+                            {which.batch, 32, 32, 3},
+                            options.classes};
+  }
+  if (which.network == "resnet50") {
+    pf::imagenet_resnet_options options;
+    options.width = width;
+    if (which.tiny) options.classes = 10;
+    const index_t side = which.tiny ? 32 : 224;
+    return image_network<T>{pf::resnet50<T, pf::device::gpu>(options),
+                            pf::resnet50_policy(),
+                            {which.batch, side, side, 3},
+                            options.classes};
+  }
+  return std::nullopt;
+}
+
+template <class T>
+class image_step final : public device_step {
+ public:
+  using layer_type = pf::any_layer<T, pf::device::gpu>;
+
+  image_step(const device_case& which, image_network<T> network)
+      : device_step(which),
+        net_(made(std::move(network.net), which.mode, network.policy)),
+        input_(network.input),
+        output_{which.batch, 1, 1, network.classes},
+        x_(pf::gpu::device_memory(), pf::volume<4>(input_)),
+        y_(pf::gpu::device_memory(), pf::volume<4>(output_)),
+        dy_(pf::gpu::device_memory(), pf::volume<4>(output_)),
+        labels_(pf::gpu::device_memory(), which.batch),
+        results_(pf::gpu::device_memory(), 2),
+        optimizer_(pf::make_optimizer_target(net_.store()), options()) {
+    fill_device(x_.span(), 1);
+    std::vector<std::int32_t> labels(static_cast<std::size_t>(which.batch));
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      labels[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(network.classes));
+    }
+    labels_.from_host(labels);
+  }
+
+  index_t parameters() const override { return net_.parameter_count(); }
+  std::string items() const override { return std::to_string(input_[0]) + " images"; }
+  double macs() const override { return static_cast<double>(net_.macs(input_)); }
+
+  std::vector<layer_time> layers(int repeats, int samples) override {
+    struct finder final : pf::layer_visitor<T, pf::device::gpu> {
+      void on_layer(const std::string& name, layer_type& slot) override { slots[name] = &slot; }
+      std::map<std::string, layer_type*> slots;
+    } found;
+    net_.modify([&](layer_type& root) { root.visit_layers(found); });
+    std::vector<layer_time> result;
+    for (const pf::layer_summary& layer : net_.summary(input_)) {
+      const auto slot = found.slots.find(layer.name);
+      if (slot == found.slots.end()) continue;
+      result.push_back(time_layer(*slot->second, layer, result.empty(), repeats, samples));
+    }
+    return result;
+  }
+
+ private:
+  static net_type<T> made(net_type<T> net, const std::string& mode, const pf::factorize_policy& policy) {
+    net.initialize(1);
+    if (mode == "hybrid") static_cast<void>(pf::factorize(net, policy));
+    return net;
+  }
+  static pf::sgd_options options() {
+    pf::sgd_options o;
+    o.momentum = 0.9;
+    o.weight_decay = 1e-4;
+    o.decay_all = true;
+    return o;
+  }
+
+  void prepare() override { optimizer_.begin_step(ctx_, 0.01); }
+  void work() override {
+    const pf::tensor_view<T, 4> y(y_.data(), output_), dy(dy_.data(), output_);
+    net_.forward(ctx_, {x_.data(), input_}, y);
+    loss_(ctx_, y, labels_.span(), static_cast<double>(input_[0]), dy, results_.data());
+    net_.backward(ctx_, dy);
+    optimizer_.step_range(ctx_, 0, net_.parameter_count());
+  }
+
+  layer_time time_layer(const layer_type& layer, const pf::layer_summary& what, bool first, int repeats,
+                        int samples) {
+    const index_t in = pf::volume<4>(what.input), out = pf::volume<4>(what.output);
+    pf::memory_block<T> x(pf::gpu::device_memory(), in), dx(pf::gpu::device_memory(), first ? 0 : in);
+    pf::memory_block<T> y(pf::gpu::device_memory(), out), dy(pf::gpu::device_memory(), out);
+    fill_device(x.span(), 2);
+    fill_device(dy.span(), 3);
+    const pf::tensor_view<T, 4> to =
+        first ? pf::tensor_view<T, 4>() : pf::tensor_view<T, 4>(dx.data(), what.input);
+    pf::gpu::step_graph graph;
+    graph.set_enabled(captured());
+    const auto pass = [&] {
+      for (int i = 0; i < repeats; ++i) {
+        layer.forward(ctx_, {x.data(), what.input}, {y.data(), what.output});
+        layer.backward(ctx_, {dy.data(), what.output}, to);
+      }
+    };
+    const auto run = [&] {
+      ctx_.begin_step(0);
+      graph.run(ctx_, pf::gpu::step_graph::key(what.input), pass);
+    };
+    for (int i = 0; i < 6; ++i) run();  // direct, captured, replayed
+    pf::gpu::event start(pf::gpu::event_use::timing), end(pf::gpu::event_use::timing);
+    std::vector<double> seconds;
+    for (int i = 0; i < samples; ++i) {
+      start.record(ctx_.stream());
+      run();
+      end.record(ctx_.stream());
+      ctx_.synchronize();
+      seconds.push_back(end.seconds_since(start) / repeats);
+    }
+    const std::string& text = what.description;
+    const double passes = first ? 2 : 3;
+    // Forward: x, weights, y. Backward: x, dy and weights again, dx and the gradient.
+    const auto elements = static_cast<double>((first ? 2 : 3) * in + 2 * out + 3 * what.parameters);
+    return {what.name, text.substr(0, text.find_first_of(" ,")), spread_of(seconds).median,
+            passes * 2 * static_cast<double>(what.macs), elements * sizeof(float)};
+  }
+
+  net_type<T> net_;
+  extents<4> input_, output_;
+  pf::memory_block<T> x_, y_, dy_;
+  pf::memory_block<std::int32_t> labels_;
+  pf::memory_block<double> results_;
+  pf::SoftmaxCrossEntropy<T> loss_;
+  pf::gpu::SGD optimizer_;
+};
+
+template <class T>
+std::unique_ptr<device_step> made_of(const device_case& which) {
+  std::optional<image_network<T>> network = network_called<T>(which);
+  if (!network) return nullptr;
+  return std::make_unique<image_step<T>>(which, std::move(*network));
+}
+
+}  // namespace
+
+std::unique_ptr<device_step> make_device_image_step(const device_case& which) {
+  return which.precision == "bf16" ? made_of<pf::gpu::bf16>(which) : made_of<float>(which);
+}
+
+}  // namespace bench

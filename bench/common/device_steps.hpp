@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Training steps on a device, by name, for bench_gpu_step: networks over images in device_images.cpp, over
+/// sequences in device_sequences.cpp.
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/graph.hpp>
+
+namespace bench {
+
+using pufferfish::index_t;
+
+/// Which step.
+struct device_case {
+  std::string network;  ///< resnet18, vgg19, resnet50, lstm, transformer
+  /// dense, or hybrid: as the paper factorizes it (of the LSTM, all layers).
+  std::string mode = "dense";
+  index_t batch = 0;               ///< images, sequences of 35 tokens, pairs of 30 + 30 tokens
+  std::string precision = "fp32";  ///< or tf32, bf16
+  bool captured = true;            ///< replayed as a CUDA graph, where the network allows it
+  bool tiny = false;               ///< a few channels and small images: whether it works at all
+};
+
+/// A layer by itself, forward and backward on random data.
+struct layer_time {
+  std::string name, kind;
+  double seconds = 0;
+  double flops = 0;
+  double bytes = 0;  ///< what passes have to read and write at least, if nothing stays in a cache
+};
+
+/// A network in training on random data in the memory of the device. Optimizers and what else belongs to a
+/// step are those of make_training_step (networks.hpp).
+class device_step {
+ public:
+  virtual ~device_step() = default;
+
+  /// Puts a step into the context's stream.
+  void run() {
+    ctx_.begin_step(number_++);
+    prepare();
+    graph_.run(ctx_, pufferfish::gpu::step_graph::key(index_t{1}), [this] { work(); });
+  }
+  pufferfish::gpu_context& context() { return ctx_; }
+  bool captured() const { return graph_.enabled(); }
+
+  virtual index_t parameters() const = 0;
+  virtual std::string items() const = 0;
+  /// Multiply-accumulates of convolutions and products in a forward pass.
+  virtual double macs() const = 0;
+  /// Each layer by itself; `repeats` passes a measurement, the median of `samples`. Empty for networks whose
+  /// layers cannot be called one by one.
+  virtual std::vector<layer_time> layers(int /*repeats*/, int /*samples*/) { return {}; }
+
+ protected:
+  explicit device_step(const device_case& which) : ctx_(options(which)) {
+    graph_.set_enabled(which.captured);
+    ctx_.set_mode(pufferfish::run_mode::training);
+  }
+  /// What comes before a step and is not captured.
+  virtual void prepare() = 0;
+  virtual void work() = 0;
+
+  pufferfish::gpu_context ctx_;
+  pufferfish::gpu::step_graph graph_;
+
+ private:
+  static pufferfish::gpu::context_options options(const device_case& which) {
+    using pufferfish::gpu::math_mode;
+    return {.seed = 1, .math = which.precision == "tf32" ? math_mode::tf32 : math_mode::fp32};
+  }
+
+  std::uint64_t number_ = 0;
+};
+
+/// nullptr for networks of the other file.
+std::unique_ptr<device_step> make_device_image_step(const device_case& which);
+std::unique_ptr<device_step> make_device_sequence_step(const device_case& which);
+
+/// Throws std::runtime_error for names that are none.
+inline std::unique_ptr<device_step> make_device_step(const device_case& which) {
+  if (which.mode != "dense" && which.mode != "hybrid") {
+    throw std::runtime_error("no mode is called " + which.mode);
+  }
+  if (which.precision != "fp32" && which.precision != "tf32" && which.precision != "bf16") {
+    throw std::runtime_error("nothing is measured in " + which.precision);
+  }
+  if (auto step = make_device_image_step(which)) return step;
+  if (auto step = make_device_sequence_step(which)) return step;
+  throw std::runtime_error("no network is called " + which.network);
+}
+
+/// Random numbers in device memory, the same few over and over.
+template <class T>
+void fill_device(std::span<T> values, std::uint64_t stream) {
+  std::vector<float> some(std::min<std::size_t>(values.size(), std::size_t{1} << 20));
+  pufferfish::fill_normal(std::span<float>(some), 1.0, pufferfish::random_stream(5, stream));
+  std::vector<T> rounded;
+  for (const float value : some) rounded.push_back(static_cast<T>(value));
+  while (!values.empty()) {
+    const std::size_t part = std::min(values.size(), rounded.size());
+    pufferfish::gpu::device_memory().from_host(values.data(), rounded.data(), part * sizeof(T));
+    values = values.subspan(part);
+  }
+}
+
+}  // namespace bench

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `image_set`: labelled images in memory, wherever they come from (io/dataset.hpp reads files).
+
+#include <cstdint>
+#include <vector>
+
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// `count` images and their labels. The loaders of io/dataset.hpp guarantee that `pixels` has
+/// count * height * width * channels values, `labels` has `count`, and each label is in 0 .. classes - 1.
+struct image_set {
+  index_t count = 0;
+  index_t height = 0;
+  index_t width = 0;
+  index_t channels = 0;
+  index_t classes = 0;
+  std::vector<std::uint8_t> pixels;  ///< NHWC, as stored in the file: not scaled
+  std::vector<std::int32_t> labels;
+};
+
+PUFFERFISH_NAMESPACE_END

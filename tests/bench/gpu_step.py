@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""gpu_step.py DEVICE-PROGRAM EMULATED-PROGRAM: bench/gpu_step with a few channels of each network, ours on the emulated
+device and PyTorch, where there is one, on the processor: do both sides build the same networks, and do all numbers come?
+The device's program says that there is no device, or answers."""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEVICE, EMULATED = sys.argv[1:3]
+NETWORKS = ["resnet18", "vgg19", "resnet50", "lstm", "transformer"]
+
+
+def python_with_torch():
+    for python in [sys.executable, "/usr/bin/python3"]:
+        try:
+            found = subprocess.run([python, "-c", "import torch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   check=False)
+        except OSError:
+            continue
+        if found.returncode == 0:
+            return python
+    return ""
+
+
+class Steps(unittest.TestCase):
+    def run_script(self, *arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "steps.json"
+            done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--device",
+                                   "cpu", "--rounds", "1", "--steps", "1", "--json", str(file), *arguments], text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            return json.loads(file.read_text(encoding="utf-8")), done.stdout
+
+    def test_all_networks(self):
+        python = python_with_torch()
+        result, shown = self.run_script("--networks", *(f"{n}:2" for n in NETWORKS), "--precision", "fp32", "--python", python,
+                                        "--variants", "eager", "--each-layer")
+        self.assertEqual([(r["network"], r["mode"]) for r in result["rows"]],
+                         [(n, m) for n in NETWORKS for m in ("dense", "hybrid")])
+        for row in result["rows"]:
+            self.assertGreater(row["ms"]["ours"]["median"], 0)
+            self.assertGreater(row["gflop"], 0)
+            self.assertEqual(bool(row["layers"]), row["network"] not in ("lstm", "transformer"))
+            if python:  # the script has compared the numbers of parameters
+                self.assertEqual(row["best_peer"], "PyTorch eager")
+        self.assertTrue(all(small["parameters"] < large["parameters"]
+                            for large, small in zip(result["rows"][::2], result["rows"][1::2])))
+        self.assertIn("LowRankConv", shown)
+        self.assertEqual(set(result["rates"]["tflops"]), {"fp32", "tf32", "bf16", "fp16"})
+
+    def test_precisions(self):
+        for precision, networks in [("tf32", ["resnet18:2"]), ("bf16", ["resnet18:2", "lstm:2", "transformer:2"])]:
+            result, _ = self.run_script("--networks", *networks, "--precision", precision, "--modes", "hybrid", "--python", "",
+                                        "--no-layers")
+            self.assertEqual([row["precision"] for row in result["rows"]], [precision] * len(networks))
+
+    def test_without_a_device(self):
+        done = subprocess.run([DEVICE], input="", text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        self.assertIn(done.returncode, (0, 77))
+        if done.returncode == 77:
+            self.assertIn("no CUDA device", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
