@@ -40,7 +40,7 @@ struct options : common_options {
 
 void add_options(CLI::App& app, options& o) {
   add_common_options(app, o);
-  add_device_options(app, o.device);
+  add_device_options(app, o.device, true);
   app.add_option("--dataset", o.data_set, "digits, mnist, fashion-mnist or cifar10")
       ->check(CLI::IsMember(data_set_names()));
   add_model_options(app, o.model);
@@ -132,7 +132,7 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
 }
 
 /// A training run with its checkpoints, on one of the ranks.
-template <class Device, class Comm>
+template <class T, class Device, class Comm>
 class job {
  public:
   job(const options& o, Comm& comm)
@@ -159,7 +159,7 @@ class job {
   }
 
  private:
-  using run_type = pufferfish::procedure<float, Comm, Device>;
+  using run_type = pufferfish::procedure<T, Comm, Device>;
 
   /// The progress display, and a table at the switch.
   class observer final : public pufferfish::training_observer {
@@ -177,8 +177,8 @@ class job {
     progress shown_;
   };
 
-  pufferfish::network<float, Device> initial_network() const {
-    auto net = build_model<Device>(o_.model, image_, data_.train.classes);
+  pufferfish::network<T, Device> initial_network() const {
+    auto net = build_model<T, Device>(o_.model, image_, data_.train.classes);
     net.initialize(o_.seed);
     check_epochs(o_, o_.procedure);
     if constexpr (std::is_same_v<Device, pufferfish::device::cpu>) {
@@ -268,7 +268,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains an image classifier, dense or by the Pufferfish procedure", "train_image_classifier");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device,
-              [&](auto device) { job<decltype(device), std::decay_t<decltype(comm)>>(o, comm).train(); });
+    on_device(o.device, [&](auto device, auto number) {
+      job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
+    });
   });
 }

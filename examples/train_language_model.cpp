@@ -258,7 +258,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains an LSTM language model, dense or by the Pufferfish procedure", "train_language_model");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device,
-              [&](auto device) { job<decltype(device), std::decay_t<decltype(comm)>>(o, comm).train(); });
+    on_device(o.device, [&](auto device, auto) {
+      job<decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
+    });
   });
 }

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -23,27 +24,35 @@ struct device_choice {
   std::string precision = "fp32";
 };
 
-inline void add_device_options(CLI::App& app, device_choice& o) {
+/// `bf16`: whether the program can compute in it.
+inline void add_device_options(CLI::App& app, device_choice& o, bool bf16 = false) {
   app.add_option("--device", o.device, "Where to train; ranks share the devices of their host in turn")
       ->check(CLI::IsMember({"cpu", "gpu"}));
-  app.add_option("--precision", o.precision, "Of products; tf32: tensor cores take factors of 11 bits")
-      ->check(CLI::IsMember({"fp32", "tf32"}));
+  std::vector<std::string> known{"fp32", "tf32"};
+  if (bf16) known.push_back("bf16");
+  app.add_option(
+         "--precision", o.precision,
+         bf16 ? "Of products; tf32: tensor cores take factors of 11 bits; bf16: of 8, and activations too"
+              : "Of products; tf32: tensor cores take factors of 11 bits")
+      ->check(CLI::IsMember(known));
 }
 
-/// Calls program(tag) with the tag of the device. Throws value_error where there can be none.
+/// Calls program(device, number) with the tag of the device and a number of the type to compute in. Throws
+/// value_error where there can be none.
 template <class Program>
 void on_device(const device_choice& o, Program&& program) {
   if (o.device == "cpu") {
     if (o.precision != "fp32") {
       throw pufferfish::value_error("--precision " + o.precision + " needs --device gpu");
     }
-    return program(pufferfish::device::cpu{});
+    return program(pufferfish::device::cpu{}, float{});
   }
 #if defined(PUFFERFISH_EXAMPLES_CUDA)
   if (pufferfish::gpu::device_count() == 0) {
     throw pufferfish::backend_error("--device gpu, but there is no CUDA device here");
   }
-  program(pufferfish::device::gpu{});
+  if (o.precision == "bf16") return program(pufferfish::device::gpu{}, pufferfish::gpu::bf16{});
+  program(pufferfish::device::gpu{}, float{});
 #else
   throw pufferfish::backend_error("--device gpu, but this program was built without CUDA");
 #endif

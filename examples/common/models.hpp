@@ -54,42 +54,41 @@ inline void from_json(const nlohmann::ordered_json& j, model_choice& m) {
 
 /// Builds the network; initialize it. `image`: 1 x height x width x channels. Throws value_error
 /// or shape_error if the model does not take such images, or has one width only and another was chosen.
-template <class Device = pufferfish::device::cpu>
-pufferfish::network<float, Device> build_model(const model_choice& m, const extents<4>& image,
-                                               index_t classes) {
+template <class T = float, class Device = pufferfish::device::cpu>
+pufferfish::network<T, Device> build_model(const model_choice& m, const extents<4>& image, index_t classes) {
   using namespace pufferfish;
   const auto width_or = [&m](index_t own) { return m.width > 0 ? m.width : own; };
-  const auto make = [&]() -> network<float, Device> {
+  const auto make = [&]() -> network<T, Device> {
     if (m.name == "mlp") {
       const index_t hidden = width_or(16);
-      return mlp<float, Device>(
+      return mlp<T, Device>(
           {.inputs = image[1] * image[2] * image[3], .hidden = {hidden, hidden}, .classes = classes});
     }
     if (m.name == "small-vgg") {
-      return small_vgg<float, Device>({.image = {image[1], image[2]},
-                                       .channels_in = image[3],
-                                       .classes = classes,
-                                       .width = width_or(16),
-                                       .batch_norm = !m.no_batch_norm});
+      return small_vgg<T, Device>({.image = {image[1], image[2]},
+                                   .channels_in = image[3],
+                                   .classes = classes,
+                                   .width = width_or(16),
+                                   .batch_norm = !m.no_batch_norm});
     }
     if (m.name == "small-resnet") {
-      return small_resnet<float, Device>({.channels_in = image[3],
-                                          .classes = classes,
-                                          .width = width_or(16),
-                                          .blocks = m.blocks,
-                                          .stem_stride = m.stem_stride,
-                                          .batch_norm = !m.no_batch_norm});
+      return small_resnet<T, Device>({.channels_in = image[3],
+                                      .classes = classes,
+                                      .width = width_or(16),
+                                      .blocks = m.blocks,
+                                      .stem_stride = m.stem_stride,
+                                      .batch_norm = !m.no_batch_norm});
     }
     if (const bool stem_norm = m.name == "resnet18_cifar_stem_bn"; stem_norm || m.name == "resnet18_cifar") {
-      return resnet18<float, Device>(
+      return resnet18<T, Device>(
           {.channels_in = image[3], .classes = classes, .stem_norm = stem_norm, .width = width_or(64)});
     }
     if (m.width > 0) {
       throw value_error(m.name + " has a width of its own, " + std::to_string(m.width) + " was given");
     }
-    return make_model<float, Device>(m.name, image, classes, 0);
+    return make_model<T, Device>(m.name, image, classes, 0);
   };
-  network<float, Device> net = make();
+  network<T, Device> net = make();
   net.output_shape(image);
   return net;
 }
