@@ -390,3 +390,30 @@ TEST_CASE("gpu mixed precision: a loss scale that is too large is halved until g
   for (const float value : found.values) REQUIRE(std::isfinite(value));
   CHECK(found.losses.back() < found.losses.front());
 }
+
+TEST_CASE_TEMPLATE("gpu mixed precision: a low-rank layer that stands alone", T, pf::gpu::bf16,
+                   pf::gpu::fp16) {
+  pf::gpu_context& ctx = gpu_context();
+  pf::cpu_context host;
+  const pf::conv_shape shape = pf::conv_shape::square(8, 16, 3, 1, 1);
+  pf::Conv<float> dense(shape, true);
+  dense.initialize(pf::random_stream(4, 1));
+  const auto expected = pf::svd_factorize<pf::LowRankConv<float, 4>>(dense);
+  const auto layer = pf::svd_factorize<pf::LowRankConv<T, 4, pf::device::gpu>>(dense);
+  const auto copy = layer;
+  const pf::extents<4> input{2, 6, 5, 8}, output{2, 6, 5, 16};
+  narrow_twin<T> x(pf::volume<4>(input), 1), dy(pf::volume<4>(output), 2);
+  twin<T> y(pf::volume<4>(output)), dx(pf::volume<4>(input));
+  pf::tensor<float, 4> host_y(output), host_dx(input);
+  host.set_mode(pf::run_mode::training);
+  const pf::mode_scope<pf::device::gpu> training(ctx, pf::run_mode::training);
+  expected.forward(host, pf::tensor_view<const float, 4>(x.wide.data(), input), host_y.view());
+  expected.backward(host, pf::tensor_view<const float, 4>(dy.wide.data(), output), host_dx.view());
+  for (const auto* one : {&layer, &copy}) {
+    one->forward(ctx, x.narrow.device_view(input), y.device_view(output));
+    one->backward(ctx, dy.narrow.device_view(output), dx.device_view(input));
+    CHECK(distance(narrow_twin<T>::as_float(y.fetched()), host_y.flat()) < 2 * unit<T>);
+    CHECK(distance(narrow_twin<T>::as_float(dx.fetched()), host_dx.flat()) < 2 * unit<T>);
+  }
+  CHECK(distance(layer.to_dense().flat(), expected.to_dense().flat()) < 1e-6);
+}

@@ -23,14 +23,16 @@ namespace detail {
 template <class Layer>
 class resident : public Layer {
  public:
-  using T = typename Layer::value_type;
+  using value_type = typename Layer::value_type;
+  /// Of parameters and gradients.
+  using P = parameter_t<value_type>;
 
   resident(const resident& other) : Layer(other.on_host_copy()) { place(); }
   resident& operator=(const resident& other) {
     if (this == &other) return *this;
     Layer copy = other.on_host_copy();
     Layer::operator=(std::move(copy));
-    store_ = parameter_store<T>(device_memory());
+    store_ = made_store();
     place();
     return *this;
   }
@@ -40,19 +42,19 @@ class resident : public Layer {
   /// unless it throws. Waits for the device.
   template <class Change>
   void on_host(Change&& change) {
-    pufferfish::detail::host_scope<T> scope(store_);
+    pufferfish::detail::host_scope<P> scope(store_);
     change(static_cast<Layer&>(*this));
     scope.keep();
   }
   /// The same for a look that changes nothing.
   template <class Look>
   void read_on_host(Look&& look) const {
-    const pufferfish::detail::host_scope<T> scope(store_);
+    const pufferfish::detail::host_scope<P> scope(store_);
     look(static_cast<const Layer&>(*this));
   }
 
   /// The values and gradients, on the device, for an optimizer (make_optimizer_target) or an exchange.
-  parameter_store<T>& store() { return store_; }
+  parameter_store<P>& store() { return store_; }
 
   void initialize(random_stream random) {
     on_host([&](Layer& layer) { layer.initialize(random); });
@@ -68,17 +70,20 @@ class resident : public Layer {
 
  private:
   Layer on_host_copy() const {
-    const pufferfish::detail::host_scope<T> scope(store_);
+    const pufferfish::detail::host_scope<P> scope(store_);
     return static_cast<const Layer&>(*this);
   }
 
   void place() {
-    store_.pack([this](state_visitor<T>& visitor) {
+    store_.pack([this](state_visitor<P>& visitor) {
       const std::string no_prefix;
-      this->visit(pufferfish::detail::named_forwarder<T>{visitor, no_prefix});
+      this->visit(pufferfish::detail::named_forwarder<P>{visitor, no_prefix});
     });
   }
-  mutable parameter_store<T> store_{device_memory()};
+  static parameter_store<P> made_store() {
+    return parameter_store<P>(device_memory(), rounded_format_of<value_type>);
+  }
+  mutable parameter_store<P> store_ = made_store();
 };
 
 }  // namespace detail

@@ -235,9 +235,9 @@ constexpr bool check_attention_pair() {
                 "pufferfish: a LowRankAttention is made from a dense layer whose layer_traits have kind "
                 "attention");
   if constexpr (is_attention<Dense>) {
-    static_assert(std::is_same_v<typename LowRank::value_type, weight_scalar_t<Dense>>,
+    static_assert(std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>,
                   "pufferfish: the dense and the low-rank layer have different scalars");
-    return std::is_same_v<typename LowRank::value_type, weight_scalar_t<Dense>>;
+    return std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>;
   }
   return false;
 }
@@ -287,7 +287,7 @@ std::vector<factors<weight_scalar_t<Dense>>> attention_factors(const Dense& dens
 template <class Dense, class LowRank, class T>
 void load_attention(const Dense& dense, const std::vector<factors<T>>& made, LowRank& layer) {
   for (std::size_t i = 0; i < 4; ++i) {
-    low_rank_linear<T>& to = layer.projections()[i];
+    auto& to = layer.projections()[i];
     copy(tensor_view<const T, 2>(made[i].down), to.down());
     copy(tensor_view<const T, 2>(made[i].up), to.up());
     if (!to.has_bias()) continue;
