@@ -10,11 +10,12 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <pufferfish/core/memory.hpp>
-#include <pufferfish/nn/any_layer.hpp>
+#include <pufferfish/nn/layer_visitors.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What walks through the layers of a network: visitors of parameters and buffers, of slots, of shapes.
+
+#include <string>
+
+#include <pufferfish/core/device.hpp>
+#include <pufferfish/core/parameter.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+template <class T, class Device = device::cpu>
+class any_layer;
+
+/// Receives the state of a network, name by name.
+template <class T>
+class state_visitor {
+ public:
+  virtual ~state_visitor() = default;
+  virtual void on_parameter(const std::string& name, parameter<T>& p) = 0;
+  virtual void on_buffer(const std::string& name, state_buffer<T>& b) = 0;
+};
+
+/// Receives the layers of a network, name by name; `slot` may be replaced by another layer of the same shape.
+template <class T, class Device>
+class layer_visitor {
+ public:
+  virtual ~layer_visitor() = default;
+  virtual void on_layer(const std::string& name, any_layer<T, Device>& slot) = 0;
+  /// What is visited between the two lies on the shortcut of a residual block.
+  virtual void enter_shortcut() {}
+  virtual void leave_shortcut() {}
+};
+
+/// Receives the layers that compute (no containers) with the shapes that an input gives them.
+template <class T, class Device>
+class layer_tracer {
+ public:
+  virtual ~layer_tracer() = default;
+  virtual void on_trace(const std::string& name, const any_layer<T, Device>& layer, const extents<4>& input,
+                        const extents<4>& output) = 0;
+};
+
+namespace detail {
+
+inline std::string join_name(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : name.empty() ? prefix : prefix + "." + name;
+}
+
+/// Names the state of one layer on its way to a visitor.
+template <class T>
+struct named_forwarder {
+  state_visitor<T>& visitor;
+  const std::string& prefix;
+  void operator()(const char* name, parameter<T>& p) const {
+    visitor.on_parameter(join_name(prefix, name), p);
+  }
+  void operator()(const char* name, state_buffer<T>& b) const {
+    visitor.on_buffer(join_name(prefix, name), b);
+  }
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
