@@ -87,7 +87,7 @@ double product_rate(pf::gpu_context& ctx, bool tiny, cudaDataType_t type, cublas
   product.a = {a.data(), n, false};
   product.b = {b.data(), n, false};
   product.c = c.data();
-  product.type = type;
+  product.type = product.c_type = type;
   product.compute = compute;
   const auto order = static_cast<double>(n);
   return 2 * order * order * order / least_seconds(ctx, 3, [&] { ctx.blas().multiply(product); });
