@@ -53,7 +53,11 @@ def disturb(command, what, chance, mark):
     rank = chance.randrange(RANKS)
     if job.poll() is not None:
         return None
-    os.kill(ranks[rank], what)
+    try:
+        os.kill(ranks[rank], what)
+    except ProcessLookupError:  # the rank has ended, and the job is about to
+        job.communicate(timeout=60)
+        return None
     start = time.monotonic()
     try:
         _, errors = job.communicate(timeout=60)
