@@ -161,7 +161,7 @@ class nccl_handle {
   }
 
   // With the lock. What runs on the device returns.
-  void break_off(std::exception_ptr failure) noexcept {
+  void break_off(const std::exception_ptr& failure) noexcept {
     if (failure_) return;
     failure_ = failure;
     if (comm_ != nullptr) static_cast<void>(ncclCommAbort(comm_));

@@ -101,7 +101,7 @@ class gradient_staging<T, device::gpu> {
   void leave_failures_to(const context<device::gpu>& ctx) {
     if (failures_ != ctx.failures()) failures_ = ctx.failures();
   }
-  void leave_failure(std::exception_ptr failure) { failures_->post(failure); }
+  void leave_failure(const std::exception_ptr& failure) { failures_->post(failure); }
 
   /// Waits for all that the device has been given.
   void drain() noexcept { static_cast<void>(cudaDeviceSynchronize()); }
