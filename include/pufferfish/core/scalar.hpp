@@ -134,7 +134,8 @@ inline constexpr rounded_format rounded_format_of<bfloat16> = rounded_format::bf
 template <>
 inline constexpr rounded_format rounded_format_of<float16> = rounded_format::fp16;
 
-/// Scalars that layers can be instantiated with.
+/// What files are read as. (Networks compute in float and double, on a device in its own types of 16 bits,
+/// too.)
 template <class T>
 inline constexpr bool is_scalar_v =
     std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, bfloat16>;

@@ -7,6 +7,7 @@
 
 #include <pufferfish/gpu/kernels/elementwise.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/kernels/narrow.cuh>
 #include <pufferfish/gpu/kernels/random.hpp>
 #include <pufferfish/gpu/kernels/relu_mask.hpp>
 
@@ -202,17 +203,13 @@ void dropout(cudaStream_t stream, const T* x, T* y, accumulate_t<T> scale, const
 // ---------------------------------------------------------------------------------------------------------
 // Conversions, four elements a thread
 
-struct to_bfloat16_bits {
-  __device__ std::uint16_t operator()(float x) const { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+template <class Format>
+struct narrow_element {
+  __device__ std::uint16_t operator()(float x) const { return Format::narrow(x); }
 };
-struct to_float16_bits {
-  __device__ std::uint16_t operator()(float x) const { return __half_as_ushort(__float2half_rn(x)); }
-};
-struct from_bfloat16_bits {
-  __device__ float operator()(std::uint16_t x) const { return __bfloat162float(__ushort_as_bfloat16(x)); }
-};
-struct from_float16_bits {
-  __device__ float operator()(std::uint16_t x) const { return __half2float(__ushort_as_half(x)); }
+template <class Format>
+struct widen_element {
+  __device__ float operator()(std::uint16_t x) const { return Format::widen(x); }
 };
 
 template <class T>
@@ -241,16 +238,16 @@ void convert(const launch_site& stream, F f, const X* x, Y* y, index_t size) {
 }
 
 void to_bfloat16(cudaStream_t stream, const float* x, std::uint16_t* y, index_t size) {
-  convert(stream, to_bfloat16_bits(), x, y, size);
+  convert(stream, narrow_element<bf16_bits>(), x, y, size);
 }
 void to_float16(cudaStream_t stream, const float* x, std::uint16_t* y, index_t size) {
-  convert(stream, to_float16_bits(), x, y, size);
+  convert(stream, narrow_element<fp16_bits>(), x, y, size);
 }
 void from_bfloat16(cudaStream_t stream, const std::uint16_t* x, float* y, index_t size) {
-  convert(stream, from_bfloat16_bits(), x, y, size);
+  convert(stream, widen_element<bf16_bits>(), x, y, size);
 }
 void from_float16(cudaStream_t stream, const std::uint16_t* x, float* y, index_t size) {
-  convert(stream, from_float16_bits(), x, y, size);
+  convert(stream, widen_element<fp16_bits>(), x, y, size);
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                  \

@@ -6,19 +6,11 @@
 
 #include <pufferfish/gpu/kernels/exchange.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/kernels/narrow.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr unsigned exchange_threads = 256;
-
-struct bf16_wire {
-  static __device__ std::uint16_t narrow(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
-  static __device__ float widen(std::uint16_t x) { return __bfloat162float(__ushort_as_bfloat16(x)); }
-};
-struct fp16_wire {
-  static __device__ std::uint16_t narrow(float x) { return __half_as_ushort(__float2half_rn(x)); }
-  static __device__ float widen(std::uint16_t x) { return __half2float(__ushort_as_half(x)); }
-};
 
 inline grid exchange_grid(index_t size, index_t per_thread = 1) {
   return {blocks_for(size, per_thread * index_t{exchange_threads}), exchange_threads};
@@ -70,19 +62,19 @@ static __global__ void add_narrow_kernel(const std::uint16_t* others, int count,
 
 template <class T>
 void narrow(cudaStream_t stream, wire_format wire, const T* from, std::uint16_t* to, index_t size) {
-  const auto kernel = wire == wire_format::bf16 ? narrow_kernel<bf16_wire, T> : narrow_kernel<fp16_wire, T>;
+  const auto kernel = wire == wire_format::bf16 ? narrow_kernel<bf16_bits, T> : narrow_kernel<fp16_bits, T>;
   launch(stream, exchange_grid(size), kernel, from, to, size);
 }
 template <class T>
 void widen(cudaStream_t stream, wire_format wire, const std::uint16_t* from, T* to, index_t size, T factor) {
-  const auto kernel = wire == wire_format::bf16 ? widen_kernel<bf16_wire, T> : widen_kernel<fp16_wire, T>;
+  const auto kernel = wire == wire_format::bf16 ? widen_kernel<bf16_bits, T> : widen_kernel<fp16_bits, T>;
   launch(stream, exchange_grid(size), kernel, from, to, size, factor);
 }
 template <class T>
 void add_narrow(cudaStream_t stream, wire_format wire, const std::uint16_t* others, int count, index_t step,
                 T* own, std::uint16_t* sum, index_t size, T factor) {
   const auto kernel =
-      wire == wire_format::bf16 ? add_narrow_kernel<bf16_wire, T> : add_narrow_kernel<fp16_wire, T>;
+      wire == wire_format::bf16 ? add_narrow_kernel<bf16_bits, T> : add_narrow_kernel<fp16_bits, T>;
   launch(stream, exchange_grid(size), kernel, others, count, step, own, sum, size, factor);
 }
 

@@ -54,7 +54,6 @@ struct step_values {
   std::uint64_t
       layer_stream;    ///< substream(stream_id("layer"), step); a layer's is substream(this, its number)
   std::uint64_t step;  ///< steps done so far
-  double numbers[8];   ///< the optimizer's: learning rate and what else its kernels read
 };
 
 PUFFERFISH_KERNEL_TYPES_END

@@ -6,6 +6,7 @@
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/kernels/narrow.cuh>
 #include <pufferfish/gpu/kernels/optimizer.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
@@ -64,8 +65,7 @@ struct rounded_piece {
   index_t offset;
 
   __device__ std::uint16_t round(float value) const {
-    return all.is_bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(value))
-                       : __half_as_ushort(__float2half_rn(value));
+    return all.is_bf16 ? bf16_bits::narrow(value) : fp16_bits::narrow(value);
   }
   __device__ std::uint16_t* place(index_t i) const {
     return static_cast<std::uint16_t*>(all.data) + offset + i;

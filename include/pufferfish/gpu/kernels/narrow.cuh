@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Floats as numbers of 16 bits and back: rounded to nearest, ties to even.
+
+#include <pufferfish/gpu/kernels/launch.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+struct bf16_bits {
+  static __device__ std::uint16_t narrow(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+  static __device__ float widen(std::uint16_t x) { return __bfloat162float(__ushort_as_bfloat16(x)); }
+};
+struct fp16_bits {
+  static __device__ std::uint16_t narrow(float x) { return __half_as_ushort(__float2half_rn(x)); }
+  static __device__ float widen(std::uint16_t x) { return __half2float(__ushort_as_half(x)); }
+};
+
+PUFFERFISH_KERNELS_END
