@@ -212,25 +212,25 @@ TEST_CASE("gpu convolution: divisions by known numbers") {
 
 TEST_CASE("gpu convolution: a context that uses another library asks it first") {
   struct counting final : pf::gpu::conv_library {
-    using geometry = pf::gpu::kernels::conv_geometry;
+    using request = pf::gpu::conv_request;
     int asked = 0;
     bool takes = false;
-    bool answer() {
+    bool answer(const request& of) {
+      CHECK(of.type == CUDA_R_32F);
+      CHECK(of.geometry.out_channels == 6);
       ++asked;
       return takes;
     }
     bool deterministic() const override { return true; }
-    bool forward(pf::gpu_context&, const geometry&, const float*, const float*, const float*,
-                 float*) override {
-      return answer();
+    bool forward(pf::gpu_context&, const request& of, const void*, const void*, const void*, void*) override {
+      return answer(of);
     }
-    bool backward_input(pf::gpu_context&, const geometry&, const float*, const float*, float*,
-                        bool) override {
-      return answer();
+    bool backward_input(pf::gpu_context&, const request& of, const void*, const void*, void*, bool) override {
+      return answer(of);
     }
-    bool backward_weight(pf::gpu_context&, const geometry&, const float*, const float*, float*,
+    bool backward_weight(pf::gpu_context&, const request& of, const void*, const void*, float*,
                          bool) override {
-      return answer();
+      return answer(of);
     }
   };
   pf::gpu_context& ctx = gpu_context();
@@ -257,17 +257,25 @@ TEST_CASE("gpu convolution: a context that uses another library asks it first") 
 
 TEST_CASE("gpu transposition") {
   for (const auto& [rows, columns] : {pf::extents<2>{1, 1}, {5, 70}, {64, 33}, {100, 3}, {0, 4}}) {
-    for (const bool add : {false, true}) {
-      auto from = random_twin<float>(rows * columns, 1), to = random_twin<float>(rows * columns, 2);
-      for (index_t i = 0; i < rows; ++i) {
-        for (index_t j = 0; j < columns; ++j) {
-          float& target = to.host_data()[j * rows + i];
-          target = from.host_data()[i * columns + j] + (add ? target : 0.0F);
-        }
+    auto from = random_twin<float>(rows * columns, 1), to = random_twin<float>(rows * columns, 2),
+         sum = random_twin<float>(rows * columns, 3);
+    for (index_t i = 0; i < rows; ++i) {
+      for (index_t j = 0; j < columns; ++j) {
+        to.host_data()[j * rows + i] = from.host_data()[i * columns + j];
+        sum.host_data()[j * rows + i] += from.host_data()[i * columns + j];
       }
-      kernels::transpose<float>(gpu_context().stream(), from.device_data(), rows, columns, to.device_data(),
-                                add);
-      CHECK(to.fetched() == to.host());
+    }
+    const cudaStream_t stream = gpu_context().stream();
+    kernels::transpose_wide<float>(stream, from.device_data(), rows, columns, sum.device_data(), true);
+    CHECK(sum.fetched() == sum.host());
+    for (const bool wide : {false, true}) {
+      twin<float> place(rows * columns, 7.0F);
+      if (wide) {
+        kernels::transpose_wide<float>(stream, from.device_data(), rows, columns, place.device_data(), false);
+      } else {
+        kernels::transpose<float>(stream, from.device_data(), rows, columns, place.device_data());
+      }
+      CHECK(place.fetched() == to.host());
     }
   }
 }

@@ -144,17 +144,14 @@ TEST_CASE("gpu training: what deterministic contexts ask of others") {
 
   class idle_library : public pf::gpu::conv_library {
    public:
-    using geometry = pf::gpu::kernels::conv_geometry;
-    bool forward(pf::gpu_context&, const geometry&, const float*, const float*, const float*,
-                 float*) override {
+    using request = pf::gpu::conv_request;
+    bool forward(pf::gpu_context&, const request&, const void*, const void*, const void*, void*) override {
       return false;
     }
-    bool backward_input(pf::gpu_context&, const geometry&, const float*, const float*, float*,
-                        bool) override {
+    bool backward_input(pf::gpu_context&, const request&, const void*, const void*, void*, bool) override {
       return false;
     }
-    bool backward_weight(pf::gpu_context&, const geometry&, const float*, const float*, float*,
-                         bool) override {
+    bool backward_weight(pf::gpu_context&, const request&, const void*, const void*, float*, bool) override {
       return false;
     }
   };

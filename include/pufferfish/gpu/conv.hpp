@@ -15,8 +15,16 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
+/// What another library is asked for: a convolution of elements of one type, CUDA_R_32F, CUDA_R_16BF or
+/// CUDA_R_16F, with sums in float.
+struct conv_request {
+  kernels::conv_geometry geometry;
+  cudaDataType_t type = CUDA_R_32F;
+};
+
 /// Another library's convolutions, for a context that is told to use() them. Functions return false, and have
-/// done nothing then, for what they do not take: our own kernels do it. Arguments as those of the operations.
+/// done nothing then, for what they do not take: our own kernels do it. Arguments as those of the operations,
+/// elements of the type asked for; gradients of weights are floats.
 class conv_library {
  public:
   conv_library() = default;
@@ -27,12 +35,12 @@ class conv_library {
   /// Whether equal arguments give equal bits.
   virtual bool deterministic() const { return false; }
 
-  virtual bool forward(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, const float* x,
-                       const float* w, const float* bias, float* y) = 0;
-  virtual bool backward_input(context<device::gpu>& ctx, const kernels::conv_geometry& geometry,
-                              const float* dy, const float* w, float* dx, bool add) = 0;
-  virtual bool backward_weight(context<device::gpu>& ctx, const kernels::conv_geometry& geometry,
-                               const float* x, const float* dy, float* dw, bool accumulate) = 0;
+  virtual bool forward(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* w,
+                       const void* bias, void* y) = 0;
+  virtual bool backward_input(context<device::gpu>& ctx, const conv_request& asked, const void* dy,
+                              const void* w, void* dx, bool add) = 0;
+  virtual bool backward_weight(context<device::gpu>& ctx, const conv_request& asked, const void* x,
+                               const void* dy, float* dw, bool accumulate) = 0;
 };
 
 }  // namespace gpu
@@ -100,13 +108,11 @@ inline index_t shared_memory_of(const context<device::gpu>& ctx) {
   return bytes;
 }
 
-/// Whether the context's other library did what call(library) asks of it.
+/// Whether the context's other library did what call(library, request) asks of it.
 template <class T, class Call>
-bool done_by_library(context<device::gpu>& ctx, Call&& call) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (conv_library* library = ctx.conv_library(); library != nullptr) return call(*library);
-  }
-  return false;
+bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, Call&& call) {
+  conv_library* const library = ctx.conv_library();
+  return library != nullptr && call(*library, conv_request{geometry, element<T>::type});
 }
 
 }  // namespace detail
@@ -124,8 +130,9 @@ void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tens
                             bias);
   }
   const auto geometry = gpu::detail::geometry_of("conv_forward", shape, x.shape(), y.shape());
-  if (gpu::detail::done_by_library<T>(
-          ctx, [&](auto& library) { return library.forward(ctx, geometry, x.data(), w, bias, y.data()); })) {
+  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+        return library.forward(ctx, asked, x.data(), w, bias, y.data());
+      })) {
     return;
   }
   const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx),
@@ -146,8 +153,8 @@ void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
                             detail::as_rows(dx), add);
   }
   const auto geometry = gpu::detail::geometry_of("conv_backward_input", shape, dx.shape(), dy.shape());
-  if (gpu::detail::done_by_library<T>(ctx, [&](auto& library) {
-        return library.backward_input(ctx, geometry, dy.data(), w, dx.data(), add);
+  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+        return library.backward_input(ctx, asked, dy.data(), w, dx.data(), add);
       })) {
     return;
   }
@@ -169,8 +176,8 @@ void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
                                  accumulate);
   }
   const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
-  if (gpu::detail::done_by_library<T>(ctx, [&](auto& library) {
-        return library.backward_weight(ctx, geometry, x.data(), dy.data(), dw, accumulate);
+  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+        return library.backward_weight(ctx, asked, x.data(), dy.data(), dw, accumulate);
       })) {
     return;
   }

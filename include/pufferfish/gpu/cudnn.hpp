@@ -29,10 +29,10 @@ inline void check(cudnnStatus_t status, std::string_view call) {
   pufferfish::detail::throw_error<backend_error>({call, ": ", cudnnGetErrorString(status)});
 }
 
-/// cuDNN on a context's stream. It takes filters as [out][height][width][in]: ours are transposed on the way,
-/// and gradients on the way back. Algorithms are the first of cuDNN's own guesses that follows the context's
-/// math mode and, for a deterministic context, gives the same bits at every call; a shape without one is left
-/// to our own kernels.
+/// cuDNN on a context's stream, for float and 16 bits. It takes filters as [out][height][width][in]: ours are
+/// transposed on the way, and gradients on the way back; those of 16 bits come rounded to 16 bits, unlike our
+/// own. Algorithms are the first of cuDNN's own guesses that follows the context's math mode and, for a
+/// deterministic context, gives the same bits at every call; a shape without one is left to our own kernels.
 class cudnn final : public conv_library {
  public:
   /// Throws backend_error. Use it with this context only.
@@ -46,66 +46,26 @@ class cudnn final : public conv_library {
 
   bool deterministic() const override { return deterministic_; }
 
-  bool forward(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* x, const float* w,
-               const float* bias, float* y) override {
-    shape& s = shape_of(g);
-    if (!s.forward)
-      s.forward = choose<cudnnConvolutionFwdAlgoPerf_t>([&](int most, int* found, auto* all) {
-        return cudnnGetConvolutionForwardAlgorithm_v7(handle_, s.x, s.w, s.conv, s.y, most, found, all);
-      });
-    if (!s.forward->usable) return false;
-    scratch_frame frame(ctx.scratch());
-    const float* filter = turned(ctx, g, w, frame);
-    if (bias != nullptr) {
-      kernels::fill_rows<float>(ctx.stream(), bias, y, g.out_pixels(), g.out_channels, g.out_channels);
-    }
-    const float beta = bias != nullptr ? 1.0F : 0.0F;
-    check(cudnnConvolutionForward(handle_, &one, s.x, x, s.w, filter, s.conv,
-                                  static_cast<cudnnConvolutionFwdAlgo_t>(s.forward->number),
-                                  frame.take<std::byte>(s.forward->bytes), s.forward->size(), &beta, s.y, y),
-          "cudnnConvolutionForward");
-    return true;
+  bool forward(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* w,
+               const void* bias, void* y) override {
+    return with_type(asked.type, [&]<class T>(T) {
+      return run_forward(ctx, asked, static_cast<const T*>(x), static_cast<const T*>(w),
+                         static_cast<const T*>(bias), static_cast<T*>(y));
+    });
   }
-
-  bool backward_input(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* dy,
-                      const float* w, float* dx, bool add) override {
-    shape& s = shape_of(g);
-    if (!s.input)
-      s.input = choose<cudnnConvolutionBwdDataAlgoPerf_t>([&](int most, int* found, auto* all) {
-        return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, s.w, s.y, s.conv, s.x, most, found, all);
-      });
-    if (!s.input->usable) return false;
-    scratch_frame frame(ctx.scratch());
-    const float* filter = turned(ctx, g, w, frame);
-    const float beta = add ? 1.0F : 0.0F;
-    check(
-        cudnnConvolutionBackwardData(handle_, &one, s.w, filter, s.y, dy, s.conv,
-                                     static_cast<cudnnConvolutionBwdDataAlgo_t>(s.input->number),
-                                     frame.take<std::byte>(s.input->bytes), s.input->size(), &beta, s.x, dx),
-        "cudnnConvolutionBackwardData");
-    return true;
+  bool backward_input(context<device::gpu>& ctx, const conv_request& asked, const void* dy, const void* w,
+                      void* dx, bool add) override {
+    return with_type(asked.type, [&]<class T>(T) {
+      return run_backward_input(ctx, asked, static_cast<const T*>(dy), static_cast<const T*>(w),
+                                static_cast<T*>(dx), add);
+    });
   }
-
-  bool backward_weight(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* x,
-                       const float* dy, float* dw, bool accumulate) override {
-    if (g.images == 0) return false;
-    shape& s = shape_of(g);
-    if (!s.weight)
-      s.weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>([&](int most, int* found, auto* all) {
-        return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, s.x, s.y, s.conv, s.w, most, found,
-                                                             all);
-      });
-    if (!s.weight->usable) return false;
-    scratch_frame frame(ctx.scratch());
-    float* filter = frame.take<float>(weights(g));
-    const float beta = 0.0F;
-    check(cudnnConvolutionBackwardFilter(handle_, &one, s.x, x, s.y, dy, s.conv,
-                                         static_cast<cudnnConvolutionBwdFilterAlgo_t>(s.weight->number),
-                                         frame.take<std::byte>(s.weight->bytes), s.weight->size(), &beta, s.w,
-                                         filter),
-          "cudnnConvolutionBackwardFilter");
-    kernels::transpose<float>(ctx.stream(), filter, g.out_channels, g.patch(), dw, accumulate);
-    return true;
+  bool backward_weight(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* dy,
+                       float* dw, bool accumulate) override {
+    return with_type(asked.type, [&]<class T>(T) {
+      return run_backward_weight(ctx, asked, static_cast<const T*>(x), static_cast<const T*>(dy), dw,
+                                 accumulate);
+    });
   }
 
  private:
@@ -146,35 +106,121 @@ class cudnn final : public conv_library {
     std::optional<algorithm> forward, input, weight;
   };
 
-  using key = std::array<index_t, 15>;
-  static key key_of(const kernels::conv_geometry& g) {
-    return {g.images,       g.in_height,      g.in_width,      g.in_channels,     g.out_height,
-            g.out_width,    g.out_channels,   g.kernel_height, g.kernel_width,    g.stride_height,
-            g.stride_width, g.padding_height, g.padding_width, g.dilation_height, g.dilation_width};
+  using key = std::array<index_t, 16>;
+  static key key_of(const conv_request& asked) {
+    const kernels::conv_geometry& g = asked.geometry;
+    return {g.images,        g.in_height,       g.in_width,       g.in_channels,
+            g.out_height,    g.out_width,       g.out_channels,   g.kernel_height,
+            g.kernel_width,  g.stride_height,   g.stride_width,   g.padding_height,
+            g.padding_width, g.dilation_height, g.dilation_width, static_cast<index_t>(asked.type)};
   }
 
-  shape& shape_of(const kernels::conv_geometry& g) {
-    const auto [place, fresh] = shapes_.try_emplace(key_of(g));
-    if (fresh) describe(g, place->second);
+  shape& shape_of(const conv_request& asked) {
+    const auto [place, fresh] = shapes_.try_emplace(key_of(asked));
+    if (fresh) describe(asked, place->second);
     return place->second;
   }
 
-  void describe(const kernels::conv_geometry& g, shape& s) const {
+  /// f of a number of the type; false for a type that this is not for.
+  template <class F>
+  static bool with_type(cudaDataType_t type, F&& f) {
+    if (type == CUDA_R_32F) return f(0.0F);
+    if (type == CUDA_R_16BF) return f(bf16{});
+    if (type == CUDA_R_16F) return f(fp16{});
+    return false;
+  }
+  static cudnnDataType_t data_type(cudaDataType_t type) {
+    if (type == CUDA_R_16BF) return CUDNN_DATA_BFLOAT16;
+    return type == CUDA_R_16F ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
+  }
+
+  template <class T>
+  bool run_forward(context<device::gpu>& ctx, const conv_request& asked, const T* x, const T* w,
+                   const T* bias, T* y) {
+    const kernels::conv_geometry& g = asked.geometry;
+    shape& s = shape_of(asked);
+    if (!s.forward)
+      s.forward = choose<cudnnConvolutionFwdAlgoPerf_t>([&](int most, int* found, auto* all) {
+        return cudnnGetConvolutionForwardAlgorithm_v7(handle_, s.x, s.w, s.conv, s.y, most, found, all);
+      });
+    if (!s.forward->usable) return false;
+    scratch_frame frame(ctx.scratch());
+    const T* filter = turned(ctx, g, w, frame);
+    if (bias != nullptr) {
+      kernels::fill_rows<T>(ctx.stream(), bias, y, g.out_pixels(), g.out_channels, g.out_channels);
+    }
+    const float beta = bias != nullptr ? 1.0F : 0.0F;
+    check(cudnnConvolutionForward(handle_, &one, s.x, x, s.w, filter, s.conv,
+                                  static_cast<cudnnConvolutionFwdAlgo_t>(s.forward->number),
+                                  frame.take<std::byte>(s.forward->bytes), s.forward->size(), &beta, s.y, y),
+          "cudnnConvolutionForward");
+    return true;
+  }
+
+  template <class T>
+  bool run_backward_input(context<device::gpu>& ctx, const conv_request& asked, const T* dy, const T* w,
+                          T* dx, bool add) {
+    shape& s = shape_of(asked);
+    if (!s.input)
+      s.input = choose<cudnnConvolutionBwdDataAlgoPerf_t>([&](int most, int* found, auto* all) {
+        return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, s.w, s.y, s.conv, s.x, most, found, all);
+      });
+    if (!s.input->usable) return false;
+    scratch_frame frame(ctx.scratch());
+    const T* filter = turned(ctx, asked.geometry, w, frame);
+    const float beta = add ? 1.0F : 0.0F;
+    check(
+        cudnnConvolutionBackwardData(handle_, &one, s.w, filter, s.y, dy, s.conv,
+                                     static_cast<cudnnConvolutionBwdDataAlgo_t>(s.input->number),
+                                     frame.take<std::byte>(s.input->bytes), s.input->size(), &beta, s.x, dx),
+        "cudnnConvolutionBackwardData");
+    return true;
+  }
+
+  template <class T>
+  bool run_backward_weight(context<device::gpu>& ctx, const conv_request& asked, const T* x, const T* dy,
+                           float* dw, bool accumulate) {
+    const kernels::conv_geometry& g = asked.geometry;
+    if (g.images == 0) return false;
+    shape& s = shape_of(asked);
+    if (!s.weight)
+      s.weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>([&](int most, int* found, auto* all) {
+        return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, s.x, s.y, s.conv, s.w, most, found,
+                                                             all);
+      });
+    if (!s.weight->usable) return false;
+    scratch_frame frame(ctx.scratch());
+    T* filter = frame.take<T>(weights(g));
+    const float beta = 0.0F;
+    check(cudnnConvolutionBackwardFilter(handle_, &one, s.x, x, s.y, dy, s.conv,
+                                         static_cast<cudnnConvolutionBwdFilterAlgo_t>(s.weight->number),
+                                         frame.take<std::byte>(s.weight->bytes), s.weight->size(), &beta, s.w,
+                                         filter),
+          "cudnnConvolutionBackwardFilter");
+    kernels::transpose_wide<T>(ctx.stream(), filter, g.out_channels, g.patch(), dw, accumulate);
+    return true;
+  }
+
+  void describe(const conv_request& asked, shape& s) const {
+    const kernels::conv_geometry& g = asked.geometry;
+    const cudnnDataType_t type = data_type(asked.type);
     const int images = static_cast<int>(g.images);
-    check(cudnnSetTensor4dDescriptor(s.x, CUDNN_TENSOR_NHWC, CUDNN_DATA_FLOAT, images, g.in_channels,
-                                     g.in_height, g.in_width),
+    check(cudnnSetTensor4dDescriptor(s.x, CUDNN_TENSOR_NHWC, type, images, g.in_channels, g.in_height,
+                                     g.in_width),
           "cudnnSetTensor4dDescriptor");
-    check(cudnnSetTensor4dDescriptor(s.y, CUDNN_TENSOR_NHWC, CUDNN_DATA_FLOAT, images, g.out_channels,
-                                     g.out_height, g.out_width),
+    check(cudnnSetTensor4dDescriptor(s.y, CUDNN_TENSOR_NHWC, type, images, g.out_channels, g.out_height,
+                                     g.out_width),
           "cudnnSetTensor4dDescriptor");
-    check(cudnnSetFilter4dDescriptor(s.w, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NHWC, g.out_channels, g.in_channels,
+    check(cudnnSetFilter4dDescriptor(s.w, type, CUDNN_TENSOR_NHWC, g.out_channels, g.in_channels,
                                      g.kernel_height, g.kernel_width),
           "cudnnSetFilter4dDescriptor");
     check(cudnnSetConvolution2dDescriptor(s.conv, g.padding_height, g.padding_width, g.stride_height,
                                           g.stride_width, g.dilation_height, g.dilation_width,
                                           CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
           "cudnnSetConvolution2dDescriptor");
-    check(cudnnSetConvolutionMathType(s.conv, math_ == math_mode::tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
+    // Factors of 16 bits are exact in tensor cores, which add in float; those of 11 are not.
+    const bool tensor_cores = asked.type != CUDA_R_32F || math_ == math_mode::tf32;
+    check(cudnnSetConvolutionMathType(s.conv, tensor_cores ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
           "cudnnSetConvolutionMathType");
   }
 
@@ -196,10 +242,11 @@ class cudnn final : public conv_library {
   static index_t weights(const kernels::conv_geometry& g) {
     return static_cast<index_t>(g.patch()) * g.out_channels;
   }
-  static const float* turned(context<device::gpu>& ctx, const kernels::conv_geometry& g, const float* w,
-                             scratch_frame& frame) {
-    float* filter = frame.take<float>(weights(g));
-    kernels::transpose<float>(ctx.stream(), w, g.patch(), g.out_channels, filter, false);
+  template <class T>
+  static const T* turned(context<device::gpu>& ctx, const kernels::conv_geometry& g, const T* w,
+                         scratch_frame& frame) {
+    T* filter = frame.take<T>(weights(g));
+    kernels::transpose<T>(ctx.stream(), w, g.patch(), g.out_channels, filter);
     return filter;
   }
 

@@ -11,9 +11,9 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// Tiles of 32 x 32 through shared memory, by 32 x 8 threads: both sides are read and written along their
 /// rows.
-template <class T>
+template <class T, class To>
 static __global__ void __launch_bounds__(256)
-    transpose_kernel(const T* from, index_t rows, index_t columns, T* to, bool add) {
+    transpose_kernel(const T* from, index_t rows, index_t columns, To* to, bool add) {
   constexpr int side = 32, lines = 8;
   __shared__ T tile[side][side + 1];  // columns of the tile lie in banks of their own
   const index_t column_tiles = ceil_div(columns, side);
@@ -27,19 +27,31 @@ static __global__ void __launch_bounds__(256)
   __syncthreads();
   for (int i = y; i < side; i += lines) {
     if (first_column + i >= columns || first_row + x >= rows) continue;
-    T& target = to[(first_column + i) * rows + first_row + x];
-    target = add ? target + tile[x][i] : tile[x][i];
+    To& target = to[(first_column + i) * rows + first_row + x];
+    const To value = static_cast<To>(tile[x][i]);
+    target = add ? target + value : value;
   }
 }
 
-template <class T>
-void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to, bool add) {
-  launch(stream, {static_cast<unsigned>(ceil_div(rows, 32) * ceil_div(columns, 32)), 256},
-         transpose_kernel<T>, from, rows, columns, to, add);
+inline grid transpose_grid(index_t rows, index_t columns) {
+  return {static_cast<unsigned>(ceil_div(rows, 32) * ceil_div(columns, 32)), 256};
 }
 
-#define PUFFERFISH_INSTANTIATE(T) \
-  template void transpose<T>(cudaStream_t, const T*, index_t, index_t, T*, bool);
+template <class T>
+void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to) {
+  launch(stream, transpose_grid(rows, columns), transpose_kernel<T, T>, from, rows, columns, to, false);
+}
+
+template <class T>
+void transpose_wide(cudaStream_t stream, const T* from, index_t rows, index_t columns, accumulate_t<T>* to,
+                    bool add) {
+  launch(stream, transpose_grid(rows, columns), transpose_kernel<T, accumulate_t<T>>, from, rows, columns, to,
+         add);
+}
+
+#define PUFFERFISH_INSTANTIATE(T)                                           \
+  template void transpose<T>(cudaStream_t, const T*, index_t, index_t, T*); \
+  template void transpose_wide<T>(cudaStream_t, const T*, index_t, index_t, accumulate_t<T>*, bool);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

@@ -8,9 +8,14 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// to = the transpose of `from` (rows x columns, dense), or to += that. Device memory, no overlap. Types:
-/// float.
+/// to = the transpose of `from` (rows x columns, dense). Device memory, no overlap. Types: float, and 16
+/// bits.
 template <class T>
-void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to, bool add);
+void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to);
+
+/// to = that in float, or to += that.
+template <class T>
+void transpose_wide(cudaStream_t stream, const T* from, index_t rows, index_t columns, accumulate_t<T>* to,
+                    bool add);
 
 PUFFERFISH_KERNELS_END
