@@ -410,11 +410,8 @@ class Services:
         return {"growth_mib": resident("VmHWM") - before}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    torch.set_num_threads(parser.parse_args().threads)
-    services = Services()
+def serve(services):
+    """Answers a request a line until there are no more."""
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -422,6 +419,13 @@ def main():
         except Exception as error:  # the other side decides what it means
             reply = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    serve(Services())
 
 
 if __name__ == "__main__":

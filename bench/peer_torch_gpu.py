@@ -11,7 +11,6 @@ channels last, with cuDNN's search for the fastest algorithms and fused optimize
 """
 import argparse
 import contextlib
-import json
 import sys
 import time
 import warnings
@@ -260,14 +259,7 @@ def main():
     if device == "cuda" and not torch.cuda.is_available():
         print("peer_torch_gpu.py: no CUDA device for this PyTorch: nothing is measured", file=sys.stderr)
         sys.exit(77)
-    services = Services(device)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            reply = getattr(services, request["work"])(request)
-        except Exception as error:  # the other side decides what it means
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(reply), flush=True)
+    peers.serve(Services(device))
 
 
 if __name__ == "__main__":
