@@ -40,7 +40,7 @@ struct options : common_options {
 
 void add_options(CLI::App& app, options& o) {
   add_common_options(app, o);
-  add_device_options(app, o.device, true);
+  add_device_options(app, o.device);
   app.add_option("--dataset", o.data_set, "digits, mnist, fashion-mnist or cifar10")
       ->check(CLI::IsMember(data_set_names()));
   add_model_options(app, o.model);

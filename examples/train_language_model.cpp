@@ -16,10 +16,8 @@
 namespace {
 
 using namespace examples;
-template <class Device>
-using task_on = pufferfish::language_task<float, Device>;
-template <class Device>
-using language_model = typename task_on<Device>::model_type;
+template <class T, class Device>
+using language_model = typename pufferfish::language_task<T, Device>::model_type;
 
 struct options : common_options {
   language_options text;
@@ -104,8 +102,8 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"precision", o.device.precision}};
 }
 
-/// A training run with its checkpoints, on one of the ranks.
-template <class Device, class Comm>
+/// A training run with its checkpoints, on one of the ranks; its network computes in T.
+template <class T, class Device, class Comm>
 class job {
  public:
   job(const options& o, Comm& comm)
@@ -136,7 +134,7 @@ class job {
   }
 
  private:
-  using task = task_on<Device>;
+  using task = pufferfish::language_task<T, Device>;
   using run_type = pufferfish::training_run<task, Comm>;
 
   /// The progress display, and a table at the switch.
@@ -156,15 +154,15 @@ class job {
     progress shown_;
   };
 
-  template <class Where = Device>
-  language_model<Where> initial_model() const {
+  template <class V = T, class Where = Device>
+  language_model<V, Where> initial_model() const {
     check_epochs(o_, o_.procedure);
     pufferfish::lstm_lm_options shape;
     shape.vocabulary = data_.corpus.codec.size();
     shape.width = o_.width;
     shape.layers = o_.layers;
     shape.dropout = o_.dropout;
-    language_model<Where> net{pufferfish::lstm_lm<float, Where>(shape)};
+    language_model<V, Where> net{pufferfish::lstm_lm<V, Where>(shape)};
     net.initialize(o_.seed);
     return net;
   }
@@ -207,7 +205,7 @@ class job {
   /// Text of the trained model's own.
   std::string sample() {
     pufferfish::cpu_context ctx({threads_for(o_.threads, comm_.size()), o_.seed});
-    const auto net = on_host(run_.net(), initial_model<pufferfish::device::cpu>());
+    const auto net = on_host(run_.net(), initial_model<float, pufferfish::device::cpu>());
     pufferfish::lstm_lm_state<float> state = net.root().make_state(1);
     return write_sample<float>(
         data_.corpus.codec, o_.sample, [&](std::int32_t token, std::span<float> logits) {
@@ -258,8 +256,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains an LSTM language model, dense or by the Pufferfish procedure", "train_language_model");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device, [&](auto device, auto) {
-      job<decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
+    on_device(o.device, [&](auto device, auto number) {
+      job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });
 }

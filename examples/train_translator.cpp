@@ -17,10 +17,8 @@
 namespace {
 
 using namespace examples;
-template <class Device>
-using task_on = pufferfish::translation_task<float, Device>;
-template <class Device>
-using translator = typename task_on<Device>::model_type;
+template <class T, class Device>
+using translator = typename pufferfish::translation_task<T, Device>::model_type;
 
 struct options : common_options {
   translation_options text;
@@ -112,8 +110,8 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"precision", o.device.precision}};
 }
 
-/// A training run with its checkpoints, on one of the ranks.
-template <class Device, class Comm>
+/// A training run with its checkpoints, on one of the ranks; its network computes in T.
+template <class T, class Device, class Comm>
 class job {
  public:
   job(const options& o, Comm& comm)
@@ -140,7 +138,7 @@ class job {
   }
 
  private:
-  using task = task_on<Device>;
+  using task = pufferfish::translation_task<T, Device>;
   using run_type = pufferfish::training_run<task, Comm>;
 
   /// The progress display, and a table at the switch.
@@ -171,10 +169,10 @@ class job {
     return result;
   }
 
-  template <class Where = Device>
-  translator<Where> initial_model() const {
+  template <class V = T, class Where = Device>
+  translator<V, Where> initial_model() const {
     check_epochs(o_, o_.procedure);
-    translator<Where> net{pufferfish::transformer<float, Where>(shape())};
+    translator<V, Where> net{pufferfish::transformer<V, Where>(shape())};
     net.initialize(o_.seed);
     return net;
   }
@@ -224,7 +222,7 @@ class job {
   pufferfish::bleu_score score() {
     // Beam search is the CPU's.
     pufferfish::cpu_context ctx({threads_for(o_.threads, comm_.size()), o_.seed});
-    const auto net = on_host(run_.net(), initial_model<pufferfish::device::cpu>());
+    const auto net = on_host(run_.net(), initial_model<float, pufferfish::device::cpu>());
     pufferfish::bleu_options how;
     how.lower_case = o_.text.lower_case;
     pufferfish::bleu counter(how);
@@ -321,8 +319,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a Transformer to translate, dense or by the Pufferfish procedure", "train_translator");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device, [&](auto device, auto) {
-      job<decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
+    on_device(o.device, [&](auto device, auto number) {
+      job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });
 }

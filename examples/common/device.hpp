@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <string>
-#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -24,17 +23,12 @@ struct device_choice {
   std::string precision = "fp32";
 };
 
-/// `bf16`: whether the program can compute in it.
-inline void add_device_options(CLI::App& app, device_choice& o, bool bf16 = false) {
+inline void add_device_options(CLI::App& app, device_choice& o) {
   app.add_option("--device", o.device, "Where to train; ranks share the devices of their host in turn")
       ->check(CLI::IsMember({"cpu", "gpu"}));
-  std::vector<std::string> known{"fp32", "tf32"};
-  if (bf16) known.push_back("bf16");
-  app.add_option(
-         "--precision", o.precision,
-         bf16 ? "Of products; tf32: tensor cores take factors of 11 bits; bf16: of 8, and activations too"
-              : "Of products; tf32: tensor cores take factors of 11 bits")
-      ->check(CLI::IsMember(known));
+  app.add_option("--precision", o.precision,
+                 "Of products; tf32: tensor cores take factors of 11 bits; bf16: of 8, and activations too")
+      ->check(CLI::IsMember({"fp32", "tf32", "bf16"}));
 }
 
 /// Calls program(device, number) with the tag of the device and a number of the type to compute in. Throws

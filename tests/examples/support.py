@@ -74,6 +74,22 @@ def idx_images(path=TEST_IMAGES):
     return [data[16 + n * size : 16 + (n + 1) * size] for n in range(count)]
 
 
+def write_text(folder, lines=900):
+    """A text that a small language model learns."""
+    path = folder / f"text-{lines}.txt"
+    if not path.exists():
+        path.write_text("".join(f"the {('cat', 'dog', 'owl')[i % 3]} sees {i % 7} red birds .\n" for i in range(lines)))
+    return path
+
+
+def write_translations(data, parts):
+    """Files as Multi30k's; `parts`: pairs of lines by name."""
+    data.mkdir(parents=True)
+    for part, pairs in parts.items():
+        for side, language in enumerate(["de", "en"]):
+            (data / f"{part}.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
+
+
 def main(test):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Ranks that wait for each other leave the cores to whoever has work.

@@ -3,17 +3,10 @@
 """train_language_model: learns a small text on one rank and on two, goes on bit for bit, writes text, refuses nonsense."""
 import math
 
-from support import digests, expect, expect_equal, load, main
+from support import digests, expect, expect_equal, load, main, write_text
 
 SMALL = ["--width", 16, "--dropout", 0.1, "--lr", 5, "--batch", 8, "--segment", 15, "--eval-streams", 4, "--progress",
          "none", "--epochs", 3, "--warmup-epochs", 1]
-
-
-def write_text(folder):
-    path = folder / "text.txt"
-    if not path.exists():
-        path.write_text("".join(f"the {('cat', 'dog', 'owl')[i % 3]} sees {i % 7} red birds .\n" for i in range(900)))
-    return path
 
 
 def train(programs, folder, *arguments, ranks=0):

@@ -1,20 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """train_translator: learns a toy language on one rank and on two, goes on bit for bit, refuses nonsense."""
-from support import digests, expect, expect_equal, load, main
+from support import digests, expect, expect_equal, load, main, write_translations
 
 SMALL = ["--width", 16, "--hidden", 32, "--layers", 2, "--heads", 2, "--batch", 32, "--epochs", 3, "--warmup-epochs", 1,
          "--noam-warmup", 30, "--min-count", 1, "--bucket-batches", 4, "--beam", 2, "--show", 1, "--progress", "none"]
 NOUNS = [("hund", "dog"), ("katze", "cat"), ("vogel", "bird"), ("haus", "house")]
 VERBS = [("sieht", "sees"), ("mag", "likes"), ("sucht", "seeks")]
-
-
-def write_set(data, parts):
-    """`parts`: pairs of lines by name."""
-    data.mkdir(parents=True)
-    for part, pairs in parts.items():
-        for side, language in enumerate(["de", "en"]):
-            (data / f"{part}.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
 
 
 def write_pairs(folder):
@@ -24,7 +16,7 @@ def write_pairs(folder):
         for part, count, shift in [("train", 300, 0), ("val", 20, 3), ("test_2016_flickr", 20, 5)]:
             words = [(NOUNS[(i + shift) % 4], VERBS[i % 3], NOUNS[(i // 4 + i % 5) % 4]) for i in range(count)]
             parts[part] = [tuple(f"{a[side]} {v[side]} {b[side]} ." for side in (0, 1)) for a, v, b in words]
-        write_set(data, parts)
+        write_translations(data, parts)
     return folder
 
 
@@ -71,14 +63,14 @@ def odd_sentences(programs, folder):
     odd = [("", ""), ("hund", ""), ("hund " * 30, "dog")]
     tiny = ["--width", 8, "--hidden", 8, "--layers", 1, "--heads", 2, "--epochs", 1, "--mode", "dense", "--min-count", 1,
             "--max-length", 20, "--noam-warmup", 5, "--beam", 2, "--progress", "none"]
-    write_set(folder / "odd", {"train": good + odd, "val": good + odd, "test": odd + good})
+    write_translations(folder / "odd", {"train": good + odd, "val": good + odd, "test": odd + good})
     for batch in (1, 4):
         target = folder / "odd.json"
         programs.run("train_translator", "--data", folder / "odd", *tiny, "--batch", batch, "--json", target)
         expect(0 <= load(target)["bleu"] <= 100, "BLEU in percent")
     for name, pairs, part in [("empty", [], "no sentence pairs"), ("unfit", odd, "no sentence pairs"),
                               ("uneven", good, "do not belong together")]:
-        write_set(folder / name, {"train": pairs, "val": good, "test": good})
+        write_translations(folder / name, {"train": pairs, "val": good, "test": good})
         if name == "uneven":
             (folder / name / "train.de").write_text("hund\n" * 9)
         _, error = programs.run("train_translator", "--data", folder / name, *tiny, fails=True)
