@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "device_layers.hpp"
 #include "device_steps.hpp"
 
 #include <algorithm>
@@ -12,8 +13,6 @@
 #include <pufferfish/models/vgg.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/loss.hpp>
-
-#include "timing.hpp"
 
 namespace bench {
 namespace {
@@ -68,8 +67,6 @@ std::optional<image_network<T>> network_called(const device_case& which) {
 template <class T>
 class image_step final : public device_step {
  public:
-  using layer_type = pf::any_layer<T, pf::device::gpu>;
-
   image_step(const device_case& which, image_network<T> network)
       : device_step(which),
         net_(made(std::move(network.net), which.mode, network.policy)),
@@ -94,16 +91,16 @@ class image_step final : public device_step {
   double macs() const override { return static_cast<double>(net_.macs(input_)); }
 
   std::vector<layer_time> layers(int repeats, int samples) override {
-    struct finder final : pf::layer_visitor<T, pf::device::gpu> {
-      void on_layer(const std::string& name, layer_type& slot) override { slots[name] = &slot; }
-      std::map<std::string, layer_type*> slots;
-    } found;
-    net_.modify([&](layer_type& root) { root.visit_layers(found); });
+    layer_finder<T> finder;
+    net_.modify([&](auto& root) { root.visit_layers(finder); });
+    std::map<std::string, pf::any_layer<T, pf::device::gpu>*> slots;
+    for (const auto& [name, layer] : finder.layers) slots[name] = layer;
     std::vector<layer_time> result;
     for (const pf::layer_summary& layer : net_.summary(input_)) {
-      const auto slot = found.slots.find(layer.name);
-      if (slot == found.slots.end()) continue;
-      result.push_back(time_layer(*slot->second, layer, result.empty(), repeats, samples));
+      const auto slot = slots.find(layer.name);
+      if (slot == slots.end()) continue;
+      result.push_back(
+          time_layer<T>(ctx_, *slot->second, layer, result.empty(), {repeats, samples, captured()}));
     }
     return result;
   }
@@ -129,45 +126,6 @@ class image_step final : public device_step {
     loss_(ctx_, y, labels_.span(), static_cast<double>(input_[0]), dy, results_.data());
     net_.backward(ctx_, dy);
     optimizer_.step_range(ctx_, 0, net_.parameter_count());
-  }
-
-  layer_time time_layer(const layer_type& layer, const pf::layer_summary& what, bool first, int repeats,
-                        int samples) {
-    const index_t in = pf::volume<4>(what.input), out = pf::volume<4>(what.output);
-    pf::memory_block<T> x(pf::gpu::device_memory(), in), dx(pf::gpu::device_memory(), first ? 0 : in);
-    pf::memory_block<T> y(pf::gpu::device_memory(), out), dy(pf::gpu::device_memory(), out);
-    fill_device(x.span(), 2);
-    fill_device(dy.span(), 3);
-    const pf::tensor_view<T, 4> to =
-        first ? pf::tensor_view<T, 4>() : pf::tensor_view<T, 4>(dx.data(), what.input);
-    pf::gpu::step_graph graph;
-    graph.set_enabled(captured());
-    const auto pass = [&] {
-      for (int i = 0; i < repeats; ++i) {
-        layer.forward(ctx_, {x.data(), what.input}, {y.data(), what.output});
-        layer.backward(ctx_, {dy.data(), what.output}, to);
-      }
-    };
-    const auto run = [&] {
-      ctx_.begin_step(0);
-      graph.run(ctx_, pf::gpu::step_graph::key(what.input), pass);
-    };
-    for (int i = 0; i < 6; ++i) run();  // direct, captured, replayed
-    pf::gpu::event start(pf::gpu::event_use::timing), end(pf::gpu::event_use::timing);
-    std::vector<double> seconds;
-    for (int i = 0; i < samples; ++i) {
-      start.record(ctx_.stream());
-      run();
-      end.record(ctx_.stream());
-      ctx_.synchronize();
-      seconds.push_back(end.seconds_since(start) / repeats);
-    }
-    const std::string& text = what.description;
-    const double passes = first ? 2 : 3;
-    // Forward: x, weights, y. Backward: x, dy and weights again, dx and the gradient.
-    const auto elements = static_cast<double>((first ? 2 : 3) * in + 2 * out + 3 * what.parameters);
-    return {what.name, text.substr(0, text.find_first_of(" ,")), spread_of(seconds).median,
-            passes * 2 * static_cast<double>(what.macs), elements * sizeof(float)};
   }
 
   net_type<T> net_;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "device_layers.hpp"
 #include "device_steps.hpp"
 
 #include <pufferfish/core/random.hpp>
@@ -32,6 +33,19 @@ pf::model<Root, gpu> made(Root root, const std::string& mode, const pf::factoriz
   return net;
 }
 
+/// The layers of a model one by one; input_of(layer): what each gets.
+template <class T, class Model, class InputOf>
+std::vector<layer_time> layers_of(pf::gpu_context& ctx, Model& net, const layer_timing& how,
+                                  InputOf&& input_of) {
+  layer_finder<T> finder;
+  net.modify([&](auto& root) { root.visit_layers(finder); });
+  std::vector<layer_time> result;
+  for (const auto& [name, layer] : finder.layers) {
+    result.push_back(time_layer<T>(ctx, *layer, summary_of<T>(name, *layer, input_of(*layer)), false, how));
+  }
+  return result;
+}
+
 /// 35 tokens of each sequence, the gradient clipped, SGD.
 template <class T>
 class lstm_step final : public device_step {
@@ -58,6 +72,12 @@ class lstm_step final : public device_step {
   }
   double macs() const override {
     return static_cast<double>(net_.root().cost(pf::volume<2>(shape_)).total().macs);
+  }
+  std::vector<layer_time> layers(int repeats, int samples) override {
+    const index_t width = net_.root().options().width;
+    return layers_of<T>(ctx_, net_, {repeats, samples, captured()}, [&](const auto&) {
+      return pf::extents<4>{shape_[1], shape_[0], 1, width};
+    });
   }
 
  private:
@@ -88,22 +108,27 @@ class lstm_step final : public device_step {
   pf::gpu::SGD optimizer_;
 };
 
-/// Pairs of 30 + 30 tokens without padding, label smoothing, Adam. Never captured: the host packs each
-/// batch's sentences.
+/// Pairs of 30 + 30 tokens without padding, label smoothing, Adam.
 template <class T>
 class transformer_step final : public device_step {
  public:
   explicit transformer_step(const device_case& which)
-      : device_step(direct(which)),
+      : device_step(which),
         net_(made(pf::transformer<T, gpu>(options(which.tiny)), which.mode, pf::transformer_policy())),
         shape_{which.batch, which.tiny ? 5 : 30},
+        packing_({shape_[0], pf::volume<2>(shape_), pf::volume<2>(shape_), true}),
+        batch_(pf::gpu::device_memory(), packing_.bytes()),
         results_(pf::gpu::device_memory(), 2),
         optimizer_(pf::make_optimizer_target(net_.store()), adam()) {
     const pf::transformer_options& o = net_.root().options();
-    std::uint64_t stream = 1;
-    for (auto* ids : {&source_, &target_, &next_}) {
-      *ids = random_tokens(pf::volume<2>(shape_), o.padding + 1, o.vocabulary, stream++);
-    }
+    const auto tokens = [&](std::uint64_t stream) {
+      return random_tokens(pf::volume<2>(shape_), o.padding + 1, o.vocabulary, stream);
+    };
+    const auto source = tokens(1), target = tokens(2), next = tokens(3);
+    std::vector<std::byte> packed(static_cast<std::size_t>(packing_.bytes()));
+    packing_.write(packed.data(), {source.data(), shape_}, {target.data(), shape_}, {next.data(), shape_},
+                   o.padding, 0, o.positions);
+    batch_.from_host(packed);
   }
 
   index_t parameters() const override { return net_.parameter_count(); }
@@ -114,12 +139,16 @@ class transformer_step final : public device_step {
   double macs() const override {
     return static_cast<double>(shape_[0] * net_.root().cost(shape_[1], shape_[1]).total().macs);
   }
+  /// Of the projections and the feed-forward blocks.
+  std::vector<layer_time> layers(int repeats, int samples) override {
+    return layers_of<T>(ctx_, net_, {repeats, samples, captured()}, [&](const auto& layer) {
+      const index_t width =
+          layer.weight_matrix().empty() ? layer.low_rank_linear()->in_features() : layer.weight_matrix().cols;
+      return pf::extents<4>{pf::volume<2>(shape_), 1, 1, width};
+    });
+  }
 
  private:
-  static device_case direct(device_case which) {
-    which.captured = false;
-    return which;
-  }
   static pf::transformer_options options(bool tiny) {
     pf::transformer_options o;
     if (tiny) {
@@ -140,18 +169,16 @@ class transformer_step final : public device_step {
   }
   void prepare() override { optimizer_.begin_step(ctx_, 1e-5); }
   void work() override {
-    const auto view = [&](const std::vector<std::int32_t>& ids) {
-      return pf::token_matrix(ids.data(), shape_);
-    };
-    net_.root().loss(ctx_, view(source_), view(target_), view(next_),
-                     {0.1, pf::smoothing_kind::wrong_classes}, results_.data());
-    net_.root().backward(ctx_, static_cast<double>(next_.size()));
+    net_.root().loss(ctx_, packing_.in(batch_.data()), {0.1, pf::smoothing_kind::wrong_classes},
+                     results_.data());
+    net_.root().backward(ctx_, static_cast<double>(pf::volume<2>(shape_)));
     optimizer_.step_range(ctx_, 0, net_.parameter_count());
   }
 
   pf::model<pf::transformer<T, gpu>, gpu> net_;
   pf::extents<2> shape_;
-  std::vector<std::int32_t> source_, target_, next_;
+  pf::pair_packing packing_;
+  pf::memory_block<std::byte> batch_;
   pf::memory_block<double> results_;
   pf::gpu::Adam optimizer_;
 };

@@ -58,9 +58,8 @@ class device_step {
   virtual std::string items() const = 0;
   /// Multiply-accumulates of convolutions and products in a forward pass.
   virtual double macs() const = 0;
-  /// Each layer by itself; `repeats` passes a measurement, the median of `samples`. Empty for networks whose
-  /// layers cannot be called one by one.
-  virtual std::vector<layer_time> layers(int /*repeats*/, int /*samples*/) { return {}; }
+  /// Each layer that has a weight matrix, by itself; `repeats` passes a measurement, the median of `samples`.
+  virtual std::vector<layer_time> layers(int repeats, int samples) = 0;
 
  protected:
   explicit device_step(const device_case& which) : ctx_(options(which)) {
