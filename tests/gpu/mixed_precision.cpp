@@ -202,15 +202,6 @@ TEST_CASE("gpu mixed precision: bottlenecks") {
 
 namespace {
 
-twin<std::int32_t> random_tokens(index_t count, index_t vocabulary, std::uint64_t stream) {
-  std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
-  const pf::random_stream random(13, stream);
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = static_cast<std::int32_t>(random.below(i, static_cast<std::uint64_t>(vocabulary)));
-  }
-  return twin<std::int32_t>(std::move(tokens));
-}
-
 template <class HostModel, class DeviceModel>
 void check_language_model(HostModel& host_net, DeviceModel& net, double tolerance) {
   pf::gpu_context& ctx = gpu_context();

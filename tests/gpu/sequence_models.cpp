@@ -16,15 +16,6 @@ namespace {
 using pf::device::cpu;
 using pf::device::gpu;
 
-twin<std::int32_t> random_tokens(index_t count, index_t vocabulary, std::uint64_t stream) {
-  std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
-  const pf::random_stream random(13, stream);
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = static_cast<std::int32_t>(random.below(i, static_cast<std::uint64_t>(vocabulary)));
-  }
-  return twin<std::int32_t>(std::move(tokens));
-}
-
 // Gradient by gradient; those of nothing but rounding are measured by what others are.
 template <class Model, class DeviceModel>
 void check_gradients(Model& host_net, DeviceModel& net) {
@@ -182,6 +173,10 @@ std::vector<std::int32_t> random_sentences(index_t sentences, index_t length, in
   return ids;
 }
 
+index_t sentence_tokens(const std::vector<std::int32_t>& ids) {
+  return static_cast<index_t>(std::count_if(ids.begin(), ids.end(), [](std::int32_t id) { return id != 1; }));
+}
+
 pf::transformer_options small_transformer(double dropout) {
   pf::transformer_options options;
   options.vocabulary = 23;
@@ -223,6 +218,22 @@ struct translator_pair {
     net.root().backward(ctx, 7.0);
     CHECK(ctx.tape().empty());
     CHECK(tokens == loss.tokens);
+    CHECK(results.fetched()[0] == doctest::Approx(loss.loss_sum).epsilon(1e-6));
+    CHECK(results.fetched()[1] == static_cast<double>(loss.tokens));
+    check_gradients(host_net, net);
+
+    // Packed by the caller, with rows of padding behind the last sentence.
+    const index_t sources = sentence_tokens(source), targets = sentence_tokens(target);
+    const pf::pair_packing packing({sentences, sources + 5, targets + 3, false});
+    std::vector<std::byte> packed(static_cast<std::size_t>(packing.bytes()));
+    packing.write(packed.data(), s, t, n, 1, first, 16);
+    pf::memory_block<std::byte> block(pf::gpu::device_memory(), packing.bytes());
+    block.from_host(packed);
+    twin<double> normalizer(std::vector<double>{7.0});
+    ctx.begin_step(4, first);
+    net.root().loss(ctx, packing.in(block.data()), smoothing, results.device_data());
+    net.root().backward(ctx, normalizer.device_data());
+    CHECK(ctx.tape().empty());
     CHECK(results.fetched()[0] == doctest::Approx(loss.loss_sum).epsilon(1e-6));
     CHECK(results.fetched()[1] == static_cast<double>(loss.tokens));
     check_gradients(host_net, net);

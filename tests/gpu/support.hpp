@@ -76,6 +76,16 @@ twin<T> random_twin(index_t size, std::uint64_t stream) {
   return twin<T>(std::move(values));
 }
 
+/// Tokens of a vocabulary, from a stream of their own.
+inline twin<std::int32_t> random_tokens(index_t count, index_t vocabulary, std::uint64_t stream) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+  const pf::random_stream random(13, stream);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<std::int32_t>(random.below(i, static_cast<std::uint64_t>(vocabulary)));
+  }
+  return twin<std::int32_t>(std::move(tokens));
+}
+
 /// The largest difference, relative to the largest expected magnitude (at least `scale`); infinite where one
 /// of them is not finite and the other is another.
 template <class T>

@@ -215,6 +215,47 @@ TEST_CASE("transformer: logits and their gradient agree with the fused loss") {
   CHECK(worst_difference({g.begin(), g.end()}, fused.gradients) < 1e-12);
 }
 
+TEST_CASE("transformer: a batch that the caller has packed; rows of padding behind it change nothing") {
+  model<transformer<double>> net = small_model<double>(0.3), own = net;
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+  const tokens source = sentences(german), target = sentences(english), next = sentences(english_next);
+  const label_smoothing smoothing{0.1, smoothing_kind::wrong_classes};
+  ctx.begin_step(4, 5);
+  const token_loss_result expected = net.root().loss(ctx, source, target, next, smoothing);
+  net.root().backward(ctx, 7.0);
+  for (const index_t more : {0, 1, 6}) {
+    CAPTURE(more);
+    const pair_packing packing({3, 12 + more, 9 + 2 * more, more == 0});
+    std::vector<std::byte> written(static_cast<std::size_t>(packing.bytes())), block(written.size());
+    CHECK(packing.write(written.data(), source, target, next, 1, 5, 9) == expected.tokens);
+    block = written;  // elsewhere, as in the memory of a device
+    const packed_pairs pairs = packing.in(block.data());
+    CHECK(pairs.source.rows() == 12 + more);
+    CHECK(pairs.target.runs.count[1] == 5);
+    double results[2] = {-1.0, -1.0};
+    const double normalizer = 7.0;
+    ctx.begin_step(4, 5);
+    own.root().loss(ctx, pairs, smoothing, results);
+    own.root().backward(ctx, &normalizer);
+    CHECK(ctx.tape().empty());
+    CHECK(results[0] == doctest::Approx(expected.loss_sum).epsilon(1e-12));
+    CHECK(results[1] == static_cast<double>(expected.tokens));
+    for (std::size_t p = 0; p < net.store().parameters().size(); ++p) {
+      CAPTURE(net.store().parameters()[p].name);
+      const std::span<const double> got = own.store().parameters()[p].thing->gradient();
+      const std::span<const double> right = net.store().parameters()[p].thing->gradient();
+      for (std::size_t i = 0; i < right.size(); ++i) {
+        REQUIRE(got[i] == doctest::Approx(right[i]).epsilon(1e-11).scale(1e-3));
+      }
+    }
+  }
+  // Without padding, rows follow tokens.
+  const pair_packing exact(source, target, 1);
+  CHECK(exact.bytes() == pair_packing({3, 12, 9, true}).bytes());
+  CHECK(exact.in(nullptr).source.runs.total == 12);
+}
+
 TEST_CASE("transformer: every sentence for itself gives the same logits; padding anywhere changes nothing") {
   const model<transformer<double>> net = small_model<double>();
   const tensor<double, 2> all = logits_of(net, sentences(german), sentences(english));

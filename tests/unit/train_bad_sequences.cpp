@@ -299,9 +299,11 @@ TEST_CASE("translation_task: what does not fit the model, batches of one") {
   CHECK(evaluate_translation(ctx, net, comm, good, 1).loss() == doctest::Approx(whole).epsilon(1e-12));
   // Empty sentences are tests as others.
   CHECK(std::isfinite(evaluate_translation(ctx, net, comm, pairs_of({{{}, {4}}, {{4}, {}}}), 2).loss()));
-  const auto unknown = pairs_of({{{4, 13}, {6}}});
-  task wrong(net, unknown, good, by_two, 0, 0, 1);
-  CHECK(contains(error_text([&] { wrong.step(ctx, net, {}); }), "source: token 13"));
+  const auto unknown = pairs_of({{{4}, {6}}, {{4, 13}, {6}}});
+  CHECK(contains(making(unknown, net), "source, sentence 1: token 13 at position 1"));
+  CHECK(contains(making(pairs_of({{{4}, {-1}}}), net), "target, sentence 0: token -1 at position 0"));
+  CHECK(contains(error_text([&] { task(net, good, unknown, by_two, 0, 0, 1); }), "test, source, sentence 1"));
+  CHECK(contains(error_text([&] { evaluate_translation(ctx, net, comm, unknown, 2); }), "token 13"));
 }
 
 TEST_CASE("translate: no sentences, an empty one, one too long, one of unknown tokens") {

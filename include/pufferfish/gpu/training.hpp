@@ -5,6 +5,7 @@
 /// What makes a training_run (train/training_run.hpp) one on a device: the forms of train/device_parts.hpp
 /// and train/run_steps.hpp.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -12,16 +13,15 @@
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <pufferfish/gpu/any_optimizer.hpp>
 #include <pufferfish/gpu/augment.hpp>
 #include <pufferfish/gpu/factorize.hpp>
 #include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/input_place.hpp>
 #include <pufferfish/gpu/kernels/training.hpp>
 #include <pufferfish/gpu/staging.hpp>
-#include <pufferfish/gpu/token_place.hpp>
 #include <pufferfish/train/run_steps.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -47,7 +47,7 @@ class lagging_sums {
   }
   /// Part of a step's work; may be captured.
   void add_step(gpu_context& ctx, const double* results, const step_share& share, const int* skip) {
-    kernels::add_step(ctx.stream(), results, share.count, share.counts_hits, skip, sums_.data());
+    kernels::add_step(ctx.stream(), results, share.samples, skip, sums_.data());
   }
 
   /// After a step's work; not to be captured. The sums of the step that is `lag` steps back, if there is one.
@@ -79,16 +79,26 @@ class lagging_sums {
   std::uint64_t steps_ = 0;
 };
 
-/// A graph for each of the few kinds of steps that a run has: whole batches, and the last one of an epoch.
+/// A graph for each kind of steps that a run has: whole batches, and the last one of an epoch; of sentences,
+/// one for each number of rows. Where there are too many, the one that has been left alone longest goes.
 class graphs_by_key {
  public:
+  static constexpr std::size_t most = 64;
+
   step_graph& of(step_graph::key_type key) {
-    for (auto& [known, graph] : graphs_) {
-      if (known == key) return graph;
+    ++time_;
+    const auto found =
+        std::find_if(graphs_.begin(), graphs_.end(), [&](const auto& e) { return e.key == key; });
+    if (found != graphs_.end()) {
+      found->used = time_;
+      return found->graph;
     }
-    constexpr std::size_t most = 8;
-    if (graphs_.size() == most) clear();
-    return graphs_.emplace_back(key, step_graph()).second;
+    if (graphs_.size() < most) return graphs_.emplace_back(entry{key, time_, {}}).graph;
+    entry& oldest = *std::min_element(graphs_.begin(), graphs_.end(),
+                                      [](const entry& a, const entry& b) { return a.used < b.used; });
+    before_ += oldest.graph.replays();
+    oldest = {key, time_, {}};
+    return oldest.graph;
   }
   void clear() {
     before_ = replays();
@@ -98,13 +108,19 @@ class graphs_by_key {
   /// Of all graphs there have been.
   std::uint64_t replays() const {
     std::uint64_t count = before_;
-    for (const auto& [key, graph] : graphs_) count += graph.replays();
+    for (const entry& e : graphs_) count += e.graph.replays();
     return count;
   }
 
  private:
-  std::uint64_t before_ = 0;
-  std::vector<std::pair<step_graph::key_type, step_graph>> graphs_;
+  struct entry {
+    step_graph::key_type key;
+    std::uint64_t used;
+    step_graph graph;
+  };
+
+  std::uint64_t before_ = 0, time_ = 0;
+  std::vector<entry> graphs_;
 };
 
 }  // namespace gpu::detail
@@ -117,12 +133,20 @@ struct device_parts<device::gpu> {
   template <class T>
   using optimizer_type = typename gpu::detail::optimizer_of<T>::type;
   using image_source = gpu::image_loader;
-  using token_place = gpu::token_place;
+  using input_place = gpu::input_place;
 
   template <class Root>
   static factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
                                  context<device::gpu>& ctx) {
     return pufferfish::factorize(net, policy, ctx);
+  }
+
+  /// Multiples of a number between a 32nd and a 16th of the tokens: steps of like size are then the same
+  /// work, and can be one graph.
+  static index_t rows_of_tokens(index_t tokens) {
+    index_t step = 8;
+    while (32 * step < tokens) step *= 2;
+    return (tokens + step - 1) / step * step;
   }
 };
 

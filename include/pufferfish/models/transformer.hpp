@@ -15,7 +15,11 @@
 ///
 /// Decoding token by token is in models/transformer_decoding.hpp.
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,7 +29,9 @@
 #include <pufferfish/nn/embedding.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/init.hpp>
+#include <pufferfish/nn/positional_encoding.hpp>
 #include <pufferfish/ops/output_loss.hpp>
+#include <pufferfish/ops/upload.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -107,28 +113,11 @@ class transformer {
       detail::throw_error<shape_error>(
           {describe(), ": next tokens ", next.shape(), " for target tokens ", target.shape()});
     }
-    // Here, since the loss sees packed tokens, whose positions are others.
-    ops::check_tokens([this] { return describe() + ", next"; }, next.flat(), options_.vocabulary,
-                      options_.padding);
-    scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
-    const passed seen = pass(ctx, frame, source, target);
-    const index_t rows = seen.target.rows();
-    auto* const targets = ctx.training() ? ctx.tape().template push<std::int32_t>(rows)
-                                         : frame.template take<std::int32_t>(rows);
-    auto* const written = ops::upload_buffer(ctx, notes, targets, rows);
-    index_t row = 0;
-    for (index_t i = 0; i < target.size(); ++i) {
-      if (target.data()[i] != options_.padding) written[row++] = next.data()[i];
-    }
-    ops::upload(ctx, written, targets, rows);
-    const ops::output_layer<T> output = output_on(seen.top);
-    const token_loss_options how{smoothing, options_.padding, loss_reduction::sum};
-    T* kept = nullptr;
-    if (ctx.training()) kept = ctx.tape().template push<T>(ops::output_loss_kept(ctx, output));
-    const std::span<const std::int32_t> all(targets, static_cast<std::size_t>(rows));
-    ops::output_loss_forward<T>(ctx, output, all, how, kept, results);
-    if (ctx.training()) ctx.tape().push_value(kept_loss{seen, targets, smoothing, kept});
-    return ops::counted_tokens({written, static_cast<std::size_t>(rows)}, options_.padding);
+    check_tokens("next", next);
+    scratch_frame frame(ctx.scratch());
+    const brought_pairs batch = bring(ctx, frame, source, target, next);
+    run_loss(ctx, frame, batch, smoothing, results);
+    return batch.counted;
   }
   token_loss_result loss(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
                          const token_matrix& next, const label_smoothing& smoothing = {}) const
@@ -138,22 +127,21 @@ class transformer {
     return {results[0], tokens};
   }
 
+  /// The loss of a batch that has been packed already, in memory that stays as it is until the backward pass:
+  /// as above, but neither tokens nor lengths are checked, and the host reads nothing, so that a step can be
+  /// captured into a graph. Steps of equally many sentences and rows, with the same first sample, are the
+  /// same work.
+  void loss(context<Device>& ctx, const packed_pairs& batch, const label_smoothing& smoothing,
+            double* results) const {
+    scratch_frame frame(ctx.scratch());
+    run_loss(ctx, frame, {batch}, smoothing, results);
+  }
+
   /// All gradients of that loss divided by `normalizer`: 1 for the gradient of the sum, as the paper trains;
   /// its number of tokens for that of the mean; in a distributed run, the tokens of the global batch over the
-  /// number of ranks.
-  void backward(context<Device>& ctx, double normalizer) const {
-    const auto kept = ctx.tape().template pop_value<kept_loss>();
-    const ops::output_layer<T> output = output_on(kept.seen.top);
-    ctx.tape().template pop<T>(ops::output_loss_kept(ctx, output));
-    ctx.tape().template pop<std::int32_t>(output.tokens());
-    scratch_frame frame(ctx.scratch());
-    detail::stack_gradient<T, Device> gradient(frame, kept.seen.top.shape());
-    ops::output_loss_backward<T>(
-        ctx, output, {kept.targets, static_cast<std::size_t>(output.tokens())},
-        {kept.smoothing, options_.padding, loss_reduction::sum}, normalizer, kept.exponentials,
-        {gradient.now(), embedding_.weight_gradient(), embedding_.table().accumulate(), nullptr, false});
-    finish_backward(ctx, kept.seen, gradient);
-  }
+  /// number of ranks. A pointer is read on the device, when the pass gets there.
+  void backward(context<Device>& ctx, double normalizer) const { run_backward(ctx, normalizer); }
+  void backward(context<Device>& ctx, const double* normalizer) const { run_backward(ctx, normalizer); }
 
   /// The logits themselves, output_rows(target) x vocabulary; otherwise as `loss`.
   void forward(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
@@ -164,7 +152,7 @@ class transformer {
                                         ": target tokens ", target.shape(), " without padding"});
     }
     scratch_frame frame(ctx.scratch());
-    const passed seen = pass(ctx, frame, source, target);
+    const passed seen = pass(ctx, frame, bring(ctx, frame, source, target, {}));
     ops::output_logits<T>(ctx, output_on(seen.top), logits);
     if (ctx.training()) ctx.tape().push_value(seen);
   }
@@ -244,14 +232,20 @@ class transformer {
  private:
   friend class transformer_decoding<T>;
 
+  /// A packed batch; if it was packed here, the bytes of its block and how many tokens count.
+  struct brought_pairs {
+    packed_pairs pairs;
+    index_t block = -1, counted = 0;
+  };
   /// What a forward pass leaves for what follows it.
   struct passed {
     packed_tokens source, target;
     tensor_view<const T, 2> top;  ///< the decoder's output
+    index_t block;                ///< on the tape; see brought_pairs
   };
   struct kept_loss {
     passed seen;
-    const std::int32_t* targets;
+    const std::int32_t* next;
     label_smoothing smoothing;
     T* exponentials;
   };
@@ -329,29 +323,75 @@ class transformer {
     return x;
   }
 
-  packed_tokens pack(context<Device>& ctx, scratch_frame& frame, const char* what,
-                     const token_matrix& ids) const {
-    return detail::pack_tokens(
-        ctx, frame, [&] { return describe() + ", " + what; }, ids, options_.padding, options_.vocabulary,
-        encoding_);
+  void check_tokens(const char* what, const token_matrix& ids) const {
+    ops::check_tokens([&] { return describe() + ", " + what; }, ids.flat(), options_.vocabulary,
+                      options_.padding);
+  }
+  void check_sentences(const char* what, const token_matrix& ids) const {
+    check_tokens(what, ids);
+    index_t longest = 0;
+    for (index_t i = 0; i < ids.size(); ++i) {
+      if (ids.data()[i] != options_.padding) longest = std::max(longest, i % ids.extent(1) + 1);
+    }
+    encoding_.require_length(longest);
   }
 
-  passed pass(context<Device>& ctx, scratch_frame& frame, const token_matrix& source,
-              const token_matrix& target) const {
+  // Packs a batch of the host's for the device: in training on the tape, which finish_backward gives back.
+  brought_pairs bring(context<Device>& ctx, scratch_frame& frame, const token_matrix& source,
+                      const token_matrix& target, const token_matrix& next) const {
     if (source.extent(0) != target.extent(0)) {
       detail::throw_error<shape_error>(
           {describe(), ": source tokens ", source.shape(), ", target tokens ", target.shape()});
     }
-    passed seen;
-    seen.source = pack(ctx, frame, "source", source);
-    seen.target = pack(ctx, frame, "target", target);
-    const tensor_view<const T, 2> encoded = encode(ctx, frame, seen.source);
-    detail::stack_memory<T, Device> memory(ctx, frame, {seen.target.rows(), options_.width});
-    seen.top = embed(ctx, seen.target, decoder_norm_, memory);
+    check_sentences("source", source);
+    check_sentences("target", target);
+    const pair_packing packing(source, target, options_.padding);
+    const index_t bytes = packing.bytes();
+    auto* const block =
+        ctx.training() ? ctx.tape().template push<std::byte>(bytes) : frame.template take<std::byte>(bytes);
+    scratch_frame notes(ctx.host_scratch());
+    auto* const written = ops::upload_buffer(ctx, notes, block, bytes);
+    const index_t counted = packing.write(written, source, target, next, options_.padding, ctx.first_sample(),
+                                          options_.positions);
+    ops::upload(ctx, written, block, bytes);
+    return {packing.in(block), bytes, counted};
+  }
+
+  passed pass(context<Device>& ctx, scratch_frame& frame, const brought_pairs& batch) const {
+    const packed_tokens &source = batch.pairs.source, &target = batch.pairs.target;
+    const tensor_view<const T, 2> encoded = encode(ctx, frame, source);
+    detail::stack_memory<T, Device> memory(ctx, frame, {target.rows(), options_.width});
+    tensor_view<const T, 2> top = embed(ctx, target, decoder_norm_, memory);
     for (const detail::decoder_layer<T, Device>& layer : decoder_) {
-      seen.top = layer.forward(ctx, seen.target, seen.top, seen.source, encoded, memory);
+      top = layer.forward(ctx, target, top, source, encoded, memory);
     }
-    return seen;
+    return {source, target, top, batch.block};
+  }
+
+  void run_loss(context<Device>& ctx, scratch_frame& frame, const brought_pairs& batch,
+                const label_smoothing& smoothing, double* results) const {
+    const passed seen = pass(ctx, frame, batch);
+    const ops::output_layer<T> output = output_on(seen.top);
+    const token_loss_options how{smoothing, options_.padding, loss_reduction::sum};
+    T* kept = nullptr;
+    if (ctx.training()) kept = ctx.tape().template push<T>(ops::output_loss_kept(ctx, output));
+    const std::span<const std::int32_t> all(batch.pairs.next, static_cast<std::size_t>(output.tokens()));
+    ops::output_loss_forward<T>(ctx, output, all, how, kept, results);
+    if (ctx.training()) ctx.tape().push_value(kept_loss{seen, batch.pairs.next, smoothing, kept});
+  }
+
+  template <class Normalizer>
+  void run_backward(context<Device>& ctx, Normalizer normalizer) const {
+    const auto kept = ctx.tape().template pop_value<kept_loss>();
+    const ops::output_layer<T> output = output_on(kept.seen.top);
+    ctx.tape().template pop<T>(ops::output_loss_kept(ctx, output));
+    scratch_frame frame(ctx.scratch());
+    detail::stack_gradient<T, Device> gradient(frame, kept.seen.top.shape());
+    ops::output_loss_backward<T>(
+        ctx, output, {kept.next, static_cast<std::size_t>(output.tokens())},
+        {kept.smoothing, options_.padding, loss_reduction::sum}, normalizer, kept.exponentials,
+        {gradient.now(), embedding_.weight_gradient(), embedding_.table().accumulate(), nullptr, false});
+    finish_backward(ctx, kept.seen, gradient);
   }
 
   // Below the output, whose part of the table's gradient is written.
@@ -366,8 +406,7 @@ class transformer {
     embed_backward(ctx, decoder_norm_, gradient);
     for (std::size_t i = encoder_.size(); i-- > 0;) encoder_[i].backward(ctx, encoded);
     embed_backward(ctx, encoder_norm_, encoded);
-    detail::unpack_tokens(ctx, seen.target);
-    detail::unpack_tokens(ctx, seen.source);
+    if (seen.block >= 0) ctx.tape().template pop<std::byte>(seen.block);
   }
 
   static void add_cost(const std::string& name, const std::string& description, index_t parameters,

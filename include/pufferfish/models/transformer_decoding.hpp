@@ -11,6 +11,7 @@
 ///           decoding.step(ctx, r.tokens, r.parents, r.sentences, logits);
 ///         });
 
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -36,7 +37,13 @@ class transformer_decoding {
     }
     require_inference(ctx);
     scratch_frame frame(ctx.scratch());
-    const packed_tokens packed = net.pack(ctx, frame, "source", source);
+    net.check_sentences("source", source);
+    detail::block_layout layout;
+    const detail::token_packing packing(sentences_, detail::count_tokens(source, net.options_.padding), true,
+                                        layout);
+    auto* const block = frame.take<std::byte>(layout.bytes());
+    packing.write(block, source, net.options_.padding, 0, net.options_.positions);
+    const packed_tokens packed = packing.in(block);
     const tensor_view<const T, 2> encoded = net.encode(ctx, frame, packed);
     first_.assign(packed.runs.first, packed.runs.first + sentences_);
     count_.assign(packed.runs.count, packed.runs.count + sentences_);

@@ -310,6 +310,13 @@ void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& laye
   scratch_frame frame(ctx.scratch());
   detail::output_backward<T>(ctx, frame, layer, targets, options, normalizer, kept, to).run(ctx);
 }
+/// The same with a normalizer that is read when the pass gets there.
+template <class T>
+void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& layer,
+                          std::span<const std::int32_t> targets, const token_loss_options& options,
+                          const double* normalizer, T* kept, const output_gradient<T>& to) {
+  output_loss_backward<T>(ctx, layer, targets, options, *normalizer, kept, to);
+}
 /// The device's form: <pufferfish/gpu.hpp>; the normalizer from the host, or from device memory.
 template <class T>
 void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,

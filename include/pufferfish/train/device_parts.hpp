@@ -5,11 +5,11 @@
 /// Internal: what a training run and its tasks are made of on a device, besides layers. The CPU's here; a
 /// device's comes with <pufferfish/gpu.hpp>.
 
-#include <cstdint>
-#include <span>
+#include <cstddef>
 #include <type_traits>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/core/memory.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 #include <pufferfish/train/loader.hpp>
@@ -36,16 +36,22 @@ struct device_parts<device::cpu> {
   /// Batches of images in the device's memory.
   using image_source = loader;
 
-  /// Integers on their way to where passes read them.
-  class token_place {
+  /// What a step reads, on its way to where it reads it: here, where it is written.
+  class input_place {
    public:
-    /// For up to so many.
-    explicit token_place(index_t) {}
-    /// Where they are now, until two calls later; they may change then.
-    std::span<const std::int32_t> bring(context<device::cpu>&, std::span<const std::int32_t> tokens) {
-      return tokens;
-    }
+    /// For up to so many bytes.
+    explicit input_place(index_t room) : place_(memory_of<device::cpu>::source(), room, uninitialized) {}
+    /// Where to write what the next bring() brings.
+    std::byte* write() { return place_.data(); }
+    /// Brings the first so many bytes of it, and says where they are then, until the next write().
+    const std::byte* bring(context<device::cpu>&, index_t) { return place_.data(); }
+
+   private:
+    memory_block<std::byte> place_;
   };
+
+  /// In how many rows a step computes so many tokens, at least as many.
+  static index_t rows_of_tokens(index_t tokens) { return tokens; }
 
   template <class Root>
   static factorization factorize(model<Root>& net, factorize_policy policy, context<device::cpu>& ctx) {

@@ -46,7 +46,7 @@ class image_task {
     place_ = source_.load(ctx, at.epoch, at.step, tensor_view<T, 4>(images_.data(), shape_), labels_.span());
     ctx.begin_step(at.total, place_.first);
     const hasher work = hasher().number(place_.first).number(place_.count).number(place_.global_count);
-    return {place_.count, true, work.digest()};
+    return {place_.count, work.digest()};
   }
 
   void compute(context<Device>& ctx, model_type& net, double* results) {

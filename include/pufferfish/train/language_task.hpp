@@ -5,7 +5,9 @@
 /// `language_task`: predicting the next token of a text, as a task of a training run.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -26,25 +28,33 @@ struct language_task_options {
 
 namespace detail {
 
-/// A segment on its way to where passes read it.
+/// A segment where passes read it: inputs, behind them targets.
 template <class Device>
-class token_places {
+class segment_place {
   using view = tensor_view<const std::int32_t, 2>;
 
  public:
   /// For up to so many tokens.
-  explicit token_places(index_t tokens) : input_place_(tokens), target_place_(tokens) {}
+  explicit segment_place(index_t tokens) : place_(2 * tokens * size) {}
 
   void bring(context<Device>& ctx, const token_segment& part) {
     const extents<2> shape{part.length, part.streams};
-    inputs_ = view(input_place_.bring(ctx, part.inputs).data(), shape);
-    targets_ = view(target_place_.bring(ctx, part.targets).data(), shape);
+    const std::size_t bytes = part.inputs.size_bytes();
+    if (bytes == 0) return;
+    std::byte* const written = place_.write();
+    std::memcpy(written, part.inputs.data(), bytes);
+    std::memcpy(written + bytes, part.targets.data(), bytes);
+    const std::byte* const come = place_.bring(ctx, 2 * static_cast<index_t>(bytes));
+    inputs_ = view(reinterpret_cast<const std::int32_t*>(come), shape);
+    targets_ = view(reinterpret_cast<const std::int32_t*>(come + bytes), shape);
   }
   const view& inputs() const { return inputs_; }
   const view& targets() const { return targets_; }
 
  private:
-  typename device_parts<Device>::token_place input_place_, target_place_;
+  static constexpr auto size = static_cast<index_t>(sizeof(std::int32_t));
+
+  typename device_parts<Device>::input_place place_;
   view inputs_, targets_;
 };
 
@@ -74,11 +84,11 @@ evaluation evaluate_language(context<Device>& ctx, const model<lstm_lm<T, Device
   const index_t steps = source.local_streams() > 0 ? source.steps_per_epoch() : 0;
   // Of all segments: the host reads them once.
   memory_block<double> results(memory_of<Device>::source(), 2 * steps);
-  detail::token_places<Device> places(segment * source.local_streams());
+  detail::segment_place<Device> place(segment * source.local_streams());
   for (index_t step = 0; step < steps; ++step) {
     const token_segment part = source.load(step);
-    places.bring(ctx, part);
-    net.root().loss(ctx, places.inputs(), places.targets(), state, results.data() + 2 * step);
+    place.bring(ctx, part);
+    net.root().loss(ctx, place.inputs(), place.targets(), state, results.data() + 2 * step);
   }
   return reduce(comm, detail::sum_of_losses(results));
 }
@@ -100,7 +110,7 @@ class language_task {
         options_(options),
         ranks_(ranks),
         train_(train, {options.streams, options.segment, rank, ranks}),
-        places_(options.segment * train_.local_streams()),
+        place_(options.segment * train_.local_streams()),
         state_(net.root().make_state(train_.local_streams())) {
     ops::check_tokens("language_task", train, net.root().options().vocabulary);
     ops::check_tokens("language_task, test text", test, net.root().options().vocabulary);
@@ -117,14 +127,14 @@ class language_task {
     global_tokens_ = part.length * part.global_streams;
     if (part.starts) state_.reset(ctx);
     ctx.begin_step(at.total, part.first);
-    places_.bring(ctx, part);
-    return {part.length * part.streams, false, hasher().number(part.length).digest()};
+    place_.bring(ctx, part);
+    return {0, hasher().number(part.length).digest()};
   }
 
   void compute(context<Device>& ctx, model_type& net, double* results) {
     // There may be more ranks than streams.
     if (train_.local_streams() == 0) return detail::compute_nothing(ctx, net, results);
-    net.root().loss(ctx, places_.inputs(), places_.targets(), state_, results);
+    net.root().loss(ctx, place_.inputs(), place_.targets(), state_, results);
     // The mean over ranks of gradients divided like this is that of the mean over the global batch's tokens.
     net.root().backward(ctx, static_cast<double>(global_tokens_) / ranks_);
   }
@@ -153,7 +163,7 @@ class language_task {
   language_task_options options_;
   int ranks_;
   token_streams train_;
-  detail::token_places<Device> places_;
+  detail::segment_place<Device> place_;
   lstm_lm_state<T, Device> state_;
   index_t global_tokens_ = 0;  // of the step that is loaded
 };

@@ -21,10 +21,11 @@ struct step_position {
 
 /// This rank's share of a step, for runs on a device.
 struct step_share {
-  index_t count = 0;         ///< of what an evaluation counts
-  bool counts_hits = false;  ///< whether the second result of the step is a number of hits
-  /// Equal for steps that give the device the same work on the same memory: those can be captured into a
-  /// graph. 0: no two steps do.
+  /// Where the second result of a step says how many samples were hit: how many there are. 0: it says itself
+  /// how many an evaluation counts, as tokens.
+  index_t samples = 0;
+  /// Equal for steps that give the device the same work on the same memory (and have as many samples): those
+  /// can be captured into a graph. 0: no two steps do.
   std::uint64_t key = 0;
 };
 
@@ -46,7 +47,9 @@ evaluation step_at_once(Task& task, context<device::cpu>& ctx, typename Task::mo
   double results[2] = {0.0, 0.0};
   const step_share share = task.load(ctx, at);
   task.compute(ctx, net, results);
-  return {results[0], share.counts_hits ? static_cast<std::int64_t>(results[1]) : 0, share.count};
+  const auto second = static_cast<std::int64_t>(results[1]);
+  if (share.samples > 0) return {results[0], second, share.samples};
+  return {results[0], 0, second};
 }
 
 }  // namespace detail

@@ -15,7 +15,9 @@
 ///       // the global gradient. Calls ctx.begin_step(at.total, ...). On the CPU.
 ///       evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at);
 ///       // The same on a device, in two parts: brings the batch to its place and calls ctx.begin_step; then
-///       // what may be captured into a graph, the sum of losses and the number of hits to results[0 .. 1].
+///       // what may be captured into a graph, the sum of losses to results[0], and to results[1] the number
+///       of
+///       // hits or what step_share says instead.
 ///       step_share load(context<device::gpu>& ctx, const step_position& at);
 ///       void compute(context<device::gpu>& ctx, model_type& net, double* results);
 ///       // On the test set, summed over all ranks; collective.

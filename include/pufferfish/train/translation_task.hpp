@@ -5,7 +5,9 @@
 /// `translation_task`: translating sentences, as a task of a training run.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -27,8 +29,82 @@ struct translation_task_options {
   bool sum_gradients = false;
 };
 
+namespace detail {
+
+/// Throws shape_error for sentences longer than a model's table of positions, value_error for a token outside
+/// its vocabulary.
+inline void check_pairs(const char* who, const sentence_pairs& pairs, const transformer_options& model) {
+  const auto check = [&](const char* side, const id_lists& sentences, index_t marks) {
+    if (sentences.longest() + marks > model.positions) {
+      throw_error<shape_error>({who, ", ", side, ": sentences of up to ", sentences.longest() + marks,
+                                " tokens for a table of ", model.positions, " positions"});
+    }
+    for (index_t i = 0; i < sentences.size(); ++i) {
+      ops::check_tokens(
+          [&] {
+            return message({who, ", ", side, ", sentence ", i});
+          },
+          sentences[i], model.vocabulary);
+    }
+  };
+  check("source", pairs.source, 2);  // <s> and </s>
+  check("target", pairs.target, 1);  // one of them
+}
+
+/// A batch of sentence pairs, packed where passes read it, and behind it the number to divide its gradients
+/// by.
+template <class Device>
+class pairs_place {
+  using parts = device_parts<Device>;
+
+ public:
+  /// For the batches of a set, for a model of such options.
+  pairs_place(const pair_batches& source, const transformer_options& model)
+      : padding_(model.padding), positions_(model.positions), place_(room(source)) {}
+
+  /// Of sets that check_pairs has passed. Returns how many tokens count for the loss.
+  index_t bring(context<Device>& ctx, const pair_batch& part, double normalizer) {
+    const extents<2> sources{part.count, part.source_length}, targets{part.count, part.target_length};
+    const token_matrix source(part.source.data(), sources), target(part.target.data(), targets),
+        next(part.labels.data(), targets);
+    const pair_packing packing =
+        packing_of(part.count, count_tokens(source, padding_), count_tokens(target, padding_));
+    std::byte* const written = place_.write();
+    const index_t counted =
+        packing.write(written, source, target, next, padding_, ctx.first_sample(), positions_);
+    std::memcpy(written + packing.bytes(), &normalizer, sizeof normalizer);
+    const std::byte* const come = place_.bring(ctx, packing.bytes() + number_bytes);
+    pairs_ = packing.in(come);
+    normalizer_ = reinterpret_cast<const double*>(come + packing.bytes());
+    return counted;
+  }
+  const packed_pairs& pairs() const { return pairs_; }
+  const double* normalizer() const { return normalizer_; }
+
+ private:
+  static constexpr auto number_bytes = static_cast<index_t>(sizeof(double));
+
+  static pair_packing packing_of(index_t pairs, index_t sources, index_t targets) {
+    return pair_packing({pairs, parts::rows_of_tokens(sources), parts::rows_of_tokens(targets)});
+  }
+  static index_t room(const pair_batches& source) {
+    const index_t pairs = source.max_local_batch();
+    return packing_of(pairs, pairs * source.max_source_length(), pairs * source.max_target_length()).bytes() +
+           number_bytes;
+  }
+
+  std::int32_t padding_;
+  index_t positions_;
+  typename parts::input_place place_;
+  packed_pairs pairs_;
+  const double* normalizer_ = nullptr;
+};
+
+}  // namespace detail
+
 /// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. All ranks
-/// get the same; each goes through its own part. The context's mode is put back. Collective.
+/// get the same; each goes through its own part. The context's mode is put back. Throws as translation_task.
+/// Collective.
 template <class T, class Device, class Comm>
 evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T, Device>, Device>& net,
                                 Comm& comm, const sentence_pairs& pairs, index_t batch) {
@@ -38,17 +114,17 @@ evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T,
   options.rank = comm.rank();
   options.ranks = comm.size();
   pair_batches source(pairs, options);
+  detail::check_pairs("evaluate_translation", pairs, net.root().options());
   const mode_scope<Device> inference(ctx, run_mode::inference);
   const index_t steps = source.steps_per_epoch();
   memory_block<double> results(memory_of<Device>::source(), steps * 2);  // the host reads them once
+  detail::pairs_place<Device> place(source, net.root().options());
   evaluation local;
   for (index_t step = 0; step < steps; ++step) {
     const pair_batch part = source.load(0, step);
     if (part.count == 0) continue;
-    const extents<2> target{part.count, part.target_length};
-    local.count += net.root().loss(ctx, {part.source.data(), {part.count, part.source_length}},
-                                   {part.target.data(), target}, {part.labels.data(), target}, {},
-                                   results.data() + 2 * step);
+    local.count += place.bring(ctx, part, 1.0);
+    net.root().loss(ctx, place.pairs(), {}, results.data() + 2 * step);
   }
   std::vector<double> seen(static_cast<std::size_t>(results.size()));
   results.to_host(seen);
@@ -92,48 +168,54 @@ std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, cons
 /// A Transformer on sentence pairs. An evaluation counts target tokens; exp(loss()) is the perplexity, while
 /// training that of smoothed labels.
 ///
-/// On a device its steps are not captured into graphs: batches of sentences hardly ever have the shape of one
-/// before.
+/// On a device, the rows of a batch's tokens are filled up a little, so that steps come in few shapes, each
+/// of which is captured into a graph.
 template <class T, class Device = device::cpu>
 class translation_task {
  public:
   using model_type = model<transformer<T, Device>, Device>;
 
-  /// The sets must outlive the object. Throws value_error as pair_batches, and if the model pads with another
-  /// token than translation_tokens::padding; shape_error for sentences longer than its table of positions.
+  /// The sets must outlive the object. Throws value_error as pair_batches, for a token outside the model's
+  /// vocabulary, and if it pads with another token than translation_tokens::padding; shape_error for
+  /// sentences longer than its table of positions.
   translation_task(const model_type& net, const sentence_pairs& train, const sentence_pairs& test,
                    const translation_task_options& options, std::uint64_t seed, int rank, int ranks)
-      : test_(&test), options_(options), ranks_(ranks), train_(train, batches(options, seed, rank, ranks)) {
+      : test_(&test),
+        options_(options),
+        ranks_(ranks),
+        train_(train, batches(options, seed, rank, ranks)),
+        place_(train_, net.root().options()) {
     const transformer_options& shape = net.root().options();
     if (shape.padding != translation_tokens::padding) {
       detail::throw_error<value_error>({"translation_task: the model pads with token ", shape.padding,
                                         ", batches with ", translation_tokens::padding});
     }
-    const index_t longest = std::max(train_.max_source_length(), train_.max_target_length());
-    if (longest > shape.positions) {
-      detail::throw_error<shape_error>({"translation_task: sentences of up to ", longest,
-                                        " tokens for a table of ", shape.positions, " positions"});
-    }
+    detail::check_pairs("translation_task", train, shape);
+    detail::check_pairs("translation_task, test", test, shape);
   }
 
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
 
   step_share load(context<Device>& ctx, const step_position& at) {
-    part_ = train_.load(at.epoch, at.step);
-    ctx.begin_step(at.total, part_.first);
-    return {static_cast<index_t>(part_.tokens), false, 0};
+    const pair_batch part = train_.load(at.epoch, at.step);
+    ctx.begin_step(at.total, part.first);
+    // The mean over ranks of gradients divided like this is that over the global batch.
+    place_.bring(ctx, part,
+                 (options_.sum_gradients ? 1.0 : static_cast<double>(part.global_tokens)) / ranks_);
+    const packed_pairs& pairs = place_.pairs();
+    return {0, hasher()
+                   .number(part.count)
+                   .number(part.first)
+                   .number(pairs.source.rows())
+                   .number(pairs.target.rows())
+                   .digest()};
   }
 
   void compute(context<Device>& ctx, model_type& net, double* results) {
     // A batch may be smaller than the number of ranks.
-    if (part_.count == 0) return detail::compute_nothing(ctx, net, results);
-    const extents<2> target{part_.count, part_.target_length};
-    net.root().loss(ctx, {part_.source.data(), {part_.count, part_.source_length}},
-                    {part_.target.data(), target}, {part_.labels.data(), target}, options_.smoothing,
-                    results);
-    // The mean over ranks of gradients divided like this is that over the global batch.
-    net.root().backward(ctx,
-                        (options_.sum_gradients ? 1.0 : static_cast<double>(part_.global_tokens)) / ranks_);
+    if (place_.pairs().source.rows() == 0) return detail::compute_nothing(ctx, net, results);
+    net.root().loss(ctx, place_.pairs(), options_.smoothing, results);
+    net.root().backward(ctx, place_.normalizer());
   }
 
   evaluation step(context<Device>& ctx, model_type& net,
@@ -178,7 +260,7 @@ class translation_task {
   translation_task_options options_;
   int ranks_;
   pair_batches train_;
-  pair_batch part_;  // of the step that is loaded
+  detail::pairs_place<Device> place_;
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -20,9 +20,10 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Adds a step: results[0], results[1] hits where `counts_hits`, `count`; where *skip is not 0, only that.
-void add_step(cudaStream_t stream, const double* results, std::int64_t count, bool counts_hits,
-              const int* skip, epoch_sums* sums);
+/// Adds a step: the loss results[0], and results[1] hits of `samples`; without samples, results[1] is the
+/// count itself. Where *skip is not 0, that the step was skipped, only.
+void add_step(cudaStream_t stream, const double* results, std::int64_t samples, const int* skip,
+              epoch_sums* sums);
 
 /// *to = sums: they travel with the launch.
 void set_sums(cudaStream_t stream, const epoch_sums& sums, epoch_sums* to);

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: `gpu::input_place`: what a step reads, on its way from the host to one place of a device.
+
+#include <array>
+#include <cstddef>
+
+#include <pufferfish/gpu/context.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+
+/// The host writes into pinned memory; a stream of copies takes that to the device while it computes steps
+/// before; the context's stream then copies it within the device to the place that steps read. There are a
+/// few of everything but the place, so that nobody waits while the host is less than `ahead` steps in front.
+class input_place {
+ public:
+  static constexpr std::size_t ahead = 4;
+
+  /// For up to so many bytes. Throws backend_error.
+  explicit input_place(index_t room)
+      : room_((room + memory_step - 1) / memory_step * memory_step),
+        pinned_(pinned_memory(), of_all(), uninitialized),
+        come_(device_memory(), of_all(), uninitialized),
+        place_(device_memory(), room_, uninitialized) {}
+
+  /// Where to write what the next bring() takes to the device.
+  std::byte* write() {
+    taken_[turn_].synchronize();
+    return pinned_.data() + at();
+  }
+
+  /// Brings the first so many bytes of what was written, in the order of the context's stream, and says where
+  /// they are then: always in the same place. Not to be captured. Throws shape_error if there is no room.
+  const std::byte* bring(gpu_context& ctx, index_t bytes) {
+    if (bytes > room_) {
+      pufferfish::detail::throw_error<shape_error>({"input_place: ", bytes, " bytes for ", room_});
+    }
+    if (bytes > 0) {
+      copy(come_.data() + at(), pinned_.data() + at(), bytes, cudaMemcpyHostToDevice, copies_.handle());
+      arrived_.record(copies_.handle());
+      check(cudaStreamWaitEvent(ctx.stream(), arrived_.handle(), 0), "cudaStreamWaitEvent");
+      copy(place_.data(), come_.data() + at(), bytes, cudaMemcpyDeviceToDevice, ctx.stream());
+      taken_[turn_].record(ctx.stream());
+      turn_ = (turn_ + 1) % ahead;
+    }
+    return place_.data();
+  }
+
+ private:
+  static constexpr index_t memory_step = 256;
+
+  index_t of_all() const { return static_cast<index_t>(ahead) * room_; }
+  index_t at() const { return static_cast<index_t>(turn_) * room_; }
+  static void copy(std::byte* to, const std::byte* from, index_t bytes, cudaMemcpyKind kind,
+                   cudaStream_t stream) {
+    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream),
+          "cudaMemcpyAsync of a step's input");
+  }
+
+  index_t room_;
+  memory_block<std::byte> pinned_, come_, place_;
+  stream copies_;
+  event arrived_;
+  std::array<event, ahead> taken_;  // reached: what came before has been copied to the place
+  std::size_t turn_ = 0;
+};
+
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END
