@@ -13,8 +13,9 @@ def write_images(folder):
     """The first few digits, as MNIST's files."""
     data = folder / "mnist"
     data.mkdir()
-    for name, header, size in [(TEST_IMAGES, 16, 28 * 28), (TEST_LABELS, 8, 1)]:
+    for name, header in [(TEST_IMAGES, 16), (TEST_LABELS, 8)]:
         whole = gzip.decompress(name.read_bytes())
+        size = (len(whole) - header) // int.from_bytes(whole[4:8], "big")
         kind = name.name.split("-", 1)[1].removesuffix(".gz")
         for part, first, count in [("train", 0, 40), ("t10k", 40, 12)]:
             chosen = whole[header + first * size : header + (first + count) * size]
@@ -34,7 +35,7 @@ def programs_of(folder):
     return {
         "train_image_classifier": ["--dataset", "mnist", "--data", write_images(folder), "--width", 4, "--batch", 16,
                                    "--flip", "--pad-crop", 1],
-        "train_language_model": ["--data", write_text(folder, 80), "--width", 8, "--batch", 4, "--segment", 9,
+        "train_language_model": ["--data", write_text(folder, 80), "--width", 8, "--batch", 4, "--segment", 9, "--lr", 2,
                                  "--eval-streams", 2, "--sample", 3],
         "train_translator": ["--data", write_pairs(folder), "--width", 8, "--hidden", 8, "--layers", 1, "--heads", 2,
                              "--dense-layers", 0, "--batch", 8, "--noam-warmup", 8, "--min-count", 1, "--beam", 2],
