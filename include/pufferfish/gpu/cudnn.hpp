@@ -75,6 +75,7 @@ class cudnn final : public conv_library {
   struct algorithm {
     bool usable = false;
     int number = 0;
+    cudnnMathType_t math = CUDNN_DEFAULT_MATH;
     index_t bytes = 0;  ///< of workspace
     std::size_t size() const { return static_cast<std::size_t>(bytes); }
   };
@@ -134,16 +135,28 @@ class cudnn final : public conv_library {
     return type == CUDA_R_16F ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
   }
 
+  /// What may be computed in: 16 bits are exact in tensor cores, which add in float; the 11 bits of TF32 are
+  /// for those who ask.
+  cudnnMathType_t math_of(cudaDataType_t type) const {
+    if (type != CUDA_R_32F) return CUDNN_TENSOR_OP_MATH;
+    return math_ == math_mode::tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
+  }
+  static void use_math(const shape& s, cudnnMathType_t math) {
+    check(cudnnSetConvolutionMathType(s.conv, math), "cudnnSetConvolutionMathType");
+  }
+
   template <class T>
   bool run_forward(context<device::gpu>& ctx, const conv_request& asked, const T* x, const T* w,
                    const T* bias, T* y) {
     const kernels::conv_geometry& g = asked.geometry;
     shape& s = shape_of(asked);
     if (!s.forward)
-      s.forward = choose<cudnnConvolutionFwdAlgoPerf_t>([&](int most, int* found, auto* all) {
-        return cudnnGetConvolutionForwardAlgorithm_v7(handle_, s.x, s.w, s.conv, s.y, most, found, all);
-      });
+      s.forward =
+          choose<cudnnConvolutionFwdAlgoPerf_t>(math_of(asked.type), [&](int most, int* found, auto* all) {
+            return cudnnGetConvolutionForwardAlgorithm_v7(handle_, s.x, s.w, s.conv, s.y, most, found, all);
+          });
     if (!s.forward->usable) return false;
+    use_math(s, s.forward->math);
     scratch_frame frame(ctx.scratch());
     const T* filter = turned(ctx, g, w, frame);
     if (bias != nullptr) {
@@ -162,10 +175,12 @@ class cudnn final : public conv_library {
                           T* dx, bool add) {
     shape& s = shape_of(asked);
     if (!s.input)
-      s.input = choose<cudnnConvolutionBwdDataAlgoPerf_t>([&](int most, int* found, auto* all) {
+      s.input = choose<cudnnConvolutionBwdDataAlgoPerf_t>(math_of(asked.type), [&](int most, int* found,
+                                                                                   auto* all) {
         return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, s.w, s.y, s.conv, s.x, most, found, all);
       });
     if (!s.input->usable) return false;
+    use_math(s, s.input->math);
     scratch_frame frame(ctx.scratch());
     const T* filter = turned(ctx, asked.geometry, w, frame);
     const float beta = add ? 1.0F : 0.0F;
@@ -184,11 +199,13 @@ class cudnn final : public conv_library {
     if (g.images == 0) return false;
     shape& s = shape_of(asked);
     if (!s.weight)
-      s.weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>([&](int most, int* found, auto* all) {
-        return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, s.x, s.y, s.conv, s.w, most, found,
-                                                             all);
-      });
+      s.weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>(
+          math_of(asked.type), [&](int most, int* found, auto* all) {
+            return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, s.x, s.y, s.conv, s.w, most, found,
+                                                                 all);
+          });
     if (!s.weight->usable) return false;
+    use_math(s, s.weight->math);
     scratch_frame frame(ctx.scratch());
     T* filter = frame.take<T>(weights(g));
     const float beta = 0.0F;
@@ -218,22 +235,20 @@ class cudnn final : public conv_library {
                                           g.stride_width, g.dilation_height, g.dilation_width,
                                           CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
           "cudnnSetConvolution2dDescriptor");
-    // Factors of 16 bits are exact in tensor cores, which add in float; those of 11 are not.
-    const bool tensor_cores = asked.type != CUDA_R_32F || math_ == math_mode::tf32;
-    check(cudnnSetConvolutionMathType(s.conv, tensor_cores ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
-          "cudnnSetConvolutionMathType");
+    use_math(s, math_of(asked.type));
   }
 
   template <class Result, class Ask>
-  algorithm choose(Ask&& ask) const {
+  algorithm choose(cudnnMathType_t math, Ask&& ask) const {
     std::array<Result, 8> results{};
     int found = 0;
     if (ask(static_cast<int>(results.size()), &found, results.data()) != CUDNN_STATUS_SUCCESS) return {};
     for (int i = 0; i < found; ++i) {
       const Result& r = results[static_cast<std::size_t>(i)];
-      const bool allowed = !deterministic_ || r.determinism == CUDNN_DETERMINISTIC;
+      const bool allowed = (!deterministic_ || r.determinism == CUDNN_DETERMINISTIC) &&
+                           (math != CUDNN_FMA_MATH || r.mathType == CUDNN_FMA_MATH);
       if (r.status == CUDNN_STATUS_SUCCESS && allowed && r.memory <= most_workspace) {
-        return {true, static_cast<int>(r.algo), static_cast<index_t>(r.memory)};
+        return {true, static_cast<int>(r.algo), r.mathType, static_cast<index_t>(r.memory)};
       }
     }
     return {};

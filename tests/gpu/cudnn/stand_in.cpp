@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "../emulated/device.hpp"
@@ -31,7 +32,7 @@ struct cudnnFilterStruct {
 };
 struct cudnnConvolutionStruct {
   std::array<int, 2> padding{}, stride{}, dilation{};
-  bool told_math = false;
+  std::optional<cudnnMathType_t> math;
 };
 
 namespace {
@@ -71,7 +72,7 @@ struct problem {
 
   static bool find(const cudnnTensorStruct* x, const cudnnFilterStruct* w, const cudnnConvolutionStruct* conv,
                    const cudnnTensorStruct* y, problem& result) {
-    if (x == nullptr || w == nullptr || conv == nullptr || y == nullptr || !conv->told_math) return false;
+    if (x == nullptr || w == nullptr || conv == nullptr || y == nullptr || !conv->math) return false;
     result = {x->type, x->nhwc, w->khwc, y->nhwc, *conv};
     bool fits = x->type == w->type && x->type == y->type && result.x[0] == result.y[0] &&
                 result.x[3] == result.w[3] && result.y[3] == result.w[0];
@@ -110,15 +111,17 @@ struct problem {
 
 template <class Result>
 cudnnStatus_t offer(bool fits, const problem& p, int most, int* found, Result* results) {
-  if (!fits || most < 3) return CUDNN_STATUS_BAD_PARAM;
+  if (!fits || most < 4) return CUDNN_STATUS_BAD_PARAM;
   if (p.x[3] == 5) return CUDNN_STATUS_NOT_SUPPORTED;
-  *found = 3;
-  for (int i = 0; i < 3; ++i) {
+  *found = 4;
+  for (int i = 0; i < 4; ++i) {
     results[i] = {};
     results[i].status = CUDNN_STATUS_SUCCESS;
     results[i].determinism = i == 0 ? CUDNN_NON_DETERMINISTIC : CUDNN_DETERMINISTIC;
     results[i].memory = i == 1 ? std::size_t{1} << 40 : workspace_bytes;
     results[i].algo = decltype(results[i].algo){};
+    const cudnnMathType_t asked = *p.conv.math;
+    results[i].mathType = i == 2 && asked == CUDNN_FMA_MATH ? CUDNN_TENSOR_OP_MATH : asked;
   }
   return CUDNN_STATUS_SUCCESS;
 }
@@ -211,12 +214,12 @@ cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t wha
 cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t what, int pad_h, int pad_w, int u,
                                               int v, int dilation_h, int dilation_w,
                                               cudnnConvolutionMode_t mode, cudnnDataType_t compute) {
-  *what = {{pad_h, pad_w}, {u, v}, {dilation_h, dilation_w}, false};
+  *what = {{pad_h, pad_w}, {u, v}, {dilation_h, dilation_w}, {}};
   const bool right = mode == CUDNN_CROSS_CORRELATION && compute == CUDNN_DATA_FLOAT;
   return right ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
-cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t what, cudnnMathType_t) {
-  what->told_math = true;
+cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t what, cudnnMathType_t math) {
+  what->math = math;
   return CUDNN_STATUS_SUCCESS;
 }
 

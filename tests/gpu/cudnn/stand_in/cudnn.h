@@ -13,7 +13,7 @@ enum cudnnStatus_t { CUDNN_STATUS_SUCCESS, CUDNN_STATUS_BAD_PARAM, CUDNN_STATUS_
 enum cudnnDataType_t { CUDNN_DATA_FLOAT, CUDNN_DATA_HALF, CUDNN_DATA_BFLOAT16 };
 enum cudnnTensorFormat_t { CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC };
 enum cudnnConvolutionMode_t { CUDNN_CONVOLUTION, CUDNN_CROSS_CORRELATION };
-enum cudnnMathType_t { CUDNN_DEFAULT_MATH, CUDNN_FMA_MATH };
+enum cudnnMathType_t { CUDNN_DEFAULT_MATH, CUDNN_TENSOR_OP_MATH, CUDNN_FMA_MATH };
 enum cudnnDeterminism_t { CUDNN_NON_DETERMINISTIC, CUDNN_DETERMINISTIC };
 enum cudnnConvolutionFwdAlgo_t { CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM };
 enum cudnnConvolutionBwdDataAlgo_t { CUDNN_CONVOLUTION_BWD_DATA_ALGO_0 };
@@ -29,18 +29,21 @@ struct cudnnConvolutionFwdAlgoPerf_t {
   cudnnStatus_t status;
   size_t memory;
   cudnnDeterminism_t determinism;
+  cudnnMathType_t mathType;
 };
 struct cudnnConvolutionBwdDataAlgoPerf_t {
   cudnnConvolutionBwdDataAlgo_t algo;
   cudnnStatus_t status;
   size_t memory;
   cudnnDeterminism_t determinism;
+  cudnnMathType_t mathType;
 };
 struct cudnnConvolutionBwdFilterAlgoPerf_t {
   cudnnConvolutionBwdFilterAlgo_t algo;
   cudnnStatus_t status;
   size_t memory;
   cudnnDeterminism_t determinism;
+  cudnnMathType_t mathType;
 };
 
 const char* cudnnGetErrorString(cudnnStatus_t status);
