@@ -151,10 +151,10 @@ class nccl_judge {
 
 /// As gradient_exchange, with these differences. Buckets are summed on a stream of the exchange's own while
 /// the backward pass goes on; finish only lets the context's stream wait for them, and the host for nothing
-/// (unless nonfinite_policy asks what was found). Captured into a graph, all of it becomes nodes of the
-/// graph, without host functions (but for one that counts, and two that a timeout looks at). Sums are NCCL's,
-/// so there is no algorithm to choose and no progress to see to. Compressors work on the host: an exchange
-/// with one is made with host().
+/// (unless nonfinite_policy asks what was found, or a timeout whether the ranks were there). Captured into a
+/// graph, all of it becomes nodes of the graph, without host functions (but for one that counts, and two that
+/// a timeout looks at). Sums are NCCL's, so there is no algorithm to choose and no progress to see to.
+/// Compressors work on the host: an exchange with one is made with host().
 template <class T, class Host>
 class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   using comm_type = gpu::nccl<Host>;
@@ -329,7 +329,8 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     // What follows in the context's stream must not run before the verdict.
     if (!arrives_early()) wait(ctx, ended_);
     if (captured_) return true;
-    if (looks()) ended_.synchronize();
+    if (looks() || comm_->timeout() > 0.0) ended_.synchronize();
+    if (comm_->timeout() > 0.0) comm_->check();  // what is given up ends, too, and is of no use
     return settle();
   }
 

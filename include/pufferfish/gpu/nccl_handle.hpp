@@ -16,6 +16,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,53 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
+
+/// Operations that are on the device, as its driver tells.
+struct open_operations {
+  std::atomic<int> count{0};
+  std::atomic<std::int64_t> since{0};  // something began or ended last
+
+  /// One that stays for as long as the program runs: the driver may tell when the communicator is gone.
+  static open_operations& make() {
+    static std::mutex mutex;
+    static std::deque<open_operations> all;
+    const std::lock_guard<std::mutex> locked(mutex);
+    return all.emplace_back();
+  }
+};
+
+/// The end of a communicator whose work is to be given up. Its kernels return at once; but then NCCL waits
+/// for graphs with its work to go, and whose they are may be waiting for us: so a thread of its own does it.
+class nccl_abortion {
+ public:
+  void begin(ncclComm_t comm) noexcept {
+    const auto done = done_;
+    done->store(false);
+    try {
+      std::thread([comm, done] {
+        static_cast<void>(ncclCommAbort(comm));
+        done->store(true);
+      }).detach();
+    } catch (...) {  // no thread is to be had
+      static_cast<void>(ncclCommAbort(comm));
+      done->store(true);
+    }
+  }
+  /// Waits for its end, unless that takes more than a few seconds: then a graph is kept for longer than the
+  /// communicator, and the thread goes on.
+  void wait() const noexcept {
+    constexpr double patience = 5.0;
+    const auto start = std::chrono::steady_clock::now();
+    pufferfish::detail::back_off rest;
+    while (!done_->load() &&
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < patience) {
+      rest.pause();
+    }
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> done_ = std::make_shared<std::atomic<bool>>(true);
+};
 
 /// Whoever waits for a sum on the device waits in a kernel: a rank that is lost keeps it busy for ever. So a
 /// thread of the host looks now and then, asleep in between: at NCCL's own errors, and, with a timeout, at
@@ -164,40 +212,43 @@ class nccl_handle {
   void break_off(const std::exception_ptr& failure) noexcept {
     if (failure_) return;
     failure_ = failure;
-    if (comm_ != nullptr) static_cast<void>(ncclCommAbort(comm_));
-    comm_ = nullptr;
     for (const auto& failures : told_) failures->post(failure, true);
+    give_up();
+  }
+
+  void give_up() noexcept {
+    if (comm_ != nullptr) abortion_.begin(comm_);
+    comm_ = nullptr;
   }
 
   // The last one: what others have begun is waited for, unless this rank is on its way out by an exception.
   void leave() noexcept {
-    if (comm_ == nullptr) return;
-    if (std::uncaught_exceptions() > exceptions_) {
-      static_cast<void>(ncclCommAbort(comm_));
-      return;
-    }
+    if (std::uncaught_exceptions() > exceptions_) give_up();
     std::unique_lock<std::mutex> locked(mutex_);
     try {
-      settle(ncclCommFinalize(comm_), "ncclCommFinalize", locked);
-      static_cast<void>(ncclCommDestroy(comm_));
+      if (comm_ != nullptr) {
+        settle(ncclCommFinalize(comm_), "ncclCommFinalize", locked);
+        static_cast<void>(ncclCommDestroy(comm_));
+      }
     } catch (...) {
-      static_cast<void>(ncclCommAbort(comm_));
+      give_up();
     }
+    abortion_.wait();
   }
 
   // Called by the device's driver, which must wait for nothing: no lock here.
   void mark(cudaStream_t stream, void (*call)(void*)) {
-    if (timeout_ > 0.0) gpu::check(cudaLaunchHostFunc(stream, call, this), "cudaLaunchHostFunc");
+    if (timeout_ > 0.0) gpu::check(cudaLaunchHostFunc(stream, call, &open_), "cudaLaunchHostFunc");
   }
   static void begun(void* object) {
-    auto& self = *static_cast<nccl_handle*>(object);
-    self.since_.store(now(), std::memory_order_relaxed);
-    self.open_.fetch_add(1, std::memory_order_release);
+    auto& open = *static_cast<open_operations*>(object);
+    open.since.store(now(), std::memory_order_relaxed);
+    open.count.fetch_add(1, std::memory_order_release);
   }
   static void ended(void* object) {
-    auto& self = *static_cast<nccl_handle*>(object);
-    self.since_.store(now(), std::memory_order_relaxed);
-    self.open_.fetch_sub(1, std::memory_order_release);
+    auto& open = *static_cast<open_operations*>(object);
+    open.since.store(now(), std::memory_order_relaxed);
+    open.count.fetch_sub(1, std::memory_order_release);
   }
 
   void watch() {
@@ -219,8 +270,8 @@ class nccl_handle {
       if (asked == ncclSuccess && error != ncclSuccess && error != ncclInProgress) {
         PUFFERFISH_THROW(backend_error(text_of(error, "on its way")));
       }
-      const std::int64_t passed = now() - since_.load(std::memory_order_relaxed);
-      if (open_.load(std::memory_order_acquire) > 0 && static_cast<double>(passed) * 1e-9 > timeout_) {
+      const std::int64_t passed = now() - open_.since.load(std::memory_order_relaxed);
+      if (open_.count.load(std::memory_order_acquire) > 0 && static_cast<double>(passed) * 1e-9 > timeout_) {
         PUFFERFISH_THROW(timeout_error(not_in_time("work on the device")));
       }
     } catch (...) {
@@ -234,8 +285,8 @@ class nccl_handle {
   ncclComm_t comm_ = nullptr;
   std::exception_ptr failure_;
   std::vector<std::shared_ptr<late_failure>> told_;
-  std::atomic<int> open_{0};
-  std::atomic<std::int64_t> since_{0};
+  nccl_abortion abortion_;
+  open_operations& open_ = open_operations::make();
   std::mutex sleep_;
   std::condition_variable wake_;
   bool stopping_ = false;

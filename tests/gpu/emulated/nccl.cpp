@@ -14,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -31,8 +32,9 @@ struct ncclComm {
   int rank = 0, size = 1;
   bool blocks = true;
   std::atomic<bool> aborted{false};
-  std::atomic<int> polls_until_done{0};  // of a call that does not block
-  std::shared_ptr<ncclComm> self;        // the handle's share
+  std::atomic<int> polls_until_done{0};                     // of a call that does not block
+  std::shared_ptr<ncclComm> self;                           // the handle's share
+  std::shared_ptr<int> captured = std::make_shared<int>();  // shared by operations in graphs
   ~ncclComm() {
     int finalized = 0;
     MPI_Finalized(&finalized);
@@ -180,8 +182,11 @@ thread_local int group_depth = 0;
 ncclResult_t submit(ncclComm* comm, cudaStream_t stream, const char* name, operation work) {
   if (comm == nullptr || comm->aborted) return fail(ncclInvalidArgument, "this communicator was aborted");
   if (shall_fail("call")) return fail(ncclSystemError, "a cable has been pulled");
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &capture);
+  const auto share = capture == cudaStreamCaptureStatusNone ? nullptr : comm->captured;
   const cudaError_t error =
-      emulated_device::submit(stream, name, [comm = comm->self, work = std::move(work)] {
+      emulated_device::submit(stream, name, [comm = comm->self, share, work = std::move(work)] {
         if (!comm->aborted) work(*comm);
       });
   if (error != cudaSuccess) return fail(ncclUnhandledCudaError, cudaGetErrorString(error));
@@ -272,12 +277,25 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) { return started(*comm); }
+// As NCCL, it waits for graphs with work of the communicator to go; not for ever.
+static void await_graphs(const ncclComm& comm) {
+  for (int i = 0; comm.captured.use_count() > 1; ++i) {
+    if (i == 10000) {
+      std::fputs("emulated NCCL: a graph outlives its communicator\n", stderr);
+      std::abort();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  await_graphs(*comm);
   comm->self.reset();
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  const std::shared_ptr<ncclComm> kept = comm->self;
   comm->aborted = true;
+  await_graphs(*comm);
   comm->self.reset();
   return ncclSuccess;
 }
