@@ -70,7 +70,7 @@ __device__ inline void store_row(T* to, const lanes<accumulate_t<T>, Width>& val
     for (int first = 0; first < Width; first += vector_width<T>) {
       vector<T> all;
       for (int k = 0; k < vector_width<T>; ++k) all[k] = static_cast<T>(values[first + k]);
-      store_vector(to + first, all);
+      store_global(to + first, all);
     }
   }
 }

@@ -31,9 +31,10 @@ struct conv_block {
   using product = std::conditional_t<Tensor, tensor_product<T, Rows, Columns, warp_rows, warp_columns, A, B>,
                                      simt_product<Rows, Columns, thread_rows, thread_columns, A, B>>;
   static constexpr int threads = product<dense::depth, dense::width>::threads;
-  static constexpr int blocks_at_once = Rows * Columns == 128 * 128             ? 2
-                                        : !Tensor && Rows * Columns == 128 * 64 ? 3
-                                                                                : 512 / threads;
+  static constexpr int blocks_at_once = Rows * Columns == 128 * 128 ? 2
+                                        : Rows == 256 || (!Tensor && Rows * Columns == 128 * 64)
+                                            ? 3
+                                            : 512 / threads;
 };
 
 // ---------------------------------------------------------------------------------------------------------

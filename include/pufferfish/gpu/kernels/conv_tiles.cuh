@@ -366,16 +366,17 @@ struct result_target {
       const auto begin = row_of(row);
       const int at = first_column + column;
       if (begin < 0 || at >= columns) return;
-      if (width > 1 && runs) {
-        element_run<To, width> stored;
+      if constexpr (width > 1) {
+        if (runs) {
+          element_run<To, width> stored;
 #pragma unroll
-        for (int i = 0; i < width; ++i) stored.values[i] = static_cast<To>(run.values[i]);
-        *reinterpret_cast<element_run<To, width>*>(to + begin + at) = stored;
-      } else {
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          if (at + i < columns) to[begin + at + i] = static_cast<To>(run.values[i]);
+          for (int i = 0; i < width; ++i) stored.values[i] = static_cast<To>(run.values[i]);
+          return store_global(to + begin + at, stored);
         }
+      }
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        if (at + i < columns) to[begin + at + i] = static_cast<To>(run.values[i]);
       }
     });
   }

@@ -50,6 +50,25 @@ struct launch_site {
       " bytes of shared memory failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")"));
 }
 
+#if !defined(PUFFERFISH_EMULATED_DEVICE)
+/// Lets a kernel have so many bytes of dynamic shared memory. The limit is the function's, for all threads
+/// and graphs of the process, so it is never lowered: if it has to change, it becomes all that a block may
+/// have.
+inline cudaError_t allow_shared_memory(const void* function, std::size_t bytes) {
+  cudaFuncAttributes of{};
+  cudaError_t error = cudaFuncGetAttributes(&of, function);
+  if (error != cudaSuccess || static_cast<std::size_t>(of.maxDynamicSharedSizeBytes) >= bytes) return error;
+  int device = 0, most = 0;
+  error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              most - static_cast<int>(of.sharedSizeBytes));
+}
+#endif
+
 /// Starts a kernel on a stream; nothing where the grid is empty. Arguments convert to the kernel's
 /// parameters. Throws backend_error that names the calling launcher. More than 48 KB of shared memory are
 /// asked for here.
@@ -69,10 +88,7 @@ void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t
 #else
   const auto* function = reinterpret_cast<const void*>(kernel);
   cudaError_t error = cudaSuccess;
-  if (g.shared_bytes > 48 * 1024) {
-    error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(g.shared_bytes));
-  }
+  if (g.shared_bytes > 48 * 1024) error = allow_shared_memory(function, g.shared_bytes);
   if (error == cudaSuccess) {
     void* pointers[sizeof...(P) + 1] = {static_cast<void*>(&arguments)..., nullptr};
     error = cudaLaunchKernel(function, g.blocks, g.threads, pointers, g.shared_bytes, site.stream);
@@ -233,6 +249,29 @@ __device__ inline void store_vector(T* to, const vector<T>& value) {
   emulated_device::check_aligned16(to);
 #endif
   *reinterpret_cast<vector<T>*>(to) = value;
+}
+
+/// Values to the device's memory in one store of 4, 8 or 16 bytes, of which the address is a multiple. In
+/// PTX: of values that were narrowed, or come out of loops, the compiler makes one store an element.
+template <class V>
+__device__ inline void store_global(void* to, const V& values) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  *static_cast<V*>(to) = values;
+#else
+  static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);
+  std::uint32_t words[sizeof(V) / 4];
+  memcpy(words, &values, sizeof(V));
+  const auto address = __cvta_generic_to_global(to);
+  if constexpr (sizeof(V) == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else if constexpr (sizeof(V) == 8) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(words[0]), "r"(words[1]) : "memory");
+  } else {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(words[0]) : "memory");
+  }
+#endif
 }
 
 /// Calls by_vector(i) for groups i, i + 1, .. i + vector_width<T> - 1 of 0 .. size - 1 and by_element(i) for

@@ -52,6 +52,7 @@ static __global__ void softmax_rows_kernel(const T* logits, const std::int32_t* 
     losses[rows + row] = valid && beaten == 0.0 ? 1.0 : 0.0;
   }
   if (dlogits == nullptr) return;
+  __syncthreads();  // the label's logit is read before the gradient may take its place
   const A share = valid ? static_cast<A>(1.0 / powers) : A(NAN);
   const A right = static_cast<A>(target.right), wrong = static_cast<A>(target.wrong);
   A scale = static_cast<A>(target.scale);
