@@ -76,18 +76,20 @@ double copy_bytes_a_second(pf::gpu_context& ctx, bool tiny) {
   return 2.0 * static_cast<double>(bytes) / seconds;  // read and written
 }
 
-/// FLOP/s of a square product; `bytes` of an element.
-double product_rate(pf::gpu_context& ctx, bool tiny, cudaDataType_t type, cublasComputeType_t compute,
-                    index_t bytes) {
+/// FLOP/s of a square product.
+template <class T>
+double product_rate(pf::gpu_context& ctx, bool tiny, cublasComputeType_t compute) {
   const index_t n = tiny ? 32 : 8192;
-  pf::memory_block<std::byte> a(pf::gpu::device_memory(), n * n * bytes),
-      b(pf::gpu::device_memory(), a.size()), c(pf::gpu::device_memory(), a.size());
+  pf::memory_block<T> a(pf::gpu::device_memory(), n * n), b(pf::gpu::device_memory(), n * n),
+      c(pf::gpu::device_memory(), n * n);
+  fill_device(a.span(), 1);  // with zeros a device takes less power, and is faster
+  fill_device(b.span(), 2);
   pf::gpu::detail::blas_product product;
   product.m = product.n = product.k = product.c_step = n;
   product.a = {a.data(), n, false};
   product.b = {b.data(), n, false};
   product.c = c.data();
-  product.type = product.c_type = type;
+  product.type = product.c_type = pf::gpu::detail::element<T>::type;
   product.compute = compute;
   const auto order = static_cast<double>(n);
   return 2 * order * order * order / least_seconds(ctx, 3, [&] { ctx.blas().multiply(product); });
@@ -96,15 +98,15 @@ double product_rate(pf::gpu_context& ctx, bool tiny, cudaDataType_t type, cublas
 answer rates(const request& asked) {
   const bool tiny = asked.value("tiny", false);
   pf::gpu_context ctx;
-  const auto tflops = [&](cudaDataType_t type, cublasComputeType_t compute, index_t bytes) {
-    return product_rate(ctx, tiny, type, compute, bytes) * 1e-12;
+  const auto tflops = [&]<class T>(T, cublasComputeType_t compute) {
+    return product_rate<T>(ctx, tiny, compute) * 1e-12;
   };
   return {{"copy_gbs", copy_bytes_a_second(ctx, tiny) * 1e-9},
           {"tflops",
-           {{"fp32", tflops(CUDA_R_32F, CUBLAS_COMPUTE_32F, 4)},
-            {"tf32", tflops(CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32, 4)},
-            {"bf16", tflops(CUDA_R_16BF, CUBLAS_COMPUTE_32F, 2)},
-            {"fp16", tflops(CUDA_R_16F, CUBLAS_COMPUTE_32F, 2)}}}};
+           {{"fp32", tflops(0.0F, CUBLAS_COMPUTE_32F)},
+            {"tf32", tflops(0.0F, CUBLAS_COMPUTE_32F_FAST_TF32)},
+            {"bf16", tflops(pf::gpu::bf16{}, CUBLAS_COMPUTE_32F)},
+            {"fp16", tflops(pf::gpu::fp16{}, CUBLAS_COMPUTE_32F)}}}};
 }
 
 device_case case_of(const request& asked) {

@@ -120,6 +120,8 @@ class blas {
           "cublasSetWorkspace");
     check(cublasSetAtomicsMode(handle_, deterministic ? CUBLAS_ATOMICS_NOT_ALLOWED : CUBLAS_ATOMICS_ALLOWED),
           "cublasSetAtomicsMode");
+    // Parts of a sum of 16-bit products would else be rounded to 16 bits, and may overflow in them.
+    check(cublasSetMathMode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION), "cublasSetMathMode");
     check(cublasLtCreate(&lt_), "cublasLtCreate");
   }
   blas(const blas&) = delete;
@@ -152,8 +154,10 @@ class blas {
         "cublasGemmStridedBatchedEx");
   }
 
-  /// A product with a vector added in its epilogue; false if cublasLt has no algorithm for it.
+  /// A product with a vector added in its epilogue; false if cublasLt has no algorithm for it, or the vector
+  /// begins between two boundaries of 16 bytes: what cublasLt chooses may read it in pieces of that size.
   bool multiply_with_bias(const detail::blas_product& p) {
+    if (alignment_of(p.bias) < 16) return false;
     detail::lt_operation what;
     detail::lt_layout a, b, c;
     describe(p, what, a, b, c);
@@ -259,6 +263,8 @@ class blas {
             "cublasLtMatmulPreferenceSetAttribute");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::size_t>(workspace_.size()));
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.a.data));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.b.data));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p.c));

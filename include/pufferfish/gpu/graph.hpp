@@ -22,7 +22,8 @@ class executable_graph {
  public:
   executable_graph() = default;
   explicit executable_graph(cudaGraph_t graph) {
-    const cudaError_t status = cudaGraphInstantiate(&handle_, graph, 0);
+    // Urgent streams stay urgent: what they put into the graph is else like everything else.
+    const cudaError_t status = cudaGraphInstantiate(&handle_, graph, cudaGraphInstantiateFlagUseNodePriority);
     static_cast<void>(cudaGraphDestroy(graph));
     check(status, "cudaGraphInstantiate");
   }
