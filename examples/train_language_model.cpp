@@ -256,7 +256,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains an LSTM language model, dense or by the Pufferfish procedure", "train_language_model");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device, [&](auto device, auto number) {
+    on_device(o.device, comm.rank(), [&](auto device, auto number) {
       job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });

@@ -319,7 +319,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a Transformer to translate, dense or by the Pufferfish procedure", "train_translator");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device, [&](auto device, auto number) {
+    on_device(o.device, comm.rank(), [&](auto device, auto number) {
       job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });

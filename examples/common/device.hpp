@@ -31,10 +31,21 @@ inline void add_device_options(CLI::App& app, device_choice& o) {
       ->check(CLI::IsMember({"fp32", "tf32", "bf16"}));
 }
 
-/// Calls program(device, number) with the tag of the device and a number of the type to compute in. Throws
-/// value_error where there can be none.
+#if defined(PUFFERFISH_EXAMPLES_CUDA)
+/// The ranks of a host take its devices in turn.
+inline int device_of_rank(int rank) {
+  // The rank among those of its host, where the launcher says it.
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"}) {
+    if (const char* text = std::getenv(name)) rank = std::atoi(text);
+  }
+  return rank % pufferfish::gpu::device_count();
+}
+#endif
+
+/// Calls program(device, number) with the tag of the device and a number of the type to compute in, the
+/// rank's device current. Throws value_error where there can be none.
 template <class Program>
-void on_device(const device_choice& o, Program&& program) {
+void on_device(const device_choice& o, [[maybe_unused]] int rank, Program&& program) {
   if (o.device == "cpu") {
     if (o.precision != "fp32") {
       throw pufferfish::value_error("--precision " + o.precision + " needs --device gpu");
@@ -45,6 +56,7 @@ void on_device(const device_choice& o, Program&& program) {
   if (pufferfish::gpu::device_count() == 0) {
     throw pufferfish::backend_error("--device gpu, but there is no CUDA device here");
   }
+  pufferfish::gpu::use_device(device_of_rank(rank));
   if (o.precision == "bf16") return program(pufferfish::device::gpu{}, pufferfish::gpu::bf16{});
   program(pufferfish::device::gpu{}, float{});
 #else
@@ -62,12 +74,8 @@ inline pufferfish::context_options machine_of(pufferfish::device::cpu, const dev
 #if defined(PUFFERFISH_EXAMPLES_CUDA)
 inline pufferfish::gpu::context_options machine_of(pufferfish::device::gpu, const device_choice& o, int,
                                                    int rank) {
-  // The rank among those of its host, where the launcher says it.
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"}) {
-    if (const char* text = std::getenv(name)) rank = std::atoi(text);
-  }
   pufferfish::gpu::context_options result;
-  result.device = rank % pufferfish::gpu::device_count();
+  result.device = device_of_rank(rank);
   if (o.precision == "tf32") result.math = pufferfish::gpu::math_mode::tf32;
   return result;
 }

@@ -92,6 +92,23 @@ TEST_CASE("gpu training run: a loss scale takes no compressed gradients") {
   CHECK_THROWS_AS(static_cast<void>(of.make<gpu>(comm, options)), pf::value_error);
 }
 
+TEST_CASE("gpu training run: a network on another device than its run") {
+  if (pf::gpu::device_count() < 2) return;
+  pf::self comm;
+  const image_case<> of;
+  CHECK_THROWS_WITH_AS(static_cast<void>(of.make<gpu>(comm, image_case<>::options(), {.device = 1})),
+                       doctest::Contains("lies on device 0, the run is to be on device 1"), pf::state_error);
+  {
+    pf::gpu::use_device(1);
+    auto run = of.make<gpu>(comm, image_case<>::options(), {.device = 1});
+    recorder seen;
+    run.advance(seen);
+    CHECK(pf::gpu::device_of(run.net().store().values().data()) == 1);
+    CHECK(pf::gpu::device_of(run.net().store().gradients().data()) == 1);
+  }
+  pf::gpu::use_device(0);
+}
+
 TEST_CASE("gpu training run: images, interrupted before the switch") { check_runs(image_case<>(), 3, 2e-3); }
 TEST_CASE("gpu training run: language, interrupted after the switch") {
   check_runs(language_case<>(), 17, 2e-3);

@@ -102,8 +102,10 @@ struct image_case {
   template <class Device, class Comm>
   using run_type = pf::procedure<computing_t<T, Device>, Comm, Device>;
   template <class Device, class Comm>
-  run_type<Device, Comm> make(Comm& comm, const pf::training_options& o = options()) const {
-    return run_type<Device, Comm>(tiny_images<Device, computing_t<T, Device>>(), comm, train, test, o);
+  run_type<Device, Comm> make(Comm& comm, const pf::training_options& o = options(),
+                              const typename run_type<Device, Comm>::machine_options& machine = {}) const {
+    return run_type<Device, Comm>(tiny_images<Device, computing_t<T, Device>>(), comm, train, test, o,
+                                  machine);
   }
 };
 

@@ -36,7 +36,7 @@ namespace detail {
 
 /// Makes a device current before anything of a context is made on it.
 struct current_device {
-  explicit current_device(int device) : number(device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+  explicit current_device(int device) : number(device) { use_device(device); }
   int number;
 };
 
@@ -45,7 +45,8 @@ struct current_device {
 
 /// A device's. Operations are put into its stream in the order in which they are called, and have not
 /// finished when the calls return; synchronize() waits for them. One context serves one thread of control at
-/// a time, and that thread must have the context's device current (its constructor makes it so).
+/// a time, and that thread must have the context's device current (its constructor makes it so). Networks
+/// are made where the device is current already: behind the context, or behind gpu::use_device.
 ///
 /// Nothing that changes from one step to the next goes to a kernel by value: kernels read it from
 /// step_values(), so that a step captured into a CUDA graph is right at every replay.

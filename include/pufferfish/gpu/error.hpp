@@ -33,5 +33,16 @@ inline int device_count() {
   return count;
 }
 
+/// Makes a device current in this thread: what it makes from now on, networks and memory too, lies there.
+/// Throws backend_error where there is no such device.
+inline void use_device(int number) { check(cudaSetDevice(number), "cudaSetDevice"); }
+
+/// The device that memory lies on; -1: on none.
+inline int device_of(const void* memory) {
+  cudaPointerAttributes found{};
+  check(cudaPointerGetAttributes(&found, memory), "cudaPointerGetAttributes");
+  return found.type == cudaMemoryTypeDevice ? found.device : -1;
+}
+
 }  // namespace gpu
 PUFFERFISH_NAMESPACE_END

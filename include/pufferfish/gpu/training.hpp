@@ -65,9 +65,9 @@ class lagging_sums {
     ++steps_;
     return seen;
   }
-  /// Those of all steps. Waits for the device.
+  /// Those of all steps. Waits for the device; whatever else went wrong there is for others to say.
   kernels::epoch_sums now(gpu_context& ctx) {
-    ctx.synchronize();
+    check(cudaStreamSynchronize(ctx.stream()), "cudaStreamSynchronize");
     kernels::epoch_sums values{};
     sums_.to_host({&values, 1});
     return values;
@@ -134,6 +134,15 @@ struct device_parts<device::gpu> {
   using optimizer_type = typename gpu::detail::optimizer_of<T>::type;
   using image_source = gpu::image_loader;
   using input_place = gpu::input_place;
+
+  /// Throws state_error for parameters that lie elsewhere.
+  static void check_place(const context<device::gpu>& ctx, const void* parameters) {
+    const int place = parameters == nullptr ? ctx.device() : gpu::device_of(parameters);
+    if (place == ctx.device()) return;
+    throw_error<state_error>({"training_run: the network lies on device ", place,
+                              ", the run is to be on device ", ctx.device(), "; call gpu::use_device(",
+                              ctx.device(), ") before network and task are made"});
+  }
 
   template <class Root>
   static factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
@@ -241,6 +250,10 @@ class run_steps<Task, Comm, device::gpu> {
   }
 
   int settle(const parts& run, training_record& record) {
+    if (moved_) run.ctx.synchronize();
+    return settle_alone(run, record);
+  }
+  int settle_alone(const parts& run, training_record& record) {
     if (!moved_) return 0;
     const int skipped = note(sums_.now(run.ctx), record);
     record.exchange_ms = run.exchange.report().exposed_ms - exposed_before_;
@@ -311,7 +324,7 @@ class run_steps<Task, Comm, device::gpu> {
     record.skipped_steps += static_cast<std::uint64_t>(fresh);
     skipped_ = sums.skipped;
     // Whoever is told which gradient it was reads what the exchange's thread writes.
-    if (fresh > 0) ctx_->synchronize();
+    if (fresh > 0) gpu::check(cudaStreamSynchronize(ctx_->stream()), "cudaStreamSynchronize");
     return fresh;
   }
 

@@ -53,6 +53,9 @@ struct device_parts<device::cpu> {
   /// In how many rows a step computes so many tokens, at least as many.
   static index_t rows_of_tokens(index_t tokens) { return tokens; }
 
+  /// Whether parameters lie where the run is.
+  static void check_place(const context<device::cpu>&, const void*) {}
+
   template <class Root>
   static factorization factorize(model<Root>& net, factorize_policy policy, context<device::cpu>& ctx) {
     policy.threads = ctx.threads();

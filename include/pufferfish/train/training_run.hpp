@@ -81,7 +81,8 @@ class training_run {
   using machine_options = typename detail::device_parts<device_type>::machine_options;
 
   /// Takes a dense model. All ranks get rank 0's initial values. Throws state_error on all ranks if their
-  /// models, data or options differ, naming the first difference.
+  /// models, data or options differ, naming the first difference; and for a model on another device than the
+  /// run is to be on (make both behind gpu::use_device).
   training_run(model_type net, Comm& comm, Task task, const run_options& options,
                const machine_options& machine = {})
       : net_(std::move(net)),
@@ -92,6 +93,7 @@ class training_run {
         plateau_(options.rate_plateau),
         ctx_(with_seed(machine, options.seed)),
         steps_(options) {
+    detail::device_parts<device_type>::check_place(ctx_, net_.store().values().data());
     if (options_.mode == training_mode::lowrank) start_low_rank();
     agree_on_lines(*comm_, "network", net_.structure());
     agree_on_lines(*comm_, "training options", option_lines());
@@ -192,7 +194,7 @@ class training_run {
       PUFFERFISH_THROW(state_error(path + ": lost in the middle of the switch, the run is neither dense nor "
                                           "factorized; go on from its last checkpoint"));
     }
-    settle();
+    found_skipped_ += steps_.settle_alone(parts(), record_);
     training_record mine = record_;
     mine.optimizer_steps = optimizer_->steps();
     mine.saved_by = comm_->rank();

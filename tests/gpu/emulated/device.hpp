@@ -30,6 +30,13 @@ void forget_copies();
 /// Prints which kernel, block and thread are at work, if any.
 void print_position();
 
+/// There are two of them, of one kind; whose memory is whose is known, and nothing else of it.
+inline constexpr int devices = 2;
+/// Of the calling thread.
+int& current_device();
+/// That memory was allocated on.
+int device_of(const void* memory);
+
 /// Multiprocessors that the device claims to have, and most shared memory of a block (bytes).
 inline constexpr int multiprocessors = 132;
 inline constexpr std::size_t most_shared_bytes = 227 * 1024;

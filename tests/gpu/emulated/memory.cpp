@@ -31,6 +31,7 @@ struct allocation {
   unsigned char* pages = nullptr;  // without the two guard pages
   std::size_t page_bytes = 0;
   bool freed = false;
+  int device = 0;
 };
 
 // By address. What was freed stays, to explain faults.
@@ -168,7 +169,7 @@ void* allocate_device(std::size_t bytes) {
   if (mapped == MAP_FAILED) return nullptr;
   unsigned char* pages = static_cast<unsigned char*>(mapped) + page;
   unsigned char* memory = pages + (page_bytes - rounded);
-  const allocation a{bytes, pages, page_bytes, false};
+  const allocation a{bytes, pages, page_bytes, false, current_device()};
   protect(a, true);
   fill_with_nans(a);
   std::memset(pages, guard_byte, static_cast<std::size_t>(memory - pages));
@@ -179,6 +180,14 @@ void* allocate_device(std::size_t bytes) {
   lowest = std::min(lowest, number_of(pages));
   highest = std::max(highest, number_of(pages) + page_bytes);
   return memory;
+}
+
+int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
+int device_of(const void* memory) {
+  return std::prev(device_memory().upper_bound(number_of(memory)))->second.device;
 }
 
 bool is_device(const void* memory) {

@@ -21,12 +21,16 @@ struct CUmemPoolHandle_st {};
 // Device
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = devices;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= devices) return result(cudaErrorInvalidDevice);
+  current_device() = device;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device();
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
@@ -38,7 +42,7 @@ cudaError_t cudaDeviceReset() { return cudaSuccess; }
 cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) return result(cudaErrorInvalidDevice);
+  if (device < 0 || device >= devices) return result(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "emulated device");
   properties->major = 9;
@@ -318,6 +322,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   attributes->type = k == kind::device   ? cudaMemoryTypeDevice
                      : k == kind::pinned ? cudaMemoryTypeHost
                                          : cudaMemoryTypeUnregistered;
+  attributes->device = k == kind::device ? device_of(memory) : current_device();
   if (k != kind::pageable) attributes->devicePointer = const_cast<void*>(memory);
   if (k != kind::device) attributes->hostPointer = const_cast<void*>(memory);
   return cudaSuccess;
