@@ -5,7 +5,8 @@
 //   {"work": "machine"}
 //   {"work": "rates", "tiny": false}                 copies within the device, products in each precision
 //   {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": 128, "precision": "tf32", "steps": 20,
-//    "captured": true, "tiny": false}                milliseconds a step, of `steps` in a row
+//    "captured": true, "cudnn": false, "tiny": false}
+//                                                    milliseconds a step, of `steps` in a row
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "forget"}                               frees what steps keep
 
@@ -45,6 +46,7 @@ answer machine(const request&) {
           {"driver", driver_version()},
           {"cuda_of_driver", of_driver},
           {"cuda_runtime", of_runtime},
+          {"cudnn", device_step::cudnn_version()},
           {"compiler", __VERSION__},
           {"flags", PUFFERFISH_BENCH_FLAGS},
           {"processor", processor_name()}};
@@ -115,6 +117,7 @@ device_case case_of(const request& asked) {
   which.mode = asked.value("mode", which.mode);
   which.batch = asked.at("batch");
   which.captured = asked.value("captured", true);
+  which.cudnn = asked.value("cudnn", false);
   which.tiny = asked.value("tiny", false);
   which.precision = asked.value("precision", which.precision);
   return which;
@@ -126,7 +129,8 @@ class kept_steps {
   device_step& of(const request& asked) {
     const device_case which = case_of(asked);
     std::string name = which.network + "/" + which.mode + "/" + std::to_string(which.batch) + "/" +
-                       which.precision + (which.captured ? "" : "/direct") + (which.tiny ? "/tiny" : "");
+                       which.precision + (which.captured ? "" : "/direct") + (which.cudnn ? "/cudnn" : "") +
+                       (which.tiny ? "/tiny" : "");
     if (!step_ || name != name_) {
       step_.reset();  // makes room
       step_ = make_device_step(which);

@@ -6,6 +6,7 @@
 /// sequences in device_sequences.cpp.
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -27,7 +28,8 @@ struct device_case {
   std::string mode = "dense";
   index_t batch = 0;               ///< images, sequences of 35 tokens, pairs of 30 + 30 tokens
   std::string precision = "fp32";  ///< or tf32, bf16
-  bool captured = true;            ///< replayed as a CUDA graph, where the network allows it
+  bool captured = true;            ///< replayed as a CUDA graph
+  bool cudnn = false;              ///< dense convolutions by cuDNN
   bool tiny = false;               ///< a few channels and small images: whether it works at all
 };
 
@@ -44,6 +46,9 @@ struct layer_time {
 class device_step {
  public:
   virtual ~device_step() = default;
+
+  /// Of cuDNN, 0 where it is not built in: device_case::cudnn means nothing then.
+  static std::size_t cudnn_version();
 
   /// Puts a step into the context's stream.
   void run() {
@@ -76,7 +81,10 @@ class device_step {
  private:
   static pufferfish::gpu::context_options options(const device_case& which) {
     using pufferfish::gpu::math_mode;
-    return {.seed = 1, .math = which.precision == "tf32" ? math_mode::tf32 : math_mode::fp32};
+    // As PyTorch, which is not asked for equal bits either.
+    return {.seed = 1,
+            .math = which.precision == "tf32" ? math_mode::tf32 : math_mode::fp32,
+            .deterministic = false};
   }
 
   std::uint64_t number_ = 0;

@@ -48,6 +48,8 @@ class Steps(unittest.TestCase):
             self.assertGreater(row["gflop"], 0)
             self.assertTrue(row["layers"])
             self.assertTrue(row["captured"])
+            images = row["network"] not in ("lstm", "transformer")
+            self.assertEqual("ours, cuDNN" in row["ms"], images and result["machine"]["cudnn"] > 0)
             if python:  # the script has compared the numbers of parameters
                 self.assertEqual(row["best_peer"], "PyTorch eager")
         self.assertTrue(all(small["parameters"] < large["parameters"]

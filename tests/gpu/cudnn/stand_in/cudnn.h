@@ -46,6 +46,7 @@ struct cudnnConvolutionBwdFilterAlgoPerf_t {
   cudnnMathType_t mathType;
 };
 
+size_t cudnnGetVersion();
 const char* cudnnGetErrorString(cudnnStatus_t status);
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle);
 cudnnStatus_t cudnnDestroy(cudnnHandle_t handle);
