@@ -169,10 +169,9 @@ class job {
     return result;
   }
 
-  template <class V = T, class Where = Device>
-  translator<V, Where> initial_model() const {
+  translator<T, Device> initial_model() const {
     check_epochs(o_, o_.procedure);
-    translator<V, Where> net{pufferfish::transformer<V, Where>(shape())};
+    translator<T, Device> net{pufferfish::transformer<T, Device>(shape())};
     net.initialize(o_.seed);
     return net;
   }
@@ -220,9 +219,7 @@ class job {
 
   /// BLEU of the test set: every rank translates its share.
   pufferfish::bleu_score score() {
-    // Beam search is the CPU's.
-    pufferfish::cpu_context ctx({threads_for(o_.threads, comm_.size()), o_.seed});
-    const auto net = on_host(run_.net(), initial_model<float, pufferfish::device::cpu>());
+    pufferfish::cpu_context host({threads_for(o_.threads, comm_.size()), o_.seed});
     pufferfish::bleu_options how;
     how.lower_case = o_.text.lower_case;
     pufferfish::bleu counter(how);
@@ -239,7 +236,8 @@ class job {
       for (index_t i = first; i < std::min(end, first + at_once); ++i) {
         sentences.push_back(data_.test.source[static_cast<std::uint32_t>(i)]);
       }
-      const auto found = pufferfish::translate<float>(ctx, net, sentences, beam);
+      const auto found =
+          pufferfish::translate(run_.machine(), host, run_.net(), std::span(std::as_const(sentences)), beam);
       for (std::size_t i = 0; i < found.size(); ++i) {
         const auto line = static_cast<std::size_t>(first) + i;
         const std::string text = data_.text(found[i]);

@@ -8,6 +8,7 @@
 #include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/models/transformer.hpp>
 #include <pufferfish/nn.hpp>
+#include <pufferfish/train/translation_task.hpp>
 
 using namespace gpu_test;
 
@@ -272,6 +273,41 @@ TEST_CASE("gpu transformer: dense and factorized, with and without dropout") {
     pf::copy_state(pair.host_net, pair.net);
     pair.check(3, 8);
   }
+}
+
+TEST_CASE("gpu transformer: translations by beams are the CPU's") {
+  using words = std::vector<std::int32_t>;
+  const std::vector<words> sentences{{4, 5, 6}, {7}, {}, {8, 9, 10, 11, 12, 13, 22}};
+  const std::vector<std::span<const std::int32_t>> views(sentences.begin(), sentences.end());
+  pf::gpu_context& ctx = gpu_context();
+  pf::cpu_context host;
+  translator_pair pair(0.2);
+  for (const bool low_rank : {false, true}) {
+    CAPTURE(low_rank);
+    if (low_rank) {
+      pf::apply_ranks(pair.net, pf::factorize(pair.host_net, pf::transformer_policy(0)).ranks());
+      pf::copy_state(pair.host_net, pair.net);
+    }
+    for (const index_t beam : {1, 2, 5}) {
+      CAPTURE(beam);
+      pf::beam_options options;
+      options.beam = beam;
+      options.max_length = 14;
+      options.forbidden = {1, 2};
+      const std::vector<words> found = pf::translate(ctx, host, pair.net, views, options);
+      CHECK(found == pf::translate(host, pair.host_net, views, options));
+      CHECK(std::any_of(found.begin(), found.end(), [](const words& w) { return w.size() > 3; }));
+    }
+  }
+  CHECK_FALSE(ctx.training());
+  CHECK(pf::translate(ctx, host, pair.net, {}, {}).empty());
+
+  pf::model<pf::transformer<pf::gpu::bf16, gpu>, gpu> rounded{
+      pf::transformer<pf::gpu::bf16, gpu>(small_transformer(0.0))};
+  rounded.initialize(3);
+  pf::beam_options options;
+  options.max_length = 6;
+  CHECK(pf::translate(ctx, host, rounded, views, options).size() == sentences.size());
 }
 
 TEST_CASE("gpu layers of sequences: in networks of any device") {

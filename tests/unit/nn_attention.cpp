@@ -218,7 +218,7 @@ TEST_CASE("MultiHeadAttention: token by token with a cache, reordered on the way
   for (index_t t = 0; t < tokens; ++t) {
     if (t > 0) {
       const auto& from = parents[static_cast<std::size_t>(t - 1)];
-      cache.reorder(from);
+      cache.reorder(ctx, from);
       std::vector<std::vector<std::vector<double>>> next;
       for (const std::int32_t parent : from) next.push_back(history[static_cast<std::size_t>(parent)]);
       history = next;
@@ -246,9 +246,9 @@ TEST_CASE("MultiHeadAttention: token by token with a cache, reordered on the way
   tensor<double, 2> x({4, 6}), y({4, 6});
   CHECK(contains(error_text([&] { layer.step(ctx, x, cache, y.view()); }), "token 7 of 6"));
   CHECK_THROWS_AS(cache.start(5), shape_error);
-  CHECK_THROWS_AS(cache.reorder(std::vector<std::int32_t>{4}), shape_error);
-  CHECK_THROWS_AS(cache.reorder(std::vector<std::int32_t>{-1}), shape_error);
-  CHECK_THROWS_AS(cache.reorder(std::vector<std::int32_t>{0, 0, 0, 0, 0}), shape_error);
+  CHECK_THROWS_AS(cache.reorder(ctx, std::vector<std::int32_t>{4}), shape_error);
+  CHECK_THROWS_AS(cache.reorder(ctx, std::vector<std::int32_t>{-1}), shape_error);
+  CHECK_THROWS_AS(cache.reorder(ctx, std::vector<std::int32_t>{0, 0, 0, 0, 0}), shape_error);
 }
 
 TEST_CASE("FeedForward: gradients, contract, threads, names, errors") {

@@ -51,7 +51,7 @@ struct transformer_options {
   std::int32_t padding = 1;  ///< token that fills sentences up; no_token: none
 };
 
-template <class T>
+template <class T, class Device = device::cpu>
 class transformer_decoding;
 
 /// From a sentence and the beginning of its translation to the logits of every next token (Vaswani et al.:
@@ -230,7 +230,7 @@ class transformer {
   }
 
  private:
-  friend class transformer_decoding<T>;
+  friend class transformer_decoding<T, Device>;
 
   /// A packed batch; if it was packed here, the bytes of its block and how many tokens count.
   struct brought_pairs {

@@ -5,13 +5,15 @@
 /// `transformer_decoding`: translations token by token. Each source sentence is encoded once; keys and values
 /// of what has been translated are kept.
 ///
-///     transformer_decoding<float> decoding(ctx, net.root(), source, beam, max_length);
+///     transformer_decoding decoding(ctx, net.root(), source, beam, max_length);
 ///     auto results = beam_search<float>(ctx, sentences, vocabulary, options,
 ///         [&](const beam_rows& r, const tensor_view<float, 2>& logits) {
 ///           decoding.step(ctx, r.tokens, r.parents, r.sentences, logits);
 ///         });
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -20,14 +22,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Hypotheses of a batch of sentences on their way. Refers to the transformer, which must live longer and
-/// stay as it is.
-template <class T>
+/// stay as it is. What step is told lies on the host, wherever the transformer is.
+template <class T, class Device>
 class transformer_decoding {
  public:
   /// Encodes the sentences (batch x length, padded). Room for `beam` hypotheses of each, `tokens` tokens long
   /// at most. The context must be in inference mode, here and later (else state_error). Throws as
   /// transformer::forward; shape_error if `tokens` is longer than the table of positions.
-  transformer_decoding(context<device::cpu>& ctx, const transformer<T>& net, const token_matrix& source,
+  transformer_decoding(context<Device>& ctx, const transformer<T, Device>& net, const token_matrix& source,
                        index_t beam, index_t tokens)
       : net_(&net), sentences_(source.extent(0)) {
     net.encoding_.require_length(tokens);
@@ -42,16 +44,23 @@ class transformer_decoding {
     const detail::token_packing packing(sentences_, detail::count_tokens(source, net.options_.padding), true,
                                         layout);
     auto* const block = frame.take<std::byte>(layout.bytes());
-    packing.write(block, source, net.options_.padding, 0, net.options_.positions);
+    {
+      scratch_frame notes(ctx.host_scratch());
+      auto* const written = ops::upload_buffer(ctx, notes, block, layout.bytes());
+      packing.write(written, source, net.options_.padding, 0, net.options_.positions);
+      const token_runs runs = packing.in(written).runs;
+      first_.assign(runs.first, runs.first + sentences_);
+      count_.assign(runs.count, runs.count + sentences_);
+      ops::upload(ctx, written, block, layout.bytes());
+    }
     const packed_tokens packed = packing.in(block);
     const tensor_view<const T, 2> encoded = net.encode(ctx, frame, packed);
-    first_.assign(packed.runs.first, packed.runs.first + sentences_);
-    count_.assign(packed.runs.count, packed.runs.count + sentences_);
-    for (const detail::decoder_layer<T, device::cpu>& layer : net.decoder_) {
+    for (const detail::decoder_layer<T, Device>& layer : net.decoder_) {
       const attention_shape& shape = layer.enc_attn.shape();
-      keys_.emplace_back(extents<2>{packed.rows(), shape.key_width()});
-      values_.emplace_back(extents<2>{packed.rows(), shape.value_width()});
-      layer.enc_attn.project(ctx, encoded, keys_.back(), values_.back());
+      keys_.emplace_back(memory_of<Device>::source(), packed.rows() * shape.key_width(), uninitialized);
+      values_.emplace_back(memory_of<Device>::source(), packed.rows() * shape.value_width(), uninitialized);
+      rows_ = packed.rows();
+      layer.enc_attn.project(ctx, encoded, matrix(keys_.back()), matrix(values_.back()));
       caches_.emplace_back(sentences_ * beam, tokens, shape.key_width(), shape.value_width());
       caches_.back().start(sentences_);
     }
@@ -63,39 +72,47 @@ class transformer_decoding {
 
   /// Row i continues the old row parents[i] (before the first step, rows are the sentences) by tokens[i];
   /// sentences[i] is whose it is. Writes the logits of the token after it: as many rows as tokens x
-  /// vocabulary. Throws shape_error if the sizes differ, there is no room for so many rows or tokens, or a
-  /// parent or sentence does not exist; value_error for a token outside the vocabulary.
-  void step(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
-            std::span<const std::int32_t> parents, std::span<const std::int32_t> sentences,
-            const tensor_view<T, 2>& logits) {
+  /// vocabulary, in the memory of the device. Throws shape_error if the sizes differ, there is no room for so
+  /// many rows or tokens, or a parent or sentence does not exist; value_error for a token outside the
+  /// vocabulary.
+  void step(context<Device>& ctx, std::span<const std::int32_t> tokens, std::span<const std::int32_t> parents,
+            std::span<const std::int32_t> sentences, const tensor_view<T, 2>& logits) {
     require_inference(ctx);
     check(tokens.size(), parents.size(), sentences, logits.shape());
     const transformer_options& o = net_->options_;
     ops::check_tokens(net_->describe() + ", target", tokens, o.vocabulary);
     const auto rows = static_cast<index_t>(tokens.size());
     scratch_frame frame(ctx.scratch());
-    auto* const positions = frame.take<std::int32_t>(rows);
+    auto* const words = frame.take<std::int32_t>(2 * rows);  // and their positions
     auto* const runs = frame.take<index_t>(2 * rows);
-    for (index_t i = 0; i < rows; ++i) {
-      const auto sentence = static_cast<std::size_t>(sentences[static_cast<std::size_t>(i)]);
-      positions[i] = static_cast<std::int32_t>(length());
-      runs[i] = first_[sentence];
-      runs[rows + i] = count_[sentence];
+    {
+      scratch_frame notes(ctx.host_scratch());
+      auto* const words_here = ops::upload_buffer(ctx, notes, words, 2 * rows);
+      auto* const runs_here = ops::upload_buffer(ctx, notes, runs, 2 * rows);
+      std::copy(tokens.begin(), tokens.end(), words_here);
+      std::fill_n(words_here + rows, rows, static_cast<std::int32_t>(length()));
+      for (index_t i = 0; i < rows; ++i) {
+        const auto sentence = static_cast<std::size_t>(sentences[static_cast<std::size_t>(i)]);
+        runs_here[i] = first_[sentence];
+        runs_here[rows + i] = count_[sentence];
+      }
+      ops::upload(ctx, words_here, words, 2 * rows);
+      ops::upload(ctx, runs_here, runs, 2 * rows);
     }
     const token_runs memory_runs{rows, runs, runs + rows};
     packed_tokens packed;
-    packed.tokens = tokens;
-    packed.positions = positions;
-    detail::stack_memory<T, device::cpu> memory(ctx, frame, {rows, o.width});
+    packed.tokens = {words, tokens.size()};
+    packed.positions = words + rows;
+    detail::stack_memory<T, Device> memory(ctx, frame, {rows, o.width});
     tensor_view<const T, 2> x = net_->embed(ctx, packed, net_->decoder_norm_, memory);
     for (std::size_t i = 0; i < caches_.size(); ++i) {
-      const detail::decoder_layer<T, device::cpu>& layer = net_->decoder_[i];
-      caches_[i].reorder(parents);
+      const detail::decoder_layer<T, Device>& layer = net_->decoder_[i];
+      caches_[i].reorder(ctx, parents);
       tensor_view<T, 2> y = memory.next();
       layer.slf_attn.step(ctx, x, caches_[i], y);
       x = y;
       y = memory.next();
-      layer.enc_attn.attend(ctx, x, keys_[i], values_[i], memory_runs, y);
+      layer.enc_attn.attend(ctx, x, matrix(keys_[i]), matrix(values_[i]), memory_runs, y);
       x = y;
       y = memory.next();
       layer.pos_ffn.forward(ctx, x, y);
@@ -105,7 +122,11 @@ class transformer_decoding {
   }
 
  private:
-  void require_inference(const context<device::cpu>& ctx) const {
+  // Of the sources' tokens.
+  tensor_view<T, 2> matrix(memory_block<T>& block) const {
+    return {block.data(), {rows_, rows_ == 0 ? 0 : block.size() / rows_}};
+  }
+  void require_inference(const context<Device>& ctx) const {
     if (ctx.training()) PUFFERFISH_THROW(state_error(net_->describe() + ": decoding is for inference"));
   }
   void check(std::size_t tokens, std::size_t parents, std::span<const std::int32_t> sentences,
@@ -127,11 +148,11 @@ class transformer_decoding {
     }
   }
 
-  const transformer<T>* net_;
-  index_t sentences_;
+  const transformer<T, Device>* net_;
+  index_t sentences_, rows_ = 0;
   std::vector<index_t> first_, count_;
-  std::vector<tensor<T, 2>> keys_, values_;
-  std::vector<key_value_cache<T>> caches_;
+  std::vector<memory_block<T>> keys_, values_;
+  std::vector<key_value_cache<T, Device>> caches_;
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// `MultiHeadAttention`: the attention block of a Transformer, with replaceable projections, and
-/// `key_value_cache` for decoding token by token.
+/// `MultiHeadAttention`: the attention block of a Transformer, with replaceable projections.
 
 #include <array>
 #include <span>
 #include <vector>
 
+#include <pufferfish/nn/key_value_cache.hpp>
 #include <pufferfish/nn/layer_norm.hpp>
 #include <pufferfish/nn/linear.hpp>
 #include <pufferfish/nn/slot.hpp>
@@ -20,102 +20,6 @@ struct attention_options {
   double dropout = 0.1;            ///< of the output, before the residual sum
   double attention_dropout = 0.1;  ///< of the attention weights
   double eps = 1e-6;               ///< of the layer norm
-};
-
-/// Keys and values of the tokens that have been decoded, for rows that are extended token by token. Rows may
-/// be copied and dropped between steps, as beam search does: only what really doubles is copied.
-template <class T>
-class key_value_cache {
- public:
-  key_value_cache() = default;
-  /// Room for `rows` rows of `capacity` tokens.
-  key_value_cache(index_t rows, index_t capacity, index_t key_width, index_t value_width)
-      : capacity_(capacity),
-        keys_({rows * capacity, key_width}),
-        values_({rows * capacity, value_width}),
-        used_(static_cast<std::size_t>(rows), false) {}
-
-  index_t rows() const { return static_cast<index_t>(first_.size()); }
-  index_t length() const { return length_; }
-  index_t capacity() const { return capacity_; }
-
-  /// `rows` rows without tokens. Throws shape_error if there is no room for so many.
-  void start(index_t rows) {
-    if (rows > static_cast<index_t>(used_.size())) {
-      detail::throw_error<shape_error>(
-          {"key_value_cache: ", rows, " rows where there is room for ", used_.size()});
-    }
-    length_ = 0;
-    first_.resize(static_cast<std::size_t>(rows));
-    for (std::size_t i = 0; i < first_.size(); ++i) first_[i] = static_cast<index_t>(i) * capacity_;
-    count_.assign(first_.size(), 0);
-  }
-
-  /// New row i is a copy of old row parents[i]. Throws shape_error for a parent that is no row, or too many.
-  void reorder(std::span<const std::int32_t> parents) {
-    if (parents.size() > used_.size()) {
-      detail::throw_error<shape_error>(
-          {"key_value_cache: ", parents.size(), " rows where there is room for ", used_.size()});
-    }
-    for (const std::int32_t parent : parents) {
-      if (parent < 0 || parent >= rows()) {
-        detail::throw_error<shape_error>({"key_value_cache: parent ", parent, " of ", rows(), " rows"});
-      }
-    }
-    // The first child of a row takes its place; others get a free one.
-    std::fill(used_.begin(), used_.end(), false);
-    next_.assign(parents.size(), -1);
-    for (std::size_t i = 0; i < parents.size(); ++i) {
-      const index_t place = first_[static_cast<std::size_t>(parents[i])];
-      if (used_[static_cast<std::size_t>(place / capacity_)]) continue;
-      used_[static_cast<std::size_t>(place / capacity_)] = true;
-      next_[i] = place;
-    }
-    std::size_t free = 0;
-    for (std::size_t i = 0; i < parents.size(); ++i) {
-      if (next_[i] >= 0) continue;
-      while (used_[free]) ++free;
-      used_[free] = true;
-      next_[i] = static_cast<index_t>(free) * capacity_;
-      copy_row(first_[static_cast<std::size_t>(parents[i])], next_[i]);
-    }
-    first_.swap(next_);
-    count_.assign(first_.size(), length_);
-  }
-
-  /// Appends a token to every row: keys and values, a row each, in order. Throws shape_error if the rows are
-  /// others or the cache is full.
-  void append(const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values) {
-    if (keys.extent(0) != rows() || length_ >= capacity_) {
-      detail::throw_error<shape_error>({"key_value_cache: token ", length_ + 1, " of ", capacity_, ", for ",
-                                        keys.extent(0), " of ", rows(), " rows"});
-    }
-    for (index_t i = 0; i < rows(); ++i) {
-      const index_t to = first_[static_cast<std::size_t>(i)] + length_;
-      copy(keys.slice(0, i, 1), keys_.view().slice(0, to, 1));
-      copy(values.slice(0, i, 1), values_.view().slice(0, to, 1));
-    }
-    ++length_;
-    count_.assign(first_.size(), length_);
-  }
-
-  tensor_view<const T, 2> keys() const { return keys_; }
-  tensor_view<const T, 2> values() const { return values_; }
-  /// Where each row's tokens lie.
-  token_runs runs() const { return {rows(), first_.data(), count_.data()}; }
-
- private:
-  void copy_row(index_t from, index_t to) {
-    std::copy_n(keys_.data() + from * keys_.extent(1), length_ * keys_.extent(1),
-                keys_.data() + to * keys_.extent(1));
-    std::copy_n(values_.data() + from * values_.extent(1), length_ * values_.extent(1),
-                values_.data() + to * values_.extent(1));
-  }
-
-  index_t capacity_ = 0, length_ = 0;
-  tensor<T, 2> keys_, values_;
-  std::vector<index_t> first_, count_, next_;
-  std::vector<bool> used_;
 };
 
 /// y = norm(x + dropout(fc(attention(w_qs x, w_ks m, w_vs m)))) over vectors of `model` elements; m is x
@@ -203,15 +107,14 @@ class MultiHeadAttention {
   }
 
   /// Causal self attention of one more token a row: x is appended to the cache, then attends to all of it.
-  /// On the CPU, where the cache is.
-  void step(context<Device>& ctx, const tensor_view<const T, 2>& x, key_value_cache<T>& cache,
-            const tensor_view<T, 2>& y) const requires(std::is_same_v<Device, device::cpu>) {
+  void step(context<Device>& ctx, const tensor_view<const T, 2>& x, key_value_cache<T, Device>& cache,
+            const tensor_view<T, 2>& y) const {
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> keys = frame.take<T>(extents<2>{x.extent(0), shape().key_width()});
     const tensor_view<T, 2> values = frame.take<T>(extents<2>{x.extent(0), shape().value_width()});
     project(ctx, x, keys, values);
-    cache.append(keys, values);
-    attend(ctx, x, cache.keys(), cache.values(), cache.runs(), y);
+    cache.append(ctx, keys, values);
+    attend(ctx, x, cache.keys(), cache.values(), cache.runs(ctx, frame), y);
   }
 
   /// As a layer of a network: self attention without mask over the H W tokens of each image N x H x W x

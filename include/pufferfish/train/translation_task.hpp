@@ -100,6 +100,39 @@ class pairs_place {
   const double* normalizer_ = nullptr;
 };
 
+/// Logits on their way from a device to the host, by one copy.
+template <class T, class Device>
+class logits_place {
+ public:
+  /// For up to so many.
+  explicit logits_place(index_t room)
+      : place_(memory_of<Device>::source(), room, uninitialized), here_(static_cast<std::size_t>(room)) {}
+
+  /// write(view) on the device, then the same numbers in `logits`.
+  template <class Write>
+  void fill(const tensor_view<parameter_t<T>, 2>& logits, Write&& write) {
+    write(tensor_view<T, 2>(place_.data(), logits.shape()));
+    const auto count = static_cast<std::size_t>(logits.size());
+    memory_of<Device>::source().to_host(here_.data(), place_.data(), count * sizeof(T));
+    std::transform(here_.begin(), here_.begin() + static_cast<std::ptrdiff_t>(count), logits.data(),
+                   [](T value) { return static_cast<parameter_t<T>>(value); });
+  }
+
+ private:
+  memory_block<T> place_;
+  std::vector<T> here_;
+};
+/// On the CPU they are there.
+template <class T>
+class logits_place<T, device::cpu> {
+ public:
+  explicit logits_place(index_t) {}
+  template <class Write>
+  void fill(const tensor_view<T, 2>& logits, Write&& write) {
+    write(logits);
+  }
+};
+
 }  // namespace detail
 
 /// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. All ranks
@@ -134,9 +167,11 @@ evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T,
 
 /// The best translation of each of some source sentences (see beam_search), without begin and end tokens; of
 /// this rank alone. Sentences are words without begin and end, as sentence_pairs hold them. The context's
-/// mode is put back. Throws shape_error for sentences longer than the model's table of positions.
-template <class T>
-std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, const model<transformer<T>>& net,
+/// mode is put back. `host` does what is the host's, the search among the logits: of a model on the CPU, ctx
+/// itself. Throws shape_error for sentences longer than the model's table of positions.
+template <class T, class Device>
+std::vector<std::vector<std::int32_t>> translate(context<Device>& ctx, context<device::cpu>& host,
+                                                 const model<transformer<T, Device>, Device>& net,
                                                  std::span<const std::span<const std::int32_t>> sentences,
                                                  const beam_options& options) {
   const auto count = static_cast<index_t>(sentences.size());
@@ -151,18 +186,31 @@ std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, cons
     *std::copy(sentences[i].begin(), sentences[i].end(), to) = translation_tokens::end;
   }
   const mode_scope inference(ctx, run_mode::inference);
-  transformer_decoding<T> decoding(ctx, net.root(), {source.data(), {count, static_cast<index_t>(longest)}},
-                                   options.beam, options.max_length);
-  const auto found = beam_search<T>(ctx, count, net.root().options().vocabulary, options,
-                                    [&](const beam_rows& rows, const tensor_view<T, 2>& logits) {
-                                      decoding.step(ctx, rows.tokens, rows.parents, rows.sentences, logits);
-                                    });
+  transformer_decoding<T, Device> decoding(ctx, net.root(),
+                                           {source.data(), {count, static_cast<index_t>(longest)}},
+                                           options.beam, options.max_length);
+  using number = parameter_t<T>;  // of the search
+  const index_t vocabulary = net.root().options().vocabulary;
+  detail::logits_place<T, Device> place(count * options.beam * vocabulary);
+  const auto found = beam_search<number>(
+      host, count, vocabulary, options, [&](const beam_rows& rows, const tensor_view<number, 2>& logits) {
+        place.fill(logits, [&](const tensor_view<T, 2>& there) {
+          decoding.step(ctx, rows.tokens, rows.parents, rows.sentences, there);
+        });
+      });
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (found[i].empty()) continue;
     result[i] = found[i].front().tokens;
     if (found[i].front().ended) result[i].pop_back();
   }
   return result;
+}
+/// The same of a model on the CPU.
+template <class T>
+std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, const model<transformer<T>>& net,
+                                                 std::span<const std::span<const std::int32_t>> sentences,
+                                                 const beam_options& options) {
+  return translate<T, device::cpu>(ctx, ctx, net, sentences, options);
 }
 
 /// A Transformer on sentence pairs. An evaluation counts target tokens; exp(loss()) is the perplexity, while
