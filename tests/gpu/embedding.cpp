@@ -9,7 +9,7 @@ using namespace gpu_test;
 namespace {
 
 // Tokens as words come: few of them often.
-twin<std::int32_t> random_tokens(index_t count, index_t vocabulary, std::uint64_t stream) {
+twin<std::int32_t> skewed_tokens(index_t count, index_t vocabulary, std::uint64_t stream) {
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
   const pf::random_stream random(3, stream);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -37,7 +37,7 @@ TEST_CASE("gpu embedding: rows of a table and the sums of their gradients") {
     const index_t step = c.width + c.gap;
     auto table = random_twin<float>(c.vocabulary * step, ++stream);
     auto y = random_twin<float>(c.tokens * step, ++stream);
-    auto tokens = random_tokens(c.tokens, c.vocabulary, ++stream);
+    auto tokens = skewed_tokens(c.tokens, c.vocabulary, ++stream);
     const auto view = [&](float* data, index_t rows) {
       return pf::tensor_view<float, 2>(data, {rows, c.width}, {step, 1});
     };
