@@ -76,11 +76,11 @@ struct norm_run {
     const auto gradient = [&](float* data) { return wanted ? view(data) : pf::tensor_view<float, 2>(); };
     pf::ops::layer_norm_backward<float>(host, {sum.host_data(), statistics.host_data(), mask.host_data()},
                                         on_host, weight.host_data(), view(dy.host_data()),
-                                        dweight.host_data(), dbias.host_data(), gradient(dsum.host_data()),
-                                        gradient(dx.host_data()));
+                                        {dweight.host_data(), true}, {dbias.host_data()},
+                                        gradient(dsum.host_data()), gradient(dx.host_data()));
     pf::ops::layer_norm_backward<float>(ctx, {sum.device_data(), statistics.device_data(), nullptr},
                                         on_device, weight.device_data(), view(dy.device_data()),
-                                        dweight.device_data(), dbias.device_data(),
+                                        {dweight.device_data(), true}, {dbias.device_data()},
                                         gradient(dsum.device_data()), gradient(dx.device_data()));
   }
 
@@ -90,7 +90,7 @@ struct norm_run {
   twin<std::int32_t> mask;
   twin<std::uint64_t> numbers;
   twin<float> dy, dsum, dx;
-  twin<double> dweight, dbias;
+  twin<float> dweight, dbias;
 };
 
 }  // namespace

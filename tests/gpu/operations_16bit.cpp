@@ -122,16 +122,13 @@ TEST_CASE_TEMPLATE("gpu 16 bits: batch norm", T, pf::gpu::bf16, pf::gpu::fp16) {
     activations<T> x(size, 1), addend(size, 2), y(size, 3), dy(size, 4), dx(size, 5), masked(size, 6);
     parameters<T> statistics(2 * channels, 7), weight(channels, 8), bias(channels, 9), mean(channels, 10),
         variance(channels, 11), batches(1, 12), sums(channels, 13);
-    std::vector<std::vector<double>> gradients;
+    std::vector<std::vector<float>> gradients;
     in_both<T>([&](auto type) {
       using U = decltype(type);
-      twin<double> moments(2 * channels), found(2 * channels);
+      twin<float> found(2 * channels);
       // Both pass what the float's ReLU passes.
       twin<typename pf::ops::relu_mask<U>::word> mask(pf::ops::relu_mask<U>::size(shape));
-      pf::ops::batch_norm_statistics<U>(ctx, x.template view<U>(shape), moments.device_data(),
-                                        moments.device_data() + channels);
-      pf::ops::batch_norm_use_batch<U>(ctx, moments.device_data(), moments.device_data() + channels, channels,
-                                       shape[0], 1e-5, 0.1, statistics.template as<U>(),
+      pf::ops::batch_norm_use_batch<U>(ctx, x.template view<U>(shape), 1e-5, 0.1, statistics.template as<U>(),
                                        mean.template as<U>(), variance.template as<U>(),
                                        batches.template as<U>());
       pf::ops::norm_epilogue<U> epilogue;
@@ -143,8 +140,8 @@ TEST_CASE_TEMPLATE("gpu 16 bits: batch norm", T, pf::gpu::bf16, pf::gpu::fp16) {
                                    bias.template as<U>(), y.template view<U>(shape), epilogue);
       pf::ops::batch_norm_backward<U>(
           ctx, x.template view<U>(shape), dy.template view<U>(shape), statistics.template as<U>(),
-          statistics.template as<U>() + channels, weight.template as<U>(), found.device_data(),
-          found.device_data() + channels, dx.template view<U>(shape), epilogue.mask);
+          statistics.template as<U>() + channels, weight.template as<U>(), {found.device_data()},
+          {found.device_data() + channels}, dx.template view<U>(shape), epilogue.mask);
       pf::ops::masked_copy<U>(ctx, dy.template view<U>(shape), epilogue.mask, masked.template view<U>(shape));
       pf::ops::column_sums<U>(ctx, dy.template view<U>(shape), sums.template as<U>(), true);
       gradients.push_back(found.fetched());
@@ -228,19 +225,19 @@ TEST_CASE_TEMPLATE("gpu 16 bits: layer norm and attention", T, pf::gpu::bf16, pf
     activations<T> x(size, 1), residual(size, 2), sum(size, 3), y(size, 4), dy(size, 5), dsum(size, 6),
         dx(size, 7);
     parameters<T> statistics(66, 8), weight(columns, 9), bias(columns, 10);
-    std::vector<std::vector<double>> gradients;
+    std::vector<std::vector<float>> gradients;
     in_both<T>([&](auto type) {
       using U = decltype(type);
       ctx.begin_step(4);
-      twin<double> found(2 * columns);
+      twin<float> found(2 * columns);
       const pf::ops::row_dropout dropout{0.3, ctx.next_random_stream(), 11, nullptr};
       const pf::ops::norm_record<U> record{sum.template as<U>(), statistics.template as<U>(), nullptr};
       pf::ops::layer_norm_forward<U>(
           ctx, {x.template view<U>(shape), residual.template view<U>(shape), dropout, sum.template as<U>()},
           weight.template as<U>(), bias.template as<U>(), 1e-6, y.template view<U>(shape), record);
       pf::ops::layer_norm_backward<U>(
-          ctx, record, dropout, weight.template as<U>(), dy.template view<U>(shape), found.device_data(),
-          found.device_data() + columns, dsum.template view<U>(shape), dx.template view<U>(shape));
+          ctx, record, dropout, weight.template as<U>(), dy.template view<U>(shape), {found.device_data()},
+          {found.device_data() + columns}, dsum.template view<U>(shape), dx.template view<U>(shape));
       gradients.push_back(found.fetched());
     });
     CHECK(sum.error() < unit<T>);

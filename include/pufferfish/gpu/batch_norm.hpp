@@ -24,27 +24,15 @@ void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, pa
 }
 
 template <class T>
-void store_gradient(context<device::gpu>& ctx, const double* sums, T* gradient, index_t size, bool add) {
-  gpu::kernels::store_gradient<T>(ctx.stream(), sums, gradient, size, add);
-}
-
-template <class T>
-void batch_norm_statistics(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double* mean,
-                           double* variance) {
+void batch_norm_use_batch(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
+                          double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
+                          parameter_t<T>* running_var, parameter_t<T>* batches) {
   const index_t rows = x.extent(0), channels = x.extent(1);
-  PUFFERFISH_ASSERT(rows > 0, "batch_norm_statistics: no rows");
+  PUFFERFISH_ASSERT(rows > 1, "batch_norm_use_batch: too few rows");
   scratch_frame frame(ctx.scratch());
   double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
-  gpu::kernels::norm_statistics<T>(ctx.stream(), x.flat().data(), rows, channels, scratch, mean, variance);
-}
-
-template <class T>
-void batch_norm_use_batch(context<device::gpu>& ctx, const double* mean, const double* variance,
-                          index_t channels, index_t count, double eps, double momentum,
-                          parameter_t<T>* statistics, parameter_t<T>* running_mean,
-                          parameter_t<T>* running_var, parameter_t<T>* batches) {
-  gpu::kernels::norm_use_batch<parameter_t<T>>(ctx.stream(), mean, variance, channels, count, eps, momentum,
-                                               statistics, running_mean, running_var, batches);
+  gpu::kernels::norm_use_batch<T>(ctx.stream(), x.flat().data(), rows, channels, scratch,
+                                  {eps, momentum, statistics, running_mean, running_var, batches});
 }
 
 template <class T>
@@ -70,8 +58,9 @@ void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& 
 template <class T>
 void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
-                         const parameter_t<T>* inv_std, const parameter_t<T>* weight, double* dweight,
-                         double* dbias, const tensor_view<T, 2>& dx, const relu_mask<T>& mask) {
+                         const parameter_t<T>* inv_std, const parameter_t<T>* weight,
+                         const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
+                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask) {
   PUFFERFISH_ASSERT(x.shape() == dy.shape(), "batch_norm_backward: shapes differ");
   const index_t rows = x.extent(0), channels = x.extent(1);
   const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, rows, channels};
@@ -80,8 +69,8 @@ void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2
   scratch_frame frame(ctx.scratch());
   double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
   parameter_t<T>* coefficients = dx.is_null() ? nullptr : frame.take<parameter_t<T>>(3 * channels);
-  gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, scratch, dweight, dbias,
-                                      coefficients);
+  gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, scratch,
+                                      {dweight.data, dbias.data, dweight.add, dbias.add}, coefficients);
   if (dx.is_null()) return;
   gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, dx.flat().data());
 }

@@ -51,8 +51,9 @@ void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, c
 
 template <class T>
 void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
-                         const parameter_t<T>* weight, const tensor_view<const T, 2>& dy, double* dweight,
-                         double* dbias, const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) {
+                         const parameter_t<T>* weight, const tensor_view<const T, 2>& dy,
+                         const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
+                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) {
   for (const tensor_view<T, 2>& to : {dsum, dx}) {
     if (to.is_null()) continue;
     detail::check_norm("layer_norm_backward", "gradient", dy.shape(), to.shape(),
@@ -70,7 +71,8 @@ void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record
   problem.dropout = gpu::detail::numbers_of(ctx, dropout);
   scratch_frame frame(ctx.scratch());
   auto* const sums = frame.take<double>(gpu::kernels::column_scratch(problem.rows, problem.columns, 2));
-  gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, sums, dweight, dbias);
+  gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, sums,
+                                               {dweight.data, dbias.data, dweight.add, dbias.add});
   gpu::kernels::layer_norm_input_gradient(ctx.stream(), problem);
 }
 

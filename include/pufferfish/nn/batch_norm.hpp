@@ -4,10 +4,11 @@
 /// \file
 /// `BatchNorm`: batch normalisation of NHWC images, one mean and variance a channel.
 
+#include <type_traits>
+
 #include <pufferfish/nn/layer_fusion.hpp>
 #include <pufferfish/nn/shape_check.hpp>
 #include <pufferfish/ops/batch_norm.hpp>
-#include <pufferfish/ops/column_sums.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -123,12 +124,10 @@ class BatchNorm {
     const parameter_t<T>* statistics = ctx.tape().template pop<parameter_t<T>>(2 * size);
     detail::check_shapes(*this, x.shape(), dy.shape());
     if (!dx.is_null()) detail::check_shapes(*this, x.shape(), dx.shape());
-    scratch_frame frame(ctx.scratch());
-    double* sums = frame.take<double>(2 * size);
-    ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(), sums,
-                                sums + size, dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask);
-    ops::store_gradient<parameter_t<T>>(ctx, sums, weight_.gradient_data(), size, weight_.accumulate());
-    ops::store_gradient<parameter_t<T>>(ctx, sums + size, bias_.gradient_data(), size, bias_.accumulate());
+    ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(),
+                                {weight_.gradient_data(), weight_.accumulate()},
+                                {bias_.gradient_data(), bias_.accumulate()},
+                                dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask);
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
   }
@@ -183,17 +182,19 @@ class BatchNorm {
   template <class Device>
   void use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, const ops::moment_parts<T>* moments,
                  parameter_t<T>* statistics) const {
-    const index_t size = channels(), count = x.extent(0);
-    scratch_frame frame(ctx.scratch());
-    double* mean = frame.take<double>(2 * size);
-    double* variance = mean + size;
-    if (moments == nullptr) {
-      ops::batch_norm_statistics<T>(ctx, x, mean, variance);
-    } else {
-      take_moments(*moments, count, mean, variance);
+    if constexpr (std::is_same_v<Device, device::cpu>) {  // elsewhere nobody gives moments
+      if (moments != nullptr) {
+        const index_t size = channels();
+        scratch_frame frame(ctx.scratch());
+        double* const mean = frame.take<double>(2 * size);
+        take_moments(*moments, x.extent(0), mean, mean + size);
+        return ops::batch_norm_use_batch<T>(ctx, mean, mean + size, size, x.extent(0), eps_, momentum_,
+                                            statistics, running_mean_.data(), running_var_.data(),
+                                            batches_.data());
+      }
     }
-    ops::batch_norm_use_batch<T>(ctx, mean, variance, size, count, eps_, momentum_, statistics,
-                                 running_mean_.data(), running_var_.data(), batches_.data());
+    ops::batch_norm_use_batch<T>(ctx, x, eps_, momentum_, statistics, running_mean_.data(),
+                                 running_var_.data(), batches_.data());
   }
 
   void take_moments(const ops::moment_parts<T>& moments, index_t rows, double* mean, double* variance) const {

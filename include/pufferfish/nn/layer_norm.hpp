@@ -138,13 +138,9 @@ class LayerNorm {
     }
     if (kept.record.mask != nullptr) ctx.tape().template pop<word>(ops::norm_mask_size<T>(ctx, kept.shape));
     ctx.tape().template pop<parameter_t<T>>(2 * kept.shape[0]);
-    scratch_frame frame(ctx.scratch());
-    double* sums = frame.take<double>(2 * features());
-    ops::layer_norm_backward<T>(ctx, kept.record, kept.dropout, weight_.data(), dy, sums, sums + features(),
-                                dsum, dx);
-    ops::store_gradient<parameter_t<T>>(ctx, sums + features(), bias_.gradient_data(), features(),
-                                        bias_.accumulate());
-    ops::store_gradient<parameter_t<T>>(ctx, sums, weight_.gradient_data(), features(), weight_.accumulate());
+    ops::layer_norm_backward<T>(ctx, kept.record, kept.dropout, weight_.data(), dy,
+                                {weight_.gradient_data(), weight_.accumulate()},
+                                {bias_.gradient_data(), bias_.accumulate()}, dsum, dx);
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <pufferfish/nn/any_layer.hpp>
@@ -265,8 +266,9 @@ class sequential {
   bool is_kept(const group& g) const {
     return reads_output(g) || (leader(group_from(g.end)).abilities().reads_input && !is_recomputed(g));
   }
+  // On a device it costs more time than memory is worth.
   bool is_recomputed(const group& g) const {
-    if (g.end == size() || reads_output(g)) return false;
+    if (!std::is_same_v<Device, device::cpu> || g.end == size() || reads_output(g)) return false;
     const layer_abilities writer = leader(g).abilities(), reader = leader(group_from(g.end)).abilities();
     return writer.recomputes && !writer.input_may_move && reader.reads_input && reader.input_may_move;
   }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <pufferfish/ops/column_sums.hpp>
 #include <pufferfish/ops/moments.hpp>
 #include <pufferfish/ops/relu_mask.hpp>
 
@@ -147,10 +148,6 @@ void batch_norm_statistics(context<device::cpu>& ctx, const tensor_view<const T,
   });
   parts.merge(mean, variance);
 }
-/// The device's form: <pufferfish/gpu.hpp>.
-template <class T>
-void batch_norm_statistics(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double* mean,
-                           double* variance);
 
 namespace detail {
 
@@ -184,11 +181,21 @@ void batch_norm_use_batch(context<device::cpu>&, const double* mean, const doubl
   }
   *batches += T{1};
 }
+/// The same of the rows of x, M x C dense, M > 1, whose moments are found first.
+template <class T>
+void batch_norm_use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double eps,
+                          double momentum, T* statistics, T* running_mean, T* running_var, T* batches) {
+  const index_t channels = x.extent(1);
+  scratch_frame frame(ctx.scratch());
+  double* const mean = frame.take<double>(2 * channels);
+  batch_norm_statistics<T>(ctx, x, mean, mean + channels);
+  batch_norm_use_batch<T>(ctx, mean, mean + channels, channels, x.extent(0), eps, momentum, statistics,
+                          running_mean, running_var, batches);
+}
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
-void batch_norm_use_batch(context<device::gpu>& ctx, const double* mean, const double* variance,
-                          index_t channels, index_t count, double eps, double momentum,
-                          parameter_t<T>* statistics, parameter_t<T>* running_mean,
+void batch_norm_use_batch(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
+                          double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
                           parameter_t<T>* running_var, parameter_t<T>* batches);
 
 /// The same from the running statistics, for inference: running_mean_c to statistics_c, 1 /
@@ -291,17 +298,19 @@ void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_p
 }  // namespace detail
 
 /// The gradients of y = batch_norm_apply(x) with mean and inv_std depending on x (formulas:
-/// reference::batch_norm_backward). dweight, dbias: C sums in double, overwritten. dx: a null view where not
-/// wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean and inv_std as they were
-/// given to batch_norm_apply, and its mask if there was a ReLU: then dy is the gradient behind that. An
+/// reference::batch_norm_backward). dweight, dbias: of C elements, from sums in double. dx: a null view where
+/// not wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean and inv_std as they
+/// were given to batch_norm_apply, and its mask if there was a ReLU: then dy is the gradient behind that. An
 /// addend's gradient is masked_copy(dy).
 template <class T>
 void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
-                         double* dweight, double* dbias, const tensor_view<T, 2>& dx,
-                         const relu_mask<T>& mask = {}) {
+                         const sum_target<T>& dweight, const sum_target<T>& dbias,
+                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {}) {
   const detail::wide_rows<T> rows(x.shape());
   scratch_frame frame(ctx.scratch());
+  double* const weight_sums = frame.take<double>(2 * rows.channels);
+  double* const bias_sums = weight_sums + rows.channels;
   T* values = frame.take<T>(4 * rows.width);
   T *centre = values, *scale = centre + rows.width, *slope = scale + rows.width, *shift = slope + rows.width;
   std::copy_n(mean, rows.channels, centre);
@@ -312,8 +321,10 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
   pass.mask = mask.words;
   pass.mean = centre;
   pass.width = rows.width;
-  detail::norm_sums(ctx, rows, pass, dweight, dbias);
-  for (index_t c = 0; c < rows.channels; ++c) dweight[c] *= static_cast<double>(inv_std[c]);
+  detail::norm_sums(ctx, rows, pass, weight_sums, bias_sums);
+  for (index_t c = 0; c < rows.channels; ++c) weight_sums[c] *= static_cast<double>(inv_std[c]);
+  store_sums(weight_sums, dweight, rows.channels);
+  store_sums(bias_sums, dbias, rows.channels);
   if (dx.is_null() || rows.size == 0) return;
   // dx = scale g + (x - mean) slope + shift, with these three a channel.
   const auto count = static_cast<double>(x.extent(0));
@@ -321,8 +332,8 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
     const double spread = static_cast<double>(inv_std[c]);
     const double factor = static_cast<double>(weight[c]) * spread;
     scale[c] = static_cast<T>(factor);
-    slope[c] = static_cast<T>(-factor * spread * dweight[c] / count);
-    shift[c] = static_cast<T>(-factor * dbias[c] / count);
+    slope[c] = static_cast<T>(-factor * spread * weight_sums[c] / count);
+    shift[c] = static_cast<T>(-factor * bias_sums[c] / count);
   }
   for (T* value : {scale, slope, shift}) rows.repeat(value);
   pass.y = dx.flat().data();
@@ -336,8 +347,9 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
 template <class T>
 void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
-                         const parameter_t<T>* inv_std, const parameter_t<T>* weight, double* dweight,
-                         double* dbias, const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {});
+                         const parameter_t<T>* inv_std, const parameter_t<T>* weight,
+                         const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
+                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {});
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

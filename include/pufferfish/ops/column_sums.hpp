@@ -41,17 +41,21 @@ void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T*
 template <class T>
 void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums, bool add);
 
-/// gradient_i = sums_i, or gradient_i += that, rounded once: where a pass that found something else has
-/// collected the gradient of a small parameter in double. `size` elements each.
+/// Where sums go that are the gradient of a small parameter: it is overwritten, or added to.
 template <class T>
-void store_gradient(context<device::cpu>&, const double* sums, T* gradient, index_t size, bool add) {
+struct sum_target {
+  T* data = nullptr;
+  bool add = false;
+};
+
+/// to_i = sums_i, or to_i += that, rounded once: where a pass that found something else has collected the
+/// gradient of a small parameter in double. `size` elements each.
+template <class T>
+void store_sums(const double* sums, const sum_target<T>& to, index_t size) {
   for (index_t i = 0; i < size; ++i) {
-    gradient[i] = static_cast<T>(add ? static_cast<double>(gradient[i]) + sums[i] : sums[i]);
+    to.data[i] = static_cast<T>(to.add ? static_cast<double>(to.data[i]) + sums[i] : sums[i]);
   }
 }
-/// The device's form: <pufferfish/gpu.hpp>.
-template <class T>
-void store_gradient(context<device::gpu>& ctx, const double* sums, T* gradient, index_t size, bool add);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

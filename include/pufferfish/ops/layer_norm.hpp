@@ -13,6 +13,7 @@
 #include <utility>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/ops/column_sums.hpp>
 #include <pufferfish/ops/dropout.hpp>
 #include <pufferfish/ops/passes.hpp>
 
@@ -260,24 +261,29 @@ index_t norm_mask_size(context<device::gpu>&, const extents<2>&) {
 
 /// Gradients from dy: to s = dropout(x) + residual, which is the residual's, into dsum; and to x into dx
 /// (different from dsum where there was dropout). dsum, dx: M x C, rows dense; each may be a null view, dsum
-/// may be dy. dweight and dbias: C sums each, overwritten, in double. `dropout` as in the forward pass. One
+/// may be dy. dweight and dbias: of C elements each. `dropout` as in the forward pass. One
 /// pass over memory; sums over rows go up to 64 rows in T, then in double, in fixed order. Throws
 /// shape_error.
 template <class T>
 void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
-                         const T* weight, const tensor_view<const T, 2>& dy, double* dweight, double* dbias,
-                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) {
+                         const T* weight, const tensor_view<const T, 2>& dy, const sum_target<T>& dweight,
+                         const sum_target<T>& dbias, const tensor_view<T, 2>& dsum,
+                         const tensor_view<T, 2>& dx) {
   const index_t columns = dy.extent(1);
   for (const tensor_view<T, 2>& to : {dsum, dx}) {
     if (to.is_null()) continue;
     detail::check_norm("layer_norm_backward", "gradient", dy.shape(), to.shape(),
                        detail::dense_rows(dy) && detail::dense_rows(to));
   }
-  std::fill_n(dweight, columns, 0.0);
-  std::fill_n(dbias, columns, 0.0);
-  if (dy.empty()) return;
-  const detail::norm_tasks<T> tasks(dy.extent(0));
   scratch_frame frame(ctx.scratch());
+  double* const found = frame.take<double>(2 * columns);  // of the weight, of the bias
+  std::fill_n(found, 2 * columns, 0.0);
+  if (dy.empty()) {
+    store_sums(found, dweight, columns);
+    store_sums(found + columns, dbias, columns);
+    return;
+  }
+  const detail::norm_tasks<T> tasks(dy.extent(0));
   double* totals = frame.take<double>(2 * columns * tasks.count());
   T* sums = frame.take<T>(2 * columns * ctx.threads());
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::layer_norms, norm_backward<T>);
@@ -312,14 +318,16 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
     }
   });
   const auto merge = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<double>);
-  merge(totals, tasks.count(), columns, 2 * columns, dweight);
-  merge(totals + columns, tasks.count(), columns, 2 * columns, dbias);
+  merge(totals, tasks.count(), 2 * columns, 2 * columns, found);
+  store_sums(found, dweight, columns);
+  store_sums(found + columns, dbias, columns);
 }
 /// The device's form: <pufferfish/gpu.hpp>.
 template <class T>
 void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
-                         const parameter_t<T>* weight, const tensor_view<const T, 2>& dy, double* dweight,
-                         double* dbias, const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx);
+                         const parameter_t<T>* weight, const tensor_view<const T, 2>& dy,
+                         const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
+                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -86,53 +86,36 @@ struct moment_task {
   }
 };
 
-struct moment_finish {
-  double *mean, *variance;
+__device__ inline double inverse_deviation(double variance, double eps) { return 1.0 / sqrt(variance + eps); }
+
+__device__ inline float moved_towards(float running, double value, double momentum) {
+  return static_cast<float>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
+}
+
+struct norm_batch_finish {
+  norm_batch_use use;
+  index_t channels;
+
   __device__ void operator()(index_t c, const moment_state<1>& s) const {
-    mean[c] = s.mean[0];
-    variance[c] = s.squares[0] < 0.0 ? 0.0 : s.squares[0] / s.count;
+    const double mean = s.mean[0], squares = s.squares[0] < 0.0 ? 0.0 : s.squares[0];
+    if (c == 0) use.batches[0] += 1.0F;
+    use.statistics[c] = static_cast<float>(mean);
+    use.statistics[channels + c] = static_cast<float>(inverse_deviation(squares / s.count, use.eps));
+    use.running_mean[c] = moved_towards(use.running_mean[c], mean, use.momentum);
+    use.running_var[c] = moved_towards(use.running_var[c], squares / (s.count - 1.0), use.momentum);
   }
 };
 
 template <class T>
-void norm_statistics(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
-                     double* mean, double* variance) {
-  const moment_finish finish{mean, variance};
+void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
+                    const norm_batch_use& use) {
+  const norm_batch_finish finish{use, channels};
   if (norm_by_vectors<T>(channels, x)) {
     const moment_task<T, vector_width<T>> task{x, channels};
     return sum_columns<moment_state<1>>(stream, task, rows, channels, scratch, finish);
   }
   const moment_task<T, 1> task{x, channels};
   sum_columns<moment_state<1>>(stream, task, rows, channels, scratch, finish);
-}
-
-__device__ inline double inverse_deviation(double variance, double eps) { return 1.0 / sqrt(variance + eps); }
-
-template <class T>
-__device__ inline T moved_towards(T running, double value, double momentum) {
-  return static_cast<T>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
-}
-
-template <class T>
-static __global__ void norm_use_batch_kernel(const double* mean, const double* variance, index_t channels,
-                                             double unbiased, double eps, double momentum, T* statistics,
-                                             T* running_mean, T* running_var, T* batches) {
-  for (index_t c = grid_thread(); c < channels; c += grid_threads()) {
-    if (c == 0) batches[0] = static_cast<T>(static_cast<double>(batches[0]) + 1.0);
-    statistics[c] = static_cast<T>(mean[c]);
-    statistics[channels + c] = static_cast<T>(inverse_deviation(variance[c], eps));
-    running_mean[c] = moved_towards(running_mean[c], mean[c], momentum);
-    running_var[c] = moved_towards(running_var[c], variance[c] * unbiased, momentum);
-  }
-}
-
-template <class T>
-void norm_use_batch(cudaStream_t stream, const double* mean, const double* variance, index_t channels,
-                    index_t count, double eps, double momentum, T* statistics, T* running_mean,
-                    T* running_var, T* batches) {
-  const double unbiased = static_cast<double>(count) / static_cast<double>(count - 1);
-  launch(stream, {blocks_for(channels, 64), 64}, norm_use_batch_kernel<T>, mean, variance, channels, unbiased,
-         eps, momentum, statistics, running_mean, running_var, batches);
 }
 
 template <class T>
@@ -312,26 +295,28 @@ struct norm_sum_task {
 template <class T>
 struct norm_sum_finish {
   norm_matrix<T> m;
-  double *dweight, *dbias;
+  norm_parameter_gradients gradients;
   accumulate_t<T>* coefficients;
 
   __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
     const double spread = static_cast<double>(m.inv_std[c]), count = static_cast<double>(m.rows);
-    dbias[c] = s.sums[0][0];
-    dweight[c] = s.sums[1][0] * spread;
+    const double dbias = s.sums[0][0], dweight = s.sums[1][0] * spread;
+    store_sum(dbias, gradients.add_bias, gradients.bias[c]);
+    store_sum(dweight, gradients.add_weight, gradients.weight[c]);
     if (coefficients == nullptr) return;
     const double factor = static_cast<double>(m.weight[c]) * spread;
     coefficients[c] = static_cast<accumulate_t<T>>(factor);
-    coefficients[m.channels + c] = static_cast<accumulate_t<T>>(-factor * spread * dweight[c] / count);
-    coefficients[2 * m.channels + c] = static_cast<accumulate_t<T>>(-factor * dbias[c] / count);
+    coefficients[m.channels + c] = static_cast<accumulate_t<T>>(-factor * spread * dweight / count);
+    coefficients[2 * m.channels + c] = static_cast<accumulate_t<T>>(-factor * dbias / count);
   }
 };
 
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                        double* scratch, double* dweight, double* dbias, accumulate_t<T>* coefficients) {
+                        double* scratch, const norm_parameter_gradients& gradients,
+                        accumulate_t<T>* coefficients) {
   using sums = column_sum_state<2, 1>;
-  const norm_sum_finish<T> finish{m, dweight, dbias, coefficients};
+  const norm_sum_finish<T> finish{m, gradients, coefficients};
   if (norm_by_vectors<T>(m.channels, m.x, dy)) {
     const norm_sum_task<T, vector_width<T>> task{m, dy, mask};
     return sum_columns<sums>(stream, task, m.rows, m.channels, scratch, finish);
@@ -387,18 +372,16 @@ void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* 
   channel_pass(stream, task, m.rows, m.channels);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                           \
-  template void norm_statistics<T>(cudaStream_t, const T*, index_t, index_t, double*, double*, double*);    \
-  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const accumulate_t<T>*,                  \
-                              const norm_tail<T>&, T*);                                                     \
-  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
-                                      double*, double*, double*, accumulate_t<T>*);                         \
-  template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*, \
+#define PUFFERFISH_INSTANTIATE(T)                                                                            \
+  template void norm_use_batch<T>(cudaStream_t, const T*, index_t, index_t, double*, const norm_batch_use&); \
+  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const accumulate_t<T>*,                   \
+                              const norm_tail<T>&, T*);                                                      \
+  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,   \
+                                      double*, const norm_parameter_gradients&, accumulate_t<T>*);           \
+  template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
                                        const accumulate_t<T>*, T*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
-template void norm_use_batch<float>(cudaStream_t, const double*, const double*, index_t, index_t, double,
-                                    double, float*, float*, float*, float*);
 template void norm_use_running<float>(cudaStream_t, const float*, const float*, index_t, double, float*);
 
 PUFFERFISH_KERNELS_END

@@ -6,6 +6,7 @@
 /// ops/batch_norm.hpp. All arrays are in device memory; masks: relu_mask.hpp.
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
+#include <pufferfish/gpu/kernels/reductions.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
@@ -25,20 +26,22 @@ struct norm_tail {
   std::uint32_t* mask;  ///< of the ReLU
 };
 
+/// Numbers of ops::batch_norm_use_batch, and where what it finds goes.
+struct norm_batch_use {
+  double eps, momentum;
+  float *statistics, *running_mean, *running_var, *batches;
+};
+
 PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Mean and biased variance of the columns of x. `scratch`: column_scratch(rows, channels, 2) doubles.
+/// ops::batch_norm_use_batch of the rows of x. `scratch`: column_scratch(rows, channels, 2) doubles.
 template <class T>
-void norm_statistics(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
-                     double* mean, double* variance);
+void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
+                    const norm_batch_use& use);
 
-/// ops::batch_norm_use_batch, ops::batch_norm_use_running.
-template <class T>
-void norm_use_batch(cudaStream_t stream, const double* mean, const double* variance, index_t channels,
-                    index_t count, double eps, double momentum, T* statistics, T* running_mean,
-                    T* running_var, T* batches);
+/// ops::batch_norm_use_running.
 template <class T>
 void norm_use_running(cudaStream_t stream, const T* running_mean, const T* running_var, index_t channels,
                       double eps, T* statistics);
@@ -48,11 +51,12 @@ template <class T>
 void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
                 const norm_tail<T>& tail, T* y);
 
-/// First pass of the gradient: dbias and dweight as sums in double, and for the second pass 3 x channels
+/// First pass of the gradient: weight's and bias's from sums in double, and for the second pass 3 x channels
 /// `coefficients` (may be null). `mask` may be null. `scratch`: column_scratch(rows, channels, 2) doubles.
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                        double* scratch, double* dweight, double* dbias, accumulate_t<T>* coefficients);
+                        double* scratch, const norm_parameter_gradients& gradients,
+                        accumulate_t<T>* coefficients);
 /// Second pass. dx may be dy or x.
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,

@@ -10,13 +10,13 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// Into how many parts of consecutive rows a matrix is cut; 0 without rows. A part has at least 8192 elements
-/// of 128 columns (or of all, if there are fewer), and all blocks together are at most about 384: few enough
-/// to run at the same time.
+/// of 128 columns (or of all, if there are fewer), and all blocks together are at most about 256: few enough
+/// to run at the same time, two on each of 132 multiprocessors, as the states of eight columns a thread need.
 inline index_t row_parts(index_t rows, index_t columns) {
   if (rows <= 0 || columns <= 0) return 0;
   const index_t across = (columns + 127) / 128, side = columns < 128 ? columns : 128;
   const index_t least = (8192 + side - 1) / side;  // rows of a part
-  const index_t most = across >= 384 ? 1 : 384 / across, wanted = (rows + least - 1) / least;
+  const index_t most = across >= 256 ? 1 : 256 / across, wanted = (rows + least - 1) / least;
   return wanted < most ? wanted : most;
 }
 

@@ -170,6 +170,12 @@ void sum_columns(const launch_site& stream, const Task& task, index_t rows, inde
 // ---------------------------------------------------------------------------------------------------------
 // Plain sums
 
+/// gradient = sum, or gradient += sum, rounded once.
+template <class T>
+__device__ inline void store_sum(double sum, bool add, T& gradient) {
+  gradient = static_cast<T>(add ? static_cast<double>(gradient) + sum : sum);
+}
+
 template <class T, int Width>
 struct column_sum_task {
   static constexpr int width = Width;

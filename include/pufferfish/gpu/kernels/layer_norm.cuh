@@ -139,10 +139,10 @@ struct layer_norm_sum_task {
 };
 
 struct layer_norm_sum_finish {
-  double *dweight, *dbias;
+  norm_parameter_gradients gradients;
   __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
-    dweight[c] = s.sums[0][0];
-    dbias[c] = s.sums[1][0];
+    store_sum(s.sums[0][0], gradients.add_weight, gradients.weight[c]);
+    store_sum(s.sums[1][0], gradients.add_bias, gradients.bias[c]);
   }
 };
 
@@ -168,11 +168,11 @@ void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<
 
 template <class T>
 void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p, double* scratch,
-                                    double* dweight, double* dbias) {
+                                    const norm_parameter_gradients& gradients) {
   const launch_site site(stream, "layer_norm_parameter_gradients");
   with_width<T>(rows_in_vectors<T>(p.columns, p.sum, p.dy), [&](auto width) {
     sum_columns<column_sum_state<2, 1>>(site, layer_norm_sum_task<T, width>{p}, p.rows, p.columns, scratch,
-                                        layer_norm_sum_finish{dweight, dbias});
+                                        layer_norm_sum_finish{gradients});
   });
 }
 
@@ -180,7 +180,7 @@ void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_pro
   template void layer_norm_forward<T>(cudaStream_t, const norm_problem<T>&);                              \
   template void layer_norm_input_gradient<T>(cudaStream_t, const norm_gradient_problem<T>&);              \
   template void layer_norm_parameter_gradients<T>(cudaStream_t, const norm_gradient_problem<T>&, double*, \
-                                                  double*, double*);
+                                                  const norm_parameter_gradients&);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

@@ -6,6 +6,7 @@
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 #include <pufferfish/gpu/kernels/layer_dropout.hpp>
+#include <pufferfish/gpu/kernels/reductions.hpp>
 #include <pufferfish/gpu/kernels/rows.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
@@ -54,10 +55,10 @@ void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& problem);
 template <class T>
 void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& problem);
 
-/// dweight = sum of dy n and dbias = sum of dy over rows, before dsum overwrites dy. `scratch`:
-/// column_scratch(rows, columns, 2) doubles.
+/// The weight's gradient, the sum of dy n over rows, and the bias's, that of dy, before dsum overwrites dy.
+/// `scratch`: column_scratch(rows, columns, 2) doubles.
 template <class T>
 void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& problem,
-                                    double* scratch, double* dweight, double* dbias);
+                                    double* scratch, const norm_parameter_gradients& gradients);
 
 PUFFERFISH_KERNELS_END

@@ -9,12 +9,6 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// gradient = sum, or gradient += sum, rounded once.
-template <class T>
-__device__ inline void store_sum(double sum, bool add, T& gradient) {
-  gradient = static_cast<T>(add ? static_cast<double>(gradient) + sum : sum);
-}
-
 template <class T>
 struct column_sum_finish {
   accumulate_t<T>* sums;
@@ -37,21 +31,10 @@ void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t ro
   sum_columns<column_sum_state<1, 1>>(stream, task, rows, columns, scratch, finish);
 }
 
-template <class T>
-static __global__ void store_gradient_kernel(const double* sums, T* gradient, index_t size, bool add) {
-  for (index_t i = grid_thread(); i < size; i += grid_threads()) store_sum(sums[i], add, gradient[i]);
-}
-
-template <class T>
-void store_gradient(cudaStream_t stream, const double* sums, T* gradient, index_t size, bool add) {
-  launch(stream, {blocks_for(size, 64), 64}, store_gradient_kernel<T>, sums, gradient, size, add);
-}
-
 #define PUFFERFISH_INSTANTIATE(T)                                                                \
   template void column_sums<T>(cudaStream_t, const T*, index_t, index_t, index_t, bool, double*, \
                                accumulate_t<T>*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
-template void store_gradient<float>(cudaStream_t, const double*, float*, index_t, bool);
 
 PUFFERFISH_KERNELS_END

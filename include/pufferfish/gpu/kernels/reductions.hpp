@@ -7,6 +7,16 @@
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// Where the gradients of a normalisation's weight and bias go, overwritten or added to.
+struct norm_parameter_gradients {
+  float *weight, *bias;
+  bool add_weight, add_bias;
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
 PUFFERFISH_KERNELS_BEGIN
 
 /// ops::column_sums: x has `rows` rows of `columns` dense elements, `row_stride` apart. `scratch`:
@@ -14,9 +24,5 @@ PUFFERFISH_KERNELS_BEGIN
 template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
                  double* scratch, accumulate_t<T>* sums);
-
-/// ops::store_gradient.
-template <class T>
-void store_gradient(cudaStream_t stream, const double* sums, T* gradient, index_t size, bool add);
 
 PUFFERFISH_KERNELS_END
