@@ -121,6 +121,7 @@ TEST_CASE("gpu convolution: the usual ones, many channels over few pixels, few o
   for (const conv_case& c : {conv_case::of(pf::conv_shape::square(3, 64, 7, 2, 3), {2, 33, 35}),
                              conv_case::of(pf::conv_shape::square(64, 130, 3, 1, 1), {1, 4, 4}),
                              conv_case::of(pf::conv_shape::square(64, 128, 1, 2), {2, 9, 9}),
+                             conv_case::of(pf::conv_shape::square(96, 64, 3, 2, 1), {2, 9, 8}),
                              conv_case::of(pf::conv_shape::square(16, 32, 3, 2, 1), {1, 15, 16}),
                              conv_case::of(pf::conv_shape::square(1, 1, 3, 1, 1), {5, 31, 33})}) {
     CAPTURE(c.shape.describe());

@@ -113,6 +113,8 @@ TEST_CASE_TEMPLATE("gpu convolution of 16-bit numbers: every tile", T, pf::gpu::
     check_conv<T>(conv_case::of(pf::conv_shape::square(8, 24, 3, 1, 1), {2, 9, 8}), tile, 1);
     check_conv<T>(conv_case::of(pf::conv_shape::square(3, 17, 3, 2, 1), {2, 9, 8}), tile, 2);
   }
+  // Pixels of several cache lines, forward and backward.
+  check_conv<T>(conv_case::of(pf::conv_shape::square(192, 128, 3, 1, 1), {1, 5, 4}), conv_tile::t64x64, 2);
 }
 
 TEST_CASE_TEMPLATE("gpu low-rank convolution of 16-bit numbers: every block", T, pf::gpu::bf16) {
@@ -124,4 +126,5 @@ TEST_CASE_TEMPLATE("gpu low-rank convolution of 16-bit numbers: every block", T,
                         rows == 64 ? 72 : 33, rows);
     }
   }
+  check_low_rank<T>(conv_case::of(pf::conv_shape::square(128, 16, 3, 1, 1), {1, 5, 4}), 40, 64);
 }

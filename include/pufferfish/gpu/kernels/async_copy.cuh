@@ -11,8 +11,9 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// Starts a copy of 4, 8 or 16 bytes, or zeros where not `inside` (`from` is not read then). Both addresses
-/// are multiples of Bytes; `to` is in shared memory. Copies of 16 bytes leave no trace in the L1 cache.
-template <int Bytes>
+/// are multiples of Bytes; `to` is in shared memory. Copies of 16 bytes leave no trace in the L1 cache unless
+/// the same bytes are to be read `Again` soon.
+template <int Bytes, bool Again = false>
 __device__ inline void copy_async(void* to, const void* from, bool inside = true) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -20,7 +21,7 @@ __device__ inline void copy_async(void* to, const void* from, bool inside = true
 #else
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   const int read = inside ? Bytes : 0;
-  if constexpr (Bytes == 16) {
+  if constexpr (Bytes == 16 && !Again) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(read)
                  : "memory");
   } else {

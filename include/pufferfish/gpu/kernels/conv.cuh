@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
       [&](int slot, int step) {
         T* const left = tiles + slot * (memory::left + memory::right);
         T* const right = left + memory::left;
-        const int k = step * Block::depth;
+        const int k = patches.template step_begin<Block::depth>(step);
         rows.copy(left, k);
         if constexpr (Backward) {
           copy_turned_weight<Block::columns, Block::depth, memory::right_stride, Block::threads>(

@@ -138,8 +138,11 @@ inline conv_plan plan_conv_backward_weight(const conv_geometry& g, bool tensor, 
   plan.tensor = tensor;
   plan.tile = plans::weight_tile_for(rows, columns, g.in_channels, vector);
   const index_t blocks = plans::blocks_of(plan.tile, rows, columns);
-  // Enough blocks of 128 threads, and float sums of no more than 4096 rows, because of rounding.
-  const index_t wanted = std::max(plans::cut(2 * plans::enough_blocks, blocks), plans::cut(pixels, 4096));
+  // As many blocks as run at once, of 256 threads or of 128: more would wait for the last of them, and each
+  // slice costs a pass over its result. Float sums of no more than 4096 rows, because of rounding.
+  const index_t at_once = (plan.tile == conv_tile::t128x128 ? 1 : 2) * plans::enough_blocks;
+  const index_t wanted =
+      std::max({at_once / std::max<index_t>(blocks, 1), plans::cut(pixels, 4096), index_t{1}});
   plan.slices = plans::slices_for(wanted, plans::cut(pixels, conv_step), rows * columns);
   plan.scratch = plan.slices > 1 ? plan.slices * rows * columns : 0;
   return plan;

@@ -13,12 +13,12 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// Copies Count elements into shared memory, or zeros where not `inside` (`from` is not read then).
-/// Asynchronous but for elements of less than 4 bytes.
-template <int Count, class T>
+/// Asynchronous but for elements of less than 4 bytes. `Again`: see copy_async.
+template <int Count, bool Again = false, class T>
 __device__ inline void copy_elements(T* to, const T* from, bool inside) {
   constexpr int bytes = Count * static_cast<int>(sizeof(T));
   if constexpr (bytes == 4 || bytes == 8 || bytes == 16) {
-    copy_async<bytes>(to, from, inside);
+    copy_async<bytes, Again>(to, from, inside);
   } else {
     static_assert(Count == 1);
     *to = inside ? *from : T{};
@@ -105,7 +105,7 @@ struct gathering {
   const T* in;
   conv_axis rows, columns;
   int channels, depth;
-  divider by_channels, by_columns;
+  divider by_channels, by_columns, by_steps_of_line;
 
   __device__ gathering(const T* input, const conv_axis& row_axis, const conv_axis& column_axis,
                        int channel_count, const divider& by_channel_count)
@@ -115,7 +115,20 @@ struct gathering {
         channels(channel_count),
         depth(row_axis.taps * column_axis.taps * channel_count),
         by_channels(by_channel_count),
-        by_columns(divider::by(column_axis.taps > 0 ? column_axis.taps : 1)) {}
+        by_columns(divider::by(column_axis.taps > 0 ? column_axis.taps : 1)),
+        by_steps_of_line(divider::by(2 * max(row_axis.taps * column_axis.taps, 1))) {}
+
+  /// The first of `Depth` elements that a sum takes in one step: half a cache line's channels. Where a pixel
+  /// has several lines, all taps take their part of one before the next: pixels are other taps' neighbours,
+  /// so that the L1 cache has most of them already.
+  template <int Depth>
+  __device__ int step_begin(int step) const {
+    constexpr int line = static_cast<int>(128 / sizeof(T));
+    static_assert(line == 2 * Depth);
+    if (channels <= line || channels % line != 0) return step * Depth;
+    const int number = by_steps_of_line.quotient(step), inside = by_steps_of_line.remainder(step, number);
+    return inside / 2 * channels + number * line + inside % 2 * Depth;
+  }
 
   /// An element of the sum: where it is, relative to the output's first tap.
   struct element {
@@ -201,8 +214,8 @@ class patch_rows {
       const bool inside =
           exists && static_cast<unsigned>(from.y + element.y) < static_cast<unsigned>(g_->rows.inputs) &&
           static_cast<unsigned>(from.x + element.x) < static_cast<unsigned>(g_->columns.inputs);
-      copy_elements<Run>(tile + (first_row_ + i * rows_at_once) * Stride + along_, from.in + element.offset,
-                         inside);
+      copy_elements<Run, true>(tile + (first_row_ + i * rows_at_once) * Stride + along_,
+                               from.in + element.offset, inside);
     }
   }
 

@@ -83,7 +83,7 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
       0, ceil_div(patches.depth, Block::depth),
       [&](int slot, int step) {
         T* const left = tiles + slot * (Block::left + Block::right);
-        const int k = step * Block::depth;
+        const int k = patches.template step_begin<Block::depth>(step);
         rows.copy(left, k);
         copy_tile<Block::depth, Block::rank, Block::right_stride, Block::threads>(
             left + Block::left, work.down + static_cast<index_t>(k) * rank, rank,
