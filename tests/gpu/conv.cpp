@@ -198,6 +198,34 @@ TEST_CASE("gpu convolution: the same bits at every call") {
   }
 }
 
+TEST_CASE("gpu convolution: gradients of filters with few outputs, which gather the gradient") {
+  pf::gpu_context& ctx = gpu_context();
+  for (const conv_case& c : {conv_case::of(pf::conv_shape::square(64, 16, 3, 1, 1), {2, 9, 8}),
+                             conv_case::of(pf::conv_shape::square(8, 4, 5, 1, 2), {1, 7, 6}),
+                             conv_case::of(pf::conv_shape::square(24, 8, 3, 1, 0), {3, 5, 6}),
+                             conv_case::of(pf::conv_shape::square(70, 32, 2, 1, 1), {1, 40, 33}),
+                             conv_case::of({16, 8, {3, 2}, {1, 1}, {2, 0}, {1, 1}}, {2, 4, 5})}) {
+    CAPTURE(c.shape.describe());
+    REQUIRE(kernels::is_better_turned(c.geometry()));
+    for (const bool accumulate : {false, true}) {
+      auto x = c.input(1), dy = c.output(2), dw = c.weight(3);
+      pf::ops::reference::conv_backward_weight<float>(c.shape, x.host_view(c.x()), dy.host_view(c.y()),
+                                                      c.oihw(dw.host_data()), accumulate);
+      pf::ops::conv_backward_weight<float>(ctx, c.shape, x.device_view(c.x()), dy.device_view(c.y()),
+                                           dw.device_data(), accumulate);
+      CHECK(difference(dw, 1.0) < 1e-5);
+    }
+  }
+  const auto turns = [](const pf::conv_shape& shape) {
+    return kernels::is_better_turned(conv_case::of(shape, {1, 8, 8}).geometry());
+  };
+  CHECK_FALSE(turns(pf::conv_shape::square(64, 16, 3, 2, 1)));
+  CHECK_FALSE(turns(pf::conv_shape::square(64, 64, 3, 1, 1)));
+  CHECK_FALSE(turns(pf::conv_shape::square(64, 6, 3, 1, 1)));
+  CHECK_FALSE(turns(pf::conv_shape::square(64, 16, 1, 1, 1)));
+  CHECK_FALSE(turns({16, 8, {3, 3}, {1, 1}, {1, 1}, {2, 2}}));
+}
+
 TEST_CASE("gpu convolution: divisions by known numbers") {
   for (const int divisor : {1, 2, 3, 5, 7, 9, 31, 64, 65, 1000, 4608, 65535, 65536, 1 << 30, 2147483647}) {
     const auto by = kernels::divider::by(divisor);

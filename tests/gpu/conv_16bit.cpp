@@ -65,6 +65,12 @@ void check_conv(const conv_case& c, conv_tile tile, int slices) {
                                    dy.narrow.device_data(), dw.narrow.device_data(), true,
                                    partials.device_data());
   CHECK(dw.error() < tolerance<T>);
+  if (!kernels::is_better_turned(c.geometry(), pf::gpu::detail::vector_of<T>)) return;
+  stored<float> again(c.w_size(), 6);
+  pf::ops::conv_backward_weight<T>(gpu_context(), c.shape, x.narrow.device_view(c.x()),
+                                   dy.narrow.device_view(c.y()), again.narrow.device_data(), true);
+  again.wide.host() = dw.wide.host();
+  CHECK(again.error() < tolerance<T>);
 }
 
 template <class T>
@@ -113,6 +119,7 @@ TEST_CASE_TEMPLATE("gpu convolution of 16-bit numbers: every tile", T, pf::gpu::
     check_conv<T>(conv_case::of(pf::conv_shape::square(8, 24, 3, 1, 1), {2, 9, 8}), tile, 1);
     check_conv<T>(conv_case::of(pf::conv_shape::square(3, 17, 3, 2, 1), {2, 9, 8}), tile, 2);
   }
+  check_conv<T>(conv_case::of(pf::conv_shape::square(16, 8, 3, 1, 1), {2, 9, 8}), conv_tile::t256x16, 1);
   // Pixels of several cache lines, forward and backward.
   check_conv<T>(conv_case::of(pf::conv_shape::square(192, 128, 3, 1, 1), {1, 5, 4}), conv_tile::t64x64, 2);
 }

@@ -9,6 +9,7 @@
 
 #include <pufferfish/gpu/kernels/conv.hpp>
 #include <pufferfish/gpu/kernels/low_rank_conv.hpp>
+#include <pufferfish/gpu/kernels/transpose.hpp>
 #include <pufferfish/gpu/products.hpp>
 #include <pufferfish/ops/low_rank_conv.hpp>
 
@@ -181,11 +182,20 @@ void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
       })) {
     return;
   }
-  const auto plan = gpu::kernels::plan_conv_backward_weight(geometry, gpu::detail::by_tensor_cores<T>(ctx),
+  const bool turns = gpu::kernels::is_better_turned(geometry, gpu::detail::vector_of<T>);
+  const auto how = turns ? gpu::kernels::turned(geometry) : geometry;
+  const auto plan = gpu::kernels::plan_conv_backward_weight(how, gpu::detail::by_tensor_cores<T>(ctx),
                                                             gpu::detail::vector_of<T>);
   scratch_frame frame(ctx.scratch());
-  gpu::kernels::conv_backward_weight<T>(ctx.stream(), geometry, plan, x.data(), dy.data(), dw, accumulate,
-                                        frame.take<float>(plan.scratch));
+  auto* const partials = frame.take<float>(plan.scratch);
+  if (!turns) {
+    return gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, x.data(), dy.data(), dw, accumulate,
+                                                 partials);
+  }
+  auto* const found = frame.take<float>(shape.patch() * shape.out_channels);
+  gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, dy.data(), x.data(), found, false, partials);
+  gpu::kernels::turn_filter(ctx.stream(), found, shape.patch() / shape.in_channels, shape.out_channels,
+                            shape.in_channels, dw, accumulate);
 }
 
 template <class T>

@@ -19,7 +19,6 @@
 #include <string_view>
 
 #include <pufferfish/gpu/conv.hpp>
-#include <pufferfish/gpu/kernels/transpose.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {

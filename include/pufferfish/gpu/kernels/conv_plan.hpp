@@ -131,6 +131,26 @@ inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor, i
   return plans::correlation_plan(g.in_pixels(), g.in_channels, g.out_channels, phases, depth, tensor, vector);
 }
 
+/// The convolution whose gradient of weights is this one's, turned (turn_filter), with the gradient as input
+/// and the input as gradient. Of stride and dilation 1.
+inline conv_geometry turned(const conv_geometry& g) {
+  conv_geometry result = g;
+  std::swap(result.in_height, result.out_height);
+  std::swap(result.in_width, result.out_width);
+  std::swap(result.in_channels, result.out_channels);
+  result.padding_height = g.kernel_height - 1 - g.padding_height;
+  result.padding_width = g.kernel_width - 1 - g.padding_width;
+  return result;
+}
+
+/// Whether that is better: taps gather the narrow tensor then instead of the wide one, as where a low-rank
+/// layer goes down. Gathered channels come in vectors.
+inline bool is_better_turned(const conv_geometry& g, int vector = 4) {
+  return g.stride_height == 1 && g.stride_width == 1 && g.dilation_height == 1 && g.dilation_width == 1 &&
+         g.padding_height < g.kernel_height && g.padding_width < g.kernel_width &&
+         2 * g.out_channels <= g.in_channels && g.out_channels % vector == 0;
+}
+
 /// For conv_backward_weight: long sums over pixels, a small result.
 inline conv_plan plan_conv_backward_weight(const conv_geometry& g, bool tensor, int vector = 4) {
   const index_t rows = g.patch(), columns = g.out_channels, pixels = g.out_pixels();

@@ -18,4 +18,9 @@ template <class T>
 void transpose_wide(cudaStream_t stream, const T* from, index_t rows, index_t columns, accumulate_t<T>* to,
                     bool add);
 
+/// The gradient of a filter of `taps` taps, which has been found with the roles of input and output changed
+/// (conv_plan.hpp): to_(taps - 1 - i) = the transpose of from_i (rows x columns), or += that.
+void turn_filter(cudaStream_t stream, const float* from, index_t taps, index_t rows, index_t columns,
+                 float* to, bool add);
+
 PUFFERFISH_KERNELS_END
