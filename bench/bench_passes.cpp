@@ -58,7 +58,7 @@ nlohmann::json measure(int threads, index_t images, index_t size, index_t channe
   const pf::extents<4> half{images, size / 2, size / 2, channels};
   pf::tensor<float, 4> x(shape), y(shape), dy(shape), other(shape), small(half), small_dy(half);
   pf::tensor<float, 4> means({images, 1, 1, channels});
-  pf::tensor<float, 1> ones({channels}), zeros({channels});
+  pf::tensor<float, 1> ones({channels}), zeros({channels}), dweight({channels}), dbias({channels});
   std::fill_n(ones.data(), channels, 1.0F);
   pf::fill_normal<float>(x.flat(), 1.0, {1, 1});
   pf::fill_normal<float>(dy.flat(), 1.0, {1, 2});
@@ -75,8 +75,8 @@ nlohmann::json measure(int threads, index_t images, index_t size, index_t channe
                                      {addend, relu, mask});
   };
   const auto norm_backward = [&](const view2& dx, const pf::ops::relu_mask<float>& m) {
-    pf::ops::batch_norm_backward<float>(ctx, xr, dyr, zeros.data(), ones.data(), ones.data(), a.data(),
-                                        b.data(), dx, m);
+    pf::ops::batch_norm_backward<float>(ctx, xr, dyr, zeros.data(), ones.data(), ones.data(),
+                                        {dweight.data()}, {dbias.data()}, dx, m);
   };
   std::vector<float> velocity(static_cast<std::size_t>(elements));
   pf::SGD<float> sgd({y.flat(), std::as_const(dy).flat(), {{0, elements, true}}}, {0.9, 0, false, 1e-4});

@@ -66,28 +66,36 @@ __device__ inline float row_reduce(float value, F combine) {
   return value;
 }
 
+/// Four neighbours, read at once.
+template <class T>
+struct alignas(4 * sizeof(T)) four_of {
+  T values[4];
+};
+
 /// The rows of one sequence and the columns of one head.
 template <class T>
 struct head_rows {
   const T* data;
   index_t stride, rows;
   int columns;
-  bool vectors;  ///< rows begin where 16 bytes may be read
+  bool vectors;  ///< rows begin where four elements may be read at once
 
   __device__ head_rows(const row_array<const T>& all, index_t first, index_t count, int head, int depth)
       : data(all.row(first) + static_cast<index_t>(head) * depth),
         stride(all.stride),
         rows(count),
         columns(depth),
-        vectors(aligned16(data) && stride % vector_width<T> == 0) {}
+        vectors(reinterpret_cast<std::uintptr_t>(data) % sizeof(four_of<T>) == 0 && stride % 4 == 0) {}
 
   /// Four elements of a row; zeros where there are none.
   __device__ vector<float> four(index_t row, int column) const {
     vector<float> result{};
     if (row >= rows) return result;
     const T* const from = data + row * stride + column;
-    if constexpr (vector_width<T> == 4) {
-      if (vectors && column + 4 <= columns) return load_vector(from);
+    if (vectors && column + 4 <= columns) {
+      const four_of<T> all = *reinterpret_cast<const four_of<T>*>(from);
+      for (int i = 0; i < 4; ++i) result[i] = static_cast<float>(all.values[i]);
+      return result;
     }
     for (int i = 0; i < 4; ++i) {
       if (column + i < columns) result[i] = static_cast<float>(from[i]);
@@ -187,6 +195,13 @@ __device__ void store_result(const tile_result<Tile>& result, const float (&fact
     const index_t at = row + tile_row(r);
     if (at >= rows) continue;
     T* const place = to.row(first + at) + static_cast<index_t>(head) * depth + begin;
+    if (begin + 4 <= depth && reinterpret_cast<std::uintptr_t>(place) % sizeof(four_of<T>) == 0) {
+      four_of<T> all;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) all.values[c] = static_cast<T>(result[r][c] * factors[r]);
+      store_global(place, all);
+      continue;
+    }
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       if (begin + c < depth) place[c] = static_cast<T>(result[r][c] * factors[r]);
