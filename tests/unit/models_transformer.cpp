@@ -253,7 +253,8 @@ TEST_CASE("transformer: a batch that the caller has packed; rows of padding behi
   // Without padding, rows follow tokens.
   const pair_packing exact(source, target, 1);
   CHECK(exact.bytes() == pair_packing({3, 12, 9, true}).bytes());
-  CHECK(exact.in(nullptr).source.runs.total == 12);
+  std::vector<std::byte> block(static_cast<std::size_t>(exact.bytes()));
+  CHECK(exact.in(block.data()).source.runs.total == 12);
 }
 
 TEST_CASE("transformer: every sentence for itself gives the same logits; padding anywhere changes nothing") {
