@@ -150,8 +150,8 @@ struct device_parts<device::gpu> {
     return pufferfish::factorize(net, policy, ctx);
   }
 
-  /// Multiples of a number between a 32nd and a 16th of the tokens: steps of like size are then the same
-  /// work, and can be one graph.
+  /// Multiples of a number between a 32nd and a 16th of the tokens, of 8 where they are few: steps of like
+  /// size are then the same work, and can be one graph.
   static index_t rows_of_tokens(index_t tokens) {
     index_t step = 8;
     while (32 * step < tokens) step *= 2;

@@ -12,7 +12,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 // All of them: pointers to device memory, aligned to their elements; no output overlaps anything. The plan is
 // the one that plan_conv_... gives for the geometry (or any other; tests try them all). `partials`:
-// plan.scratch floats. Element types: float.
+// plan.scratch floats. Element types: float, and 16 bits.
 
 /// y = x * w + bias. bias: out_channels elements, or nullptr.
 template <class T>
