@@ -2,8 +2,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <pufferfish/core/arena.hpp>
+#include <pufferfish/core/memory.hpp>
+#include <pufferfish/core/parameter.hpp>
 #include <pufferfish/core/scalar.hpp>
+#include <pufferfish/core/tape.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <utility>
 
@@ -19,7 +25,7 @@ TEST_CASE("aligned_buffer: aligned, zeroed, empty ones own nothing") {
     CHECK(std::all_of(buffer.span().begin(), buffer.span().end(), [](float x) { return x == 0.0F; }));
   }
   CHECK(aligned_buffer<double>(0).data() == nullptr);
-  CHECK_THROWS_WITH_AS(aligned_buffer<double>(-4), "aligned_buffer: negative size -4", shape_error);
+  CHECK_THROWS_WITH_AS(aligned_buffer<double>(-4), "negative size -4", shape_error);
 }
 
 TEST_CASE("aligned_buffer: copies are deep, moves leave nothing behind") {
@@ -55,6 +61,41 @@ TEST_CASE("tensor: shape, access and views of the same memory") {
   CHECK(tensor<float, 2>({0, 7}).size() == 0);
   CHECK(tensor<float, 2>().size() == 0);
   CHECK_THROWS_AS((tensor<float, 2>({3, -1})), shape_error);
+  CHECK_THROWS_AS((tensor<float, 2>({-1, -1})), shape_error);
+}
+
+TEST_CASE("memory: sizes that cannot be counted in elements or in bytes are refused, not wrapped") {
+  constexpr index_t large = index_t{1} << 32, quarter = index_t{1} << 61;  // of 4 bytes: 2^63
+  CHECK_THROWS_AS((tensor<float, 2>({large, large})), shape_error);
+  CHECK_THROWS_AS((tensor<float, 4>({large, large, 0, 1})), shape_error);
+  CHECK_THROWS_WITH_AS(
+      aligned_buffer<float>(quarter, uninitialized),
+      "2305843009213693952 elements of 4 bytes have more bytes than 9223372036854775807, the most "
+      "that can be counted",
+      shape_error);
+  CHECK_THROWS_AS(memory_block<float>(host_memory(), 2 * quarter, uninitialized), shape_error);
+  CHECK_THROWS_AS(memory_block<float>(host_memory(), -1), shape_error);
+  CHECK_THROWS_AS(memory_block<float>(host_memory(), 1, uninitialized, quarter), shape_error);
+  stack_arena arena;
+  scratch_frame frame(arena);
+  CHECK_THROWS_AS((void)frame.take<float>(2 * quarter), shape_error);
+  CHECK_THROWS_AS((void)frame.take<float>(-1), shape_error);
+  CHECK_THROWS_AS((frame.take<float, 2>({large, large})), shape_error);
+  CHECK_THROWS_AS((void)arena.allocate(std::numeric_limits<std::size_t>::max()), shape_error);
+  tape passes;
+  CHECK_THROWS_AS((void)passes.push<double>(quarter), shape_error);
+  CHECK_THROWS_AS((void)passes.push_notes<double>(quarter), shape_error);
+  CHECK_THROWS_AS((passes.push<double, 2>({large, large})), shape_error);
+  CHECK(passes.empty());
+  CHECK(arena.in_use() == 0);
+}
+
+TEST_CASE("parameter: a layout whose size does not fit is refused before its strides wrap") {
+  constexpr index_t large = index_t{1} << 32;
+  CHECK_THROWS_AS((void)logical_layout::kernel(large, large, 3, 3), shape_error);
+  CHECK_THROWS_AS((void)logical_layout::matrix(large, large).size(), shape_error);
+  CHECK_THROWS_AS(parameter<float>(logical_layout::matrix(large, large), parameter_role::weight),
+                  shape_error);
 }
 
 TEST_CASE("tensor: a dense copy of a strided view, into another scalar") {

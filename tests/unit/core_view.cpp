@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 #include <pufferfish/core/view.hpp>
 #include <random>
@@ -86,8 +87,29 @@ TEST_CASE("view: empty and null views, negative extents") {
   CHECK(empty.empty());
   CHECK_FALSE(empty.is_null());
   CHECK(empty.slice(1, 2, 3).empty());
-  CHECK_THROWS_WITH_AS((tensor_view<float, 2>(&value, {2, -3})), "tensor_view: negative extent in [2 x -3]",
-                       shape_error);
+  CHECK_THROWS_WITH_AS((tensor_view<float, 2>(&value, {2, -3})), "negative extent in [2 x -3]", shape_error);
+}
+
+TEST_CASE("view: extents whose product does not fit are refused, wherever an extent of zero is") {
+  constexpr index_t large = index_t{1} << 32, most = std::numeric_limits<index_t>::max();
+  const char* const text =
+      "[4294967296 x 4294967296] has more elements than 9223372036854775807, the most that can be counted";
+  float value = 0;
+  CHECK_THROWS_WITH_AS((void)volume<2>({large, large}), text, shape_error);
+  CHECK_THROWS_WITH_AS((void)row_major<2>({large, large}), text, shape_error);
+  CHECK_THROWS_WITH_AS((tensor_view<float, 2>(&value, {large, large})), text, shape_error);
+  CHECK_THROWS_WITH_AS((tensor_view<float, 2>(&value, {large, large}, {0, 0})), text, shape_error);
+  CHECK_THROWS_AS((void)volume<3>({large, 0, large}), shape_error);
+  CHECK_THROWS_AS((void)volume<3>({0, large, large}), shape_error);
+  CHECK_THROWS_AS((void)volume<2>({-1, -1}), shape_error);
+  CHECK_THROWS_AS((void)volume<2>({std::numeric_limits<index_t>::min(), 1}), shape_error);
+  CHECK(volume<1>({most}) == most);
+  CHECK(volume<3>({most / 7, 1, 7}) == most / 7 * 7);
+  CHECK(volume<2>({0, most}) == 0);
+  static_assert(volume<3>({2, 3, 5}) == 30);
+  const tensor_view<float, 2> broadcast(&value, {large, 3}, {0, 0});  // no such memory, but such a view
+  CHECK(broadcast.size() == 3 * large);
+  CHECK_THROWS_AS((void)broadcast.reshape<3>({large, large, 3}), shape_error);
 }
 
 TEST_CASE("view: conversion adds const and never drops it") {

@@ -349,6 +349,7 @@ TEST_CASE("LSTM, LowRankLSTM: a warm step asks the system for no memory") {
 TEST_CASE("LSTM, LowRankLSTM: errors name the layer and the shapes") {
   CHECK(contains(error_text([] { LSTM<float>(0, 4); }), "LSTM: 0 -> 4"));
   CHECK_THROWS_AS(LSTM<float>(3, -1), shape_error);
+  CHECK_THROWS_AS(LSTM<float>(3, index_t{1} << 62), shape_error);  // four gates: 2^64
   CHECK_THROWS_AS(LowRankLSTM<float>(3, 4, 4, 2), rank_error);
   CHECK(contains(error_text([] { LowRankLSTM<float>(3, 4, 2, 5); }), "weight_hh.down: rank 5"));
   CHECK_THROWS_AS((LowRankLSTM<float, 4>(3, 8)), rank_error);

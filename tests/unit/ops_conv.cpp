@@ -224,6 +224,11 @@ TEST_CASE("conv_shape: output extents, refusals") {
   CHECK_THROWS_AS(conv_shape::square(0, 4, 3).validate("c"), shape_error);
   CHECK_THROWS_AS(conv_shape::square(3, 4, 3, 0).validate("c"), shape_error);
   CHECK_THROWS_AS(conv_shape::square(3, 4, 3, 1, -1).validate("c"), shape_error);
+  constexpr index_t huge = index_t{1} << 62;
+  CHECK_THROWS_AS(conv_shape::square(huge, 4, 3).validate("c"), shape_error);
+  CHECK_THROWS_AS(conv_shape::square(3, 4, index_t{1} << 32).validate("c"), shape_error);
+  CHECK_THROWS_AS(conv_shape::square(3, 4, 3, 1, huge).validate("c"), shape_error);
+  CHECK_THROWS_AS(conv_shape::square(3, 4, 3, 1, 0, huge).validate("c"), shape_error);
   CHECK(conv_shape::square(3, 4, 1).is_pointwise());
   CHECK(!conv_shape::square(3, 4, 1, 2).is_pointwise());
 }

@@ -29,8 +29,9 @@ class stack_arena {
   explicit stack_arena(memory_source& source) : source_(&source) {}
 
   /// The new top block, `bytes` long (zero bytes give a valid address too). An empty stack of several chunks
-  /// first joins them into one.
+  /// first joins them into one. Throws shape_error for more bytes than index_t counts.
   PUFFERFISH_NOINLINE std::byte* allocate(std::size_t bytes) {
+    static_cast<void>(detail::byte_count<std::byte>(static_cast<index_t>(bytes)));
     if (top_.depth == 0 && chunks_.size() > 1) join_chunks();
     const std::size_t need =
         (std::max<std::size_t>(bytes, 1) + memory_alignment - 1) / memory_alignment * memory_alignment;
@@ -103,11 +104,11 @@ class scratch_frame {
   scratch_frame& operator=(const scratch_frame&) = delete;
   ~scratch_frame() { arena_.release(start_); }
 
-  /// `count` elements, not initialised.
+  /// `count` elements, not initialised. Throws shape_error for more bytes than index_t counts.
   template <class T>
   T* take(index_t count) {
     static_assert(std::is_trivially_copyable_v<T>);
-    return reinterpret_cast<T*>(arena_.allocate(static_cast<std::size_t>(count) * sizeof(T)));
+    return reinterpret_cast<T*>(arena_.allocate(detail::byte_count<T>(count)));
   }
 
   /// A dense view of not initialised elements.

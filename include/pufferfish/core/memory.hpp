@@ -102,11 +102,11 @@ class memory_block {
  public:
   memory_block() = default;
 
-  /// Not initialised; the first element lies `lead` elements behind a multiple of memory_alignment. Throws
-  /// shape_error for a negative count, and as the source does.
+  /// Not initialised; the first element is stored `lead` elements after a multiple of memory_alignment.
+  /// Throws shape_error for a negative count and for more bytes than index_t counts, and as the source does.
   memory_block(memory_source& source, index_t count, uninitialized_t, index_t lead = 0)
       : source_(&source), size_(count), lead_(lead) {
-    if (count < 0) detail::throw_error<shape_error>({"memory_block: negative size ", count});
+    static_cast<void>(detail::byte_count<T>(count) + detail::byte_count<T>(lead));
     if (count > 0) data_ = static_cast<T*>(source.allocate(allocated())) + lead;
   }
   /// All bits zero.

@@ -23,9 +23,10 @@ struct logical_layout {
   extents<4> shape{};
   extents<4> strides{};
 
+  /// Elements. Throws shape_error as volume does.
   index_t size() const {
-    index_t result = 1;
-    for (int d = 0; d < dims; ++d) result *= shape[static_cast<std::size_t>(d)];
+    const index_t result = detail::checked_volume(shape.data(), static_cast<std::size_t>(dims));
+    if (result < 0) detail::bad_extents(shape.data(), static_cast<std::size_t>(dims));
     return result;
   }
   friend bool operator==(const logical_layout&, const logical_layout&) = default;
@@ -36,7 +37,8 @@ struct logical_layout {
   static logical_layout matrix(index_t out, index_t in) { return {2, {out, in, 1, 1}, {1, out, 0, 0}}; }
   /// An OIHW kernel whose storage is HWIO.
   static logical_layout kernel(index_t out, index_t in, index_t height, index_t width) {
-    return {4, {out, in, height, width}, {1, out, width * in * out, in * out}};
+    const extents<4> stored = row_major<4>({height, width, in, out});
+    return {4, {out, in, height, width}, {stored[3], stored[2], stored[0], stored[1]}};
   }
 };
 

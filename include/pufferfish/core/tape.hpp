@@ -22,11 +22,12 @@ class tape {
   /// With tensors in memory from a source, which must outlive it.
   explicit tape(memory_source& source) : arena_(source) {}
 
-  /// Memory for `count` elements, not initialised, kept until the matching pop.
+  /// Memory for `count` elements, not initialised, kept until the matching pop. Throws shape_error for more
+  /// bytes than index_t counts.
   template <class T>
   T* push(index_t count) {
     static_assert(std::is_trivially_copyable_v<T>);
-    return reinterpret_cast<T*>(push_bytes(arena_, static_cast<std::size_t>(count) * sizeof(T)));
+    return reinterpret_cast<T*>(push_bytes(arena_, detail::byte_count<T>(count)));
   }
 
   template <class T, std::size_t N>
@@ -39,7 +40,7 @@ class tape {
   /// in training mode, or passes were mixed up.
   template <class T>
   T* pop(index_t count) {
-    return reinterpret_cast<T*>(pop_bytes(static_cast<std::size_t>(count) * sizeof(T)));
+    return reinterpret_cast<T*>(pop_bytes(detail::byte_count<T>(count)));
   }
 
   template <class T, std::size_t N>
@@ -51,7 +52,7 @@ class tape {
   template <class V>
   V* push_notes(index_t count) {
     static_assert(std::is_trivially_copyable_v<V>);
-    return reinterpret_cast<V*>(push_bytes(notes_, static_cast<std::size_t>(count) * sizeof(V)));
+    return reinterpret_cast<V*>(push_bytes(notes_, detail::byte_count<V>(count)));
   }
 
   /// Small values (views, shapes, numbers) as one note each.

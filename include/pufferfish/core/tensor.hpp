@@ -63,15 +63,15 @@ class aligned_buffer {
 
  public:
   aligned_buffer() = default;
+  /// Throws shape_error for a negative count and for more bytes than index_t counts.
   PUFFERFISH_NOINLINE explicit aligned_buffer(index_t count) : aligned_buffer(count, uninitialized) {
     std::fill_n(data_, count, T{});
   }
   PUFFERFISH_NOINLINE aligned_buffer(index_t count, uninitialized_t) : size_(count) {
-    if (count < 0) detail::throw_error<shape_error>({"aligned_buffer: negative size ", count});
-    if (count == 0) return;
-    data_ = static_cast<T*>(
-        ::operator new (static_cast<std::size_t>(count) * sizeof(T), std::align_val_t{memory_alignment}));
-    detail::prefer_large_pages(data_, static_cast<std::size_t>(count) * sizeof(T));
+    const std::size_t bytes = detail::byte_count<T>(count);
+    if (bytes == 0) return;
+    data_ = static_cast<T*>(::operator new (bytes, std::align_val_t{memory_alignment}));
+    detail::prefer_large_pages(data_, bytes);
   }
   PUFFERFISH_NOINLINE aligned_buffer(const aligned_buffer& other)
       : aligned_buffer(other.size_, uninitialized) {
@@ -104,6 +104,7 @@ class tensor {
   using value_type = T;
 
   tensor() = default;
+  /// Throws shape_error for a negative extent and for more bytes than index_t counts.
   explicit tensor(const extents<N>& shape) : buffer_(volume<N>(shape)), extents_(shape) {}
 
   /// A dense copy of any view.

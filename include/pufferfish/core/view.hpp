@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -24,17 +25,64 @@ using index_t = std::ptrdiff_t;
 template <std::size_t N>
 using extents = std::array<index_t, N>;
 
-/// Product of all extents; 1 for an empty list.
+namespace detail {
+
+/// Product of `dims` extents, or -1 if one of them is negative or if the product does not fit in index_t.
+/// Zeros are left out of the overflow check's product, so that strides computed from the shape cannot
+/// overflow either.
+constexpr index_t checked_volume(const index_t* shape, std::size_t dims) {
+  index_t product = 1;
+  bool empty = false, fits = true;
+  for (std::size_t i = 0; i < dims; ++i) {
+    const index_t extent = shape[i] == 0 ? 1 : shape[i];
+    empty = empty || shape[i] == 0;
+#if defined(__GNUC__) || defined(__clang__)
+    fits = !__builtin_mul_overflow(product, extent, &product) && extent > 0 && fits;
+#else
+    fits = fits && extent > 0 && product <= std::numeric_limits<index_t>::max() / extent;
+    product = fits ? product * extent : 1;
+#endif
+  }
+  return !fits ? -1 : empty ? 0 : product;
+}
+
+[[noreturn]] PUFFERFISH_COLD inline void bad_extents(const index_t* shape, std::size_t dims) {
+  for (std::size_t i = 0; i < dims; ++i) {
+    if (shape[i] < 0) throw_error<shape_error>({"negative extent in ", shape_text(shape, dims)});
+  }
+  throw_error<shape_error>({shape_text(shape, dims), " has more elements than ",
+                            std::numeric_limits<index_t>::max(), ", the most that can be counted"});
+}
+[[noreturn]] PUFFERFISH_COLD inline void bad_count(index_t count, std::size_t size) {
+  if (count < 0) throw_error<shape_error>({"negative size ", count});
+  throw_error<shape_error>({count, " elements of ", size, " bytes have more bytes than ",
+                            std::numeric_limits<index_t>::max(), ", the most that can be counted"});
+}
+
+/// Bytes of `count` elements of T. Throws shape_error for a negative count and for more bytes than index_t
+/// counts.
+template <class T>
+constexpr std::size_t byte_count(index_t count) {
+  constexpr std::size_t most = static_cast<std::size_t>(std::numeric_limits<index_t>::max()) / sizeof(T);
+  if (static_cast<std::size_t>(count) > most) bad_count(count, sizeof(T));
+  return static_cast<std::size_t>(count) * sizeof(T);
+}
+
+}  // namespace detail
+
+/// Product of all extents; 1 for an empty list. Throws shape_error for a negative extent, and if the product
+/// does not fit in index_t.
 template <std::size_t N>
 constexpr index_t volume(const extents<N>& shape) {
-  index_t result = 1;
-  for (index_t extent : shape) result *= extent;
+  const index_t result = detail::checked_volume(shape.data(), N);
+  if (result < 0) detail::bad_extents(shape.data(), N);
   return result;
 }
 
-/// Strides (in elements) of a dense array whose last index runs fastest.
+/// Strides (in elements) of a dense array whose last index runs fastest. Throws as volume does.
 template <std::size_t N>
 constexpr extents<N> row_major(const extents<N>& shape) {
+  static_cast<void>(volume<N>(shape));
   extents<N> strides{};
   index_t step = 1;
   for (std::size_t i = N; i-- > 0;) {
@@ -53,9 +101,6 @@ std::string to_string(const extents<N>& shape) {
 namespace detail {
 
 // What all views share, compiled once.
-[[noreturn]] PUFFERFISH_COLD inline void negative_extent(const index_t* shape, std::size_t dims) {
-  throw_error<shape_error>({"tensor_view: negative extent in ", shape_text(shape, dims)});
-}
 [[noreturn]] PUFFERFISH_COLD inline void not_contiguous(const index_t* shape, std::size_t dims) {
   throw_error<shape_error>({"tensor_view: flat() of a strided view ", shape_text(shape, dims)});
 }
@@ -87,15 +132,14 @@ class tensor_view {
 
   constexpr tensor_view() = default;
 
-  /// Dense, last index fastest.
-  constexpr tensor_view(T* data, const extents<N>& shape) : tensor_view(data, shape, row_major<N>(shape)) {}
+  /// Dense, last index fastest. Throws shape_error as volume does.
+  constexpr tensor_view(T* data, const extents<N>& shape)
+      : data_(data), extents_(shape), strides_(row_major<N>(shape)) {}
 
-  /// With given strides. Throws shape_error for a negative extent.
+  /// With given strides. Throws shape_error as volume does.
   constexpr tensor_view(T* data, const extents<N>& shape, const extents<N>& strides)
       : data_(data), extents_(shape), strides_(strides) {
-    for (index_t extent : shape) {
-      if (extent < 0) detail::negative_extent(shape.data(), N);
-    }
+    static_cast<void>(volume<N>(shape));
   }
 
   /// A view of T converts to a view of const T.
@@ -109,7 +153,12 @@ class tensor_view {
   constexpr const extents<N>& strides() const { return strides_; }
   constexpr index_t extent(std::size_t i) const { return extents_[i]; }
   constexpr index_t stride(std::size_t i) const { return strides_[i]; }
-  constexpr index_t size() const { return volume<N>(extents_); }
+  // The constructors checked that the product fits.
+  constexpr index_t size() const {
+    index_t result = 1;
+    for (index_t extent : extents_) result *= extent;
+    return result;
+  }
   constexpr bool empty() const { return size() == 0; }
 
   /// True for a view of nothing: "this gradient is not wanted".
@@ -148,7 +197,7 @@ class tensor_view {
 
   /// Elements begin .. begin + count - 1 of dimension d.
   constexpr tensor_view slice(std::size_t d, index_t begin, index_t count) const {
-    PUFFERFISH_ASSERT(d < N && begin >= 0 && count >= 0 && begin + count <= extents_[d],
+    PUFFERFISH_ASSERT(d < N && begin >= 0 && count >= 0 && count <= extents_[d] - begin,
                       "slice outside the view");
     extents<N> shape = extents_;
     shape[d] = count;

@@ -37,7 +37,7 @@ class low_rank_gates {
         hidden_(hidden),
         rank_(rank),
         down_(checked(names[0], in, hidden, rank), parameter_role::weight),
-        up_(logical_layout::matrix(lstm_gates * hidden, rank), parameter_role::weight) {}
+        up_(logical_layout::matrix(volume<2>({lstm_gates, hidden}), rank), parameter_role::weight) {}
 
   index_t rank() const { return rank_; }
   index_t kept_width() const { return lstm_gates * rank_; }
@@ -144,7 +144,7 @@ class low_rank_gates {
  private:
   static logical_layout checked(const char* name, index_t in, index_t hidden, index_t rank) {
     check_rank(message({"LowRankLSTM, ", name}), hidden, in, rank);
-    return logical_layout::matrix(lstm_gates * rank, in);
+    return logical_layout::matrix(volume<2>({lstm_gates, rank}), in);
   }
   static void fill(parameter<parameter_t<T>>& p, index_t fans, random_stream random) {
     const double bound = std::sqrt(6.0 / static_cast<double>(fans));

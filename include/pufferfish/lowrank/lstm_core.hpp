@@ -138,7 +138,7 @@ class lstm_core : public recurrent_layer<T> {
       : recurrent_layer<T>(name, input, hidden),
         input_side_(std::move(input_side)),
         hidden_side_(std::move(hidden_side)),
-        bias_(logical_layout::vector(lstm_gates * hidden), parameter_role::bias) {}
+        bias_(logical_layout::vector(volume<2>({lstm_gates, hidden})), parameter_role::bias) {}
 
   const Side& input_side() const { return input_side_; }
   Side& input_side() { return input_side_; }

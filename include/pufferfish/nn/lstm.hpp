@@ -27,7 +27,7 @@ class dense_gates {
       : name_(name),
         in_(in),
         hidden_(hidden),
-        weight_(logical_layout::matrix(lstm_gates * hidden, in), parameter_role::weight) {}
+        weight_(logical_layout::matrix(volume<2>({lstm_gates, hidden}), in), parameter_role::weight) {}
 
   index_t kept_width() const { return 0; }
   index_t macs() const { return weight_.size(); }

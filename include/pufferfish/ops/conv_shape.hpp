@@ -4,6 +4,7 @@
 /// \file
 /// The geometry of a two-dimensional convolution (groups = 1).
 
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -45,12 +46,23 @@ struct conv_shape {
     return kernel == size2{1, 1} && stride == size2{1, 1} && padding == size2{0, 0};
   }
 
-  /// Throws shape_error, naming `layer`, unless channels, kernel, stride and dilation are positive and
-  /// padding is not negative.
+  /// Throws shape_error, naming `layer`, unless channels, kernel, stride and dilation are positive, padding
+  /// is not negative, and the weight, the kernel's reach and the padding are small enough to compute with.
   void validate(std::string_view layer) const {
+    // A quarter: output_length adds padding on both sides and the reach to a length.
+    constexpr index_t most = std::numeric_limits<index_t>::max() / 4;
+    const auto too_long = [](index_t length, index_t spacing, index_t added) {
+      const extents<2> reach{length, spacing};
+      const index_t pixels = detail::checked_volume(reach.data(), 2);
+      return pixels < 0 || pixels > most || added > most;
+    };
+    const extents<4> weight{kernel.height, kernel.width, in_channels, out_channels};
     const bool positive = in_channels > 0 && out_channels > 0 && kernel.height > 0 && kernel.width > 0 &&
                           stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0;
-    if (!positive || padding.height < 0 || padding.width < 0) {
+    if (!positive || padding.height < 0 || padding.width < 0 ||
+        detail::checked_volume(weight.data(), 4) < 0 ||
+        too_long(kernel.height, dilation.height, padding.height) ||
+        too_long(kernel.width, dilation.width, padding.width)) {
       detail::throw_error<shape_error>({layer, ": not a convolution: ", describe()});
     }
   }

@@ -27,7 +27,7 @@ struct pool_shape {
   /// Throws shape_error, naming `layer`, unless kernel and stride are positive and 0 <= padding <= kernel /
   /// 2, so that every window holds a real pixel.
   void validate(const std::string& layer) const {
-    const auto fits = [](index_t k, index_t s, index_t p) { return k > 0 && s > 0 && p >= 0 && 2 * p <= k; };
+    const auto fits = [](index_t k, index_t s, index_t p) { return k > 0 && s > 0 && p >= 0 && p <= k / 2; };
     if (!fits(kernel.height, stride.height, padding.height) ||
         !fits(kernel.width, stride.width, padding.width)) {
       PUFFERFISH_THROW(shape_error(layer + ": not a pooling window: " + describe() +
