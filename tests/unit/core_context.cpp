@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
-#include <algorithm>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
+#include <memory>
 #include <pufferfish/core/context.hpp>
 #include <set>
 #include <stdexcept>
+#include <string>
+#include <thread>
 #include <vector>
+
+#include "child_process.hpp"
 
 namespace {
 
@@ -37,6 +43,102 @@ TEST_CASE("thread_pool: every task once, workers in range, exceptions come back,
     CHECK(again == 10);
   }
   CHECK_THROWS_AS(thread_pool(0), value_error);
+}
+
+template <class F>
+std::string text_of(const F& f) {
+  try {
+    f();
+  } catch (const error& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    return std::string("not one of ours: ") + e.what();
+  }
+  return "nothing was thrown";
+}
+
+#if !defined(_OPENMP)  // whose runtime ends the program, or hangs
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_CASE("thread_pool: threads that cannot be started are an error, and those that run are ended") {
+  const std::string text = text_of_child([] {
+    // Room for the stacks of some threads (8 MiB each), not of 1,000; root's threads have no other limit.
+    rlimit limit{};
+    ::getrlimit(RLIMIT_AS, &limit);
+    limit.rlim_cur = rlim_t{1} << 30;
+    if (::setrlimit(RLIMIT_AS, &limit) != 0) return std::string("no limit");
+    const std::string failed = text_of([] { cpu_context ctx({1000, 0}); });
+    // The memory of those that ran is free again.
+    cpu_context ctx({4, 0});
+    std::atomic<int> done{0};
+    ctx.parallel_for(100, [&](index_t, int) { ++done; });
+    return failed + "; then " + std::to_string(done);
+  });
+  INFO(text);
+  CHECK(contains(text, "thread_pool: 1000 threads asked for, the calling one included; "));
+  CHECK_FALSE(contains(text, "included; 1 run"));
+  CHECK(contains(text, " run, and the next cannot be started ("));
+  CHECK(contains(text, "ask for fewer threads"));
+  CHECK(contains(text, "; then 100"));
+}
+#endif
+
+TEST_CASE("thread_pool: in a forked process it says that its threads are not there, and can be destroyed") {
+  auto ctx = std::make_unique<cpu_context>(context_options{3, 0});
+  const auto count = [](cpu_context& on, index_t tasks) {
+    std::atomic<index_t> done{0};
+    on.parallel_for(tasks, [&](index_t, int) { ++done; });
+    return std::to_string(done);
+  };
+  CHECK(count(*ctx, 50) == "50");
+  const std::string text = text_of_child([&] {
+    std::string result =
+        text_of([&] { static_cast<void>(count(*ctx, 50)); }) + "; one task: " + count(*ctx, 1);
+    ctx.reset();
+#if !defined(__SANITIZE_THREAD__)  // which refuses threads after such a fork
+    cpu_context fresh({3, 0});
+    result += "; a new one: " + count(fresh, 50);
+#else
+    result += "; a new one: 50";
+#endif
+    return result;
+  });
+  CHECK(
+      text ==
+      "thread_pool: this process was forked after the context (or pool) had started threads, and they do not "
+      "exist here: make a new one after fork; one task: 1; a new one: 50");
+  CHECK(count(*ctx, 50) == "50");
+}
+#endif
+
+TEST_CASE("context: a task that starts tasks, and two threads at once, are told so, each in its words") {
+  for (const int threads : {1, 2, 4}) {
+    cpu_context ctx({threads, 0});
+    // Where one thread does everything, a task may start tasks.
+    const std::string nested = text_of(
+        [&] { ctx.parallel_for(8, [&](index_t, int) { ctx.parallel_for(8, [](index_t, int) {}); }); });
+    CHECK(nested == (threads == 1
+                         ? "nothing was thrown"
+                         : "thread_pool: a task started tasks on the context (or pool) that runs it; use "
+                           "another one there"));
+    std::atomic<int> inside{0};
+    ctx.parallel_for(8, [&](index_t, int) { ctx.parallel_for(1, [&](index_t, int) { ++inside; }); });
+    CHECK(inside == 8);
+
+    std::string other;
+    ctx.parallel_for(2, [&](index_t task, int) {
+      if (task != 0) return;
+      std::thread([&] { other = text_of([&] { ctx.parallel_for(2, [](index_t, int) {}); }); }).join();
+    });
+    CHECK(other ==
+          "thread_pool: two threads use one context (or pool) at once; each thread needs one of its own");
+    std::atomic<int> again{0};
+    ctx.parallel_for(8, [&](index_t, int) { ++again; });
+    CHECK(again == 8);
+  }
 }
 
 TEST_CASE("stack_arena: blocks are aligned, never move, and from the second round on stay where they are") {

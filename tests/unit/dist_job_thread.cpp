@@ -4,10 +4,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <pufferfish/core/error.hpp>
 #include <pufferfish/dist/job_thread.hpp>
+
+#include "child_process.hpp"
 
 namespace pf = pufferfish;
 using pf::detail::job_thread;
@@ -66,4 +71,30 @@ TEST_CASE("job_thread: many threads tell it, several wait; its end leaves the re
   jobs.stop();
   CHECK(sum >= 1);
   CHECK(sum <= 1001);
+}
+
+TEST_CASE("job_thread: in a forked process waiting is an error, and its end does not wait") {
+  std::optional<job_thread> jobs(std::in_place);
+  std::atomic<int> done{0};
+  jobs->start(1, [&](std::size_t) { ++done; });
+  jobs->add(1);
+  jobs->await(1);
+  const std::string text = text_of_child([&] {
+    std::string told = "nothing was thrown";
+    jobs->add(1);
+    try {
+      jobs->await(2);
+    } catch (const pf::state_error& e) {
+      told = e.what();
+    }
+    jobs.reset();
+    return told;
+  });
+  CHECK(text ==
+        "gradient_exchange: this process was forked after the exchange started its thread, which does not "
+        "exist "
+        "here: make a new exchange after fork");
+  jobs->add(1);
+  jobs->await(2);
+  CHECK(done == 2);
 }

@@ -5,7 +5,8 @@
 /// What every other header rests on: the language check, the ABI namespace and the few macros of the library.
 /// No macro of ours changes a type; the ones below that a user may set are
 ///   PUFFERFISH_ASSERT_LEVEL  0 off, 1 light (default: argument checks), 2 full (every element access),
-///   PUFFERFISH_THROW(e)      how an exception leaves the library (default: `throw e`).
+///   PUFFERFISH_THROW(e)      how an exception leaves the library (default: `throw e`; with -fno-exceptions,
+///                            its text is printed and the program aborts). It must not return.
 
 #if defined(_MSVC_LANG)
 #define PUFFERFISH_CPLUSPLUS _MSVC_LANG
@@ -25,8 +26,32 @@
 #error "PUFFERFISH_ASSERT_LEVEL must be 0 (off), 1 (light) or 2 (full)"
 #endif
 
+// Whether this translation unit has exceptions (not with -fno-exceptions).
+#if defined(__cpp_exceptions) || defined(_CPPUNWIND)
+#define PUFFERFISH_EXCEPTIONS 1
+#else
+#define PUFFERFISH_EXCEPTIONS 0
+#endif
+
 #ifndef PUFFERFISH_THROW
+#if PUFFERFISH_EXCEPTIONS
 #define PUFFERFISH_THROW(exception) throw exception
+#else
+#define PUFFERFISH_THROW(exception) ::pufferfish::detail::print_and_abort(exception)
+#endif
+#endif
+
+// try, catch of one type and catch of everything. Without exceptions, the code of the handlers is compiled
+// and never runs.
+#if PUFFERFISH_EXCEPTIONS
+#define PUFFERFISH_DETAIL_TRY try
+#define PUFFERFISH_DETAIL_CATCH(type, name) catch (const type& name)
+#define PUFFERFISH_DETAIL_CATCH_ALL catch (...)
+#else
+#define PUFFERFISH_DETAIL_TRY if (true)
+#define PUFFERFISH_DETAIL_CATCH(type, name) \
+  else if (const type& name = ::pufferfish::detail::not_caught<type>(); false)
+#define PUFFERFISH_DETAIL_CATCH_ALL else
 #endif
 
 // The instruction set that this translation unit was compiled for. It is part of the ABI namespace, so that

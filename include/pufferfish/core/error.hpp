@@ -5,6 +5,9 @@
 /// The exceptions of the library. Every one derives from `pufferfish::error`; texts name the layer or file
 /// and the numbers that do not fit. The library throws them through PUFFERFISH_THROW.
 
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -71,3 +74,23 @@ class timeout_error : public error {
 };
 
 PUFFERFISH_STABLE_NAMESPACE_END
+
+#if !PUFFERFISH_EXCEPTIONS
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// What a throw does without exceptions.
+[[noreturn]] PUFFERFISH_COLD inline void print_and_abort(const std::exception& failure) {
+  std::fprintf(stderr, "pufferfish: %s\n", failure.what());
+  std::abort();
+}
+
+/// Stands for the exception in a handler that never runs.
+template <class E>
+[[noreturn]] const E& not_caught() {
+  std::abort();
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
+#endif

@@ -7,9 +7,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <thread>
 
 #include <pufferfish/core/config.hpp>
+#include <pufferfish/core/helper_thread.hpp>
+#include <pufferfish/core/message.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -23,13 +24,15 @@ class job_thread {
   job_thread& operator=(const job_thread&) = delete;
   ~job_thread() { stop(); }
 
-  bool running() const { return thread_.joinable(); }
+  bool running() const { return thread_.running(); }
 
   /// Starts the thread, which calls serve(0), serve(1), ... serve(round - 1), serve(0), ...: what a job is
-  /// for depends on its place in a round. `serve` throws nothing.
+  /// for depends on its place in a round. `serve` throws nothing. Throws backend_error if there is no thread
+  /// to be had.
   template <class Serve>
   void start(std::size_t round, Serve serve) {
-    thread_ = std::thread([this, round, serve] {
+    const auto what = [] { return "gradient_exchange: its thread cannot be started"; };
+    thread_.start(what, [this, round, serve] {
       for (std::size_t next = 0;; next = (next + 1) % round) {
         const std::uint32_t done = done_.load(std::memory_order_relaxed);
         while (added_.load(std::memory_order_acquire) == done) {
@@ -60,8 +63,13 @@ class job_thread {
   /// Jobs that it was told of since the beginning.
   std::uint32_t added() const { return added_.load(std::memory_order_acquire); }
 
-  /// Waits until it has done so many since the beginning.
+  /// Waits until `count` jobs since the beginning are done. Throws state_error in a forked process.
   void await(std::uint32_t count) const {
+    if (thread_.is_lost()) {
+      throw_error<state_error>(
+          {"gradient_exchange: this process was forked after the exchange started its "
+           "thread, which does not exist here: make a new exchange after fork"});
+    }
     for (std::uint32_t done = done_.load(std::memory_order_acquire);
          static_cast<std::int32_t>(count - done) > 0; done = done_.load(std::memory_order_acquire)) {
       done_.wait(done, std::memory_order_acquire);
@@ -71,7 +79,7 @@ class job_thread {
  private:
   std::atomic<std::uint32_t> added_{0}, done_{0};
   std::atomic<bool> stopping_{false};
-  std::thread thread_;
+  helper_thread thread_;
 };
 
 }  // namespace detail

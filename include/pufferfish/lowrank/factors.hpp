@@ -74,11 +74,8 @@ inline double discarded_energy(const svd_result& of, index_t rank, index_t full,
 template <class T>
 svd_result svd_of_layer(const tensor_view<const T, 2>& matrix, const svd_options& how,
                         const std::string& name) {
-  try {
-    return svd(matrix, how);
-  } catch (const value_error& e) {
-    PUFFERFISH_THROW(value_error(name + ": " + e.what()));
-  }
+  PUFFERFISH_DETAIL_TRY { return svd(matrix, how); }
+  PUFFERFISH_DETAIL_CATCH(value_error, e) { PUFFERFISH_THROW(value_error(name + ": " + e.what())); }
 }
 
 /// What a factorization of a rows x cols matrix of this spectrum at this rank does, but for its name.

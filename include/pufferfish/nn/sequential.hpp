@@ -200,11 +200,8 @@ class sequential {
 
  private:
   static extents<4> shape_after(const child& c, const extents<4>& input) {
-    try {
-      return c.layer.output_shape(input);
-    } catch (const shape_error& e) {
-      PUFFERFISH_THROW(shape_error(c.name + ": " + e.what()));
-    }
+    PUFFERFISH_DETAIL_TRY { return c.layer.output_shape(input); }
+    PUFFERFISH_DETAIL_CATCH(shape_error, e) { PUFFERFISH_THROW(shape_error(c.name + ": " + e.what())); }
   }
 
   void check_output(const extents<4>& expected, const extents<4>& given) const {
