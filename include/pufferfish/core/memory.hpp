@@ -79,10 +79,11 @@ class host_memory_source final : public memory_source {
 
 }  // namespace detail
 
-/// The host's memory. Without state: the same for everybody.
+/// The host's memory. One object for the whole program, never destroyed: networks and contexts with static
+/// storage duration give memory back after other static objects are gone.
 inline memory_source& host_memory() {
-  static detail::host_memory_source source;
-  return source;
+  static memory_source* const source = new detail::host_memory_source;
+  return *source;
 }
 
 /// The source of a device's memory; others are specialised with their device.

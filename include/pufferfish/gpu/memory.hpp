@@ -88,16 +88,16 @@ class pinned_memory_source final : public memory_source {
 }  // namespace detail
 
 /// Memory of the current device. Copies to and from the host wait for all work of the device: for what
-/// happens once, not for steps.
+/// happens once, not for steps. Never destroyed, as host_memory.
 inline memory_source& device_memory() {
-  static detail::device_memory_source source;
-  return source;
+  static memory_source* const source = new detail::device_memory_source;
+  return *source;
 }
 
-/// Pinned memory of the host.
+/// Pinned memory of the host. Never destroyed, as host_memory.
 inline memory_source& pinned_memory() {
-  static detail::pinned_memory_source source;
-  return source;
+  static memory_source* const source = new detail::pinned_memory_source;
+  return *source;
 }
 
 /// Memory of the current device that is taken and given back in the order of a stream's work, from the

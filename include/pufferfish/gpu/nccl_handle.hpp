@@ -25,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include <pufferfish/core/helper_thread.hpp>
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/dist/waiting.hpp>
 #include <pufferfish/gpu/error.hpp>
@@ -38,12 +39,12 @@ struct open_operations {
   std::atomic<int> count{0};
   std::atomic<std::int64_t> since{0};  // something began or ended last
 
-  /// One that stays for as long as the program runs: the driver may tell when the communicator is gone.
+  /// One that is never destroyed: the driver may report an operation after the communicator's end.
   static open_operations& make() {
     static std::mutex mutex;
-    static std::deque<open_operations> all;
+    static auto* const all = new std::deque<open_operations>;
     const std::lock_guard<std::mutex> locked(mutex);
-    return all.emplace_back();
+    return all->emplace_back();
   }
 };
 
@@ -97,12 +98,15 @@ class nccl_handle {
       std::unique_lock<std::mutex> locked(mutex_);
       try {
         settle(ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig", locked);
+        const auto what = [] {
+          return "gpu::nccl: the thread that watches over the device cannot be started";
+        };
+        thread_.start(what, [this] { watch(); });
       } catch (...) {
         break_off(std::current_exception());
         throw;
       }
     }
-    thread_ = std::thread([this] { watch(); });
   }
   nccl_handle(const nccl_handle&) = delete;
   nccl_handle& operator=(const nccl_handle&) = delete;
@@ -112,7 +116,7 @@ class nccl_handle {
       stopping_ = true;
     }
     wake_.notify_one();
-    if (thread_.joinable()) thread_.join();
+    thread_.join();
     leave();
   }
 
@@ -290,7 +294,7 @@ class nccl_handle {
   std::mutex sleep_;
   std::condition_variable wake_;
   bool stopping_ = false;
-  std::thread thread_;
+  pufferfish::detail::helper_thread thread_;
 };
 
 }  // namespace gpu::detail
