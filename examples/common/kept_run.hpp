@@ -123,9 +123,8 @@ class kept_run {
       return;
     }
     run_.resume(o_.file);
-    std::string digests;
-    if (comm_.rank() == 0) digests = pufferfish::open_checkpoint(o_.file).fact(digests_fact);
-    std::istringstream words(pufferfish::detail::broadcast_text(comm_, digests, 0));
+    std::istringstream words(pufferfish::detail::on_root(
+        comm_, [&] { return pufferfish::open_checkpoint(o_.file).fact(digests_fact); }));
     for (std::string word; words >> word;) digests_.push_back(word);
     out_.line(format("going on from %s: epoch %td, step %td", o_.file.c_str(), run_.epoch() + 1,
                      run_.step_of_epoch()));

@@ -3,8 +3,10 @@
 
 #include <chrono>
 #include <cstring>
+#include <string>
 #include <vector>
 
+#include <pufferfish/compress/compression.hpp>
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/distributed.hpp>
 #include <pufferfish/nn.hpp>
@@ -308,6 +310,44 @@ TEST_CASE("ranks with other buckets are told so") {
   } else {
     CHECK_NOTHROW(exchange(net.store(), comm, options));
   }
+}
+
+/// Calls `f` on all ranks, of which only the last has something that cannot be: that rank must throw what it
+/// throws alone, and every other one value_error with the same text and the rank.
+template <class Error, class F>
+void check_refused_everywhere(pf::mpi::communicator& comm, const char* what, F&& f) {
+  const int last = comm.size() - 1;
+  const std::string other = "rank " + std::to_string(last) + " failed: ";
+  if (comm.rank() == last) {
+    CHECK_THROWS_WITH_AS(f(), doctest::Contains(what), Error);
+  } else {
+    CHECK_THROWS_WITH_AS(f(), doctest::Contains((other + what).c_str()), pf::value_error);
+  }
+  comm.barrier();  // and the communicator is in step
+}
+
+TEST_CASE("what cannot be on one rank is refused on all, naming the rank") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  const bool last = comm.rank() == comm.size() - 1;
+  pf::network<float> net = make_net();
+  using exchange = pf::gradient_exchange<float, pf::mpi::communicator>;
+  pf::exchange_options bad_plan = small_buckets(), bad_wire = small_buckets();
+  if (last) bad_plan.plan->buckets.bytes = 0;
+  check_refused_everywhere<pf::value_error>(comm, "gradient_exchange: this is no plan",
+                                            [&] { exchange(net.store(), comm, bad_plan); });
+  if (last) bad_wire.wire = pf::exchange_wire::bf16;
+  check_refused_everywhere<pf::value_error>(comm, "gradient_exchange: what travels is the compressor's", [&] {
+    exchange(net.store(), comm, bad_wire, pf::make_compressor<float>(net.store(), pf::power_sgd_options{}));
+  });
+  pf::tune_options measure;
+  if (last) measure.repeats = 0;
+  check_refused_everywhere<pf::value_error>(comm, "tune: at least", [&] { pf::tune(comm, measure); });
+  check_refused_everywhere<pf::shape_error>(comm, "made here", [&] {
+    pf::detail::all_or_none(comm, "work", [&] {
+      if (last) throw pf::shape_error("made here");
+      return 1;
+    });
+  });
 }
 
 }  // namespace

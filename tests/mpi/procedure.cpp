@@ -121,6 +121,42 @@ TEST_CASE("what fails on rank 0 alone is thrown on all: the switch, saving, resu
   CHECK(fine.finished());
 }
 
+TEST_CASE("what is wrong on one rank alone ends the construction on all") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  const bool last = comm.rank() == comm.size() - 1;
+  const std::string name = "rank " + std::to_string(comm.size() - 1) + " failed: ";
+  const char* const text = last ? "" : name.c_str();
+  image_set train = quadrants(48, 1);
+  const image_set test = quadrants(40, 2);
+  if (last) train.width = 3, train.channels = 2;  // the network has one channel
+  CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, train, test, small_options()),
+                       doctest::Contains(text), error);
+  training_options options = small_options(training_mode::lowrank);
+  auto net = tiny_net<float>(true);
+  options.factorize.rank = energy_kept{0.9};
+  for (float& value : net.store().values()) value = last ? std::numeric_limits<float>::quiet_NaN() : value;
+  const image_set fine = quadrants(48, 1);
+  CHECK_THROWS_WITH_AS(parallel_run<float>(std::move(net), comm, fine, test, options),
+                       doctest::Contains(text), error);
+  comm.barrier();
+}
+
+TEST_CASE("anything that is thrown on rank 0 alone is thrown on all") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const auto work = [] {
+    throw 7;
+    return std::string();
+  };
+  if (comm.rank() == 0) {
+    CHECK_THROWS_AS(detail::on_root(comm, work), int);
+  } else {
+    CHECK_THROWS_WITH_AS(detail::on_root(comm, work),
+                         "rank 0 failed: an exception that is not a std::exception", state_error);
+  }
+  comm.barrier();
+}
+
 /// Gradients of noise, and one NaN.
 struct spoilt_task {
   using model_type = network<float>;
@@ -353,7 +389,7 @@ TEST_CASE(
       run->save_alone(path);
     }
   };
-  for (const int last : {5, 9, 20, 33, 34, 35, 36, 37, 60}) {
+  for (const int last : {10, 14, 25, 38, 39, 40, 41, 42, 65}) {
     CAPTURE(last);
     lossy broken(comm, last);
     procedure<float, lossy> run(tiny_net<float>(true), broken, train, test, options);

@@ -22,7 +22,9 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -212,6 +214,60 @@ std::string broadcast_text(C& comm, const std::string& text, int root) {
   std::string result = comm.rank() == root ? text : std::string(static_cast<std::size_t>(length[0]), '\0');
   comm.broadcast(std::span<char>(result.data(), result.size()), root);
   return result;
+}
+
+}  // namespace detail
+
+namespace detail {
+
+/// What local work has thrown, and its text; no exception: `failure` is null.
+struct local_failure {
+  std::exception_ptr failure;
+  std::string text;
+};
+
+/// Calls work() and keeps whatever it throws.
+template <class Work>
+local_failure failure_of(Work&& work) {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    return {std::current_exception(), e.what()};
+  } catch (...) {
+    return {std::current_exception(), "an exception that is not a std::exception"};
+  }
+  return {};
+}
+
+/// Returns if no rank has a failure. Otherwise throws on all ranks: a rank with a failure rethrows it, the
+/// others throw value_error with `name`, the first such rank and its text. Collective.
+template <class C>
+void agree_on_success(C& comm, std::string_view name, const local_failure& mine) {
+  check_communicator<C>();
+  const std::vector<std::uint64_t> failed = comm.all_gather(static_cast<std::uint64_t>(mine.failure ? 1 : 0));
+  const auto first = std::find(failed.begin(), failed.end(), std::uint64_t{1});
+  if (first == failed.end()) return;
+  const int rank = static_cast<int>(first - failed.begin());
+  const std::string text = broadcast_text(comm, mine.text, rank);
+  if (mine.failure) std::rethrow_exception(mine.failure);
+  PUFFERFISH_THROW(value_error(std::string(name) + ": given up on all ranks, since rank " +
+                               std::to_string(rank) + " failed: " + text));
+}
+
+/// Calls work() on every rank and returns its result if it has succeeded on all of them. If it throws on one
+/// rank, all ranks throw as agree_on_success says, so that no rank waits in a later collective for one that
+/// has left. `work` itself must not communicate. Collective: eight bytes a rank.
+template <class C, class Work>
+auto all_or_none(C& comm, std::string_view name, Work&& work) {
+  using result = std::invoke_result_t<Work&>;
+  if constexpr (std::is_void_v<result>) {
+    agree_on_success(comm, name, failure_of(work));
+  } else {
+    std::optional<result> made;
+    const local_failure mine = failure_of([&] { made.emplace(work()); });
+    agree_on_success(comm, name, mine);
+    return result(std::move(*made));
+  }
 }
 
 }  // namespace detail

@@ -61,8 +61,9 @@ class gradient_exchange {
 
  public:
   /// The store and the communicator must outlive the object. Collective: throws state_error on all ranks if
-  /// their buckets, options or compressors differ, naming the first difference; value_error for options that
-  /// cannot be; backend_error if exchange_memory::device cannot, naming the ranks.
+  /// their buckets, options or compressors differ, naming the first difference; value_error on all ranks for
+  /// options or a plan that cannot be, naming the rank that has them; backend_error if
+  /// exchange_memory::device cannot, naming the ranks.
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options = {},
                     std::optional<any_compressor<T>> compressor = {})
       : store_(&store),
@@ -75,11 +76,13 @@ class gradient_exchange {
     if (!staging::copies && options.memory != exchange_memory::staged) {
       PUFFERFISH_THROW(value_error("gradient_exchange: exchange_memory::device, but no gradients on one"));
     }
-    reducer_.check_options();
+    reducer_.check_device_memory();
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       places_.push_back({this, static_cast<std::uint32_t>(b), jobs_with(b)});
     }
-    if (with_thread() && overlapped()) start_thread();
+    if (with_thread() && overlapped()) {
+      detail::all_or_none(comm, "gradient_exchange", [this] { start_thread(); });
+    }
   }
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;

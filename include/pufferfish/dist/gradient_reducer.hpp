@@ -28,14 +28,19 @@ inline double milliseconds_since(std::chrono::steady_clock::time_point start) {
 template <class T, class Comm>
 class gradient_reducer {
  public:
+  /// Collective: throws on all ranks if the options of one of them cannot be.
   gradient_reducer(const parameter_store<T>& store, Comm& comm, const exchange_options& options,
                    std::optional<any_compressor<T>> compressor)
       : store_(&store),
         comm_(&comm),
-        plan_(checked(options.plan ? *options.plan : default_plan(comm.size()))),
+        plan_(options.plan ? *options.plan : default_plan(comm.size())),
         options_(options),
         compressor_(std::move(compressor)) {
     options_.progress = resolved_progress();
+    all_or_none(comm, "gradient_exchange", [this] {
+      check_plan("gradient_exchange", plan_);
+      check_options();
+    });
   }
 
   Comm& comm() const { return *comm_; }
@@ -65,7 +70,7 @@ class gradient_reducer {
     return elements * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
   }
 
-  /// What ranks must agree on, and what can be.
+  /// What ranks must agree on.
   std::string option_lines(const std::vector<gradient_bucket>& buckets) const {
     return to_text(buckets) + order_lines(plan_) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
            to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
@@ -73,18 +78,20 @@ class gradient_reducer {
            "\nprogress by " + (with_thread() ? "a thread" : "calls") + "\nmemory " +
            to_string(options_.memory) + "\n";
   }
-  void check_options() const {
-    if (compressor_ && is_narrow()) {
-      PUFFERFISH_THROW(
-          value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
-                      to_string(options_.wire) + " has no meaning with it"));
+  /// For MPI on a device's memory: all ranks' MPI must take it, or none. Collective; all ranks have the same
+  /// options. Throws backend_error on all ranks, naming those without.
+  void check_device_memory() const {
+    if (options_.memory != exchange_memory::device) return;
+    bool takes = false;
+    if constexpr (requires { comm_->takes_device_memory(); }) takes = comm_->takes_device_memory();
+    std::vector<int> without;
+    const auto all = comm_->all_gather(static_cast<std::uint64_t>(takes));
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank] == 0) without.push_back(static_cast<int>(rank));
     }
-    if (with_thread() && !may_have_thread()) {
-      PUFFERFISH_THROW(
-          value_error("gradient_exchange: a progress thread needs a communicator that any thread "
-                      "may use (MPI_THREAD_SERIALIZED or more)"));
-    }
-    if (options_.memory == exchange_memory::device) check_device_options();
+    if (without.empty()) return;
+    throw_error<backend_error>({"gradient_exchange: exchange_memory::device, but ", describe_ranks(without),
+                                " an MPI that does not say that it takes a device's memory"});
   }
 
   all_reduce_algorithm algorithm_for(std::span<const T> values) const {
@@ -153,11 +160,6 @@ class gradient_reducer {
  private:
   using clock = std::chrono::steady_clock;
 
-  static exchange_plan checked(exchange_plan plan) {
-    check_plan("gradient_exchange", plan);
-    return plan;
-  }
-
   exchange_progress resolved_progress() const {
     if (compressor_) return exchange_progress::calls;
     if (options_.progress != exchange_progress::automatic) return options_.progress;
@@ -168,6 +170,20 @@ class gradient_reducer {
     return false;
   }
 
+  // Local.
+  void check_options() const {
+    if (compressor_ && is_narrow()) {
+      PUFFERFISH_THROW(
+          value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
+                      to_string(options_.wire) + " has no meaning with it"));
+    }
+    if (with_thread() && !may_have_thread()) {
+      PUFFERFISH_THROW(
+          value_error("gradient_exchange: a progress thread needs a communicator that any thread "
+                      "may use (MPI_THREAD_SERIALIZED or more)"));
+    }
+    if (options_.memory == exchange_memory::device) check_device_options();
+  }
   // For MPI on a device's memory.
   void check_device_options() const {
     const auto refuse_option = [](const char* what) {
@@ -184,20 +200,6 @@ class gradient_reducer {
       // MPI libraries do not take a device's memory in sums that are started and waited for.
       if (comm_->timeout() > 0.0) refuse_option("sums that may time out go by way of the host's memory");
     }
-    check_device_memory();
-  }
-  // All ranks' MPI, or none.
-  void check_device_memory() const {
-    bool takes = false;
-    if constexpr (requires { comm_->takes_device_memory(); }) takes = comm_->takes_device_memory();
-    std::vector<int> without;
-    const auto all = comm_->all_gather(static_cast<std::uint64_t>(takes));
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank] == 0) without.push_back(static_cast<int>(rank));
-    }
-    if (without.empty()) return;
-    throw_error<backend_error>({"gradient_exchange: exchange_memory::device, but ", describe_ranks(without),
-                                " an MPI that does not say that it takes a device's memory"});
   }
 
   index_t store_elements() const {

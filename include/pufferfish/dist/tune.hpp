@@ -68,6 +68,21 @@ inline exchange_plan plan_from(const std::vector<tuned_length>& lengths, int ran
   return plan;
 }
 
+inline void check_tune_options(const tune_options& options) {
+  if (options.largest_bytes < 1024 || options.repeats < 1 || !(options.seconds > 0.0) ||
+      !(options.latency_share > 0.0)) {
+    detail::throw_error<value_error>({"tune: at least 1024 bytes (got ", options.largest_bytes,
+                                      "), one repeat (got ", options.repeats,
+                                      "), positive seconds and share"});
+  }
+}
+
+inline std::string option_lines(const tune_options& options) {
+  return message({"largest message ", options.largest_bytes, "\nrepeats ", options.repeats, "\nseconds "}) +
+         shortest_number(options.seconds) + "\nlatency share " + shortest_number(options.latency_share) +
+         "\n";
+}
+
 }  // namespace detail
 
 /// Measures the communicator's all-reduce, our ring and our recursive doubling on all ranks together, with
@@ -77,17 +92,14 @@ inline exchange_plan plan_from(const std::vector<tuned_length>& lengths, int ran
 ///     bytes of a bucket = latency bytes_per_second / latency_share, in 256 KiB .. 16 MiB,
 ///     of the first two = the same, at most 1 MiB,
 /// where latency + n / bytes_per_second is fitted to the fastest times (least squares of relative errors).
-/// With one rank nothing is measured. All ranks get rank 0's plan, bit for bit. Collective; nobody else may
-/// use the communicator meanwhile. Throws value_error for options that cannot be.
+/// With one rank nothing is measured. All ranks get rank 0's plan, bit for bit. Collective; nothing else may
+/// use the communicator meanwhile. Throws on all ranks: value_error for options that cannot be on one of
+/// them, state_error if their options differ.
 template <class Comm>
 exchange_plan tune(Comm& comm, const tune_options& options = {}) {
   detail::check_communicator<Comm>();
-  if (options.largest_bytes < 1024 || options.repeats < 1 || !(options.seconds > 0.0) ||
-      !(options.latency_share > 0.0)) {
-    detail::throw_error<value_error>({"tune: at least 1024 bytes (got ", options.largest_bytes,
-                                      "), one repeat (got ", options.repeats,
-                                      "), positive seconds and share"});
-  }
+  detail::all_or_none(comm, "tune", [&] { detail::check_tune_options(options); });
+  agree_on_lines(comm, "tune's options", detail::option_lines(options));
   if (comm.size() == 1) return default_plan(1);
   using clock = std::chrono::steady_clock;
   const auto since = [](clock::time_point start) {

@@ -168,7 +168,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
         options_(options),
         plan_(options.plan ? *options.plan : default_plan(comm.size())),
         generation_(store.generation()),
-        buckets_(store, checked(plan_).buckets),
+        buckets_(store, agreed_limits()),
         reducer_(comm, options.wire, longest(buckets_)),
         judge_(comm),
         come_(buckets_.size()) {
@@ -250,9 +250,11 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   bool is_narrow() const { return options_.wire != exchange_wire::same; }
   bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
 
-  static const exchange_plan& checked(const exchange_plan& plan) {
-    detail::check_plan("gradient_exchange", plan);
-    return plan;
+  // Collective: throws on all ranks if the plan of one of them is none.
+  const bucket_limits& agreed_limits() const {
+    detail::all_or_none(*comm_, "gradient_exchange",
+                        [this] { detail::check_plan("gradient_exchange", plan_); });
+    return plan_.buckets;
   }
   static index_t longest(const detail::bucket_counter& buckets) {
     index_t result = 0;

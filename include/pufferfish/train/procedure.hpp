@@ -19,11 +19,14 @@ class procedure : public training_run<image_task<T, Device>, Comm> {
   using machine_options = typename base::machine_options;
 
   /// Takes a dense network. The sets must outlive the object. Throws shape_error if images do not fit the
-  /// network; other errors as training_run.
+  /// network (on all ranks, if they do not on one); other errors as training_run.
   procedure(network<T, Device> net, Comm& comm, const image_set& train, const image_set& test,
             const training_options& options, const machine_options& machine = {})
-      : procedure(image_task<T, Device>(net, train, test, options, comm.rank(), comm.size()), std::move(net),
-                  comm, options, machine) {}
+      : procedure(
+            detail::all_or_none(
+                comm, "procedure",
+                [&] { return image_task<T, Device>(net, train, test, options, comm.rank(), comm.size()); }),
+            std::move(net), comm, options, machine) {}
 
   const normalization& normalize() const { return base::task().normalize(); }
 

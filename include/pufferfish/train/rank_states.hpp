@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <span>
 #include <string>
 #include <utility>
@@ -33,25 +32,18 @@ void average_over_ranks(Comm& comm, std::span<T> mine) {
   for (std::size_t i = 0; i < sum.size(); ++i) mine[i] = static_cast<T>(sum[i] / comm.size());
 }
 
-/// Runs `work` on rank 0 and gives its text to all. If it throws there, all ranks throw: none waits for a
-/// broadcast that does not come. Collective.
+/// Runs `work` on rank 0 and gives its text to all. If it throws there, whatever it throws, all ranks throw:
+/// rank 0 the same exception, the others state_error with its text. So no rank waits for a broadcast that
+/// does not come. Collective.
 template <class Comm, class Work>
 std::string on_root(Comm& comm, Work&& work) {
   std::string text;
-  std::uint64_t failed[1] = {0};
-  std::exception_ptr failure;
-  if (comm.rank() == 0) {
-    try {
-      text = work();
-    } catch (const std::exception& e) {
-      failure = std::current_exception();
-      text = e.what();
-      failed[0] = 1;
-    }
-  }
+  local_failure mine;
+  if (comm.rank() == 0) mine = failure_of([&] { text = work(); });
+  std::uint64_t failed[1] = {mine.failure ? std::uint64_t{1} : std::uint64_t{0}};
   comm.broadcast(std::span<std::uint64_t>(failed), 0);
-  text = broadcast_text(comm, text, 0);
-  if (failure) std::rethrow_exception(failure);
+  text = broadcast_text(comm, mine.failure ? mine.text : text, 0);
+  if (mine.failure) std::rethrow_exception(mine.failure);
   if (failed[0] != 0) PUFFERFISH_THROW(state_error("rank 0 failed: " + text));
   return text;
 }

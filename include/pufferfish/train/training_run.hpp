@@ -40,6 +40,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <pufferfish/dist/exchange.hpp>
@@ -82,21 +83,23 @@ class training_run {
 
   /// Takes a dense model. All ranks get rank 0's initial values. Throws state_error on all ranks if their
   /// models, data or options differ, naming the first difference; and for a model on another device than the
-  /// run is to be on (make both behind gpu::use_device).
+  /// run is to be on (make both behind gpu::use_device). What one rank throws for a model or options that
+  /// cannot be ends the construction on all ranks.
   training_run(model_type net, Comm& comm, Task task, const run_options& options,
                const machine_options& machine = {})
       : net_(std::move(net)),
-        comm_(&comm),
+        comm_(agreed(comm, net_, task, options)),
         task_(std::move(task)),
         options_(options),
         tune_first_(options.tune_exchange),
         plateau_(options.rate_plateau),
         ctx_(with_seed(machine, options.seed)),
         steps_(options) {
-    detail::device_parts<device_type>::check_place(ctx_, net_.store().values().data());
-    if (options_.mode == training_mode::lowrank) start_low_rank();
-    agree_on_lines(*comm_, "network", net_.structure());
-    agree_on_lines(*comm_, "training options", option_lines());
+    detail::all_or_none(*comm_, "training_run", [this] {
+      detail::device_parts<device_type>::check_place(ctx_, net_.store().values().data());
+      if (options_.mode == training_mode::lowrank) start_low_rank();
+    });
+    if (options_.mode == training_mode::lowrank) agree_on_lines(*comm_, "network", net_.structure());
     broadcast_state();
     bind_to_arenas();
     record_.low_rank = options_.mode == training_mode::lowrank;
@@ -229,7 +232,7 @@ class training_run {
     const std::optional<exchange_plan> plan = detail::usable_plan(plan_text, path, comm_->size());
     take_structure(low_rank_layers(loaded), loaded);
     optimizer_type restored(make_optimizer_target(loaded.store()), options_.optimizer);
-    auto compressor = make_compressor(loaded.store(), options_.compression);
+    auto compressor = new_compressor(loaded.store());
     states beside(*comm_, memory(), restored,
                   compressor ? compressor->states() : std::vector<compressor_state<T>>(), carried());
     on_root([&] {
@@ -290,13 +293,20 @@ class training_run {
   }
 
   // What must be equal on all ranks, and between a checkpoint and the run that resumes it.
-  std::string resume_lines() const {
-    return detail::option_lines(options_, plateau_.has_value(), sizeof(T)) + task_.describe();
+  static std::string resume_lines(const run_options& options, const Task& task) {
+    return detail::option_lines(options, options.rate_plateau.has_value(), sizeof(T)) + task.describe();
   }
+  std::string resume_lines() const { return resume_lines(options_, task_); }
 
-  std::string option_lines() const {
-    return resume_lines() + "epochs " + std::to_string(options_.epochs) + "\ntune the exchange " +
-           (options_.tune_exchange ? "yes\n" : "no\n") + task_.data_lines();
+  // Compares what ranks must have alike before the other members are made of it: what they throw for such
+  // options they then throw on all ranks.
+  static Comm* agreed(Comm& comm, const model_type& net, const Task& task, const run_options& options) {
+    agree_on_lines(comm, "network", net.structure());
+    agree_on_lines(comm, "training options",
+                   resume_lines(options, task) + "epochs " + std::to_string(options.epochs) +
+                       "\ntune the exchange " + (options.tune_exchange ? "yes\n" : "no\n") +
+                       task.data_lines());
+    return &comm;
   }
 
   // What a checkpoint says beside the arrays.
@@ -322,12 +332,18 @@ class training_run {
     net_.store().round();
   }
 
+  // On all ranks or none: it takes memory of the gradients' size. Collective.
+  std::optional<any_compressor<T>> new_compressor(const parameter_store<T>& store) {
+    if (std::holds_alternative<no_compression>(options_.compression)) return std::nullopt;
+    return detail::all_or_none(*comm_, "training_run",
+                               [&] { return make_compressor(store, options_.compression); });
+  }
+
   // An optimizer and an exchange for the arenas that the model has now.
   void bind_to_arenas() {
     unbind();
     optimizer_.emplace(make_optimizer_target(net_.store()), options_.optimizer);
-    exchange_.emplace(net_.store(), *comm_, options_.exchange,
-                      make_compressor(net_.store(), options_.compression));
+    exchange_.emplace(net_.store(), *comm_, options_.exchange, new_compressor(net_.store()));
     steps_.start(parts(), record_);
   }
   void unbind() {
@@ -389,8 +405,7 @@ class training_run {
   void tune_now() {
     options_.exchange.plan = tune(*comm_);
     unbind();
-    exchange_.emplace(net_.store(), *comm_, options_.exchange,
-                      make_compressor(net_.store(), options_.compression));
+    exchange_.emplace(net_.store(), *comm_, options_.exchange, new_compressor(net_.store()));
     steps_.start(parts(), record_);
     tune_first_ = false;
   }

@@ -115,7 +115,9 @@ class distributed {
     // From now on in the order of the arena.
     std::reverse(members_.begin(), members_.end());
     for (member& m : members_) add_view(m);
-    exchange_.emplace(*store_, comm, options, compressor(*store_));
+    exchange_.emplace(
+        *store_, comm, options,
+        pufferfish::detail::all_or_none(comm, "distributed module", [&] { return compressor(*store_); }));
     // Nothing throws from here on: hooks call this object.
     for (std::size_t i = 0; i < members_.size(); ++i) add_hook(members_[i], i);
   }
