@@ -353,7 +353,7 @@ class steps {
     std::size_t released = 0;
     clock::time_point start;
 
-    static void on_ready(void* object, int id) {
+    static void on_ready(void* object, const void*, int id) {
       auto& r = *static_cast<readiness*>(object);
       --r.missing[static_cast<std::size_t>(r.bucket_of[static_cast<std::size_t>(id)])];
       // Buckets go in order.
@@ -382,9 +382,10 @@ class steps {
       ready.start = clock::now();
       step_->forward();
       forward.push_back(seconds_since(ready.start) * 1e3);
-      step_->context().on_gradient_ready(&readiness::on_ready, &ready);
-      step_->backward();
-      step_->context().on_gradient_ready(nullptr, nullptr);
+      {
+        const auto listener = step_->context().on_gradient_ready(&readiness::on_ready, &ready);
+        step_->backward();
+      }
       compute.push_back(seconds_since(ready.start) * 1e3);
       const auto updating = clock::now();
       step_->begin_update();

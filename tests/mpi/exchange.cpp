@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/compress/compression.hpp>
@@ -294,6 +297,126 @@ TEST_CASE("ranks at different steps are told so, before anything is mixed") {
   exchange.begin(ctx);
   exchange.finish(ctx);
   CHECK(exchange.steps() == 8);
+}
+
+/// Adds like MPI; on the last rank, sums fail when `sums_left` is used up.
+class failing : public pf::mpi::communicator {
+ public:
+  using pf::mpi::communicator::communicator;
+  template <class T>
+  void all_reduce_sum(std::span<T> values) {
+    count();
+    pf::mpi::communicator::all_reduce_sum(values);
+  }
+  template <class T>
+  pf::mpi::request start_all_reduce_sum(std::span<T> values) {
+    count();
+    return pf::mpi::communicator::start_all_reduce_sum(values);
+  }
+  int sums_left = -1;
+
+ private:
+  void count() {
+    if (rank() == size() - 1 && sums_left-- == 0) throw pf::backend_error("the link is down");
+  }
+};
+
+TEST_CASE("a rank whose bucket has failed takes no further step with the same exchange") {
+  failing comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  const bool bad = comm.rank() == comm.size() - 1;
+  pf::exchange_options options = small_buckets();
+  options.algorithm = pf::all_reduce_algorithm::library;
+  for (auto progress : {pf::exchange_progress::thread, pf::exchange_progress::calls}) {
+    const bool threads = progress == pf::exchange_progress::thread;
+    if (threads && !comm.usable_from_threads()) continue;
+    options.progress = progress;
+    pf::network<float> net = make_net();
+    pass one;
+    std::optional<pf::gradient_exchange<float, failing>> exchange(std::in_place, net.store(), comm, options);
+    const auto step = [&](std::uint64_t number) {
+      exchange->begin(one.ctx);
+      one.run(net, comm.rank(), number);
+      exchange->finish(one.ctx);
+    };
+    comm.sums_left = -1;
+    step(0);
+    comm.sums_left = 1;
+    if (bad) {
+      CHECK_THROWS_WITH_AS(step(1), "the link is down", pf::backend_error);
+      comm.sums_left = -1;
+      // The others wait for the rest of step 1: a sum of step 2 would end it with that step's numbers.
+      CHECK_THROWS_WITH_AS(step(2), doctest::Contains("an earlier step failed (the link is down)"),
+                           pf::state_error);
+      for (std::size_t b = 1; b < exchange->buckets().size(); ++b) {
+        std::vector<float> rest(static_cast<std::size_t>(exchange->buckets()[b].size));
+        if (threads) {
+          comm.all_reduce_sum(std::span<float>(rest));
+        } else {
+          comm.start_all_reduce_sum(std::span<float>(rest)).wait();
+        }
+      }
+    } else {
+      step(1);
+    }
+    comm.sums_left = -1;
+    exchange.emplace(net.store(), comm, options);
+    step(3);
+    CHECK(distance(gradients_of(net), expected_mean(comm.size(), 3)) < 1e-6);
+  }
+}
+
+TEST_CASE("what a call-back throws on one rank leaves the ranks in step") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  for (auto progress : {pf::exchange_progress::automatic, pf::exchange_progress::calls}) {
+    pf::exchange_options options = small_buckets();
+    options.progress = progress;
+    pf::network<float> net = make_net();
+    pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, options);
+    pass one;
+    exchange.begin(one.ctx);
+    one.run(net, comm.rank(), 1);
+    const auto call_back = [&](const pf::gradient_bucket&) {
+      if (comm.rank() == 0) throw pf::value_error("stop");
+    };
+    if (comm.rank() == 0) {
+      CHECK_THROWS_AS(exchange.finish(one.ctx, call_back), pf::value_error);
+    } else {
+      exchange.finish(one.ctx, call_back);
+    }
+    exchange.begin(one.ctx);
+    one.run(net, comm.rank(), 2);
+    exchange.finish(one.ctx);
+    CHECK(distance(gradients_of(net), expected_mean(comm.size(), 2)) < 1e-6);
+  }
+}
+
+TEST_CASE("a gradient that one rank has stopped writing is zero there, and the mean is of the others") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  pf::network<float> net = make_net();
+  pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, small_buckets());
+  pass one;
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const bool absent = step > 0 && comm.rank() == 0;  // without samples
+    exchange.begin(one.ctx);
+    if (!absent) one.run(net, comm.rank(), step);
+    exchange.finish(one.ctx);
+    if (step == 0) continue;
+    std::vector<double> expected = expected_mean(comm.size(), step);
+    pf::network<float> first = make_net();
+    pass other;
+    other.run(first, 0, step);
+    const std::vector<float> missing = gradients_of(first);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      expected[i] -= static_cast<double>(missing[i]) / comm.size();
+    }
+    const std::vector<float> got = gradients_of(net);
+    if (comm.size() == 1) {
+      CHECK(std::all_of(got.begin(), got.end(), [](float g) { return g == 0.0F; }));
+    } else {
+      CHECK(distance(got, expected) < 1e-6);
+    }
+  }
 }
 
 TEST_CASE("ranks with other buckets are told so") {

@@ -212,8 +212,8 @@ TEST_CASE("context: random streams follow (seed, step, order of asking) only") {
 TEST_CASE("context: gradient_written tells when the last writer of a step is done") {
   std::vector<int> told;
   cpu_context ctx;
-  ctx.on_gradient_ready([](void* list, int id) { static_cast<std::vector<int>*>(list)->push_back(id); },
-                        &told);
+  const auto listener = ctx.on_gradient_ready(
+      [](void* list, const void*, int id) { static_cast<std::vector<int>*>(list)->push_back(id); }, &told);
   parameter<float> shared(logical_layout::vector(2), parameter_role::weight);
   float place[4];
   shared.bind(place, place + 2, 9);

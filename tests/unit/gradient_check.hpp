@@ -208,8 +208,8 @@ void check_contract(const Layer& given, const extents<4>& shape) {
   CHECK(same_bits(once, gradients()));
   for (auto* p : parameters) p->set_writers(2);
   std::vector<int> ready;
-  ctx.on_gradient_ready([](void* list, int id) { static_cast<std::vector<int>*>(list)->push_back(id); },
-                        &ready);
+  const auto listener = ctx.on_gradient_ready(
+      [](void* list, const void*, int id) { static_cast<std::vector<int>*>(list)->push_back(id); }, &ready);
   step(dx);
   CHECK(ready.empty());
   step(dx);

@@ -190,8 +190,8 @@ TEST_CASE("network: gradients become ready once each, in backward order") {
   network<double> net = make_net<double>();
   cpu_context ctx;
   std::vector<int> ready;
-  ctx.on_gradient_ready([](void* list, int id) { static_cast<std::vector<int>*>(list)->push_back(id); },
-                        &ready);
+  const auto listener = ctx.on_gradient_ready(
+      [](void* list, const void*, int id) { static_cast<std::vector<int>*>(list)->push_back(id); }, &ready);
   for (std::uint64_t step = 0; step < 2; ++step) {
     ready.clear();
     pass(net, ctx, step);

@@ -9,6 +9,7 @@
 
 #include <pufferfish/core/arena.hpp>
 #include <pufferfish/core/device.hpp>
+#include <pufferfish/core/gradient_hook.hpp>
 #include <pufferfish/core/parallel.hpp>
 #include <pufferfish/core/parameter.hpp>
 #include <pufferfish/core/random.hpp>
@@ -79,13 +80,14 @@ class context<device::cpu> {
   /// Called by layers when a parameter's gradient is complete for this step.
   template <class T>
   void gradient_written(const parameter<T>& p) {
-    if (p.written() && ready_ != nullptr) ready_(ready_object_, p.id());
+    if (p.written()) ready_(&p, p.id());
   }
 
-  /// `call(object, id)` is told each parameter whose gradient is ready, during backward. nullptr: nobody.
-  void on_gradient_ready(void (*call)(void*, int), void* object) {
-    ready_ = call;
-    ready_object_ = object;
+  /// `call(object, parameter, id)` is called during backward passes for each parameter whose gradient is
+  /// complete, of all layers that run in this context, as long as the returned object exists. A later
+  /// registration replaces it. See gradient_hook.
+  gradient_listener on_gradient_ready(gradient_hook::call_type call, void* object) {
+    return {ready_, call, object};
   }
 
   /// Most memory that tape and scratch have held at once, each, in bytes.
@@ -108,8 +110,7 @@ class context<device::cpu> {
   std::uint64_t step_ = 0;
   index_t first_sample_ = 0;
   std::uint64_t streams_used_ = 0;
-  void (*ready_)(void*, int) = nullptr;
-  void* ready_object_ = nullptr;
+  gradient_hook ready_;
 };
 
 /// Sets a context's mode, and puts the one before back at its end, after an exception too.

@@ -120,11 +120,26 @@ namespace detail {
 /// decay.
 enum class parameter_role { weight, bias, norm };
 
+/// What the elements of a parameter's gradient are: see parameter::gradient_origin.
+enum class gradient_source : unsigned char {
+  program,   ///< zeros, or what the program has written into the arena; no layer has written it
+  layer,     ///< written by a layer since the last exchange or optimizer step
+  exchange,  ///< the result of an exchange, which no optimizer has used
+  spent      ///< used by an optimizer's step
+};
+
 /// One trained tensor. A layer holds it as a member; `visit` shows it to the world by name.
 ///
-/// Gradients: the first writer of a step overwrites, later ones add, nothing is ever zeroed (`accumulate()`
-/// says which). The gradient is ready when `writers` writes are done: one a backward pass, more for shared
-/// parameters and for several micro-batches a step.
+/// Gradients: the first writer of a step overwrites, later ones add (`accumulate()` says which). The gradient
+/// is ready when `writers` writes are done: one a backward pass, more for shared parameters and for several
+/// micro-batches a step.
+///
+/// The gradient of a parameter that no layer has written since the last optimizer step is zero: the next
+/// exchange sets this rank's part to zero before it sums, and an optimizer whose target was made from the
+/// store does so before it updates. Weight decay and momentum go on. Two cases are left to the program. An
+/// arena that no layer has ever written is taken as it is; and so are the gradients of a step in which no
+/// layer has written any of the store's (a replayed graph), by optimizers and by exchanges on a device. A
+/// program that writes single gradients by itself calls set_gradient_origin(gradient_source::layer).
 template <class T>
 class parameter {
  public:
@@ -181,17 +196,29 @@ class parameter {
   bool accumulate() const { return written_ > 0; }
   /// A backward pass has written. True if that was the step's last write: the gradient is ready.
   bool written() const {
-    written_ = written_ + 1 >= writers_ ? 0 : written_ + 1;
+    origin_ = gradient_source::layer;
+    written_ = written_ + 1 >= writers_ * passes_ ? 0 : written_ + 1;
     return written_ == 0;
   }
-  /// How many writes make a step, >= 1.
+  /// Number of writes per backward pass, >= 1.
   void set_writers(int writers) {
     writers_ = writers;
     written_ = 0;
   }
   int writers() const { return writers_; }
+  /// Number of backward passes per step, >= 1: see micro_batches. Binding to an arena sets it to 1.
+  void set_passes(int passes) {
+    passes_ = passes;
+    written_ = 0;
+  }
+  /// Number of writes since the step began; 0 after the step's last write.
+  int writes() const { return written_; }
   /// Forgets the writes of an abandoned step.
   void restart() const { written_ = 0; }
+
+  /// What the gradient's elements are. Kept by layers, exchanges and optimizers.
+  gradient_source gradient_origin() const { return origin_; }
+  void set_gradient_origin(gradient_source source) const { origin_ = source; }
 
   /// Position in the network's arenas, or -1.
   int id() const { return id_; }
@@ -205,7 +232,9 @@ class parameter {
     gradient_ = gradient_place;
     own_gradient_ = {};
     id_ = id;
+    passes_ = 1;
     written_ = 0;
+    origin_ = gradient_source::program;
   }
 
   /// Takes values and gradient of a host framework for its own, as they lie there in stored order; nothing is
@@ -215,7 +244,9 @@ class parameter {
     gradient_ = gradient;
     own_gradient_ = {};
     id_ = id;
+    passes_ = 1;
     written_ = 0;
+    origin_ = gradient_source::program;
   }
 
   /// Takes values that lie elsewhere for its own; gradient and id stay.
@@ -240,7 +271,8 @@ class parameter {
   mutable aligned_buffer<T> own_gradient_;
   mutable T* gradient_ = nullptr;
   mutable int written_ = 0;
-  int writers_ = 1;
+  mutable gradient_source origin_ = gradient_source::program;
+  int writers_ = 1, passes_ = 1;
   int id_ = -1;
 };
 

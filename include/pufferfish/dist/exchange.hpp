@@ -12,12 +12,11 @@
 #include <exception>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <pufferfish/dist/bucket_counter.hpp>
+#include <pufferfish/dist/exchange_failure.hpp>
 #include <pufferfish/dist/gradient_reducer.hpp>
 #include <pufferfish/dist/gradient_staging.hpp>
 #include <pufferfish/dist/job_thread.hpp>
@@ -32,6 +31,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     exchange.begin(ctx);          // before the backward pass (of the step's last micro-batch)
 ///     ... forward, backward ...
 ///     exchange.finish(ctx);         // every gradient is the mean over the ranks
+///
+/// Layers of other networks, and layers that belong to none, may run between begin and finish: their
+/// gradients are ignored. A second backward pass through one of the exchange's own parameters throws
+/// state_error unless micro_batches (dist/micro_batches.hpp) says so before.
+///
+/// After a failed step (an exception from begin to finish that came from the exchange, a compressor or the
+/// communicator) begin throws state_error: the ranks' collectives may no longer fit together. Make a new
+/// exchange on all ranks. A step that nonfinite_policy::stop ends has not failed in this sense.
 ///
 /// Between begin and finish nobody else may use the communicator. The mean is the sum times 1 / p, rounded;
 /// the order of the sum is the algorithm's: the same plan (see exchange_plan) on as many ranks gives the same
@@ -87,6 +94,7 @@ class gradient_exchange {
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;
   ~gradient_exchange() {
+    listener_.stop();
     if constexpr (staging::copies)
       staging_.drain();  // what is in streams may call the thread, or wait for it
     jobs_.stop();
@@ -116,13 +124,15 @@ class gradient_exchange {
   /// On a device: not 0, from the last finish on in the stream's order, if the step does not count.
   const int* skip() const requires(staging::copies) { return staging_.skip(); }
 
-  /// From now on gradients that get ready are exchanged. Throws state_error if the network has changed its
-  /// arenas, or if an exchange has begun and not finished; and, on all ranks, if they are at different steps:
-  /// the first begin, and that after set_steps, compares them (later ones need not: they count together).
+  /// From now on gradients that get ready are exchanged. Forgets the writes of an abandoned step. Throws
+  /// state_error if the network has changed its arenas, an exchange has begun and not finished, an earlier
+  /// step has failed, or parameters are at different passes of micro_batches; and, on all ranks, if they are
+  /// at different steps: the first begin, and that after set_steps, compares them.
   void begin(context<Device>& ctx) {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
     }
+    failure_.require_none();
     // What was captured only in part has left nothing behind.
     if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
     captured_ = is_captured(ctx);
@@ -132,38 +142,42 @@ class gradient_exchange {
     }
     if (!steps_agreed_) agree_on_steps();
     if (captured_) prepare_capture(ctx);
+    buckets_.restart();
     running_ = true;
     if (!captured_) reducer_.restart();
     ctx_ = &ctx;
-    if (!listens()) return;
-    buckets_.restart();
     released_ = 0;
     started_ = 0;
     requests_.clear();
-    ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
+    listener_ = ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
   }
 
-  /// Waits until every gradient is the mean over all ranks, whether or not a backward pass has written it.
+  /// Waits until every gradient is the mean over all ranks. A gradient that no layer of this rank has written
+  /// since the last exchange or optimizer step is zero on this rank: see parameter.
   /// True if the step may be taken: false, on all ranks, where nonfinite_policy::skip has met something (the
   /// gradients are then of no use; a compressor's state is as it was). Throws value_error on all ranks for
   /// nonfinite_policy::stop, and for a compressor whose result is not finite though all gradients are: its
-  /// state is spoilt. Rethrows what went wrong in between.
+  /// state is spoilt. Rethrows what went wrong in between. Throws state_error if a call since begin has
+  /// failed.
   bool finish(context<Device>& ctx) {
     return finish(ctx, [](const gradient_bucket&) {});
   }
 
   /// The same; `arrived(bucket)` is called for every gradient_bucket, in order, on this thread, as soon as
   /// its gradients may be used: while later buckets are on their way where arrives_early() says so, else when
-  /// all is known to be well. If something goes wrong, some buckets may have been given already.
+  /// all is known to be well. If something goes wrong, some buckets may have been given already. An exception
+  /// from `arrived` is rethrown when all buckets have been exchanged, so that the ranks stay in step.
   template <class Arrived>
   bool finish(context<Device>& ctx, Arrived&& arrived) {
+    failure_.require_none();
     if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
     check_capture(ctx);
     running_ = false;
-    if (listens()) {
-      ctx.on_gradient_ready(nullptr, nullptr);
+    listener_.stop();
+    guarded([&] {
+      staging_.zero_unwritten(ctx);
       release(buckets_.size());
-    }
+    });
     if constexpr (staging::copies) {
       if (captured_) {
         finish_captured(ctx, arrived);
@@ -172,23 +186,22 @@ class gradient_exchange {
     }
     const auto start = clock::now();
     double updating = 0.0;
+    std::exception_ptr thrown;  // outside of the exchange, whose buckets all go their way nevertheless
     const auto hand_out = [&](const gradient_bucket& bucket) {
-      if (changes()) staging_.send(ctx, bucket, reducer_.divisor());
-      const auto given = clock::now();
-      arrived(bucket);
-      updating += detail::milliseconds_since(given);
+      if (thrown) return;
+      try {
+        if (changes()) staging_.send(ctx, bucket, reducer_.divisor());
+        const auto given = clock::now();
+        arrived(bucket);
+        updating += detail::milliseconds_since(given);
+      } catch (...) {
+        thrown = std::current_exception();
+      }
     };
-    bool usable = true;
-    if (arrives_early()) {
-      staging_.publish(ctx, true);
-      overlapped_step(hand_out);
-    } else {
-      usable = overlapped() ? overlapped_step([](const gradient_bucket&) {}) : step_at_once();
-      staging_.publish(ctx, usable);
-      for (std::size_t b = 0; usable && b < buckets_.size(); ++b) hand_out(buckets_[b]);
-    }
+    const bool usable = guarded([&] { return step(ctx, hand_out); });
     reducer_.report().update_ms += updating;
     if (changes()) reducer_.report().exposed_ms += detail::milliseconds_since(start) - updating;
+    if (thrown) std::rethrow_exception(thrown);
     return usable;
   }
 
@@ -227,15 +240,32 @@ class gradient_exchange {
     steps_agreed_ = true;
   }
 
-  static void on_ready(void* object, int id) {
+  static void on_ready(void* object, const void* parameter, int id) {
     auto& self = *static_cast<gradient_exchange*>(object);
-    self.release(self.buckets_.written(id));
+    std::size_t count = 0;
+    self.guarded([&] { count = self.buckets_.written(parameter, id); });
+    if (!self.listens()) return;
+    if (count > self.released_) self.check_capture(*self.ctx_);
+    self.guarded([&] { self.release(count); });
+  }
+
+  // Does a part of the step. If the part throws, the step has failed: its collectives may be incomplete. What
+  // is being captured has not called any, and nonfinite_policy::stop stops all ranks after the same ones.
+  template <class Part>
+  decltype(auto) guarded(Part&& part) {
+    try {
+      return part();
+    } catch (...) {
+      if (!captured_ && !reducer_.stopped()) failure_.keep(std::current_exception());
+      if (!captured_) running_ = false;
+      listener_.stop();
+      throw;
+    }
   }
 
   // This step's buckets below `count` are complete: they may go.
   void release(std::size_t count) {
-    if (count > released_) check_capture(*ctx_);
-    for (; released_ < count; ++released_) {
+    for (; listens() && released_ < count; ++released_) {
       staging_.fetch(*ctx_, released_, buckets_[released_], call_for(released_));
     }
     if (overlapped() && !with_thread() && !captured_) progress();
@@ -278,12 +308,14 @@ class gradient_exchange {
       if (job == 0) {
         staging_.enter_thread();
         staging_.set_usable(true);
-        if (replayed_.load(std::memory_order_relaxed)) reducer_.restart();
+        if (replayed_.load(std::memory_order_relaxed)) {
+          reducer_.restart();
+          failure_.require_none();
+        }
       }
-      if (!failure_) serve_unless_failed(job);
+      if (!thrown_.any()) serve_unless_failed(job);
     } catch (...) {
-      failure_ = std::current_exception();
-      failed_.store(true, std::memory_order_relaxed);
+      thrown_.keep_current();
       staging_.set_usable(false);
     }
     if (job == buckets_.size() && replayed_.load(std::memory_order_relaxed)) leave_failure();
@@ -298,7 +330,7 @@ class gradient_exchange {
       look_at(job);
       if (!reducer_.has_compressor()) reducer_.average(gradients_of(job));
     } else {
-      usable_ = reducer_.close(host(), staging_.gradients());
+      usable_ = reducer_.close(staging_.host(*ctx_), staging_.gradients());
       staging_.set_usable(usable_);
     }
   }
@@ -310,29 +342,31 @@ class gradient_exchange {
     // them.
     staging_.await(buckets_.size() - 1);
     const std::uint32_t all = jobs_.added();
-    try {
-      std::uint32_t count = all - jobs_of_step();
-      for (const gradient_bucket& bucket : buckets_.buckets()) {
-        jobs_.await(++count);
-        if (failed_.load(std::memory_order_relaxed)) break;
-        arrived(bucket);
-      }
-    } catch (...) {
-      jobs_.await(all);
-      forget_failure();
-      throw;
+    std::uint32_t count = all - jobs_of_step();
+    for (const gradient_bucket& bucket : buckets_.buckets()) {
+      jobs_.await(++count);
+      if (thrown_.any()) break;
+      arrived(bucket);
     }
     jobs_.await(all);
-    if (const std::exception_ptr failure = forget_failure()) std::rethrow_exception(failure);
+    if (const std::exception_ptr thrown = thrown_.take()) std::rethrow_exception(thrown);
     return usable_;
-  }
-  std::exception_ptr forget_failure() {
-    failed_.store(false, std::memory_order_relaxed);
-    return std::exchange(failure_, nullptr);
   }
 
   // -------------------------------------------------------------------------------------------------------
-  // Direct steps
+  // Direct steps. `arrived` throws nothing.
+
+  template <class Arrived>
+  bool step(context<Device>& ctx, Arrived&& arrived) {
+    if (arrives_early()) {
+      staging_.publish(ctx, true);
+      return overlapped_step(arrived);
+    }
+    const bool usable = overlapped() ? overlapped_step([](const gradient_bucket&) {}) : step_at_once();
+    staging_.publish(ctx, usable);
+    for (std::size_t b = 0; usable && b < buckets_.size(); ++b) arrived(buckets_[b]);
+    return usable;
+  }
 
   template <class Arrived>
   bool overlapped_step(Arrived&& arrived) {
@@ -345,16 +379,7 @@ class gradient_exchange {
       staging_.await(b);
       look_at(b);
     }
-    return reducer_.close(host(), staging_.gradients());
-  }
-
-  // For compressors, which work on the host.
-  context<device::cpu>& host() {
-    if constexpr (std::is_same_v<Device, device::cpu>) {
-      return *ctx_;
-    } else {
-      return host_;
-    }
+    return reducer_.close(staging_.host(*ctx_), staging_.gradients());
   }
 
   // Without a thread: starts what is ready, where it can be started, and lets what is under way move.
@@ -386,7 +411,7 @@ class gradient_exchange {
       arrived(buckets_[b]);
     }
     requests_.clear();
-    return reducer_.close(host(), staging_.gradients());
+    return reducer_.close(staging_.host(*ctx_), staging_.gradients());
   }
 
   // -------------------------------------------------------------------------------------------------------
@@ -397,24 +422,12 @@ class gradient_exchange {
     return false;
   }
   void check_capture(const context<Device>& ctx) const {
-    if (is_captured(ctx) == captured_) return;
-    PUFFERFISH_THROW(state_error(
-        "gradient_exchange: begin, the backward pass and finish are captured into a graph together, "
-        "or none of them; behind a replayed backward pass, begin and finish are direct"));
+    if (is_captured(ctx) != captured_) detail::refuse_half_capture();
   }
 
   void prepare_capture(const context<Device>& ctx) {
     if (!works()) return;
-    if (reducer_.memory() == exchange_memory::device) {
-      PUFFERFISH_THROW(
-          state_error("gradient_exchange: exchange_memory::device in a captured step: MPI's own work on the "
-                      "device could wait for a graph that waits for MPI"));
-    }
-    if (!reducer_.may_have_thread()) {
-      PUFFERFISH_THROW(
-          state_error("gradient_exchange: a captured step needs a communicator that any thread may use "
-                      "(MPI_THREAD_SERIALIZED or more); or begin and finish behind the graph"));
-    }
+    reducer_.require_capturable();
     if constexpr (staging::copies) staging_.leave_failures_to(ctx);
     ever_captured_ = true;
     if (!jobs_.running()) start_thread();
@@ -448,30 +461,31 @@ class gradient_exchange {
     self.reducer_.report().exposed_ms += detail::milliseconds_since(start);
   }
 
-  // To whoever looks at the context next; the step after this one begins anew.
+  // Later replays are skipped and leave the failure again.
   void leave_failure() {
-    const std::exception_ptr failure = forget_failure();
-    if constexpr (staging::copies) {
-      if (failure) staging_.leave_failure(failure);
-    }
+    const std::exception_ptr thrown = thrown_.take();
+    if (!thrown) return;
+    if (!reducer_.stopped()) failure_.keep(thrown);
+    if constexpr (staging::copies) staging_.leave_failure(thrown);
   }
 
   parameter_store<T>* store_;
   std::uint64_t generation_;
   detail::gradient_reducer<T, Comm> reducer_;
-  detail::bucket_counter buckets_;
+  detail::bucket_counter<T> buckets_;
   staging staging_;
   std::vector<place> places_;       // of each bucket
   context<Device>* ctx_ = nullptr;  // of this step
-  std::conditional_t<std::is_same_v<Device, device::cpu>, std::monostate, context<device::cpu>> host_;
+  gradient_listener listener_;      // from begin to finish
   std::vector<request> requests_;
   std::size_t released_ = 0, started_ = 0;  // of this step
   bool running_ = false, captured_ = false, ever_captured_ = false;
   bool steps_agreed_ = false;
   // What the thread leaves: whether the step may be taken, what went wrong.
   bool usable_ = true;
-  std::exception_ptr failure_;
-  std::atomic<bool> failed_{false}, replayed_{false};
+  detail::thread_exception thrown_;
+  detail::exchange_failure failure_;
+  std::atomic<bool> replayed_{false};
   double processor_ms_ = 0.0;
   detail::job_thread jobs_;
 };

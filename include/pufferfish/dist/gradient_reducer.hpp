@@ -94,6 +94,20 @@ class gradient_reducer {
                                 " an MPI that does not say that it takes a device's memory"});
   }
 
+  /// Throws state_error unless the work may be part of a captured step.
+  void require_capturable() const {
+    if (options_.memory == exchange_memory::device) {
+      PUFFERFISH_THROW(
+          state_error("gradient_exchange: exchange_memory::device in a captured step: MPI's own work on the "
+                      "device could wait for a graph that waits for MPI"));
+    }
+    if (!may_have_thread()) {
+      PUFFERFISH_THROW(
+          state_error("gradient_exchange: a captured step needs a communicator that any thread may use "
+                      "(MPI_THREAD_SERIALIZED or more); or begin and finish behind the graph"));
+    }
+  }
+
   all_reduce_algorithm algorithm_for(std::span<const T> values) const {
     if (options_.algorithm != all_reduce_algorithm::automatic) return options_.algorithm;
     if (!with_thread() && !compressor_) return all_reduce_algorithm::library;
@@ -108,7 +122,12 @@ class gradient_reducer {
 
   // A step: restart, look_at for all gradients, average for all unless there is a compressor, close.
 
-  void restart() { local_nonfinite_ = -1; }
+  void restart() {
+    local_nonfinite_ = -1;
+    stopped_.store(false, std::memory_order_relaxed);
+  }
+  /// Whether nonfinite_policy::stop has ended the step: on all ranks, after the same collectives.
+  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
 
   /// Remembers the first element that is not finite.
   void look_at(std::span<const T> gradients, index_t offset) {
@@ -249,6 +268,8 @@ class gradient_reducer {
   bool refuse(index_t element, int rank) {
     nonfinite_ = name_nonfinite(*store_, element, rank);
     if (options_.nonfinite == nonfinite_policy::stop) {
+      // A compressor has taken its state on from a result that is not finite.
+      stopped_.store(!compressor_ || rank >= 0, std::memory_order_relaxed);
       PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
     }
     ++report_.skipped;
@@ -264,6 +285,7 @@ class gradient_reducer {
   std::vector<bfloat16> bf16_scratch_;
   std::vector<float16> fp16_scratch_;
   std::atomic<std::uint64_t> steps_{0};
+  std::atomic<bool> stopped_{false};
   index_t local_nonfinite_ = -1;  // offset in the arena of this rank's first one of the step
   std::optional<nonfinite_gradient> nonfinite_;
   exchange_report report_;

@@ -5,6 +5,7 @@
 /// Internal: where an exchange finds gradients, and how they come there and go back. On a CPU they are there
 /// already; a device's form comes with <pufferfish/gpu.hpp>.
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
@@ -12,6 +13,7 @@
 #include <pufferfish/dist/bucket.hpp>
 #include <pufferfish/dist/exchange_options.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
+#include <pufferfish/nn/unwritten_gradients.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -37,6 +39,15 @@ class gradient_staging {
   gradient_staging(parameter_store<T>& store, std::size_t, exchange_memory, bool) : store_(&store) {}
 
   std::span<T> gradients() { return store_->gradients(); }
+  /// Context for compressors, which work on the host.
+  context<device::cpu>& host(context<Device>& ctx) { return ctx; }
+
+  /// Sets gradients to zero that layers have stopped writing, in the order of the context's queue of work.
+  void zero_unwritten(context<Device>&) {
+    zero_before_exchange(*store_, false, [this](index_t offset, index_t size) {
+      std::fill_n(store_->gradients().data() + offset, size, T{});
+    });
+  }
 
   /// Starts to bring bucket number `b`, all of which is in the context's queue of work; `then` is called when
   /// it has come, on a thread that has to go on with other things.

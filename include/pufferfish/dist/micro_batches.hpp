@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include <pufferfish/nn/parameter_store.hpp>
 
@@ -21,29 +20,26 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     exchange.finish(ctx);
 ///
 /// The sum is not divided: scale each loss gradient by the micro-batch's share of the batch. A pass more or
-/// less in a step spoils the count; `restart` begins a step anew. At the end of its life a backward pass is a
-/// step again.
+/// less in a step spoils the count; `restart` begins a step anew. The exchange's begin throws state_error
+/// unless every parameter has had the same whole number of passes. At the end of its life a backward pass is
+/// a step again.
 template <class T>
 class micro_batches {
  public:
   /// The store must outlive the object. Throws value_error unless count >= 1.
-  micro_batches(parameter_store<T>& store, int count) : store_(&store), generation_(store.generation()) {
+  micro_batches(parameter_store<T>& store, int count)
+      : store_(&store), generation_(store.generation()), before_(store.passes()) {
     if (count < 1) {
       PUFFERFISH_THROW(
           value_error("micro_batches: " + std::to_string(count) + " backward passes a step; at least 1"));
     }
-    for (const auto& entry : store.parameters()) {
-      before_.push_back(entry.thing->writers());
-      entry.thing->set_writers(before_.back() * count);
-    }
+    store.set_passes(before_ * count);
   }
   micro_batches(const micro_batches&) = delete;
   micro_batches& operator=(const micro_batches&) = delete;
   ~micro_batches() {
-    if (store_->generation() != generation_) return;  // other parameters by now, with counts of their own
-    for (std::size_t i = 0; i < before_.size(); ++i) {
-      store_->parameters()[i].thing->set_writers(before_[i]);
-    }
+    // A new layout has counts of its own by now.
+    if (store_->generation() == generation_) store_->set_passes(before_);
   }
 
   /// Forgets the passes of a step that will not be finished.
@@ -54,7 +50,7 @@ class micro_batches {
  private:
   parameter_store<T>* store_;
   std::uint64_t generation_;
-  std::vector<int> before_;
+  int before_;  // passes per step without this object
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -136,11 +136,10 @@ class context<device::gpu> {
   /// As the CPU's. The gradient is ready when what is in the stream now is done.
   template <class T>
   void gradient_written(const parameter<T>& p) {
-    if (p.written() && ready_ != nullptr) ready_(ready_object_, p.id());
+    if (p.written()) ready_(&p, p.id());
   }
-  void on_gradient_ready(void (*call)(void*, int), void* object) {
-    ready_ = call;
-    ready_object_ = object;
+  gradient_listener on_gradient_ready(gradient_hook::call_type call, void* object) {
+    return {ready_, call, object};
   }
 
   /// Most memory of the device that tape and scratch have held at once, each, in bytes.
@@ -169,8 +168,7 @@ class context<device::gpu> {
   std::uint64_t step_ = 0;
   index_t first_sample_ = 0;
   std::uint64_t streams_used_ = 0;
-  void (*ready_)(void*, int) = nullptr;
-  void* ready_object_ = nullptr;
+  gradient_hook ready_;
 };
 
 using gpu_context = context<device::gpu>;

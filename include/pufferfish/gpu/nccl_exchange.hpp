@@ -6,7 +6,9 @@
 /// host has nothing to do but to say so. Include <pufferfish/gpu/nccl.hpp>.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,9 +17,11 @@
 
 #include <pufferfish/dist/bucket_counter.hpp>
 #include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/dist/exchange_failure.hpp>
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/exchange.hpp>
 #include <pufferfish/gpu/nccl.hpp>
+#include <pufferfish/nn/unwritten_gradients.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
@@ -178,6 +182,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;
   ~gradient_exchange() {
+    listener_.stop();
     if (running_ || counts_replays_) static_cast<void>(cudaDeviceSynchronize());
   }
 
@@ -205,6 +210,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
     }
+    failure_.require_none();
     if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
     comm_->check();
     if (!is_narrow()) comm_->require_deterministic(ctx);
@@ -214,11 +220,12 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
       steps_agreed_ = true;
     }
     captured_ = gpu::is_captured(ctx.stream());
-    running_ = true;
     buckets_.restart();
+    running_ = true;
+    if (!captured_) stopped_ = false;
     released_ = 0;
     ctx_ = &ctx;
-    ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
+    listener_ = ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
   }
 
   bool finish(gpu_context& ctx) {
@@ -229,12 +236,20 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   /// gets there.
   template <class Arrived>
   bool finish(gpu_context& ctx, Arrived&& arrived) {
+    failure_.require_none();
     if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
     check_capture(ctx);
-    ctx.on_gradient_ready(nullptr, nullptr);
-    release(buckets_.size());
+    listener_.stop();
     running_ = false;
-    const bool usable = end_step(ctx);
+    const bool usable = guarded([&] {
+      detail::zero_before_exchange(*store_, true, [&](index_t offset, index_t size) {
+        gpu::check(cudaMemsetAsync(store_->gradients().data() + offset, 0,
+                                   static_cast<std::size_t>(size) * sizeof(T), ctx.stream()),
+                   "cudaMemsetAsync of gradients");
+      });
+      release(buckets_.size());
+      return end_step(ctx);
+    });
     for (std::size_t b = 0; usable && b < buckets_.size(); ++b) {
       if (arrives_early()) wait(ctx, come_[b]);
       arrived(buckets_[b]);
@@ -256,7 +271,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
                         [this] { detail::check_plan("gradient_exchange", plan_); });
     return plan_.buckets;
   }
-  static index_t longest(const detail::bucket_counter& buckets) {
+  static index_t longest(const detail::bucket_counter<T>& buckets) {
     index_t result = 0;
     for (const gradient_bucket& bucket : buckets.buckets()) result = std::max(result, bucket.size);
     return result;
@@ -280,19 +295,31 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   }
 
   void check_capture(const gpu_context& ctx) const {
-    if (gpu::is_captured(ctx.stream()) == captured_) return;
-    PUFFERFISH_THROW(state_error(
-        "gradient_exchange: begin, the backward pass and finish are captured into a graph together, "
-        "or none of them; behind a replayed backward pass, begin and finish are direct"));
+    if (gpu::is_captured(ctx.stream()) != captured_) detail::refuse_half_capture();
   }
 
-  static void on_ready(void* object, int id) {
+  static void on_ready(void* object, const void* parameter, int id) {
     auto& self = *static_cast<gradient_exchange*>(object);
-    self.release(self.buckets_.written(id));
+    std::size_t count = 0;
+    self.guarded([&] { count = self.buckets_.written(parameter, id); });
+    if (count > self.released_) self.check_capture(*self.ctx_);
+    self.guarded([&] { self.release(count); });
+  }
+
+  // As gradient_exchange's.
+  template <class Part>
+  decltype(auto) guarded(Part&& part) {
+    try {
+      return part();
+    } catch (...) {
+      if (!captured_ && !stopped_) failure_.keep(std::current_exception());
+      if (!captured_) running_ = false;
+      listener_.stop();
+      throw;
+    }
   }
 
   void release(std::size_t count) {
-    if (count > released_) check_capture(*ctx_);
     for (; released_ < count; ++released_) exchange(released_);
   }
   void exchange(std::size_t b) {
@@ -364,6 +391,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     }
     nonfinite_ = std::move(found);
     if (options_.nonfinite == nonfinite_policy::stop) {
+      stopped_ = true;
       PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
     }
     ++report_.skipped;
@@ -375,18 +403,21 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   exchange_options options_;
   exchange_plan plan_;
   std::uint64_t generation_;
-  detail::bucket_counter buckets_;
+  detail::bucket_counter<T> buckets_;
   gpu::detail::nccl_reducer<T, Host> reducer_;
   gpu::detail::nccl_judge<T, Host> judge_;
   gpu::stream sums_ = gpu::stream::urgent();
   std::vector<gpu::event> come_;  // of each bucket
   gpu::event written_, ended_{gpu::event_use::sleep};
   gpu_context* ctx_ = nullptr;  // of the backward pass that runs
+  gradient_listener listener_;  // from begin to finish
   std::size_t released_ = 0;    // of this step
   bool running_ = false, captured_ = false, counts_replays_ = false;
   std::uint64_t steps_ = 0;
   bool steps_agreed_ = false;
   std::optional<nonfinite_gradient> nonfinite_;
+  std::atomic<bool> stopped_{false};  // by nonfinite_policy::stop, on all ranks alike
+  detail::exchange_failure failure_;
   exchange_report report_;
   std::shared_ptr<gpu::late_failure> failures_;
 };

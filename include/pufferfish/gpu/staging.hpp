@@ -14,6 +14,7 @@
 #include <pufferfish/dist/gradient_staging.hpp>
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/exchange.hpp>
+#include <pufferfish/nn/unwritten_gradients.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -39,6 +40,16 @@ class gradient_staging<T, device::gpu> {
   }
 
   std::span<T> gradients() { return memory_ == exchange_memory::device ? store_->gradients() : host_.span(); }
+
+  context<device::cpu>& host(context<device::gpu>&) { return host_context_; }
+
+  void zero_unwritten(context<device::gpu>& ctx) {
+    zero_before_exchange(*store_, true, [&](index_t offset, index_t size) {
+      gpu::check(cudaMemsetAsync(store_->gradients().data() + offset, 0,
+                                 static_cast<std::size_t>(size) * sizeof(T), ctx.stream()),
+                 "cudaMemsetAsync of gradients");
+    });
+  }
 
   // Orders: a copy to the host comes after the backward pass's work, and so after the copy to the device of
   // the step before, out of the same host memory.
@@ -117,6 +128,7 @@ class gradient_staging<T, device::gpu> {
   parameter_store<T>* store_;
   exchange_memory memory_;
   int device_ = 0;
+  context<device::cpu> host_context_;
   std::vector<gpu::event> come_;  // of each bucket
   memory_block<T> host_;
   memory_block<int> skip_, skip_to_send_;

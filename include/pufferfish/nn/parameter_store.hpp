@@ -75,7 +75,7 @@ class parameter_store {
     values_ = std::move(values);
     gradients_ = std::move(gradients);
     buffers_ = std::move(buffers);
-    ++generation_;
+    start_generation();
     make_rounded();
     if (source_->on_host()) return round();
     host_values_ = std::exchange(values_, memory_block<T>(*source_, size, uninitialized, lead));
@@ -129,7 +129,7 @@ class parameter_store {
     gradients_ = std::move(gradients);
     values_ = {};
     buffers_ = {};
-    ++generation_;
+    start_generation();
   }
 
   std::span<T> values() { return values_.span(); }
@@ -157,10 +157,23 @@ class parameter_store {
   const std::vector<parameter_entry>& parameters() const { return parameters_; }
   const std::vector<buffer_entry>& buffer_entries() const { return buffer_entries_; }
 
+  /// Number of backward passes per step: 1, unless micro_batches says otherwise. A new layout sets it to 1.
+  int passes() const { return passes_; }
+  void set_passes(int passes) {
+    passes_ = passes;
+    for (const parameter_entry& entry : parameters_) entry.thing->set_passes(passes);
+  }
+
   /// Counts the layouts so far.
   const std::uint64_t& generation() const { return generation_; }
 
  private:
+  // Parameters have just been bound, which sets their number of passes to 1.
+  void start_generation() {
+    passes_ = 1;
+    ++generation_;
+  }
+
   struct collector final : state_visitor<T> {
     void on_parameter(const std::string& name, parameter<T>& p) override {
       parameters.push_back({name, &p, 0});
@@ -195,7 +208,7 @@ class parameter_store {
     host_values_ = {};
     host_buffers_ = {};
     on_host_ = false;
-    ++generation_;
+    start_generation();
     make_rounded();
     round();
   }
@@ -276,6 +289,7 @@ class parameter_store {
   std::vector<index_t> rounded_offsets_;
   memory_block<T> host_values_, host_buffers_;  // of a device's, while they are on the host
   bool on_host_ = false;
+  int passes_ = 1;
   std::uint64_t generation_ = 0;
 };
 

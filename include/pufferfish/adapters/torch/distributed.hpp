@@ -135,7 +135,11 @@ class distributed {
     running_ = false;
     const torch::NoGradGuard no_grad;
     for (member& m : members_) {
-      if (!m.ready) put_into_arena(m);
+      if (!m.ready) {
+        put_into_arena(m);
+        // What .grad holds is what the module's gradients are: zeros, or the sum of accumulate()'s passes.
+        m.shown->set_gradient_origin(gradient_source::layer);
+      }
       m.ready = false;
     }
     return exchange_->finish(ctx_);

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the failure that ended an exchange.
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <pufferfish/core/message.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Keeps the text of an exchange's first failure. A step that failed on one rank may have left out
+/// collectives that other ranks have called; the next step's collectives would be paired with those of the
+/// failed one. All later steps are refused for that reason. Any thread may call the members.
+class exchange_failure {
+ public:
+  void keep(const std::exception_ptr& failure) {
+    std::string text = "unknown exception";
+    try {
+      std::rethrow_exception(failure);
+    } catch (const std::exception& e) {
+      text = e.what();
+    } catch (...) {
+    }
+    const std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = std::move(text);
+  }
+
+  /// Throws state_error, with the text of the failure, if there was one.
+  void require_none() const {
+    const std::lock_guard lock(mutex_);
+    if (text_.empty()) return;
+    throw_error<state_error>({"gradient_exchange: an earlier step failed (", text_,
+                              "): the ranks may have different steps; make a new exchange on all ranks"});
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+/// An exception on its way from the exchange's thread to the one that waits for the thread's jobs.
+class thread_exception {
+ public:
+  void keep_current() {
+    exception_ = std::current_exception();
+    any_.store(true, std::memory_order_relaxed);
+  }
+  /// May be called while the thread works; the others may not, unless by that thread.
+  bool any() const { return any_.load(std::memory_order_relaxed); }
+  /// The exception, which is then forgotten; nullptr if there was none.
+  std::exception_ptr take() {
+    any_.store(false, std::memory_order_relaxed);
+    return std::exchange(exception_, nullptr);
+  }
+
+ private:
+  std::exception_ptr exception_;
+  std::atomic<bool> any_{false};
+};
+
+/// For a call of an exchange in a step of which only another part is captured into a graph.
+[[noreturn]] PUFFERFISH_COLD inline void refuse_half_capture() {
+  throw_error<state_error>(
+      {"gradient_exchange: begin, the backward pass and finish are captured into a graph together, "
+       "or none of them; behind a replayed backward pass, begin and finish are direct"});
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
