@@ -15,6 +15,7 @@
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/exchange.hpp>
 #include <pufferfish/gpu/kernels/optimizer.hpp>
+#include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -65,6 +66,16 @@ inline void require_rate(const char* who, double lr) {
   if (!std::isfinite(lr)) {
     pufferfish::detail::throw_error<value_error>({who, ": learning rate ", lr, " is not finite"});
   }
+}
+
+/// Sets to zero, in the order of the context's stream, the gradients that layers have stopped writing.
+inline void zero_unwritten(gpu_context& ctx, const optimizer_target<float>& target,
+                           pufferfish::detail::zero_before_step& unwritten, index_t offset, index_t size) {
+  unwritten.use(target.store, offset, size, [&](index_t first, index_t count) {
+    check(cudaMemsetAsync(target.store->gradients().data() + first, 0,
+                          static_cast<std::size_t>(count) * sizeof(float), ctx.stream()),
+          "cudaMemsetAsync of gradients");
+  });
 }
 
 /// One number of a struct in device memory, the number of steps in front of it.
@@ -118,12 +129,14 @@ class SGD {
   void begin_step(gpu_context& ctx, double lr) {
     target_.require_current("SGD");
     detail::require_rate("SGD", lr);
+    unwritten_.begin();
     kernels::begin_sgd(ctx.stream(),
                        {options_.momentum, options_.dampening, options_.weight_decay, options_.nesterov}, lr,
                        control_.skip, numbers_.data());
   }
   void step_range(gpu_context& ctx, index_t offset, index_t size) {
     const auto range = pieces_.of("SGD", offset, size);
+    detail::zero_unwritten(ctx, target_, unwritten_, offset, size);
     kernels::sgd(ctx.stream(), numbers_.data(), range.first, range.count, control_, target_.gradients.data(),
                  velocity_.data(), target_.values.data(), detail::rounded_of(target_));
   }
@@ -142,6 +155,7 @@ class SGD {
   memory_block<kernels::sgd_numbers> numbers_;
   memory_block<float> velocity_;
   kernels::step_control control_{nullptr, nullptr};
+  pufferfish::detail::zero_before_step unwritten_;
 };
 
 /// As pufferfish::Adam, over arenas in device memory; only float. See gpu::SGD.
@@ -172,6 +186,7 @@ class Adam {
   void begin_step(gpu_context& ctx, double lr) {
     target_.require_current("Adam");
     detail::require_rate("Adam", lr);
+    unwritten_.begin();
     kernels::begin_adam(
         ctx.stream(),
         {options_.beta1, options_.beta2, options_.eps, options_.weight_decay, options_.decoupled_decay}, lr,
@@ -179,6 +194,7 @@ class Adam {
   }
   void step_range(gpu_context& ctx, index_t offset, index_t size) {
     const auto range = pieces_.of("Adam", offset, size);
+    detail::zero_unwritten(ctx, target_, unwritten_, offset, size);
     kernels::adam(ctx.stream(), numbers_.data(), range.first, range.count, control_, target_.gradients.data(),
                   first_.data(), second_.data(), target_.values.data(), detail::rounded_of(target_));
   }
@@ -197,6 +213,7 @@ class Adam {
   memory_block<kernels::adam_numbers> numbers_;
   memory_block<float> first_, second_;
   kernels::step_control control_{nullptr, nullptr};
+  pufferfish::detail::zero_before_step unwritten_;
 };
 
 /// The norm of a gradient as *facts, on the device; facts->scale clips it to max_norm (<= 0: not at all). A

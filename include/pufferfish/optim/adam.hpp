@@ -11,6 +11,7 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -113,10 +114,14 @@ class Adam {
       PUFFERFISH_THROW(value_error("Adam: learning rate " + std::to_string(lr) + " is not finite"));
     }
     ++steps_;
+    unwritten_.begin();
     decaying_ = numbers_for(lr, options_.weight_decay);
     others_ = numbers_for(lr, 0.0);
   }
   void step_range(context<device::cpu>& ctx, index_t offset, index_t size) {
+    unwritten_.use(target_.store, offset, size, [this](index_t first, index_t count) {
+      std::fill_n(target_.store->gradients().data() + first, count, T{});
+    });
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::adam_passes, adam<T>);
     tasks_.run(ctx, "Adam", offset, size, [&](const arena_segment& range) {
       kernel(range.decay ? decaying_ : others_, target_.gradients.data() + range.offset,
@@ -154,6 +159,7 @@ class Adam {
   detail::adam_numbers<T> decaying_{}, others_{};  // of the step that has begun
   aligned_buffer<T> first_, second_;
   std::uint64_t steps_ = 0;
+  detail::zero_before_step unwritten_;
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -35,6 +35,9 @@ struct optimizer_target {
   std::uint64_t expected_generation = 0;
   void* rounded = nullptr;  ///< copies of the values that a step renews (parameter_store::rounded)
   rounded_format rounded_as = rounded_format::none;
+  /// Where the gradients are, if an optimizer shall set those to zero that layers have stopped writing (see
+  /// parameter); nullptr: gradients are taken as they are.
+  parameter_store<T>* store = nullptr;
 
   /// Throws state_error, naming `who`, if the network has got new arenas since.
   void require_current(const char* who) const {
@@ -124,7 +127,7 @@ class arena_tasks {
 template <class T>
 optimizer_target<T> make_optimizer_target(parameter_store<T>& store) {
   optimizer_target<T> target{store.values(),  store.gradients(), {}, &store.generation(), store.generation(),
-                             store.rounded(), store.rounded_as()};
+                             store.rounded(), store.rounded_as(), &store};
   for (const auto& entry : store.parameters()) {
     target.segments.push_back({entry.offset, entry.thing->size(),
                                entry.thing->role() == parameter_role::weight,

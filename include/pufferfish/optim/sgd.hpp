@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/ops/passes.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
 
@@ -92,8 +93,12 @@ class SGD {
     }
     numbers_ = numbers_for(lr);
     ++steps_;
+    unwritten_.begin();
   }
   void step_range(context<device::cpu>& ctx, index_t offset, index_t size) {
+    unwritten_.use(target_.store, offset, size, [this](index_t first, index_t count) {
+      std::fill_n(target_.store->gradients().data() + first, count, T{});
+    });
     T* velocity = options_.momentum != 0.0 ? velocity_.data() : nullptr;
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sgd<T>);
     tasks_.run(ctx, "SGD", offset, size, [&](const arena_segment& range) {
@@ -130,6 +135,7 @@ class SGD {
   ops::detail::sgd_numbers<T> numbers_{};  // of the step that has begun
   aligned_buffer<T> velocity_;
   std::uint64_t steps_ = 0;
+  detail::zero_before_step unwritten_;
 };
 
 PUFFERFISH_NAMESPACE_END
