@@ -112,6 +112,34 @@ TEST_CASE("Signum over the ranks is the majority's sign, and nothing where there
   }
 }
 
+TEST_CASE("Signum: values whose gradient is zero move by the learning rate and back, alike on all ranks") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  odd_parameters<float> net;
+  cpu_context ctx;
+  exchange_of<float> exchange(net.store, comm, {}, make_compressor<float>(net.store, signum_options{}));
+  SGD<float> optimizer(make_optimizer_target(net.store), {});
+  constexpr float rate = 1.0F / 1024;
+  const std::span<float> values = net.store.values();
+  std::fill(values.begin(), values.end(), 0.5F);
+  const auto touched = [](std::size_t i) { return i % 3 == 0; };
+  for (std::uint64_t step = 0; step < 10; ++step) {
+    exchange.begin(ctx);
+    set_gradients(net.store, comm.rank(), step);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!touched(i)) net.store.gradients()[i] = i % 2 == 0 ? 0.0F : -0.0F;
+    }
+    exchange.finish(ctx);
+    optimizer.step(ctx, static_cast<double>(rate));
+    CHECK(same_on_all_ranks(comm, digest(std::span<const float>(values))));
+    int moved = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float expected = step % 2 == 0 ? 0.5F - rate : 0.5F;
+      if (!touched(i) && values[i] != expected) ++moved;
+    }
+    CHECK(moved == 0);
+  }
+}
+
 TEST_CASE("float16 messages: means to their rounding; what overflows is seen, not hidden") {
   mpi::communicator comm(MPI_COMM_WORLD);
   if (comm.size() == 1) return;

@@ -113,6 +113,7 @@ TEST_CASE("PowerSGD: gradients of zero, and after them, are no trouble; threads 
 TEST_CASE("Signum: packed signs and counted votes are those of plain counting") {
   const std::vector<float> values = {-1.0F, 0.0F, 1.0F, -0.0F, not_a_number, -1e-40F};
   CHECK(detail::pack_signs(values.data(), 6) == 0b100001U);
+  CHECK(detail::pack_signs(values.data(), 6, true) == 0b101011U);
   for (const index_t ranks : {1, 2, 3, 4, 5, 7, 8, 15, 16, 64, 100}) {
     CAPTURE(ranks);
     constexpr index_t words = 37;
@@ -162,12 +163,13 @@ TEST_CASE_TEMPLATE("Signum: the fast passes are the plain ones, for any length a
       if (count > 40) gradients[40] = static_cast<T>(not_a_number);
       for (std::size_t i = 0; i < size; ++i) expected[i] = T(0.5) * kept[i] + T(0.25) * gradients[i];
       std::vector<std::uint32_t> words((size + 31) / 32 + 1, 77U);
-      fast(T(0.5), T(0.25), gradients.data(), kept.data(), words.data(), count);
+      const bool negative_zero = count % 2 == 0;
+      fast(T(0.5), T(0.25), negative_zero, gradients.data(), kept.data(), words.data(), count);
       CHECK(words.back() == 77U);
       for (index_t w = 0; w * 32 < count; ++w) {
         const index_t here = std::min<index_t>(32, count - w * 32);
         const std::uint32_t word = words[static_cast<std::size_t>(w)];
-        CHECK(word == detail::pack_signs(expected.data() + w * 32, here));
+        CHECK(word == detail::pack_signs(expected.data() + w * 32, here, negative_zero));
         const std::uint32_t tie = 0x40000481U;
         spread(word, tie, values.data() + w * 32, here);
         for (index_t i = 0; i < here; ++i) {

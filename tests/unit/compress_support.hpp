@@ -185,15 +185,17 @@ class serial_signum {
       int votes = 0;
       for (std::size_t w = 0; w < gradients.size(); ++w) {
         if (!first) kept_[w][i] = momentum_ * kept_[w][i] + (1.0 - momentum_) * gradients[w][i];
-        votes += kept_[w][i] < 0.0 ? -1 : 1;
+        votes += kept_[w][i] < 0.0 || (kept_[w][i] == 0.0 && odd_) ? -1 : 1;
       }
       result[i] = votes > 0 ? 1.0 : votes < 0 ? -1.0 : 0.0;
     }
+    odd_ = !odd_;
     return result;
   }
 
  private:
   double momentum_;
+  bool odd_ = false;  // step: zero votes for -1
   std::vector<std::vector<double>> kept_;
 };
 

@@ -35,12 +35,14 @@ namespace detail {
 /// Values whose signs share a word.
 inline constexpr index_t signs_a_word = 32;
 
-/// Bit i is set where values[i] < 0: zero and NaN count as positive. `count` at most signs_a_word. The plain
-/// form of what momentum_signs does.
+/// Bit i is set where values[i] < 0, or values[i] <= 0 if zero counts as negative. NaN counts as positive.
+/// `count` at most signs_a_word. The plain form of what momentum_signs does.
 template <class T>
-std::uint32_t pack_signs(const T* values, index_t count) {
+std::uint32_t pack_signs(const T* values, index_t count, bool negative_zero = false) {
   std::uint32_t word = 0;
-  for (index_t i = 0; i < count; ++i) word |= static_cast<std::uint32_t>(values[i] < T(0)) << i;
+  for (index_t i = 0; i < count; ++i) {
+    word |= static_cast<std::uint32_t>(negative_zero ? values[i] <= T(0) : values[i] < T(0)) << i;
+  }
   return word;
 }
 
@@ -85,7 +87,12 @@ inline sign_vote count_votes(const std::uint32_t* votes, index_t words, index_t 
 /// Bernstein, Wang, Azizzadenesheli and Anandkumar, signSGD with majority vote (ICML 2018; ICLR 2019), the
 /// form with momentum. On each rank m = momentum m + (1 - momentum) g, at the first step m = g; the result
 /// is, element by element, the sign that most ranks' m has: -1 or 1, and 0 where as many have one as the
-/// other. Zero counts as positive.
+/// other.
+///
+/// A sign is one bit, which has no room for zero. A rank whose m is exactly zero votes for 1 in even steps
+/// and for -1 in odd ones (the exchange's steps, the same on all ranks). An element whose gradient is zero on
+/// all ranks, such as a row of an embedding that no batch has touched, then moves by the learning rate and
+/// back every two steps instead of drifting.
 ///
 /// The signs go to all ranks, 32 to a word. The optimizer takes the result for the gradient: use SGD without
 /// momentum (weight decay is added after the vote) and a learning rate of its own, 1e-4 or so.
@@ -112,13 +119,15 @@ class signum {
     votes_.resize(static_cast<std::size_t>(words_ * place.ranks));
     const T keep = place.step == 0 ? T(0) : static_cast<T>(options_.momentum);
     const T take = place.step == 0 ? T(1) : static_cast<T>(1.0 - options_.momentum);
+    const bool negative_zero = place.step % 2 != 0;
     const T* from = gradients.data();
     T* kept = momentum_.data();
     std::uint32_t* mine = votes_.data() + words_ * place.rank;
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, momentum_signs<T>);
     // Chunks are whole words.
     ops::for_chunks(ctx, momentum_.size(), [=](index_t begin, index_t end) {
-      kernel(keep, take, from + begin, kept + begin, mine + begin / detail::signs_a_word, end - begin);
+      kernel(keep, take, negative_zero, from + begin, kept + begin, mine + begin / detail::signs_a_word,
+             end - begin);
     });
     return {{}, std::as_writable_bytes(std::span<std::uint32_t>(votes_))};
   }
