@@ -5,6 +5,7 @@
 A case is a .cpp file with comment lines
     // expected-error: TEXT [|| TEXT ...]   what the compiler must print (one of the texts; every line must match)
     // fail-args: ARGS                      further arguments of the build that must fail
+    // last-error: TEXT                     what the last error must say; there may be one error before it
 It must compile as it is, and must not with -DPUFFERFISH_FAIL.
 """
 import re
@@ -38,6 +39,10 @@ def main():
     for line in expected:
         if not any(re.sub(r"\s+", " ", choice.strip()) in squeezed for choice in line.split("||")):
             sys.exit(f"{case}: the error does not say\n  {line}\nbut\n{output}")
+    errors = [line for line in output.splitlines() if re.search(r"\b(error|warning): ", line)]
+    for line in re.findall(r"^// last-error: (.*)$", text, re.MULTILINE):
+        if len(errors) > 2 or line not in errors[-1]:
+            sys.exit(f"{case}: more is said than the error\n{output}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@
 /// What the low-rank layers of adapters/dlib.hpp share; layer_traits of dlib's con_ and fc_; and
 /// `bias_solver`.
 
+// First, before the host's headers fail.
+#include <pufferfish/core/needs_exceptions.hpp>
+
 #include <dlib/dnn.h>
 
 #include <array>

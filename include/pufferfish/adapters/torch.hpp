@@ -13,5 +13,8 @@
 ///
 /// Needs g++, or a clang with libtorch 2 or later: clang cannot compile libtorch 1 as C++20.
 
+// First, before the host's headers fail.
+#include <pufferfish/core/needs_exceptions.hpp>
+
 #include <pufferfish/adapters/torch/distributed.hpp>
 #include <pufferfish/adapters/torch/factorize.hpp>

@@ -15,6 +15,8 @@
 #endif
 #if PUFFERFISH_CPLUSPLUS < 202002L
 #error "pufferfish needs C++20: add -std=c++20 (or newer) to the compiler's flags"
+// Ends the compilation, so that nothing hides the error above.
+#include <pufferfish/stopped_by_the_error_above>
 #endif
 
 #include <pufferfish/core/version.hpp>
@@ -26,12 +28,21 @@
 #error "PUFFERFISH_ASSERT_LEVEL must be 0 (off), 1 (light) or 2 (full)"
 #endif
 
-// Whether this translation unit has exceptions (not with -fno-exceptions).
+// Whether this translation unit has exceptions (not with -fno-exceptions), and RTTI (not with -fno-rtti).
 #if defined(__cpp_exceptions) || defined(_CPPUNWIND)
 #define PUFFERFISH_EXCEPTIONS 1
 #else
 #define PUFFERFISH_EXCEPTIONS 0
 #endif
+
+#if defined(__cpp_rtti) || defined(_CPPRTTI)
+#define PUFFERFISH_RTTI 1
+#else
+#define PUFFERFISH_RTTI 0
+#endif
+
+// Before PUFFERFISH_THROW has its default.
+#include <pufferfish/core/abi_tag.hpp>
 
 #ifndef PUFFERFISH_THROW
 #if PUFFERFISH_EXCEPTIONS
@@ -54,36 +65,17 @@
 #define PUFFERFISH_DETAIL_CATCH_ALL else
 #endif
 
-// The instruction set that this translation unit was compiled for. It is part of the ABI namespace, so that
-// objects built with different flags can be linked into one program without sharing a single symbol.
-#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
-    defined(__FMA__)
-#define PUFFERFISH_BASE_ISA avx512
-#elif defined(__AVX2__) && defined(__FMA__)
-#define PUFFERFISH_BASE_ISA avx2
-#else
-#define PUFFERFISH_BASE_ISA base
-#endif
-
-// Whose threads contexts use (core/parallel.hpp): OpenMP's where the unit is compiled with it.
-#if defined(_OPENMP)
-#define PUFFERFISH_DETAIL_THREADS _omp
-#else
-#define PUFFERFISH_DETAIL_THREADS
-#endif
-
-#define PUFFERFISH_DETAIL_ABI3(major, minor, level, isa, threads) \
-  v##major##_##minor##_a##level##_##isa##threads
-#define PUFFERFISH_DETAIL_ABI2(major, minor, level, isa, threads) \
-  PUFFERFISH_DETAIL_ABI3(major, minor, level, isa, threads)
+#define PUFFERFISH_DETAIL_ABI3(major, minor, level, flags) v##major##_##minor##_a##level##_##flags
+#define PUFFERFISH_DETAIL_ABI2(major, minor, level, flags) PUFFERFISH_DETAIL_ABI3(major, minor, level, flags)
 #define PUFFERFISH_DETAIL_STABLE2(major, minor) v##major##_##minor
 #define PUFFERFISH_DETAIL_STABLE1(major, minor) PUFFERFISH_DETAIL_STABLE2(major, minor)
 
-/// Name of the inline namespace: version, assertion level, base instruction set, OpenMP (for example
-/// v0_1_a1_avx512 or v0_1_a1_avx512_omp).
+/// Name of the inline namespace: version, assertion level and what the compiler's flags allow
+/// (core/abi_tag.hpp), so that objects built with different flags can be linked into one program without
+/// sharing a single symbol.
 #define PUFFERFISH_ABI_NAMESPACE                                                                      \
   PUFFERFISH_DETAIL_ABI2(PUFFERFISH_VERSION_MAJOR, PUFFERFISH_VERSION_MINOR, PUFFERFISH_ASSERT_LEVEL, \
-                         PUFFERFISH_BASE_ISA, PUFFERFISH_DETAIL_THREADS)
+                         PUFFERFISH_DETAIL_FLAGS)
 #define PUFFERFISH_NAMESPACE_BEGIN \
   namespace pufferfish {           \
   inline namespace PUFFERFISH_ABI_NAMESPACE {

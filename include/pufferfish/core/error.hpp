@@ -16,6 +16,10 @@
 #include <pufferfish/core/config.hpp>
 
 PUFFERFISH_STABLE_NAMESPACE_BEGIN
+#if !PUFFERFISH_RTTI
+// The classes' virtual tables do not name their types, so they must not stand in for those that do.
+inline namespace nortti {
+#endif
 
 /// Base of all exceptions of this library.
 class error : public std::runtime_error {
@@ -73,6 +77,9 @@ class timeout_error : public error {
   std::vector<int> missing_;
 };
 
+#if !PUFFERFISH_RTTI
+}
+#endif
 PUFFERFISH_STABLE_NAMESPACE_END
 
 #if !PUFFERFISH_EXCEPTIONS

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/bucket_counter.hpp>
 #include <pufferfish/dist/exchange_failure.hpp>
 #include <pufferfish/dist/gradient_reducer.hpp>

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <vector>
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/all_reduce.hpp>
 #include <pufferfish/dist/bucket.hpp>
 

@@ -34,6 +34,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/mpi_watch.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

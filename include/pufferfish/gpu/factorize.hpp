@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/gpu/conv.hpp>
 #include <pufferfish/gpu/lstm.hpp>
 #include <pufferfish/gpu/svd.hpp>

@@ -5,6 +5,7 @@
 /// `gpu::nccl`: a group of processes whose devices add up their memory by NCCL, without the host. Programs
 /// that include it link libnccl; <pufferfish/gpu.hpp> does not include it.
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/gpu/nccl_handle.hpp>
 
 #include <array>

@@ -27,6 +27,7 @@
 
 #include <pufferfish/core/helper_thread.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/waiting.hpp>
 #include <pufferfish/gpu/error.hpp>
 #include <pufferfish/gpu/failure.hpp>

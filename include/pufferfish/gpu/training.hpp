@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/gpu/any_optimizer.hpp>
 #include <pufferfish/gpu/augment.hpp>
 #include <pufferfish/gpu/factorize.hpp>

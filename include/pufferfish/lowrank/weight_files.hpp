@@ -303,11 +303,10 @@ std::vector<double> energy_shares(const tensor_source& file, const tensor_place&
     how.seed = policy.seed;
     const auto part = tensor_view<const T, 2>(whole).slice(0, p * decision.rows, decision.rows);
     svd_result result;
-    try {
+    PUFFERFISH_DETAIL_TRY {
       result = svd(part, how, [](std::span<const double>, double) { return index_t{0}; });
-    } catch (const value_error& e) {
-      PUFFERFISH_THROW(value_error(place.name + ": " + e.what()));
     }
+    PUFFERFISH_DETAIL_CATCH(value_error, e) { PUFFERFISH_THROW(value_error(place.name + ": " + e.what())); }
     shares.resize(std::max(shares.size(), result.singular_values.size()));
     for (std::size_t i = 0; i < result.singular_values.size(); ++i) {
       shares[i] += result.singular_values[i] * result.singular_values[i];

@@ -50,7 +50,6 @@
 #include <memory>
 #include <string>
 #include <type_traits>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -217,19 +216,19 @@ class any_layer {
   /// The layer inside if it is an L, else nullptr.
   template <class L>
   L* target() {
-    auto* held = dynamic_cast<model<L>*>(self_.get());
-    return held == nullptr ? nullptr : &held->layer;
+    return static_cast<L*>(self_->target(&detail::type_tag<L>));
   }
   template <class L>
   const L* target() const {
-    const auto* held = dynamic_cast<const model<L>*>(self_.get());
-    return held == nullptr ? nullptr : &held->layer;
+    return static_cast<const L*>(self_->target(&detail::type_tag<L>));
   }
 
  private:
   struct interface {
     virtual ~interface() = default;
     virtual std::unique_ptr<interface> clone() const = 0;
+    // The layer, if its type is the tag's.
+    virtual void* target(const char* tag) = 0;
     virtual std::string describe() const = 0;
     virtual extents<4> output_shape(const extents<4>& input) const = 0;
     virtual void forward(context<Device>&, const tensor_view<const T, 4>&,
@@ -273,6 +272,7 @@ class any_layer {
     static constexpr bool is_lstm = detail::is_lstm<L>;
 
     std::unique_ptr<interface> clone() const override { return std::make_unique<model>(layer); }
+    void* target(const char* tag) override { return tag == &detail::type_tag<L> ? &layer : nullptr; }
     std::string describe() const override { return layer.describe(); }
 
     extents<4> output_shape(const extents<4>& input) const override {

@@ -145,7 +145,7 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
 }
 
 template <class T, class Device>
-class batch_norm_folder final : public sequence_visitor<T, Device> {
+class batch_norm_folder final : public layer_visitor<T, Device> {
  public:
   explicit batch_norm_folder(batch_norm_folding& report) : report_(report) {}
 

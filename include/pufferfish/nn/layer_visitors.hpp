@@ -13,6 +13,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 template <class T, class Device = device::cpu>
 class any_layer;
+template <class T, class Device = device::cpu>
+class sequential;
 
 /// Receives the state of a network, name by name.
 template <class T>
@@ -29,6 +31,8 @@ class layer_visitor {
  public:
   virtual ~layer_visitor() = default;
   virtual void on_layer(const std::string& name, any_layer<T, Device>& slot) = 0;
+  /// Receives each sequential as a whole, before its layers: may replace layers, and take some out.
+  virtual void on_sequence(const std::string& /*prefix*/, sequential<T, Device>& /*layers*/) {}
   /// What is visited between the two lies on the shortcut of a residual block.
   virtual void enter_shortcut() {}
   virtual void leave_shortcut() {}
@@ -44,6 +48,10 @@ class layer_tracer {
 };
 
 namespace detail {
+
+/// Its address stands for the type, with and without RTTI. Not const: linkers may merge equal constants.
+template <class L>
+inline char type_tag = 0;
 
 inline std::string join_name(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : name.empty() ? prefix : prefix + "." + name;

@@ -14,17 +14,6 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-template <class T, class Device = device::cpu>
-class sequential;
-
-/// A layer_visitor that is also shown each sequential as a whole, before its layers: it may replace them, and
-/// take some out.
-template <class T, class Device = device::cpu>
-class sequence_visitor : public layer_visitor<T, Device> {
- public:
-  virtual void on_sequence(const std::string& prefix, sequential<T, Device>& layers) = 0;
-};
-
 /// Layers in a row. It owns the memory between them. In training an output that a backward pass reads lies on
 /// the tape until that is over. One that a layer can write again from its own input (a batch norm's, for the
 /// convolution behind it) is written again when that backward pass needs it, where the gradient goes
@@ -171,7 +160,7 @@ class sequential {
     for (child& c : children_) c.layer.visit_state(visitor, detail::join_name(prefix, c.name));
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
-    if (auto* whole = dynamic_cast<sequence_visitor<T, Device>*>(&visitor)) whole->on_sequence(prefix, *this);
+    visitor.on_sequence(prefix, *this);
     for (child& c : children_) {
       const std::string name = detail::join_name(prefix, c.name);
       visitor.on_layer(name, c.layer);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <pufferfish/core/hash.hpp>
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/io/json_numbers.hpp>
 #include <pufferfish/io/safetensors.hpp>
 #include <pufferfish/nn/factorize.hpp>

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/train/device_parts.hpp>

@@ -43,6 +43,7 @@
 #include <variant>
 #include <vector>
 
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/dist/tune.hpp>
 #include <pufferfish/train/checkpoint.hpp>

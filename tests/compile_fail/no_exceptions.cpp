@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// fail-args: -fno-exceptions
+// expected-error: need exceptions: leave out -fno-exceptions
+// last-error: stopped_by_the_error_above
+
+#include <pufferfish/dist/exchange.hpp>
