@@ -170,10 +170,21 @@ TEST_CASE("stack_arena: blocks are aligned, never move, and from the second roun
 TEST_CASE("tape: last in, first out; a backward pass without its forward pass is told so") {
   tape t;
   t.push<float>(3)[2] = 7.0F;
-  t.push_value(extents<4>{1, 2, 3, 4});
-  CHECK(t.top_value<extents<4>>() == extents<4>{1, 2, 3, 4});
+  struct {
+    std::string describe() const { return "the owner"; }
+  } const owner, other;
+  t.push_value(owner, extents<4>{1, 2, 3, 4});
+  CHECK(t.top_value<extents<4>>(owner) == extents<4>{1, 2, 3, 4});
   CHECK_THROWS_AS(t.pop<float>(3), state_error);
-  CHECK(t.pop_value<extents<4>>() == extents<4>{1, 2, 3, 4});
+  // What is wrong leaves the entry where it is.
+  CHECK_THROWS_WITH_AS(t.pop_value<extents<4>>(other), doctest::Contains("the owner: backward without"),
+                       state_error);
+  CHECK_THROWS_AS(t.top_value<extents<4>>(other), state_error);
+  CHECK_THROWS_AS(t.pop_value<extents<3>>(owner), state_error);
+  t.replace_value(extents<4>{5, 6, 7, 8});
+  CHECK_THROWS_AS(t.replace_value(1), state_error);
+  CHECK(t.pop_value<extents<4>>(owner) == extents<4>{5, 6, 7, 8});
+  CHECK_THROWS_AS(t.pop_value<extents<4>>(owner), state_error);
   CHECK(t.pop<float>(3)[2] == 7.0F);
   CHECK(t.empty());
   CHECK_THROWS_AS(t.pop<float>(3), state_error);

@@ -18,11 +18,11 @@ struct Square {
                const tensor_view<double, 4>& y) const {
     for (std::size_t i = 0; i < x.flat().size(); ++i)
       y.flat()[i] = weight.data()[0] * x.flat()[i] * x.flat()[i];
-    if (ctx.training()) ctx.tape().push_value(x);
+    if (ctx.training()) ctx.tape().push_value(*this, x);
   }
   void backward(cpu_context& ctx, const tensor_view<const double, 4>& dy,
                 const tensor_view<double, 4>& dx) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const double, 4>>();
+    const auto x = ctx.tape().pop_value<tensor_view<const double, 4>>(*this);
     double sum = weight.accumulate() ? weight.gradient_data()[0] : 0.0;
     for (std::size_t i = 0; i < x.flat().size(); ++i) {
       sum += dy.flat()[i] * x.flat()[i] * x.flat()[i];

@@ -109,6 +109,10 @@ class bindable_storage {
 
 namespace detail {
 
+[[noreturn]] PUFFERFISH_COLD inline void parameter_moved_from(const logical_layout& layout) {
+  throw_error<state_error>({"parameter ", to_string(layout),
+                            ": was moved from: use the layer that it was moved to, or assign a new one"});
+}
 [[noreturn]] PUFFERFISH_COLD inline void no_rounded_copy() {
   throw_error<state_error>(
       {"parameter: a layer that computes in 16 bits belongs to no network that keeps rounded copies"});
@@ -155,11 +159,14 @@ class parameter {
   parameter_role role() const { return role_; }
   index_t size() const { return values_.size(); }
 
-  /// Elements in stored order.
-  T* data() { return values_.data(); }
-  const T* data() const { return values_.data(); }
-  std::span<T> values() { return {values_.data(), static_cast<std::size_t>(size())}; }
-  std::span<const T> values() const { return {values_.data(), static_cast<std::size_t>(size())}; }
+  /// Whether its elements were moved to another parameter.
+  bool is_moved_from() const { return values_.data() == nullptr && layout_.size() > 0; }
+
+  /// Elements in stored order. These and logical() throw state_error if the parameter was moved from.
+  T* data() { return checked(); }
+  const T* data() const { return checked(); }
+  std::span<T> values() { return {checked(), static_cast<std::size_t>(size())}; }
+  std::span<const T> values() const { return {checked(), static_cast<std::size_t>(size())}; }
 
   /// The elements for a layer that computes in U: themselves, or where U has 16 bits the copies of them that
   /// the network's store keeps; state_error where no store does.
@@ -178,8 +185,8 @@ class parameter {
   void set_rounded(const void* place) { rounded_ = place; }
 
   /// The elements as frameworks see them (see logical_layout).
-  tensor_view<T, 4> logical() { return {values_.data(), layout_.shape, layout_.strides}; }
-  tensor_view<const T, 4> logical() const { return {values_.data(), layout_.shape, layout_.strides}; }
+  tensor_view<T, 4> logical() { return {checked(), layout_.shape, layout_.strides}; }
+  tensor_view<const T, 4> logical() const { return {checked(), layout_.shape, layout_.strides}; }
 
   /// The gradient in stored order; made on first use for a layer that no network has bound.
   T* gradient_data() const {
@@ -264,6 +271,11 @@ class parameter {
   ~parameter() = default;
 
  private:
+  T* checked() const {
+    if (is_moved_from()) detail::parameter_moved_from(layout_);
+    return values_.data();
+  }
+
   logical_layout layout_;
   parameter_role role_;
   detail::bindable_storage<T> values_;

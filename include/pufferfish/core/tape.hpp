@@ -4,6 +4,10 @@
 /// \file
 /// The tape: what forward passes keep for their backward passes. A stack: layers push on the way forward and
 /// pop the same things in opposite order on the way back, so one layer can run twice in a step.
+///
+/// Every value names the object that pushed it, its owner, and only that object can pop it. Two layers whose
+/// entries look alike therefore cannot be run backward in the wrong order. A layer pushes its blocks of
+/// memory first and a value last, and pops that value first.
 
 #include <array>
 #include <bit>
@@ -55,21 +59,40 @@ class tape {
     return reinterpret_cast<V*>(push_bytes(notes_, detail::byte_count<V>(count)));
   }
 
-  /// Small values (views, shapes, numbers) as one note each.
-  template <class V>
-  void push_value(const V& value) {
-    std::memcpy(push_bytes(notes_, sizeof(V)), &value, sizeof(V));
+  /// A small value (views, shapes, numbers) of `owner`, a layer or a model, as one note.
+  template <class V, class Owner>
+  void push_value(const Owner& owner, const V& value) {
+    std::memcpy(push_bytes(notes_, sizeof(V), &owner), &value, sizeof(V));
   }
-  template <class V>
-  V pop_value() {
-    return value_at<V>(pop_bytes(sizeof(V)));
+  /// Takes the value on top off. Throws state_error, naming `owner`, and leaves the tape as it is, unless the
+  /// top entry is a value of this size that the object `owner` pushed. An object that was moved or copied
+  /// since is another one.
+  template <class V, class Owner>
+  V pop_value(const Owner& owner) {
+    const V value = top_value<V>(owner);
+    pop_bytes(sizeof(V));
+    return value;
   }
 
-  /// The value on top, left where it is. Throws as pop does.
-  template <class V>
-  V top_value() {
-    if (entries_.empty() || entries_.back().bytes != sizeof(V)) return pop_value<V>();
+  /// The value on top, left where it is. Throws as pop_value does.
+  template <class V, class Owner>
+  V top_value(const Owner& owner) const {
+    if (!is_on_top(&owner, sizeof(V))) {
+      if constexpr (requires { owner.describe(); }) {
+        fail_to_pop_value(owner.describe());
+      } else {
+        fail_to_pop_value("a layer");
+      }
+    }
     return value_at<V>(entries_.back().block);
+  }
+
+  /// Overwrites the value on top, whose owner stays: for a container that moves what a view in it refers to.
+  /// Throws state_error unless the top entry has the size of a V.
+  template <class V>
+  void replace_value(const V& value) {
+    if (entries_.empty() || entries_.back().bytes != sizeof(V)) fail_to_pop(sizeof(V));
+    std::memcpy(entries_.back().block, &value, sizeof(V));
   }
 
   bool empty() const { return entries_.empty(); }
@@ -86,11 +109,16 @@ class tape {
   }
 
  private:
-  PUFFERFISH_NOINLINE std::byte* push_bytes(stack_arena& arena, std::size_t bytes) {
+  PUFFERFISH_NOINLINE std::byte* push_bytes(stack_arena& arena, std::size_t bytes,
+                                            const void* owner = nullptr) {
     const stack_arena::mark below = arena.top();
     std::byte* block = arena.allocate(bytes);
-    entries_.push_back({below, &arena == &notes_, block, bytes});
+    entries_.push_back({below, &arena == &notes_, block, bytes, owner});
     return block;
+  }
+
+  bool is_on_top(const void* owner, std::size_t bytes) const {
+    return !entries_.empty() && entries_.back().owner == owner && entries_.back().bytes == bytes;
   }
 
   PUFFERFISH_NOINLINE std::byte* pop_bytes(std::size_t bytes) {
@@ -109,6 +137,14 @@ class tape {
          ": run forward in training mode first, and each backward pass once, in opposite order"});
   }
 
+  [[noreturn]] PUFFERFISH_COLD void fail_to_pop_value(const std::string& owner) const {
+    detail::throw_error<state_error>(
+        {owner, ": backward without its forward pass: the tape ",
+         entries_.empty() ? "is empty" : "ends with the entry of another layer or pass",
+         ". Run forward in training mode first, then each backward pass once, in the opposite order of the "
+         "forward passes of the same context; no layer may be moved in between"});
+  }
+
   // By way of bytes, so that V needs no default constructor.
   template <class V>
   static V value_at(const std::byte* block) {
@@ -123,6 +159,7 @@ class tape {
     bool is_note;
     std::byte* block;
     std::size_t bytes;
+    const void* owner;  // of a value; nullptr: a block of memory
   };
 
   stack_arena arena_, notes_;

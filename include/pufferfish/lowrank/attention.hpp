@@ -15,6 +15,7 @@
 
 #include <pufferfish/lowrank/attention_core.hpp>
 #include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -78,7 +79,11 @@ class low_rank_attention {
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<const T, 3>& memory,
                const tensor_view<T, 3>& y, const attention_call& call) const {
+    check_not_moved(query());
     check(x.shape(), memory.shape(), y.shape(), call.key_lengths.size());
+    check_dense(*this, "x", x);
+    check_dense(*this, "the memory", memory);
+    check_dense(*this, "y", y);
     if constexpr (std::is_same_v<Device, device::cpu>) check_lengths(call, memory.extent(1));
     scratch_frame frame(ctx.scratch());
     const index_t sequences = x.extent(0);
@@ -90,7 +95,7 @@ class low_rank_attention {
         ops::make_runs(ctx, sequences, memory.extent(1), lengths, rows + 2 * sequences, rows + 3 * sequences),
         {call.causal, call.allowed}};
     core_.forward(ctx, flat(x), flat(memory), batch, flat(y));
-    if (ctx.training()) ctx.tape().push_value(sequences);
+    if (ctx.training()) ctx.tape().push_value(*this, sequences);
   }
 
   /// Gradients from dy (shaped as y) to all factors and, unless they are null views, to x and to the memory;
@@ -103,7 +108,11 @@ class low_rank_attention {
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                 const tensor_view<T, 3>& dmemory) const {
-    const auto sequences = ctx.tape().template pop_value<index_t>();
+    const auto sequences = ctx.tape().template pop_value<index_t>(*this);
+    check_not_moved(query());
+    check_dense(*this, "dy", dy);
+    check_dense_if_wanted(*this, "dx", dx);
+    check_dense_if_wanted(*this, "dmemory", dmemory);
     core_.backward(ctx, flat(dy), flat(dx), false, flat(dmemory), false);
     ctx.tape().template pop<index_t>(4 * sequences);
   }

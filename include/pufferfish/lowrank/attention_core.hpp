@@ -79,6 +79,7 @@ class attention_core {
   std::array<Slot, 4> slots;
 
   const attention_shape& shape() const { return shape_; }
+  std::string describe() const { return "attention, " + shape_.describe(); }
 
   /// Probability with which training drops attention weights.
   double dropout() const { return dropout_; }
@@ -119,7 +120,7 @@ class attention_core {
     projection<Slot>::template forward<T>(ctx, slots[2], memory, v);
     attend(ctx, kept.in, heads, kept.weights);
     projection<Slot>::template forward<T>(ctx, slots[3], heads, y);
-    if (ctx.training()) ctx.tape().push_value(kept);
+    if (ctx.training()) ctx.tape().push_value(*this, kept);
   }
 
   /// Inference with keys and values that are there already (a cache).
@@ -142,7 +143,7 @@ class attention_core {
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                 bool add, const tensor_view<T, 2>& dmemory, bool add_memory) const {
-    const auto kept = ctx.tape().template pop_value<taped>();
+    const auto kept = ctx.tape().template pop_value<taped>(*this);
     check(kept.x.shape(), kept.memory.shape(), dy.shape());
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> dq = frame.take<T>(kept.in.q.shape());
@@ -198,8 +199,8 @@ class attention_core {
 
   void check(const extents<2>& x, const extents<2>& memory, const extents<2>& y) const {
     if (x[1] != shape_.model || memory[1] != shape_.model || y != x) {
-      throw_error<shape_error>({"attention, ", shape_.describe(), ": queries ", x, " and keys ", memory,
-                                " do not fit each other or the output ", y});
+      throw_error<shape_error>(
+          {describe(), ": queries ", x, " and keys ", memory, " do not fit each other or the output ", y});
     }
   }
 

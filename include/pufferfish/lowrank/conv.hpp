@@ -30,6 +30,7 @@ class low_rank_conv {
   const conv_shape& shape() const { return shape_; }
   index_t rank() const { return rank_; }
   bool has_bias() const { return bias_.size() > 0; }
+  bool is_moved_from() const { return down_.is_moved_from(); }
 
   /// The factors as frameworks see them: down [rank][in][height][width], up [out][rank][1][1]; bias: out
   /// elements (null view: none). Views onto the kernels' own storage.
@@ -101,7 +102,7 @@ class low_rank_conv {
     return y;
   }
   tensor<T, 4> backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy) const {
-    tensor<T, 4> dx(ctx.tape().template top_value<tensor_view<const T, 4>>().shape());
+    tensor<T, 4> dx(ctx.tape().template top_value<tensor_view<const T, 4>>(*this).shape());
     backward(ctx, dy, dx.view());
     return dx;
   }
@@ -132,8 +133,8 @@ class low_rank_conv {
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                     bool add) const {
-    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>();
-    check(x.shape(), dy.shape());
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
+    check_backward(*this, x.shape(), dy, dx);
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 4> t = inner_activation(ctx, x, inner_shape(dy.shape()), frame);
     const tensor_view<T, 4> dt = frame.take<T>(t.shape());
@@ -152,10 +153,10 @@ class low_rank_conv {
   template <class Device>
   void run_forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                    ops::moment_parts<T>* moments) const {
-    check(x.shape(), y.shape());
+    check_forward(*this, x, y);
     tensor_view<T, 4> t;
     if (ctx.training() && !recompute_) t = ctx.tape().template push<T>(inner_shape(y.shape()));
-    if (ctx.training()) ctx.tape().push_value(x);
+    if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::low_rank_conv_forward<T>(ctx, down_shape_, x, down_.template as<T>(), up_matrix(),
                                   has_bias() ? bias_.template as<T>() : nullptr, t, y, moments);
   }
@@ -173,12 +174,6 @@ class low_rank_conv {
     shape.validate("LowRankConv");
     check_rank(message({"LowRankConv, ", shape.describe()}), shape.out_channels, shape.patch(), rank);
     return logical_layout::kernel(rank, shape.in_channels, shape.kernel.height, shape.kernel.width);
-  }
-  void check(const extents<4>& x, const extents<4>& y) const {
-    const extents<4> expected = output_shape(x);
-    if (y != expected) {
-      throw_error<shape_error>({describe(), ": input ", x, " gives output ", expected, ", not ", y});
-    }
   }
   extents<4> inner_shape(extents<4> output) const {
     output[3] = rank_;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include <pufferfish/lowrank/rank.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/linear.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -41,6 +42,7 @@ class low_rank_linear {
   index_t out_features() const { return out_; }
   index_t rank() const { return rank_; }
   bool has_bias() const { return bias_.size() > 0; }
+  bool is_moved_from() const { return down_.is_moved_from(); }
 
   /// The factors as frameworks see them: down [rank][in], up [out][rank]; bias: out elements (null view:
   /// none).
@@ -67,11 +69,11 @@ class low_rank_linear {
   /// must stay as it is until the backward pass. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) const {
-    check(x.shape(), y.shape());
+    check_forward(*this, x, y);
     scratch_frame frame(ctx.scratch());
     const extents<2> inner{x.extent(0), rank_};
     const tensor_view<T, 2> t = ctx.training() ? ctx.tape().template push<T>(inner) : frame.take<T>(inner);
-    if (ctx.training()) ctx.tape().push_value(x);
+    if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::linear_forward<T>(ctx, x, stored(down_), nullptr, t);
     ops::linear_forward<T>(ctx, t, stored(up_), has_bias() ? bias_.template as<T>() : nullptr, y);
   }
@@ -97,7 +99,7 @@ class low_rank_linear {
     return y;
   }
   tensor<T, 2> backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy) const {
-    tensor<T, 2> dx(ctx.tape().template top_value<tensor_view<const T, 2>>().shape());
+    tensor<T, 2> dx(ctx.tape().template top_value<tensor_view<const T, 2>>(*this).shape());
     backward(ctx, dy, dx.view());
     return dx;
   }
@@ -127,8 +129,8 @@ class low_rank_linear {
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                     bool add) const {
-    const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>();
-    check(x.shape(), dy.shape());
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
+    check_backward(*this, x.shape(), dy, dx);
     const tensor_view<const T, 2> t = ctx.tape().template pop<T>(extents<2>{x.extent(0), rank_});
     ops::linear_backward_weight<T>(ctx, t, dy, gradient(up_), up_.accumulate());
     ctx.gradient_written(up_);
@@ -147,11 +149,6 @@ class low_rank_linear {
   static logical_layout checked(index_t in, index_t out, index_t rank) {
     check_rank(message({"LowRankLinear ", in, " -> ", out}), out, in, rank);
     return logical_layout::matrix(rank, in);
-  }
-  void check(const extents<2>& x, const extents<2>& y) const {
-    if (x[1] != in_ || y[1] != out_ || x[0] != y[0]) {
-      throw_error<shape_error>({describe(), ": input ", x, " does not fit output ", y});
-    }
   }
   template <class Parameter>
   static auto as_matrix(Parameter& p) {

@@ -26,6 +26,7 @@
 #include <utility>
 
 #include <pufferfish/lowrank/recurrent.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/column_sums.hpp>
 #include <pufferfish/ops/lstm.hpp>
 #include <pufferfish/ops/rows.hpp>
@@ -44,6 +45,7 @@ class lstm_core : public recurrent_layer<T> {
     tensor_view<T, 2> input, hidden;       ///< what the sides keep: input_kept_width(), hidden_kept_width()
     tensor_view<T, 2> gates, cells;        ///< activations, 4 hidden; the cells after each step, hidden
   };
+  bool is_moved_from() const { return bias_.is_moved_from(); }
   index_t input_kept_width() const { return input_side_.kept_width(); }
   index_t hidden_kept_width() const { return hidden_side_.kept_width(); }
 
@@ -51,7 +53,7 @@ class lstm_core : public recurrent_layer<T> {
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const recurrent_state<const T>& before,
                const tensor_view<T, 3>& y, const recurrent_state<T>& after = {}) const {
-    this->check(x.shape(), y.shape());
+    check_views(x, y);
     this->check_state(x.extent(1), before);
     this->check_state(x.extent(1), recurrent_state<const T>(after));
     const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
@@ -62,16 +64,14 @@ class lstm_core : public recurrent_layer<T> {
       ops::copy_rows<T>(ctx, before.c, kept.c_before);
     }
     compute_forward(ctx, x, kept, y, after);
-    if (ctx.training()) ctx.tape().push_value(kept_views{x, y, kept});
+    if (ctx.training()) ctx.tape().push_value(*this, kept_views{x, y, kept});
   }
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                 const recurrent_state<const T>& from_after = {},
                 const recurrent_state<T>& to_before = {}) const {
-    check_gradients(dy,
-                    dx.is_null() ? extents<3>{dy.extent(0), dy.extent(1), this->input_size()} : dx.shape(),
-                    from_after, to_before);
-    const auto views = ctx.tape().template pop_value<kept_views>();
+    check_gradients(dy, dx, from_after, to_before);
+    const auto views = ctx.tape().template pop_value<kept_views>(*this);
     if (dy.shape() != views.y.shape()) {
       throw_error<shape_error>({this->describe(), ": the gradient of the output is ", dy.shape(),
                                 ", the output ", views.y.shape()});
@@ -82,11 +82,11 @@ class lstm_core : public recurrent_layer<T> {
 
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    forward(ctx, this->sequence(x), recurrent_state<const T>(), this->sequence(y));
+    forward(ctx, this->sequence("x", x), recurrent_state<const T>(), this->sequence("y", y));
   }
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    backward(ctx, this->sequence(dy), dx.is_null() ? tensor_view<T, 3>() : this->sequence(dx));
+    backward(ctx, this->sequence("dy", dy), dx.is_null() ? tensor_view<T, 3>() : this->sequence("dx", dx));
   }
 
   /// forward without the tape: what the backward pass needs is left in `kept`, for hosts that hold it
@@ -94,7 +94,7 @@ class lstm_core : public recurrent_layer<T> {
   template <class Device>
   void forward_keeping(context<Device>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
-    this->check(x.shape(), y.shape());
+    check_views(x, y);
     this->check_state(x.extent(1), recurrent_state<T>{kept.h_before, kept.c_before});
     this->check_state(x.extent(1), recurrent_state<const T>(after));
     compute_forward(ctx, x, kept, y, after);
@@ -105,7 +105,7 @@ class lstm_core : public recurrent_layer<T> {
                      const kept_values& kept, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                      const recurrent_state<const T>& from_after = {},
                      const recurrent_state<T>& to_before = {}) const {
-    check_gradients(dy, dx.is_null() ? x.shape() : dx.shape(), from_after, to_before);
+    check_gradients(dy, dx, from_after, to_before);
     compute_backward(ctx, {x, y, kept}, dy, dx, from_after, to_before);
   }
 
@@ -146,10 +146,20 @@ class lstm_core : public recurrent_layer<T> {
   Side& hidden_side() { return hidden_side_; }
 
  private:
-  void check_gradients(const tensor_view<const T, 3>& dy, const extents<3>& dx,
+  void check_views(const tensor_view<const T, 3>& x, const tensor_view<const T, 3>& y) const {
+    check_not_moved(*this);
+    this->check(x.shape(), y.shape());
+    check_dense(*this, "x", x);
+    check_dense(*this, "y", y);
+  }
+  void check_gradients(const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                        const recurrent_state<const T>& from_after,
                        const recurrent_state<T>& to_before) const {
-    this->check(dx, dy.shape());
+    check_not_moved(*this);
+    this->check(dx.is_null() ? extents<3>{dy.extent(0), dy.extent(1), this->input_size()} : dx.shape(),
+                dy.shape());
+    check_dense(*this, "dy", dy);
+    check_dense_if_wanted(*this, "dx", dx);
     this->check_state(dy.extent(1), from_after);
     this->check_state(dy.extent(1), recurrent_state<const T>(to_before));
   }

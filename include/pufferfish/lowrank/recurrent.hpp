@@ -9,6 +9,7 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -87,10 +88,13 @@ class recurrent_layer {
       detail::throw_error<shape_error>({describe(), ": a state of ", state.h.shape(), " and ",
                                         state.c.shape(), " where both must be ", expected});
     }
+    detail::check_dense_rows(*this, "the state h", state.h);
+    detail::check_dense_rows(*this, "the state c", state.c);
   }
 
   template <class U>
-  static tensor_view<U, 3> sequence(const tensor_view<U, 4>& view) {
+  tensor_view<U, 3> sequence(const char* what, const tensor_view<U, 4>& view) const {
+    detail::check_dense_if_wanted(*this, what, view);
     return view.reshape(extents<3>{view.extent(0), view.extent(1), view.extent(2) * view.extent(3)});
   }
 

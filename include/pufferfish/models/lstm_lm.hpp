@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/embedding.hpp>
 #include <pufferfish/nn/factorize.hpp>
@@ -73,6 +74,7 @@ class lstm_lm_state {
 
  private:
   tensor_view<T, 2> matrix(index_t i) {
+    if (values_.data() == nullptr && volume<3>(shape_) > 0) detail::moved_from("lstm_lm_state");
     return {values_.data() + i * shape_[1] * shape_[2], {shape_[1], shape_[2]}};
   }
 
@@ -109,6 +111,7 @@ class lstm_lm {
   }
 
   const lstm_lm_options& options() const { return options_; }
+  bool is_moved_from() const { return embedding_.is_moved_from(); }
   std::string describe() const {
     return detail::message({"lstm_lm of ", options_.layers, " layers, ", options_.vocabulary,
                             " tokens, width ", options_.width});
@@ -126,6 +129,7 @@ class lstm_lm {
       detail::throw_error<shape_error>(
           {describe(), ": targets ", targets.shape(), " for tokens ", tokens.shape()});
     }
+    detail::check_dense(*this, "targets", targets);
     // Before the state moves on.
     ops::check_tokens(
         ctx, [this] { return describe() + ", targets"; }, targets.flat(), options_.vocabulary);
@@ -135,7 +139,7 @@ class lstm_lm {
     T* kept = nullptr;
     if (ctx.training()) kept = ctx.tape().template push<T>(ops::output_loss_kept(ctx, output));
     ops::output_loss_forward<T>(ctx, output, targets.flat(), {}, kept, results);
-    if (ctx.training()) ctx.tape().push_value(kept_loss{top, targets, kept});
+    if (ctx.training()) ctx.tape().push_value(*this, kept_loss{top, targets, kept});
   }
   token_loss_result loss(context<Device>& ctx, const token_view& tokens, const token_view& targets,
                          state_type& state) const requires(std::is_same_v<Device, device::cpu>) {
@@ -147,7 +151,7 @@ class lstm_lm {
   /// All gradients of that loss divided by `normalizer`: its number of tokens for the gradient of the mean;
   /// in a distributed run, the tokens of the global batch over the number of ranks.
   void backward(context<Device>& ctx, double normalizer) const {
-    const auto kept = ctx.tape().template pop_value<kept_loss>();
+    const auto kept = ctx.tape().template pop_value<kept_loss>(*this);
     const ops::output_layer<T> output = output_on(kept.top);
     ctx.tape().template pop<T>(ops::output_loss_kept(ctx, output));
     scratch_frame frame(ctx.scratch());
@@ -165,15 +169,21 @@ class lstm_lm {
     if (logits.shape() != expected) {
       detail::throw_error<shape_error>({describe(), ": logits ", logits.shape(), ", not ", expected});
     }
+    detail::check_dense(*this, "logits", logits);
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 2> top = hidden_states(ctx, frame, tokens, state);
     ops::output_logits<T>(ctx, output_on(top), logits);
-    if (ctx.training()) ctx.tape().push_value(top);
+    if (ctx.training()) ctx.tape().push_value(*this, top);
   }
 
   /// All gradients from that of the logits.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
-    const auto top = ctx.tape().template pop_value<tensor_view<const T, 2>>();
+    const auto top = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
+    const extents<2> expected{top.extent(0), options_.vocabulary};
+    if (dlogits.shape() != expected) {
+      detail::throw_error<shape_error>({describe(), ": gradient ", dlogits.shape(), " of logits ", expected});
+    }
+    detail::check_dense(*this, "dlogits", dlogits);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> gradient = frame.take<T>(top.shape());
     ops::wide_product<T>(ctx, dlogits, embedding_.rows(), gradient);
@@ -263,7 +273,7 @@ class lstm_lm {
     const ops::sequence_mask mask{ctx.next_random_stream(), options_.dropout, tokens.extent(0),
                                   tokens.extent(1), ctx.first_sample()};
     ops::sequence_dropout<T>(ctx, x, mask, to);
-    ctx.tape().push_value(mask);
+    ctx.tape().push_value(*this, mask);
     return to;
   }
   bool drops(const context<Device>& ctx) const { return ctx.training() && options_.dropout > 0.0; }
@@ -271,11 +281,13 @@ class lstm_lm {
   // The last layer's output, a row a token: on the tape in training, else in scratch.
   tensor_view<const T, 2> hidden_states(context<Device>& ctx, scratch_frame& frame, const token_view& tokens,
                                         state_type& state) const {
+    detail::check_not_moved(*this);
     if (state.batch() != tokens.extent(1) || state.layers() != options_.layers) {
       detail::throw_error<shape_error>({describe(), ": a state of ", state.layers(), " layers, ",
                                         state.batch(), " sequences for tokens ", tokens.shape(),
                                         " (steps x batch)"});
     }
+    detail::check_dense(*this, "tokens", tokens);
     const extents<2> rows{tokens.size(), options_.width};
     const extents<3> sequence{tokens.extent(0), tokens.extent(1), options_.width};
     const bool training = ctx.training();
@@ -293,7 +305,7 @@ class lstm_lm {
       // A layer's backward pass needs its output as it was.
       x = drops(ctx) ? dropped(ctx, y, ctx.tape().template push<T>(rows), tokens) : y;
     }
-    if (training) ctx.tape().push_value(tokens.shape());
+    if (training) ctx.tape().push_value(*this, tokens.shape());
     return x;
   }
 
@@ -301,12 +313,12 @@ class lstm_lm {
   void finish_backward(context<Device>& ctx, const tensor_view<T, 2>& gradient) const {
     ctx.gradient_written(bias_);
     ctx.gradient_written(embedding_.table());
-    const auto tokens = ctx.tape().template pop_value<extents<2>>();
+    const auto tokens = ctx.tape().template pop_value<extents<2>>(*this);
     const extents<3> sequence{tokens[0], tokens[1], options_.width};
     scratch_frame frame(ctx.scratch());
     tensor_view<T, 2> dy = gradient, dx = frame.take<T>(gradient.shape());
     const auto undrop = [&](const tensor_view<T, 2>& g) {
-      ops::sequence_dropout<T>(ctx, g, ctx.tape().template pop_value<ops::sequence_mask>(), g);
+      ops::sequence_dropout<T>(ctx, g, ctx.tape().template pop_value<ops::sequence_mask>(*this), g);
     };
     for (std::size_t i = layers_.size(); i-- > 0;) {
       if (drops(ctx)) {

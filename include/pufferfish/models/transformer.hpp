@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/models/transformer_layers.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/embedding.hpp>
@@ -91,6 +92,7 @@ class transformer {
   }
 
   const transformer_options& options() const { return options_; }
+  bool is_moved_from() const { return embedding_.is_moved_from(); }
   std::string describe() const {
     return detail::message({"transformer of ", options_.layers, " + ", options_.layers, " layers, ",
                             options_.vocabulary, " tokens, width ", options_.width});
@@ -98,6 +100,7 @@ class transformer {
 
   /// Rows of the logits for these target tokens: those that are no padding.
   index_t output_rows(const token_matrix& target) const {
+    detail::check_dense(*this, "target", target);
     return detail::count_tokens(target, options_.padding);
   }
 
@@ -151,19 +154,21 @@ class transformer {
       detail::throw_error<shape_error>({describe(), ": logits ", logits.shape(), ", not ", expected,
                                         ": target tokens ", target.shape(), " without padding"});
     }
+    detail::check_dense(*this, "logits", logits);
     scratch_frame frame(ctx.scratch());
     const passed seen = pass(ctx, frame, bring(ctx, frame, source, target, {}));
     ops::output_logits<T>(ctx, output_on(seen.top), logits);
-    if (ctx.training()) ctx.tape().push_value(seen);
+    if (ctx.training()) ctx.tape().push_value(*this, seen);
   }
 
   /// All gradients from that of the logits.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
-    const auto seen = ctx.tape().template pop_value<passed>();
+    const auto seen = ctx.tape().template pop_value<passed>(*this);
     const extents<2> expected{seen.target.rows(), options_.vocabulary};
     if (dlogits.shape() != expected) {
       detail::throw_error<shape_error>({describe(), ": gradient ", dlogits.shape(), " of logits ", expected});
     }
+    detail::check_dense(*this, "dlogits", dlogits);
     scratch_frame frame(ctx.scratch());
     detail::stack_gradient<T, Device> gradient(frame, seen.top.shape());
     // The scale goes with the narrow operands.
@@ -324,6 +329,7 @@ class transformer {
   }
 
   void check_tokens(const char* what, const token_matrix& ids) const {
+    detail::check_dense(*this, what, ids);
     ops::check_tokens([&] { return describe() + ", " + what; }, ids.flat(), options_.vocabulary,
                       options_.padding);
   }
@@ -358,6 +364,7 @@ class transformer {
   }
 
   passed pass(context<Device>& ctx, scratch_frame& frame, const brought_pairs& batch) const {
+    detail::check_not_moved(*this);
     const packed_tokens &source = batch.pairs.source, &target = batch.pairs.target;
     const tensor_view<const T, 2> encoded = encode(ctx, frame, source);
     detail::stack_memory<T, Device> memory(ctx, frame, {target.rows(), options_.width});
@@ -377,12 +384,12 @@ class transformer {
     if (ctx.training()) kept = ctx.tape().template push<T>(ops::output_loss_kept(ctx, output));
     const std::span<const std::int32_t> all(batch.pairs.next, static_cast<std::size_t>(output.tokens()));
     ops::output_loss_forward<T>(ctx, output, all, how, kept, results);
-    if (ctx.training()) ctx.tape().push_value(kept_loss{seen, batch.pairs.next, smoothing, kept});
+    if (ctx.training()) ctx.tape().push_value(*this, kept_loss{seen, batch.pairs.next, smoothing, kept});
   }
 
   template <class Normalizer>
   void run_backward(context<Device>& ctx, Normalizer normalizer) const {
-    const auto kept = ctx.tape().template pop_value<kept_loss>();
+    const auto kept = ctx.tape().template pop_value<kept_loss>(*this);
     const ops::output_layer<T> output = output_on(kept.seen.top);
     ctx.tape().template pop<T>(ops::output_loss_kept(ctx, output));
     scratch_frame frame(ctx.scratch());

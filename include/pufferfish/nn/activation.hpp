@@ -4,7 +4,7 @@
 /// \file
 /// Activations: `ReLU`, `GELU`, `Tanh`, `Sigmoid`.
 
-#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/activation.hpp>
 #include <pufferfish/ops/relu.hpp>
 
@@ -27,19 +27,18 @@ class ReLU {
   /// Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     ops::relu_forward<T>(ctx, x.flat(), y.flat());
-    if (ctx.training()) ctx.tape().push_value(tensor_view<const T, 4>(y));
+    if (ctx.training()) ctx.tape().push_value(*this, tensor_view<const T, 4>(y));
   }
 
   /// dx = dy where y > 0, else 0; dx may be dy, or a null view. Throws shape_error, and state_error without a
   /// forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>();
-    detail::check_shapes(*this, y.shape(), dy.shape());
+    const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
+    detail::check_backward(*this, y.shape(), dy, dx);
     if (dx.is_null()) return;
-    detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::relu_backward<T>(ctx, y.flat(), dy.flat(), dx.flat());
   }
 };
@@ -68,19 +67,18 @@ class smooth_activation {
   /// both must stay as they are until the backward pass. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    check_shapes(*this, x.shape(), y.shape());
+    check_forward(*this, x, y);
     ops::activation_forward<Kind, T>(ctx, x.flat(), y.flat());
-    if (ctx.training()) ctx.tape().push_value(keeps_output(Kind) ? tensor_view<const T, 4>(y) : x);
+    if (ctx.training()) ctx.tape().push_value(*this, keeps_output(Kind) ? tensor_view<const T, 4>(y) : x);
   }
 
   /// dx may be dy, or a null view. Throws shape_error, and state_error without a forward pass in training
   /// mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    const auto kept = ctx.tape().template pop_value<tensor_view<const T, 4>>();
-    check_shapes(*this, kept.shape(), dy.shape());
+    const auto kept = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
+    check_backward(*this, kept.shape(), dy, dx);
     if (dx.is_null()) return;
-    check_shapes(*this, dx.shape(), dy.shape());
     ops::activation_backward<Kind, T>(ctx, kept.flat(), dy.flat(), dx.flat());
   }
 };

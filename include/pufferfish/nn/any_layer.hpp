@@ -53,6 +53,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/layer_concepts.hpp>
 #include <pufferfish/nn/layer_visitors.hpp>
 
@@ -119,7 +120,7 @@ class any_layer {
   requires(!std::same_as<std::remove_cvref_t<L>, any_layer>)
       any_layer(L&& layer)  // NOLINT(bugprone-forwarding-reference-overload): the constraint keeps copies out
       : self_(std::make_unique<model<std::remove_cvref_t<L>>>(std::forward<L>(layer))) {}
-  any_layer(const any_layer& other) : self_(other.self_->clone()) {}
+  any_layer(const any_layer& other) : self_(other.self().clone()) {}
   any_layer(any_layer&&) noexcept = default;
   any_layer& operator=(any_layer other) noexcept {
     self_ = std::move(other.self_);
@@ -127,67 +128,70 @@ class any_layer {
   }
   ~any_layer() = default;
 
-  std::string describe() const { return self_->describe(); }
+  /// Every member but assignment and target() throws state_error once the layer was moved from.
+  bool is_moved_from() const { return self_ == nullptr; }
+
+  std::string describe() const { return self().describe(); }
   /// NHWC extents of the output for an input. Throws shape_error.
-  extents<4> output_shape(const extents<4>& input) const { return self_->output_shape(input); }
+  extents<4> output_shape(const extents<4>& input) const { return self().output_shape(input); }
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    self_->forward(ctx, x, y);
+    self().forward(ctx, x, y);
   }
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    self_->backward(ctx, dy, dx);
+    self().backward(ctx, dy, dx);
   }
 
   /// What the layer offers beside these; the following three may be called for nothing else.
-  layer_abilities abilities() const { return self_->abilities(); }
+  layer_abilities abilities() const { return self().abilities(); }
   /// forward, with what `fusion` says (`fuses`), collecting moments of y (`gives_moments`) unless nullptr.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion, ops::moment_parts<T>* moments = nullptr) const {
-    self_->forward_fused(ctx, x, y, fusion, moments);
+    self().forward_fused(ctx, x, y, fusion, moments);
   }
   /// backward, with what `fusion` says (`fuses`, `adds_gradient`).
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
-    self_->backward_fused(ctx, dy, dx, fusion);
+    self().backward_fused(ctx, dy, dx, fusion);
   }
   /// y as the forward pass that filled the record wrote it, bit for bit, before the backward pass
   /// (`recomputes`). y overlaps nothing.
   void recompute(context<Device>& ctx, const forward_record<T>& record, const tensor_view<T, 4>& y) const {
-    self_->recompute(ctx, record, y);
+    self().recompute(ctx, record, y);
   }
 
   /// All parameters and buffers below, in execution order, under names joined by dots.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
-    self_->visit_state(visitor, prefix);
+    self().visit_state(visitor, prefix);
   }
   /// The layers below (not this one), containers before their contents.
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
-    self_->visit_layers(visitor, prefix);
+    self().visit_layers(visitor, prefix);
   }
   /// The layers that compute, in execution order, with their shapes. Throws shape_error where they do not
   /// fit.
   void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix = {}) const {
-    self_->trace(*this, tracer, input, prefix);
+    self().trace(*this, tracer, input, prefix);
   }
   /// Multiply-accumulates of convolutions and matrix products in one forward pass; 0 for other layers.
-  index_t macs(const extents<4>& input) const { return self_->macs(input); }
+  index_t macs(const extents<4>& input) const { return self().macs(input); }
   /// Random initial values for all parameters below; a layer draws from a stream of its name.
-  void initialize(random_stream random) { self_->initialize(random); }
+  void initialize(random_stream random) { self().initialize(random); }
 
   /// The weight matrix of a layer that can be factorized (one with layer_traits, foreign ones too); of an
   /// LSTM, that of one gate on its input side.
-  matrix_size weight_matrix() const { return self_->weight_matrix(); }
+  matrix_size weight_matrix() const { return self().weight_matrix(); }
   /// The matrix of one gate on the hidden side of an LSTM that can be factorized.
-  matrix_size hidden_matrix() const { return self_->hidden_matrix(); }
+  matrix_size hidden_matrix() const { return self().hidden_matrix(); }
   /// What layer_traits show of such a layer, called `name`; nothing of another.
-  layer_weights<parameter_t<T>> weights(const std::string& name) const { return self_->weights(name); }
+  layer_weights<parameter_t<T>> weights(const std::string& name) const { return self().weights(name); }
   /// The low-rank layer that svd_factorize makes of this one; a report for each of its matrices. Throws
   /// state_error if weight_matrix() is empty, else as svd_factorize.
   any_layer factorized(const rank_policy& policy, const factorize_options& options,
                        std::vector<factor_report>& reports) const {
-    return self_->factorized(policy, options, reports);
+    return self().factorized(policy, options, reports);
   }
   /// A low-rank layer of the same shape and the given ranks, with zeros for numbers.
-  any_layer low_rank_twin(const layer_ranks& ranks) const { return self_->low_rank_twin(ranks); }
+  any_layer low_rank_twin(const layer_ranks& ranks) const { return self().low_rank_twin(ranks); }
   /// The ranks of the low-rank layer inside.
   layer_ranks ranks() const {
     if (const auto* conv = low_rank_conv()) return {conv->rank(), 0};
@@ -196,21 +200,21 @@ class any_layer {
     return {};
   }
   /// The low-rank layer inside, of whatever rank, else nullptr.
-  const detail::low_rank_conv<T>* low_rank_conv() const { return self_->low_rank_conv(); }
-  const detail::low_rank_linear<T>* low_rank_linear() const { return self_->low_rank_linear(); }
-  const detail::low_rank_lstm<T>* low_rank_lstm() const { return self_->low_rank_lstm(); }
+  const detail::low_rank_conv<T>* low_rank_conv() const { return self().low_rank_conv(); }
+  const detail::low_rank_linear<T>* low_rank_linear() const { return self().low_rank_linear(); }
+  const detail::low_rank_lstm<T>* low_rank_lstm() const { return self().low_rank_lstm(); }
   /// The recurrent layer inside, dense or not; else nullptr.
-  const recurrent_layer<T>* recurrent() const { return self_->recurrent(); }
+  const recurrent_layer<T>* recurrent() const { return self().recurrent(); }
   /// Its passes, which carry a state: see recurrent_layer. Throw state_error where there is none.
   void forward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& x,
                         const recurrent_state<const T>& before, const tensor_view<T, 3>& y,
                         const recurrent_state<T>& after) const {
-    self_->forward_sequence(ctx, x, before, y, after);
+    self().forward_sequence(ctx, x, before, y, after);
   }
   void backward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                          const recurrent_state<const T>& from_after = {},
                          const recurrent_state<T>& to_before = {}) const {
-    self_->backward_sequence(ctx, dy, dx, from_after, to_before);
+    self().backward_sequence(ctx, dy, dx, from_after, to_before);
   }
 
   /// The layer inside if it is an L, else nullptr.
@@ -290,11 +294,11 @@ class any_layer {
 
     void forward(context<Device>& ctx, const tensor_view<const T, 4>& x,
                  const tensor_view<T, 4>& y) const override {
-      layer.forward(ctx, view(x), view(y));
+      layer.forward(ctx, view("x", x), view("y", y));
     }
     void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                   const tensor_view<T, 4>& dx) const override {
-      layer.backward(ctx, view(dy), view(dx));
+      layer.backward(ctx, view("dy", dy), gradient(dx));
     }
 
     layer_abilities abilities() const override { return detail::abilities_of<T, L, Device>(layer); }
@@ -302,12 +306,12 @@ class any_layer {
                        [[maybe_unused]] const forward_fusion<T>& fusion,
                        [[maybe_unused]] ops::moment_parts<T>* moments) const override {
       if constexpr (detail::gives_moments_layer<T, L, Device>) {
-        if (moments != nullptr) return layer.forward_with_moments(ctx, view(x), view(y), *moments);
+        if (moments != nullptr) return layer.forward_with_moments(ctx, view("x", x), view("y", y), *moments);
       }
       if constexpr (detail::fusing_layer<T, L, Device>) {
-        layer.forward_fused(ctx, view(x), view(y), fusion);
+        layer.forward_fused(ctx, view("x", x), view("y", y), fusion);
       } else {
-        layer.forward(ctx, view(x), view(y));
+        layer.forward(ctx, view("x", x), view("y", y));
       }
     }
     void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
@@ -316,12 +320,13 @@ class any_layer {
         return layer.backward_fused(ctx, dy, dx, fusion);
       }
       if constexpr (detail::masking_layer<T, L, Device>) {
-        if (!fusion.mask.is_null()) return layer.backward_masked(ctx, view(dy), view(dx), fusion.mask);
+        if (!fusion.mask.is_null())
+          return layer.backward_masked(ctx, view("dy", dy), gradient(dx), fusion.mask);
       }
       if constexpr (detail::adding_layer<T, L, Device>) {
-        if (fusion.add) return layer.backward_add(ctx, view(dy), view(dx));
+        if (fusion.add) return layer.backward_add(ctx, view("dy", dy), gradient(dx));
       }
-      layer.backward(ctx, view(dy), view(dx));
+      layer.backward(ctx, view("dy", dy), gradient(dx));
     }
     void recompute([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const forward_record<T>& record,
                    [[maybe_unused]] const tensor_view<T, 4>& y) const override {
@@ -456,15 +461,29 @@ class any_layer {
       }
     }
 
+    // The views as the layer takes them. Checked here, too, for layers that are not the library's.
     template <class U>
-    static auto view(const tensor_view<U, 4>& images) {
+    auto view(const char* what, const tensor_view<U, 4>& images) const {
+      detail::check_dense(layer, what, images);
       return detail::layer_view<U, L>(images);
+    }
+    auto gradient(const tensor_view<T, 4>& dx) const {
+      detail::check_dense_if_wanted(layer, "dx", dx);
+      return detail::layer_view<T, L>(dx);
     }
 
     L layer;
   };
 
-  std::unique_ptr<interface> self_;
+  const interface& self() const {
+    if (self_ == nullptr) detail::moved_from("any_layer");
+    return *self_;
+  }
+  interface& self() {
+    return const_cast<interface&>(std::as_const(*this).self());
+  }
+
+  std::unique_ptr<interface> self_;  // nullptr: moved from
 };
 
 PUFFERFISH_NAMESPACE_END

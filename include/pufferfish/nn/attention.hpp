@@ -48,6 +48,7 @@ class MultiHeadAttention {
 
   const attention_options& options() const { return options_; }
   const attention_shape& shape() const { return options_.shape; }
+  bool is_moved_from() const { return norm_.is_moved_from(); }
   std::string describe() const { return "MultiHeadAttention " + shape().describe(); }
 
   /// Rows of queries x and of memory (x itself for self attention), both `model` wide, cut into sequences by
@@ -58,6 +59,10 @@ class MultiHeadAttention {
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& memory,
                const attention_batch& batch, const tensor_view<T, 2>& y,
                const std::uint64_t* numbers = nullptr) const {
+    detail::check_not_moved(*this);
+    detail::check_dense(*this, "x", x);
+    detail::check_dense(*this, "the memory", memory);
+    detail::check_dense(*this, "y", y);
     if (!ctx.training()) {
       core_.forward(ctx, x, memory, batch, y);
       return norm_.forward_sum(ctx, y, x, {}, y);
@@ -68,7 +73,7 @@ class MultiHeadAttention {
     dropout.first_row = static_cast<std::uint64_t>(
         batch.queries.sequences == 0 ? 0 : ctx.first_sample() * (x.extent(0) / batch.queries.sequences));
     norm_.forward_sum(ctx, z, x, dropout, y);
-    ctx.tape().push_value(x.data() == memory.data());
+    ctx.tape().push_value(*this, x.data() == memory.data());
   }
 
   /// Gradients from dy to all parameters, to x (overwritten) and to the memory (overwritten or added to):
@@ -76,7 +81,11 @@ class MultiHeadAttention {
   /// and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                 const tensor_view<T, 2>& dmemory = {}, bool add_memory = false) const {
-    const bool self = ctx.tape().template pop_value<bool>();
+    const bool self = ctx.tape().template pop_value<bool>(*this);
+    detail::check_not_moved(*this);
+    detail::check_dense(*this, "dy", dy);
+    detail::check_dense_if_wanted(*this, "dx", dx);
+    detail::check_dense_if_wanted(*this, "dmemory", dmemory);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> dz = frame.take<T>(dy.shape());
     norm_.backward_sum(ctx, dy, dx, dz);
@@ -88,6 +97,9 @@ class MultiHeadAttention {
   void project(context<Device>& ctx, const tensor_view<const T, 2>& memory, const tensor_view<T, 2>& keys,
                const tensor_view<T, 2>& values) const {
     require_inference(ctx);
+    detail::check_dense(*this, "the memory", memory);
+    detail::check_dense(*this, "keys", keys);
+    detail::check_dense(*this, "values", values);
     detail::projection<layer_type>::template forward<T>(ctx, core_.slots[1], memory, keys);
     detail::projection<layer_type>::template forward<T>(ctx, core_.slots[2], memory, values);
   }
@@ -98,6 +110,10 @@ class MultiHeadAttention {
               const tensor_view<const T, 2>& values, const token_runs& runs,
               const tensor_view<T, 2>& y) const {
     require_inference(ctx);
+    detail::check_dense(*this, "x", x);
+    detail::check_dense_rows(*this, "keys", keys);
+    detail::check_dense_rows(*this, "values", values);
+    detail::check_dense(*this, "y", y);
     scratch_frame frame(ctx.scratch());
     const index_t rows = x.extent(0);
     auto* single = frame.take<index_t>(2 * rows);
@@ -126,18 +142,18 @@ class MultiHeadAttention {
     return input;
   }
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     scratch_frame frame(ctx.scratch());
     const index_t n = x.extent(0);
     auto* rows = ctx.training() ? ctx.tape().template push<index_t>(2 * n) : frame.take<index_t>(2 * n);
     const token_runs runs = ops::make_runs(ctx, n, x.extent(1) * x.extent(2), nullptr, rows, rows + n);
     const tensor_view<const T, 2> flat = detail::rows_of(x);
     forward(ctx, flat, flat, {runs, runs, {}}, detail::rows_of(y));
-    if (ctx.training()) ctx.tape().push_value(n);
+    if (ctx.training()) ctx.tape().push_value(*this, n);
   }
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    const auto n = ctx.tape().template pop_value<index_t>();
-    detail::check_shapes(*this, dy.shape(), dy.shape());
+    const auto n = ctx.tape().template pop_value<index_t>(*this);
+    detail::check_backward(*this, dy.shape(), dy, dx);
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
     ctx.tape().template pop<index_t>(2 * n);
   }
@@ -180,6 +196,7 @@ class MultiHeadAttention {
     return options;
   }
   void require_inference(const context<Device>& ctx) const {
+    detail::check_not_moved(*this);
     if (ctx.training()) {
       PUFFERFISH_THROW(state_error(describe() + ": decoding with a cache is for inference"));
     }

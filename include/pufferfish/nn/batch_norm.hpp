@@ -6,8 +6,8 @@
 
 #include <type_traits>
 
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/layer_fusion.hpp>
-#include <pufferfish/nn/shape_check.hpp>
 #include <pufferfish/ops/batch_norm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -42,7 +42,8 @@ class BatchNorm {
     reset();
   }
 
-  index_t channels() const { return weight_.size(); }
+  index_t channels() const { return weight_.layout().shape[0]; }
+  bool is_moved_from() const { return weight_.is_moved_from(); }
   double eps() const { return eps_; }
   double momentum() const { return momentum_; }
   std::string describe() const { return "BatchNorm " + std::to_string(channels()); }
@@ -71,8 +72,11 @@ class BatchNorm {
   template <class Device>
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
-    if (!fusion.addend.is_null()) detail::check_shapes(*this, x.shape(), fusion.addend.shape());
+    detail::check_forward(*this, x, y);
+    if (!fusion.addend.is_null()) {
+      detail::check_shapes(*this, x.shape(), fusion.addend.shape());
+      detail::check_dense(*this, "the addend", fusion.addend);
+    }
     if (ctx.training() && x.size() == channels()) {
       PUFFERFISH_THROW(value_error(describe() +
                                    ": training needs more than one value a channel, the input is " +
@@ -82,7 +86,7 @@ class BatchNorm {
     const index_t size = channels();
     parameter_t<T>* statistics = ctx.training() ? ctx.tape().template push<parameter_t<T>>(2 * size)
                                                 : frame.take<parameter_t<T>>(2 * size);
-    if (ctx.training()) ctx.tape().push_value(x);
+    if (ctx.training()) ctx.tape().push_value(*this, x);
     if (fusion.record != nullptr) *fusion.record = {x, statistics, fusion.relu};
     if (x.empty()) {
       ops::fill<parameter_t<T>>(ctx, {statistics, static_cast<std::size_t>(2 * size)}, {});
@@ -119,11 +123,10 @@ class BatchNorm {
   template <class Device>
   void backward_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                        const ops::relu_mask<T>& mask) const {
-    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>();
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     const index_t size = channels();
     const parameter_t<T>* statistics = ctx.tape().template pop<parameter_t<T>>(2 * size);
-    detail::check_shapes(*this, x.shape(), dy.shape());
-    if (!dx.is_null()) detail::check_shapes(*this, x.shape(), dx.shape());
+    detail::check_backward(*this, x.shape(), dy, dx);
     ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(),
                                 {weight_.gradient_data(), weight_.accumulate()},
                                 {bias_.gradient_data(), bias_.accumulate()},

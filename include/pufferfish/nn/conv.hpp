@@ -7,6 +7,7 @@
 #include <array>
 
 #include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -25,6 +26,7 @@ class Conv {
 
   const conv_shape& shape() const { return shape_; }
   bool has_bias() const { return bias_.size() > 0; }
+  bool is_moved_from() const { return weight_.is_moved_from(); }
 
   /// Weight [out][in][height][width] and bias (null view: none), as frameworks see them.
   tensor_view<parameter_t<T>, 4> weight() { return weight_.logical(); }
@@ -37,10 +39,12 @@ class Conv {
   std::string describe() const { return "Conv, " + shape_.describe(); }
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
-  /// x, y: NHWC, dense; y does not overlap x. In training, x must stay as it is until backward.
+  /// x, y: NHWC, dense; y does not overlap x. In training, x must stay as it is until backward. Throws
+  /// shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    if (ctx.training()) ctx.tape().push_value(x);
+    detail::check_forward(*this, x, y);
+    if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
                          has_bias() ? bias_.template as<T>() : nullptr, y);
   }
@@ -49,12 +53,14 @@ class Conv {
   template <ops::collects_moments Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
-    if (ctx.training()) ctx.tape().push_value(x);
+    detail::check_forward(*this, x, y);
+    if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
                          has_bias() ? bias_.template as<T>() : nullptr, y, &moments);
   }
 
-  /// Gradients from dy; dx may be a null view, or x, and overlaps nothing else.
+  /// Gradients from dy; dx may be a null view, or x, and overlaps nothing else. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, false);
@@ -88,7 +94,8 @@ class Conv {
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                     bool add) const {
-    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>();
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
+    detail::check_backward(*this, x.shape(), dy, dx);
     ops::conv_backward_weight<T>(ctx, shape_, x, dy, weight_.gradient_data(), weight_.accumulate());
     ctx.gradient_written(weight_);
     if (has_bias()) {

@@ -4,7 +4,7 @@
 /// \file
 /// `Dropout`: sets elements to zero at random in training.
 
-#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/dropout.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -38,23 +38,23 @@ class Dropout {
   /// x, y: dense, of one shape; y may be x. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     if (!ctx.training()) {
       if (x.data() != y.data()) ops::copy_elements<T>(ctx, x.flat().data(), y.flat().data(), x.size());
       return;
     }
     const mask kept{ctx.next_random_stream(), first_element(ctx, x.shape())};
     ops::dropout<T>(ctx, x.flat(), y.flat(), probability_, kept.random, kept.first);
-    ctx.tape().push_value(kept);
+    ctx.tape().push_value(*this, kept);
   }
 
   /// dx = dy under the mask of the forward pass; dx may be dy, or a null view. Throws shape_error, and
   /// state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    const auto kept = ctx.tape().template pop_value<mask>();
+    const auto kept = ctx.tape().template pop_value<mask>(*this);
+    detail::check_backward(*this, dy.shape(), dy, dx);
     if (dx.is_null()) return;
-    detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::dropout<T>(ctx, dy.flat(), dx.flat(), probability_, kept.random, kept.first);
   }
 

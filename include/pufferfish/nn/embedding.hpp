@@ -7,6 +7,7 @@
 #include <string>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/embedding.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -26,6 +27,7 @@ class Embedding {
   index_t vocabulary() const { return weight_.layout().shape[0]; }
   index_t width() const { return weight_.layout().shape[1]; }
   std::int32_t padding() const { return padding_; }
+  bool is_moved_from() const { return weight_.is_moved_from(); }
 
   /// [vocabulary][width], rows dense.
   tensor_view<parameter_t<T>, 2> weight() { return {weight_.data(), {vocabulary(), width()}}; }
@@ -49,9 +51,12 @@ class Embedding {
   /// a device such a token gives NaNs).
   template <class Device>
   void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
+    detail::check_not_moved(*this);
+    check(tokens.size(), y.shape());
+    detail::check_dense(*this, "y", y);
     ops::check_tokens(
         ctx, [this] { return describe(); }, tokens, vocabulary());
-    if (ctx.training()) ctx.tape().push_value(tokens);
+    if (ctx.training()) ctx.tape().push_value(*this, tokens);
     ops::embedding_forward<T>(ctx, rows(), tokens, y);
   }
 
@@ -59,7 +64,10 @@ class Embedding {
   /// training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
-    const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>();
+    const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>(*this);
+    detail::check_not_moved(*this);
+    check(tokens.size(), dy.shape());
+    detail::check_dense(*this, "dy", dy);
     ops::embedding_backward<T>(ctx, tokens, dy, padding_, weight_gradient(), weight_.accumulate());
     ctx.gradient_written(weight_);
   }
@@ -73,6 +81,11 @@ class Embedding {
   }
 
  private:
+  void check(std::size_t tokens, const extents<2>& rows) const {
+    if (static_cast<index_t>(tokens) != rows[0] || rows[1] != width()) {
+      detail::throw_error<shape_error>({describe(), ": ", tokens, " tokens do not fit rows ", rows});
+    }
+  }
   static logical_layout checked(index_t vocabulary, index_t width, std::int32_t padding) {
     if (vocabulary < 1 || width < 1) {
       detail::throw_error<shape_error>(

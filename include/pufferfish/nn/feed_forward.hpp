@@ -37,6 +37,7 @@ class FeedForward {
         norm_(options.model, options.eps) {}
 
   const feed_forward_options& options() const { return options_; }
+  bool is_moved_from() const { return norm_.is_moved_from(); }
   std::string describe() const {
     return detail::message({"FeedForward ", options_.model, " -> ", options_.hidden, " -> ", options_.model});
   }
@@ -46,7 +47,10 @@ class FeedForward {
   /// first_row. Throws shape_error.
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y,
                const std::uint64_t* numbers = nullptr, std::uint64_t first_row = 0) const {
+    detail::check_not_moved(*this);
     check(x.shape(), y.shape());
+    detail::check_dense(*this, "x", x);
+    detail::check_dense(*this, "y", y);
     scratch_frame frame(ctx.scratch());
     const extents<2> wide{x.extent(0), options_.hidden};
     const tensor_view<T, 2> hidden = ctx.training() ? ctx.tape().template push<T>(wide) : frame.take<T>(wide);
@@ -56,13 +60,16 @@ class FeedForward {
     detail::projection<layer_type>::template forward<T>(ctx, w_2_, hidden, z);
     if (!ctx.training()) return norm_.forward_sum(ctx, z, x, {}, y);
     norm_.forward_sum(ctx, z, x, {options_.dropout, ctx.next_random_stream(), first_row, numbers}, y);
-    ctx.tape().push_value(hidden);
+    ctx.tape().push_value(*this, hidden);
   }
 
   /// Gradients from dy to all parameters and, unless dx is a null view, to x. Throws shape_error, and
   /// state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
-    const auto hidden = ctx.tape().template pop_value<tensor_view<T, 2>>();
+    const auto hidden = ctx.tape().template pop_value<tensor_view<T, 2>>(*this);
+    detail::check_not_moved(*this);
+    detail::check_dense(*this, "dy", dy);
+    detail::check_dense_if_wanted(*this, "dx", dx);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> dz = frame.take<T>(dy.shape()), dhidden = frame.take<T>(hidden.shape());
     norm_.backward_sum(ctx, dy, dx, dz);
@@ -79,11 +86,12 @@ class FeedForward {
     return input;
   }
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     const auto first = static_cast<std::uint64_t>(ctx.first_sample() * x.extent(1) * x.extent(2));
     forward(ctx, detail::rows_of(x), detail::rows_of(y), nullptr, first);
   }
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    detail::check_backward(*this, dy.shape(), dy, dx);
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
   }
 

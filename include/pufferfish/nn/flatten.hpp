@@ -4,7 +4,7 @@
 /// \file
 /// `Flatten`: images to vectors.
 
-#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -27,19 +27,18 @@ class Flatten {
   /// x, y: dense; y does not overlap x. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     ops::copy_elements<T>(ctx, x.flat().data(), y.flat().data(), x.size());
-    if (ctx.training()) ctx.tape().push_value(x.shape());
+    if (ctx.training()) ctx.tape().push_value(*this, x.shape());
   }
 
   /// dx = dy in x's shape; dx may be a null view. Throws shape_error, and state_error without a forward pass
   /// in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    const auto input = ctx.tape().template pop_value<extents<4>>();
-    detail::check_shapes(*this, input, dy.shape());
+    const auto input = ctx.tape().template pop_value<extents<4>>(*this);
+    detail::check_backward(*this, input, dy, dx);
     if (dx.is_null()) return;
-    detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::copy_elements<T>(ctx, dy.flat().data(), dx.flat().data(), dy.size());
   }
 };

@@ -5,7 +5,7 @@
 /// `LayerNorm`: normalisation of each vector over its features.
 
 #include <pufferfish/core/parameter.hpp>
-#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/column_sums.hpp>
 #include <pufferfish/ops/layer_norm.hpp>
 
@@ -30,7 +30,8 @@ class LayerNorm {
     std::fill_n(weight_.data(), features, parameter_t<T>{1});
   }
 
-  index_t features() const { return weight_.size(); }
+  index_t features() const { return weight_.layout().shape[0]; }
+  bool is_moved_from() const { return weight_.is_moved_from(); }
   double eps() const { return eps_; }
   std::string describe() const { return detail::message({"LayerNorm ", features()}); }
 
@@ -47,7 +48,7 @@ class LayerNorm {
   /// pass. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     run_forward(ctx, {rows(x), {}, {}, nullptr}, rows(y));
   }
 
@@ -55,7 +56,7 @@ class LayerNorm {
   /// shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    detail::check_shapes(*this, dy.shape(), dy.shape());
+    detail::check_backward(*this, dy.shape(), dy, dx);
     run_backward(ctx, rows(dy), dx.is_null() ? tensor_view<T, 2>() : rows(dx), {});
   }
 
@@ -66,7 +67,11 @@ class LayerNorm {
   template <class Device>
   void forward_sum(context<Device>& ctx, const tensor_view<T, 2>& x, const tensor_view<const T, 2>& residual,
                    const ops::row_dropout& dropout, const tensor_view<T, 2>& y) const {
+    detail::check_not_moved(*this);
     output_shape({1, 1, x.extent(0), x.extent(1)});
+    detail::check_dense(*this, "x", x);
+    detail::check_dense_if_wanted(*this, "the residual", residual);
+    detail::check_dense(*this, "y", y);
     if (!ctx.training()) return run_forward(ctx, {x, residual, {}, nullptr}, y);
     run_forward(ctx, {x, residual, dropout, x.data()}, y);
   }
@@ -76,6 +81,10 @@ class LayerNorm {
   template <class Device>
   void backward_sum(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dresidual, const tensor_view<T, 2>& dx) const {
+    detail::check_not_moved(*this);
+    detail::check_dense(*this, "dy", dy);
+    detail::check_dense_if_wanted(*this, "dresidual", dresidual);
+    detail::check_dense_if_wanted(*this, "dx", dx);
     run_backward(ctx, dy, dresidual, dx);
   }
 
@@ -126,13 +135,13 @@ class LayerNorm {
       }
     }
     ops::layer_norm_forward<T>(ctx, input, weight_.data(), bias_.data(), eps_, y, record);
-    if (ctx.training()) ctx.tape().push_value(taped{record, input.dropout, shape});
+    if (ctx.training()) ctx.tape().push_value(*this, taped{record, input.dropout, shape});
   }
 
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dsum,
                     const tensor_view<T, 2>& dx) const {
-    const auto kept = ctx.tape().template pop_value<taped>();
+    const auto kept = ctx.tape().template pop_value<taped>(*this);
     if (dy.shape() != kept.shape) {
       detail::throw_error<shape_error>({describe(), ": gradient ", dy.shape(), " of an output ", kept.shape});
     }

@@ -7,6 +7,7 @@
 #include <array>
 
 #include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -26,6 +27,7 @@ class Linear {
   index_t in_features() const { return in_; }
   index_t out_features() const { return out_; }
   bool has_bias() const { return bias_.size() > 0; }
+  bool is_moved_from() const { return weight_.is_moved_from(); }
 
   /// Weight [out][in] and bias (null view: none), as frameworks see them.
   tensor_view<parameter_t<T>, 2> weight() { return {weight_.data(), {out_, in_}, {1, out_}}; }
@@ -38,13 +40,16 @@ class Linear {
   std::string describe() const { return "Linear " + std::to_string(in_) + " -> " + std::to_string(out_); }
 
   /// x: M x in, y: M x out, dense; y does not overlap x. In training, x must stay as it is until backward.
+  /// Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) const {
-    if (ctx.training()) ctx.tape().push_value(x);
+    detail::check_forward(*this, x, y);
+    if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::linear_forward<T>(ctx, x, stored(), has_bias() ? bias_.template as<T>() : nullptr, y);
   }
 
-  /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing.
+  /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing. Throws shape_error,
+  /// and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, false);
@@ -75,7 +80,8 @@ class Linear {
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                     bool add) const {
-    const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>();
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
+    detail::check_backward(*this, x.shape(), dy, dx);
     ops::linear_backward_weight<T>(ctx, x, dy, {weight_.gradient_data(), {in_, out_}}, weight_.accumulate());
     ctx.gradient_written(weight_);
     if (has_bias()) {

@@ -4,6 +4,7 @@
 /// \file
 /// `SoftmaxCrossEntropy`: the loss of a classifier.
 
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/softmax_cross_entropy.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -18,6 +19,7 @@ class SoftmaxCrossEntropy {
   explicit SoftmaxCrossEntropy(const label_smoothing& smoothing = {}) : smoothing_(smoothing) {}
 
   const label_smoothing& smoothing() const { return smoothing_; }
+  std::string describe() const { return "SoftmaxCrossEntropy"; }
 
   /// Loss, hits and rows of logits N x H x W x K (dense; a classifier's are N x 1 x 1 x K) against N H W
   /// labels in 0 .. K - 1. Writes the gradient divided by `normalizer` to dlogits: with the global batch size
@@ -26,7 +28,8 @@ class SoftmaxCrossEntropy {
   loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
                          std::span<const std::int32_t> labels, double normalizer,
                          const tensor_view<T, 4>& dlogits) const {
-    return ops::softmax_cross_entropy<T>(ctx, rows(logits), labels, smoothing_, normalizer, rows(dlogits));
+    return ops::softmax_cross_entropy<T>(ctx, rows("logits", logits), labels, smoothing_, normalizer,
+                                         rows("dlogits", dlogits));
   }
 
   /// The sum of the losses and the number of hits go to results[0] and results[1].
@@ -43,7 +46,8 @@ class SoftmaxCrossEntropy {
   void operator()(context<device::gpu>& ctx, const tensor_view<const T, 4>& logits,
                   std::span<const std::int32_t> labels, double normalizer, const tensor_view<T, 4>& dlogits,
                   double* results) const {
-    ops::softmax_cross_entropy<T>(ctx, rows(logits), labels, smoothing_, normalizer, rows(dlogits), results);
+    ops::softmax_cross_entropy<T>(ctx, rows("logits", logits), labels, smoothing_, normalizer,
+                                  rows("dlogits", dlogits), results);
   }
 
   /// Without a gradient.
@@ -54,7 +58,8 @@ class SoftmaxCrossEntropy {
 
  private:
   template <class U>
-  static tensor_view<U, 2> rows(const tensor_view<U, 4>& view) {
+  tensor_view<U, 2> rows(const char* what, const tensor_view<U, 4>& view) const {
+    detail::check_dense_if_wanted(*this, what, view);
     return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
   }
 

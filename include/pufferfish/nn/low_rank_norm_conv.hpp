@@ -36,7 +36,7 @@ class LowRankNormConv : public sequential<T, Device> {
   /// The geometry of the dense convolution that it stands for.
   const conv_shape& shape() const { return shape_; }
   index_t rank() const { return rank_; }
-  std::string describe() const {
+  std::string describe() const override {
     return detail::message({"LowRankNormConv rank ", rank_, ", ", shape_.describe()});
   }
 

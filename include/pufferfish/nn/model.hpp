@@ -26,6 +26,7 @@
 #include <string>
 #include <utility>
 
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 
@@ -51,8 +52,11 @@ class model {
   }
   ~model() = default;
 
+  /// Every member but assignment throws state_error once the model was moved from.
+  bool is_moved_from() const { return state_ == nullptr; }
+
   /// The layers, for passes through them. They may not be replaced here: see modify.
-  const Root& root() const { return state_->root; }
+  const Root& root() const { return self().root; }
 
   /// Random initial values, a pure function of the seed and each layer's name.
   void initialize(std::uint64_t seed) {
@@ -63,29 +67,29 @@ class model {
   /// otherwise; what it writes goes back there unless it throws. On a device's model, waits for the device.
   template <class Change>
   void on_host(Change&& change) {
-    host_scope scope(state_->store);
-    change(state_->root);
+    host_scope scope(self().store);
+    change(self().root);
     scope.keep();
   }
   /// The same for a look(const Root&) that changes nothing.
   template <class Look>
   void read_on_host(Look&& look) const {
-    const host_scope scope(state_->store);
-    look(std::as_const(state_->root));
+    const host_scope scope(self().store);
+    look(std::as_const(self().root));
   }
 
   /// The arenas; see parameter_store.
-  parameter_store<parameter_type>& store() { return state_->store; }
-  const parameter_store<parameter_type>& store() const { return state_->store; }
-  std::uint64_t generation() const { return state_->store.generation(); }
-  index_t parameter_count() const { return static_cast<index_t>(state_->store.values().size()); }
+  parameter_store<parameter_type>& store() { return self().store; }
+  const parameter_store<parameter_type>& store() const { return self().store; }
+  std::uint64_t generation() const { return self().store.generation(); }
+  index_t parameter_count() const { return static_cast<index_t>(self().store.values().size()); }
 
   /// Lets `change(Root&)` work on the layers (replace some, add some), then lays out new arenas, keeping the
   /// values of all that stayed. Raises the generation. A change that throws must have changed nothing.
   template <class Change>
   void modify(Change&& change) {
-    host_scope scope(state_->store);
-    change(state_->root);
+    host_scope scope(self().store);
+    change(self().root);
     scope.release();
     pack();
   }
@@ -95,12 +99,12 @@ class model {
   /// `change` left them, on the old arenas.
   template <class Change>
   void rearrange(Change&& change) {
-    change(state_->root);
+    change(self().root);
     pack();
   }
 
   /// Shows the slots below the root to a visitor, which may not replace what is in them.
-  void visit_layers(layer_visitor<value_type, Device>& visitor) const { state_->root.visit_layers(visitor); }
+  void visit_layers(layer_visitor<value_type, Device>& visitor) const { self().root.visit_layers(visitor); }
 
   /// Calls f(name, const any_layer&) for every layer below the root, containers before their contents.
   template <class F>
@@ -117,10 +121,10 @@ class model {
   /// arena order. Ranks whose lines differ do not have the same model.
   std::string structure() const {
     std::string text;
-    for (const auto& entry : state_->store.parameters()) {
+    for (const auto& entry : self().store.parameters()) {
       text += entry.name + " " + to_string(entry.thing->layout()) + "\n";
     }
-    for (const auto& entry : state_->store.buffer_entries()) {
+    for (const auto& entry : self().store.buffer_entries()) {
       text += entry.name + " " + to_string(entry.thing->layout()) + "\n";
     }
     return text;
@@ -143,10 +147,15 @@ class model {
   };
 
   void pack() {
-    state_->store.pack([this](state_visitor<parameter_type>& visitor) { state_->root.visit_state(visitor); });
+    self().store.pack([this](state_visitor<parameter_type>& visitor) { self().root.visit_state(visitor); });
   }
 
-  std::unique_ptr<state> state_;
+  state& self() const {
+    if (state_ == nullptr) detail::moved_from("model");
+    return *state_;
+  }
+
+  std::unique_ptr<state> state_;  // nullptr: moved from
 };
 
 /// Copies the values and buffers of a model to another of the same structure, on whatever devices they are.

@@ -15,6 +15,8 @@
 #include <vector>
 
 #include <pufferfish/core/memory.hpp>
+#include <pufferfish/core/move_mark.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/layer_visitors.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -26,6 +28,31 @@ struct stored_entry {
   Thing* thing;
   index_t offset;
 };
+
+namespace detail {
+
+/// Counts the layouts of a store. Moving it counts as a layout of the store that was moved from: what was
+/// made for that one notices.
+class layout_count {
+ public:
+  layout_count() = default;
+  layout_count(const layout_count&) = delete;
+  layout_count(layout_count&& other) noexcept : value_(other.value_++) {}
+  layout_count& operator=(const layout_count&) = delete;
+  layout_count& operator=(layout_count&& other) noexcept {
+    value_ = std::max(value_, other.value_++) + 1;
+    return *this;
+  }
+  ~layout_count() = default;
+
+  const std::uint64_t& value() const { return value_; }
+  void operator++() { ++value_; }
+
+ private:
+  std::uint64_t value_ = 0;
+};
+
+}  // namespace detail
 
 /// Collects the state of something visitable and lays it out, parameters packed without padding in reverse
 /// execution order: the order in which a backward pass finishes them, the same on every rank. The visited
@@ -54,7 +81,7 @@ class parameter_store {
   /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
   /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. Values
   /// that lie on the arenas' device are copied there by the device, others are sent to it. If memory runs
-  /// out, nothing has changed.
+  /// out, nothing has changed. Throws state_error for one that was moved from.
   template <class Visit>
   void pack(Visit&& visit) {
     collector found;
@@ -165,17 +192,21 @@ class parameter_store {
   }
 
   /// Counts the layouts so far.
-  const std::uint64_t& generation() const { return generation_; }
+  const std::uint64_t& generation() const { return generation_.value(); }
+  /// Such a store has no arenas until the next pack.
+  bool is_moved_from() const { return moved_.is_set(); }
 
  private:
   // Parameters have just been bound, which sets their number of passes to 1.
   void start_generation() {
     passes_ = 1;
     ++generation_;
+    moved_.clear();
   }
 
   struct collector final : state_visitor<T> {
     void on_parameter(const std::string& name, parameter<T>& p) override {
+      if (p.is_moved_from()) detail::moved_from("parameter_store: the layer of " + name);
       parameters.push_back({name, &p, 0});
     }
     void on_buffer(const std::string& name, state_buffer<T>& b) override { buffers.push_back({name, &b, 0}); }
@@ -290,7 +321,8 @@ class parameter_store {
   memory_block<T> host_values_, host_buffers_;  // of a device's, while they are on the host
   bool on_host_ = false;
   int passes_ = 1;
-  std::uint64_t generation_ = 0;
+  detail::layout_count generation_;
+  detail::move_mark moved_;
 };
 
 namespace detail {

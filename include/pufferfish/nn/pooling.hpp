@@ -4,7 +4,7 @@
 /// \file
 /// `MaxPool`, `AvgPool`, `GlobalAvgPool`.
 
-#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/global_average.hpp>
 #include <pufferfish/ops/pooling.hpp>
 
@@ -33,19 +33,18 @@ class MaxPool {
   /// Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     ops::max_pool_forward<T>(ctx, shape_, x, y);
-    if (ctx.training()) ctx.tape().push_value(kept{x, y});
+    if (ctx.training()) ctx.tape().push_value(*this, kept{x, y});
   }
 
   /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
   /// forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    const auto views = ctx.tape().template pop_value<kept>();
-    detail::check_shapes(*this, views.x.shape(), dy.shape());
+    const auto views = ctx.tape().template pop_value<kept>(*this);
+    detail::check_backward(*this, views.x.shape(), dy, dx);
     if (dx.is_null()) return;
-    detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::max_pool_backward<T>(ctx, shape_, views.x, views.y, dy, dx);
   }
 
@@ -85,18 +84,17 @@ class AvgPool {
   /// x, y: NHWC, dense; y does not overlap x. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     ops::average_pool_forward<T>(ctx, shape_, count_padding_, x, y);
-    if (ctx.training()) ctx.tape().push_value(x.shape());
+    if (ctx.training()) ctx.tape().push_value(*this, x.shape());
   }
 
   /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
   /// forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    detail::check_shapes(*this, ctx.tape().template pop_value<extents<4>>(), dy.shape());
+    detail::check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);
     if (dx.is_null()) return;
-    detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::average_pool_backward<T>(ctx, shape_, count_padding_, dy, dx);
   }
 
@@ -125,18 +123,17 @@ class GlobalAvgPool {
   /// x, y: NHWC, dense; y does not overlap x. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     ops::global_average_forward<T>(ctx, x, y);
-    if (ctx.training()) ctx.tape().push_value(x.shape());
+    if (ctx.training()) ctx.tape().push_value(*this, x.shape());
   }
 
   /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
   /// forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    detail::check_shapes(*this, ctx.tape().template pop_value<extents<4>>(), dy.shape());
+    detail::check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);
     if (dx.is_null()) return;
-    detail::check_shapes(*this, dx.shape(), dy.shape());
     ops::global_average_backward<T>(ctx, dy, dx);
   }
 };

@@ -8,7 +8,7 @@
 #include <span>
 
 #include <pufferfish/core/context.hpp>
-#include <pufferfish/nn/shape_check.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/positions.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -31,6 +31,7 @@ class PositionalEncoding {
 
   index_t positions() const { return table_.extent(0); }
   index_t width() const { return table_.extent(1); }
+  bool is_moved_from() const { return table_.data() == nullptr; }
   tensor_view<const T, 2> table() const { return table_; }
   std::string describe() const {
     return detail::message({"PositionalEncoding of ", positions(), " positions, width ", width()});
@@ -44,9 +45,11 @@ class PositionalEncoding {
     }
   }
 
-  /// Row n of x += the row of positions[n], each in 0 .. positions() - 1. x: rows dense.
+  /// Row n of x += the row of positions[n], each in 0 .. positions() - 1. x: rows dense. Throws shape_error.
   template <class Device>
   void add(context<Device>& ctx, const std::int32_t* positions, const tensor_view<T, 2>& x) const {
+    detail::check_not_moved(*this);
+    detail::check_dense_rows(*this, "x", x);
     ops::add_positions<T>(ctx, table_, positions, x);
   }
 
@@ -61,18 +64,18 @@ class PositionalEncoding {
   }
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_shapes(*this, x.shape(), y.shape());
+    detail::check_forward(*this, x, y);
     const index_t tokens = x.extent(1) * x.extent(2);
     const extents<2> rows{x.extent(0) * tokens, width()};
     if (!x.empty()) {
       ops::add_positions_in_turn<T>(ctx, table_, tokens, x.reshape(rows), y.reshape(rows));
     }
-    if (ctx.training()) ctx.tape().push_value(x.shape());
+    if (ctx.training()) ctx.tape().push_value(*this, x.shape());
   }
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    const auto shape = ctx.tape().template pop_value<extents<4>>();
-    detail::check_shapes(*this, shape, dy.shape());
+    const auto shape = ctx.tape().template pop_value<extents<4>>(*this);
+    detail::check_backward(*this, shape, dy, dx);
     if (!dx.is_null() && dx.data() != dy.data()) {
       ops::copy_elements<T>(ctx, dy.flat().data(), dx.flat().data(), dx.size());
     }

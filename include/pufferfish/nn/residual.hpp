@@ -4,6 +4,7 @@
 /// \file
 /// `residual`: y = branch(x) + shortcut(x), with or without a ReLU behind the sum.
 
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/sequential.hpp>
 #include <pufferfish/ops/relu.hpp>
 #include <pufferfish/ops/sum.hpp>
@@ -44,6 +45,8 @@ class residual {
   }
 
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    detail::check_dense(*this, "x", x);
+    detail::check_dense(*this, "y", y);
     if (fuses()) return forward_in_branch(ctx, x, y);
     scratch_frame frame(ctx.scratch());
     if (ctx.training() && keeps_output(branch_)) {
@@ -55,15 +58,17 @@ class residual {
     }
     add(ctx, shortcut_.empty() ? x : run_shortcut(ctx, frame, x, y.shape()), y);
     if (ctx.training()) {
-      ctx.tape().push_value(tensor_view<const T, 4>(y));
-      ctx.tape().push_value(x.shape());
+      ctx.tape().push_value(*this, tensor_view<const T, 4>(y));
+      ctx.tape().push_value(*this, x.shape());
     }
   }
 
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    detail::check_dense(*this, "dy", dy);
+    detail::check_dense_if_wanted(*this, "dx", dx);
     if (fuses()) return backward_in_branch(ctx, dy, dx);
-    const auto x_shape = ctx.tape().template pop_value<extents<4>>();
-    const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>();
+    const auto x_shape = ctx.tape().template pop_value<extents<4>>(*this);
+    const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     scratch_frame frame(ctx.scratch());
     tensor_view<const T, 4> dsum = dy;
     if (relu_) {
@@ -153,12 +158,12 @@ class residual {
     scratch_frame frame(ctx.scratch());
     fusion.addend = shortcut_.empty() ? x : run_shortcut(ctx, frame, x, y.shape());
     branch_.forward_fused(ctx, x, y, fusion);
-    if (ctx.training()) ctx.tape().push_value(kept{x.shape(), fusion.mask});
+    if (ctx.training()) ctx.tape().push_value(*this, kept{x.shape(), fusion.mask});
   }
 
   void backward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                           const tensor_view<T, 4>& dx) const {
-    const auto [x_shape, mask] = ctx.tape().template pop_value<kept>();
+    const auto [x_shape, mask] = ctx.tape().template pop_value<kept>(*this);
     if (!shortcut_.empty()) {
       branch_.backward_fused(ctx, dy, dx, {mask, false});
       backward_shortcut(ctx, dy, dx, mask, x_shape);

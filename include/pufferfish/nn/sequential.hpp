@@ -9,6 +9,8 @@
 #include <type_traits>
 #include <vector>
 
+#include <pufferfish/core/move_mark.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 #include <pufferfish/nn/inner_places.hpp>
 
@@ -35,26 +37,35 @@ class sequential {
   };
 
   sequential() = default;
+  sequential(const sequential&) = default;
+  sequential(sequential&&) noexcept = default;
+  sequential& operator=(const sequential&) = default;
+  sequential& operator=(sequential&&) noexcept = default;
+  virtual ~sequential() = default;
 
   /// Appends a layer under a name of its own; without one, its number ("0", "1", ...), as PyTorch does.
   sequential& add(std::string name, layer_type layer) {
     children_.push_back({std::move(name), std::move(layer)});
+    moved_.clear();
     return *this;
   }
   sequential& add(layer_type layer) { return add(std::to_string(children_.size()), std::move(layer)); }
 
   std::size_t size() const { return children_.size(); }
   bool empty() const { return children_.empty(); }
+  /// Passes and visits of such a sequential throw state_error; adding a layer to it begins a new one.
+  bool is_moved_from() const { return moved_.is_set(); }
   layer_type& operator[](std::size_t i) { return children_[i].layer; }
   const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
   const std::string& name(std::size_t i) const { return children_[i].name; }
   /// Takes a layer out; the names of the others stay.
   void erase(std::size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }
 
-  std::string describe() const { return "sequential of " + std::to_string(children_.size()); }
+  virtual std::string describe() const { return "sequential of " + std::to_string(children_.size()); }
 
   /// Throws shape_error that names the first layer that does not fit.
   extents<4> output_shape(const extents<4>& input) const {
+    detail::check_not_moved(*this);
     extents<4> shape = input;
     for (const child& c : children_) shape = shape_after(c, shape);
     return shape;
@@ -89,7 +100,10 @@ class sequential {
   /// For a container around this one; fusion as the last layer takes it.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
+    detail::check_not_moved(*this);
     if (empty()) return copy(x, y);
+    detail::check_dense(*this, "x", x);
+    detail::check_dense(*this, "y", y);
     scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const extents<4>* shapes = shapes_for(notes, x.shape());
     check_output(shapes[size()], y.shape());
@@ -124,15 +138,18 @@ class sequential {
       input = normalised;
       g = next;
     }
-    if (ctx.training()) ctx.tape().push_value(kept{x.shape(), outputs});
+    if (ctx.training()) ctx.tape().push_value(*this, kept{x.shape(), outputs});
   }
 
   /// For a container around this one.
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
+    detail::check_not_moved(*this);
     if (empty()) return dx.is_null() ? void() : copy(dy, dx);
     scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
-    const auto [x_shape, outputs] = ctx.tape().template pop_value<kept>();
+    const auto [x_shape, outputs] = ctx.tape().template pop_value<kept>(*this);
+    detail::check_dense(*this, "dy", dy);
+    check_gradient(x_shape, dx);
     const extents<4>* shapes = shapes_for(notes, x_shape);
     check_output(shapes[size()], dy.shape());
     const bool over_dy = !fusion.add && !dx.is_null() && dx.data() == dy.data();
@@ -143,7 +160,7 @@ class sequential {
       backward_fusion<T> own;
       if (g.end == size()) own.mask = fusion.mask;
       if (g.begin == 0) own.add = fusion.add;
-      if (g.relu) own.mask = ctx.tape().template pop_value<ops::relu_mask<T>>();
+      if (g.relu) own.mask = ctx.tape().template pop_value<ops::relu_mask<T>>(*this);
       const tensor_view<T, 4> next = g.begin == 0 ? dx : tensor_view<T, 4>(places[g.begin], shapes[g.begin]);
       if (reads_recomputed(g)) recompute_input(ctx, g, outputs[g.begin].record, next);
       leader(g).backward_fused(ctx, gradient, next, own);
@@ -157,9 +174,11 @@ class sequential {
   }
 
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
+    detail::check_not_moved(*this);
     for (child& c : children_) c.layer.visit_state(visitor, detail::join_name(prefix, c.name));
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
+    detail::check_not_moved(*this);
     visitor.on_sequence(prefix, *this);
     for (child& c : children_) {
       const std::string name = detail::join_name(prefix, c.name);
@@ -198,6 +217,14 @@ class sequential {
       PUFFERFISH_THROW(shape_error(describe() + ": the output is " + to_string<4>(expected) + ", not " +
                                    to_string<4>(given)));
     }
+  }
+
+  void check_gradient(const extents<4>& x, const tensor_view<T, 4>& dx) const {
+    if (dx.is_null()) return;
+    if (dx.shape() != x) {
+      detail::throw_error<shape_error>({describe(), ": dx ", dx.shape(), " is not shaped as x ", x});
+    }
+    detail::check_dense(*this, "dx", dx);
   }
 
   // The input's shape and each layer's output shape; in scratch, since a step must not allocate.
@@ -273,15 +300,14 @@ class sequential {
     }
     leader(g).forward_fused(ctx, x, y, fusion, moments);
     // On top, where the backward pass needs it first.
-    if (!fusion.mask.is_null() && g.relu) ctx.tape().push_value(fusion.mask);
+    if (!fusion.mask.is_null() && g.relu) ctx.tape().push_value(*this, fusion.mask);
   }
 
   // Writes the input of a group again, and tells its layer, whose view of it is on top of the tape.
   void recompute_input(context<Device>& ctx, const group& g, const forward_record<T>& record,
                        const tensor_view<T, 4>& to) const {
     leader(group_to(g.begin)).recompute(ctx, record, to);
-    ctx.tape().template pop_value<tensor_view<const T, 4>>();
-    ctx.tape().push_value(tensor_view<const T, 4>(to));
+    ctx.tape().replace_value(tensor_view<const T, 4>(to));
   }
 
   // Outputs: on the tape if they are kept. Else where the next one goes, if the layer between them can work
@@ -332,6 +358,7 @@ class sequential {
   }
 
   std::vector<child> children_;
+  detail::move_mark moved_;
 };
 
 PUFFERFISH_NAMESPACE_END

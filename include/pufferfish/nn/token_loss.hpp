@@ -5,6 +5,7 @@
 /// `TokenLoss`: the loss of language models and translators from logits. Models with a large vocabulary
 /// rather use ops/output_loss.hpp, which never has the logits in memory twice.
 
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/token_loss.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -19,6 +20,7 @@ class TokenLoss {
   explicit TokenLoss(const token_loss_options& options = {}) : options_(options) {}
 
   const token_loss_options& options() const { return options_; }
+  std::string describe() const { return "TokenLoss"; }
 
   /// Loss of logits (tokens x vocabulary, dense) against one target a row; its gradient, reduced as the
   /// options say, to dlogits (shaped as logits; it may be logits; a null view: not wanted). Errors as
@@ -36,6 +38,8 @@ class TokenLoss {
   token_loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                std::span<const std::int32_t> targets, double normalizer,
                                const tensor_view<T, 2>& dlogits) const {
+    detail::check_dense(*this, "logits", logits);
+    detail::check_dense_if_wanted(*this, "dlogits", dlogits);
     return ops::token_loss<T>(ctx, logits, targets, options_, normalizer, dlogits);
   }
 

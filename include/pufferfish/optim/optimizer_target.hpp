@@ -13,6 +13,7 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -123,9 +124,10 @@ class arena_tasks {
 }  // namespace detail
 
 /// The arenas of a network, parameter by parameter; only those of role weight decay. The store must outlive
-/// the target.
+/// the target and stay where it is. Throws state_error if it was moved from.
 template <class T>
 optimizer_target<T> make_optimizer_target(parameter_store<T>& store) {
+  if (store.is_moved_from()) detail::moved_from("make_optimizer_target: the parameter_store");
   optimizer_target<T> target{store.values(),  store.gradients(), {}, &store.generation(), store.generation(),
                              store.rounded(), store.rounded_as(), &store};
   for (const auto& entry : store.parameters()) {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: `move_mark`, a member that remembers that its object was moved from.
+
+#include <utility>
+
+#include <pufferfish/core/config.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// For classes with default move operations whose empty state means something else than "moved from". Moving
+/// the object sets the source's mark; assigning a new value to it clears the mark. A copy of a moved-from
+/// object is marked, too.
+class move_mark {
+ public:
+  move_mark() = default;
+  move_mark(const move_mark&) = default;
+  move_mark(move_mark&& other) noexcept : is_set_(std::exchange(other.is_set_, true)) {}
+  move_mark& operator=(const move_mark&) = default;
+  move_mark& operator=(move_mark&& other) noexcept {
+    is_set_ = std::exchange(other.is_set_, true);
+    return *this;
+  }
+  ~move_mark() = default;
+
+  bool is_set() const { return is_set_; }
+  void clear() { is_set_ = false; }
+
+ private:
+  bool is_set_ = false;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
