@@ -202,8 +202,10 @@ TEST_CASE("weight plan: first and last layers") {
   CHECK(plan["rnn.weight_hh_l0"].reason == "the first layer");
   CHECK(plan["rnn.weight_ih_l1"].factorize);
   CHECK(plan["decoder.weight"].reason == "the last layer");
-  policy.keep_first = -1;
-  CHECK_THROWS_AS(plan_of(resnet, policy), value_error);
+  for (const index_t keep : {-1, 4, 9}) {  // all four of them, or more, are no first ones
+    policy.keep_first = keep;
+    CHECK_THROWS_AS(plan_of(resnet, policy), value_error);
+  }
 }
 
 TEST_CASE("weight plan: gates") {

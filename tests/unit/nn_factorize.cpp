@@ -120,6 +120,24 @@ TEST_CASE("factorize: K, the last layer, shortcuts and the caller's choice") {
   CHECK(chosen(policy) == names{"layer1.0.conv2", "layer1.0.shortcut.0", "head.fc2"});
 }
 
+TEST_CASE("factorize: K beyond the last layer is refused, with both numbers") {
+  network<float> net = make_net<float>();  // five layers along the main path
+  factorize_policy policy;
+  for (const index_t first : {6, 100, 0, -1}) {
+    policy.first_layer = first;
+    const std::string text =
+        "first_layer " + std::to_string(first) + " is none of the network's layers: it has 5";
+    CHECK_THROWS_WITH_AS(factorize(net, policy), doctest::Contains(text.c_str()), value_error);
+    CHECK_THROWS_WITH_AS(planned_ranks(net, policy), doctest::Contains(text.c_str()), value_error);
+  }
+  CHECK(low_rank_layers(net).empty());
+  // The default asks for nothing of a network of one layer, which is the last one as well.
+  sequential<float> one;
+  one.add(Linear<float>(8, 8));
+  network<float> small{any_layer<float>(one)};
+  CHECK(names_of(factorize(small, factorize_policy{})).empty());
+}
+
 TEST_CASE("factorize: a second one counts the layers as the first did") {
   network<float> net = make_net<float>();
   factorize_policy policy;

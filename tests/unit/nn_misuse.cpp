@@ -587,3 +587,26 @@ TEST_CASE("misuse: models, stores and optimizers of what was moved away") {
   CHECK(is_refused([&] { (void)conv.weight(); }));
   // NOLINTEND(bugprone-use-after-move)
 }
+
+TEST_CASE("misuse: two layers, parameters or branches of one name") {
+  sequential<float> layers;
+  layers.add("conv", ReLU<float>()).add(ReLU<float>());
+  CHECK_THROWS_WITH_AS(layers.add("conv", Tanh<float>()),
+                       doctest::Contains("sequential: layers 0 and 2 are both called \"conv\""), value_error);
+  layers.add("3", ReLU<float>());
+  CHECK_THROWS_AS(layers.add(ReLU<float>()), value_error);  // whose number is a name already
+  CHECK(layers.size() == 3);
+
+  sequential<float> branch;
+  branch.add("shortcut", Conv<float>(conv_shape::square(3, 4, 1)));
+  CHECK_THROWS_WITH_AS(residual<float>(branch, normed(3, 4)), doctest::Contains("\"shortcut\""), value_error);
+  CHECK_NOTHROW(residual<float>(branch, normed(3, 4), true, "skip"));
+  CHECK_NOTHROW(residual<float>{branch});
+
+  // Names that become one only when they are joined.
+  sequential<float> inner, outer;
+  inner.add("conv", BatchNorm<float>(3));
+  outer.add("a", inner).add("a.conv", BatchNorm<float>(3));
+  CHECK_THROWS_WITH_AS(network<float>(any_layer<float>(outer)), doctest::Contains("\"a.conv.bias\""),
+                       value_error);
+}

@@ -86,6 +86,14 @@ struct dlib_twin<::dlib::repeat<Times, Block, Subnet>, First, Last> {
   using type = ::dlib::repeat<Times, Block, typename dlib_twin<Subnet, First, Last>::type>;
 };
 
+/// Its first parameter, checked as factorize checks factorize_policy::first_layer.
+template <std::size_t First, std::size_t Layers>
+inline constexpr std::size_t dlib_first_layer = [] {
+  static_assert(First >= 1 && (First <= 2 || First <= Layers),
+                "pufferfish: low_rank_twin: FirstLayer is beyond the network's last con or fc layer");
+  return First;
+}();
+
 }  // namespace detail
 
 /// The type of a network's low-rank twin: its con and fc layers are low_rank_con and low_rank_fc with a
@@ -97,6 +105,7 @@ struct dlib_twin<::dlib::repeat<Times, Block, Subnet>, First, Last> {
 ///     low_rank_twin<lenet> small(trained);
 template <class Net, std::size_t FirstLayer = 2, bool LastDense = true>
 using low_rank_twin =
-    typename detail::dlib_twin<Net, FirstLayer, detail::dlib_twin_layers<Net> - (LastDense ? 1 : 0)>::type;
+    typename detail::dlib_twin<Net, detail::dlib_first_layer<FirstLayer, detail::dlib_twin_layers<Net>>,
+                               detail::dlib_twin_layers<Net> - (LastDense ? 1 : 0)>::type;
 
 PUFFERFISH_NAMESPACE_END

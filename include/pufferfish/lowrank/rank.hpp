@@ -54,6 +54,15 @@ constexpr index_t largest_shrinking_rank(index_t rows, index_t cols) {
 
 namespace detail {
 
+/// Throws value_error unless `first`, the number of the first layer to factorize, is that of one of `layers`
+/// layers. The paper's 2 is let through: it is the default, and a network of one layer stays dense under it.
+inline void check_first_layer(const char* what, index_t first, index_t layers) {
+  if (first < 1 || (first > 2 && first > layers)) {
+    throw_error<value_error>({what, " ", first, " is none of the network's layers: it has ", layers,
+                              " with a weight matrix, counted from 1"});
+  }
+}
+
 inline index_t smallest_rank_with_energy(std::span<const double> sigma, double squared_norm,
                                          double fraction) {
   double kept = 0.0;

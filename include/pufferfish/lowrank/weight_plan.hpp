@@ -257,6 +257,7 @@ class weight_planner {
     std::map<std::string, index_t> number;
     for (const key& k : keys) number.emplace(k.name, static_cast<index_t>(number.size()) + 1);
     layers_ = static_cast<index_t>(number.size());
+    check_first_layer("weight_plan: layer keep_first + 1 =", policy_.keep_first + 1, layers_);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (decisions_[i].reason.empty()) decisions_[i].layer = number.at(layer_key(tensors_[i].name));
     }
@@ -316,7 +317,8 @@ class weight_planner {
 ///
 /// A file does not tell the order of its layers either. It is taken to be that of the names with numbers as
 /// numbers, but that conv1, stem, patch_embed and their like come first, and fc, classifier, head, lm_head
-/// and their like last. Throws value_error for a policy whose numbers cannot be.
+/// and their like last. Throws value_error for a policy whose numbers cannot be, or that keeps more layers at
+/// the start than there are (but for the default, 1).
 inline std::vector<weight_decision> weight_plan(std::span<const weight_tensor> tensors,
                                                 const weight_policy& policy) {
   if (policy.budget < 0 || policy.keep_first < 0) {

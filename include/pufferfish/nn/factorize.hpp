@@ -25,7 +25,7 @@ struct factorize_policy {
   rank_policy rank = rank_ratio{0.25};
   /// K: layers 1 .. K-1 stay dense (the hybrid network), counting those with a weight matrix in execution
   /// order, shortcuts not counted. 1 factorizes from the first layer on; the paper never factorizes that
-  /// one: 2.
+  /// one: 2. A number below 1, or above 2 and beyond the last layer, is refused with a value_error.
   index_t first_layer = 2;
   bool last_layer_dense = true;
   bool shortcuts_dense = true;
@@ -100,6 +100,7 @@ class slot_selector final : public layer_visitor<T, Device> {
   const std::vector<found>& all() const { return slots_; }
 
   std::vector<found> select(const factorize_policy& policy) const {
+    check_first_layer("factorize: first_layer", policy.first_layer, last_number_);
     std::vector<found> chosen;
     for (const found& f : slots_) {
       const bool shortcut = f.number == 0;

@@ -31,6 +31,16 @@ struct stored_entry {
 
 namespace detail {
 
+/// Throws value_error, naming it, if two of the names are the same.
+PUFFERFISH_COLD inline void check_distinct(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) {
+    throw_error<value_error>({"parameter_store: two parameters or buffers are called \"", *twice,
+                              "\": give the layers that hold them different names"});
+  }
+}
+
 /// Counts the layouts of a store. Moving it counts as a layout of the store that was moved from: what was
 /// made for that one notices.
 class layout_count {
@@ -81,11 +91,13 @@ class parameter_store {
   /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
   /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. Values
   /// that lie on the arenas' device are copied there by the device, others are sent to it. If memory runs
-  /// out, nothing has changed. Throws state_error for one that was moved from.
+  /// out, nothing has changed. Throws value_error, naming it, if two of them have one name, and state_error
+  /// for one that was moved from.
   template <class Visit>
   void pack(Visit&& visit) {
     collector found;
     visit(found);
+    found.check_names();
     std::reverse(found.parameters.begin(), found.parameters.end());
     const index_t size = place(found.parameters), buffer_size = place(found.buffers);
     if (found.any_on_device()) return pack_on_device(std::move(found), size, buffer_size);
@@ -145,6 +157,7 @@ class parameter_store {
   void pack_gradients(Visit&& visit) {
     collector found;
     visit(found);
+    found.check_names();
     std::reverse(found.parameters.begin(), found.parameters.end());
     memory_block<T> gradients(host_memory(), place(found.parameters));
     int id = 0;
@@ -210,6 +223,12 @@ class parameter_store {
       parameters.push_back({name, &p, 0});
     }
     void on_buffer(const std::string& name, state_buffer<T>& b) override { buffers.push_back({name, &b, 0}); }
+    void check_names() const {
+      std::vector<std::string> names;
+      for (const parameter_entry& entry : parameters) names.push_back(entry.name);
+      for (const buffer_entry& entry : buffers) names.push_back(entry.name);
+      detail::check_distinct(std::move(names));
+    }
     bool any_on_device() const {
       const auto lies_there = [](const auto& entry) { return entry.thing->on_device(); };
       return std::any_of(parameters.begin(), parameters.end(), lies_there) ||

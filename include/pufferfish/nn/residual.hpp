@@ -23,12 +23,21 @@ class residual {
  public:
   using value_type = T;
 
+  /// Throws value_error if a layer of the branch has the name of the shortcut.
   explicit residual(sequential<T, Device> branch, sequential<T, Device> shortcut = {}, bool relu = true,
                     std::string shortcut_name = "shortcut")
       : branch_(std::move(branch)),
         shortcut_(std::move(shortcut)),
         relu_(relu),
-        shortcut_name_(std::move(shortcut_name)) {}
+        shortcut_name_(std::move(shortcut_name)) {
+    for (std::size_t i = 0; i < branch_.size() && !shortcut_.empty(); ++i) {
+      if (branch_.name(i) == shortcut_name_) {
+        detail::throw_error<value_error>({describe(), ": layer ", i,
+                                          " of the branch and the shortcut are both called \"",
+                                          shortcut_name_, "\": give them different names"});
+      }
+    }
+  }
 
   /// Whether a ReLU follows the sum.
   bool relu() const { return relu_; }

@@ -44,7 +44,14 @@ class sequential {
   virtual ~sequential() = default;
 
   /// Appends a layer under a name of its own; without one, its number ("0", "1", ...), as PyTorch does.
+  /// Throws value_error if another layer here has that name.
   sequential& add(std::string name, layer_type layer) {
+    for (std::size_t i = 0; i < size(); ++i) {
+      if (children_[i].name == name) {
+        detail::throw_error<value_error>({"sequential: layers ", i, " and ", size(), " are both called \"",
+                                          name, "\": give each a name of its own, or none for its number"});
+      }
+    }
     children_.push_back({std::move(name), std::move(layer)});
     moved_.clear();
     return *this;

@@ -246,6 +246,7 @@ inline std::vector<place_factorization> chosen_places(std::vector<layer_place>& 
                                                       std::vector<kept_layer>& kept) {
   std::vector<place_factorization> work;
   const auto last = static_cast<index_t>(places.size());
+  pufferfish::detail::check_first_layer("host_torch::factorize: first_layer", policy.first_layer, last);
   for (index_t number = 1; number <= last; ++number) {
     layer_place& place = places[static_cast<std::size_t>(number - 1)];
     if (number < policy.first_layer || (policy.last_layer_dense && number == last)) continue;
@@ -300,8 +301,9 @@ inline index_t parameter_count(const torch::nn::Module& m) {
 /// in `kept` with its reason: a layer that a typed member holds, one that would grow, that has groups or two
 /// directions, that shares a tensor with another module, MultiheadAttention.
 ///
-/// Throws value_error for a weight that is not finite, rank_error where the policy says so, and state_error
-/// if everything that it wants is held by typed members. The module is unchanged if anything is thrown.
+/// Throws value_error for a weight that is not finite and for a first_layer beyond the last one, rank_error
+/// where the policy says so, and state_error if everything that it wants is held by typed members. The module
+/// is unchanged if anything is thrown.
 inline factorization factorize(torch::nn::Module& root, const factorize_policy& policy = {}) {
   const detail::keep_random_state keep;
   factorization result;
