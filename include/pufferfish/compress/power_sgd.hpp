@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/dist/compressor.hpp>
 #include <pufferfish/linalg/native_gemm.hpp>
 #include <pufferfish/linalg/orthonormal_rows.hpp>
@@ -40,11 +40,10 @@ struct power_sgd_options {
 
 /// "PowerSGD, rank 2, local error feedback, least saving 1, seed 1".
 inline std::string describe(const power_sgd_options& options) {
-  char saving[40];
-  std::snprintf(saving, sizeof saving, "%.17g", options.least_saving);
   return detail::message({"PowerSGD, rank ", options.rank, ", ",
                           options.feedback == error_feedback::local ? "local" : "aggregated",
-                          " error feedback, least saving ", saving, ", seed ", options.seed});
+                          " error feedback, least saving ", detail::exact_number(options.least_saving),
+                          ", seed ", options.seed});
 }
 
 /// Vogels, Karimireddy and Jaggi, PowerSGD (NeurIPS 2019). For a matrix with gradient g and memory e on each

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/dist/compressor.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
@@ -25,9 +25,7 @@ struct signum_options {
 
 /// "Signum, momentum 0.9".
 inline std::string describe(const signum_options& options) {
-  char momentum[40];
-  std::snprintf(momentum, sizeof momentum, "%.17g", options.momentum);
-  return detail::message({"Signum, momentum ", momentum});
+  return "Signum, momentum " + detail::exact_number(options.momentum);
 }
 
 namespace detail {

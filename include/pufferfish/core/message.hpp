@@ -15,6 +15,7 @@
 
 #include <pufferfish/core/config.hpp>
 #include <pufferfish/core/error.hpp>
+#include <pufferfish/core/number_text.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -53,7 +54,7 @@ class message_part {
         text += std::to_string(integer_);
         break;
       case kind::real:
-        text += std::to_string(real_);
+        text += shortest_number(real_);
         break;
       case kind::extents:
         text += shape_text(extents_, count_);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/dist/all_reduce.hpp>
 #include <pufferfish/dist/bucket.hpp>
 
@@ -67,11 +68,6 @@ inline exchange_plan default_plan(int ranks) {
 }
 
 namespace detail {
-
-inline std::string shortest_number(double value) {
-  char text[40];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
 
 /// What all ranks must have alike: everything but the measurements.
 inline std::string order_lines(const exchange_plan& plan) {

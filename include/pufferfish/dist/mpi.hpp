@@ -35,6 +35,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/dist/mpi_watch.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -278,7 +279,8 @@ class communicator {
   /// on all ranks. Throws value_error for a negative number, timeout_error after a timeout.
   void set_timeout(double seconds) {
     if (!(seconds >= 0.0)) {
-      PUFFERFISH_THROW(value_error("mpi::communicator: set_timeout: " + std::to_string(seconds) + " s"));
+      PUFFERFISH_THROW(value_error(
+          "mpi::communicator: set_timeout: " + pufferfish::detail::shortest_number(seconds) + " s"));
     }
     if (watch_ && watch_->broken()) {
       PUFFERFISH_THROW(timeout_error("mpi::communicator: set_timeout after a timeout"));

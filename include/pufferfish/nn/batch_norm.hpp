@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/layer_fusion.hpp>
 #include <pufferfish/ops/batch_norm.hpp>
@@ -154,8 +155,9 @@ class BatchNorm {
       PUFFERFISH_THROW(shape_error("BatchNorm: " + std::to_string(channels) + " channels; at least 1"));
     }
     if (!(eps > 0.0) || !(momentum >= 0.0 && momentum <= 1.0)) {
-      PUFFERFISH_THROW(value_error("BatchNorm " + std::to_string(channels) + ": eps " + std::to_string(eps) +
-                                   " must be positive, momentum " + std::to_string(momentum) + " in 0 .. 1"));
+      PUFFERFISH_THROW(value_error("BatchNorm " + std::to_string(channels) + ": eps " +
+                                   detail::shortest_number(eps) + " must be positive, momentum " +
+                                   detail::shortest_number(momentum) + " in 0 .. 1"));
     }
     return channels;
   }

@@ -4,6 +4,7 @@
 /// \file
 /// `Dropout`: sets elements to zero at random in training.
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/dropout.hpp>
 
@@ -27,12 +28,12 @@ class Dropout {
   explicit Dropout(double probability = 0.5) : probability_(probability) {
     if (!(probability >= 0.0 && probability < 1.0)) {
       PUFFERFISH_THROW(
-          value_error("Dropout: probability " + std::to_string(probability) + " is not in [0, 1)"));
+          value_error("Dropout: probability " + detail::shortest_number(probability) + " is not in [0, 1)"));
     }
   }
 
   double probability() const { return probability_; }
-  std::string describe() const { return "Dropout " + std::to_string(probability_).substr(0, 5); }
+  std::string describe() const { return "Dropout " + detail::shortest_number(probability_); }
   extents<4> output_shape(const extents<4>& input) const { return input; }
 
   /// x, y: dense, of one shape; y may be x. Throws shape_error.

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/ops/chunks.hpp>
 
@@ -176,9 +177,9 @@ template <class T>
 void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& smoothing, double normalizer,
                 const tensor_view<T, 2>& dlogits) {
   if (!(smoothing.epsilon >= 0.0 && smoothing.epsilon < 1.0) || !(normalizer > 0.0)) {
-    PUFFERFISH_THROW(value_error("softmax_cross_entropy: epsilon " + std::to_string(smoothing.epsilon) +
-                                 " must be in [0, 1), normalizer " + std::to_string(normalizer) +
-                                 " positive"));
+    PUFFERFISH_THROW(value_error(
+        "softmax_cross_entropy: epsilon " + pufferfish::detail::shortest_number(smoothing.epsilon) +
+        " must be in [0, 1), normalizer " + pufferfish::detail::shortest_number(normalizer) + " positive"));
   }
   if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
     PUFFERFISH_THROW(shape_error("softmax_cross_entropy: logits " + to_string<2>(logits.shape()) +

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
@@ -111,7 +112,7 @@ class Adam {
   void begin_step(double lr) {
     target_.require_current("Adam");
     if (!std::isfinite(lr)) {
-      PUFFERFISH_THROW(value_error("Adam: learning rate " + std::to_string(lr) + " is not finite"));
+      PUFFERFISH_THROW(value_error("Adam: learning rate " + detail::shortest_number(lr) + " is not finite"));
     }
     ++steps_;
     unwritten_.begin();

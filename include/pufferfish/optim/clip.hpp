@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/ops/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -43,8 +44,8 @@ struct clip_result {
 template <class T>
 clip_result clip_gradient_norm(context<device::cpu>& ctx, std::span<T> gradients, double max_norm) {
   if (!(max_norm > 0.0)) {
-    PUFFERFISH_THROW(
-        value_error("clip_gradient_norm: maximal norm " + std::to_string(max_norm) + " is not positive"));
+    PUFFERFISH_THROW(value_error("clip_gradient_norm: maximal norm " + detail::shortest_number(max_norm) +
+                                 " is not positive"));
   }
   clip_result result;
   result.norm = gradient_norm<T>(ctx, gradients);

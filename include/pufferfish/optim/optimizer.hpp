@@ -4,12 +4,12 @@
 /// \file
 /// `optimizer`: whichever optimizer a training run was asked for, behind one type.
 
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/optim/adam.hpp>
 #include <pufferfish/optim/sgd.hpp>
 
@@ -17,17 +17,6 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Which optimizer, and how.
 using optimizer_options = std::variant<sgd_options, adam_options>;
-
-namespace detail {
-
-/// A number as text that reads back as the same.
-inline std::string exact_number(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
-}
-
-}  // namespace detail
 
 /// SGD or Adam over the arenas of a model.
 template <class T>

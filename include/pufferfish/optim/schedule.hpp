@@ -9,7 +9,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <functional>
 #include <limits>
 #include <numbers>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include <pufferfish/core/error.hpp>
+#include <pufferfish/core/number_text.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -42,12 +42,6 @@ class schedule {
 
 namespace detail {
 
-inline std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", value);
-  return text;
-}
-
 inline void require_schedule(bool valid, const std::string& text) {
   if (!valid) PUFFERFISH_THROW(value_error("schedule: " + text));
 }
@@ -59,16 +53,16 @@ inline schedule constant_schedule() { return {}; }
 /// gamma^(number of milestones reached): at epoch == milestone the new factor applies. Throws value_error
 /// unless milestones rise and gamma > 0.
 inline schedule multi_step(std::vector<double> milestones, double gamma = 0.1) {
-  std::string text = "x" + detail::short_number(gamma) + " at epoch";
+  std::string text = "x" + detail::shortest_number(gamma) + " at epoch";
   for (std::size_t i = 0; i < milestones.size(); ++i) {
     detail::require_schedule(
         std::isfinite(milestones[i]) && (i == 0 || milestones[i - 1] < milestones[i]),
-        "milestone " + detail::short_number(milestones[i]) +
-            (i == 0 ? " is not finite" : " does not follow " + detail::short_number(milestones[i - 1])));
-    text += (i ? ", " : " ") + detail::short_number(milestones[i]);
+        "milestone " + detail::shortest_number(milestones[i]) +
+            (i == 0 ? " is not finite" : " does not follow " + detail::shortest_number(milestones[i - 1])));
+    text += (i ? ", " : " ") + detail::shortest_number(milestones[i]);
   }
   detail::require_schedule(gamma > 0.0 && std::isfinite(gamma),
-                           "gamma " + detail::short_number(gamma) + " is not a positive number");
+                           "gamma " + detail::shortest_number(gamma) + " is not a positive number");
   if (milestones.empty()) return {};
   return {[milestones = std::move(milestones), gamma](double epoch) {
             const auto reached = std::upper_bound(milestones.begin(), milestones.end(), epoch);
@@ -82,12 +76,12 @@ inline schedule multi_step(std::vector<double> milestones, double gamma = 0.1) {
 inline schedule cosine(double epochs, double final = 0.0) {
   detail::require_schedule(
       epochs > 0.0 && std::isfinite(epochs) && final >= 0.0 && std::isfinite(final),
-      "cosine over " + detail::short_number(epochs) + " epochs to " + detail::short_number(final));
+      "cosine over " + detail::shortest_number(epochs) + " epochs to " + detail::shortest_number(final));
   return {[epochs, final](double epoch) {
             const double done = std::clamp(epoch / epochs, 0.0, 1.0);
             return final + (1.0 - final) * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
           },
-          "cosine over " + detail::short_number(epochs) + " epochs to " + detail::short_number(final)};
+          "cosine over " + detail::shortest_number(epochs) + " epochs to " + detail::shortest_number(final)};
 }
 
 /// Up to `epochs` a straight line from `start` to 1 (Goyal et al.: "Accurate, large minibatch SGD", 2017),
@@ -96,9 +90,9 @@ inline schedule cosine(double epochs, double final = 0.0) {
 inline schedule linear_warmup(double epochs, double start, schedule then = {}) {
   detail::require_schedule(
       epochs >= 0.0 && std::isfinite(epochs) && start >= 0.0 && std::isfinite(start),
-      "warm-up over " + detail::short_number(epochs) + " epochs from " + detail::short_number(start));
-  const std::string text = "warm-up over " + detail::short_number(epochs) + " epochs from " +
-                           detail::short_number(start) + ", " + then.describe();
+      "warm-up over " + detail::shortest_number(epochs) + " epochs from " + detail::shortest_number(start));
+  const std::string text = "warm-up over " + detail::shortest_number(epochs) + " epochs from " +
+                           detail::shortest_number(start) + ", " + then.describe();
   return {[epochs, start, then = std::move(then)](double epoch) {
             const double ramp = epoch >= epochs ? 1.0 : start + (1.0 - start) * std::max(epoch, 0.0) / epochs;
             return ramp * then(epoch);
@@ -126,12 +120,12 @@ struct noam_rate {
 /// does, pass epochs since the switch. Throws value_error unless all numbers are positive.
 inline schedule noam(const noam_rate& rate, double steps_per_epoch) {
   const auto positive = [](double value) { return value > 0.0 && std::isfinite(value); };
-  const std::string text = "Noam, width " + detail::short_number(rate.d_model) + ", warm-up " +
-                           detail::short_number(rate.warmup) + " steps, factor " +
-                           detail::short_number(rate.factor);
+  const std::string text = "Noam, width " + detail::shortest_number(rate.d_model) + ", warm-up " +
+                           detail::shortest_number(rate.warmup) + " steps, factor " +
+                           detail::shortest_number(rate.factor);
   detail::require_schedule(
       positive(rate.d_model) && positive(rate.warmup) && positive(rate.factor) && positive(steps_per_epoch),
-      text + ", " + detail::short_number(steps_per_epoch) + " steps an epoch: all must be positive");
+      text + ", " + detail::shortest_number(steps_per_epoch) + " steps an epoch: all must be positive");
   return {[rate, steps_per_epoch](double epoch) { return rate(epoch * steps_per_epoch + 1.0); }, text};
 }
 
@@ -143,7 +137,7 @@ class plateau {
   /// Throws value_error unless divisor > 1 and patience >= 1.
   explicit plateau(double divisor = 4.0, int patience = 1) : divisor_(divisor), patience_(patience) {
     detail::require_schedule(divisor > 1.0 && std::isfinite(divisor) && patience >= 1,
-                             "plateau: divisor " + detail::short_number(divisor) +
+                             "plateau: divisor " + detail::shortest_number(divisor) +
                                  " must be above 1, patience " + std::to_string(patience) + " at least 1");
   }
 
@@ -159,6 +153,12 @@ class plateau {
       waited_ = 0;
     }
     return false;
+  }
+
+  /// "divided by 4 after 1 loss no better than the best".
+  std::string describe() const {
+    return "divided by " + detail::shortest_number(divisor_) + " after " + std::to_string(patience_) +
+           (patience_ == 1 ? " loss" : " losses") + " no better than the best";
   }
 
   double factor() const { return factor_; }

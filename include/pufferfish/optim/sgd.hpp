@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/ops/passes.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
@@ -26,13 +27,13 @@ struct sgd_options {
     const bool valid = momentum >= 0.0 && std::isfinite(momentum) && std::isfinite(dampening) &&
                        weight_decay >= 0.0 && std::isfinite(weight_decay);
     if (!valid) {
-      PUFFERFISH_THROW(value_error("SGD: momentum " + std::to_string(momentum) + ", dampening " +
-                                   std::to_string(dampening) + ", weight decay " +
-                                   std::to_string(weight_decay) + ": finite, none negative"));
+      PUFFERFISH_THROW(value_error("SGD: momentum " + detail::shortest_number(momentum) + ", dampening " +
+                                   detail::shortest_number(dampening) + ", weight decay " +
+                                   detail::shortest_number(weight_decay) + ": finite, none negative"));
     }
     if (nesterov && (momentum == 0.0 || dampening != 0.0)) {
-      PUFFERFISH_THROW(value_error("SGD: Nesterov needs momentum (got " + std::to_string(momentum) +
-                                   ") and no dampening (got " + std::to_string(dampening) + ")"));
+      PUFFERFISH_THROW(value_error("SGD: Nesterov needs momentum (got " + detail::shortest_number(momentum) +
+                                   ") and no dampening (got " + detail::shortest_number(dampening) + ")"));
     }
   }
 };
@@ -89,7 +90,7 @@ class SGD {
   void begin_step(double lr) {
     target_.require_current("SGD");
     if (!std::isfinite(lr)) {
-      PUFFERFISH_THROW(value_error("SGD: learning rate " + std::to_string(lr) + " is not finite"));
+      PUFFERFISH_THROW(value_error("SGD: learning rate " + detail::shortest_number(lr) + " is not finite"));
     }
     numbers_ = numbers_for(lr);
     ++steps_;

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/tokenizer_13a.hpp>
 
@@ -53,18 +53,16 @@ struct bleu_score {
 
   /// "27.43 60.1/34.0/21.2/13.3 (BP = 0.995 ratio = 0.995 hyp_len = 12345 ref_len = 12407)".
   std::string text() const {
-    char number[80];
-    std::snprintf(number, sizeof number, "%.2f ", score);
-    std::string result = number;
+    using detail::fixed_number;
+    std::string result = fixed_number(score, 2) + " ";
     for (std::size_t n = 0; n < precisions.size(); ++n) {
-      std::snprintf(number, sizeof number, n == 0 ? "%.1f" : "/%.1f", precisions[n]);
-      result += number;
+      result.append(n == 0 ? "" : "/").append(fixed_number(precisions[n], 1));
     }
     const double ratio =
         reference_length > 0 ? static_cast<double>(output_length) / static_cast<double>(reference_length) : 0;
-    std::snprintf(number, sizeof number, " (BP = %.3f ratio = %.3f hyp_len = ", brevity_penalty, ratio);
-    return result + number + std::to_string(output_length) +
-           " ref_len = " + std::to_string(reference_length) + ")";
+    return result + " (BP = " + fixed_number(brevity_penalty, 3) + " ratio = " + fixed_number(ratio, 3) +
+           " hyp_len = " + std::to_string(output_length) + " ref_len = " + std::to_string(reference_length) +
+           ")";
   }
 };
 
@@ -188,9 +186,9 @@ class bleu {
   /// "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp", as sacreBLEU writes it, without a version.
   std::string signature() const {
     const std::string references = varied_ ? "var" : std::to_string(references_of_each_);
-    char value[40] = "";
+    std::string value;
     if (options_.smoothing == bleu_smoothing::floor || options_.smoothing == bleu_smoothing::add_k) {
-      std::snprintf(value, sizeof value, "[%.2f]", smoothing_value());
+      value = "[" + detail::fixed_number(smoothing_value(), 2) + "]";
     }
     static constexpr const char* names[] = {"exp", "none", "floor", "add-k"};
     return "nrefs:" + references + "|case:" + (options_.lower_case ? "lc" : "mixed") +

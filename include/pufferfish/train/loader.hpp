@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/core/random.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/image_set.hpp>
@@ -274,8 +275,8 @@ class loader {
     for (std::size_t c = 0; c < channels; ++c) {
       if (!std::isfinite(o.normalize.mean[c]) || !(o.normalize.deviation[c] > 0.0F)) {
         PUFFERFISH_THROW(value_error("loader: channel " + std::to_string(c) + " has mean " +
-                                     std::to_string(o.normalize.mean[c]) + " and deviation " +
-                                     std::to_string(o.normalize.deviation[c])));
+                                     detail::shortest_number(o.normalize.mean[c]) + " and deviation " +
+                                     detail::shortest_number(o.normalize.deviation[c])));
       }
     }
   }
