@@ -26,6 +26,7 @@
 #include <string>
 #include <utility>
 
+#include <pufferfish/core/record_line.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
@@ -122,10 +123,10 @@ class model {
   std::string structure() const {
     std::string text;
     for (const auto& entry : self().store.parameters()) {
-      text += entry.name + " " + to_string(entry.thing->layout()) + "\n";
+      text += detail::quote_word(entry.name) + " " + to_string(entry.thing->layout()) + "\n";
     }
     for (const auto& entry : self().store.buffer_entries()) {
-      text += entry.name + " " + to_string(entry.thing->layout()) + "\n";
+      text += detail::quote_word(entry.name) + " " + to_string(entry.thing->layout()) + "\n";
     }
     return text;
   }

@@ -65,13 +65,21 @@ std::string layout_digest(const model<Root, Device>& net) {
   return std::to_string(digest(std::string_view(net.structure())));
 }
 
-/// Ranks as a checkpoint lists them: "name": rank, and an LSTM's hidden side as "name:hidden".
+/// Ranks as a checkpoint lists them: "name": rank, and an LSTM's hidden side as "name:hidden". A layer whose
+/// own name ends in ":hidden", followed by any number of ":layer", gets one ":layer" more.
 inline constexpr std::string_view hidden_suffix = ":hidden";
+inline constexpr std::string_view layer_suffix = ":layer";
+
+inline bool looks_hidden(std::string_view name) {
+  while (name.ends_with(layer_suffix)) name.remove_suffix(layer_suffix.size());
+  return name.ends_with(hidden_suffix);
+}
 
 inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
   named_numbers numbers;
   for (const layer_rank& layer : ranks) {
-    numbers.emplace_back(layer.name, layer.rank);
+    numbers.emplace_back(looks_hidden(layer.name) ? std::string(layer.name).append(layer_suffix) : layer.name,
+                         layer.rank);
     if (layer.hidden > 0) numbers.emplace_back(std::string(layer.name).append(hidden_suffix), layer.hidden);
   }
   return numbers;
@@ -79,11 +87,11 @@ inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
 inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) {
   std::vector<layer_rank> ranks;
   for (const auto& [name, number] : numbers) {
-    const bool hidden = name.ends_with(hidden_suffix);
-    if (hidden && !ranks.empty() && name == ranks.back().name + std::string(hidden_suffix)) {
+    if (!ranks.empty() && name == ranks.back().name + std::string(hidden_suffix)) {
       ranks.back().hidden = number;
     } else {
-      ranks.push_back({name, number, 0});
+      const bool escaped = looks_hidden(name) && name.ends_with(layer_suffix);
+      ranks.push_back({name.substr(0, name.size() - (escaped ? layer_suffix.size() : 0)), number, 0});
     }
   }
   return ranks;

@@ -4,48 +4,55 @@
 /// \file
 /// Where a training run stands and what it has seen, and the same as text for a checkpoint.
 
-#include <cstdio>
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
-#include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/number_text.hpp>
+#include <pufferfish/core/record_line.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/options.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// "name rank hidden" lines.
+/// Lines of "name rank hidden", names as quote_word writes them.
 inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   std::string text;
   for (const layer_rank& layer : ranks) {
-    text += layer.name + " " + std::to_string(layer.rank) + " " + std::to_string(layer.hidden) + "\n";
+    text += quote_word(layer.name) + message({" ", layer.rank, " ", layer.hidden, "\n"});
   }
   return text;
 }
 
-inline std::vector<layer_rank> ranks_from_text(const std::string& text) {
+/// Calls f(line) for every line of a text.
+template <class F>
+void for_each_line(std::string_view text, F&& f) {
+  while (!text.empty()) {
+    const std::size_t length = std::min(text.find('\n'), text.size());
+    f(text.substr(0, length));
+    text.remove_prefix(std::min(text.size(), length + 1));
+  }
+}
+
+/// The inverse. Throws io_error for anything that ranks_to_text does not write.
+inline std::vector<layer_rank> ranks_from_text(std::string_view text) {
   std::vector<layer_rank> ranks;
-  std::istringstream lines(text);
-  for (layer_rank layer; lines >> layer.name >> layer.rank >> layer.hidden;) ranks.push_back(layer);
+  for_each_line(text, [&](std::string_view line) {
+    layer_rank layer;
+    if (!record_line(line).read(layer.name, layer.rank, layer.hidden).complete()) {
+      throw_error<io_error>(
+          {"list of ranks: this is not a layer and its ranks: \"", line.substr(0, 80), "\""});
+    }
+    ranks.push_back(std::move(layer));
+  });
   return ranks;
-}
-
-/// Exact: read back, the same bits.
-inline std::string exact(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%a", value);
-  return text;
-}
-
-inline double read_exact(std::istringstream& line) {
-  std::string word;
-  line >> word;
-  char* end = nullptr;
-  const double value = std::strtod(word.c_str(), &end);
-  if (word.empty() || *end != '\0') line.setstate(std::ios::failbit);
-  return value;
 }
 
 }  // namespace detail
@@ -60,39 +67,50 @@ struct training_record {
   std::uint64_t skipped_steps = 0;  ///< of the whole run, because of gradients that are not finite
   evaluation seen;                  ///< this epoch's training samples, of this rank
   double exchange_ms = 0.0;         ///< spent in this epoch's all-reduces
+  std::uint64_t finite_steps = 0;   ///< of total_steps, up to the last one with a finite loss; not kept
+  double last_loss = 0.0;           ///< mean over the samples of the last step without a finite one; not kept
   int saved_by = -1;                ///< the rank that has saved by itself (training_run::save_alone); else -1
   std::vector<epoch_result> history;
   std::optional<switch_result> switched;
 
+  /// Takes note of the losses seen on this rank; `steps`: of the run, with the step that they are of.
+  void note_loss(const evaluation& of, std::uint64_t steps) {
+    if (std::isfinite(of.loss_sum)) {
+      finite_steps = steps;
+    } else {
+      last_loss = std::isnan(of.loss()) ? std::numeric_limits<double>::quiet_NaN() : of.loss();  // not -nan
+    }
+  }
+
   /// Lines of "kind numbers", floating-point numbers in hexadecimal.
   std::string to_text() const {
-    using detail::exact;
+    using detail::hexadecimal_number;
     std::string text = "position " + std::to_string(epoch) + " " + std::to_string(step) + " " +
                        std::to_string(total_steps) + " " + std::to_string(optimizer_steps) + " " +
                        std::to_string(low_rank ? 1 : 0) + "\n";
-    text += "seen " + exact(seen.loss_sum) + " " + std::to_string(seen.correct) + " " +
-            std::to_string(seen.count) + " " + exact(exchange_ms) + "\n";
+    text += "seen " + hexadecimal_number(seen.loss_sum) + " " + std::to_string(seen.correct) + " " +
+            std::to_string(seen.count) + " " + hexadecimal_number(exchange_ms) + "\n";
     if (saved_by >= 0) text += "alone " + std::to_string(saved_by) + "\n";
     if (skipped_steps > 0) text += "skipped " + std::to_string(skipped_steps) + "\n";
     for (const epoch_result& e : history) {
       text += "epoch " + std::to_string(e.epoch) + " " + std::to_string(e.low_rank ? 1 : 0);
       for (double value : {e.learning_rate, e.train_loss, e.train_accuracy, e.test_loss, e.test_accuracy,
                            e.seconds, e.step_ms, e.exchange_ms}) {
-        text.append(" ").append(exact(value));
+        text.append(" ").append(hexadecimal_number(value));
       }
       text += "\n";
     }
     if (switched) {
-      text += "switch " + std::to_string(switched->epoch) + " " + exact(switched->milliseconds) + " " +
-              std::to_string(switched->factors.parameters_before) + " " +
+      text += "switch " + std::to_string(switched->epoch) + " " + hexadecimal_number(switched->milliseconds) +
+              " " + std::to_string(switched->factors.parameters_before) + " " +
               std::to_string(switched->factors.parameters_after) + "\n";
       for (const factor_report& layer : switched->factors.layers) {
-        text += "layer " + layer.name;
+        text += "layer " + detail::quote_word(layer.name);
         for (index_t value : {layer.rows, layer.cols, layer.rank})
           text.append(" ").append(std::to_string(value));
         for (double value :
              {layer.squared_norm, layer.kept_energy, layer.truncation_error, layer.relative_error}) {
-          text.append(" ").append(exact(value));
+          text.append(" ").append(hexadecimal_number(value));
         }
         text += "\n";
       }
@@ -103,67 +121,62 @@ struct training_record {
   /// The inverse. Throws io_error, naming `source` and the line, for anything that to_text does not write.
   static training_record from_text(const std::string& text, const std::string& source) {
     training_record record;
-    std::istringstream all(text);
     int number = 0;
     bool position = false;
-    for (std::string content; std::getline(all, content);) {
+    detail::for_each_line(text, [&](std::string_view line) {
       ++number;
-      std::istringstream line(content);
-      std::string kind;
-      line >> kind;
-      if (!record.read_line(kind, line) || !line) {
-        PUFFERFISH_THROW(io_error(source + ": line " + std::to_string(number) +
-                                  " of the training record is not one: \"" + content.substr(0, 80) + "\""));
+      const std::size_t space = std::min(line.find(' '), line.size());
+      const std::string_view kind = line.substr(0, space);
+      detail::record_line values(line.substr(std::min(line.size(), space + 1)));
+      if (!record.read_line(kind, values)) {
+        detail::throw_error<io_error>(
+            {source, ": line ", number, " of the training record is not one: \"", line.substr(0, 80), "\""});
       }
       position = position || kind == "position";
-    }
+    });
     if (!position || record.epoch < 0 || record.step < 0) {
       PUFFERFISH_THROW(io_error(source + ": the training record has no valid position"));
     }
+    record.finite_steps = record.total_steps;
     return record;
   }
 
  private:
-  bool read_line(const std::string& kind, std::istringstream& line) {
-    using detail::read_exact;
+  bool read_line(std::string_view kind, detail::record_line& line) {
     if (kind == "position") {
-      line >> epoch >> step >> total_steps >> optimizer_steps >> low_rank;
+      line.read(epoch, step, total_steps, optimizer_steps, low_rank);
     } else if (kind == "seen") {
-      seen.loss_sum = read_exact(line);
-      line >> seen.correct >> seen.count;
-      exchange_ms = read_exact(line);
+      line.read(seen.loss_sum, seen.correct, seen.count, exchange_ms);
     } else if (kind == "skipped") {
-      line >> skipped_steps;
+      line.read(skipped_steps);
     } else if (kind == "alone") {
-      line >> saved_by;
+      line.read(saved_by);
       if (saved_by < 0) return false;
     } else if (kind == "epoch") {
-      epoch_result e;
-      line >> e.epoch >> e.low_rank;
-      for (double* value : {&e.learning_rate, &e.train_loss, &e.train_accuracy, &e.test_loss,
-                            &e.test_accuracy, &e.seconds, &e.step_ms, &e.exchange_ms}) {
-        *value = read_exact(line);
-      }
-      history.push_back(e);
+      epoch_result& e = history.emplace_back();
+      line.read(e.epoch, e.low_rank, e.learning_rate, e.train_loss, e.train_accuracy, e.test_loss,
+                e.test_accuracy, e.seconds, e.step_ms, e.exchange_ms);
     } else if (kind == "switch") {
-      switched.emplace();
-      line >> switched->epoch;
-      switched->milliseconds = read_exact(line);
-      line >> switched->factors.parameters_before >> switched->factors.parameters_after;
+      switch_result& s = switched.emplace();
+      line.read(s.epoch, s.milliseconds, s.factors.parameters_before, s.factors.parameters_after);
     } else if (kind == "layer" && switched) {
-      factor_report layer;
-      line >> layer.name >> layer.rows >> layer.cols >> layer.rank;
-      for (double* value :
-           {&layer.squared_norm, &layer.kept_energy, &layer.truncation_error, &layer.relative_error}) {
-        *value = read_exact(line);
-      }
+      factor_report& layer = switched->factors.layers.emplace_back();
+      line.read(layer.name, layer.rows, layer.cols, layer.rank, layer.squared_norm, layer.kept_energy,
+                layer.truncation_error, layer.relative_error);
+      if (!are_factors(layer.rows, layer.cols, layer.rank)) return false;
       layer.parameters_before = layer.macs_before = layer.rows * layer.cols;
       layer.parameters_after = layer.macs_after = factor_parameters(layer.rows, layer.cols, layer.rank);
-      switched->factors.layers.push_back(layer);
     } else {
       return false;
     }
-    return true;
+    return line.complete();
+  }
+
+  // Whether a matrix of this size can have this rank, and its numbers of parameters are within index_t.
+  static bool are_factors(index_t rows, index_t cols, index_t rank) {
+    constexpr index_t most = std::numeric_limits<index_t>::max();
+    return rows >= 1 && cols >= 1 && rank >= 1 && rank <= std::min(rows, cols) && rows <= most - cols &&
+           rows <= most / cols && rank <= most / (rows + cols);
   }
 };
 

@@ -16,6 +16,7 @@
 
 #include <pufferfish/adapters/torch/tensor.hpp>
 #include <pufferfish/compress/compression.hpp>
+#include <pufferfish/core/record_line.hpp>
 #include <pufferfish/dist/exchange.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -42,7 +43,8 @@ inline logical_layout layout_of(const Tensor& t) {
 
 /// One line a tensor, by which ranks find out that their modules differ.
 inline std::string describe_tensor(const std::string& name, const Tensor& t) {
-  std::string text = name + " " + shape_text(t) + " " + kind_text(t) + ", strides";
+  std::string text =
+      pufferfish::detail::quote_word(name) + " " + shape_text(t) + " " + kind_text(t) + ", strides";
   for (const std::int64_t stride : t.strides()) text.append(" ").append(std::to_string(stride));
   return text + (t.requires_grad() ? ", trained\n" : "\n");
 }

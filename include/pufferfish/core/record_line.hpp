@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: names and numbers as lines of words, and back. Ranks compare such lines and send them to each
+/// other; checkpoints keep them. Names are the user's, so they may contain anything.
+
+#include <charconv>
+#include <concepts>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/number_text.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A name as one word without spaces or newlines outside of quotes. A name of printable characters stays as
+/// it is; any other one is put into quotes: "" for an empty name, "a b", "a\x0ab" for a newline, "\"" and
+/// "\\". Bytes from 0x80 on stay as they are, so that UTF-8 can be read.
+inline std::string quote_word(std::string_view name) {
+  const auto plain = [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte > 0x20 && byte != 0x7f && c != '"' && c != '\\';
+  };
+  bool all_plain = !name.empty();
+  for (const char c : name) all_plain = all_plain && plain(c);
+  if (all_plain) return std::string(name);
+  constexpr const char* digits = "0123456789abcdef";
+  std::string text = "\"";
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (plain(c) || c == ' ') {
+      text += c;
+    } else if (c == '"' || c == '\\') {
+      text.append(1, '\\').append(1, c);
+    } else {
+      text.append("\\x").append(1, digits[byte >> 4]).append(1, digits[byte & 15]);
+    }
+  }
+  return text + '"';
+}
+
+/// Reads the words of a line from left to right, with one space between them. After the first word that is
+/// not what was asked for, nothing more is read and complete() stays false.
+class record_line {
+ public:
+  explicit record_line(std::string_view text) : rest_(text) {}
+
+  /// Whether every read has succeeded and nothing is left.
+  bool complete() const { return good_ && rest_.empty(); }
+
+  /// Names (std::string, as quote_word writes them), integers, bool (0 or 1), double.
+  template <class... Values>
+  record_line& read(Values&... values) {
+    (read_one(values), ...);
+    return *this;
+  }
+
+ private:
+  void read_one(std::string& name) {
+    next_word();
+    if (rest_.substr(0, 1) == "\"") return read_quoted(name);
+    name = take(rest_.find(' '));
+    good_ = good_ && !name.empty();
+  }
+  void read_one(double& value) {
+    next_word();
+    const std::string_view word = take(rest_.find(' '));
+    good_ = good_ && read_number(word, value);
+  }
+  void read_one(bool& value) {
+    int digit = 0;
+    read_one(digit);
+    good_ = good_ && (digit == 0 || digit == 1);
+    value = digit == 1;
+  }
+  template <std::integral Integer>
+  void read_one(Integer& value) {
+    next_word();
+    const std::string_view word = take(rest_.find(' '));
+    const auto [end, problem] = std::from_chars(word.data(), word.data() + word.size(), value);
+    good_ = good_ && problem == std::errc() && end == word.data() + word.size();
+  }
+
+  // The space before every word but the first.
+  void next_word() {
+    if (first_) {
+      first_ = false;
+      return;
+    }
+    good_ = good_ && rest_.substr(0, 1) == " ";
+    if (!rest_.empty()) rest_.remove_prefix(1);
+  }
+
+  std::string_view take(std::size_t count) {
+    const std::string_view word = rest_.substr(0, count);
+    rest_.remove_prefix(word.size());
+    return word;
+  }
+
+  void read_quoted(std::string& name) {
+    rest_.remove_prefix(1);
+    name.clear();
+    while (!rest_.empty() && rest_.front() != '"') {
+      char c = take(1).front();
+      if (c == '\\') c = read_escaped();
+      name += c;
+    }
+    good_ = good_ && !rest_.empty();
+    take(1);
+  }
+  char read_escaped() {
+    const std::string_view kind = take(1);
+    if (kind == "\"" || kind == "\\") return kind.front();
+    const std::string_view digits = kind == "x" ? take(2) : std::string_view();
+    unsigned value = 0;
+    const auto [end, problem] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    good_ = good_ && digits.size() == 2 && problem == std::errc() && end == digits.data() + 2;
+    return static_cast<char>(value);
+  }
+
+  std::string_view rest_;
+  bool first_ = true;
+  bool good_ = true;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
