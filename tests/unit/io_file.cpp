@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 
 #include <pufferfish/io/file.hpp>
+#include <pufferfish/io/safetensors_stream.hpp>
 
 using namespace pufferfish;
 using namespace io_test;
@@ -78,6 +79,19 @@ TEST_CASE("read_file reads pipes") {
   ::close(ends[1]);
   CHECK(read_file("/dev/fd/" + std::to_string(ends[0])) == content);
   ::close(ends[0]);
+}
+
+TEST_CASE("a named pipe is refused at once, with and without a writer") {
+  const scratch_folder folder;
+  const std::string path = folder / "fifo";
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK(mentions(io_error_of([&] { read_file(path); }), path + ": a named pipe, not a file"));
+  CHECK(mentions(io_error_of([&] { safetensors_reader{path}; }), path + ": a named pipe, not a file"));
+  CHECK(mentions(io_error_of([&] { write_file_atomically(path, {}); }), "not a regular file"));
+  const auto writer = detail::open_file(path, O_RDWR);
+  REQUIRE(writer.is_open());
+  CHECK(mentions(io_error_of([&] { read_file(path); }), path + ": a named pipe, not a file"));
+  CHECK(mentions(io_error_of([] { safetensors_reader{"/dev/zero"}; }), "/dev/zero: a device, not a file"));
 }
 
 TEST_CASE("read_file names path and reason") {

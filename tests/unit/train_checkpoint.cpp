@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -440,6 +441,35 @@ TEST_CASE("checkpoint: what cannot be saved leaves the old file") {
   network<float> again = make_net<float>(8, 5, 2);
   open_checkpoint(folder / "a").restore(again);
   CHECK(snapshot<float>(again).same_numbers(snapshot<float>(net)));
+}
+
+TEST_CASE(
+    "checkpoint: a header of 200,000 states is refused in time that grows with its length, not its square") {
+  const scratch_folder folder;
+  network<float> net = make_net<float>();
+  save_checkpoint(folder / "a", net);
+  editable file(folder / "a");
+  std::string states;
+  std::vector<std::string> names;
+  for (int i = 0; i < 200000; ++i) names.push_back("state" + std::to_string(i));
+  for (const std::string& name : names) {
+    states += (states.empty() ? "{\"" : ",\"") + name + "\":0";
+    file.entries.push_back({name, tensor_dtype::f32, {0}, {}});
+  }
+  file.metadata["pufferfish.states"] = states + "}";
+  file.remove("stem.weight");
+  const std::clock_t start = std::clock();
+  const checkpoint_file many = file.parse();
+  CHECK(many.states().size() == 200000);
+  CHECK(mentions(restore_error<float>(many, net), "stem.weight"));
+  CHECK(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC < 20.0);
+}
+
+TEST_CASE("checkpoint: ranks of layers whose names look like the hidden side of others") {
+  const std::vector<layer_rank> ranks{
+      {"a", 3, 0},        {"a:hidden", 4, 0}, {"a:hidden:layer", 5, 0}, {"b", 6, 7},
+      {"b:hidden", 8, 9}, {"c:layer", 1, 2},  {"hidden:hidden", 2, 2}};
+  CHECK(detail::ranks_from_numbers(detail::numbers_of(ranks)) == ranks);
 }
 
 }  // namespace

@@ -191,21 +191,46 @@ inline void remove_stale_temporaries(const std::string& folder, const std::strin
 
 }  // namespace detail
 
-/// The bytes of a file (or pipe), read to its end.
-/// `limit`: the largest size accepted, in bytes; a regular file above it is refused before memory is taken.
-/// Throws io_error, with the path and the system's reason: missing, unreadable, a directory or
-/// device, above the limit.
-inline std::vector<std::uint8_t> read_file(const std::string& path,
-                                           std::uint64_t limit = default_read_limit) {
-  const detail::file_descriptor file = detail::open_file(path, O_RDONLY);
-  if (!file.is_open()) detail::throw_system_error(path, "cannot open for reading", errno);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) detail::throw_system_error(path, "cannot read its size", errno);
-  if (S_ISDIR(status.st_mode)) detail::throw_system_error(path, "cannot read", EISDIR);
+namespace detail {
+
+/// Whether a path stands for a descriptor that the process has open already: standard input, or what a shell
+/// makes of <(command).
+inline bool names_descriptor(std::string_view path) {
+  return path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/self/fd/");
+}
+
+/// Opens a regular file, or a pipe that the process has been given (see names_descriptor), and sets `status`.
+/// Never waits: opening a named pipe would do so until some other process writes to it. Throws io_error for
+/// anything else.
+inline file_descriptor open_for_reading(const std::string& path, struct stat& status) {
+  file_descriptor file = open_file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+  if (!file.is_open()) throw_system_error(path, "cannot open for reading", errno);
+  if (::fstat(file.get(), &status) != 0) throw_system_error(path, "cannot read its size", errno);
+  if (S_ISDIR(status.st_mode)) throw_system_error(path, "cannot read", EISDIR);
   // A device may never end: reading it to a limit of gigabytes would take the machine's memory first.
   if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode)) {
     PUFFERFISH_THROW(io_error(path + ": a device, not a file"));
   }
+  if (!S_ISREG(status.st_mode)) {
+    if (!names_descriptor(path)) PUFFERFISH_THROW(io_error(path + ": a named pipe, not a file"));
+    const int flags = ::fcntl(file.get(), F_GETFL);
+    if (flags < 0 || ::fcntl(file.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) {
+      throw_system_error(path, "cannot wait for its bytes", errno);
+    }
+  }
+  return file;
+}
+
+}  // namespace detail
+
+/// The bytes of a file, read to its end; or of a pipe that the process has been given: /dev/stdin, /dev/fd/N.
+/// `limit`: the largest size accepted, in bytes; a regular file above it is refused before memory is taken.
+/// Throws io_error, with the path and the system's reason: missing, unreadable, a directory, device or named
+/// pipe, above the limit.
+inline std::vector<std::uint8_t> read_file(const std::string& path,
+                                           std::uint64_t limit = default_read_limit) {
+  struct stat status {};
+  const detail::file_descriptor file = detail::open_for_reading(path, status);
   const auto size = S_ISREG(status.st_mode) ? static_cast<std::uint64_t>(status.st_size) : std::uint64_t{0};
   const std::string above = " is above the limit of " + std::to_string(limit) + " bytes";
   if (size > limit) {

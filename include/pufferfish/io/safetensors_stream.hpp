@@ -39,12 +39,9 @@ class safetensors_reader {
  public:
   /// Opens a file and reads its header. Throws io_error as safetensors_file::read does, and for what is not a
   /// regular file.
-  explicit safetensors_reader(const std::string& path)
-      : name_(path), file_(detail::open_file(path, O_RDONLY)) {
-    if (!file_.is_open()) detail::throw_system_error(path, "cannot open for reading", errno);
+  explicit safetensors_reader(const std::string& path) : name_(path) {
     struct stat status {};
-    if (::fstat(file_.get(), &status) != 0) detail::throw_system_error(path, "cannot read its size", errno);
-    if (S_ISDIR(status.st_mode)) detail::throw_system_error(path, "cannot read", EISDIR);
+    file_ = detail::open_for_reading(path, status);
     if (!S_ISREG(status.st_mode)) PUFFERFISH_THROW(io_error(path + ": not a regular file"));
     size_ = static_cast<std::uint64_t>(status.st_size);
 

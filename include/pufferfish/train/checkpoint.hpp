@@ -196,7 +196,9 @@ class checkpoint_file {
                                   std::to_string(file_.tensor(state).count()) + " elements, its list says " +
                                   std::to_string(size)));
       }
+      state_names_.push_back(state);
     }
+    std::sort(state_names_.begin(), state_names_.end());
     for (const auto& [key, value] : file_.metadata()) {
       if (!is_own(key)) facts_.emplace(key, value);
     }
@@ -215,8 +217,9 @@ class checkpoint_file {
     return found->second;
   }
 
+  // A header of a hostile file may have as many states as it has tensors.
   bool is_state(std::string_view tensor) const {
-    return std::any_of(states_.begin(), states_.end(), [&](const auto& s) { return s.first == tensor; });
+    return std::binary_search(state_names_.begin(), state_names_.end(), tensor);
   }
 
   /// A copy of the network, brought to the stored structure.
@@ -317,6 +320,7 @@ class checkpoint_file {
   std::string version_, layout_;
   std::vector<layer_rank> ranks_;
   named_numbers states_;
+  std::vector<std::string> state_names_;  // sorted
   std::map<std::string, std::string> facts_;
 };
 
