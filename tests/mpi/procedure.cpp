@@ -310,6 +310,76 @@ TEST_CASE("a tuned run keeps its plan in the checkpoint and goes on bit for bit"
   if (comm.rank() == 0) std::filesystem::remove(path);
 }
 
+TEST_CASE(
+    "layer names with spaces, quotes and newlines: a hybrid run switches on all ranks, is saved and "
+    "resumed") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(72, 1), test = quadrants(40, 2);
+  const auto build = [] {
+    sequential<float> layers;
+    index_t width = 1;
+    for (const char* name : {"the stem", "a\nb 3 4", "\"", "", "\xc3\xa9 x"}) {
+      layers.add(name, Conv<float>(conv_shape::square(width, 12, 3, 1, 1), true));
+      width = 12;
+    }
+    layers.add("the pool", GlobalAvgPool<float>());
+    layers.add("the head", Linear<float>(12, 4));
+    network<float> net{any_layer<float>(std::move(layers))};
+    net.initialize(5);
+    return net;
+  };
+  training_options options = small_options();
+  options.epochs = 2;
+  options.warmup_epochs = 1;
+  training_observer nobody;
+  const std::string path = shared_path(comm, "names");
+  parallel_run<float> whole(build(), comm, train, test, options);
+  for (int i = 0; i < 4; ++i) whole.advance(nobody);
+  CHECK(whole.low_rank());
+  CHECK(low_rank_layers(whole.net()).size() == 4);
+  whole.save(path);
+  parallel_run<float> again(build(), comm, train, test, options);
+  again.resume(path);
+  whole.run(nobody);
+  again.run(nobody);
+  CHECK(parameter_digest(again) == parameter_digest(whole));
+  CHECK(same_on_all_ranks(comm, parameter_digest(again)));
+  comm.barrier();
+  if (comm.rank() == 0) std::filesystem::remove(path);
+}
+
+TEST_CASE("divergence: all ranks end with the same error, also ranks without samples") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(750, 1), test = quadrants(40, 2);
+  training_options options = small_options(training_mode::dense);
+  options.learning_rate = 1e9;
+  options.rate_schedule = {};
+  options.batch = 3;  // of four ranks, one has no samples
+  training_observer nobody;
+  parallel_run<float> run(tiny_net<float>(false), comm, train, test, options);
+  CHECK_THROWS_WITH_AS(run.run(nobody), doctest::Contains("training diverged: no finite loss for"),
+                       divergence_error);
+  CHECK(same_on_all_ranks(comm, run.total_steps()));
+  CHECK(run.epoch() == 0);
+  CHECK(run.nonfinite_steps() >= 10);
+}
+
+TEST_CASE("request_stop on the last rank: all ranks stop after the same step, with its reason") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(2400, 1), test = quadrants(40, 2);
+  training_options options = small_options();
+  options.epochs = 1000;
+  training_observer nobody;
+  parallel_run<float> run(tiny_net<float>(true), comm, train, test, options);
+  for (int i = 0; i < 3; ++i) run.advance(nobody);
+  if (comm.rank() == comm.size() - 1) run.request_stop(15);
+  run.run(nobody);
+  CHECK(run.stop_reason() == 15);
+  CHECK_FALSE(run.finished());
+  CHECK(same_on_all_ranks(comm, run.total_steps()));
+  CHECK(same_on_all_ranks(comm, parameter_digest(run)));
+}
+
 /// Ends in a timeout, on all ranks, at the `last`-th sum or gathering.
 class lossy {
  public:

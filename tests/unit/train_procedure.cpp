@@ -225,7 +225,8 @@ TEST_CASE("a checkpoint of another run is refused, and nothing changes") {
   CHECK(parameter_digest(differs) == before);
 
   run_of wider(tiny_net<float>(true, 16), comm, train, test, small_options());
-  CHECK_THROWS_WITH_AS(wider.resume(folder / "checkpoint"), doctest::Contains("fc.weight"), io_error);
+  CHECK_THROWS_WITH_AS(wider.resume(folder / "checkpoint"), doctest::Contains("convolution 1 -> 16"),
+                       state_error);
   CHECK_THROWS_AS(run.resume(folder / "no such file"), io_error);
 }
 

@@ -45,6 +45,13 @@ class value_error : public error {
   using error::error;
 };
 
+/// Training whose loss has not been finite for several steps in a row, or weights that are not finite at the
+/// switch to low rank.
+class divergence_error : public value_error {
+ public:
+  using value_error::value_error;
+};
+
 /// An object used out of order: a stale generation, a backward pass without its forward pass.
 class state_error : public error {
  public:

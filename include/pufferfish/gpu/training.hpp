@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/core/record_line.hpp>
 #include <pufferfish/gpu/any_optimizer.hpp>
 #include <pufferfish/gpu/augment.hpp>
 #include <pufferfish/gpu/factorize.hpp>
@@ -241,13 +242,14 @@ class run_steps<Task, Comm, device::gpu> {
   }
   void set_state(const std::string& text, const std::string& source) {
     if (!scaler_ || text.empty()) return;  // a file of a run in float: begin as a new one does
-    char* end = nullptr;
-    const float scale = std::strtof(text.c_str(), &end);
-    const long good_steps = std::strtol(end, &end, 10);
-    if (*end != '\0' || !(scale > 0.0F) || !std::isfinite(scale) || good_steps < 0) {
+    double stored = 0.0;
+    int good_steps = 0;
+    const bool complete = record_line(text).read(stored, good_steps).complete();
+    const auto scale = static_cast<float>(stored);
+    if (!complete || !(scale > 0.0F) || !std::isfinite(scale) || good_steps < 0) {
       throw_error<io_error>({source, ": \"", text, "\" is no loss scale"});
     }
-    scaler_->set_state({scale, 1.0F / scale, static_cast<int>(good_steps)});
+    scaler_->set_state({scale, 1.0F / scale, good_steps});
   }
 
   int settle(const parts& run, training_record& record) {
@@ -321,6 +323,7 @@ class run_steps<Task, Comm, device::gpu> {
   // Returns how many skipped steps are new.
   int note(const gpu::kernels::epoch_sums& sums, training_record& record) {
     record.seen = {sums.loss, sums.hits, sums.count};
+    record.note_loss(record.seen, record.total_steps);
     const auto fresh = static_cast<int>(sums.skipped - skipped_);
     record.skipped_steps += static_cast<std::uint64_t>(fresh);
     skipped_ = sums.skipped;

@@ -112,6 +112,19 @@ PUFFERFISH_COLD inline index_t choose_rank(const rank_policy& policy, index_t ro
       static_cast<index_t>(fraction * static_cast<double>(rows * cols) / static_cast<double>(per_rank)));
 }
 
+/// In words: "ratio 0.25", "kept energy 0.9".
+PUFFERFISH_COLD inline std::string describe(const rank_policy& policy) {
+  if (const auto* p = std::get_if<fixed_rank>(&policy)) return detail::message({"rank ", p->rank});
+  if (const auto* p = std::get_if<rank_ratio>(&policy)) return detail::message({"ratio ", p->ratio});
+  if (const auto* p = std::get_if<energy_kept>(&policy))
+    return detail::message({"kept energy ", p->fraction});
+  if (const auto* p = std::get_if<parameter_budget>(&policy)) {
+    return detail::message({"budget of ", p->parameters, " parameters"});
+  }
+  return detail::message(
+      {"share ", std::get_if<parameter_fraction>(&policy)->fraction, " of the parameters"});
+}
+
 /// True if the policy needs the singular values (then a factorization cannot know its rank beforehand).
 inline bool needs_spectrum(const rank_policy& policy) { return std::holds_alternative<energy_kept>(policy); }
 

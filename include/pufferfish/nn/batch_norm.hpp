@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/layer_fusion.hpp>
@@ -47,7 +48,12 @@ class BatchNorm {
   bool is_moved_from() const { return weight_.is_moved_from(); }
   double eps() const { return eps_; }
   double momentum() const { return momentum_; }
-  std::string describe() const { return "BatchNorm " + std::to_string(channels()); }
+  /// "BatchNorm 16"; with eps and momentum where they are not the constructor's defaults.
+  std::string describe() const {
+    const std::string text = "BatchNorm " + std::to_string(channels());
+    if (eps_ == 1e-5 && momentum_ == 0.1) return text;
+    return text + detail::message({", eps ", eps_, ", momentum ", momentum_});
+  }
 
   /// Throws shape_error if the channels differ.
   extents<4> output_shape(const extents<4>& input) const {

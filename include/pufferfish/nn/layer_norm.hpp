@@ -33,7 +33,11 @@ class LayerNorm {
   index_t features() const { return weight_.layout().shape[0]; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
   double eps() const { return eps_; }
-  std::string describe() const { return detail::message({"LayerNorm ", features()}); }
+  /// "LayerNorm 16"; with eps where it is not the constructor's default.
+  std::string describe() const {
+    if (eps_ == 1e-6) return detail::message({"LayerNorm ", features()});
+    return detail::message({"LayerNorm ", features(), ", eps ", eps_});
+  }
 
   /// Throws shape_error if the features differ.
   extents<4> output_shape(const extents<4>& input) const {

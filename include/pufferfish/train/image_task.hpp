@@ -85,21 +85,22 @@ class image_task {
     return "batch " + std::to_string(options_.batch) + "\nlabel smoothing " +
            detail::exact_number(options_.smoothing.epsilon) + "\ncrop padding " +
            std::to_string(options_.augment.pad_crop) + (options_.augment.reflect ? ", reflected" : "") +
-           "\nflip " + (options_.augment.flip ? "yes" : "no") + "\ntraining images " +
-           std::to_string(source_.set().count) + "\n";
+           "\nflip " + (options_.augment.flip ? "yes" : "no") + "\n";
   }
-  std::string data_lines() const {
-    const image_set& train = source_.set();
-    return "training data " +
-           detail::hexadecimal(hasher()
-                                   .values(std::span<const std::uint8_t>(train.pixels))
-                                   .values(std::span<const std::int32_t>(train.labels))
-                                   .digest()) +
-           "\n";
-  }
+  std::string data_lines() const { return data_line("training", source_.set()) + data_line("test", *test_); }
 
  private:
   using image_source = typename detail::device_parts<Device>::image_source;
+
+  static std::string data_line(const char* name, const image_set& set) {
+    const std::uint64_t content = hasher()
+                                      .values(std::span<const std::uint8_t>(set.pixels))
+                                      .values(std::span<const std::int32_t>(set.labels))
+                                      .digest();
+    return detail::message({name, " data ", set.count, " images of ",
+                            extents<3>{set.height, set.width, set.channels}, ", ", set.classes,
+                            " classes, digest ", detail::hexadecimal(content), "\n"});
+  }
 
   static memory_source& memory() { return memory_of<Device>::source(); }
 

@@ -108,6 +108,7 @@ class language_task {
       : train_text_(train),
         test_(test),
         options_(options),
+        dropout_(net.root().options().dropout),
         ranks_(ranks),
         train_(train, {options.streams, options.segment, rank, ranks}),
         place_(options.segment * train_.local_streams()),
@@ -150,17 +151,21 @@ class language_task {
   }
 
   std::string describe() const {
-    return detail::message({"streams ", options_.streams, "\nsegment ", options_.segment,
-                            "\ntraining tokens ", train_text_.size(), "\n"});
+    return detail::message({"streams ", options_.streams, "\nsegment ", options_.segment, "\ntest streams ",
+                            options_.test_streams, "\ndropout ", dropout_, "\n"});
   }
-  std::string data_lines() const {
-    return "training text " + detail::hexadecimal(hasher().values(train_text_).digest()) + "\n";
-  }
+  std::string data_lines() const { return data_line("training", train_text_) + data_line("test", test_); }
   std::span<T> carried() { return state_.memory().span(); }
 
  private:
+  static std::string data_line(const char* name, std::span<const std::int32_t> text) {
+    return detail::message({name, " text ", text.size(), " tokens, digest ",
+                            detail::hexadecimal(hasher().values(text).digest()), "\n"});
+  }
+
   std::span<const std::int32_t> train_text_, test_;
   language_task_options options_;
+  double dropout_;  // the model's, for describe()
   int ranks_;
   token_streams train_;
   detail::segment_place<Device> place_;

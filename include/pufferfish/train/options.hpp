@@ -50,6 +50,11 @@ struct run_options {
   bool tune_exchange = false;
   /// What travels instead of the gradients; afresh after the switch. Signum wants SGD without momentum.
   compression_options compression;
+  /// Steps in a row without a finite loss (on any rank) after which a run ends with divergence_error; 0: a
+  /// run goes on whatever its loss is. Several ranks compare their losses about four times a second and at
+  /// the end of an epoch, so some more steps may pass; on a device a step counts as one without a finite loss
+  /// from the first such step of its epoch on.
+  index_t divergence_steps = 10;
   /// On a device: steps that repeat themselves are captured into CUDA graphs, with the exchange where it can
   /// be. Off, for debugging, every kernel is launched by itself; the bits are the same.
   bool captured_steps = true;

@@ -11,32 +11,83 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/record_line.hpp>
+#include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/train/options.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Of the lines that follow. Format 1 had neither the data nor the layers.
+inline constexpr const char* record_version = "2";
+
 /// In lines. The exchange's plan is not among them: a checkpoint keeps its own, and the exchange compares it.
-inline std::string option_lines(const run_options& options, bool plateau, std::size_t scalar_bytes) {
+inline std::string option_lines(const run_options& options, std::size_t scalar_bytes) {
   std::string text;
   const auto line = [&text](const char* name, const std::string& value) {
     text += std::string(name) + " " + value + "\n";
   };
+  line("record", record_version);
   line("mode", to_string(options.mode));
   line("warm-up epochs", std::to_string(options.warmup_epochs));
   line("first factorized layer", std::to_string(options.factorize.first_layer));
   line("learning rate", exact_number(options.learning_rate) + ", " + options.rate_schedule.describe() +
                             (options.restart_schedule_at_switch ? ", again from the switch on" : ""));
   line("learning rate after the switch", "x " + exact_number(options.switch_rate_factor));
-  line("plateau", plateau ? "yes" : "no");
+  line("plateau", options.rate_plateau ? options.rate_plateau->describe() : "no");
   line("optimizer", describe(options.optimizer));
   line("clip norm", exact_number(options.clip_norm));
   line("seed", std::to_string(options.seed));
   line("scalar bytes", std::to_string(scalar_bytes));
-  // Left out where it is the default, so that checkpoints from before these lines still resume.
-  if (options.compression.index() != 0) line("compression", pufferfish::describe(options.compression));
-  if (options.exchange.wire != exchange_wire::same) line("wire", to_string(options.exchange.wire));
+  line("compression", pufferfish::describe(options.compression));
+  line("wire", to_string(options.exchange.wire));
+  line("non-finite gradients", to_string(options.exchange.nonfinite));
   return text;
+}
+
+/// One line a layer, with what its parameters' shapes do not show, such as a stride; and, unless the run
+/// stays dense, one line for each layer that is to be factorized.
+template <class Root, class Device>
+std::string network_lines(const model<Root, Device>& net, const run_options& options) {
+  std::string text;
+  if constexpr (requires { net.root().describe(); }) text = "network " + net.root().describe() + "\n";
+  net.for_each_layer([&text](const std::string& name, const auto& layer) {
+    text += "layer " + quote_word(name) + " " + layer.describe() + "\n";
+  });
+  if (options.mode == training_mode::dense) return text;
+  const factorize_policy& policy = options.factorize;
+  text += "rank policy " + describe(policy.rank) +
+          message({", from layer ", policy.first_layer, ", last layer ",
+                   policy.last_layer_dense ? "dense" : "factorized", ", shortcuts ",
+                   policy.shortcuts_dense ? "dense" : "factorized", ", SVD ", static_cast<int>(policy.method),
+                   ", seed ", policy.seed, "\n"});
+  if (needs_spectrum(policy.rank)) return text;
+  try {
+    for (const layer_rank& layer : planned_ranks(net, policy)) {
+      text +=
+          "factorized " + quote_word(layer.name) + message({" rank ", layer.rank, " ", layer.hidden, "\n"});
+    }
+  } catch (const error& e) {  // thrown again where the layers are factorized, on all ranks
+    text += std::string("factorized: ") + e.what() + "\n";
+  }
+  return text;
+}
+
+/// Throws state_error, naming the first line that differs, unless a checkpoint was made by a run with the
+/// same lines.
+inline void check_same_lines(const std::string& path, const std::string& stored, const std::string& mine,
+                             const std::string& library_version) {
+  if (stored == mine) return;
+  if (line_of(stored, 0) != line_of(mine, 0)) {
+    throw_error<state_error>({path, ": its record, written by version ", library_version,
+                              " of the library, is not of format ", record_version,
+                              ", so it does not say on which data and with which layers the run was made; go "
+                              "on with the version that wrote it, or start again"});
+  }
+  const std::size_t line = first_difference({stored, mine});
+  throw_error<state_error>(
+      {path, ": made by a run with ", line_of(stored, line), ", this run has ", line_of(mine, line)});
 }
 
 /// The plan that a checkpoint keeps, where it is for as many ranks; `text` is empty where it keeps none.

@@ -73,6 +73,7 @@ class run_steps<Task, Comm, device::cpu> {
     if (may_lose_ranks(run.comm)) buffers_before_.assign(buffers.begin(), buffers.end());
     run.exchange.begin(run.ctx);
     const evaluation seen = run.task.step(run.ctx, run.net, at);
+    record.note_loss(seen, at.total + 1);
     bool usable = true;
     try {
       usable = exchange_and_update(run, rate);

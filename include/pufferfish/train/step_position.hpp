@@ -3,6 +3,31 @@
 
 /// \file
 /// Where a training run is, and what a task says of a step before it takes it.
+///
+/// What a task must have (a documented class that does not exist):
+///
+///     class ExampleTask {
+///      public:
+///       using model_type = network<T>;         // or model<Root>, and of which device
+///       index_t steps_per_epoch() const;
+///       // Gradients of this rank's share of one global batch, scaled so that their mean over all ranks is
+///       // the global gradient. Calls ctx.begin_step(at.total, ...). On the CPU.
+///       evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at);
+///       // The same on a device, in two parts: brings the batch to its place and calls ctx.begin_step; then
+///       // what may be captured into a graph, the sum of losses to results[0], and to results[1] the number
+///       of
+///       // hits or what step_share says instead.
+///       step_share load(context<device::gpu>& ctx, const step_position& at);
+///       void compute(context<device::gpu>& ctx, model_type& net, double* results);
+///       // On the test set, summed over all ranks; collective.
+///       template <class Comm>
+///       evaluation test(context<Device>& ctx, const model_type& net, Comm& comm);
+///       std::string describe() const;   // lines: what a checkpoint and the run that resumes it must share
+///       std::string data_lines() const; // the same of the data: their sizes and a digest; asked for once
+///       // Where it applies: state that passes from step to step on this rank, kept in checkpoints; in the
+///       // memory of the device.
+///       std::span<T> carried();
+///     };
 
 #include <cstdint>
 

@@ -3,39 +3,12 @@
 
 /// \file
 /// `training_run`: the Pufferfish training procedure as one object: warm-up, switch, train on; on one rank or
-/// many; for whatever a task is made of (images: `procedure`).
-///
-/// What a task must have (a documented class that does not exist):
-///
-///     class ExampleTask {
-///      public:
-///       using model_type = network<T>;         // or model<Root>, and of which device
-///       index_t steps_per_epoch() const;
-///       // Gradients of this rank's share of one global batch, scaled so that their mean over all ranks is
-///       // the global gradient. Calls ctx.begin_step(at.total, ...). On the CPU.
-///       evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at);
-///       // The same on a device, in two parts: brings the batch to its place and calls ctx.begin_step; then
-///       // what may be captured into a graph, the sum of losses to results[0], and to results[1] the number
-///       of
-///       // hits or what step_share says instead.
-///       step_share load(context<device::gpu>& ctx, const step_position& at);
-///       void compute(context<device::gpu>& ctx, model_type& net, double* results);
-///       // On the test set, summed over all ranks; collective.
-///       template <class Comm>
-///       evaluation test(context<Device>& ctx, const model_type& net, Comm& comm);
-///       std::string describe() const;   // lines: what a checkpoint and the run that resumes it must share
-///       std::string data_lines() const; // lines: what ranks must share besides, a digest of the data say
-///       // Where it applies: state that passes from step to step on this rank, kept in checkpoints; in the
-///       // memory of the device.
-///       std::span<T> carried();
-///     };
+/// many; for whatever a task is made of (images: `procedure`; what a task must have: step_position.hpp).
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <exception>
 #include <map>
 #include <optional>
 #include <string>
@@ -49,6 +22,7 @@
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/rank_states.hpp>
+#include <pufferfish/train/run_agreement.hpp>
 #include <pufferfish/train/run_lines.hpp>
 #include <pufferfish/train/run_states.hpp>
 #include <pufferfish/train/run_steps.hpp>
@@ -89,7 +63,8 @@ class training_run {
   training_run(model_type net, Comm& comm, Task task, const run_options& options,
                const machine_options& machine = {})
       : net_(std::move(net)),
-        comm_(agreed(comm, net_, task, options)),
+        resume_lines_(resume_lines(net_, task, options)),
+        comm_(agreed(comm, net_, resume_lines_, options)),
         task_(std::move(task)),
         options_(options),
         tune_first_(options.tune_exchange),
@@ -130,12 +105,23 @@ class training_run {
   const exchange_plan& plan() const { return exchange_->plan(); }
   /// Steps that were left out because a gradient was not finite (nonfinite_policy::skip).
   std::uint64_t skipped_steps() const { return record_.skipped_steps; }
+  /// Steps in a row, up to now, whose loss was not finite on some rank. Waits for all steps. Collective.
+  index_t nonfinite_steps() { return static_cast<index_t>(compare_ranks().nonfinite_steps); }
   /// Steps of this object that were replays of a CUDA graph.
   std::uint64_t replayed_steps() const { return steps_.replays(); }
 
+  /// Asks all ranks to stop after a step that they agree on, a quarter of a second from now at most or one
+  /// step. `reason`: any number above 0, such as that of a signal; of several the largest counts. Any rank
+  /// may ask, between two calls of advance.
+  void request_stop(int reason) { condition_.stop = std::max<std::int64_t>(condition_.stop, reason); }
+  /// The reason, as soon as the ranks have agreed: the same after the same step on all ranks. 0: none.
+  int stop_reason() const { return stop_reason_; }
+
   /// One training step; before it the switch, if it is due; after it the end of the epoch, if it was the
   /// last. Does nothing once finished. Where ranks are lost the observer is told before timeout_error goes
-  /// on.
+  /// on. Throws divergence_error, on all ranks, as run_options::divergence_steps says; if the test loss at
+  /// the end of an epoch and the loss of its last step are not finite; and, on rank 0 (the others:
+  /// state_error), if weights are not finite at the switch.
   void advance(training_observer& observer) {
     if (finished()) return;
     try {
@@ -146,6 +132,7 @@ class training_run {
         const evaluation& seen = record_.seen;
         observer.on_step({record_.epoch, options_.epochs, record_.step, steps_per_epoch(), record_.low_rank,
                           seen.loss(), seen.accuracy()});
+        if (agreement_.is_due() || comm_->size() == 1) check_condition();
       }
       if (record_.step == steps_per_epoch()) end_epoch(observer);
     } catch (const timeout_error& lost) {
@@ -154,9 +141,9 @@ class training_run {
     }
   }
 
-  /// Steps until finished.
+  /// Steps until finished, or until the ranks have agreed to stop.
   void run(training_observer& observer) {
-    while (!finished()) advance(observer);
+    while (!finished() && stop_reason_ == 0) advance(observer);
   }
 
   /// Waits for all steps that have been taken: what the run says of itself is of all of them then. Not
@@ -206,10 +193,11 @@ class training_run {
     save_checkpoint(path, net_, detail::optimizer_mirror<T>(memory(), *optimizer_).list(), facts);
   }
 
-  /// Goes on where `save` was called, bit for bit: give a run with the same model, task and options, and as
-  /// many ranks where the task carries state or gradients are compressed. The plan of the exchange is the
-  /// file's where it was made on as many ranks. Throws io_error for a file that is not such a checkpoint,
-  /// state_error if it was made with other options; then nothing has changed.
+  /// Goes on where `save` was called, bit for bit: give a run with the same model, data, task and options,
+  /// and as many ranks where the task carries state or gradients are compressed. The plan of the exchange is
+  /// the file's where it was made on as many ranks. Throws io_error for a file that is not such a checkpoint,
+  /// state_error, with both values, if it was made on other data, with other layers or with other options;
+  /// then nothing has changed.
   void resume(const std::string& path) {
     settle();
     model_type loaded = net_;
@@ -217,7 +205,7 @@ class training_run {
     std::string plateau_state, plan_text, steps_state;
     const std::string text = on_root([&] {
       file.emplace(open_checkpoint(path));
-      check_same_options(path, file->fact("training.options"));
+      detail::check_same_lines(path, file->fact("training.options"), resume_lines_, file->library_version());
       if (plateau_) plateau_state = file->fact("training.plateau");
       file->restore(loaded);
       // Checkpoints from before plans have none.
@@ -294,37 +282,31 @@ class training_run {
   }
 
   // What must be equal on all ranks, and between a checkpoint and the run that resumes it.
-  static std::string resume_lines(const run_options& options, const Task& task) {
-    return detail::option_lines(options, options.rate_plateau.has_value(), sizeof(T)) + task.describe();
+  static std::string resume_lines(const model_type& net, const Task& task, const run_options& options) {
+    return detail::option_lines(options, sizeof(T)) + task.describe() + task.data_lines() +
+           detail::network_lines(net, options);
   }
-  std::string resume_lines() const { return resume_lines(options_, task_); }
 
   // Compares what ranks must have alike before the other members are made of it: what they throw for such
   // options they then throw on all ranks.
-  static Comm* agreed(Comm& comm, const model_type& net, const Task& task, const run_options& options) {
+  static Comm* agreed(Comm& comm, const model_type& net, const std::string& lines,
+                      const run_options& options) {
     agree_on_lines(comm, "network", net.structure());
-    agree_on_lines(comm, "training options",
-                   resume_lines(options, task) + "epochs " + std::to_string(options.epochs) +
-                       "\ntune the exchange " + (options.tune_exchange ? "yes\n" : "no\n") +
-                       task.data_lines());
+    agree_on_lines(
+        comm, "training options",
+        lines + detail::message({"epochs ", options.epochs, "\ndivergence steps ", options.divergence_steps,
+                                 "\ntune the exchange ", options.tune_exchange ? "yes\n" : "no\n"}));
     return &comm;
   }
 
   // What a checkpoint says beside the arrays.
   void add_facts(std::map<std::string, std::string>& facts, const training_record& record) const {
     facts["training.record"] = record.to_text();
-    facts["training.options"] = resume_lines();
+    facts["training.options"] = resume_lines_;
+    facts["training.ranks"] = std::to_string(comm_->size());
     facts["training.exchange"] = to_text(exchange_->plan());
     if (plateau_) facts["training.plateau"] = plateau_->state();
     if (const std::string state = steps_.state(); !state.empty()) facts["training.steps"] = state;
-  }
-
-  void check_same_options(const std::string& path, const std::string& stored) const {
-    const std::string mine = resume_lines();
-    if (stored == mine) return;
-    const std::size_t line = detail::first_difference({stored, mine});
-    PUFFERFISH_THROW(state_error(path + ": made by a run with " + detail::line_of(stored, line) +
-                                 ", this run has " + detail::line_of(mine, line)));
   }
 
   void broadcast_state() {
@@ -367,6 +349,21 @@ class training_run {
     return detail::device_parts<device_type>::factorize(net, options_.factorize, ctx_);
   }
 
+  // The ranks' conditions together. Collective.
+  detail::run_condition compare_ranks() {
+    if (comm_->size() > 1 || record_.total_steps != record_.finite_steps) settle();
+    condition_.nonfinite_steps = static_cast<std::int64_t>(record_.total_steps - record_.finite_steps);
+    return agreement_.compare(*comm_, condition_);
+  }
+  detail::run_condition check_condition() {
+    const detail::run_condition all = compare_ranks();
+    stop_reason_ = static_cast<int>(all.stop);
+    if (options_.divergence_steps > 0 && all.nonfinite_steps >= options_.divergence_steps) {
+      detail::throw_divergence(all.nonfinite_steps, record_, learning_rate(), "");
+    }
+    return all;
+  }
+
   bool switch_is_due() const {
     return options_.mode == training_mode::hybrid && !record_.low_rank &&
            record_.epoch >= options_.warmup_epochs;
@@ -378,7 +375,12 @@ class training_run {
     switch_result result;
     result.epoch = record_.epoch;
     const std::string ranks = on_root([&] {
-      result.factors = run_factorize(net_);
+      try {
+        result.factors = run_factorize(net_);
+      } catch (const value_error& e) {
+        detail::check_finite<T>(memory(), net_.store().values(), record_, e);
+        throw;
+      }
       in_switch_ = true;
       return detail::ranks_to_text(result.factors.ranks());
     });
@@ -457,8 +459,13 @@ class training_run {
     for (double ms : step_ms_) result.seconds += ms / 1000.0;
     result.step_ms = detail::median(step_ms_);
     result.exchange_ms = record_.exchange_ms / static_cast<double>(std::max<std::size_t>(1, step_ms_.size()));
+    const std::int64_t nonfinite = check_condition().nonfinite_steps;
     check_ranks_agree("after epoch " + std::to_string(record_.epoch));
     const evaluation tested = test();
+    if (options_.divergence_steps > 0 && nonfinite > 0 && !std::isfinite(tested.loss())) {
+      detail::throw_divergence(nonfinite, record_, learning_rate(),
+                               ", and the test loss is not finite either");
+    }
     result.test_loss = tested.loss();
     result.test_accuracy = tested.accuracy();
     record_.history.push_back(result);
@@ -486,6 +493,7 @@ class training_run {
   }
 
   model_type net_;
+  std::string resume_lines_;  // of the dense model
   Comm* comm_;
   Task task_;
   run_options options_;
@@ -497,7 +505,10 @@ class training_run {
   std::optional<exchange_type> exchange_;
   detail::run_steps<Task, Comm, device_type> steps_;
   training_record record_;
-  int found_skipped_ = 0;  // steps that the observer has not been told of yet
+  detail::run_agreement agreement_;
+  detail::run_condition condition_;  // of this rank
+  int stop_reason_ = 0;              // that the ranks have agreed on
+  int found_skipped_ = 0;            // steps that the observer has not been told of yet
   std::vector<double> step_ms_;
 };
 

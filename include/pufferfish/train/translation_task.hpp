@@ -230,6 +230,7 @@ class translation_task {
                    const translation_task_options& options, std::uint64_t seed, int rank, int ranks)
       : test_(&test),
         options_(options),
+        shape_(net.root().options()),
         ranks_(ranks),
         train_(train, batches(options, seed, rank, ranks)),
         place_(train_, net.root().options()) {
@@ -279,20 +280,23 @@ class translation_task {
   std::string describe() const {
     return detail::message({"batch ", options_.batch, "\nbucket batches ", options_.bucket_batches,
                             "\nlabel smoothing ", detail::exact_number(options_.smoothing.epsilon),
-                            "\ngradients of the ", options_.sum_gradients ? "sum" : "mean",
-                            "\ntraining pairs ", train_.set().size(), "\n"});
+                            "\ngradients of the ", options_.sum_gradients ? "sum" : "mean", "\nheads ",
+                            shape_.heads, " of ", shape_.key, " and ", shape_.value, "\ndropout ",
+                            shape_.dropout, "\n"});
   }
-  std::string data_lines() const {
+  std::string data_lines() const { return data_line("training", train_.set()) + data_line("test", *test_); }
+
+ private:
+  static std::string data_line(const char* name, const sentence_pairs& set) {
     hasher all;
-    const sentence_pairs& set = train_.set();
     for (index_t i = 0; i < set.size(); ++i) {
       const auto pair = static_cast<std::uint32_t>(i);
       all.number(set.source[pair].size()).values(set.source[pair]).values(set.target[pair]);
     }
-    return "training sentences " + detail::hexadecimal(all.digest()) + "\n";
+    return detail::message(
+        {name, " sentences ", set.size(), " pairs, digest ", detail::hexadecimal(all.digest()), "\n"});
   }
 
- private:
   static pair_batch_options batches(const translation_task_options& options, std::uint64_t seed, int rank,
                                     int ranks) {
     pair_batch_options result;
@@ -306,6 +310,7 @@ class translation_task {
 
   const sentence_pairs* test_;
   translation_task_options options_;
+  transformer_options shape_;  // for describe()
   int ranks_;
   pair_batches train_;
   detail::pairs_place<Device> place_;

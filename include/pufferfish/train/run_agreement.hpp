@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: what ranks tell each other between steps: whether one of them is to stop, and whether losses are
+/// still finite.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/train/host_mirror.hpp>
+#include <pufferfish/train/progress_record.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// The end of every text that says that training diverged.
+inline constexpr const char* divergence_advice =
+    "; start again, or go on from a checkpoint, with a lower learning rate or with gradient clipping";
+
+/// State of one rank, or the largest values of all ranks.
+struct run_condition {
+  std::int64_t stop = 0;             ///< what training_run::request_stop was given; 0: nothing
+  std::int64_t nonfinite_steps = 0;  ///< steps in a row, up to now, without a finite loss
+};
+
+/// Compares the ranks' conditions about four times a second by one small all-reduce, so that steps of a
+/// millisecond do not pay for it. All ranks compare after the same steps: the number of steps up to the next
+/// comparison is part of the message.
+class run_agreement {
+ public:
+  /// Counts a step. Whether the ranks compare after it; the same on all ranks.
+  bool is_due() {
+    ++steps_;
+    return steps_ >= next_;
+  }
+
+  /// The largest values over all ranks. Collective.
+  template <class Comm>
+  run_condition compare(Comm& comm, const run_condition& mine) {
+    if (comm.size() == 1) return mine;
+    const clock::time_point now = clock::now();
+    const double seconds = std::max(1e-6, std::chrono::duration<double>(now - since_).count());
+    const double wanted = static_cast<double>(steps_) * (seconds_between / seconds);
+    // The slowest rank's number: the minimum is the negative of the maximum of the negatives.
+    std::int64_t numbers[3] = {mine.stop, mine.nonfinite_steps,
+                               -static_cast<std::int64_t>(std::clamp(wanted, 1.0, most_steps))};
+    comm.all_reduce_max(std::span<std::int64_t>(numbers));
+    next_ = -numbers[2];
+    steps_ = 0;
+    since_ = now;
+    return {numbers[0], numbers[1]};
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  static constexpr double seconds_between = 0.25;
+  static constexpr double most_steps = 1000.0;
+
+  clock::time_point since_ = clock::now();
+  std::int64_t steps_ = 0;  // since the last comparison
+  std::int64_t next_ = 1;   // steps from one comparison to the next
+};
+
+/// Throws divergence_error after `steps` steps in a row without a finite loss.
+[[noreturn]] inline void throw_divergence(std::int64_t steps, const training_record& at, double rate,
+                                          const char* besides) {
+  throw_error<divergence_error>({"training diverged: no finite loss for ", steps,
+                                 " steps in a row, up to step ", at.step, " of epoch ", at.epoch + 1,
+                                 " (step ", at.total_steps, " of the run); the last loss is ", at.last_loss,
+                                 " at learning rate ", rate, besides, divergence_advice});
+}
+
+/// Throws divergence_error if parameters, which are in `memory`, are not finite. `found`: what the
+/// decomposition at the switch has thrown; it names the layer and the element.
+template <class T>
+void check_finite(memory_source& memory, std::span<T> parameters, const training_record& at,
+                  const value_error& found) {
+  host_mirror<T> here(memory, parameters);
+  const std::span<const T> values = here.values();
+  if (std::all_of(values.begin(), values.end(), [](T value) { return std::isfinite(value); })) return;
+  throw_error<divergence_error>({"training diverged before the switch at the start of epoch ", at.epoch + 1,
+                                 ": ", found.what(), divergence_advice});
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
