@@ -35,6 +35,8 @@ UMBRELLAS = {
 MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "dist": {"mpi"}, "gpu": {"cuda", "mpi", "nccl"},
             "adapters": {"eigen", "torch", "dlib", "tiny_dnn"}}
 MAX_LINES = 500
+# Numbers as text and back, in the locale of the process.
+FOLLOWS_LOCALE = re.compile(r"\b(strto[dfl]d?|sto[df]|stold|atof|v?sn?printf)\(")
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
 SPDX_KINDS = {".hpp", ".inc", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
 SPDX_NAMES = {"CMakeLists.txt", "meson_options.txt", "run", "compile_time", ".clang-format", ".clang-tidy"}
@@ -105,6 +107,8 @@ def check_header(compiler, root, path):
     if name in UMBRELLAS:
         for need in sorted(third_parties - {None} - UMBRELLAS[name][2]):
             problems.append(f"{name} pulls in {need}")
+    for call in sorted(set(FOLLOWS_LOCALE.findall(path.read_text(encoding="utf-8")))):
+        problems.append(f"{name} calls {call}, which follows the locale: core/number_text.hpp does not")
     if "iostream" in {n for n, _ in includes(path)}:
         problems.append(f"{name} includes <iostream>")
     return problems
