@@ -38,6 +38,7 @@ struct options {
   std::string method = "auto";
   bool merge = false;
   bool all = false;
+  bool overwrite = false;
   int threads = 0;
 };
 
@@ -177,6 +178,7 @@ nlohmann::ordered_json to_json(const options& o, const weight_report& report) {
 }
 
 void work(const options& o) {
+  check_new(o.out, o.overwrite);
   check_writable(o.json);
   const console out(0, o.json, progress_style::automatic);
   weight_report report;
@@ -230,6 +232,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   CLI::Option* merge = app.add_flag("--merge", o.merge, "The way back: factors become dense weights");
   for (CLI::Option* other : {ratio, energy, budget, first, last, include, exclude}) merge->excludes(other);
+  app.add_flag("--overwrite", o.overwrite, "Replace the output if it exists already; it may be the input");
   app.add_flag("--all", o.all, "Show every tensor, not only weight matrices");
   app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));
   app.add_option("--json", o.json, "Write what was done to this file; - is standard output");

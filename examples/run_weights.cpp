@@ -5,7 +5,9 @@
 // images.npz has `images` [N][H][W][C] in float32, as numpy.savez writes it; logits.npz gets `logits`.
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -41,6 +43,12 @@ std::vector<layer_rank> ranks_of(const safetensors_file& file) {
 }
 
 void run_weights(const options& o) {
+  for (const std::string& input : {o.weights, o.in}) {
+    std::error_code missing;
+    if (std::filesystem::equivalent(o.out, input, missing)) {
+      throw io_error(o.out + ": is an input, too; the logits need a file of their own");
+    }
+  }
   const auto& model = zoo_model_called<float>(o.model);
   network<float> net = model.make(factor_mode::dense);
   {

@@ -144,8 +144,13 @@ class job {
         run_(initial_network(), comm, data_.train, data_.test, recipe(o), machine()),
         kept_(o.checkpoints, run_, comm, out_) {}
 
-  void train() {
+  /// Returns the exit status.
+  int train() {
     if (comm_.rank() == 0) {
+      if (!o_.checkpoints.resume) {
+        check_new(o_.checkpoints.file, o_.checkpoints.overwrite, "--resume goes on from it, ");
+      }
+      check_new(o_.save, o_.checkpoints.overwrite);
       for (const std::string& path : {o_.json, o_.plot, o_.save, o_.checkpoints.file}) check_writable(path);
     }
     const costs before = costs_now();
@@ -154,8 +159,9 @@ class job {
                      pufferfish::to_string(o_.procedure.mode), comm_.size(),
                      threads_for(o_.threads, comm_.size())));
     observer shown(*this);
-    if (!kept_.train(shown)) return;
-    finish(before);
+    const run_end end = kept_.train(shown);
+    finish(before, end);
+    return end.exit_status();
   }
 
  private:
@@ -199,16 +205,18 @@ class job {
     return {run_.net().parameter_count(), run_.net().macs(image_), run_.exchange_bytes()};
   }
 
-  void finish(const costs& before) {
+  void finish(const costs& before, const run_end& end) {
     if (comm_.rank() != 0) return;
     const costs after = costs_now();
-    const pufferfish::epoch_result& last = run_.history().back();
-    out_.line(format(
-        "test accuracy %.2f %%, loss %.4f; %s parameters, %s MACs, %s bytes a step; parameters %s",
-        last.test_accuracy, last.test_loss, grouped(after.parameters).c_str(), grouped(after.macs).c_str(),
-        grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
-    if (!o_.save.empty()) save_network();
-    write_json(o_.json, document(before, after));
+    if (end.finished) {
+      const pufferfish::epoch_result& last = run_.history().back();
+      out_.line(format(
+          "test accuracy %.2f %%, loss %.4f; %s parameters, %s MACs, %s bytes a step; parameters %s",
+          last.test_accuracy, last.test_loss, grouped(after.parameters).c_str(), grouped(after.macs).c_str(),
+          grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
+      if (!o_.save.empty()) save_network();
+    }
+    write_json(o_.json, document(before, after, end));
     curve c = to_curve(o_.model.name, run_.history());
     if (run_.switched()) c.switch_epoch = static_cast<double>(run_.switched()->epoch);
     const std::string drawn = plot_curves(o_.plot, o_.model.name + " on " + data_.name, {c});
@@ -229,7 +237,7 @@ class job {
     save_model(o_.save, net, card);
   }
 
-  nlohmann::ordered_json document(const costs& before, const costs& after) const {
+  nlohmann::ordered_json document(const costs& before, const costs& after, const run_end& end) const {
     nlohmann::ordered_json history = nlohmann::ordered_json::array();
     double seconds = 0.0;
     for (std::size_t e = 0; e < run_.history().size(); ++e) {
@@ -239,7 +247,8 @@ class job {
     }
     nlohmann::ordered_json j;
     j["options"] = options_json(o_, comm_.size());
-    j["accuracy"] = run_.history().back().test_accuracy;
+    j["accuracy"] = nullptr;
+    if (!run_.history().empty()) j["accuracy"] = run_.history().back().test_accuracy;
     j["before"] = examples::to_json(before);
     j["after"] = examples::to_json(after);
     j["exchange"] = exchange_json(o_.exchange, run_);
@@ -248,6 +257,7 @@ class job {
     j["seconds"] = seconds;
     j["digest"] = digest_text(run_.net());
     if (run_.switched()) j["switch"] = examples::to_json(*run_.switched());
+    j.update(end.to_json());
     j["history"] = history;
     return j;
   }
@@ -268,8 +278,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains an image classifier, dense or by the Pufferfish procedure", "train_image_classifier");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device, comm.rank(), [&](auto device, auto number) {
-      job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
+    return on_device(o.device, comm.rank(), [&](auto device, auto number) {
+      return job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });
 }

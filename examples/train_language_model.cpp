@@ -5,6 +5,8 @@
 //   mpirun -n 2 build/examples/train_language_model --data DIR --width 400 --vocabulary 8000 --mode hybrid
 //     --checkpoint run.safetensors --resume --json results.json --sample 50
 
+#include <optional>
+
 #include "common/kept_run.hpp"
 #include "common/language.hpp"
 #include "common/progress.hpp"
@@ -114,8 +116,12 @@ class job {
         run_(initial_model(), comm, make_task(), recipe(o), machine()),
         kept_(o.checkpoints, run_, comm, out_) {}
 
-  void train() {
+  /// Returns the exit status.
+  int train() {
     if (comm_.rank() == 0) {
+      if (!o_.checkpoints.resume) {
+        check_new(o_.checkpoints.file, o_.checkpoints.overwrite, "--resume goes on from it, ");
+      }
       for (const std::string& path : {o_.json, o_.plot, o_.checkpoints.file}) check_writable(path);
     }
     const costs before = costs_now();
@@ -126,11 +132,16 @@ class job {
         grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
         pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
     observer shown(*this);
-    if (!kept_.train(shown)) return;
-    const pufferfish::evaluation tested = pufferfish::evaluate_language(
-        run_.machine(), run_.net(), comm_, std::span(std::as_const(data_.corpus.test)), o_.text.eval_streams,
-        o_.text.segment);
-    finish(before, std::exp(tested.loss()));
+    const run_end end = kept_.train(shown);
+    std::optional<double> perplexity;
+    if (end.finished) {
+      perplexity = std::exp(pufferfish::evaluate_language(run_.machine(), run_.net(), comm_,
+                                                          std::span(std::as_const(data_.corpus.test)),
+                                                          o_.text.eval_streams, o_.text.segment)
+                                .loss());
+    }
+    finish(before, perplexity, end);
+    return end.exit_status();
   }
 
  private:
@@ -183,13 +194,15 @@ class job {
     return {run_.net().parameter_count(), run_.net().root().cost().total().macs, run_.exchange_bytes()};
   }
 
-  void finish(const costs& before, double perplexity) {
+  void finish(const costs& before, std::optional<double> perplexity, const run_end& end) {
     if (comm_.rank() != 0) return;
     const costs after = costs_now();
-    out_.line(format("test perplexity %.2f; %s parameters, %s MACs a token, %s bytes a step; parameters %s",
-                     perplexity, grouped(after.parameters).c_str(), grouped(after.macs).c_str(),
-                     grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
-    write_json(o_.json, document(before, after, perplexity));
+    if (perplexity) {
+      out_.line(format("test perplexity %.2f; %s parameters, %s MACs a token, %s bytes a step; parameters %s",
+                       *perplexity, grouped(after.parameters).c_str(), grouped(after.macs).c_str(),
+                       grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
+    }
+    write_json(o_.json, document(before, after, perplexity, end));
     curve c;
     c.name = "lstm";
     for (const pufferfish::epoch_result& epoch : run_.history()) {
@@ -199,7 +212,7 @@ class job {
     if (run_.switched()) c.switch_epoch = static_cast<double>(run_.switched()->epoch);
     const std::string drawn = plot_curves(o_.plot, "LSTM on " + data_.name, {c}, true);
     if (!drawn.empty()) out_.line(drawn);
-    if (o_.sample.tokens > 0) out_.write(sample() + "\n");
+    if (end.finished && o_.sample.tokens > 0) out_.write(sample() + "\n");
   }
 
   /// Text of the trained model's own.
@@ -214,7 +227,8 @@ class job {
         });
   }
 
-  nlohmann::ordered_json document(const costs& before, const costs& after, double perplexity) const {
+  nlohmann::ordered_json document(const costs& before, const costs& after, std::optional<double> perplexity,
+                                  const run_end& end) const {
     nlohmann::ordered_json history = nlohmann::ordered_json::array();
     double seconds = 0.0;
     for (std::size_t e = 0; e < run_.history().size(); ++e) {
@@ -228,7 +242,8 @@ class job {
     j["options"] = options_json(o_, comm_.size());
     j["data"] = data_.name;
     j["vocabulary"] = data_.corpus.codec.size();
-    j["test_perplexity"] = perplexity;
+    j["test_perplexity"] = nullptr;
+    if (perplexity) j["test_perplexity"] = *perplexity;
     j["before"] = examples::to_json(before);
     j["after"] = examples::to_json(after);
     j["exchange"] = exchange_json(o_.exchange, run_);
@@ -237,6 +252,7 @@ class job {
     j["seconds"] = seconds;
     j["digest"] = digest_text(run_.net());
     if (run_.switched()) j["switch"] = examples::to_json(*run_.switched());
+    j.update(end.to_json());
     j["history"] = history;
     return j;
   }
@@ -256,8 +272,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains an LSTM language model, dense or by the Pufferfish procedure", "train_language_model");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device, comm.rank(), [&](auto device, auto number) {
-      job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
+    return on_device(o.device, comm.rank(), [&](auto device, auto number) {
+      return job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });
 }

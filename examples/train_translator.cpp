@@ -5,6 +5,8 @@
 //   mpirun -n 2 build/examples/train_translator --data DIR --layers 3 --width 256 --mode hybrid
 //     --checkpoint run.safetensors --resume --json results.json
 
+#include <optional>
+
 #include "common/kept_run.hpp"
 #include "common/progress.hpp"
 #include "common/report.hpp"
@@ -122,8 +124,12 @@ class job {
         run_(initial_model(), comm, make_task(), recipe(), machine()),
         kept_(o.checkpoints, run_, comm, out_) {}
 
-  void train() {
+  /// Returns the exit status.
+  int train() {
     if (comm_.rank() == 0) {
+      if (!o_.checkpoints.resume) {
+        check_new(o_.checkpoints.file, o_.checkpoints.overwrite, "--resume goes on from it, ");
+      }
       for (const std::string& path : {o_.json, o_.plot, o_.checkpoints.file}) check_writable(path);
     }
     const costs before = costs_now();
@@ -133,8 +139,11 @@ class job {
         data_.train.size(), data_.words.size(), grouped(before.parameters).c_str(),
         pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
     observer shown(*this);
-    if (!kept_.train(shown)) return;
-    finish(before, score());
+    const run_end end = kept_.train(shown);
+    std::optional<pufferfish::bleu_score> bleu;
+    if (end.finished) bleu = score();
+    finish(before, bleu, end);
+    return end.exit_status();
   }
 
  private:
@@ -252,16 +261,18 @@ class job {
     return counter.score();
   }
 
-  void finish(const costs& before, const pufferfish::bleu_score& bleu) {
+  void finish(const costs& before, const std::optional<pufferfish::bleu_score>& bleu, const run_end& end) {
     if (comm_.rank() != 0) return;
     const costs after = costs_now();
     for (const auto& [text, reference] : shown_) out_.line("  " + text + "\n    (" + reference + ")");
-    out_.line(format(
-        "test BLEU %.2f (%s); validation perplexity %.2f; %s parameters, %s bytes a step; parameters %s",
-        bleu.score, signature_.c_str(), std::exp(run_.history().back().test_loss),
-        grouped(after.parameters).c_str(), grouped(after.bytes_per_step).c_str(),
-        digest_text(run_.net()).c_str()));
-    write_json(o_.json, document(before, after, bleu.score));
+    if (bleu) {
+      out_.line(format(
+          "test BLEU %.2f (%s); validation perplexity %.2f; %s parameters, %s bytes a step; parameters %s",
+          bleu->score, signature_.c_str(), std::exp(run_.history().back().test_loss),
+          grouped(after.parameters).c_str(), grouped(after.bytes_per_step).c_str(),
+          digest_text(run_.net()).c_str()));
+    }
+    write_json(o_.json, document(before, after, bleu, end));
     curve c;
     c.name = "transformer";
     for (const pufferfish::epoch_result& epoch : run_.history()) {
@@ -273,7 +284,9 @@ class job {
     if (!drawn.empty()) out_.line(drawn);
   }
 
-  nlohmann::ordered_json document(const costs& before, const costs& after, double bleu) const {
+  nlohmann::ordered_json document(const costs& before, const costs& after,
+                                  const std::optional<pufferfish::bleu_score>& bleu,
+                                  const run_end& end) const {
     nlohmann::ordered_json history = nlohmann::ordered_json::array();
     double seconds = 0.0;
     for (std::size_t e = 0; e < run_.history().size(); ++e) {
@@ -286,7 +299,8 @@ class job {
     nlohmann::ordered_json j;
     j["options"] = options_json(o_, comm_.size());
     j["vocabulary"] = data_.words.size();
-    j["bleu"] = bleu;
+    j["bleu"] = nullptr;
+    if (bleu) j["bleu"] = bleu->score;
     j["bleu_signature"] = signature_;
     j["before"] = examples::to_json(before);
     j["after"] = examples::to_json(after);
@@ -296,6 +310,7 @@ class job {
     j["seconds"] = seconds;
     j["digest"] = digest_text(run_.net());
     if (run_.switched()) j["switch"] = examples::to_json(*run_.switched());
+    j.update(end.to_json());
     j["history"] = history;
     return j;
   }
@@ -317,8 +332,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a Transformer to translate, dense or by the Pufferfish procedure", "train_translator");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    on_device(o.device, comm.rank(), [&](auto device, auto number) {
-      job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
+    return on_device(o.device, comm.rank(), [&](auto device, auto number) {
+      return job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });
 }

@@ -56,6 +56,13 @@ inline void check_writable(const std::string& path) {
   if (!path.empty() && path != "-") pufferfish::atomic_writer{path};
 }
 
+/// Throws io_error if there is a file already that may not be replaced: weights and checkpoints take hours to
+/// make again, other than JSON and pictures. `instead`: what else the user can do. Call it on one rank.
+inline void check_new(const std::string& path, bool overwrite, const std::string& instead = "") {
+  if (overwrite || path.empty() || !pufferfish::detail::is_regular_file(path)) return;
+  throw pufferfish::io_error(path + ": exists already; " + instead + "--overwrite replaces it");
+}
+
 /// Writes a document to a file, whole or not at all, or to standard output ("-"). An empty target: nothing.
 /// Call it on one rank.
 inline void write_json(const std::string& target, const nlohmann::ordered_json& document) {

@@ -43,9 +43,10 @@ inline int device_of_rank(int rank) {
 #endif
 
 /// Calls program(device, number) with the tag of the device and a number of the type to compute in, the
-/// rank's device current. Throws value_error where there can be none.
+/// rank's device current; returns the exit status that it returns. Throws value_error where there can be
+/// none.
 template <class Program>
-void on_device(const device_choice& o, [[maybe_unused]] int rank, Program&& program) {
+int on_device(const device_choice& o, [[maybe_unused]] int rank, Program&& program) {
   if (o.device == "cpu") {
     if (o.precision != "fp32") {
       throw pufferfish::value_error("--precision " + o.precision + " needs --device gpu");
@@ -58,7 +59,7 @@ void on_device(const device_choice& o, [[maybe_unused]] int rank, Program&& prog
   }
   pufferfish::gpu::use_device(device_of_rank(rank));
   if (o.precision == "bf16") return program(pufferfish::device::gpu{}, pufferfish::gpu::bf16{});
-  program(pufferfish::device::gpu{}, float{});
+  return program(pufferfish::device::gpu{}, float{});
 #else
   throw pufferfish::backend_error("--device gpu, but this program was built without CUDA");
 #endif

@@ -4,6 +4,7 @@
 /// \file
 /// A training run with checkpoints: steps it to its end or until it is to stop, and goes on from a file.
 
+#include <exception>
 #include <map>
 #include <sstream>
 #include <string>
@@ -16,6 +17,7 @@
 #include "console.hpp"
 #include "report.hpp"
 #include "session.hpp"
+#include "signals.hpp"
 
 namespace examples {
 
@@ -24,6 +26,7 @@ struct checkpoint_options {
   std::uint64_t every = 0;
   bool resume = false;
   std::uint64_t stop_after = 0;
+  bool overwrite = false;
 };
 
 inline void add_checkpoint_options(CLI::App& app, checkpoint_options& o) {
@@ -32,7 +35,33 @@ inline void add_checkpoint_options(CLI::App& app, checkpoint_options& o) {
   app.add_flag("--resume", o.resume, "Go on from the checkpoint, if it is there")->needs(file);
   app.add_option("--stop-after", o.stop_after, "Stop after so many steps, with a checkpoint; 0: at the end")
       ->needs(file);
+  app.add_flag("--overwrite", o.overwrite, "Replace files of checkpoints and weights that exist already");
 }
+
+/// How a run has ended.
+struct run_end {
+  bool finished = false;        ///< all epochs are trained
+  int signal = 0;               ///< that has ended it
+  std::exception_ptr diverged;  ///< the error that says so
+
+  nlohmann::ordered_json to_json() const {
+    nlohmann::ordered_json j{{"finished", finished}, {"interrupted", signal > 0}, {"diverged", nullptr}};
+    if (signal > 0) j["signal"] = signal;
+    try {
+      if (diverged) std::rethrow_exception(diverged);
+    } catch (const std::exception& e) {
+      j["diverged"] = e.what();
+    }
+    return j;
+  }
+
+  /// The program's exit status, as a shell has it for a signal; throws the error of a run that diverged. Call
+  /// it when everything has been written.
+  int exit_status() const {
+    if (diverged) std::rethrow_exception(diverged);
+    return signal > 0 ? 128 + signal : 0;
+  }
+};
 
 /// Run: a pufferfish::training_run. Collective, as its members are.
 template <class Run, class Comm>
@@ -44,25 +73,34 @@ class kept_run {
   /// The parameters' digest after every epoch.
   const std::vector<std::string>& digests() const { return digests_; }
 
-  /// Goes on from the checkpoint if that is asked for, then trains to the end (true) or until it is to stop.
-  /// If ranks are lost, one of the others saves the run by itself, beside the checkpoint.
-  bool train(pufferfish::training_observer& shown) {
+  /// Goes on from the checkpoint if that is asked for, then trains to the end or until it is to stop: after
+  /// --stop-after's steps, or after the step during which SIGINT or SIGTERM came to any of the ranks. If
+  /// ranks are lost, one of the others saves the run by itself, in a file named after the checkpoint's.
+  run_end train(pufferfish::training_observer& shown) {
     rescuer observer(shown, *this);
+    const signal_watch signals;
     if (o_.resume) resume();
-    for (std::uint64_t step = 1; !run_.finished(); ++step) {
-      run_.advance(observer);
-      const bool epoch_ended = run_.step_of_epoch() == 0;
-      if (epoch_ended) digests_.push_back(digest_text(run_.net()));
-      const bool stop = step == o_.stop_after;
-      const bool due = o_.every == 0 ? epoch_ended : run_.total_steps() % o_.every == 0;
-      if (!o_.file.empty() && (due || stop || run_.finished())) save(observer);
-      if (stop && !run_.finished()) {
-        out_.line(format("stopped in epoch %td after %td steps of it; --resume goes on", run_.epoch() + 1,
-                         run_.step_of_epoch()));
-        return false;
+    try {
+      for (std::uint64_t step = 1; !run_.finished(); ++step) {
+        if (signals.caught() > 0) run_.request_stop(signals.caught());
+        run_.advance(observer);
+        const bool epoch_ended = run_.step_of_epoch() == 0;
+        if (epoch_ended) digests_.push_back(digest_text(run_.net()));
+        const bool stop = step == o_.stop_after || run_.stop_reason() > 0;
+        const bool due = o_.every == 0 ? epoch_ended : run_.total_steps() % o_.every == 0;
+        if (!o_.file.empty() && (due || stop || run_.finished())) save(observer);
+        if (stop && !run_.finished()) {
+          out_.line(format("%s in epoch %td after %td steps of it; %s",
+                           run_.stop_reason() > 0 ? "interrupted" : "stopped", run_.epoch() + 1,
+                           run_.step_of_epoch(),
+                           o_.file.empty() ? "nothing is kept without --checkpoint" : "--resume goes on"));
+          return {false, run_.stop_reason(), nullptr};
+        }
       }
+    } catch (const pufferfish::divergence_error&) {
+      return {false, 0, std::current_exception()};
     }
-    return true;
+    return {true, 0, nullptr};
   }
 
  private:
@@ -94,6 +132,12 @@ class kept_run {
 
   void save(pufferfish::training_observer& observer) {
     try {
+      if (run_.nonfinite_steps() > 0) {
+        // The checkpoint that is there is worth more.
+        out_.line(format("no checkpoint after step %td of epoch %td: the loss is not finite",
+                         run_.step_of_epoch(), run_.epoch() + 1));
+        return;
+      }
       run_.save(o_.file, facts());
     } catch (const pufferfish::timeout_error& lost) {
       observer.on_lost_ranks(lost);
@@ -123,8 +167,14 @@ class kept_run {
       return;
     }
     run_.resume(o_.file);
-    std::istringstream words(pufferfish::detail::on_root(
-        comm_, [&] { return pufferfish::open_checkpoint(o_.file).fact(digests_fact); }));
+    std::istringstream words(pufferfish::detail::on_root(comm_, [&] {
+      const pufferfish::checkpoint_file file = pufferfish::open_checkpoint(o_.file);
+      if (const std::string& ranks = file.fact("training.ranks"); ranks != std::to_string(comm_.size())) {
+        out_.line(format("%s was saved on %s ranks, this run has %d: sums are added in another order",
+                         o_.file.c_str(), ranks.c_str(), comm_.size()));
+      }
+      return file.fact(digests_fact);
+    }));
     for (std::string word; words >> word;) digests_.push_back(word);
     out_.line(format("going on from %s: epoch %td, step %td", o_.file.c_str(), run_.epoch() + 1,
                      run_.step_of_epoch()));

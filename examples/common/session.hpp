@@ -11,6 +11,7 @@
 #include <exception>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -63,6 +64,17 @@ inline bool parse(CLI::App& app, int argc, char** argv, int rank, int& status) {
   return false;
 }
 
+/// What program(comm) returns; 0 if that is nothing.
+template <class Program, class Comm>
+int status_of(Program& program, Comm& comm) {
+  if constexpr (std::is_void_v<decltype(program(comm))>) {
+    program(comm);
+    return 0;
+  } else {
+    return program(comm);
+  }
+}
+
 #if defined(PUFFERFISH_EXAMPLES_MPI)
 template <class Program>
 int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const double& timeout,
@@ -81,7 +93,7 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const doubl
     int status = 0;
     if (parse(app, argc, argv, rank, status)) {
       comm.set_timeout(timeout);
-      program(comm);
+      status = status_of(program, comm);
     }
     return status;
   } catch (const pufferfish::timeout_error& e) {
@@ -100,7 +112,8 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const doubl
 
 }  // namespace session
 
-/// Runs `program(communicator)`: with all processes that a launcher of MPI started, else alone.
+/// Runs `program(communicator)`, which may return an exit status: with all processes that a launcher of MPI
+/// started, else alone.
 template <class Program>
 int run(CLI::App& app, int argc, char** argv, Program&& program) {
   const int launched = launched_processes();
@@ -121,7 +134,7 @@ int run(CLI::App& app, int argc, char** argv, Program&& program) {
 #endif
     pufferfish::self alone;
     int status = 0;
-    if (session::parse(app, argc, argv, 0, status)) program(alone);
+    if (session::parse(app, argc, argv, 0, status)) status = session::status_of(program, alone);
     return status;
   } catch (const std::exception& e) {
     session::complain(app.get_name(), e.what());

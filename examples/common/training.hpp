@@ -5,7 +5,6 @@
 /// The options that the training examples share, and what they mean to the library.
 
 #include <cmath>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/train/procedure.hpp>
 
 #include "console.hpp"
@@ -45,9 +45,8 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, Value& value,
 
 /// The number that a text is; NaN if it is none.
 inline double to_number(const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  return !text.empty() && *end == '\0' && std::isfinite(value) ? value : std::nan("");
+  double value = 0.0;
+  return pufferfish::detail::read_number(text, value) && std::isfinite(value) ? value : std::nan("");
 }
 
 /// Checks for options: what is wrong, or nothing.
@@ -70,6 +69,7 @@ struct common_options {
   index_t warmup_epochs = 5;
   index_t batch = 128;
   double lr = 0.1;
+  index_t divergence_steps = pufferfish::run_options{}.divergence_steps;
 };
 
 /// Adds them; what the fields hold now are the defaults shown.
@@ -82,6 +82,9 @@ inline void add_common_options(CLI::App& app, common_options& o) {
       ->check(CLI::Range(0, 1000000));
   app.add_option("--batch", o.batch, "Images a step, over all ranks")->check(CLI::Range(1, 1000000));
   app.add_option("--lr", o.lr, "Learning rate")->check(check_positive);
+  app.add_option("--divergence-steps", o.divergence_steps,
+                 "Steps in a row without a finite loss after which the run ends; 0: it goes on")
+      ->check(CLI::Range(0, 1000000));
   app.add_option("--threads", o.threads, "Threads a rank; 0: the cores, divided by the ranks")
       ->check(CLI::Range(0, 4096));
   app.add_option("--json", o.json, "Write results to this file; - is standard output")->take_last();
@@ -146,6 +149,7 @@ inline void check_epochs(const common_options& o, const procedure_options& proce
 inline void apply(const procedure_options& o, const common_options& common, pufferfish::run_options& run) {
   run.mode = o.mode;
   run.epochs = common.epochs;
+  run.divergence_steps = common.divergence_steps;
   run.warmup_epochs = common.warmup_epochs;
   run.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
   run.switch_rate_factor = o.switch_rate;

@@ -79,6 +79,19 @@ def checkpoints(programs, folder, train):
     whole = file.read_bytes()
     refused(programs, train, *base, "--resume", "--seed", "2", says=["seed 1", "seed 2"])
     refused(programs, train, *base, "--resume", "--lr", "0.5", says="learning rate 0.5")
+    for option, values in [("--stem-stride", (1, 2)), ("--rank-ratio", (0.25, 0.5)), ("--first-layer", (2, 3))]:
+        refused(programs, train, *base, "--resume", option, values[1], says=[f"{values[0]}", f"{values[1]}"])
+    other = damaged_data(folder, "train-labels-idx1-ubyte", lambda d: d[:8] + b"\1\2\3\4" + d[12:])
+    refused(programs, train, *base, "--resume", "--data", other, says=["training data 1437 images", "digest"])
+    # A checkpoint that exists is neither begun anew nor overwritten unless the user says so.
+    refused(programs, train, *base, says=[f"{file}: exists already", "--resume goes on from it", "--overwrite"])
+    refused(programs, train, *base[:-2], "--save", file, says=[f"{file}: exists already", "--overwrite"])
+    if programs.mpirun:
+        refused(programs, train, *base, says="--overwrite", ranks=2)
+    if file.read_bytes() != whole:
+        raise SystemExit("a refused run has changed the checkpoint")
+    programs.run(train, *base, "--overwrite")
+    whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     refused(programs, train, *base, "--resume", says=str(file))
     file.write_bytes(whole[:8] + b"?" + whole[9:])

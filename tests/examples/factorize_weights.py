@@ -193,7 +193,7 @@ def bad_input(programs, folder, dense):
                        (struct.pack("<Q", 2) + b"{}", None)]:
         bad.write_bytes(data)
         if says is None:
-            programs.run("factorize_weights", bad, folder / "fine")
+            programs.run("factorize_weights", bad, folder / "fine", "--overwrite")
         else:
             refused(bad, out, says=says)
             refused(bad, out, "--merge", says=says)
@@ -213,6 +213,15 @@ def bad_input(programs, folder, dense):
     refused(folder / "none", out, says="No such file")
     refused(dense, says="output is required")
     expect(not out.exists(), "a failed run left a file")
+    # Weights that exist are kept: those of another run, and the input itself.
+    before = dense.read_bytes()
+    refused(dense, dense, says=f"{dense}: exists already; --overwrite replaces it")
+    refused(folder / "a", dense, "--merge", says="--overwrite replaces it")
+    expect_equal(dense.read_bytes(), before, "the input after a refusal")
+    copy = folder / "copy.safetensors"
+    copy.write_bytes(before)
+    programs.run("factorize_weights", copy, copy, "--rank-ratio", 0.25, "--overwrite")
+    expect(len(copy.read_bytes()) < len(before), "--overwrite replaces the input by its factors")
 
 
 def test(programs, folder):

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 
 DIGITS = pathlib.Path(__file__).resolve().parents[2] / "examples" / "data" / "digits"
 TEST_IMAGES = DIGITS / "t10k-images-idx3-ubyte.gz"
@@ -37,6 +38,26 @@ class Programs:
             sys.exit(f"{shlex.join(command)}\n{result.stdout}{result.stderr}\nexit code {result.returncode}")
         return result.stdout, result.stderr
 
+    def signalled(self, name, *arguments, ready, number, ranks=0, everyone=True, then=None):
+        """Starts a program, sends it a signal when the file `ready` is there, and returns its exit status and output.
+        With a launcher the signal goes to the ranks themselves (everyone) or to the last one of them. `then`: another
+        signal right after it."""
+        process = subprocess.Popen(self.command(name, *arguments, ranks=ranks), stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True)
+        deadline = time.monotonic() + 60
+        while not pathlib.Path(ready).exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                sys.exit(f"{name} has not written {ready}:\n{process.communicate()[0]}")
+            time.sleep(0.01)
+        pids = descendants(process.pid, name) if ranks else [process.pid]
+        expect_equal(len(pids), max(1, ranks), f"processes of {name}")
+        for each in [number, then] if then else [number]:
+            for pid in pids if everyone else pids[-1:]:
+                os.kill(pid, each)
+        output, _ = process.communicate(timeout=120)
+        return process.returncode, output
+
     def train(self, folder, *arguments, ranks=0):
         """Trains a tiny network on the digits; returns its JSON."""
         target = pathlib.Path(folder) / "result.json"
@@ -47,6 +68,17 @@ class Programs:
     def rank_counts(self):
         """Numbers of ranks to try; 0 is without a launcher."""
         return [0, 1, 2, 4] if self.mpirun else [0]
+
+
+def descendants(pid, name):
+    """The processes of this name that a process has started, directly or not."""
+    found = []
+    for children in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            executable = pathlib.Path(f"/proc/{child}/exe")
+            found += [child] if executable.resolve().name == name else []
+            found += descendants(child, name)
+    return sorted(found)
 
 
 def load(path):

@@ -5,7 +5,7 @@ any number of ranks; checkpoints that go on bit for bit from before, at and afte
 import signal
 import subprocess
 
-from support import digests, expect, expect_equal, main
+from support import TINY, digests, expect, expect_equal, load, main
 
 HYBRID = ["--epochs", "3", "--warmup-epochs", "1"]
 
@@ -66,6 +66,56 @@ def killed(programs, folder):
     expect_equal(digests(again), digests(programs.train(folder, *HYBRID)), "parameters after SIGKILL")
 
 
+def interrupted(programs, folder):
+    """SIGINT and SIGTERM: the step ends, checkpoint and JSON are written, and the run goes on bit for bit."""
+    run = [*TINY, "--epochs", 30, "--warmup-epochs", 1, "--threads", 1]
+    whole = programs.train(folder, *run[len(TINY):])
+    for ranks in [n for n in programs.rank_counts() if n in (0, 2)]:
+        undisturbed = programs.train(folder, *run[len(TINY):], ranks=ranks) if ranks else whole
+        for number, everyone in [(signal.SIGINT, True), (signal.SIGTERM, False)]:
+            file, result = folder / f"signal-{ranks}-{number}.safetensors", folder / f"signal-{ranks}-{number}.json"
+            arguments = [*run, "--checkpoint", file, "--checkpoint-every", 10, "--json", result]
+            status, output = programs.signalled("train_image_classifier", *arguments, ready=file, number=number,
+                                                ranks=ranks, everyone=everyone)
+            expect_equal(status, 128 + number, f"exit status after signal {number} on {ranks} ranks: {output}")
+            expect("interrupted in epoch" in output and "--resume goes on" in output, f"it says so: {output}")
+            told = load(result)
+            expect_equal((told["interrupted"], told["finished"], told["signal"], told["diverged"]),
+                         (True, False, number, None), "the JSON of an interrupted run")
+            again = programs.train(folder, *run[len(TINY):], "--checkpoint", file, "--resume", ranks=ranks)
+            expect_equal(digests(again), digests(undisturbed), f"parameters after signal {number} on {ranks} ranks")
+            expect_equal((again["interrupted"], again["finished"]), (False, True), "the JSON of a finished run")
+    # The second one ends it at once, in the middle of a long step.
+    ready = folder / "second.safetensors"
+    status, _ = programs.signalled("train_image_classifier", "--width", 64, "--batch", 1437, "--epochs", 1000, "--checkpoint",
+                                   ready, ready=ready, number=signal.SIGTERM, then=signal.SIGINT)
+    expect(status in (-signal.SIGTERM, -signal.SIGINT), f"status after two signals: {status}")
+
+
+def diverged(programs, folder):
+    """A learning rate of 1e9: an error, an exit status, and the JSON; the checkpoint from before it stays."""
+    for ranks in [n for n in programs.rank_counts() if n in (0, 2)]:
+        file, result = folder / f"diverged-{ranks}.safetensors", folder / f"diverged-{ranks}.json"
+        base = [*TINY, "--mode", "dense", "--schedule", "constant", "--lr-warmup", 0, "--epochs", 3, "--checkpoint", file,
+                "--json", result]
+        _, error = programs.run("train_image_classifier", *base, "--lr", 1e9, "--checkpoint-every", 1, ranks=ranks, fails=True)
+        expect("training diverged: no finite loss for" in error and "learning rate 1e+09" in error, error)
+        told = load(result)
+        expect("training diverged" in told["diverged"] and not told["finished"], "the JSON of a run that diverged")
+        # What was saved before the loss became NaN is not overwritten by what came after.
+        values = file.read_bytes()
+        expect(b"training.record" in values and b"seen nan" not in values, "a checkpoint with a finite loss")
+
+
+def stopped(programs, folder):
+    result = folder / "stopped.json"
+    programs.run("train_image_classifier", *TINY, *HYBRID, "--checkpoint", folder / "stopped", "--stop-after", 30,
+                 "--json", result)
+    told = load(result)
+    expect_equal((told["finished"], told["interrupted"], len(told["history"])), (False, False, 1), "JSON of --stop-after")
+    expect_equal(told["accuracy"], told["history"][0]["test_accuracy"], "the last accuracy that there is")
+
+
 def modes(programs, folder):
     dense = programs.train(folder, "--mode", "dense", "--epochs", 2, "--schedule", "multistep", "--label-smoothing", 0.1)
     expect("switch" not in dense and dense["before"] == dense["after"], "a dense run has no switch")
@@ -96,6 +146,9 @@ def test(programs, folder):
     same_trajectory(programs, folder)
     resume(programs, folder)
     killed(programs, folder)
+    interrupted(programs, folder)
+    diverged(programs, folder)
+    stopped(programs, folder)
     modes(programs, folder)
     narrow_resnet18(programs, folder)
 

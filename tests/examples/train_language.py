@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """train_language_model: learns a small text on one rank and on two, goes on bit for bit, writes text, refuses nonsense."""
 import math
+import signal
 
 from support import digests, expect, expect_equal, load, main, write_text
 
@@ -37,6 +38,17 @@ def resume(programs, folder):
         programs.run("train_language_model", "--data", write_text(folder), *SMALL, "--checkpoint", file, "--stop-after", steps)
         again, _ = train(programs, folder, "--checkpoint", file, "--resume")
         expect_equal(digests(again), digests(whole), f"parameters after stopping at step {steps}")
+
+
+def interrupted(programs, folder):
+    file, result = folder / "signal.safetensors", folder / "signal.json"
+    long = [*SMALL, "--epochs", 1000, "--checkpoint", file, "--checkpoint-every", 2, "--json", result]
+    status, output = programs.signalled("train_language_model", "--data", write_text(folder), *long, ready=file, number=signal.SIGTERM)
+    expect_equal(status, 143, f"exit status after SIGTERM: {output}")
+    told = load(result)
+    expect_equal((told["interrupted"], told["finished"], told["test_perplexity"]), (True, False, None), "the JSON")
+    programs.run("train_language_model", "--data", write_text(folder), *long, "--resume", "--stop-after", 1)
+    expect_equal(load(result)["interrupted"], False, "the JSON of --stop-after")
 
 
 def other_recipe(programs, folder):
@@ -81,6 +93,7 @@ def refuses(programs, folder):
 def test(programs, folder):
     learns(programs, folder)
     resume(programs, folder)
+    interrupted(programs, folder)
     other_recipe(programs, folder)
     writes(programs, folder)
     odd_texts(programs, folder)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """train_translator: learns a toy language on one rank and on two, goes on bit for bit, refuses nonsense."""
+import signal
+
 from support import digests, expect, expect_equal, load, main, write_translations
 
 SMALL = ["--width", 16, "--hidden", 32, "--layers", 2, "--heads", 2, "--batch", 32, "--epochs", 3, "--warmup-epochs", 1,
@@ -49,6 +51,17 @@ def resume(programs, folder):
         expect_equal(again["bleu"], whole["bleu"], "BLEU")
 
 
+def interrupted(programs, folder):
+    file, result = folder / "signal.safetensors", folder / "signal.json"
+    long = [*SMALL, "--epochs", 1000, "--checkpoint", file, "--checkpoint-every", 2, "--json", result]
+    status, output = programs.signalled("train_translator", "--data", write_pairs(folder), *long, ready=file, number=signal.SIGTERM)
+    expect_equal(status, 143, f"exit status after SIGTERM: {output}")
+    told = load(result)
+    expect_equal((told["interrupted"], told["finished"], told["bleu"]), (True, False, None), "the JSON")
+    programs.run("train_translator", "--data", write_pairs(folder), *long, "--resume", "--stop-after", 1)
+    expect_equal(load(result)["interrupted"], False, "the JSON of --stop-after")
+
+
 def other_recipe(programs, folder):
     """Half a cosine; low rank from random values, all layers of both stacks."""
     pure = train(programs, folder, "--mode", "lowrank", "--dense-layers", 0, "--schedule", "cosine", "--lr", 0.003)
@@ -90,6 +103,7 @@ def refuses(programs, folder):
 def test(programs, folder):
     learns(programs, folder)
     resume(programs, folder)
+    interrupted(programs, folder)
     other_recipe(programs, folder)
     odd_sentences(programs, folder)
     refuses(programs, folder)
