@@ -13,7 +13,9 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/record_line.hpp>
+#include <pufferfish/dist/communicator.hpp>
 #include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/options.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -72,6 +74,26 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
     text += std::string("factorized: ") + e.what() + "\n";
   }
   return text;
+}
+
+/// The lines that all ranks share, and that a checkpoint shares with the run that resumes it. `net` is the
+/// dense model.
+template <class Root, class Device, class Task>
+std::string resume_lines(const model<Root, Device>& net, const Task& task, const run_options& options) {
+  return option_lines(options, sizeof(stored_t<model<Root, Device>>)) + task.describe() + task.data_lines() +
+         network_lines(net, options);
+}
+
+/// Compares what ranks must have alike, before a run is made of it: whatever such options throw, they then
+/// throw on all ranks. Returns the communicator. Collective; throws state_error as agree_on_lines.
+template <class Comm, class Root, class Device>
+Comm* agree_on_run(Comm& comm, const model<Root, Device>& net, const std::string& lines,
+                   const run_options& options) {
+  agree_on_lines(comm, "network", net.structure());
+  agree_on_lines(comm, "training options",
+                 lines + message({"epochs ", options.epochs, "\ndivergence steps ", options.divergence_steps,
+                                  "\ntune the exchange ", options.tune_exchange ? "yes\n" : "no\n"}));
+  return &comm;
 }
 
 /// Throws state_error, naming the first line that differs, unless a checkpoint was made by a run with the

@@ -63,8 +63,8 @@ class training_run {
   training_run(model_type net, Comm& comm, Task task, const run_options& options,
                const machine_options& machine = {})
       : net_(std::move(net)),
-        resume_lines_(resume_lines(net_, task, options)),
-        comm_(agreed(comm, net_, resume_lines_, options)),
+        resume_lines_(detail::resume_lines(net_, task, options)),
+        comm_(detail::agree_on_run(comm, net_, resume_lines_, options)),
         task_(std::move(task)),
         options_(options),
         tune_first_(options.tune_exchange),
@@ -279,24 +279,6 @@ class training_run {
   template <class Work>
   std::string on_root(Work&& work) {
     return detail::on_root(*comm_, work);
-  }
-
-  // What must be equal on all ranks, and between a checkpoint and the run that resumes it.
-  static std::string resume_lines(const model_type& net, const Task& task, const run_options& options) {
-    return detail::option_lines(options, sizeof(T)) + task.describe() + task.data_lines() +
-           detail::network_lines(net, options);
-  }
-
-  // Compares what ranks must have alike before the other members are made of it: what they throw for such
-  // options they then throw on all ranks.
-  static Comm* agreed(Comm& comm, const model_type& net, const std::string& lines,
-                      const run_options& options) {
-    agree_on_lines(comm, "network", net.structure());
-    agree_on_lines(
-        comm, "training options",
-        lines + detail::message({"epochs ", options.epochs, "\ndivergence steps ", options.divergence_steps,
-                                 "\ntune the exchange ", options.tune_exchange ? "yes\n" : "no\n"}));
-    return &comm;
   }
 
   // What a checkpoint says beside the arrays.
