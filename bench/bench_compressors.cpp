@@ -15,6 +15,7 @@
 #include <pufferfish/models/resnet.hpp>
 #include <pufferfish/nn/factorize.hpp>
 
+#include "../examples/common/session.hpp"
 #include "common/report.hpp"
 #include "common/timing.hpp"
 
@@ -104,7 +105,7 @@ void measure(const settings& s, reporter& out, const std::string& mode, const st
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times the computing of compressors, for any number of ranks"};
+  CLI::App app{"Times the computing of compressors, for any number of ranks", "bench_compressors"};
   settings s;
   app.option_defaults()->always_capture_default();
   app.add_option("--modes", s.modes, "Networks")->check(CLI::IsMember({"dense", "hybrid"}));
@@ -115,16 +116,11 @@ int main(int argc, char** argv) {
   app.add_option("--runs", s.runs, "Timed runs of each")->check(CLI::Range(1, 100000));
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each measurement to this file (-: standard output)");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return examples::run_on_first(app, argc, argv, [&] {
     reporter out(s.json_file);
     out.machine(s.threads);
     for (const std::string& mode : s.modes) {
       for (const std::string& name : s.compressors) measure(s, out, mode, name);
     }
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_compressors: %s\n", e.what());
-    return 1;
-  }
-  return 0;
+  });
 }

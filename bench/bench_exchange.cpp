@@ -23,6 +23,7 @@
 #include <pufferfish/dist/mpi_environment.hpp>
 #include <pufferfish/dist/tune.hpp>
 
+#include "../examples/common/session.hpp"
 #include "common/networks.hpp"
 #include "common/report.hpp"
 #include "common/timing.hpp"
@@ -438,7 +439,7 @@ void run(communicator& comm, const settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times all-reduces and training steps with a gradient exchange, over MPI"};
+  CLI::App app{"Times all-reduces and training steps with a gradient exchange, over MPI", "bench_exchange"};
   settings s;
   for (long size = 4096; size <= (64L << 20); size *= 2) s.sizes.push_back(size);
   int ranks = 0;
@@ -463,18 +464,14 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", ranks, "Fail unless there are so many (0: any number)");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each measurement to this file (-: standard output)");
-  CLI11_PARSE(app, argc, argv);
-  s.tune = !default_plan;
-  const pf::mpi::environment environment(pf::mpi::thread_level::serialized);
-  try {
-    communicator comm(MPI_COMM_WORLD);
+  const double no_timeout = 0.0;
+  const auto measure = [&](communicator& comm) {
     if (ranks != 0 && comm.size() != ranks) {
       throw std::runtime_error(format("%d ranks were asked for, MPI sees %d", ranks, comm.size()));
     }
+    s.tune = !default_plan;
     run(comm, s);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_exchange: %s\n", e.what());
-    environment.abort(1);
-  }
-  return 0;
+  };
+  return examples::session::run_with_mpi(app, argc, argv, examples::launched_processes(), no_timeout,
+                                         measure);
 }

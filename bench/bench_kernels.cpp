@@ -15,6 +15,7 @@
 #include <map>
 #include <utility>
 
+#include "../examples/common/session.hpp"
 #include "common/conv_case.hpp"
 #include "common/networks.hpp"
 #include "common/report.hpp"
@@ -241,7 +242,8 @@ class program {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times the convolutions of ResNet-18 and VGG-19, dense and low-rank, in every direction"};
+  CLI::App app{"Times the convolutions of ResNet-18 and VGG-19, dense and low-rank, in every direction",
+               "bench_kernels"};
   settings s;
   app.option_defaults()->always_capture_default();
   app.add_option("--threads", s.threads, "Threads")->check(CLI::Range(1, 4096));
@@ -253,12 +255,5 @@ int main(int argc, char** argv) {
   app.add_flag("!--direct", s.winograd, "Direct sums only, no Winograd");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each measurement to this file (-: standard output)");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    program(std::move(s)).run();
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_kernels: %s\n", e.what());
-    return 1;
-  }
-  return 0;
+  return examples::run_on_first(app, argc, argv, [&] { program(std::move(s)).run(); });
 }

@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "../examples/common/console.hpp"
+#include "../examples/common/session.hpp"
 
 #ifndef PUFFERFISH_BENCH_FLAGS
 #define PUFFERFISH_BENCH_FLAGS "unknown"
@@ -171,7 +173,7 @@ void print_table(const nlohmann::json& report) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times the passes over memory of a training step"};
+  CLI::App app{"Times the passes over memory of a training step", "bench_passes"};
   std::string json_file;
   int runs = 9, threads = 1;
   index_t batch = 128;
@@ -182,24 +184,20 @@ int main(int argc, char** argv) {
   app.add_option("--batch", batch, "images")->check(CLI::PositiveNumber);
   app.add_option("--channels", channels, "of the activations; the pixels are those of ResNet-18 on 32x32")
       ->check(CLI::PositiveNumber);
-  CLI11_PARSE(app, argc, argv);
+  return examples::run_on_first(app, argc, argv, [&] {
+    examples::check_writable(json_file);
+    nlohmann::json report{{"benchmark", "passes"},
+                          {"compiler", __VERSION__},
+                          {"flags", PUFFERFISH_BENCH_FLAGS},
+                          {"instruction_set", pf::to_string(pf::widest_isa())}};
+    for (index_t c : channels) {
+      const index_t size = std::max<index_t>(1, c <= 64 ? 32 : 2048 / c);
+      report["activations"].push_back(measure(threads, batch, size, c, runs));
+    }
+    report["losses"].push_back(measure_loss(threads, batch, 10, runs));
+    report["losses"].push_back(measure_loss(threads, 640, 33278, std::min(runs, 3)));
 
-  nlohmann::json report{{"benchmark", "passes"},
-                        {"compiler", __VERSION__},
-                        {"flags", PUFFERFISH_BENCH_FLAGS},
-                        {"instruction_set", pf::to_string(pf::widest_isa())}};
-  for (index_t c : channels) {
-    const index_t size = std::max<index_t>(1, c <= 64 ? 32 : 2048 / c);
-    report["activations"].push_back(measure(threads, batch, size, c, runs));
-  }
-  report["losses"].push_back(measure_loss(threads, batch, 10, runs));
-  report["losses"].push_back(measure_loss(threads, 640, 33278, std::min(runs, 3)));
-
-  if (json_file == "-") {
-    std::printf("%s\n", report.dump(2).c_str());
-  } else {
-    if (!json_file.empty()) std::ofstream(json_file) << report.dump(2) << '\n';
-    print_table(report);
-  }
-  return 0;
+    if (json_file != "-") print_table(report);
+    examples::write_json(json_file, report);
+  });
 }

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <memory>
 
+#include "../examples/common/session.hpp"
 #include "common/conv_case.hpp"
 #include "common/line_server.hpp"
 #include "common/networks.hpp"
@@ -164,19 +165,19 @@ class services {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Answers requests of bench/compare, one a line"};
+  CLI::App app{"Answers requests of bench/compare, one a line", "bench_serve"};
   int threads = 1;
   app.add_option("--threads", threads, "Threads")->check(CLI::Range(1, 4096));
-  CLI11_PARSE(app, argc, argv);
-  services s(threads);
-  serve({{"peak", [&s](const request& r) { return s.peak(r); }},
-         {"bandwidth", [&s](const request& r) { return s.memory_bandwidth(r); }},
-         {"step", [&s](const request& r) { return s.step(r); }},
-         {"infer", [&s](const request& r) { return s.infer(r); }},
-         {"conv", [&s](const request& r) { return s.conv(r); }},
-         {"gemm", [&s](const request& r) { return s.gemm(r); }},
-         {"svd", [&s](const request& r) { return s.svd(r); }},
-         {"dump_svd", [&s](const request& r) { return s.dump_svd(r); }},
-         {"factorize", [&s](const request& r) { return s.factorize(r); }}});
-  return 0;
+  return examples::run_on_first(app, argc, argv, [&] {
+    services s(threads);
+    serve({{"peak", [&s](const request& r) { return s.peak(r); }},
+           {"bandwidth", [&s](const request& r) { return s.memory_bandwidth(r); }},
+           {"step", [&s](const request& r) { return s.step(r); }},
+           {"infer", [&s](const request& r) { return s.infer(r); }},
+           {"conv", [&s](const request& r) { return s.conv(r); }},
+           {"gemm", [&s](const request& r) { return s.gemm(r); }},
+           {"svd", [&s](const request& r) { return s.svd(r); }},
+           {"dump_svd", [&s](const request& r) { return s.dump_svd(r); }},
+           {"factorize", [&s](const request& r) { return s.factorize(r); }}});
+  });
 }

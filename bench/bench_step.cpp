@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "../examples/common/session.hpp"
 #include "common/allocations.hpp"
 #include "common/networks.hpp"
 #include "common/report.hpp"
@@ -131,7 +132,7 @@ void run(const settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times training steps of a network, dense and factorized"};
+  CLI::App app{"Times training steps of a network, dense and factorized", "bench_step"};
   settings s;
   bool no_memory = false, recompute = false, direct = false;
   app.option_defaults()->always_capture_default();
@@ -151,17 +152,12 @@ int main(int argc, char** argv) {
                "Also image networks whose convolutions are all direct sums, without Winograd");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each network to this file (-: standard output)");
-  CLI11_PARSE(app, argc, argv);
-  s.measure_memory = !no_memory;
-  if (s.batch == 0) s.batch = default_batch(s.network);
-  if (s.modes.empty()) s.modes = default_modes(s.network);
-  if (recompute) s.modes.push_back("hybrid_recompute");
-  if (direct) s.modes.insert(s.modes.end(), {"dense_direct", "hybrid_direct"});
-  try {
+  return examples::run_on_first(app, argc, argv, [&] {
+    s.measure_memory = !no_memory;
+    if (s.batch == 0) s.batch = default_batch(s.network);
+    if (s.modes.empty()) s.modes = default_modes(s.network);
+    if (recompute) s.modes.push_back("hybrid_recompute");
+    if (direct) s.modes.insert(s.modes.end(), {"dense_direct", "hybrid_direct"});
     run(s);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_step: %s\n", e.what());
-    return 1;
-  }
-  return 0;
+  });
 }

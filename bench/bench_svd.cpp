@@ -12,11 +12,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "../examples/common/console.hpp"
+#include "../examples/common/session.hpp"
 #include "bench_svd.hpp"
 #include "common/svd_matrices.hpp"
 #include "common/timing.hpp"
@@ -87,53 +88,49 @@ void print_table(const nlohmann::json& report) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times the SVDs that factorize ResNet-18"};
+  CLI::App app{"Times the SVDs that factorize ResNet-18", "bench_svd"};
   std::string json_file;
   int runs = 5;
   bool with_jacobi = false;
   app.add_option("--json", json_file, "write the report as JSON to this file (- for standard output)");
   app.add_option("--runs", runs, "runs over all matrices")->check(CLI::PositiveNumber);
   app.add_flag("--jacobi", with_jacobi, "also time one-sided Jacobi (seconds a run)");
-  CLI11_PARSE(app, argc, argv);
+  return examples::run_on_first(app, argc, argv, [&] {
+    examples::check_writable(json_file);
+    std::vector<pf::tensor<float, 2>> weights;
+    std::vector<double> best;
+    for (const svd_layer& l : svd_layers) {
+      weights.push_back(make_weights(l, weights.size()));
+      // The reference for the error: discarded energy by the method that keeps the most digits, or by the
+      // Gram spectrum (good to 1e-13 of the whole) where that would take too long.
+      best.push_back(least_squared_error(weights.back(), l,
+                                         with_jacobi ? pf::svd_method::jacobi : pf::svd_method::gram));
+    }
 
-  std::vector<pf::tensor<float, 2>> weights;
-  std::vector<double> best;
-  for (const svd_layer& l : svd_layers) {
-    weights.push_back(make_weights(l, weights.size()));
-    // The reference for the error: discarded energy by the method that keeps the most digits, or by the Gram
-    // spectrum (good to 1e-13 of the whole) where that would take too long.
-    best.push_back(
-        least_squared_error(weights.back(), l, with_jacobi ? pf::svd_method::jacobi : pf::svd_method::gram));
-  }
-
-  nlohmann::json report;
-  report["benchmark"] = "svd_resnet18";
-  report["cpu"] = processor_name();
-  report["compiler"] = __VERSION__;
-  report["flags"] = PUFFERFISH_BENCH_FLAGS;
-  report["instruction_set"] = pf::to_string(pf::widest_isa());
-  const auto run = [&](const std::string& name, pf::svd_method method) {
-    report["solvers"].push_back(time_solver(name, weights, best, runs,
-                                            [method](const pf::tensor_view<const float, 2>& a, index_t rank) {
-                                              pf::svd_options options;
-                                              options.method = method;
-                                              options.max_rank = rank;
-                                              return pf::svd(a, options);
-                                            }));
-  };
-  run("automatic", pf::svd_method::automatic);
-  run("randomized", pf::svd_method::randomized);
-  if (with_jacobi) run("jacobi", pf::svd_method::jacobi);
+    nlohmann::json report;
+    report["benchmark"] = "svd_resnet18";
+    report["cpu"] = processor_name();
+    report["compiler"] = __VERSION__;
+    report["flags"] = PUFFERFISH_BENCH_FLAGS;
+    report["instruction_set"] = pf::to_string(pf::widest_isa());
+    const auto run = [&](const std::string& name, pf::svd_method method) {
+      report["solvers"].push_back(time_solver(
+          name, weights, best, runs, [method](const pf::tensor_view<const float, 2>& a, index_t rank) {
+            pf::svd_options options;
+            options.method = method;
+            options.max_rank = rank;
+            return pf::svd(a, options);
+          }));
+    };
+    run("automatic", pf::svd_method::automatic);
+    run("randomized", pf::svd_method::randomized);
+    if (with_jacobi) run("jacobi", pf::svd_method::jacobi);
 #ifdef PUFFERFISH_BENCH_EIGEN
-  report["solvers"].push_back(time_solver("Eigen BDCSVD (double)", weights, best, runs, eigen_svd_double));
-  report["solvers"].push_back(time_solver("Eigen BDCSVD (float)", weights, best, runs, eigen_svd_float));
+    report["solvers"].push_back(time_solver("Eigen BDCSVD (double)", weights, best, runs, eigen_svd_double));
+    report["solvers"].push_back(time_solver("Eigen BDCSVD (float)", weights, best, runs, eigen_svd_float));
 #endif
 
-  if (json_file == "-") {
-    std::printf("%s\n", report.dump(2).c_str());
-  } else {
-    if (!json_file.empty()) std::ofstream(json_file) << report.dump(2) << '\n';
-    print_table(report);
-  }
-  return 0;
+    if (json_file != "-") print_table(report);
+    examples::write_json(json_file, report);
+  });
 }

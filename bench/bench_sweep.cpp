@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "../examples/common/session.hpp"
 #include "common/conv_case.hpp"
 #include "common/report.hpp"
 #include "common/timing.hpp"
@@ -97,7 +98,7 @@ void run(const settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times a low-rank convolution against batch, width and rank"};
+  CLI::App app{"Times a low-rank convolution against batch, width and rank", "bench_sweep"};
   settings s;
   app.option_defaults()->always_capture_default();
   app.add_option("--threads", s.threads, "Threads")->check(CLI::Range(1, 4096));
@@ -107,12 +108,5 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 256));
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each measurement to this file (-: standard output)");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    run(s);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_sweep: %s\n", e.what());
-    return 1;
-  }
-  return 0;
+  return examples::run_on_first(app, argc, argv, [&] { run(s); });
 }

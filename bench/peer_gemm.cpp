@@ -22,6 +22,7 @@ extern "C" void sgesdd_(const char* job, const int* m, const int* n, float* a, c
 #include <fstream>
 #include <random>
 
+#include "../examples/common/session.hpp"
 #include "common/line_server.hpp"
 
 namespace {
@@ -136,12 +137,13 @@ answer gemm(const request& asked) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Matrix products of Eigen and OpenBLAS for bench/compare; threads: OMP_NUM_THREADS"};
-  CLI11_PARSE(app, argc, argv);
-  std::map<std::string, service> services{{"gemm", &gemm}};
+  CLI::App app{"Matrix products of Eigen and OpenBLAS for bench/compare; threads: OMP_NUM_THREADS",
+               "peer_gemm"};
+  return examples::run_on_first(app, argc, argv, [&] {
+    std::map<std::string, service> services{{"gemm", &gemm}};
 #ifdef PUFFERFISH_BENCH_BLAS
-  services["svd"] = &lapack_svd;
+    services["svd"] = &lapack_svd;
 #endif
-  serve(services);
-  return 0;
+    serve(services);
+  });
 }

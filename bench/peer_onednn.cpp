@@ -12,6 +12,7 @@
 #include <random>
 #include <unordered_map>
 
+#include "../examples/common/session.hpp"
 #include "common/line_server.hpp"
 
 namespace {
@@ -171,10 +172,11 @@ class services {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Convolutions and matrix products of oneDNN for bench/compare; threads: OMP_NUM_THREADS"};
-  CLI11_PARSE(app, argc, argv);
-  services s;
-  serve({{"conv", [&s](const request& r) { return s.run_conv(r); }},
-         {"gemm", [&s](const request& r) { return s.gemm(r); }}});
-  return 0;
+  CLI::App app{"Convolutions and matrix products of oneDNN for bench/compare; threads: OMP_NUM_THREADS",
+               "peer_onednn"};
+  return examples::run_on_first(app, argc, argv, [&] {
+    services s;
+    serve({{"conv", [&s](const request& r) { return s.run_conv(r); }},
+           {"gemm", [&s](const request& r) { return s.gemm(r); }}});
+  });
 }

@@ -7,9 +7,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "common/usage.hpp"
 
 // [host]
 namespace host {  // the framework that is there already
@@ -280,7 +283,11 @@ bool check(const char* name, const Dense& dense, host::Array x, host::Array y, f
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) try {
+  if (const auto status = examples::usage_shown(
+          argc, argv, 0, "\n  Checks that low-rank layers of another framework's give what its own do.")) {
+    return *status;
+  }
   const host::Linear linear{64, 96, product(96, 64, 16, 1), noise(96, 1.0, 3)};
   const host::Conv2d conv{32, 64, 3, 1, 1, product(64, 288, 16, 4), noise(64, 1.0, 6)};
   host::LSTM lstm{32, 48, {}, {}, noise(4 * 48, 0.5, 7)};
@@ -305,4 +312,7 @@ int main() {
   std::printf("two of the host's own, rank %ld: largest difference %.1e\n", two[0].out,
               largest_difference(y, direct));
   return good && two[0].out <= 16 ? 0 : 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "embed: %s\n", error.what());
+  return 1;
 }

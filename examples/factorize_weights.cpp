@@ -236,7 +236,5 @@ int main(int argc, char** argv) {
   app.add_flag("--all", o.all, "Show every tensor, not only weight matrices");
   app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));
   app.add_option("--json", o.json, "Write what was done to this file; - is standard output");
-  return run(app, argc, argv, [&o](auto& comm) {
-    if (comm.rank() == 0) work(o);
-  });
+  return run_on_first(app, argc, argv, [&o] { work(o); });
 }

@@ -178,8 +178,7 @@ int main(int argc, char** argv) {
   app.add_option("--model", o.model, "One of them only")->check(CLI::IsMember(model_names()));
   app.add_flag("--layers", o.layers, "Layer by layer, too");
   app.add_option("--json", o.json, "Write results to a file, or - for standard output");
-  return run(app, argc, argv, [&o](const auto& comm) {
-    if (comm.rank() != 0) return;
+  return run_on_first(app, argc, argv, [&o] {
     check_writable(o.json);
     const console out(0, o.json, progress_style::none);
     const std::vector<zoo_row> rows = rows_of(o);

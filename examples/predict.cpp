@@ -210,7 +210,5 @@ int main(int argc, char** argv) {
   app.add_flag("--all", o.all, "Show every image of a set");
   app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));
   app.add_option("--json", o.json, "Write results to this file; - is standard output");
-  return run(app, argc, argv, [&](auto& comm) {
-    if (comm.rank() == 0) predict(o);
-  });
+  return run_on_first(app, argc, argv, [&o] { predict(o); });
 }

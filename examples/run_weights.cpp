@@ -83,7 +83,5 @@ int main(int argc, char** argv) {
   app.add_option("input", o.in, "An .npz file with `images`")->required();
   app.add_option("output", o.out, "Gets `logits`")->required();
   app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));
-  return examples::run(app, argc, argv, [&o](auto& comm) {
-    if (comm.rank() == 0) run_weights(o);
-  });
+  return examples::run_on_first(app, argc, argv, [&o] { run_weights(o); });
 }

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// The frame of an example: options, MPI if a launcher started us, errors as one line and exit status 1.
+/// The frame of an example: options, MPI if a launcher started the process, errors as one line. Exit status:
+/// 1 for an error, 2 for options or arguments that the program does not take.
 
 #include <algorithm>
 #include <chrono>
@@ -49,7 +50,7 @@ inline void complain(const std::string& program, const char* text) {
 }
 
 /// Parses; prints help or what is wrong on rank 0. True if the program should go on, else `status` is its
-/// exit status.
+/// exit status: 0 after --help, 2 for wrong options.
 inline bool parse(CLI::App& app, int argc, char** argv, int rank, int& status) {
   status = 0;
   try {
@@ -59,7 +60,7 @@ inline bool parse(CLI::App& app, int argc, char** argv, int rank, int& status) {
     if (rank == 0) std::fputs(app.help().c_str(), stdout);
   } catch (const CLI::ParseError& e) {
     if (rank == 0) complain(app.get_name(), (std::string(e.what()) + " (--help lists the options)").c_str());
-    status = 1;
+    status = 2;
   }
   return false;
 }
@@ -110,22 +111,14 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const doubl
 }
 #endif
 
-}  // namespace session
-
-/// Runs `program(communicator)`, which may return an exit status: with all processes that a launcher of MPI
-/// started, else alone.
+/// Parses the options and calls `program(communicator)`, which may return an exit status, with all processes
+/// that a launcher of MPI started, else alone. Returns the exit status.
 template <class Program>
-int run(CLI::App& app, int argc, char** argv, Program&& program) {
-  const int launched = launched_processes();
-  double timeout = 0.0;
-  app.add_option(
-         "--timeout", timeout,
-         "Seconds that ranks wait for each other before all give up, several times the longest step; 0: for "
-         "ever")
-      ->check(CLI::NonNegativeNumber);
+int start(CLI::App& app, int argc, char** argv, [[maybe_unused]] const double& timeout, Program&& program) {
   try {
+    const int launched = launched_processes();
 #if defined(PUFFERFISH_EXAMPLES_MPI)
-    if (launched > 0) return session::run_with_mpi(app, argc, argv, launched, timeout, program);
+    if (launched > 0) return run_with_mpi(app, argc, argv, launched, timeout, program);
 #else
     if (launched > 1) {
       throw pufferfish::backend_error("started as " + std::to_string(launched) +
@@ -134,12 +127,35 @@ int run(CLI::App& app, int argc, char** argv, Program&& program) {
 #endif
     pufferfish::self alone;
     int status = 0;
-    if (session::parse(app, argc, argv, 0, status)) status = session::status_of(program, alone);
+    if (parse(app, argc, argv, 0, status)) status = status_of(program, alone);
     return status;
   } catch (const std::exception& e) {
-    session::complain(app.get_name(), e.what());
+    complain(app.get_name(), e.what());
     return 1;
   }
+}
+
+}  // namespace session
+
+/// Runs `program(communicator)` on all ranks, with an option for how long they wait for each other.
+template <class Program>
+int run(CLI::App& app, int argc, char** argv, Program&& program) {
+  double timeout = 0.0;
+  app.add_option(
+         "--timeout", timeout,
+         "Seconds that ranks wait for each other before all give up, several times the longest step; 0: for "
+         "ever")
+      ->check(CLI::NonNegativeNumber);
+  return session::start(app, argc, argv, timeout, program);
+}
+
+/// Runs `program()` on rank 0 alone: for programs whose work is not shared among ranks.
+template <class Program>
+int run_on_first(CLI::App& app, int argc, char** argv, Program&& program) {
+  constexpr double no_timeout = 0.0;
+  return session::start(app, argc, argv, no_timeout, [&program](auto& comm) {
+    if (comm.rank() == 0) program();
+  });
 }
 
 /// Threads for each process: what was asked for, or the machine's cores divided among the processes.

@@ -15,6 +15,8 @@
 #include <exception>
 #include <vector>
 
+#include "../common/usage.hpp"
+
 namespace {
 
 using image = dlib::matrix<unsigned char>;
@@ -28,6 +30,7 @@ using lenet = dlib::loss_multiclass_log<
 }  // namespace
 
 int main(int argc, char** argv) try {
+  if (const auto status = examples::usage_shown(argc, argv, 2, " [DIRECTORY [EPOCHS]]")) return *status;
   const pufferfish::mpi::environment environment(pufferfish::mpi::thread_level::serialized);
   pufferfish::mpi::communicator ranks(MPI_COMM_WORLD);
   const int epochs = argc > 2 ? std::atoi(argv[2]) : 4;
@@ -80,6 +83,6 @@ int main(int argc, char** argv) try {
   train(small, 1, epochs);
   return 0;
 } catch (const std::exception& e) {
-  std::fprintf(stderr, "%s\n", e.what());
+  std::fprintf(stderr, "dlib_mnist: %s\n", e.what());
   return 1;
 }

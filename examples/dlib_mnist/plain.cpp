@@ -13,6 +13,8 @@
 #include <exception>
 #include <vector>
 
+#include "../common/usage.hpp"
+
 namespace {
 
 using image = dlib::matrix<unsigned char>;
@@ -26,6 +28,7 @@ using lenet = dlib::loss_multiclass_log<
 }  // namespace
 
 int main(int argc, char** argv) try {
+  if (const auto status = examples::usage_shown(argc, argv, 2, " [DIRECTORY [EPOCHS]]")) return *status;
   const int epochs = argc > 2 ? std::atoi(argv[2]) : 4;
   std::vector<image> images, test_images;
   std::vector<unsigned long> labels, test_labels;
@@ -72,6 +75,6 @@ int main(int argc, char** argv) try {
   train(net, 0, epochs);
   return 0;
 } catch (const std::exception& e) {
-  std::fprintf(stderr, "%s\n", e.what());
+  std::fprintf(stderr, "dlib_mnist: %s\n", e.what());
   return 1;
 }

@@ -12,6 +12,8 @@
 #include <pufferfish/models/small_resnet.hpp>
 #include <pufferfish/nn.hpp>
 
+#include "../common/usage.hpp"
+
 namespace pf = pufferfish;
 
 namespace {
@@ -56,7 +58,11 @@ double train(pf::network<float>& net, pf::mpi::communicator& comm, std::uint64_t
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) try {
+  if (const auto status =
+          examples::usage_shown(argc, argv, 0, "\n  Trains a small network on patterns in noise.")) {
+    return *status;
+  }
   // [main]
   const pf::mpi::environment environment(pf::mpi::thread_level::serialized);
   try {
@@ -78,11 +84,14 @@ int main() {
     return dense < 0.1 && low_rank < 0.1 ? 0 : 1;  // from 2.3, the logarithm of 10
     // [errors]
   } catch (const pf::timeout_error& lost) {
-    std::fprintf(stderr, "%s\n", lost.what());  // lost.missing(): the ranks that did not come
+    std::fprintf(stderr, "distribute: %s\n", lost.what());  // lost.missing(): the ranks that did not come
     environment.abort(1);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
+    std::fprintf(stderr, "distribute: %s\n", error.what());
     environment.abort(1);
   }
   // [errors]
+} catch (const std::exception& error) {  // of MPI's initialization
+  std::fprintf(stderr, "distribute: %s\n", error.what());
+  return 1;
 }

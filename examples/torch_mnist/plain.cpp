@@ -8,7 +8,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
+
+#include "../common/usage.hpp"
 
 torch::nn::Sequential make_net() {
   torch::nn::Sequential net;
@@ -43,7 +46,8 @@ double accuracy(torch::nn::Sequential& net, const std::string& folder) {
   return static_cast<double>(right) / 100.0;
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  if (const auto status = examples::usage_shown(argc, argv, 2, " [DIRECTORY [EPOCHS]]")) return *status;
   const std::string folder = argc > 1 ? argv[1] : "mnist";
   const int epochs = argc > 2 ? std::atoi(argv[2]) : 4;
   torch::manual_seed(1);
@@ -66,4 +70,7 @@ int main(int argc, char** argv) {
     std::printf("epoch %d: %.2f %% right, %.2f ms a step\n", epoch, right, time.count() / steps);
   }
   return 0;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "torch_mnist: %s\n", e.what());
+  return 1;
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Bad input ends every example with exit status 1 and one line that says what is wrong, and all ranks of a job with
-it."""
+"""Bad input ends every example with one line that says what is wrong and exit status 1, or 2 where the options are wrong,
+and all ranks of a job with it."""
 import gzip
 import os
 

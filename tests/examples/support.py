@@ -31,10 +31,12 @@ class Programs:
         return [*launcher, str(self.folder / name), *[str(a) for a in arguments]]
 
     def run(self, name, *arguments, ranks=0, fails=False, cwd=None):
-        """Runs a program that must succeed (or must fail with 1); returns standard output and error."""
+        """Runs a program that must succeed, or must fail: with 2 for wrong options, else with 1. Returns standard output
+        and error."""
         command = self.command(name, *arguments, ranks=ranks)
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, cwd=cwd)
-        if result.returncode != (1 if fails else 0):
+        failure = 2 if "(--help lists the options)" in result.stderr else 1
+        if result.returncode != (failure if fails else 0):
             sys.exit(f"{shlex.join(command)}\n{result.stdout}{result.stderr}\nexit code {result.returncode}")
         return result.stdout, result.stderr
 
