@@ -4,6 +4,8 @@
 // seeds each, on as many ranks as it is started with, and compares.
 //   mpirun -n 2 build/examples/quickstart --json results.json --plot curves.svg
 
+#include <ctime>
+
 #include "common/progress.hpp"
 #include "common/report.hpp"
 #include "common/training.hpp"
@@ -20,12 +22,43 @@ struct options : common_options {
   index_t first_layer = 4;
 };
 
-/// What one seed gave.
+/// What one seed gave, on rank 0.
 struct seed_result {
   std::vector<pufferfish::epoch_result> history;
-  std::optional<pufferfish::switch_result> switched;
-  index_t parameters = 0, macs = 0, bytes_per_step = 0;
+  run_facts facts;
+  index_t parameters = 0, macs = 0;
+  double processor_ms = 0.0;  ///< a step of the network that the run ends with: processor time of the rank
   double accuracy() const { return history.back().test_accuracy; }
+};
+
+/// Passes everything on to another observer, and measures the processor time of steps: of all threads of this
+/// rank. Unlike the time on the clock, it hardly depends on other programs that use the cores.
+class processor_clock final : public pufferfish::training_observer {
+ public:
+  explicit processor_clock(pufferfish::training_observer& shown) : shown_(shown) {}
+  void on_step(const pufferfish::training_position& at) override {
+    const std::clock_t now = std::clock();
+    // The first step of an epoch follows a test.
+    if (at.step > 1) {
+      spent_ += 1e3 * static_cast<double>(now - before_) / CLOCKS_PER_SEC;
+      ++steps_;
+    }
+    shown_.on_step(at);
+    before_ = std::clock();
+  }
+  void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
+  void on_switch(const pufferfish::switch_result& result) override {
+    spent_ = 0.0;
+    steps_ = 0;
+    shown_.on_switch(result);
+  }
+  double ms_per_step() const { return steps_ > 0 ? spent_ / static_cast<double>(steps_) : 0.0; }
+
+ private:
+  pufferfish::training_observer& shown_;
+  std::clock_t before_ = 0;
+  double spent_ = 0.0;
+  long steps_ = 0;
 };
 
 pufferfish::training_options recipe(const options& o, training_mode mode, index_t seed) {
@@ -58,9 +91,11 @@ seed_result train(const options& o, const data_set& data, Comm& comm, const cons
   pufferfish::procedure<float, Comm> run(std::move(net), comm, data.train, data.test, recipe(o, mode, seed),
                                          machine);
   progress shown(out, format("%-6s seed %td", pufferfish::to_string(mode), seed), o.batch);
-  run.run(shown);
-  return {run.history(), run.switched(), run.net().parameter_count(), run.net().macs(image),
-          run.exchange_bytes()};
+  processor_clock clock(shown);
+  const index_t bytes_before = run.exchange_bytes();
+  run.run(clock);
+  return {run.history(), facts_of(run, bytes_before), run.net().parameter_count(), run.net().macs(image),
+          clock.ms_per_step()};
 }
 
 /// All seeds of one mode.
@@ -82,22 +117,32 @@ struct mode_result {
   double ms_per_step() const {
     return median(each([this](const seed_result& s) { return step_ms(s.history, low_rank()); }));
   }
+  double waiting() const {
+    return median(
+        each([this](const seed_result& s) { return waiting_share(s.history, s.facts, low_rank()); }));
+  }
+  double processor_ms_per_step() const {
+    return median(each([](const seed_result& s) { return s.processor_ms; }));
+  }
   double switch_ms() const {
-    return mean(each([](const seed_result& s) { return s.switched ? s.switched->milliseconds : 0.0; }));
+    return mean(
+        each([](const seed_result& s) { return s.facts.switched ? s.facts.switched->milliseconds : 0.0; }));
   }
   double kept_energy() const {
-    return mean(
-        each([](const seed_result& s) { return s.switched ? s.switched->factors.kept_energy() : 1.0; }));
+    return mean(each([](const seed_result& s) {
+      return s.facts.switched ? s.facts.switched->factors.kept_energy() : 1.0;
+    }));
   }
 };
 
 std::string table_of(const std::vector<mode_result>& modes) {
-  text_table table(
-      {"mode", "parameters", "MACs", "bytes/step", "ms/step", "accuracy", "+-", "switch", "kept energy"});
+  text_table table({"mode", "parameters", "MACs", "bytes/step", "ms/step", "waiting", "CPU ms/step",
+                    "accuracy", "+-", "switch", "kept energy"});
   for (const mode_result& m : modes) {
     const seed_result& one = m.seeds.front();
     table.add({pufferfish::to_string(m.mode), grouped(one.parameters), grouped(one.macs),
-               grouped(one.bytes_per_step), format("%.2f", m.ms_per_step()),
+               grouped(one.facts.bytes_after), format("%.2f", m.ms_per_step()),
+               format("%.0f %%", 100.0 * m.waiting()), format("%.2f", m.processor_ms_per_step()),
                format("%.2f %%", mean(m.accuracies())), format("%.2f", standard_deviation(m.accuracies())),
                m.low_rank() ? format("%.1f ms", m.switch_ms()) : "-",
                m.low_rank() ? format("%.4f", m.kept_energy()) : "-"});
@@ -113,13 +158,15 @@ nlohmann::ordered_json to_json(const mode_result& m, const options& o, const std
     nlohmann::ordered_json history = nlohmann::ordered_json::array();
     for (const auto& epoch : s.history) history.push_back(examples::to_json(epoch));
     runs.push_back({{"seed", runs.size() + 1}, {"accuracy", s.accuracy()}, {"history", history}});
-    if (s.switched) runs.back()["switch"] = examples::to_json(*s.switched);
+    if (s.facts.switched) runs.back()["switch"] = examples::to_json(*s.facts.switched);
   }
   return {{"mode", pufferfish::to_string(m.mode)},
           {"parameters", one.parameters},
           {"macs", one.macs},
-          {"bytes_per_step", one.bytes_per_step},
+          {"bytes_per_step", one.facts.bytes_after},
           {"ms_per_step", m.ms_per_step()},
+          {"waiting_share", m.waiting()},
+          {"cpu_ms_per_step", m.processor_ms_per_step()},
           {"accuracy_mean", mean(m.accuracies())},
           {"accuracy_std", standard_deviation(m.accuracies())},
           {"kept_energy", m.kept_energy()},
@@ -138,16 +185,21 @@ nlohmann::ordered_json to_json(const mode_result& m, const options& o, const std
 
 /// The mean over the seeds, with a band from the lowest to the highest accuracy.
 curve curve_of(const mode_result& m) {
-  curve c = to_curve(pufferfish::to_string(m.mode), m.seeds.front().history);
+  const seed_result& one = m.seeds.front();
+  curve c = to_curve(pufferfish::to_string(m.mode), one.history, one.facts);
+  std::vector<std::vector<double>> seconds;
+  for (const seed_result& s : m.seeds) seconds.push_back(to_curve("", s.history, s.facts).seconds);
   for (std::size_t e = 0; e < c.accuracy.size(); ++e) {
     const auto accuracies = m.each([e](const seed_result& s) { return s.history[e].test_accuracy; });
     c.accuracy[e] = mean(accuracies);
     c.loss[e] = mean(m.each([e](const seed_result& s) { return s.history[e].test_loss; }));
+    c.seconds[e] = 0.0;
+    for (const std::vector<double>& of_seed : seconds) {
+      c.seconds[e] += of_seed[e] / static_cast<double>(seconds.size());
+    }
     c.lowest_accuracy.push_back(*std::min_element(accuracies.begin(), accuracies.end()));
     c.highest_accuracy.push_back(*std::max_element(accuracies.begin(), accuracies.end()));
   }
-  const auto& switched = m.seeds.front().switched;
-  if (switched) c.switch_epoch = static_cast<double>(switched->epoch);
   return c;
 }
 
@@ -171,10 +223,10 @@ void compare(const options& o, Comm& comm) {
   if (comm.rank() != 0) return;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   out.write("\n" + table_of(modes));
-  out.line(
-      format("accuracy: test set, after the last epoch, mean and deviation of %td seeds; bytes: payload of "
-             "one gradient all-reduce",
-             o.seeds));
+  out.line(format("accuracy: test set, after the last epoch, mean and deviation of %td seeds", o.seeds));
+  out.line("bytes: payload of one gradient all-reduce");
+  out.line("ms/step: on the clock; waiting: share of it that the exchange took after the backward pass");
+  out.line("CPU ms/step: processor time of rank 0, without the time in which other programs had the cores");
   const mode_result &dense = modes[0], &hybrid = modes[1];
   const auto share = [](index_t part, index_t all) {
     return 100.0 * static_cast<double>(part) / static_cast<double>(all);
@@ -202,7 +254,8 @@ int main(int argc, char** argv) {
                "quickstart");
   o.batch = 64;
   o.model.width = 16;
-  add_common_options(app, o);
+  add_common_options(app, o,
+                     {"Folder of the digits; empty: the bundled ones", "Images a step, over all ranks"});
   app.add_option("--seeds", o.seeds, "Runs of each mode")->check(CLI::Range(1, 1000));
   app.add_option("--width", o.model.width, "Channels of the first stage")->check(CLI::Range(1, 4096));
   app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized layer, as a share of its full rank")

@@ -39,7 +39,9 @@ struct options : common_options {
 };
 
 void add_options(CLI::App& app, options& o) {
-  add_common_options(app, o);
+  add_common_options(app, o,
+                     {"Folder of the data set, or of several by name; empty: the bundled digits",
+                      "Images a step, over all ranks"});
   add_device_options(app, o.device);
   app.add_option("--dataset", o.data_set, "digits, mnist, fashion-mnist or cifar10")
       ->check(CLI::IsMember(data_set_names()));
@@ -217,8 +219,7 @@ class job {
       if (!o_.save.empty()) save_network();
     }
     write_json(o_.json, document(before, after, end));
-    curve c = to_curve(o_.model.name, run_.history());
-    if (run_.switched()) c.switch_epoch = static_cast<double>(run_.switched()->epoch);
+    const curve c = to_curve(o_.model.name, run_.history(), facts_of(run_, before.bytes_per_step));
     const std::string drawn = plot_curves(o_.plot, o_.model.name + " on " + data_.name, {c});
     if (!drawn.empty()) out_.line(drawn);
   }

@@ -41,7 +41,10 @@ void add_options(CLI::App& app, options& o) {
   o.batch = 20;
   o.lr = 20.0;
   o.procedure.switch_rate = 0.5;
-  add_common_options(app, o);
+  add_common_options(app, o,
+                     {"A text file; or the folder of WikiText-2, or of train.txt, valid.txt and test.txt",
+                      "Streams of text that a step reads, over all ranks"});
+  app.get_option("--data")->required();
   add_device_options(app, o.device);
   add_language_options(app, o.text);
   app.add_option("--width", o.width, "Of the embedding and of each layer")->check(CLI::Range(1, 65536));
@@ -203,13 +206,7 @@ class job {
                        grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
     }
     write_json(o_.json, document(before, after, perplexity, end));
-    curve c;
-    c.name = "lstm";
-    for (const pufferfish::epoch_result& epoch : run_.history()) {
-      c.accuracy.push_back(std::exp(epoch.test_loss));
-      c.loss.push_back(epoch.test_loss);
-    }
-    if (run_.switched()) c.switch_epoch = static_cast<double>(run_.switched()->epoch);
+    const curve c = to_curve("lstm", run_.history(), facts_of(run_, before.bytes_per_step), true);
     const std::string drawn = plot_curves(o_.plot, "LSTM on " + data_.name, {c}, true);
     if (!drawn.empty()) out_.line(drawn);
     if (end.finished && o_.sample.tokens > 0) out_.write(sample() + "\n");

@@ -46,7 +46,11 @@ void add_options(CLI::App& app, options& o) {
   o.shape.hidden = 1024;
   o.shape.layers = 3;
   o.shape.key = o.shape.value = 32;
-  add_common_options(app, o);
+  add_common_options(app, o,
+                     {"Folder of Multi30k: train, val and test_2016_flickr, each .de and .en",
+                      "Pairs of sentences a step, over all ranks",
+                      "Factor of noam's learning rate, or cosine's highest learning rate"});
+  app.get_option("--data")->required();
   add_device_options(app, o.device);
   app.add_option("--width", o.shape.width, "Of embeddings and blocks")->check(CLI::Range(1, 65536));
   app.add_option("--hidden", o.shape.hidden, "Of the feed-forward blocks")->check(CLI::Range(1, 65536));
@@ -67,7 +71,7 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--bucket-batches", o.bucket_batches, "Sort so many batches' pairs by length; 0: none")
       ->check(CLI::Range(0, 100000));
   app.add_option("--schedule", o.schedule,
-                 "Of the learning rate: noam, where --lr is its factor; or cosine, from --lr "
+                 "Of the learning rate: noam rises, then falls like 1 / sqrt(step); cosine rises, then falls "
                  "to zero")
       ->check(CLI::IsMember({"noam", "cosine"}));
   app.add_option("--noam-warmup", o.noam_warmup, "Steps until the learning rate is at its highest")
@@ -273,13 +277,7 @@ class job {
           digest_text(run_.net()).c_str()));
     }
     write_json(o_.json, document(before, after, bleu, end));
-    curve c;
-    c.name = "transformer";
-    for (const pufferfish::epoch_result& epoch : run_.history()) {
-      c.accuracy.push_back(std::exp(epoch.test_loss));
-      c.loss.push_back(epoch.test_loss);
-    }
-    if (run_.switched()) c.switch_epoch = static_cast<double>(run_.switched()->epoch);
+    const curve c = to_curve("transformer", run_.history(), facts_of(run_, before.bytes_per_step), true);
     const std::string drawn = plot_curves(o_.plot, "Transformer on Multi30k", {c}, true);
     if (!drawn.empty()) out_.line(drawn);
   }

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,14 @@
 
 namespace examples {
 
-/// One line of both panels. Epochs are counted from 1: after that many, the network was tested.
+/// The curve of one run, or of the mean of several, in all panels. Element e of each vector belongs to the
+/// end of epoch e + 1, when the network was tested.
 struct curve {
   std::string name;
-  std::vector<double> accuracy;  ///< percent, on the test set, after each epoch; or the perplexity there
-  std::vector<double> loss;      ///< on the test set
+  std::vector<double> accuracy;  ///< of the test set, in percent; or its perplexity
+  std::vector<double> loss;      ///< of the test set
+  std::vector<double> seconds;   ///< of training since the start, tests excluded
+  std::vector<double> bytes;     ///< of gradients that a rank has given to the exchange since the start
   std::vector<double> lowest_accuracy, highest_accuracy;  ///< over seeds; empty: no band
   double switch_epoch = -1.0;                             ///< epochs before the switch; negative: none
 };
@@ -38,66 +42,114 @@ inline bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-/// Epoch, accuracy, loss, lowest and highest accuracy.
-inline std::string data_block(const curve& c, std::size_t number) {
+/// A unit for an axis: values are divided by `scale`.
+struct unit {
+  double scale;
+  const char* name;
+};
+
+inline unit time_unit(double most_seconds) {
+  if (most_seconds < 600.0) return {1.0, "s"};
+  return most_seconds < 4.0 * 3600.0 ? unit{60.0, "min"} : unit{3600.0, "h"};
+}
+inline unit byte_unit(double most_bytes) {
+  if (most_bytes < 1e6) return {1e3, "kB"};
+  if (most_bytes < 1e9) return {1e6, "MB"};
+  return most_bytes < 1e12 ? unit{1e9, "GB"} : unit{1e12, "TB"};
+}
+
+/// The largest value of a member of all curves.
+inline double most(const std::vector<curve>& curves, std::vector<double> curve::*values) {
+  double result = 0.0;
+  for (const curve& c : curves) {
+    for (const double value : c.*values) result = std::max(result, value);
+  }
+  return result;
+}
+
+/// Columns 1 to 7: epoch, accuracy, loss, lowest and highest accuracy, time, bytes.
+inline std::string data_block(const curve& c, std::size_t number, const unit& time, const unit& bytes) {
   std::string text = format("$curve%zu << EOD\n", number);
   for (std::size_t e = 0; e < c.accuracy.size(); ++e) {
     const bool band = !c.lowest_accuracy.empty();
-    text += format("%zu %.6g %.6g %.6g %.6g\n", e + 1, c.accuracy[e], c.loss[e],
-                   band ? c.lowest_accuracy[e] : c.accuracy[e], band ? c.highest_accuracy[e] : c.accuracy[e]);
+    text += format("%zu %.6g %.6g %.6g %.6g %.6g %.6g\n", e + 1, c.accuracy[e], c.loss[e],
+                   band ? c.lowest_accuracy[e] : c.accuracy[e], band ? c.highest_accuracy[e] : c.accuracy[e],
+                   c.seconds[e] / time.scale, c.bytes[e] / bytes.scale);
   }
   return text + "EOD\n";
 }
 
-/// One panel: column 2 (accuracy, above its bands) or 3 (loss) against the epoch.
-inline std::string panel(const std::vector<curve>& curves, int column) {
+/// One panel: a column (2, the accuracy, above its bands; or 3, the loss) against another.
+inline std::string panel(const std::vector<curve>& curves, int x, int y) {
+  constexpr const char* colours[] = {"#4477aa", "#dd5566", "#228833", "#aa7722"};
   std::string bands, lines;
   for (std::size_t i = 0; i < curves.size(); ++i) {
-    if (column == 2 && !curves[i].lowest_accuracy.empty()) {
-      bands +=
-          format("$curve%zu using 1:4:5 with filledcurves fs transparent solid 0.2 noborder lc %zu notitle, ",
-                 i, i + 1);
+    const char* const colour = colours[i % std::size(colours)];
+    if (y == 2 && !curves[i].lowest_accuracy.empty()) {
+      bands += format(
+          "$curve%zu using %d:4:5 with filledcurves fs transparent solid 0.2 noborder lc rgb '%s' notitle, ",
+          i, x, colour);
     }
-    lines += format("%s$curve%zu using 1:%d with lines lw 2 lc %zu title %s", i > 0 ? ", " : "", i, column,
-                    i + 1, quoted(curves[i].name).c_str());
+    lines += format("%s$curve%zu using %d:%d with linespoints lw 2 pt 7 ps 0.4 lc rgb '%s' title %s",
+                    i > 0 ? ", " : "", i, x, y, colour, quoted(curves[i].name).c_str());
   }
   return "plot " + bands + lines + "\n";
 }
 
-/// Where the axis of accuracies begins: the first epochs are far below what is of interest.
+/// Begin of the axis of accuracies. The last dense epoch and all later ones are shown, so that the drop at
+/// the switch is; without a switch, the second half of the epochs. Earlier epochs may be far below.
 inline double lowest_shown(const std::vector<curve>& curves) {
+  std::size_t first = curves.front().accuracy.size() / 2;
+  for (const curve& c : curves) {
+    if (c.switch_epoch >= 1.0) first = std::min(first, static_cast<std::size_t>(c.switch_epoch) - 1);
+  }
   double lowest = 100.0;
   for (const curve& c : curves) {
-    for (std::size_t e = c.accuracy.size() / 2; e < c.accuracy.size(); ++e)
-      lowest = std::min(lowest, c.accuracy[e]);
+    const std::vector<double>& shown = c.lowest_accuracy.empty() ? c.accuracy : c.lowest_accuracy;
+    for (std::size_t e = first; e < shown.size(); ++e) lowest = std::min(lowest, shown[e]);
   }
-  return std::max(0.0, std::floor(lowest - 0.5 * (100.0 - lowest)) - 1.0);
+  return std::max(0.0, std::floor(lowest - 0.1 * (100.0 - lowest)) - 1.0);
+}
+
+/// A dashed line where the first curve with a switch has it, in the current panel. `values`: what the panel's
+/// axis shows; nullptr: epochs.
+inline std::string switch_line(const std::vector<curve>& curves, std::vector<double> curve::*values,
+                               double scale) {
+  for (const curve& c : curves) {
+    if (c.switch_epoch < 0.0) continue;
+    const auto done = static_cast<std::size_t>(c.switch_epoch);
+    const double at = values == nullptr ? c.switch_epoch : done == 0 ? 0.0 : (c.*values)[done - 1] / scale;
+    return format(
+        "set arrow 1 from %g, graph 0 to %g, graph 1 nohead dt 2 lc rgb 'gray40'\n"
+        "set label 1 'switch' at %g, graph 0.05 offset 0.5,0 textcolor rgb 'gray40'\n",
+        at, at, at);
+  }
+  return "";
 }
 
 inline std::string script(const std::string& path, const std::string& title, const std::vector<curve>& curves,
                           bool perplexity) {
+  const unit time = time_unit(most(curves, &curve::seconds)), bytes = byte_unit(most(curves, &curve::bytes));
   std::string text;
-  for (std::size_t i = 0; i < curves.size(); ++i) text += data_block(curves[i], i);
-  text += ends_with(path, ".png") ? "set terminal pngcairo size 900,800\n"
-                                  : "set terminal svg size 900,800 dynamic background rgb 'white'\n";
+  for (std::size_t i = 0; i < curves.size(); ++i) text += data_block(curves[i], i, time, bytes);
+  text += ends_with(path, ".png") ? "set terminal pngcairo size 1200,840\n"
+                                  : "set terminal svg size 1200,840 dynamic background rgb 'white'\n";
+  text += "set output " + quoted(path) + "\nset encoding utf8\nset grid\nset lmargin 10\n";
+  text += "set multiplot layout 2,2 title " + quoted(title) + " noenhanced font ',16'\n";
+  const std::string quality =
+      perplexity ? std::string("set key top right\nset ylabel 'perplexity'\nset logscale y\n")
+                 : format("set key bottom right\nset ylabel 'test accuracy / %%'\nset yrange [%g:100]\n",
+                          lowest_shown(curves));
+  text += quality + "set xrange [0:*]\nset xlabel 'epoch'\n" + switch_line(curves, nullptr, 1.0) +
+          panel(curves, 1, 2);
+  text += format("set xlabel 'training time / %s'\n", time.name) +
+          switch_line(curves, &curve::seconds, time.scale) + panel(curves, 6, 2);
+  text += format("set xlabel 'gradients given to the exchange by a rank / %s'\n", bytes.name) +
+          switch_line(curves, &curve::bytes, bytes.scale) + panel(curves, 7, 2);
   text +=
-      "set output " + quoted(path) + "\nset encoding utf8\nset grid\nset lmargin 12\nset key bottom right\n";
-  text += "set multiplot layout 2,1 title " + quoted(title) + " noenhanced\n";
-  for (const curve& c : curves) {
-    if (c.switch_epoch < 0.0) continue;
-    // The first low-rank result is one epoch later.
-    text += format("set arrow from %g, graph 0 to %g, graph 1 nohead dt 2 lc rgb 'gray40'\n", c.switch_epoch,
-                   c.switch_epoch);
-    text +=
-        format("set label 'switch' at %g, graph 0.05 offset 0.5,0 textcolor rgb 'gray40'\n", c.switch_epoch);
-    break;
-  }
-  text += "set xlabel 'epoch'\n";
-  text += perplexity ? std::string("set key top right\nset ylabel 'perplexity'\nset logscale y\n")
-                     : format("set ylabel 'test accuracy / %%'\nset yrange [%g:100]\n", lowest_shown(curves));
-  text += panel(curves, 2);
-  text +=
-      "set key top right\nset ylabel 'test loss / nat'\nset autoscale y\nset logscale y\n" + panel(curves, 3);
+      "set key top right\nset xlabel 'epoch'\nset ylabel 'test loss / nat'\nset autoscale y\nset logscale "
+      "y\n" +
+      switch_line(curves, nullptr, 1.0) + panel(curves, 1, 3);
   return text + "unset multiplot\nunset output\n";
 }
 
@@ -116,8 +168,15 @@ inline bool pipe_into(const char* command, const std::string& text) {
 
 }  // namespace plotting
 
-/// Draws test accuracy (or perplexity) and loss against the epoch to a file, .png or else SVG; a dashed line
-/// marks the switch. Returns what there is to tell about it, in a sentence; an empty path draws and tells
+/// Check for an option: what is wrong with the name of a plot's file, or nothing.
+inline std::string check_plot_name(const std::string& path) {
+  const bool good = path.empty() || plotting::ends_with(path, ".svg") || plotting::ends_with(path, ".png");
+  return good ? "" : path + ": plots are written as .svg or .png; choose a name with one of these endings";
+}
+
+/// Draws test accuracy (or perplexity) against the epoch, the time of training and the bytes that a rank gave
+/// to the exchange, and the loss against the epoch, to a file (.svg or .png). A dashed line marks the switch.
+/// Returns a sentence that says what was drawn or why nothing was; an empty path draws nothing and returns
 /// nothing. Call it on one rank.
 inline std::string plot_curves(const std::string& path, const std::string& title,
                                const std::vector<curve>& curves, bool perplexity = false) {

@@ -4,6 +4,8 @@
 /// \file
 /// Training results as tables, JSON and curves.
 
+#include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -90,12 +92,48 @@ inline double step_ms(const std::vector<pufferfish::epoch_result>& history, bool
   return median(values);
 }
 
-inline curve to_curve(const std::string& name, const std::vector<pufferfish::epoch_result>& history) {
+/// What a plot needs to know of a run besides its history.
+struct run_facts {
+  std::optional<pufferfish::switch_result> switched;
+  pufferfish::index_t steps_per_epoch = 0;
+  pufferfish::index_t bytes_before = 0, bytes_after = 0;  ///< a step, before and after the switch
+};
+
+template <class Run>
+run_facts facts_of(const Run& run, pufferfish::index_t bytes_before) {
+  return {run.switched(), run.steps_per_epoch(), bytes_before, run.exchange_bytes()};
+}
+
+/// Share of the steps' time on the clock, from 0 to 1, in which a rank waited for the exchange after the
+/// backward pass, over the epochs of one structure; 0 if there was none.
+inline double waiting_share(const std::vector<pufferfish::epoch_result>& history, const run_facts& facts,
+                            bool low_rank) {
+  double waiting = 0.0, all = 0.0;
+  for (const pufferfish::epoch_result& epoch : history) {
+    if (epoch.low_rank != low_rank) continue;
+    waiting += 1e-3 * epoch.exchange_ms * static_cast<double>(facts.steps_per_epoch);
+    all += epoch.seconds;
+  }
+  return all > 0.0 ? waiting / all : 0.0;
+}
+
+/// `perplexity`: of the test loss, instead of the accuracy.
+inline curve to_curve(const std::string& name, const std::vector<pufferfish::epoch_result>& history,
+                      const run_facts& facts, bool perplexity = false) {
   curve c;
   c.name = name;
+  double seconds = 0.0, bytes = 0.0;
+  if (facts.switched) c.switch_epoch = static_cast<double>(facts.switched->epoch);
   for (const pufferfish::epoch_result& epoch : history) {
-    c.accuracy.push_back(epoch.test_accuracy);
+    seconds += epoch.seconds;
+    if (facts.switched && epoch.epoch == facts.switched->epoch)
+      seconds += 1e-3 * facts.switched->milliseconds;
+    bytes += static_cast<double>(facts.steps_per_epoch) *
+             static_cast<double>(epoch.low_rank ? facts.bytes_after : facts.bytes_before);
+    c.accuracy.push_back(perplexity ? std::exp(epoch.test_loss) : epoch.test_accuracy);
     c.loss.push_back(epoch.test_loss);
+    c.seconds.push_back(seconds);
+    c.bytes.push_back(bytes);
   }
   return c;
 }

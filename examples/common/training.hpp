@@ -19,6 +19,7 @@
 #include "data.hpp"
 #include "device.hpp"
 #include "models.hpp"
+#include "plot.hpp"
 #include "session.hpp"
 
 namespace examples {
@@ -72,23 +73,31 @@ struct common_options {
   index_t divergence_steps = pufferfish::run_options{}.divergence_steps;
 };
 
-/// Adds them; what the fields hold now are the defaults shown.
-inline void add_common_options(CLI::App& app, common_options& o) {
+/// Help texts of the common options whose meaning depends on the program.
+struct common_texts {
+  const char* data;
+  const char* batch;
+  const char* rate = "Learning rate";
+};
+
+/// Adds the options. The values of the fields at the call are the defaults that the help shows.
+inline void add_common_options(CLI::App& app, common_options& o, const common_texts& texts) {
   app.option_defaults()->always_capture_default();
-  app.add_option("--data", o.data,
-                 "Folder of the data set, or of several by name; empty: the bundled digits");
+  app.add_option("--data", o.data, texts.data);
   app.add_option("--epochs", o.epochs, "Epochs in all")->check(CLI::Range(1, 1000000));
   app.add_option("--warmup-epochs", o.warmup_epochs, "Dense epochs before the switch (hybrid)")
       ->check(CLI::Range(0, 1000000));
-  app.add_option("--batch", o.batch, "Images a step, over all ranks")->check(CLI::Range(1, 1000000));
-  app.add_option("--lr", o.lr, "Learning rate")->check(check_positive);
+  app.add_option("--batch", o.batch, texts.batch)->check(CLI::Range(1, 1000000));
+  app.add_option("--lr", o.lr, texts.rate)->check(check_positive);
   app.add_option("--divergence-steps", o.divergence_steps,
                  "Steps in a row without a finite loss after which the run ends; 0: it goes on")
       ->check(CLI::Range(0, 1000000));
   app.add_option("--threads", o.threads, "Threads a rank; 0: the cores, divided by the ranks")
       ->check(CLI::Range(0, 4096));
   app.add_option("--json", o.json, "Write results to this file; - is standard output")->take_last();
-  app.add_option("--plot", o.plot, "Draw the curves to this file, .svg or .png (needs gnuplot)")->take_last();
+  app.add_option("--plot", o.plot, "Draw the curves to this file, .svg or .png (needs gnuplot)")
+      ->check(check_plot_name)
+      ->take_last();
   add_choice<progress_style>(app, "--progress", o.progress,
                              {{"auto", progress_style::automatic},
                               {"bar", progress_style::bar},

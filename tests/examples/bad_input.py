@@ -44,6 +44,7 @@ def test(programs, folder):
         (["--dataset", "mnist"], "mnist is not bundled"),
         (["--data", "/nowhere"], "/nowhere: no digits here"),
         (["--json", "/nowhere/x.json"], "/nowhere/x.json"),
+        (["--plot", "curves.pdf"], ["curves.pdf", ".svg or .png"]),
         (["--save", "/nowhere/x"], "/nowhere/x"),
         (["--save", "/dev/full"], "/dev/full: cannot replace what is not a regular file"),
         (["--first-layer", "50"], "from layer 50 on"),

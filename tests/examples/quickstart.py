@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """quickstart on 1 and 2 ranks: its JSON, in a file and on standard output, its table and its plot."""
 import json
+import re
 import shutil
 
 from support import expect, expect_equal, load, main
 
 FAST = ["--epochs", "2", "--warmup-epochs", "1", "--seeds", "2", "--width", "8", "--first-layer", "2"]
 KEYS = {"mode", "parameters", "macs", "bytes_per_step", "ms_per_step", "accuracy_mean", "accuracy_std", "kept_energy",
-        "switch_ms"}
+        "switch_ms", "waiting_share", "cpu_ms_per_step"}
 
 
 def check(document, ranks):
@@ -18,7 +19,9 @@ def check(document, ranks):
         expect(KEYS <= set(entry), f"missing: {KEYS - set(entry)}")
         expect_equal(entry["ranks"], ranks, "ranks")
         expect_equal(entry["bytes_per_step"], 4 * entry["parameters"], "bytes are those of float gradients")
-        expect(entry["ms_per_step"] > 0, "a step takes time")
+        expect(entry["ms_per_step"] > 0 and entry["cpu_ms_per_step"] > 0, "a step takes time")
+        share = entry["waiting_share"]
+        expect(0 < share < 1 if ranks > 1 else share == 0, f"ranks wait for each other, one alone does not: {share}")
         expect(0 <= entry["accuracy_mean"] <= 100 and entry["accuracy_std"] >= 0, "accuracy in percent")
         accuracies = [run["accuracy"] for run in entry["runs"]]
         expect_equal(len(accuracies), 2, "runs")
@@ -33,6 +36,14 @@ def check(document, ranks):
         expect_equal(one["history"][0]["train_loss"], other["history"][0]["train_loss"], "loss of the warm-up")
 
 
+def check_plot(svg):
+    expect(svg.rstrip().endswith("</svg>"), "the plot is an SVG file")
+    texts = re.findall(r"<text>(?:<tspan[^>]*>)*([^<]*)<", svg)
+    for label, count in [("test accuracy / %", 3), ("test loss / nat", 1), ("epoch", 2), ("training time / s", 1), ("switch", 4),
+                         ("gradients given to the exchange by a rank / MB", 1), ("dense", 4), ("hybrid", 4)]:
+        expect_equal(texts.count(label), count, f"{label!r} in the plot")
+
+
 def test(programs, folder):
     for ranks in [n for n in programs.rank_counts() if n < 4]:
         target, plot = folder / f"r{ranks}.json", folder / f"r{ranks}.svg"
@@ -40,7 +51,7 @@ def test(programs, folder):
         check(load(target), max(1, ranks))
         expect(out.count("kept energy\n") == 1 and "hybrid" in out, f"one table, printed once:\n{out}")
         if shutil.which("gnuplot"):
-            expect(plot.read_text(encoding="utf-8").rstrip().endswith("</svg>"), "the plot is an SVG file")
+            check_plot(plot.read_text(encoding="utf-8"))
         else:
             expect("gnuplot is not installed" in out and not plot.exists(), "a message instead of a plot")
     ranks = programs.rank_counts()[-1] and 2
