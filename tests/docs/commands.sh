@@ -28,6 +28,10 @@ build/examples/train_digits examples/data/digits
 build/examples/embed
 # [embed]
 
+# [network]
+build/examples/own_network
+# [network]
+
 # [own]
 mpirun -n 2 build/examples/distribute
 # [own]

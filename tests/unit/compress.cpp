@@ -55,6 +55,28 @@ TEST_CASE_TEMPLATE("PowerSGD on one rank is what its formulas say", T, float, do
   }
 }
 
+TEST_CASE("gradient_exchange: options of a compressor are taken where a compressor is") {
+  odd_parameters<float> net;
+  self comm;
+  const auto described = [&](const auto& compressor) {
+    exchange_of<float> exchange(net.store, comm, {}, compressor);
+    return std::pair(exchange.states().size(), exchange.payload_bytes());
+  };
+  const auto made = [&](const compression_options& options) {
+    exchange_of<float> exchange(net.store, comm, {}, make_compressor(net.store, options));
+    return std::pair(exchange.states().size(), exchange.payload_bytes());
+  };
+  CHECK(described(power_sgd_options{3}) == made(power_sgd_options{3}));
+  CHECK(described(signum_options{}) == made(signum_options{}));
+  CHECK(described(compression_options(power_sgd_options{1})) == made(power_sgd_options{1}));
+  CHECK(described(no_compression{}) == made(no_compression{}));
+  CHECK(made(power_sgd_options{3}).second != made(power_sgd_options{1}).second);
+  // Compressors themselves, and nothing, still are what they were.
+  exchange_of<float> by_value(net.store, comm, {}, power_sgd<float>(net.store, {3}));
+  CHECK(by_value.payload_bytes() == made(power_sgd_options{3}).second);
+  CHECK(exchange_of<float>(net.store, comm, {}, std::nullopt).states().empty());
+}
+
 TEST_CASE("PowerSGD: what was sent and what is left are the gradients; of full rank nothing is left") {
   for (const auto feedback : {error_feedback::local, error_feedback::aggregated}) {
     odd_parameters<double> net;

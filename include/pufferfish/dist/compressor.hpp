@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/nn/parameter_store.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -72,6 +74,10 @@ concept gradient_compressor = std::movable<C> &&
   { observer.describe() } -> std::same_as<std::string>;
 };
 
+/// A compressor of gradients of type T.
+template <class C, class T>
+concept compressor_of = gradient_compressor<C> && std::same_as<typename C::value_type, T>;
+
 /// Holds any compressor. The calls are virtual: a few a step.
 template <class T>
 class any_compressor {
@@ -79,11 +85,15 @@ class any_compressor {
   using value_type = T;
 
   template <class C>
-  requires(!std::same_as<std::remove_cvref_t<C>, any_compressor>) any_compressor(C compressor)
-      : self_(std::make_unique<model<C>>(std::move(compressor))) {
-    static_assert(gradient_compressor<C> && std::is_same_v<typename C::value_type, T>,
-                  "pufferfish: this argument must be a gradient compressor of the network's scalar: a class "
-                  "with the members listed in <pufferfish/dist/compressor.hpp>");
+  requires(!std::same_as<std::remove_cvref_t<C>, any_compressor>) any_compressor(C compressor) {
+    constexpr bool fits = compressor_of<C, T>;
+    static_assert(
+        fits,
+        "pufferfish: this argument must be a gradient compressor of the network's scalar, a class "
+        "with the members listed in <pufferfish/dist/compressor.hpp>; or the options of one, such as "
+        "power_sgd_options, with #include <pufferfish/compress/compression.hpp>");
+    // Nothing else is instantiated, so that the message is the only error.
+    if constexpr (fits) self_ = std::make_unique<model<C>>(std::move(compressor));
   }
 
   int rounds() const { return self_->rounds(); }
@@ -131,6 +141,14 @@ class any_compressor {
   };
 
   std::unique_ptr<base> self_;
+};
+
+/// Options of which `make_compressor(store, options)` makes a compressor for the arenas of a network:
+/// power_sgd_options, signum_options and compression_options (compress/compression.hpp), or a type of the
+/// user with such a function in its own namespace.
+template <class Options, class T>
+concept compressor_options = requires(const parameter_store<T>& store, const Options& options) {
+  { make_compressor(store, options) } -> std::same_as<std::optional<any_compressor<T>>>;
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -92,6 +92,11 @@ class gradient_exchange {
       detail::all_or_none(comm, "gradient_exchange", [this] { start_thread(); });
     }
   }
+  /// The same with a new compressor, which make_compressor makes of its options.
+  template <compressor_options<T> Options>
+  gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options,
+                    const Options& compressor)
+      : gradient_exchange(store, comm, options, make_compressor(store, compressor)) {}
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;
   ~gradient_exchange() {
