@@ -26,12 +26,23 @@ class stack_arena {
 
   stack_arena() : stack_arena(host_memory()) {}
   /// Of memory from a source, which must outlive it.
-  explicit stack_arena(memory_source& source) : source_(&source) {}
+  explicit stack_arena(memory_source& source) : source_(&source), red_zones_(red_zones()) {}
+
+  /// For tests: arenas constructed after `red_zones() = true` take every block from their source as an
+  /// allocation of its own. An access past the end of a block is then an access outside of an allocation,
+  /// which AddressSanitizer, compute-sanitizer and the emulated device report; without red zones it reads or
+  /// writes the next block. A block has the same address again in every step, as without red zones. An arena
+  /// with red zones holds several times the memory. Set it before any thread makes an arena.
+  static bool& red_zones() {
+    static bool on = false;
+    return on;
+  }
 
   /// The new top block, `bytes` long (zero bytes give a valid address too). An empty stack of several chunks
   /// first joins them into one. Throws shape_error for more bytes than index_t counts.
   PUFFERFISH_NOINLINE std::byte* allocate(std::size_t bytes) {
     static_cast<void>(detail::byte_count<std::byte>(static_cast<index_t>(bytes)));
+    if (red_zones_) return allocate_apart(bytes);
     if (top_.depth == 0 && chunks_.size() > 1) join_chunks();
     const std::size_t need =
         (std::max<std::size_t>(bytes, 1) + memory_alignment - 1) / memory_alignment * memory_alignment;
@@ -83,6 +94,22 @@ class stack_arena {
     add_chunk(peak_);
   }
 
+  /// With red zones, each block is a chunk of its exact size, identified by that size and the height of the
+  /// stack below the block. Chunks are kept, so that captured graphs find the same addresses in every step.
+  PUFFERFISH_COLD std::byte* allocate_apart(std::size_t bytes) {
+    const std::size_t size = std::max<std::size_t>(bytes, 1);
+    std::size_t i = 0;
+    while (i < chunks_.size() && (heights_[i] != top_.depth || capacity(i) != size)) ++i;
+    if (i == chunks_.size()) {
+      chunks_.emplace_back(*source_, static_cast<index_t>(size), uninitialized);
+      heights_.push_back(top_.depth);
+      ++system_allocations_;
+    }
+    top_.depth += (size + memory_alignment - 1) / memory_alignment * memory_alignment;
+    peak_ = std::max(peak_, top_.depth);
+    return chunks_[i].data();
+  }
+
   void add_chunk(std::size_t bytes) {
     bytes = std::max(bytes, bytes > small_chunk ? large_chunk : smallest_chunk);
     chunks_.emplace_back(*source_, static_cast<index_t>(bytes), uninitialized);
@@ -90,7 +117,9 @@ class stack_arena {
   }
 
   memory_source* source_;
+  bool red_zones_;
   std::vector<memory_block<std::byte>> chunks_;
+  std::vector<std::size_t> heights_;  // with red zones: of the stack below each chunk
   mark top_;
   std::size_t peak_ = 0;
   std::size_t system_allocations_ = 0;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/core/arena.hpp>
 #include <pufferfish/gpu/kernels/async_copy.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/memory.hpp>
@@ -154,6 +155,52 @@ TEST_CASE("emulated device: accesses outside of memory") {
   CHECK(has(last_words([&] { launch(nullptr, {1, 1}, overflow_kernel, x.data, 0); }), "a stack may be full"));
 }
 
+TEST_CASE("emulated device: a write past the end of a scratch block, with red zones and without") {
+  // What a process says in which a kernel writes element i of the first of two blocks of n floats.
+  const auto write = [](bool red_zones, pf::index_t n, pf::index_t i) {
+    return last_words([=] {
+      pf::stack_arena::red_zones() = red_zones;
+      pf::stack_arena arena(pf::gpu::device_memory());
+      for (int step = 0; step < 3; ++step) {
+        const pf::scratch_frame frame(arena);
+        auto* const first =
+            reinterpret_cast<float*>(arena.allocate(static_cast<std::size_t>(n) * sizeof(float)));
+        cudaMemset(arena.allocate(static_cast<std::size_t>(n) * sizeof(float)), 0, 4);
+        launch(nullptr, {1, 1}, write_kernel, first, i);
+        cudaDeviceSynchronize();
+      }
+    });
+  };
+  // Multiples of what arenas round up to. A block that ends where a page does is protected, another is
+  // checked at a wait.
+  for (const pf::index_t n : {48, 64}) {
+    CAPTURE(n);
+    for (const bool red_zones : {false, true}) CHECK(write(red_zones, n, n - 1) == "survived ");
+    CHECK(write(false, n, n) == "survived ");  // into the next block
+    CHECK(has(write(true, n, n),
+              n == 48 ? "something wrote outside of 192 bytes" : "byte 256 of 256 bytes of device memory"));
+  }
+}
+
+TEST_CASE("arenas with red zones give the same addresses in every step") {
+  pf::stack_arena::red_zones() = true;
+  pf::stack_arena arena(pf::gpu::device_memory());
+  pf::stack_arena::red_zones() = false;
+  std::vector<std::byte*> first;
+  for (int step = 0; step < 3; ++step) {
+    std::vector<std::byte*> now;
+    pf::scratch_frame frame(arena);
+    for (const pf::index_t bytes : {100, 100, 5000}) {
+      now.push_back(frame.take<std::byte>(bytes));
+      const pf::scratch_frame inner(arena);
+      now.push_back(arena.allocate(static_cast<std::size_t>(3 * bytes)));
+    }
+    if (step == 0) first = now;
+    CHECK(now == first);
+    CHECK(arena.system_allocations() == 6);
+  }
+}
+
 TEST_CASE("emulated device: the host's accesses to device memory") {
   floats x(100);
   CHECK(has(last_words([&] { x.data[3] = 1.0F; }), "the host touched device memory: address"));
@@ -216,4 +263,25 @@ TEST_CASE("emulated device: branches of a capture that nobody joins") {
     if (graph != nullptr) CHECK(cudaGraphDestroy(graph) == cudaSuccess);
     static_cast<void>(cudaGetLastError());
   }
+}
+
+TEST_CASE("emulated device: a graph that is destroyed while a launch of it has not ended") {
+  floats x(1);
+  const auto destroy = [&](bool wait) {
+    return last_words([&, wait] {
+      pf::gpu::stream stream;
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal);
+      launch(stream.handle(), {1, 1}, write_kernel, x.data, 0);
+      cudaStreamEndCapture(stream.handle(), &graph);
+      cudaGraphInstantiate(&executable, graph, 0);
+      cudaGraphDestroy(graph);
+      cudaGraphLaunch(executable, stream.handle());
+      if (wait) stream.synchronize();
+      cudaGraphExecDestroy(executable);
+    });
+  };
+  CHECK(destroy(true) == "survived ");
+  CHECK(has(destroy(false), "a graph is destroyed while a launch of it has not ended"));
 }
