@@ -3,6 +3,7 @@
 // it.
 #include "support.hpp"
 
+#include <memory>
 #include <vector>
 
 // [include]
@@ -196,4 +197,30 @@ TEST_CASE("gpu training: from the second step on, nothing asks the system for me
   }
   CHECK(ctx.system_allocations() == settled);
   CHECK(ctx.peak_bytes() > 0);
+}
+
+TEST_CASE("gpu graphs: a graph that is dropped or replaced waits for its last launch") {
+  pf::gpu_context ctx;
+  pf::memory_block<float> from(pf::gpu::device_memory(), 1), to(pf::gpu::pinned_memory(), 1);
+  from.from_host(std::vector<float>{3.0F});
+  const auto copy = [&] {
+    pf::gpu::check(
+        cudaMemcpyAsync(to.data(), from.data(), sizeof(float), cudaMemcpyDeviceToHost, ctx.stream()),
+        "cudaMemcpyAsync");
+  };
+  const auto launch_and = [&](auto&& end) {
+    auto graph = std::make_unique<pf::gpu::step_graph>();
+    for (int step = 0; step < 3; ++step) graph->run(ctx, 1, copy);
+    REQUIRE(graph->captures() == 1);
+    ctx.synchronize();
+    *to.data() = 0.0F;
+    graph->run(ctx, 1, copy);
+    CHECK(graph->replays() > 0);
+    end(graph);
+    CHECK(*to.data() == 3.0F);
+  };
+  launch_and([](auto& graph) { graph->drop(); });
+  launch_and([](auto& graph) { graph->set_enabled(false); });
+  launch_and([](auto& graph) { graph.reset(); });
+  launch_and([&](auto& graph) { graph->run(ctx, 2, [] {}); });
 }

@@ -8,16 +8,19 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/stream.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// An instantiated graph with its owner.
+/// An instantiated graph with its owner. Destroying or replacing it waits until the last launch has ended,
+/// because the launched work reads and writes memory that its owner frees next.
 class executable_graph {
  public:
   executable_graph() = default;
@@ -27,22 +30,34 @@ class executable_graph {
     static_cast<void>(cudaGraphDestroy(graph));
     check(status, "cudaGraphInstantiate");
   }
-  executable_graph(executable_graph&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  executable_graph(executable_graph&& other) noexcept
+      : handle_(std::exchange(other.handle_, nullptr)), launched_(std::move(other.launched_)) {}
   executable_graph& operator=(executable_graph&& other) noexcept {
-    std::swap(handle_, other.handle_);
+    executable_graph old(std::move(*this));
+    handle_ = std::exchange(other.handle_, nullptr);
+    launched_ = std::move(other.launched_);
     return *this;
   }
   executable_graph(const executable_graph&) = delete;
   executable_graph& operator=(const executable_graph&) = delete;
   ~executable_graph() {
-    if (handle_ != nullptr) static_cast<void>(cudaGraphExecDestroy(handle_));
+    if (handle_ == nullptr) return;
+    // What failed in the graph is thrown by the context; a destructor has no caller to throw to.
+    if (launched_) static_cast<void>(cudaEventSynchronize(launched_->handle()));
+    static_cast<void>(cudaGraphExecDestroy(handle_));
   }
 
   bool empty() const { return handle_ == nullptr; }
-  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(handle_, stream), "cudaGraphLaunch"); }
+  void launch(cudaStream_t stream) {
+    if (!launched_) launched_.emplace();
+    check(cudaGraphLaunch(handle_, stream), "cudaGraphLaunch");
+    launched_->record(stream);
+  }
 
  private:
   cudaGraphExec_t handle_ = nullptr;
+  std::optional<event>
+      launched_;  // after the last launch; empty before the first. The stream may go earlier.
 };
 
 /// Records what is put into a stream instead of running it, until finish().
@@ -137,7 +152,7 @@ class step_graph {
     graph_.launch(ctx.stream());
   }
 
-  /// Forgets what has been captured.
+  /// Forgets what has been captured, after the end of its last launch.
   void drop() {
     graph_ = {};
     settled_ = false;

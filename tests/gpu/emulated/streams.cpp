@@ -8,6 +8,7 @@
 #include "streams.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -382,7 +383,14 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
   executable->nodes = std::make_shared<const std::vector<node>>(graph->nodes);
   return cudaSuccess;
 }
+// CUDA lets a launch under way end first. What the launch reads and writes then outlives the graph's owner by
+// accident.
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  const guard locked(device_lock());
+  if (executable != nullptr && executable->nodes.use_count() > 1) {
+    std::fprintf(stderr, "emulated device: a graph is destroyed while a launch of it has not ended\n");
+    std::abort();
+  }
   delete executable;
   return cudaSuccess;
 }
