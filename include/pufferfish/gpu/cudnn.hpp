@@ -17,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include <pufferfish/gpu/conv.hpp>
 
@@ -30,8 +31,10 @@ inline void check(cudnnStatus_t status, std::string_view call) {
 
 /// cuDNN on a context's stream, for float and 16 bits. It takes filters as [out][height][width][in]: ours are
 /// transposed on the way, and gradients on the way back; those of 16 bits come rounded to 16 bits, unlike our
-/// own. Algorithms are the first of cuDNN's own guesses that follows the context's math mode and, for a
-/// deterministic context, gives the same bits at every call; a shape without one is left to our own kernels.
+/// own. Algorithms are those of cuDNN's own guesses that follow the context's math mode and, for a
+/// deterministic context, give the same bits at every call. The first of them that cuDNN does not refuse at
+/// its first call computes all later calls of that shape, too; a shape without one is left to our own
+/// kernels.
 class cudnn final : public conv_library {
  public:
   /// Throws backend_error. Use it with this context only.
@@ -72,7 +75,6 @@ class cudnn final : public conv_library {
   static constexpr std::size_t most_workspace = std::size_t{1} << 30;
 
   struct algorithm {
-    bool usable = false;
     int number = 0;
     cudnnMathType_t math = CUDNN_DEFAULT_MATH;
     index_t bytes = 0;  ///< of workspace
@@ -98,12 +100,12 @@ class cudnn final : public conv_library {
   using conv_descriptor = descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
                                      cudnnDestroyConvolutionDescriptor>;
 
-  /// What cuDNN knows of a convolution, made once.
+  /// What cuDNN knows of a convolution, made once. Of the algorithms, the first is the next to be called.
   struct shape {
     tensor_descriptor x, y;
     filter_descriptor w;
     conv_descriptor conv;
-    std::optional<algorithm> forward, input, weight;
+    std::optional<std::vector<algorithm>> forward, input, weight;
   };
 
   using key = std::array<index_t, 16>;
@@ -144,6 +146,34 @@ class cudnn final : public conv_library {
     check(cudnnSetConvolutionMathType(s.conv, math), "cudnnSetConvolutionMathType");
   }
 
+  /// Whether a call refused the algorithm before it wrote anything.
+  static bool is_refusal(cudnnStatus_t status) {
+#if defined(CUDNN_STATUS_CATEGORY)  // from cuDNN 9 on, the status says why
+    return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
+#else
+    return status == CUDNN_STATUS_NOT_SUPPORTED;
+#endif
+  }
+
+  /// Calls run(algorithm, workspace) with the first of `left` that cuDNN does not refuse; refused ones are
+  /// removed, because the heuristics also name algorithms that do not take the layout or the number of
+  /// channels. False if none is left. All but the first call of a shape find the algorithm that they use in
+  /// front, so that a captured step calls nothing else.
+  template <class Run>
+  static bool run_first(context<device::gpu>& ctx, const shape& s, std::vector<algorithm>& left,
+                        const char* name, Run&& run) {
+    while (!left.empty()) {
+      const algorithm& a = left.front();
+      use_math(s, a.math);
+      scratch_frame frame(ctx.scratch());
+      const cudnnStatus_t status = run(a, frame.take<std::byte>(a.bytes));
+      if (status == CUDNN_STATUS_SUCCESS) return true;
+      if (!is_refusal(status)) check(status, name);
+      left.erase(left.begin());
+    }
+    return false;
+  }
+
   template <class T>
   bool run_forward(context<device::gpu>& ctx, const conv_request& asked, const T* x, const T* w,
                    const T* bias, T* y) {
@@ -154,19 +184,19 @@ class cudnn final : public conv_library {
           choose<cudnnConvolutionFwdAlgoPerf_t>(math_of(asked.type), [&](int most, int* found, auto* all) {
             return cudnnGetConvolutionForwardAlgorithm_v7(handle_, s.x, s.w, s.conv, s.y, most, found, all);
           });
-    if (!s.forward->usable) return false;
-    use_math(s, s.forward->math);
+    if (s.forward->empty()) return false;
     scratch_frame frame(ctx.scratch());
     const T* filter = turned(ctx, g, w, frame);
     if (bias != nullptr) {
       kernels::fill_rows<T>(ctx.stream(), bias, y, g.out_pixels(), g.out_channels, g.out_channels);
     }
     const float beta = bias != nullptr ? 1.0F : 0.0F;
-    check(cudnnConvolutionForward(handle_, &one, s.x, x, s.w, filter, s.conv,
-                                  static_cast<cudnnConvolutionFwdAlgo_t>(s.forward->number),
-                                  frame.take<std::byte>(s.forward->bytes), s.forward->size(), &beta, s.y, y),
-          "cudnnConvolutionForward");
-    return true;
+    return run_first(ctx, s, *s.forward, "cudnnConvolutionForward",
+                     [&](const algorithm& a, std::byte* workspace) {
+                       return cudnnConvolutionForward(handle_, &one, s.x, x, s.w, filter, s.conv,
+                                                      static_cast<cudnnConvolutionFwdAlgo_t>(a.number),
+                                                      workspace, a.size(), &beta, s.y, y);
+                     });
   }
 
   template <class T>
@@ -178,17 +208,16 @@ class cudnn final : public conv_library {
                                                                                    auto* all) {
         return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, s.w, s.y, s.conv, s.x, most, found, all);
       });
-    if (!s.input->usable) return false;
-    use_math(s, s.input->math);
+    if (s.input->empty()) return false;
     scratch_frame frame(ctx.scratch());
     const T* filter = turned(ctx, asked.geometry, w, frame);
     const float beta = add ? 1.0F : 0.0F;
-    check(
-        cudnnConvolutionBackwardData(handle_, &one, s.w, filter, s.y, dy, s.conv,
-                                     static_cast<cudnnConvolutionBwdDataAlgo_t>(s.input->number),
-                                     frame.take<std::byte>(s.input->bytes), s.input->size(), &beta, s.x, dx),
-        "cudnnConvolutionBackwardData");
-    return true;
+    return run_first(
+        ctx, s, *s.input, "cudnnConvolutionBackwardData", [&](const algorithm& a, std::byte* workspace) {
+          return cudnnConvolutionBackwardData(handle_, &one, s.w, filter, s.y, dy, s.conv,
+                                              static_cast<cudnnConvolutionBwdDataAlgo_t>(a.number), workspace,
+                                              a.size(), &beta, s.x, dx);
+        });
   }
 
   template <class T>
@@ -203,16 +232,19 @@ class cudnn final : public conv_library {
             return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, s.x, s.y, s.conv, s.w, most, found,
                                                                  all);
           });
-    if (!s.weight->usable) return false;
-    use_math(s, s.weight->math);
+    if (s.weight->empty()) return false;
     scratch_frame frame(ctx.scratch());
     T* filter = frame.take<T>(weights(g));
     const float beta = 0.0F;
-    check(cudnnConvolutionBackwardFilter(handle_, &one, s.x, x, s.y, dy, s.conv,
-                                         static_cast<cudnnConvolutionBwdFilterAlgo_t>(s.weight->number),
-                                         frame.take<std::byte>(s.weight->bytes), s.weight->size(), &beta, s.w,
-                                         filter),
-          "cudnnConvolutionBackwardFilter");
+    if (!run_first(ctx, s, *s.weight, "cudnnConvolutionBackwardFilter",
+                   [&](const algorithm& a, std::byte* workspace) {
+                     return cudnnConvolutionBackwardFilter(
+                         handle_, &one, s.x, x, s.y, dy, s.conv,
+                         static_cast<cudnnConvolutionBwdFilterAlgo_t>(a.number), workspace, a.size(), &beta,
+                         s.w, filter);
+                   })) {
+      return false;
+    }
     kernels::transpose_wide<T>(ctx.stream(), filter, g.out_channels, g.patch(), dw, accumulate);
     return true;
   }
@@ -238,19 +270,20 @@ class cudnn final : public conv_library {
   }
 
   template <class Result, class Ask>
-  algorithm choose(cudnnMathType_t math, Ask&& ask) const {
-    std::array<Result, 8> results{};
+  std::vector<algorithm> choose(cudnnMathType_t math, Ask&& ask) const {
+    std::array<Result, 16> results{};
+    std::vector<algorithm> chosen;
     int found = 0;
-    if (ask(static_cast<int>(results.size()), &found, results.data()) != CUDNN_STATUS_SUCCESS) return {};
+    if (ask(static_cast<int>(results.size()), &found, results.data()) != CUDNN_STATUS_SUCCESS) return chosen;
     for (int i = 0; i < found; ++i) {
       const Result& r = results[static_cast<std::size_t>(i)];
       const bool allowed = (!deterministic_ || r.determinism == CUDNN_DETERMINISTIC) &&
                            (math != CUDNN_FMA_MATH || r.mathType == CUDNN_FMA_MATH);
       if (r.status == CUDNN_STATUS_SUCCESS && allowed && r.memory <= most_workspace) {
-        return {true, static_cast<int>(r.algo), r.mathType, static_cast<index_t>(r.memory)};
+        chosen.push_back({static_cast<int>(r.algo), r.mathType, static_cast<index_t>(r.memory)});
       }
     }
-    return {};
+    return chosen;
   }
 
   static index_t weights(const kernels::conv_geometry& g) {

@@ -21,8 +21,10 @@ std::vector<float> wide(const twin<T>& from) {
 
 template <class T>
 constexpr double tolerance = 4 * unit<T>;
+// cuDNN may take one of Winograd's algorithms, which in float (fused multiply-add) loses one to two decimal
+// digits to a direct sum. Products of TF32's 11 bits differ by 5e-4 and more.
 template <>
-constexpr double tolerance<float> = 1e-5;
+constexpr double tolerance<float> = 1e-4;
 
 template <class T>
 struct results {
@@ -75,6 +77,7 @@ TEST_CASE_TEMPLATE("gpu cudnn: convolutions as by our own kernels", T, float, pf
   shape.padding = {0, 2};
   shape.dilation = {2, 1};
   check<T>(conv_case::of(shape, {2, 6, 5}));
-  // Of the stand-in's, filters over five channels are not its own.
+  // The stand-in offers no algorithm for five channels. It refuses each that it offers for three (above) when
+  // called.
   check<T>(conv_case::of(pf::conv_shape::square(5, 8, 3, 1, 1), {2, 4, 4}));
 }

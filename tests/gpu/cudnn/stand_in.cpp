@@ -2,8 +2,10 @@
 
 /// \file
 /// The part of cuDNN that gpu/cudnn.hpp uses, for the emulated device: plain sums, and a close look at what
-/// it is given. Of the algorithms that it offers only the third may be taken by who wants equal bits and has
-/// not all memory; filters over five channels have none.
+/// it is given. Of the five algorithms that it offers, the first is not deterministic, the second takes too
+/// much memory and the third, in float, uses tensor cores. The third and the fourth are refused when they are
+/// called. The fifth computes, but not over three channels. For filters over five channels no algorithm is
+/// offered.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -109,17 +111,26 @@ struct problem {
   }
 };
 
+constexpr int offered = 5;
+
+/// What heuristics name is not always what a call takes.
+template <class Algorithm>
+bool refuses(const problem& p, Algorithm asked) {
+  const int number = static_cast<int>(asked);
+  return number == 2 || number == 3 || p.x[3] == 3;
+}
+
 template <class Result>
 cudnnStatus_t offer(bool fits, const problem& p, int most, int* found, Result* results) {
-  if (!fits || most < 4) return CUDNN_STATUS_BAD_PARAM;
+  if (!fits || most < offered) return CUDNN_STATUS_BAD_PARAM;
   if (p.x[3] == 5) return CUDNN_STATUS_NOT_SUPPORTED;
-  *found = 4;
-  for (int i = 0; i < 4; ++i) {
+  *found = offered;
+  for (int i = 0; i < offered; ++i) {
     results[i] = {};
     results[i].status = CUDNN_STATUS_SUCCESS;
     results[i].determinism = i == 0 ? CUDNN_NON_DETERMINISTIC : CUDNN_DETERMINISTIC;
     results[i].memory = i == 1 ? std::size_t{1} << 40 : workspace_bytes;
-    results[i].algo = decltype(results[i].algo){};
+    results[i].algo = static_cast<decltype(results[i].algo)>(i);
     const cudnnMathType_t asked = *p.conv.math;
     results[i].mathType = i == 2 && asked == CUDNN_FMA_MATH ? CUDNN_TENSOR_OP_MATH : asked;
   }
@@ -254,13 +265,14 @@ cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnnHandle_t, cudnn
 
 cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t x_of,
                                       const void* x, cudnnFilterDescriptor_t w_of, const void* w,
-                                      cudnnConvolutionDescriptor_t conv, cudnnConvolutionFwdAlgo_t,
+                                      cudnnConvolutionDescriptor_t conv, cudnnConvolutionFwdAlgo_t algorithm,
                                       void* workspace, size_t size, const void* beta,
                                       cudnnTensorDescriptor_t y_of, void* y) {
   problem p;
   if (!problem::find(x_of, w_of, conv, y_of, p) || !all_there(p, x, w, y, workspace, size)) {
     return CUDNN_STATUS_BAD_PARAM;
   }
+  if (refuses(p, algorithm)) return CUDNN_STATUS_NOT_SUPPORTED;
   return work{p, number(alpha), number(beta), y, p.y, workspace}.submit(
       handle, "cudnnConvolutionForward", [x, w](const problem& of, std::vector<float>& sums) {
         of.for_each([&](std::size_t i, std::size_t j, std::size_t k) {
@@ -271,13 +283,15 @@ cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha, c
 cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alpha,
                                            cudnnFilterDescriptor_t w_of, const void* w,
                                            cudnnTensorDescriptor_t dy_of, const void* dy,
-                                           cudnnConvolutionDescriptor_t conv, cudnnConvolutionBwdDataAlgo_t,
-                                           void* workspace, size_t size, const void* beta,
-                                           cudnnTensorDescriptor_t dx_of, void* dx) {
+                                           cudnnConvolutionDescriptor_t conv,
+                                           cudnnConvolutionBwdDataAlgo_t algorithm, void* workspace,
+                                           size_t size, const void* beta, cudnnTensorDescriptor_t dx_of,
+                                           void* dx) {
   problem p;
   if (!problem::find(dx_of, w_of, conv, dy_of, p) || !all_there(p, dx, w, dy, workspace, size)) {
     return CUDNN_STATUS_BAD_PARAM;
   }
+  if (refuses(p, algorithm)) return CUDNN_STATUS_NOT_SUPPORTED;
   return work{p, number(alpha), number(beta), dx, p.x, workspace}.submit(
       handle, "cudnnConvolutionBackwardData", [dy, w](const problem& of, std::vector<float>& sums) {
         of.for_each([&](std::size_t i, std::size_t j, std::size_t k) {
@@ -289,12 +303,14 @@ cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* a
                                              cudnnTensorDescriptor_t x_of, const void* x,
                                              cudnnTensorDescriptor_t dy_of, const void* dy,
                                              cudnnConvolutionDescriptor_t conv,
-                                             cudnnConvolutionBwdFilterAlgo_t, void* workspace, size_t size,
-                                             const void* beta, cudnnFilterDescriptor_t dw_of, void* dw) {
+                                             cudnnConvolutionBwdFilterAlgo_t algorithm, void* workspace,
+                                             size_t size, const void* beta, cudnnFilterDescriptor_t dw_of,
+                                             void* dw) {
   problem p;
   if (!problem::find(x_of, dw_of, conv, dy_of, p) || !all_there(p, x, dw, dy, workspace, size)) {
     return CUDNN_STATUS_BAD_PARAM;
   }
+  if (refuses(p, algorithm)) return CUDNN_STATUS_NOT_SUPPORTED;
   return work{p, number(alpha), number(beta), dw, p.w, workspace}.submit(
       handle, "cudnnConvolutionBackwardFilter", [x, dy](const problem& of, std::vector<float>& sums) {
         of.for_each([&](std::size_t i, std::size_t j, std::size_t k) {
