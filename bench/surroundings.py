@@ -29,12 +29,20 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
+def use_carried(folder=ROOT / ".carry"):
+    """As use_carried of scripts/debian.sh: headers that scripts/carry has collected, wherever there are some, and Meson and
+    ninja where one of them is missing."""
+    if not (folder / "include").is_dir():
+        return False
+    os.environ["CPLUS_INCLUDE_PATH"] = ":".join(filter(None, [str(folder / "include"), os.environ.get("CPLUS_INCLUDE_PATH")]))
+    if not (shutil.which("meson") and shutil.which("ninja")):
+        os.environ["PATH"] += f":{folder / 'bin'}"
+    return True
+
+
 def ensure_built(build, *targets, mpi="disabled"):
-    """Release programs in `build`: all of them, or these targets. A folder that was set up without MPI gets it. Where
-    there is no Meson, what scripts/carry has brought does."""
-    if not shutil.which("meson") and (ROOT / ".carry" / "bin").is_dir():
-        os.environ["PATH"] += f":{ROOT / '.carry' / 'bin'}"
-        os.environ["CPLUS_INCLUDE_PATH"] = str(ROOT / ".carry" / "include")
+    """Release programs in `build`: all of them, or these targets. A folder that was set up without MPI gets it."""
+    use_carried()
     if not (build / "build.ninja").is_file():
         subprocess.run(["meson", "setup", str(build), str(ROOT), "-Dbuildtype=release", "-Dmarch=native",
                         "-Dbench=enabled", "-Dtests=disabled", "-Dexamples=disabled", f"-Dmpi={mpi}"], check=True)

@@ -106,9 +106,11 @@ configure() { # BUILD OPTIONS...
   fi
 }
 
-# Meson, ninja and headers as scripts/carry has collected them, where there is no Meson.
-use_carried() {
-  have_command meson && return 0
-  [ -f .carry/meson.py ] || return 1
-  export PATH=$PATH:$PWD/.carry/bin CPLUS_INCLUDE_PATH=$PWD/.carry/include
+# Headers as scripts/carry has collected them, wherever there are some: a machine that has a Meson may still lack headers.
+# Carried headers come after the compiler's own. Meson and ninja as collected only where one of them is missing.
+use_carried() { # [FOLDER]
+  local folder=${1:-$PWD/.carry}
+  [ -d "$folder/include" ] || return 1
+  export CPLUS_INCLUDE_PATH=$folder/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
+  { have_command meson && have_command ninja; } || export PATH=$PATH:$folder/bin
 }
