@@ -14,7 +14,11 @@
 
 #include <cstdio>
 #include <fstream>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "common/device_steps.hpp"
 #include "common/line_server.hpp"
@@ -123,27 +127,29 @@ device_case case_of(const request& asked) {
   return which;
 }
 
-/// Steps that have run before: peers take turns.
+/// Steps that have run before: contestants take turns. The ways to run one case are kept together; another
+/// case makes room.
 class kept_steps {
  public:
   device_step& of(const request& asked) {
     const device_case which = case_of(asked);
-    std::string name = which.network + "/" + which.mode + "/" + std::to_string(which.batch) + "/" +
-                       which.precision + (which.captured ? "" : "/direct") + (which.cudnn ? "/cudnn" : "") +
-                       (which.tiny ? "/tiny" : "");
-    if (!step_ || name != name_) {
-      step_.reset();  // makes room
-      step_ = make_device_step(which);
-      name_ = std::move(name);
-      for (int i = 0; i < 6; ++i) step_->run();  // direct, captured, replayed
-      step_->context().synchronize();
+    const std::string name = which.network + "/" + which.mode + "/" + std::to_string(which.batch) + "/" +
+                             which.precision + (which.tiny ? "/tiny" : "");
+    if (name != name_) steps_.clear();
+    name_ = name;
+    std::unique_ptr<device_step>& step = steps_[{which.captured, which.cudnn}];
+    if (step == nullptr) {
+      std::unique_ptr<device_step> made = make_device_step(which);
+      for (int i = 0; i < 6; ++i) made->run();  // direct, captured, replayed
+      made->context().synchronize();
+      step = std::move(made);
     }
-    return *step_;
+    return *step;
   }
-  void forget() { step_.reset(); }
+  void forget() { steps_.clear(); }
 
  private:
-  std::unique_ptr<device_step> step_;
+  std::map<std::pair<bool, bool>, std::unique_ptr<device_step>> steps_;  // by captured, cudnn
   std::string name_;
 };
 

@@ -11,11 +11,15 @@ channels last, with cuDNN's search for the fastest algorithms and fused optimize
 """
 import argparse
 import contextlib
+import os
 import sys
 import time
 import warnings
 
 warnings.filterwarnings("ignore")
+# What one process has compiled another loads (bench/gpu_step compiles ahead).
+for cache in ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
+    os.environ.setdefault(cache, "1")
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 

@@ -3,6 +3,7 @@
 """gpu_step.py DEVICE-PROGRAM EMULATED-PROGRAM: bench/gpu_step with a few channels of each network, ours on the emulated
 device and PyTorch, where there is one, on the processor: do both sides build the same networks, and do all numbers come?
 The device's program says that there is no device, or answers."""
+import importlib.machinery
 import json
 import pathlib
 import subprocess
@@ -32,7 +33,7 @@ class Steps(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "steps.json"
             done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--device",
-                                   "cpu", "--rounds", "1", "--steps", "1", "--json", str(file), *arguments], text=True,
+                                   "cpu", "--rounds", "1", "--steps", "1", "--minutes", "0", "--json", str(file), *arguments], text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
             self.assertEqual(done.returncode, 0, done.stdout)
             return json.loads(file.read_text(encoding="utf-8")), done.stdout
@@ -62,6 +63,25 @@ class Steps(unittest.TestCase):
             result, _ = self.run_script("--networks", *networks, "--precision", precision, "--modes", "hybrid", "--python", "",
                                         "--no-layers")
             self.assertEqual([row["precision"] for row in result["rows"]], [precision] * len(networks))
+
+    def test_directly(self):
+        result, _ = self.run_script("--networks", "resnet18:2", "--modes", "hybrid", "--python", "", "--no-layers", "--direct")
+        self.assertIn("ours, direct", result["rows"][0]["ms"])
+        self.assertEqual(result["rows"][0]["precision"], "bf16")
+
+    def test_no_time_left(self):
+        done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--python", "",
+                               "--minutes", "0.001"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertEqual(done.stdout.count(": no time left"), 10)
+
+    def test_an_answer_that_takes_too_long(self):
+        script = importlib.machinery.SourceFileLoader("gpu_step", str(ROOT / "bench" / "gpu_step")).load_module()
+        server = script.Server(["sh", "-c", "read line; case $line in *slow*) sleep 60;; *) echo '{\"ms\": 1}';; esac"])
+        with self.assertRaisesRegex(script.Missing, "not done after"):
+            server.ask(seconds=0.3, work="slow")
+        self.assertEqual(server.ask(seconds=30, work="step"), {"ms": 1})  # by another process
+        server.close()
 
     def test_without_a_device(self):
         done = subprocess.run([DEVICE], input="", text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
