@@ -54,7 +54,7 @@ class Step:
         if self.facts and status == "passed":
             try:
                 result["facts"] = self.facts(text)
-            except (ValueError, KeyError, IndexError, AttributeError) as why:
+            except (ValueError, KeyError, IndexError, AttributeError, OSError) as why:
                 result.update(status="failed", text=f"{text}\n(the output is not what was expected: {why!r})\n")
         return result
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""nvidia_library.py NAME CUDA-ROOT: prints `LIBRARY;INCLUDE-FOLDER` of one of NVIDIA's libraries (cudnn, nccl), or
+"""nvidia_library.py NAME CUDA-ROOT: prints `LIBRARY;INCLUDE-FOLDER` of one of NVIDIA's libraries (cublas, cudnn, nccl), or
 `;REASON` if it was not found.
 
 It is looked for in the CUDA Toolkit, then in Python's packages (nvidia-cudnn-cu13 and so on), then where the linker looks.
@@ -59,9 +59,12 @@ def find(name, cuda, header):
         f"no lib{name}.so in {cuda}, in Python's packages or in /usr"
 
 
+HEADERS = {"cudart": "cuda_runtime.h", "cublas": "cublas_v2.h", "cublasLt": "cublasLt.h", "cusolver": "cusolverDn.h"}
+
+
 def main():
     name, cuda = sys.argv[1], pathlib.Path(sys.argv[2])
-    library, include, reason = find(name, cuda, f"{name}.h")
+    library, include, reason = find(name, cuda, HEADERS.get(name, f"{name}.h"))
     print(f"{library};{include}" if library else f";{reason}")
 
 
