@@ -9,6 +9,7 @@
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/core/version.hpp>
+#include <pufferfish/lowrank/attention.hpp>
 #include <pufferfish/lowrank/conv.hpp>
 #include <pufferfish/lowrank/factorize.hpp>
 #include <pufferfish/lowrank/factors.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// expected-error: this layer type is unknown: specialise pufferfish::layer_traits for it
+// expected-first: this layer type is unknown: specialise pufferfish::layer_traits for it
 
 #include <pufferfish/lowrank.hpp>
 

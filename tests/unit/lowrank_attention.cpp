@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include <pufferfish/lowrank/attention.hpp>
+#include <pufferfish/lowrank.hpp>
 
 #include "gradient_check.hpp"
 #include "host_attention.hpp"
@@ -169,6 +169,20 @@ TEST_CASE("LowRankAttention: gradients, contract, threads") {
   check_contract(wrap(LowRankAttention<float>(shape, 3)), {0, 4, 1, 6});
   check_contract(wrap(LowRankAttention<float>(shape, 3)), {3, 0, 1, 6});
   check_threads(wrap(LowRankAttention<float>({33, 3, 11, 11}, 8), true), {5, 20, 1, 33});
+}
+
+TEST_CASE("LowRankAttention: passes with a result of their own") {
+  LowRankAttention<double> layer({6, 2, 3, 4}, 3, true);
+  layer.initialize({3, 3});
+  const tensor<double, 3> x = random_input({2, 4, 6});
+  tensor<double, 3> dx(x.shape());
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+  const tensor<double, 3> y = layer.forward(ctx, x);
+  layer.backward(ctx, y, dx.view());
+  const tensor<double, 3> again = layer.forward(ctx, x);
+  CHECK(largest_error(layer.backward(ctx, again), dx) == 0.0);
+  CHECK(ctx.tape().empty());
 }
 
 TEST_CASE("LowRankAttention: names, sizes, errors") {

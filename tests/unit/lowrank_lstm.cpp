@@ -144,6 +144,49 @@ TEST_CASE("svd_factorize of a host's LSTM: strided views, biases of two sides ad
   for (index_t i = 0; i < 32; ++i) CHECK(plain.bias()(i) == 0.0);
 }
 
+TEST_CASE_TEMPLATE("LSTMs: passes with a result of their own, of sequences and of images", Layer,
+                   LSTM<double>, LowRankLSTM<double, 3>) {
+  Layer layer(5, 7);
+  layer.initialize({5, 5});
+  tensor<double, 3> x({4, 2, 5}), y({4, 2, 7}), dx({4, 2, 5});
+  tensor<double, 2> h({2, 7}), c({2, 7}), dh({2, 7}), dc({2, 7}), dh0({2, 7}), dc0({2, 7});
+  for (auto* filled : {&h, &c, &dh, &dc}) fill_normal<double>(filled->flat(), 1.0, {6, 6});
+  fill_normal<double>(x.flat(), 1.0, {6, 7});
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+
+  layer.forward(ctx, x, recurrent_state<const double>(), y.view());
+  layer.backward(ctx, y, dx.view());
+  const tensor<double, 3> own = layer.forward(ctx, x);
+  CHECK(largest_error(own, y) == 0.0);
+  CHECK(largest_error(layer.backward(ctx, own), dx) == 0.0);
+
+  const tensor_view<const double, 4> images = x.view().reshape(extents<4>{4, 2, 1, 5});
+  const tensor<double, 4> as_images = layer.forward(ctx, images);
+  CHECK(as_images.shape() == extents<4>{4, 2, 1, 7});
+  CHECK(std::equal(as_images.flat().begin(), as_images.flat().end(), y.flat().begin()));
+  const tensor<double, 4> image_dx = layer.backward(ctx, as_images);
+  CHECK(image_dx.shape() == extents<4>{4, 2, 1, 5});
+  CHECK(std::equal(image_dx.flat().begin(), image_dx.flat().end(), dx.flat().begin()));
+
+  const recurrent_state<const double> before{h, c}, from_after{dh, dc};
+  tensor<double, 2> h_after({2, 7}), c_after({2, 7}), own_h({2, 7}), own_c({2, 7});
+  layer.forward(ctx, x, before, y.view(), {h_after, c_after});
+  layer.backward(ctx, y, dx.view(), from_after, {dh0, dc0});
+  tensor<double, 2> own_dh({2, 7}), own_dc({2, 7});
+  const tensor<double, 3> with_state = layer.forward(ctx, x, before, {own_h, own_c});
+  CHECK(largest_error(with_state, y) == 0.0);
+  CHECK(largest_error(own_h, h_after) == 0.0);
+  CHECK(largest_error(own_c, c_after) == 0.0);
+  CHECK(largest_error(layer.backward(ctx, with_state, from_after, {own_dh, own_dc}), dx) == 0.0);
+  CHECK(largest_error(own_dh, dh0) == 0.0);
+  CHECK(largest_error(own_dc, dc0) == 0.0);
+  CHECK(ctx.tape().empty());
+  CHECK_THROWS_AS(layer.backward(ctx, y), state_error);
+  CHECK_THROWS_AS(layer.backward(ctx, as_images), state_error);
+  CHECK_THROWS_AS((void)layer.forward(ctx, tensor<double, 3>({4, 2, 6})), shape_error);
+}
+
 TEST_CASE("svd_factorize of an LSTM: errors name the layer, the matrix and the sizes") {
   const LSTM<double> dense = random_lstm(12, 16);
   std::string text = error_text([&] { svd_factorize<9>(dense, {"rnn.1"}); });

@@ -110,3 +110,14 @@
 #define PUFFERFISH_NOINLINE
 #define PUFFERFISH_COLD
 #endif
+
+/// After the declarator of an overload that exists only to be refused: the compiler's error at the call says
+/// `text`. Compilers without the attribute refuse the call as one of a deleted function.
+#if defined(__has_attribute)
+#if __has_attribute(unavailable) && !defined(__CUDACC__)
+#define PUFFERFISH_UNAVAILABLE(text) __attribute__((unavailable("pufferfish: " text)))
+#endif
+#endif
+#ifndef PUFFERFISH_UNAVAILABLE
+#define PUFFERFISH_UNAVAILABLE(text) = delete
+#endif

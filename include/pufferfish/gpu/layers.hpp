@@ -90,7 +90,8 @@ class resident : public Layer {
 }  // namespace gpu
 
 template <class T, index_t Rank>
-class LowRankConv<T, Rank, device::gpu> : public gpu::detail::resident<detail::low_rank_conv<T>> {
+requires(detail::layer_scalar<T, device::gpu>) class LowRankConv<T, Rank, device::gpu>
+    : public gpu::detail::resident<detail::low_rank_conv<T>> {
   static_assert(Rank > 0, "pufferfish: LowRankConv<T, Rank>: a static rank must be at least 1");
 
  public:
@@ -100,14 +101,16 @@ class LowRankConv<T, Rank, device::gpu> : public gpu::detail::resident<detail::l
 };
 
 template <class T>
-class LowRankConv<T, dynamic_rank, device::gpu> : public gpu::detail::resident<detail::low_rank_conv<T>> {
+requires(detail::layer_scalar<T, device::gpu>) class LowRankConv<T, dynamic_rank, device::gpu>
+    : public gpu::detail::resident<detail::low_rank_conv<T>> {
  public:
   LowRankConv(const conv_shape& shape, index_t rank, bool bias = false)
       : gpu::detail::resident<detail::low_rank_conv<T>>(detail::low_rank_conv<T>(shape, rank, bias)) {}
 };
 
 template <class T, index_t Rank>
-class LowRankLinear<T, Rank, device::gpu> : public gpu::detail::resident<detail::low_rank_linear<T>> {
+requires(detail::layer_scalar<T, device::gpu>) class LowRankLinear<T, Rank, device::gpu>
+    : public gpu::detail::resident<detail::low_rank_linear<T>> {
   static_assert(Rank > 0, "pufferfish: LowRankLinear<T, Rank>: a static rank must be at least 1");
 
  public:
@@ -117,14 +120,16 @@ class LowRankLinear<T, Rank, device::gpu> : public gpu::detail::resident<detail:
 };
 
 template <class T>
-class LowRankLinear<T, dynamic_rank, device::gpu> : public gpu::detail::resident<detail::low_rank_linear<T>> {
+requires(detail::layer_scalar<T, device::gpu>) class LowRankLinear<T, dynamic_rank, device::gpu>
+    : public gpu::detail::resident<detail::low_rank_linear<T>> {
  public:
   LowRankLinear(index_t in, index_t out, index_t rank, bool bias = true)
       : gpu::detail::resident<detail::low_rank_linear<T>>(detail::low_rank_linear<T>(in, out, rank, bias)) {}
 };
 
 template <class T, index_t Rank>
-class LowRankLSTM<T, Rank, device::gpu> : public gpu::detail::resident<detail::low_rank_lstm<T>> {
+requires(detail::layer_scalar<T, device::gpu>) class LowRankLSTM<T, Rank, device::gpu>
+    : public gpu::detail::resident<detail::low_rank_lstm<T>> {
   static_assert(Rank > 0, "pufferfish: LowRankLSTM<T, Rank>: a static rank must be at least 1");
 
  public:
@@ -135,7 +140,8 @@ class LowRankLSTM<T, Rank, device::gpu> : public gpu::detail::resident<detail::l
 };
 
 template <class T>
-class LowRankLSTM<T, dynamic_rank, device::gpu> : public gpu::detail::resident<detail::low_rank_lstm<T>> {
+requires(detail::layer_scalar<T, device::gpu>) class LowRankLSTM<T, dynamic_rank, device::gpu>
+    : public gpu::detail::resident<detail::low_rank_lstm<T>> {
  public:
   LowRankLSTM(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)
       : gpu::detail::resident<detail::low_rank_lstm<T>>(
@@ -143,7 +149,8 @@ class LowRankLSTM<T, dynamic_rank, device::gpu> : public gpu::detail::resident<d
 };
 
 template <class T, index_t Rank>
-class LowRankAttention<T, Rank, device::gpu> : public gpu::detail::resident<detail::low_rank_attention<T>> {
+requires(detail::layer_scalar<T, device::gpu>) class LowRankAttention<T, Rank, device::gpu>
+    : public gpu::detail::resident<detail::low_rank_attention<T>> {
   static_assert(Rank > 0, "pufferfish: LowRankAttention<T, Rank>: a static rank must be at least 1");
 
  public:
@@ -154,7 +161,7 @@ class LowRankAttention<T, Rank, device::gpu> : public gpu::detail::resident<deta
 };
 
 template <class T>
-class LowRankAttention<T, dynamic_rank, device::gpu>
+requires(detail::layer_scalar<T, device::gpu>) class LowRankAttention<T, dynamic_rank, device::gpu>
     : public gpu::detail::resident<detail::low_rank_attention<T>> {
  public:
   LowRankAttention(const attention_shape& shape, index_t rank, bool bias = false)

@@ -2,19 +2,21 @@
 #pragma once
 
 /// \file
-/// `LowRankAttention`: multi-head attention whose four projections are each up * down, and `svd_factorize` of
-/// a host's attention layer.
+/// `LowRankAttention`: multi-head attention whose four projections are each up * down.
 ///
 /// The concatenated projections of all heads are factorized, [heads * key x model] and so on, as the paper's
 /// code does; heads are split after `up` (Wang et al., Pufferfish, MLSys 2021, section 2; its table of costs
 /// counts factors for each head).
 
-#include <memory>
+#include <algorithm>
+#include <array>
 #include <span>
-#include <vector>
+#include <string>
+#include <type_traits>
 
 #include <pufferfish/lowrank/attention_core.hpp>
 #include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/linear.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -124,6 +126,11 @@ class low_rank_attention {
     forward(ctx, x, y.view(), call);
     return y;
   }
+  tensor<T, 3> backward(context<device::cpu>& ctx, const tensor_view<const T, 3>& dy) const {
+    tensor<T, 3> dx(dy.shape());
+    backward(ctx, dy, dx.view());
+    return dx;
+  }
 
   /// Random factors for training from scratch, as LowRankLinear's.
   void initialize(random_stream random) {
@@ -199,8 +206,17 @@ class LowRankAttention : public detail::low_rank_attention<T> {
       : detail::low_rank_attention<T>(shape, {Rank, Rank, Rank, Rank}, bias) {}
 };
 
+template <class T, index_t Rank, class Device>
+requires(!detail::layer_scalar<T, Device>) class LowRankAttention<T, Rank, Device> {
+ public:
+  using value_type = T;
+  template <class... Arguments>
+  explicit LowRankAttention(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
+};
+
 template <class T>
-class LowRankAttention<T, dynamic_rank, device::cpu> : public detail::low_rank_attention<T> {
+requires(detail::layer_scalar<T, device::cpu>) class LowRankAttention<T, dynamic_rank, device::cpu>
+    : public detail::low_rank_attention<T> {
  public:
   /// As above, with one rank for all, or those of query, key, value and output.
   LowRankAttention(const attention_shape& shape, index_t rank, bool bias = false)
@@ -208,196 +224,5 @@ class LowRankAttention<T, dynamic_rank, device::cpu> : public detail::low_rank_a
   LowRankAttention(const attention_shape& shape, const std::array<index_t, 4>& ranks, bool bias = false)
       : detail::low_rank_attention<T>(shape, ranks, bias) {}
 };
-
-// svd_factorize for layers of kind attention: everything is four times what it is for a linear layer. Their
-// layer_traits give `matrices(layer)`: query [heads key x model], key, value [heads value x model] and output
-// [model x heads value], in this order; `heads(layer)`; optionally `biases(layer)`, four vectors or null
-// views.
-
-namespace detail {
-
-template <class Layer>
-inline constexpr bool is_attention = false;
-template <has_layer_traits Layer>
-inline constexpr bool is_attention<Layer> = layer_traits<Layer>::kind == layer_kind::attention;
-
-template <class Dense>
-requires(is_attention<Dense>) struct report_of<Dense> {
-  using type = std::vector<factor_report>;
-};
-
-template <class Layer>
-struct low_rank_attention_kind {
-  static constexpr bool known = false;
-};
-template <class T, index_t Rank, class Device>
-struct low_rank_attention_kind<LowRankAttention<T, Rank, Device>> {
-  static constexpr bool known = true;
-  static constexpr index_t rank = Rank;
-};
-template <class Layer>
-concept low_rank_attention_layer = low_rank_attention_kind<Layer>::known;
-
-template <class LowRank, class Dense>
-constexpr bool check_attention_pair() {
-  static_assert(is_attention<Dense>,
-                "pufferfish: a LowRankAttention is made from a dense layer whose layer_traits have kind "
-                "attention");
-  if constexpr (is_attention<Dense>) {
-    static_assert(std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>,
-                  "pufferfish: the dense and the low-rank layer have different scalars");
-    return std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>;
-  }
-  return false;
-}
-
-/// The shape that the traits' matrices have. Throws shape_error if they contradict each other.
-template <class Dense>
-attention_shape host_attention_shape(const Dense& dense, const std::string& name) {
-  const auto matrices = layer_traits<Dense>::matrices(dense);
-  const index_t heads = layer_traits<Dense>::heads(dense);
-  const auto extent = [&](std::size_t i, std::size_t d) { return matrices[i].view.extent(d); };
-  if (matrices.size() != 4 || heads < 1) {
-    throw_error<shape_error>({name, ": layer_traits give ", matrices.size(), " matrices and ", heads,
-                              " heads; an attention layer has four matrices and at least one head"});
-  }
-  const index_t model = extent(0, 1), keys = extent(0, 0), values = extent(2, 0);
-  const bool fits = extent(1, 0) == keys && extent(1, 1) == model && extent(2, 1) == model &&
-                    extent(3, 0) == model && extent(3, 1) == values && keys % heads == 0 &&
-                    values % heads == 0;
-  if (!fits) {
-    throw_error<shape_error>({name, ": query ", matrices[0].view.shape(), ", key ", matrices[1].view.shape(),
-                              ", value ", matrices[2].view.shape(), " and output ", matrices[3].view.shape(),
-                              " of ", heads, " heads do not fit each other"});
-  }
-  return {model, heads, keys / heads, values / heads};
-}
-
-template <class Dense>
-constexpr bool attention_has_biases = has_biases_trait<Dense>;
-
-/// Factors of the four matrices, each with the rank that the policy chooses for it, or the given ones.
-template <class Dense>
-std::vector<factors<weight_scalar_t<Dense>>> attention_factors(const Dense& dense,
-                                                               const std::array<rank_policy, 4>& policies,
-                                                               const factorize_options& options) {
-  using T = weight_scalar_t<Dense>;
-  host_attention_shape(dense, options.name);
-  std::vector<factors<T>> made;
-  for (std::size_t i = 0; i < 4; ++i) {
-    const auto named = layer_traits<Dense>::matrices(dense)[i];
-    factorize_options own = options;
-    own.name = options.name + "." + named.name;
-    made.push_back(factorize_matrix<T>(tensor_view<const T, 2>(named.view), policies[i], own));
-  }
-  return made;
-}
-
-template <class Dense, class LowRank, class T>
-void load_attention(const Dense& dense, const std::vector<factors<T>>& made, LowRank& layer) {
-  for (std::size_t i = 0; i < 4; ++i) {
-    auto& to = layer.projections()[i];
-    copy(tensor_view<const T, 2>(made[i].down), to.down());
-    copy(tensor_view<const T, 2>(made[i].up), to.up());
-    if (!to.has_bias()) continue;
-    tensor_view<const T, 1> bias;
-    if constexpr (attention_has_biases<Dense>) bias = layer_traits<Dense>::biases(dense)[i].view;
-    bias.is_null() ? void(std::fill_n(to.bias().data(), to.bias().size(), T{})) : copy(bias, to.bias());
-  }
-}
-
-template <class Dense>
-bool attention_wants_bias(const Dense& dense) {
-  bool wanted = false;
-  if constexpr (attention_has_biases<Dense>) {
-    for (const auto& bias : layer_traits<Dense>::biases(dense)) wanted = wanted || !bias.view.is_null();
-  }
-  return wanted;
-}
-
-template <class T>
-std::vector<factor_report> attention_reports(const std::vector<factors<T>>& made) {
-  std::vector<factor_report> reports;
-  for (const factors<T>& one : made) reports.push_back(one.report);
-  return reports;
-}
-
-template <class LowRank, class Dense>
-LowRank factorize_attention(const Dense& dense, const rank_policy& policy, const factorize_options& options,
-                            std::vector<factor_report>* report) {
-  const auto made = attention_factors(dense, {policy, policy, policy, policy}, options);
-  const attention_shape shape = host_attention_shape(dense, options.name);
-  const bool bias = attention_wants_bias(dense);
-  auto layer = [&] {
-    if constexpr (low_rank_attention_kind<LowRank>::rank == dynamic_rank) {
-      return LowRank(shape,
-                     std::array<index_t, 4>{made[0].rank(), made[1].rank(), made[2].rank(), made[3].rank()},
-                     bias);
-    } else {
-      return LowRank(shape, bias);
-    }
-  }();
-  load_attention(dense, made, layer);
-  if (report != nullptr) *report = attention_reports(made);
-  return layer;
-}
-
-}  // namespace detail
-
-/// A LowRankAttention with a static rank from a dense attention layer. `report`, if given, receives the four
-/// matrices' reports. Errors as factorize_matrix, naming the matrix, and shape_error if the traits contradict
-/// themselves.
-template <detail::low_rank_attention_layer LowRank, class Dense>
-LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
-                      detail::report_of_t<Dense>* report = nullptr) {
-  if constexpr (detail::check_layer_traits<Dense>() && detail::check_attention_pair<LowRank, Dense>()) {
-    constexpr index_t rank = detail::low_rank_attention_kind<LowRank>::rank;
-    static_assert(rank != dynamic_rank,
-                  "pufferfish: a layer with dynamic rank needs a rank policy: svd_factorize<L>(dense, "
-                  "rank_ratio{0.25})");
-    return detail::factorize_attention<LowRank>(dense, fixed_rank{rank}, options, report);
-  }
-}
-
-/// A LowRankAttention with dynamic ranks, which `policy` chooses matrix by matrix. Otherwise as above.
-template <detail::low_rank_attention_layer LowRank, class Dense>
-LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const factorize_options& options = {},
-                      detail::report_of_t<Dense>* report = nullptr) {
-  if constexpr (detail::check_layer_traits<Dense>() && detail::check_attention_pair<LowRank, Dense>()) {
-    static_assert(detail::low_rank_attention_kind<LowRank>::rank == dynamic_rank,
-                  "pufferfish: a layer with static rank takes no rank policy: svd_factorize<L>(dense)");
-    return detail::factorize_attention<LowRank>(dense, policy, options, report);
-  }
-}
-
-/// Of static rank `Rank`: svd_factorize<16>(dense).
-template <index_t Rank, class Dense>
-requires(detail::is_attention<Dense>) auto svd_factorize(const Dense& dense,
-                                                         const factorize_options& options = {},
-                                                         detail::report_of_t<Dense>* report = nullptr) {
-  return svd_factorize<LowRankAttention<detail::weight_scalar_t<Dense>, Rank>>(dense, options, report);
-}
-
-/// Fills an existing layer, at the ranks it has. Throws shape_error, naming both shapes, if it is not of the
-/// dense layer's shape or has no bias where that has one. The layer is unchanged if anything is thrown.
-template <class Dense, detail::low_rank_attention_layer LowRank>
-std::vector<factor_report> svd_factorize(const Dense& dense, LowRank& layer,
-                                         const factorize_options& options = {}) {
-  if constexpr (detail::check_layer_traits<Dense>() && detail::check_attention_pair<LowRank, Dense>()) {
-    const attention_shape shape = detail::host_attention_shape(dense, options.name);
-    if (shape != layer.shape() || (detail::attention_wants_bias(dense) && !layer.query().has_bias())) {
-      detail::throw_error<shape_error>(
-          {options.name, ": attention, ", shape.describe(),
-           detail::attention_wants_bias(dense) ? ", with biases, does not fit " : ", does not fit ",
-           layer.describe()});
-    }
-    const auto ranks = layer.ranks();
-    const auto made = detail::attention_factors(
-        dense, {fixed_rank{ranks[0]}, fixed_rank{ranks[1]}, fixed_rank{ranks[2]}, fixed_rank{ranks[3]}},
-        options);
-    detail::load_attention(dense, made, layer);
-    return detail::attention_reports(made);
-  }
-}
 
 PUFFERFISH_NAMESPACE_END

@@ -212,8 +212,17 @@ class LowRankConv : public detail::low_rank_conv<T> {
       : detail::low_rank_conv<T>(shape, Rank, bias) {}
 };
 
+template <class T, index_t Rank, class Device>
+requires(!detail::layer_scalar<T, Device>) class LowRankConv<T, Rank, Device> {
+ public:
+  using value_type = T;
+  template <class... Arguments>
+  explicit LowRankConv(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
+};
+
 template <class T>
-class LowRankConv<T, dynamic_rank, device::cpu> : public detail::low_rank_conv<T> {
+requires(detail::layer_scalar<T, device::cpu>) class LowRankConv<T, dynamic_rank, device::cpu>
+    : public detail::low_rank_conv<T> {
  public:
   /// As above, with the rank as an argument.
   LowRankConv(const conv_shape& shape, index_t rank, bool bias = false)

@@ -8,33 +8,28 @@
 ///     auto b = svd_factorize<16>(dense);                          // the kind of layer from the traits
 ///     svd_factorize(dense, existing_low_rank_layer);              // into a layer that is there already
 ///     auto c = svd_factorize<LowRankConv<float>>(dense, rank_ratio{0.25});   // the rank from a policy
-///     factors<float> d = svd_factors(dense, energy_kept{0.9});    // plain matrices, for a host's own layers
+///     auto d = svd_factorize(dense, rank_ratio{0.25});            // the same, the kind from the traits
+///     factors<float> e = svd_factors(dense, energy_kept{0.9});    // plain matrices, for a host's own layers
 ///
-/// An LSTM has eight matrices: each is factorized on its own, and what is one report or one pair of factors
-/// for other layers is a vector of eight.
+/// An LSTM has eight matrices and attention four: each is factorized on its own, and what is one report or
+/// one pair of factors for other layers is a vector of eight or four.
 
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <pufferfish/lowrank/attention.hpp>
 #include <pufferfish/lowrank/conv.hpp>
+#include <pufferfish/lowrank/factorize_attention.hpp>
 #include <pufferfish/lowrank/factorize_lstm.hpp>
 #include <pufferfish/lowrank/factors.hpp>
 #include <pufferfish/lowrank/linear.hpp>
+#include <pufferfish/lowrank/lstm.hpp>
+#include <pufferfish/lowrank/trait_errors.hpp>
 #include <pufferfish/lowrank/traits.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
-
-template <class Layer>
-inline constexpr bool check_layer_traits() {
-  static_assert(
-      has_layer_traits<Layer>,
-      "pufferfish: this layer type is unknown: specialise pufferfish::layer_traits for it, with `kind` and "
-      "`matrices(layer)` (and `shape(layer)` for a convolution); see pufferfish/lowrank/traits.hpp and "
-      "examples/embed");
-  return has_layer_traits<Layer>;
-}
 
 /// How a low-rank layer is told from others, and its static rank.
 template <class Layer>
@@ -59,6 +54,12 @@ struct low_rank_kind<LowRankLSTM<T, Rank, Device>> {
   static constexpr layer_kind kind = layer_kind::lstm;
   static constexpr index_t rank = Rank;
 };
+template <class T, index_t Rank, class Device>
+struct low_rank_kind<LowRankAttention<T, Rank, Device>> {
+  static constexpr bool known = true;
+  static constexpr layer_kind kind = layer_kind::attention;
+  static constexpr index_t rank = Rank;
+};
 
 /// What is reported of a dense layer: one matrix, or several.
 template <class Dense>
@@ -66,7 +67,7 @@ struct report_of {
   using type = factor_report;
 };
 template <class Dense>
-requires(is_lstm<Dense>) struct report_of<Dense> {
+requires(is_lstm<Dense> || is_attention<Dense>) struct report_of<Dense> {
   using type = std::vector<factor_report>;
 };
 template <class Dense>
@@ -160,10 +161,10 @@ constexpr bool check_pair() {
       low_rank_kind<LowRank>::known,
       "pufferfish: svd_factorize<L>(dense): L must be one of the library's low-rank layers, for example "
       "LowRankConv<float, 16> or LowRankLinear<float>");
-  if constexpr (low_rank_kind<LowRank>::known && has_layer_traits<Dense>) {
-    static_assert(
-        low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind,
-        "pufferfish: the dense and the low-rank layer are of different kinds (convolution, linear, LSTM)");
+  if constexpr (low_rank_kind<LowRank>::known) {
+    static_assert(low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind,
+                  "pufferfish: the dense and the low-rank layer are of different kinds (convolution, linear, "
+                  "LSTM, attention)");
     static_assert(std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>,
                   "pufferfish: the dense and the low-rank layer have different scalars");
     return low_rank_kind<LowRank>::kind == layer_traits<Dense>::kind &&
@@ -196,16 +197,20 @@ void check_same_shape(const Dense& dense, const LowRank& layer, const std::strin
 
 }  // namespace detail
 
-/// The factors of a layer's weight as owned plain matrices, with their report: for hosts that would rather
-/// run two layers of their own. factors<T> of linear layers and convolutions; of an LSTM a vector of them, in
-/// the order of its traits, all of one side with the same rank: the largest that the policy chooses for any.
-/// Errors as factorize_matrix, and shape_error if the traits contradict themselves.
-template <class Dense>
+/// The factors of a layer's weights as owned plain matrices, with their reports: for hosts that would rather
+/// run layers of their own. Linear layers and convolutions: factors<T>. An LSTM: a vector of eight, in the
+/// order of its traits; all of one side have the same rank, the largest that the policy chooses for any.
+/// Attention: a vector of four (query, key, value, output), each of the rank that the policy chooses for it.
+/// Errors as factorize_matrix, naming the matrix where there are several, and shape_error if the traits
+/// contradict themselves.
+template <detail::factorizable Dense>
 auto svd_factors(const Dense& dense, const rank_policy& policy, factorize_options options = {}) {
-  if constexpr (detail::is_lstm<Dense>) {
+  using traits = layer_traits<Dense>;
+  if constexpr (traits::kind == layer_kind::lstm) {
     return detail::lstm_factors(dense, policy, policy, options);
-  } else if constexpr (detail::check_layer_traits<Dense>()) {
-    using traits = layer_traits<Dense>;
+  } else if constexpr (traits::kind == layer_kind::attention) {
+    return detail::attention_factors(dense, {policy, policy, policy, policy}, options);
+  } else {
     using T = detail::weight_scalar_t<Dense>;
     const auto weight = traits::matrices(dense)[0].view;
     if constexpr (traits::kind == layer_kind::conv) {
@@ -240,6 +245,12 @@ LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factor
     write_on_host(layer, [&](auto& host) { load_lstm_factors(dense, made, host); });
     if (report != nullptr) *report = reports_of(made);
     return layer;
+  } else if constexpr (is_attention<Dense>) {
+    auto layer = make_low_rank_attention<LowRank>(
+        dense, {made[0].rank(), made[1].rank(), made[2].rank(), made[3].rank()}, options.name);
+    write_on_host(layer, [&](auto& host) { load_attention_factors(dense, made, host); });
+    if (report != nullptr) *report = reports_of(made);
+    return layer;
   } else {
     LowRank layer = make_low_rank<LowRank>(dense, made.rank());
     write_on_host(layer, [&](auto& host) { load_factors(dense, made, host); });
@@ -262,15 +273,22 @@ template <class T, index_t Rank>
 struct low_rank_layer<T, layer_kind::lstm, Rank> {
   using type = LowRankLSTM<T, Rank>;
 };
+template <class T, index_t Rank>
+struct low_rank_layer<T, layer_kind::attention, Rank> {
+  using type = LowRankAttention<T, Rank>;
+};
+/// The library's low-rank layer of a dense layer's kind and scalar.
+template <class Dense, index_t Rank>
+using low_rank_of = typename low_rank_layer<weight_scalar_t<Dense>, layer_traits<Dense>::kind, Rank>::type;
 
 }  // namespace detail
 
 /// A low-rank layer with a static rank from a dense layer: its type says everything. `report`, if given,
 /// receives what happened. Errors as svd_factors.
-template <class LowRank, class Dense>
+template <class LowRank, detail::factorizable Dense>
 LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
                       detail::report_of_t<Dense>* report = nullptr) {
-  if constexpr (detail::check_layer_traits<Dense>() && detail::check_pair<LowRank, Dense>()) {
+  if constexpr (detail::check_pair<LowRank, Dense>()) {
     static_assert(detail::low_rank_kind<LowRank>::rank != dynamic_rank,
                   "pufferfish: a layer with dynamic rank needs a rank policy: svd_factorize<L>(dense, "
                   "rank_ratio{0.25})");
@@ -279,11 +297,12 @@ LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
   }
 }
 
-/// A low-rank layer with a dynamic rank, which `policy` chooses. Otherwise as above.
-template <class LowRank, class Dense>
+/// A low-rank layer with a dynamic rank, which `policy` chooses: for each matrix of attention, for each side
+/// of an LSTM. Otherwise as above.
+template <class LowRank, detail::factorizable Dense>
 LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const factorize_options& options = {},
                       detail::report_of_t<Dense>* report = nullptr) {
-  if constexpr (detail::check_layer_traits<Dense>() && detail::check_pair<LowRank, Dense>()) {
+  if constexpr (detail::check_pair<LowRank, Dense>()) {
     static_assert(detail::low_rank_kind<LowRank>::rank == dynamic_rank,
                   "pufferfish: a layer with static rank takes no rank policy: svd_factorize<L>(dense)");
     return detail::factorize_to<LowRank>(dense, policy, options, report);
@@ -291,29 +310,42 @@ LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const facto
 }
 
 /// A low-rank layer of static rank `Rank`, of the kind that the traits tell: svd_factorize<16>(dense).
-template <index_t Rank, class Dense>
-auto svd_factorize(const Dense& dense, const factorize_options& options = {},
-                   detail::report_of_t<Dense>* report = nullptr) {
-  if constexpr (detail::check_layer_traits<Dense>()) {
-    using layer = typename detail::low_rank_layer<detail::weight_scalar_t<Dense>, layer_traits<Dense>::kind,
-                                                  Rank>::type;
-    return svd_factorize<layer>(dense, options, report);
-  }
+template <index_t Rank, detail::factorizable Dense>
+detail::low_rank_of<Dense, Rank> svd_factorize(const Dense& dense, const factorize_options& options = {},
+                                               detail::report_of_t<Dense>* report = nullptr) {
+  return svd_factorize<detail::low_rank_of<Dense, Rank>>(dense, options, report);
+}
+
+/// A low-rank layer with a dynamic rank, of the kind that the traits tell: svd_factorize(dense,
+/// rank_ratio{0.25}). `None` is not for callers: it keeps L in svd_factorize<L>(...) from being taken for
+/// Dense.
+template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
+detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const rank_policy& policy,
+                                                       const factorize_options& options = {},
+                                                       detail::report_of_t<Dense>* report = nullptr) {
+  return svd_factorize<detail::low_rank_of<Dense, dynamic_rank>>(dense, policy, options, report);
 }
 
 /// Fills an existing low-rank layer, at the rank it has. Throws shape_error, naming the layer and both
 /// shapes, if it is not of the dense layer's shape; other errors as svd_factors. The layer is unchanged if
 /// anything is thrown.
-template <class Dense, class LowRank>
+template <detail::factorizable Dense, class LowRank>
 requires(detail::low_rank_kind<LowRank>::known) detail::report_of_t<Dense> svd_factorize(
     const Dense& dense, LowRank& layer, const factorize_options& options = {}) {
-  if constexpr (!detail::check_layer_traits<Dense>() || !detail::check_pair<LowRank, Dense>()) {
+  if constexpr (!detail::check_pair<LowRank, Dense>()) {
     return {};  // a static_assert has spoken
   } else if constexpr (detail::is_lstm<Dense>) {
     detail::check_same_lstm(dense, layer, options.name);
     const auto made =
         detail::lstm_factors(dense, fixed_rank{layer.input_rank()}, fixed_rank{layer.hidden_rank()}, options);
     detail::write_on_host(layer, [&](auto& host) { detail::load_lstm_factors(dense, made, host); });
+    return detail::reports_of(made);
+  } else if constexpr (detail::is_attention<Dense>) {
+    detail::check_same_attention(dense, layer, options.name);
+    const auto [query, key, value, output] = layer.ranks();
+    const auto made = detail::attention_factors(
+        dense, {fixed_rank{query}, fixed_rank{key}, fixed_rank{value}, fixed_rank{output}}, options);
+    detail::write_on_host(layer, [&](auto& host) { detail::load_attention_factors(dense, made, host); });
     return detail::reports_of(made);
   } else {
     detail::check_same_shape(dense, layer, options.name);

@@ -83,13 +83,6 @@ auto lstm_factors(const Dense& dense, const rank_policy& input, const rank_polic
   return made;
 }
 
-template <class T>
-std::vector<factor_report> reports_of(const std::vector<factors<T>>& made) {
-  std::vector<factor_report> reports;
-  for (const factors<T>& one : made) reports.push_back(one.report);
-  return reports;
-}
-
 /// An empty low-rank LSTM of the dense layer's shape.
 template <class LowRank, class Dense>
 LowRank make_low_rank_lstm(const Dense& dense, [[maybe_unused]] index_t input_rank,

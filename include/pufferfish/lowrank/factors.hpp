@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/linalg/svd.hpp>
@@ -139,4 +140,15 @@ factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_po
   return result;
 }
 
+namespace detail {
+
+/// Reports of several matrices.
+template <class T>
+std::vector<factor_report> reports_of(const std::vector<factors<T>>& made) {
+  std::vector<factor_report> reports;
+  for (const factors<T>& one : made) reports.push_back(one.report);
+  return reports;
+}
+
+}  // namespace detail
 PUFFERFISH_NAMESPACE_END

@@ -5,7 +5,10 @@
 /// `LowRankLinear`: y = up (down x) + b, a fully connected layer of rank r.
 
 #include <cmath>
+#include <type_traits>
 
+#include <pufferfish/core/device.hpp>
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/linear.hpp>
@@ -15,7 +18,19 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// "The rank is a constructor argument."
 inline constexpr index_t dynamic_rank = -1;
 
+/// After the constructor of a low-rank layer of a scalar that none computes in: a call of it is an error.
+#define PUFFERFISH_DETAIL_REFUSE_SCALAR                                                                     \
+  PUFFERFISH_UNAVAILABLE(                                                                                   \
+      "the scalar of a low-rank layer must be float or double, or on a device float, double, gpu::bf16 or " \
+      "gpu::fp16")
+
 namespace detail {
+
+/// Scalars that a low-rank layer computes in: float and double, on a device also gpu::bf16 and
+/// gpu::fp16 (whose parameters are floats; `bfloat16` and `float16` are formats of files and messages).
+template <class T, class Device>
+concept layer_scalar = std::is_same_v<T, float> || std::is_same_v<T, double> ||
+    (!std::is_same_v<Device, device::cpu> && !is_scalar_v<T> && rounded_format_of<T> != rounded_format::none);
 
 /// Uniform in +-1/sqrt(fan_in): the default of PyTorch's linear layers and convolutions.
 template <class T>
@@ -187,8 +202,17 @@ class LowRankLinear : public detail::low_rank_linear<T> {
       : detail::low_rank_linear<T>(in, out, Rank, bias) {}
 };
 
+template <class T, index_t Rank, class Device>
+requires(!detail::layer_scalar<T, Device>) class LowRankLinear<T, Rank, Device> {
+ public:
+  using value_type = T;
+  template <class... Arguments>
+  explicit LowRankLinear(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
+};
+
 template <class T>
-class LowRankLinear<T, dynamic_rank, device::cpu> : public detail::low_rank_linear<T> {
+requires(detail::layer_scalar<T, device::cpu>) class LowRankLinear<T, dynamic_rank, device::cpu>
+    : public detail::low_rank_linear<T> {
  public:
   /// Throws rank_error unless 1 <= rank <= min(in, out).
   LowRankLinear(index_t in, index_t out, index_t rank, bool bias = true)

@@ -234,8 +234,17 @@ class LowRankLSTM : public detail::low_rank_lstm<T> {
   LowRankLSTM(index_t input, index_t hidden) : detail::low_rank_lstm<T>(input, hidden, Rank, Rank) {}
 };
 
+template <class T, index_t Rank, class Device>
+requires(!detail::layer_scalar<T, Device>) class LowRankLSTM<T, Rank, Device> {
+ public:
+  using value_type = T;
+  template <class... Arguments>
+  explicit LowRankLSTM(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
+};
+
 template <class T>
-class LowRankLSTM<T, dynamic_rank, device::cpu> : public detail::low_rank_lstm<T> {
+requires(detail::layer_scalar<T, device::cpu>) class LowRankLSTM<T, dynamic_rank, device::cpu>
+    : public detail::low_rank_lstm<T> {
  public:
   /// Throws rank_error unless 1 <= input_rank <= min(input, hidden) and 1 <= hidden_rank <= hidden.
   LowRankLSTM(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)

@@ -25,6 +25,7 @@
 #include <string>
 #include <utility>
 
+#include <pufferfish/core/tensor.hpp>
 #include <pufferfish/lowrank/recurrent.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/column_sums.hpp>
@@ -87,6 +88,33 @@ class lstm_core : public recurrent_layer<T> {
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     backward(ctx, this->sequence("dy", dy), dx.is_null() ? tensor_view<T, 3>() : this->sequence("dx", dx));
+  }
+
+  /// The same with a result of its own: convenient, allocates. In training the result must live until the
+  /// backward pass, which reads it.
+  [[nodiscard]] tensor<T, 3> forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
+                                     const recurrent_state<const T>& before = {},
+                                     const recurrent_state<T>& after = {}) const {
+    tensor<T, 3> y({x.extent(0), x.extent(1), this->hidden_size()});
+    forward(ctx, x, before, y.view(), after);
+    return y;
+  }
+  [[nodiscard]] tensor<T, 4> forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x) const {
+    tensor<T, 4> y(this->output_shape(x.shape()));
+    forward(ctx, x, y.view());
+    return y;
+  }
+  tensor<T, 3> backward(context<device::cpu>& ctx, const tensor_view<const T, 3>& dy,
+                        const recurrent_state<const T>& from_after = {},
+                        const recurrent_state<T>& to_before = {}) const {
+    tensor<T, 3> dx(ctx.tape().template top_value<kept_views>().x.shape());
+    backward(ctx, dy, dx.view(), from_after, to_before);
+    return dx;
+  }
+  tensor<T, 4> backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy) const {
+    tensor<T, 4> dx({dy.extent(0), dy.extent(1), 1, this->input_size()});
+    backward(ctx, dy, dx.view());
+    return dx;
   }
 
   /// forward without the tape: what the backward pass needs is left in `kept`, for hosts that hold it

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// expected-first: the layer_traits of this layer have no `kind`: add `static constexpr auto kind =
+
+#include <array>
+#include <pufferfish/lowrank.hpp>
+
+namespace host {
+struct Dense {
+  float weight[64 * 32] = {};
+};
+}  // namespace host
+
+template <>
+struct pufferfish::layer_traits<host::Dense> {
+#ifndef PUFFERFISH_FAIL
+  static constexpr auto kind = layer_kind::linear;
+#endif
+  static auto matrices(const host::Dense& layer) {
+    return std::array{named_view<const float, 2>{"weight", {layer.weight, {64, 32}}}};
+  }
+};
+
+void factorize(const host::Dense& dense) { (void)pufferfish::svd_factorize<8>(dense); }
