@@ -55,16 +55,10 @@ class zero_before_step {
     auto entry = std::partition_point(entries.begin(), entries.end(),
                                       [=](const auto& e) { return e.offset < offset; });
     for (; entry != entries.end() && entry->offset < offset + size; ++entry) {
-      switch (entry->thing->gradient_origin()) {
-        case gradient_source::program:
-          break;
-        case gradient_source::spent:
-          zero(entry->offset, entry->thing->size());
-          entry->thing->set_gradient_origin(gradient_source::program);
-          break;
-        default:
-          entry->thing->set_gradient_origin(gradient_source::spent);
-      }
+      const gradient_source source = entry->thing->gradient_origin();
+      if (source == gradient_source::program) continue;
+      if (source == gradient_source::spent) zero(entry->offset, entry->thing->size());
+      entry->thing->set_gradient_origin(gradient_source::spent);
     }
   }
 

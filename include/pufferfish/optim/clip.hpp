@@ -39,8 +39,10 @@ struct clip_result {
   bool clipped = false;
 };
 
-/// Scales the gradient by max_norm / norm if its norm is above max_norm. A gradient that is not finite is
-/// reported and left alone: scaling would only spread it. Throws value_error unless max_norm > 0.
+/// Scales the gradient by max_norm / norm if its norm is above max_norm. Old gradients of parameters that
+/// layers have stopped writing count, unless an exchange has set them to zero (see parameter). A gradient
+/// that is not finite is reported and left alone: scaling would only spread it. Throws value_error unless
+/// max_norm > 0.
 template <class T>
 clip_result clip_gradient_norm(context<device::cpu>& ctx, std::span<T> gradients, double max_norm) {
   if (!(max_norm > 0.0)) {
