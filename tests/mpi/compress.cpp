@@ -256,6 +256,35 @@ TEST_CASE("a rank with another compressor or policy is told so by name") {
                        doctest::Contains("non-finite gradients stop"), state_error);
 }
 
+/// PowerSGD of a rank whose processor has other instruction sets.
+struct on_another_processor : power_sgd<float> {
+  using power_sgd<float>::power_sgd;
+  std::string describe() const {
+    const std::string here = std::string(detail::kernel_name()) + " kernels",
+                      text = power_sgd<float>::describe();
+    CHECK(text.find(here) != std::string::npos);
+    return text.substr(0, text.find(here)) + "older kernels";
+  }
+};
+
+TEST_CASE("PowerSGD on ranks with other instruction sets is refused, naming both") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  odd_parameters<float> net;
+  const auto make = [&] {
+    if (comm.rank() != comm.size() - 1) return make_compressor<float>(net.store, power_sgd_options{});
+    return std::optional<any_compressor<float>>(on_another_processor(net.store, power_sgd_options{}));
+  };
+  const std::string last = "rank " + std::to_string(comm.size() - 1) + " has \"compressor PowerSGD";
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, make()), doctest::Contains(last.c_str()),
+                       state_error);
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, make()), doctest::Contains("older kernels"),
+                       state_error);
+  const std::string others = std::string(detail::kernel_name()) + " kernels";
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, make()), doctest::Contains(others.c_str()),
+                       state_error);
+}
+
 TEST_CASE("a NaN on one rank is named on all, and all skip or stop") {
   mpi::communicator comm(MPI_COMM_WORLD);
   odd_parameters<float> net;

@@ -11,6 +11,7 @@
 
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/linalg/native_gemm.hpp>
 #include <pufferfish/linalg/orthonormal_rows.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
@@ -58,6 +59,9 @@ inline std::string describe(const power_sgd_options& options) {
 /// A column of P that vanishes is replaced by a unit vector orthogonal to the others.
 ///
 /// With a rank of the smaller extent the result is the mean, to rounding.
+///
+/// All ranks must run on processors with the same instruction sets (of AVX-512, AVX2 and neither), since each
+/// computes the result by itself; an exchange refuses others.
 template <class T>
 class power_sgd {
  public:
@@ -139,7 +143,11 @@ class power_sgd {
     return {{"exchange.error", error_.span(), true}, {"exchange.q", second_.span(), false}};
   }
 
-  std::string describe() const { return pufferfish::describe(options_); }
+  /// Options and kernels: every rank multiplies by itself what must be the same on all, and kernels for other
+  /// instruction sets add in another order.
+  std::string describe() const {
+    return pufferfish::describe(options_) + ", " + detail::kernel_name() + " kernels";
+  }
 
  private:
   // Offsets in the arena, in the first message, in the second one.

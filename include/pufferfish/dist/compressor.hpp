@@ -57,8 +57,8 @@ struct compressor_state {
 ///                                         `gradients` is the result, the same bits on all ranks
 ///   payload_bytes()                       what one rank gives to the collectives of a step, in bytes
 ///   states()                              its compressor_states; all spans together are all that it carries
-///   describe()                            a line that tells it from others: ranks must agree on it, and a
-///                                         checkpoint and the run that resumes it
+///   describe()                            a line that tells it from others: ranks must agree on it. If the
+///                                         result's bits depend on the machine, it says on what
 /// Results depend on the gradients, the place and the state alone, not on the number of threads. Where a
 /// gradient is not finite nothing is asked of the result but that it is not finite either (a sign can not
 /// say so; see nonfinite_policy).

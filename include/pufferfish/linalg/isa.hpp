@@ -80,6 +80,28 @@ inline isa widest_isa() {
 #endif
 }
 
+namespace detail {
+
+/// Whether a x + b is rounded once in kernels that this machine chooses: elementwise kernels then have the
+/// same bits in all forms.
+inline bool fuses_multiply_add() {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return true;
+#else
+  return widest_isa() != isa::portable;
+#endif
+}
+
+/// Name of the kernels that this machine chooses, where bits of sums matter. Sums over vectors depend on the
+/// number of lanes.
+inline const char* kernel_name() {
+  const isa target = widest_isa();
+  if (target != isa::portable) return to_string(target);
+  return fuses_multiply_add() ? "portable, fused multiply-add" : "portable";
+}
+
+}  // namespace detail
+
 /// The form of a kernel for an instruction set that isa_available() says yes to, as a pointer:
 /// PUFFERFISH_KERNEL(target, name, function) where for_each_target.inc made the namespaces name_avx512, ...
 #if PUFFERFISH_KERNELS_PORTABLE && PUFFERFISH_KERNELS_AVX512
