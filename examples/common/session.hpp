@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -78,10 +79,10 @@ int status_of(Program& program, Comm& comm) {
 
 #if defined(PUFFERFISH_EXAMPLES_MPI)
 template <class Program>
-int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const double& timeout,
-                 Program& program) {
-  // Serialized: the gradient exchange has a thread of its own.
-  const pufferfish::mpi::environment environment(pufferfish::mpi::thread_level::serialized);
+int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const std::optional<double>& timeout,
+                 Program& program,
+                 pufferfish::mpi::thread_level level = pufferfish::mpi::thread_level::serialized) {
+  const pufferfish::mpi::environment environment(level);  // the gradient exchange has a thread of its own
   int rank = 0;
   try {
     pufferfish::mpi::communicator comm(MPI_COMM_WORLD);
@@ -93,7 +94,7 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const doubl
     }
     int status = 0;
     if (parse(app, argc, argv, rank, status)) {
-      comm.set_timeout(timeout);
+      if (timeout) comm.set_timeout(*timeout);
       status = status_of(program, comm);
     }
     return status;
@@ -114,7 +115,8 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const doubl
 /// Parses the options and calls `program(communicator)`, which may return an exit status, with all processes
 /// that a launcher of MPI started, else alone. Returns the exit status.
 template <class Program>
-int start(CLI::App& app, int argc, char** argv, [[maybe_unused]] const double& timeout, Program&& program) {
+int start(CLI::App& app, int argc, char** argv, [[maybe_unused]] const std::optional<double>& timeout,
+          Program&& program) {
   try {
     const int launched = launched_processes();
 #if defined(PUFFERFISH_EXAMPLES_MPI)
@@ -140,11 +142,11 @@ int start(CLI::App& app, int argc, char** argv, [[maybe_unused]] const double& t
 /// Runs `program(communicator)` on all ranks, with an option for how long they wait for each other.
 template <class Program>
 int run(CLI::App& app, int argc, char** argv, Program&& program) {
-  double timeout = 0.0;
+  std::optional<double> timeout;
   app.add_option(
          "--timeout", timeout,
-         "Seconds that ranks wait for each other before all give up, several times the longest step; 0: for "
-         "ever")
+         "Seconds that ranks wait for each other before all give up and one saves the run, several times the "
+         "longest step; 0: for ever; by default 600, and no rank saves")
       ->check(CLI::NonNegativeNumber);
   return session::start(app, argc, argv, timeout, program);
 }
@@ -152,7 +154,7 @@ int run(CLI::App& app, int argc, char** argv, Program&& program) {
 /// Runs `program()` on rank 0 alone: for programs whose work is not shared among ranks.
 template <class Program>
 int run_on_first(CLI::App& app, int argc, char** argv, Program&& program) {
-  constexpr double no_timeout = 0.0;
+  constexpr double no_timeout = 0.0;  // the other ranks wait in MPI's end
   return session::start(app, argc, argv, no_timeout, [&program](auto& comm) {
     if (comm.rank() == 0) program();
   });

@@ -473,4 +473,31 @@ TEST_CASE("what cannot be on one rank is refused on all, naming the rank") {
   });
 }
 
+TEST_CASE("a rank that fails alone, catches and goes on: the others are told, with its number") {
+  pf::mpi::communicator all(MPI_COMM_WORLD), comm(MPI_COMM_WORLD);
+  // Unless the program says otherwise, waits end after ten minutes.
+  CHECK(comm.timeout() == 600.0);
+  CHECK(!comm.may_lose_ranks());
+  if (comm.size() == 1) return;
+  comm.set_timeout(0.5);
+  CHECK(comm.may_lose_ranks());
+  const bool last = comm.rank() == comm.size() - 1;
+  std::string text = "nothing was thrown";
+  try {
+    pf::network<float> net = make_net();
+    pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, small_buckets());
+    pf::cpu_context ctx;
+    exchange.begin(ctx);
+    if (last) throw pf::value_error("this rank's data");
+    exchange.finish(ctx);
+  } catch (const pf::error& e) {
+    text = e.what();
+  }
+  CAPTURE(text);
+  const std::string name = std::to_string(comm.size() - 1) + " did not arrive";
+  CHECK(text.find(last ? "this rank's data" : name) != std::string::npos);
+  CHECK(comm.broken() == !last);
+  all.barrier();
+}
+
 }  // namespace

@@ -142,6 +142,20 @@ TEST_CASE("what is wrong on one rank alone ends the construction on all") {
   comm.barrier();
 }
 
+TEST_CASE("ranks compare the kernels that decide the bits of an update") {
+  training_options options = small_options();
+  const auto lines = [&] {
+    struct {
+      std::string describe() const { return ""; }
+      std::string data_lines() const { return ""; }
+    } task;
+    return detail::rank_lines(options, task, 4);
+  };
+  CHECK(lines().find("\nkernels with") != std::string::npos);
+  options.clip_norm = 1.0;
+  CHECK(lines().find(std::string("\nkernels ") + detail::kernel_name() + "\n") != std::string::npos);
+}
+
 TEST_CASE("anything that is thrown on rank 0 alone is thrown on all") {
   mpi::communicator comm(MPI_COMM_WORLD);
   const auto work = [] {

@@ -122,6 +122,28 @@ TEST_CASE("ranks lost in any collective: what was saved alone goes on to the sam
   });
 }
 
+/// Under a timeout that the program has not set.
+class unguarded : public lossy {
+ public:
+  using lossy::lossy;
+  bool may_lose_ranks() const { return false; }
+};
+
+TEST_CASE("without a timeout of the program's, what is left of a step is not saved") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  const scratch_folder folder;
+  unguarded comm(20);
+  using run_type = procedure<float, unguarded>;
+  run_type run(tiny_net<float>(true), comm, train, test, quick_options());
+  saver<run_type> observer;
+  observer.run = &run;
+  observer.path = folder / "alone";
+  CHECK_THROWS_AS(run.run(observer), timeout_error);
+  CHECK(observer.told == 1);
+  CHECK(observer.refused.find("set_timeout") != std::string::npos);
+  CHECK(!std::filesystem::exists(observer.path));
+}
+
 TEST_CASE("what a compressor remembers starts afresh, and training goes on") {
   training_options options = quick_options();
   options.compression = power_sgd_options{2, error_feedback::local, 1.0, 1};

@@ -7,6 +7,9 @@
 ///
 /// Each adds in an order that depends on the number of ranks and the length alone, and every element is
 /// computed once and copied, or computed alike by both partners: all ranks hold the same bits.
+///
+/// If they throw timeout_error, messages may still come: values and scratch must then live as long as the
+/// process (mpi::communicator::set_timeout).
 
 #include <algorithm>
 #include <cstring>
@@ -61,6 +64,7 @@ template <class C, class T>
 void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, int from,
                   std::vector<T>& scratch, T factor) {
   const piece_cut<T> sends(out.size()), receives(into.size());
+  check_not_given_up(comm);
   scratch.resize(pieces_under_way * receives.longest());
   const auto slot = [&](std::size_t i) { return receives.slot(std::span<T>(scratch), i); };
   stream_pieces(
@@ -135,6 +139,7 @@ void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
   const std::span<T> own = detail::part_of(values, me, ranks);
   // This rank's sum, and the pieces under way both ways; chunks differ by an element at most.
   const std::size_t room = detail::pieces_under_way * detail::piece_cut<Wire>(own.size() + 1).longest();
+  detail::check_not_given_up(comm);
   scratch.resize(own.size() + 2 * room);
   const std::span<Wire> sum = std::span<Wire>(scratch).first(own.size());
   const std::span<Wire> out = std::span<Wire>(scratch).subspan(own.size(), room);

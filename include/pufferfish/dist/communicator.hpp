@@ -24,6 +24,8 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -219,6 +221,53 @@ std::string broadcast_text(C& comm, const std::string& text, int root) {
 }  // namespace detail
 
 namespace detail {
+
+/// Never frees `memory`. For what MPI may still read or write after a wait was given up.
+inline void keep_for_good(std::shared_ptr<const void> memory) {
+  static std::mutex adding;
+  // Not destroyed at the end of the program, when messages can still come.
+  static auto& kept = *new std::vector<std::shared_ptr<const void>>;
+  const std::lock_guard hold(adding);
+  kept.push_back(std::move(memory));
+}
+
+/// Whether a wait of the group was given up, so that memory of what was under way is not free to use again.
+template <class C>
+bool gave_up(const C& comm) {
+  if constexpr (requires { comm.broken(); }) return comm.broken();
+  return false;
+}
+
+/// Keeps `memory`, which messages of the group go through, for good if a wait was given up when it ends.
+template <class C>
+struct kept_after_timeout {
+  const C& comm;
+  std::shared_ptr<const void> memory;
+  kept_after_timeout(const C& of, std::shared_ptr<const void> kept) : comm(of), memory(std::move(kept)) {}
+  kept_after_timeout(const kept_after_timeout&) = delete;
+  kept_after_timeout& operator=(const kept_after_timeout&) = delete;
+  ~kept_after_timeout() {
+    if (gave_up(comm)) keep_for_good(std::move(memory));
+  }
+};
+
+/// Throws timeout_error if so: before memory changes that may still be under way.
+template <class C>
+void check_not_given_up(const C& comm) {
+  if (gave_up(comm)) PUFFERFISH_THROW(timeout_error("the communicator is of no use after a timeout"));
+}
+
+/// Whether the program goes on with what this rank has after a timeout: parameters must be a whole step's.
+template <class C>
+bool may_lose_ranks(const C& comm) {
+  if constexpr (requires { comm.may_lose_ranks(); }) {
+    return comm.may_lose_ranks();
+  } else if constexpr (requires { comm.timeout(); }) {
+    return comm.timeout() > 0.0;
+  } else {
+    return false;
+  }
+}
 
 /// What local work has thrown, and its text; no exception: `failure` is null.
 struct local_failure {

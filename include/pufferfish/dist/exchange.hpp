@@ -104,6 +104,9 @@ class gradient_exchange {
     if constexpr (staging::copies)
       staging_.drain();  // what is in streams may call the thread, or wait for it
     jobs_.stop();
+    if constexpr (staging::copies) {
+      if (detail::gave_up(reducer_.comm())) staging_.keep_host_memory();
+    }
   }
 
   const std::vector<gradient_bucket>& buckets() const { return buckets_.buckets(); }

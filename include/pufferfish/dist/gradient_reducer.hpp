@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,6 +33,7 @@ class gradient_reducer {
   gradient_reducer(const parameter_store<T>& store, Comm& comm, const exchange_options& options,
                    std::optional<any_compressor<T>> compressor)
       : store_(&store),
+        arena_(store.gradient_memory()),
         comm_(&comm),
         plan_(options.plan ? *options.plan : default_plan(comm.size())),
         options_(options),
@@ -41,6 +43,17 @@ class gradient_reducer {
       check_plan("gradient_exchange", plan_);
       check_options();
     });
+  }
+  gradient_reducer(const gradient_reducer&) = delete;
+  gradient_reducer& operator=(const gradient_reducer&) = delete;
+  /// After a timeout messages may still come into the gradients and what else they went through.
+  ~gradient_reducer() {
+    if (!gave_up(*comm_)) return;
+    keep_for_good(arena_);
+    keep_for_good(std::make_shared<std::vector<T>>(std::move(scratch_)));
+    keep_for_good(std::make_shared<std::vector<bfloat16>>(std::move(bf16_scratch_)));
+    keep_for_good(std::make_shared<std::vector<float16>>(std::move(fp16_scratch_)));
+    keep_for_good(std::make_shared<std::optional<any_compressor<T>>>(std::move(compressor_)));
   }
 
   Comm& comm() const { return *comm_; }
@@ -139,7 +152,11 @@ class gradient_reducer {
   /// In place. In a device's memory (exchange_memory::device) it is the sum that is left.
   void average(std::span<T> values) {
     if (options_.memory == exchange_memory::device) {
-      comm_->all_reduce_sum(values);
+      if constexpr (requires { comm_->all_reduce_sum_on_device(values); }) {
+        comm_->all_reduce_sum_on_device(values);
+      } else {
+        comm_->all_reduce_sum(values);
+      }
     } else if (options_.wire == exchange_wire::bf16) {
       narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
     } else if (options_.wire == exchange_wire::fp16) {
@@ -215,10 +232,8 @@ class gradient_reducer {
         options_.algorithm != all_reduce_algorithm::library) {
       refuse_option("our own algorithms add in the host's memory");
     }
-    if constexpr (requires { comm_->timeout(); }) {
-      // MPI libraries do not take a device's memory in sums that are started and waited for.
-      if (comm_->timeout() > 0.0) refuse_option("sums that may time out go by way of the host's memory");
-    }
+    // MPI libraries do not take a device's memory in sums that are started and waited for.
+    if (may_lose_ranks(*comm_)) refuse_option("sums that may time out go by way of the host's memory");
   }
 
   index_t store_elements() const {
@@ -228,6 +243,7 @@ class gradient_reducer {
   }
 
   bool compress(context<device::cpu>& ctx, std::span<T> gradients) {
+    check_not_given_up(*comm_);
     // Before the compressor keeps any of it.
     if (!usable_everywhere()) return false;
     const exchange_place place{comm_->rank(), comm_->size(), steps()};
@@ -277,6 +293,7 @@ class gradient_reducer {
   }
 
   const parameter_store<T>* store_;
+  std::shared_ptr<const void> arena_;  // its gradients
   Comm* comm_;
   exchange_plan plan_;
   exchange_options options_;

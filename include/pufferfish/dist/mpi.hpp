@@ -6,16 +6,12 @@
 ///
 /// MPI belongs to the program: nothing here starts or ends it (mpi_environment.hpp helps a program that has
 /// nobody else to do so). Which thread may call is what MPI was initialised for: the main thread
-/// (MPI_THREAD_FUNNELED), one thread at a time (SERIALIZED), any (MULTIPLE; still one at a time a
-/// communicator).
+/// (MPI_THREAD_FUNNELED), one thread at a time (SERIALIZED), any (MULTIPLE). At SERIALIZED the library takes
+/// turns by a lock that the program's own MPI calls must hold, too (call_lock). At all levels one thread at a
+/// time uses a communicator.
 
-#if defined(__has_include)
-#if !__has_include(<mpi.h>)
-#error \
-    "pufferfish: <pufferfish/dist/mpi.hpp> needs MPI's headers: compile with mpicxx or add MPI's include folder"
-#endif
-#endif
-#include <mpi.h>
+#include <pufferfish/dist/mpi_calls.hpp>
+
 #if defined(OPEN_MPI) && defined(__has_include)
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
@@ -27,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -44,42 +41,6 @@ namespace mpi {
 
 namespace detail {
 
-/// MPI's own text for an error code.
-inline std::string error_text(int code) {
-  std::string text(MPI_MAX_ERROR_STRING, '\0');
-  int length = 0;
-  if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS)
-    return "error code " + std::to_string(code);
-  text.resize(static_cast<std::size_t>(length));
-  return text;
-}
-
-/// Throws backend_error unless `code` says success.
-inline void check(int code, const char* call) {
-  if (code == MPI_SUCCESS) return;
-  PUFFERFISH_THROW(backend_error(std::string("mpi::communicator: ") + call + " failed: " + error_text(code)));
-}
-
-inline bool is_initialized() {
-  int flag = 0;
-  MPI_Initialized(&flag);
-  return flag != 0;
-}
-
-inline bool is_finalized() {
-  int flag = 0;
-  MPI_Finalized(&flag);
-  return flag != 0;
-}
-
-/// Throws state_error unless MPI runs. MPI allows these two questions at any time.
-inline void check_running(const char* who) {
-  if (!is_initialized()) {
-    PUFFERFISH_THROW(state_error(std::string(who) + ": MPI is not initialised: call MPI_Init_thread first"));
-  }
-  if (is_finalized()) PUFFERFISH_THROW(state_error(std::string(who) + ": MPI is already finalized"));
-}
-
 template <class T>
 MPI_Datatype datatype() {
   if constexpr (std::is_same_v<T, float>) {
@@ -95,13 +56,14 @@ MPI_Datatype datatype() {
 
 /// Whether MPI itself says that its calls take the memory of a CUDA device. MPI runs.
 inline bool takes_device_memory() {
+  [[maybe_unused]] const auto turn = call_lock();
 #if defined(MPIX_CUDA_AWARE_SUPPORT)
   return MPIX_Query_cuda_support() == 1;
 #elif defined(MPIX_GPU_SUPPORT_CUDA)
   int supported = 0;
   return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &supported) == MPI_SUCCESS && supported != 0;
 #else
-  return false;  // it has no word for it
+  return false;  // this MPI has no function that tells
 #endif
 }
 
@@ -115,10 +77,10 @@ void for_chunks(std::span<T> values, std::size_t chunk, const F& f) {
 
 }  // namespace detail
 
-/// A started sum. Move-only; see `collective_request`. May outlive its communicator, but not MPI. The
-/// destructor of an unfinished request waits, since MPI can neither cancel a collective nor give its memory
-/// back earlier; it swallows MPI's error, which only done() and wait() report (backend_error; the elements
-/// are then undefined).
+/// A started sum or message. Move-only; see `collective_request`. May outlive its communicator, but not MPI.
+/// The destructor of an unfinished request waits, since MPI can neither cancel a collective nor give its
+/// memory back earlier; it swallows MPI's error, which only done() and wait() report (backend_error; the
+/// elements are then undefined). After a timeout nothing is waited for: MPI then has the memory for good.
 class request {
  public:
   request() = default;
@@ -143,66 +105,62 @@ class request {
   bool done() {
     int first_done = 1;
     int rest_done = 1;
-    detail::check(MPI_Test(&first_, &first_done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (first_ != MPI_REQUEST_NULL) {
+      detail::call("MPI_Test", [&] { return MPI_Test(&first_, &first_done, MPI_STATUS_IGNORE); });
+    }
     if (!rest_.empty()) {
-      detail::check(MPI_Testall(rest_count(), rest_.data(), &rest_done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      detail::call("MPI_Testall",
+                   [&] { return MPI_Testall(rest_count(), rest_.data(), &rest_done, MPI_STATUSES_IGNORE); });
     }
     return first_done != 0 && rest_done != 0;
   }
 
-  /// With a timeout (communicator::set_timeout) it throws timeout_error when that is over.
+  /// Throws timeout_error when it takes longer than communicator::timeout(); the memory of the request then
+  /// stays MPI's for good (communicator::set_timeout).
   void wait() {
-    if (watch_) return watch_->until([this] { return done(); }, "a started transfer", backs_off_);
-    if (backs_off_) {
-      pufferfish::detail::back_off rest;
-      while (!done()) rest.pause();
-      return;
+    if (!is_open()) return;
+    if (backs_off_ || watch_->polls()) {
+      return watch_->until([this] { return done(); }, "a started transfer", backs_off_);
     }
-    detail::check(MPI_Wait(&first_, MPI_STATUS_IGNORE), "MPI_Wait");
+    detail::call("MPI_Wait", [&] { return MPI_Wait(&first_, MPI_STATUS_IGNORE); });
     if (rest_.empty()) return;
-    detail::check(MPI_Waitall(rest_count(), rest_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
+    detail::call("MPI_Waitall", [&] { return MPI_Waitall(rest_count(), rest_.data(), MPI_STATUSES_IGNORE); });
     rest_.clear();
   }
 
  private:
   friend class communicator;
 
+  bool is_open() const { return first_ != MPI_REQUEST_NULL || !rest_.empty(); }
   int rest_count() const { return static_cast<int>(rest_.size()); }
 
   /// Where the next chunk's handle goes; the first needs no allocation.
   MPI_Request* next() {
-    if (first_ == MPI_REQUEST_NULL && rest_.empty()) return &first_;
+    if (!is_open()) return &first_;
     rest_.push_back(MPI_REQUEST_NULL);
     return &rest_.back();
   }
 
   void finish() noexcept {
-    if (first_ == MPI_REQUEST_NULL && rest_.empty()) return;
-    if (detail::is_finalized()) return;
-    if (watch_) {
-      try {
-        wait();
-      } catch (...) {
-        // What will not end is left to MPI; the memory that it may still write must stay, and does until the
-        // program is aborted.
-        first_ = MPI_REQUEST_NULL;
-      }
-      rest_.clear();
-      return;
+    if (!is_open() || detail::is_finalized()) return;
+    try {
+      wait();
+    } catch (...) {
+      // What will not end is left to MPI, and so is its memory.
+      first_ = MPI_REQUEST_NULL;
     }
-    MPI_Wait(&first_, MPI_STATUS_IGNORE);
-    if (!rest_.empty()) MPI_Waitall(rest_count(), rest_.data(), MPI_STATUSES_IGNORE);
     rest_.clear();
   }
 
   MPI_Request first_ = MPI_REQUEST_NULL;
   std::vector<MPI_Request> rest_;
   bool backs_off_ = false;
-  std::shared_ptr<detail::watch> watch_;  // nullptr: waits for ever
+  std::shared_ptr<detail::watch> watch_;  // nullptr: nothing was started
 };
 
 /// A communicator (see the concept `pufferfish::communicator`) on a duplicate of the user's MPI communicator,
-/// so that no message of ours meets one of theirs. Move-only.
+/// so that no message of ours meets one of theirs. Its waits end after default_timeout, see set_timeout.
+/// Move-only.
 ///
 /// Sums have the same bits on all ranks: the MPI standard asks for identical results of MPI_ALLREDUCE
 /// everywhere, and the algorithms keep it, as a ring (or reduce + broadcast) computes each element on one
@@ -218,21 +176,23 @@ class communicator {
 
   /// Duplicates `comm` (collective over it) and makes errors on the duplicate returnable. `chunk`: elements
   /// an MPI call transfers at most, 1 .. INT_MAX, the same on all ranks; for tests. Throws state_error if MPI
-  /// does not run, value_error for MPI_COMM_NULL, an intercommunicator or a bad chunk, backend_error if MPI
-  /// fails (with `comm`'s default handler MPI ends the program instead).
-  explicit communicator(MPI_Comm comm, std::size_t chunk = default_chunk) : chunk_(chunk) {
+  /// does not run, value_error for MPI_COMM_NULL, an intercommunicator or a bad chunk (on all ranks, if it is
+  /// bad on one), backend_error if MPI fails (with `comm`'s default handler MPI ends the program instead),
+  /// timeout_error if not all ranks of `comm` come within default_timeout seconds.
+  explicit communicator(MPI_Comm comm, std::size_t chunk = default_chunk) {
     detail::check_running("mpi::communicator");
     if (comm == MPI_COMM_NULL) PUFFERFISH_THROW(value_error("mpi::communicator: MPI_COMM_NULL given"));
-    if (chunk < 1 || chunk > std::size_t{INT_MAX}) {
-      PUFFERFISH_THROW(value_error(std::string("mpi::communicator: chunk of ") + std::to_string(chunk) +
-                                   " elements is outside 1 .. " + std::to_string(INT_MAX)));
-    }
     int inter = 0;
-    detail::check(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
+    detail::call("MPI_Comm_test_inter", [&] { return MPI_Comm_test_inter(comm, &inter); });
     if (inter != 0)
       PUFFERFISH_THROW(value_error("mpi::communicator: an intercommunicator has two groups; merge it"));
-    detail::check(MPI_Comm_dup(comm, &comm_), "MPI_Comm_dup");
-    configure();
+    comm_ = detail::duplicate(comm);
+    try {
+      configure(chunk);
+    } catch (...) {
+      release();
+      throw;
+    }
   }
 
   communicator(communicator&& other) noexcept
@@ -241,6 +201,7 @@ class communicator {
         rank_(other.rank_),
         size_(other.size_),
         backs_off_(other.backs_off_),
+        may_lose_ranks_(other.may_lose_ranks_),
         watch_(std::move(other.watch_)) {}
   communicator& operator=(communicator&& other) noexcept {
     std::swap(comm_, other.comm_);
@@ -248,6 +209,7 @@ class communicator {
     std::swap(rank_, other.rank_);
     std::swap(size_, other.size_);
     std::swap(backs_off_, other.backs_off_);
+    std::swap(may_lose_ranks_, other.may_lose_ranks_);
     std::swap(watch_, other.watch_);
     return *this;
   }
@@ -260,58 +222,79 @@ class communicator {
 
   /// True if a thread other than the main one may call, as long as it is one at a time (MPI_THREAD_SERIALIZED
   /// or more).
-  bool usable_from_threads() const {
-    int provided = MPI_THREAD_SINGLE;
-    detail::check(MPI_Query_thread(&provided), "MPI_Query_thread");
-    return provided >= MPI_THREAD_SERIALIZED;
-  }
+  bool usable_from_threads() const { return detail::thread_level() >= MPI_THREAD_SERIALIZED; }
 
   /// Whether MPI says, on this rank, that its blocking calls take the memory of a CUDA device
   /// (exchange_memory::device). False where it cannot say.
   bool takes_device_memory() const { return detail::takes_device_memory(); }
 
-  /// From now on no call, and no request that is started, waits longer than `seconds` for other ranks (0: for
-  /// ever, as at first). When that time is over on one rank, all that wait throw timeout_error, which names
-  /// the ranks that have not answered within half of it again; what was under way will not end, so a program
-  /// can then save what it has by itself (parameters are the same on all ranks) and abort(). A rank that
-  /// computes for so long counts as one that hangs: choose several times the longest step. Sums may then be
-  /// added in another order than MPI's blocking ones. Collective, while nothing is under way; the same number
-  /// on all ranks. Throws value_error for a negative number, timeout_error after a timeout.
+  /// From now on no call, and no request, waits longer than `seconds` for other ranks. 0: for ever; at first:
+  /// default_timeout, ten minutes. When that time is over on one rank, all that wait throw timeout_error,
+  /// which names the ranks that have not answered within half of it again, or a minute. A rank that computes,
+  /// factorizes, evaluates or writes a file for so long counts as one that hangs: choose several times the
+  /// longest of these.
+  ///
+  /// What was under way will not end, and the communicator is of no use any more. Memory of a started request
+  /// is MPI's for good: a late rank may still write it, so it must live as long as the process. Calls that
+  /// wait themselves work in memory of the communicator's, and exchanges keep gradients and their own
+  /// memory, so that a program can unwind, save what it has by itself and abort().
+  ///
+  /// A call of this function with `seconds` > 0 also says that the program goes on with what ranks have after
+  /// a timeout: see may_lose_ranks. Local, while nothing is under way; the same number on all ranks. With 0,
+  /// and unless threads take turns (call_lock), calls wait in MPI's own way; sums may then be added in
+  /// another order. Throws value_error for a negative number, timeout_error after a timeout.
   void set_timeout(double seconds) {
     if (!(seconds >= 0.0)) {
       PUFFERFISH_THROW(value_error(
           "mpi::communicator: set_timeout: " + pufferfish::detail::shortest_number(seconds) + " s"));
     }
-    if (watch_ && watch_->broken()) {
-      PUFFERFISH_THROW(timeout_error("mpi::communicator: set_timeout after a timeout"));
+    if (!watch_) PUFFERFISH_THROW(state_error("mpi::communicator: set_timeout of a moved-from object"));
+    if (watch_->broken()) {
+      PUFFERFISH_THROW(timeout_error("mpi::communicator: set_timeout after a timeout", watch_->missing()));
     }
-    if (seconds > 0.0) {
-      watch_ = std::make_shared<detail::watch>(comm_, seconds);
-    } else {
-      watch_.reset();
-    }
+    watch_->set_seconds(seconds);
+    may_lose_ranks_ = seconds > 0.0;
   }
 
-  /// Whether requests wait by looking again and again, less and less often, and leave the core to others in
-  /// between (true, as at first), or in MPI's own way, which keeps a core busy. Blocking collectives always
-  /// wait in MPI's way: those that could back off take up to twice as long in Open MPI. Local.
+  /// Whether waits look again and again, less and less often, and leave the core to others in between (true,
+  /// as at first), or keep a core busy. Where timeout() is 0, and threads do not take turns (call_lock),
+  /// blocking collectives always wait in MPI's own way, which keeps a core busy: in Open MPI the others take
+  /// up to twice as long. Local.
   void set_back_off(bool backs_off) { backs_off_ = backs_off; }
 
   /// Seconds that a call may wait; 0: for ever.
   double timeout() const { return watch_ ? watch_->seconds() : 0.0; }
 
-  /// Ends all ranks' programs, with this exit status where the launcher passes it on. Local.
+  /// Whether the program has set a timeout. Then training runs keep parameters as those of whole steps, at
+  /// the cost of updating them when all gradients have come; under the default timeout they do not.
+  bool may_lose_ranks() const { return may_lose_ranks_; }
+
+  /// True after a timeout: every call throws timeout_error.
+  bool broken() const { return watch_ && watch_->broken(); }
+
+  /// Ends all ranks' programs, with this exit status where the launcher passes it on. Local; takes no turn,
+  /// so that nothing can keep it from ending the program.
   [[noreturn]] void abort(int status) {
     MPI_Abort(comm_, status);
     std::abort();
   }
 
-  /// The duplicate, for collectives that this class does not offer. Stays owned by this object.
+  /// The duplicate, for collectives that this class does not offer; see call_lock. Stays owned by this
+  /// object.
   MPI_Comm handle() const { return comm_; }
 
   template <class T>
   void all_reduce_sum(std::span<T> values) {
     all_reduce(values, MPI_SUM);
+  }
+  /// The same for memory that only MPI reaches (takes_device_memory). Waits in MPI's own way: no timeout ends
+  /// it, and where threads take turns (call_lock) no other one gets a turn meanwhile.
+  template <class T>
+  void all_reduce_sum_on_device(std::span<T> values) {
+    pufferfish::detail::check_reducible<T>();
+    detail::for_chunks(values, chunk_, [&](T* first, int length) {
+      block(std::span<T>(first, static_cast<std::size_t>(length)), MPI_SUM);
+    });
   }
   template <class T>
   void all_reduce_min(std::span<T> values) {
@@ -328,9 +311,10 @@ class communicator {
     pufferfish::detail::check_reducible<T>();
     request started = new_request();
     detail::for_chunks(values, chunk_, [&](T* first, int length) {
-      detail::check(
-          MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), MPI_SUM, comm_, started.next()),
-          "MPI_Iallreduce");
+      MPI_Request* const next = started.next();
+      detail::call("MPI_Iallreduce", [&] {
+        return MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), MPI_SUM, comm_, next);
+      });
     });
     return started;
   }
@@ -343,14 +327,12 @@ class communicator {
   }
   void broadcast_bytes(std::span<std::byte> bytes, int root) {
     pufferfish::detail::check_root("mpi::communicator: broadcast", root, size_);
-    detail::for_chunks(bytes, chunk_, [&](std::byte* first, int length) {
-      if (watch_) {
-        request started = new_request();
-        detail::check(MPI_Ibcast(first, length, MPI_BYTE, root, comm_, started.next()), "MPI_Ibcast");
-        started.wait();
-      } else {
-        detail::check(MPI_Bcast(first, length, MPI_BYTE, root, comm_), "MPI_Bcast");
-      }
+    for_pieces(bytes, [&](std::byte* first, int length) {
+      const auto start = [&](std::byte* memory, MPI_Request* next) {
+        return MPI_Ibcast(memory, length, MPI_BYTE, root, comm_, next);
+      };
+      if (polls()) return poll("MPI_Ibcast", std::span(first, static_cast<std::size_t>(length)), start);
+      detail::call("MPI_Bcast", [&] { return MPI_Bcast(first, length, MPI_BYTE, root, comm_); });
     });
   }
 
@@ -359,24 +341,22 @@ class communicator {
     pufferfish::detail::check_gatherable<T>();
     constexpr int bytes = static_cast<int>(sizeof(T));
     std::vector<T> all(static_cast<std::size_t>(size_), value);
-    if (watch_) {
-      request started = new_request();
-      detail::check(
-          MPI_Iallgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_, started.next()),
-          "MPI_Iallgather");
-      started.wait();
+    if (polls()) {
+      poll("MPI_Iallgather", std::as_writable_bytes(std::span(all)),
+           [&](std::byte* memory, MPI_Request* next) {
+             return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory, bytes, MPI_BYTE, comm_, next);
+           });
     } else {
-      detail::check(MPI_Allgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_),
-                    "MPI_Allgather");
+      detail::call("MPI_Allgather", [&] {
+        return MPI_Allgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_);
+      });
     }
     return all;
   }
 
   void barrier() {
-    if (!watch_) return detail::check(MPI_Barrier(comm_), "MPI_Barrier");
-    request started = new_request();
-    detail::check(MPI_Ibarrier(comm_, started.next()), "MPI_Ibarrier");
-    started.wait();
+    if (!polls()) return detail::call("MPI_Barrier", [&] { return MPI_Barrier(comm_); });
+    poll("MPI_Ibarrier", {}, [&](std::byte*, MPI_Request* next) { return MPI_Ibarrier(comm_, next); });
   }
 
   /// A message to another rank, or from it (see `messenger`). Messages from one rank to another arrive in the
@@ -386,7 +366,9 @@ class communicator {
     pufferfish::detail::check_root("mpi::communicator: start_send", to, size_);
     request started = new_request();
     detail::for_chunks(std::as_bytes(values), chunk_, [&](const std::byte* first, int length) {
-      detail::check(MPI_Isend(first, length, MPI_BYTE, to, message_tag, comm_, started.next()), "MPI_Isend");
+      MPI_Request* const next = started.next();
+      detail::call("MPI_Isend",
+                   [&] { return MPI_Isend(first, length, MPI_BYTE, to, message_tag, comm_, next); });
     });
     return started;
   }
@@ -396,8 +378,9 @@ class communicator {
     pufferfish::detail::check_root("mpi::communicator: start_receive", from, size_);
     request started = new_request();
     detail::for_chunks(std::as_writable_bytes(values), chunk_, [&](std::byte* first, int length) {
-      detail::check(MPI_Irecv(first, length, MPI_BYTE, from, message_tag, comm_, started.next()),
-                    "MPI_Irecv");
+      MPI_Request* const next = started.next();
+      detail::call("MPI_Irecv",
+                   [&] { return MPI_Irecv(first, length, MPI_BYTE, from, message_tag, comm_, next); });
     });
     return started;
   }
@@ -405,22 +388,33 @@ class communicator {
  private:
   static constexpr int message_tag = 1;
 
-  /// Reads rank and size off the fresh duplicate; frees it again if that fails.
-  void configure() {
-    int code = MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
-    if (code == MPI_SUCCESS) code = MPI_Comm_rank(comm_, &rank_);
-    if (code == MPI_SUCCESS) code = MPI_Comm_size(comm_, &size_);
-    if (code == MPI_SUCCESS) return;
-    release();
-    detail::check(code, "setting up the duplicate");
+  /// Bytes of a piece of a polled collective, which is copied: more in one piece would hardly be faster.
+  static constexpr std::size_t longest_piece = std::size_t{16} << 20;
+
+  void configure(std::size_t chunk) {
+    detail::call("MPI_Comm_rank", [&] { return MPI_Comm_rank(comm_, &rank_); });
+    detail::call("MPI_Comm_size", [&] { return MPI_Comm_size(comm_, &size_); });
+    watch_ = std::make_shared<detail::watch>(comm_);
+    pufferfish::detail::all_or_none(*this, "mpi::communicator", [&] {
+      if (chunk < 1 || chunk > std::size_t{INT_MAX}) {
+        PUFFERFISH_THROW(value_error(std::string("mpi::communicator: chunk of ") + std::to_string(chunk) +
+                                     " elements is outside 1 .. " + std::to_string(INT_MAX)));
+      }
+    });
+    chunk_ = chunk;
   }
 
+  // What was started on a broken one still refers to the duplicate.
   void release() noexcept {
-    if (comm_ != MPI_COMM_NULL && !detail::is_finalized()) MPI_Comm_free(&comm_);
+    if (comm_ == MPI_COMM_NULL || broken() || detail::is_finalized()) return;
+    const auto turn = call_lock();
+    MPI_Comm_free(&comm_);
   }
+
+  bool polls() const { return watch_ && watch_->polls(); }
 
   request new_request() const {
-    if (watch_ && watch_->broken())
+    if (broken())
       PUFFERFISH_THROW(timeout_error("mpi::communicator: a call after a timeout", watch_->missing()));
     request started;
     started.backs_off_ = backs_off_;
@@ -428,19 +422,43 @@ class communicator {
     return started;
   }
 
+  /// Calls f(first, length) for pieces of what a collective that waits works on.
+  template <class T, class F>
+  void for_pieces(std::span<T> values, const F& f) {
+    const std::size_t piece = polls() ? std::min(chunk_, longest_piece / sizeof(T)) : chunk_;
+    detail::for_chunks(values, piece, f);
+  }
+
+  /// A collective that waits: start(memory, request) starts it in memory that holds a copy of `bytes`, to
+  /// which the result is copied.
+  template <class Start>
+  void poll(const char* name, std::span<std::byte> bytes, const Start& start) {
+    request started = new_request();
+    std::byte* const memory = watch_->room(bytes.size());
+    if (!bytes.empty()) std::memcpy(memory, bytes.data(), bytes.size());
+    MPI_Request* const next = started.next();
+    detail::call(name, [&] { return start(memory, next); });
+    started.wait();
+    if (!bytes.empty()) std::memcpy(bytes.data(), memory, bytes.size());
+  }
+
   template <class T>
   void all_reduce(std::span<T> values, MPI_Op operation) {
     pufferfish::detail::check_reducible<T>();
-    detail::for_chunks(values, chunk_, [&](T* first, int length) {
-      if (watch_) {
-        request started = new_request();
-        detail::check(MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), operation, comm_,
-                                     started.next()),
-                      "MPI_Iallreduce");
-        return started.wait();
-      }
-      detail::check(MPI_Allreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), operation, comm_),
-                    "MPI_Allreduce");
+    for_pieces(values, [&](T* first, int length) {
+      const auto start = [&](std::byte* memory, MPI_Request* next) {
+        return MPI_Iallreduce(MPI_IN_PLACE, memory, length, detail::datatype<T>(), operation, comm_, next);
+      };
+      const std::span<T> piece(first, static_cast<std::size_t>(length));
+      if (polls()) return poll("MPI_Iallreduce", std::as_writable_bytes(piece), start);
+      block(piece, operation);
+    });
+  }
+  template <class T>
+  void block(std::span<T> values, MPI_Op operation) {
+    detail::call("MPI_Allreduce", [&] {
+      return MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()),
+                           detail::datatype<T>(), operation, comm_);
     });
   }
 
@@ -467,7 +485,8 @@ class communicator {
   int rank_ = 0;
   int size_ = 1;
   bool backs_off_ = true;
-  std::shared_ptr<detail::watch> watch_;  // nullptr: waits for ever
+  bool may_lose_ranks_ = false;
+  std::shared_ptr<detail::watch> watch_;  // nullptr: moved from
 };
 
 static_assert(pufferfish::communicator<communicator>);

@@ -2,52 +2,108 @@
 #pragma once
 
 /// \file
-/// Internal: waits of an `mpi::communicator` that end, and find out who has not come.
+/// Internal: waits of an `mpi::communicator` that end, and find out which ranks have not come.
 ///
 /// MPI waits for ever, and knows nothing of ranks that hang. So a watched wait polls. When its time is over
 /// the rank calls the roll: it sends every other rank a message, and every rank that waits, or begins to,
-/// answers with messages of its own. Who has not answered within half the time has not arrived. A message a
-/// rank is all that this costs, and only then.
+/// answers with messages of its own. A rank that has not answered within half the time, or a minute, has not
+/// arrived. One message a rank is all that this costs, and only then.
+///
+/// What had been started stays MPI's: it can neither be completed nor, if it is a collective, be cancelled,
+/// and a late rank's message may be written at any time until the process ends. So after a timeout the memory
+/// that it refers to is never freed.
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/dist/mpi_calls.hpp>
 #include <pufferfish/dist/waiting.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-namespace mpi::detail {
+namespace mpi {
 
-class watch {
- public:
-  /// Duplicates `comm` (collective). `seconds` > 0.
-  watch(MPI_Comm comm, double seconds) : seconds_(seconds) {
-    MPI_Comm_rank(comm, &rank_);
-    MPI_Comm_size(comm, &size_);
-    if (MPI_Comm_dup(comm, &comm_) != MPI_SUCCESS) {
-      PUFFERFISH_THROW(backend_error("mpi::communicator: set_timeout: MPI_Comm_dup failed"));
+/// Seconds that calls of a communicator wait for other ranks unless set_timeout says otherwise.
+inline constexpr double default_timeout = 600.0;
+
+namespace detail {
+
+/// A duplicate of `comm`, whose errors are returned. Collective over `comm`; polls, so that other threads can
+/// call MPI meanwhile. Throws backend_error, and timeout_error after default_timeout.
+inline MPI_Comm duplicate(MPI_Comm comm) {
+  struct pending {
+    MPI_Comm made = MPI_COMM_NULL;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  const auto state = std::make_shared<pending>();
+  call("MPI_Comm_idup", [&] { return MPI_Comm_idup(comm, &state->made, &state->request); });
+  const auto start = std::chrono::steady_clock::now();
+  pufferfish::detail::back_off rest;
+  for (int done = 0; done == 0;) {
+    call("MPI_Test", [&] { return MPI_Test(&state->request, &done, MPI_STATUS_IGNORE); });
+    if (done != 0) break;
+    rest.pause();
+    if (std::chrono::steady_clock::now() - start > std::chrono::duration<double>(default_timeout)) {
+      pufferfish::detail::keep_for_good(state);
+      PUFFERFISH_THROW(
+          timeout_error("mpi::communicator: duplicating the given communicator, which all of its "
+                        "ranks must do, did not end within " +
+                        std::to_string(static_cast<long>(default_timeout)) + " s"));
     }
-    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  }
+  call("MPI_Comm_set_errhandler", [&] { return MPI_Comm_set_errhandler(state->made, MPI_ERRORS_RETURN); });
+  return state->made;
+}
+
+/// Is kept for good, with its room, once it is broken.
+class watch : public std::enable_shared_from_this<watch> {
+ public:
+  /// Duplicates `comm` (collective).
+  explicit watch(MPI_Comm comm) : takes_turns_(takes_turns()), comm_(duplicate(comm)) {
+    call("MPI_Comm_rank", [&] { return MPI_Comm_rank(comm_, &rank_); });
+    call("MPI_Comm_size", [&] { return MPI_Comm_size(comm_, &size_); });
   }
   watch(const watch&) = delete;
   watch& operator=(const watch&) = delete;
   ~watch() {
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    // After a timeout others may never come: their part of it is left alone.
-    if (finalized == 0 && !broken_) MPI_Comm_free(&comm_);
+    if (is_finalized()) return;
+    const auto turn = call_lock();
+    MPI_Comm_free(&comm_);
   }
+
+  /// Seconds that a wait may take; 0: for ever.
+  double seconds() const { return seconds_; }
+  void set_seconds(double seconds) { seconds_ = seconds; }
+
+  /// Whether waits look again and again. Otherwise nothing speaks against MPI's own blocking calls: a wait
+  /// may take for ever, and no other thread must wait for its turn meanwhile.
+  bool polls() const { return seconds_ > 0.0 || takes_turns_; }
 
   /// True once a wait was given up: nothing that was started will end.
   bool broken() const { return broken_; }
-  /// Who did not arrive then.
+  /// The ranks that did not arrive then.
   const std::vector<int>& missing() const { return missing_; }
-  double seconds() const { return seconds_; }
+
+  /// Memory for the elements of a collective that waits where it is called. If the wait is given up, MPI has
+  /// this memory instead of the caller's, which may be on a stack that unwinds.
+  std::byte* room(std::size_t bytes) {
+    if (bytes > room_size_) {
+      room_.reset();
+      room_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      room_size_ = bytes;
+    }
+    return room_.get();
+  }
 
   /// Calls done() until it is true, less and less often if `backs_off`. Throws timeout_error when the time is
   /// over or another rank says so, and at once if that has happened before.
@@ -60,8 +116,12 @@ class watch {
     const clock::time_point start = clock::now();
     pufferfish::detail::back_off rest;
     for (std::uint64_t poll = 1; !done(); ++poll) {
-      if (backs_off) rest.pause();
-      if (poll % polls_between == 0) {
+      if (backs_off) {
+        rest.pause();
+      } else if (takes_turns_) {
+        std::this_thread::yield();  // else this thread could take every turn
+      }
+      if (poll % polls_between == 0 && seconds_ > 0.0) {
         if (since(start) > seconds_ || is_called()) call_the_roll(what, since(start));
         std::this_thread::yield();
       }
@@ -71,30 +131,40 @@ class watch {
  private:
   using clock = std::chrono::steady_clock;
   static constexpr std::uint64_t polls_between = 64;
+  static constexpr double longest_roll = 60.0;
   static constexpr int tag = 1;
+  static constexpr char here = 1;
 
   static double since(clock::time_point start) {
     return std::chrono::duration<double>(clock::now() - start).count();
   }
 
+  // With one decimal place.
+  static std::string seconds_text(double seconds) {
+    const long tenths = std::lround(10.0 * seconds);
+    return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
+  }
+
   bool is_called() const {
     int called = 0;
+    const auto turn = call_lock();
     MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &called, MPI_STATUS_IGNORE);
     return called != 0;
   }
 
   [[noreturn]] void call_the_roll(const char* what, double waited) {
     broken_ = true;
-    const char here = 1;
+    pufferfish::detail::keep_for_good(this->shared_from_this());
     for (int other = 0; other < size_; ++other) {
-      MPI_Request sent = MPI_REQUEST_NULL;  // eager; nobody waits for it
+      const auto turn = call_lock();
+      MPI_Request sent = MPI_REQUEST_NULL;  // eager; nothing waits for it
       if (other != rank_ && MPI_Isend(&here, 1, MPI_CHAR, other, tag, comm_, &sent) == MPI_SUCCESS) {
         MPI_Request_free(&sent);
       }
     }
-    missing_ = who_does_not_answer();
-    std::string text = std::string("mpi::communicator: ") + what + " did not end within " +
-                       std::to_string(static_cast<long>(waited)) + " s; ";
+    missing_ = find_missing();
+    std::string text =
+        std::string("mpi::communicator: ") + what + " did not end within " + seconds_text(waited) + " s; ";
     if (missing_.empty()) {
       text += "all ranks have answered: they wait for different things, or the network is slower than that";
     } else {
@@ -103,25 +173,36 @@ class watch {
         text += (i > 0 ? ", " : "") + std::to_string(missing_[i]);
       text += " did not arrive";
     }
-    PUFFERFISH_THROW(timeout_error(text, missing_));
+    PUFFERFISH_THROW(timeout_error(
+        text + " (a rank may have failed alone, or need more time: set_timeout changes the limit)",
+        missing_));
   }
 
-  std::vector<int> who_does_not_answer() const {
+  // Takes the message of a rank that answers, or -1 if there is none.
+  int next_answer() const {
+    int arrived = 0;
+    MPI_Status status;
+    const auto turn = call_lock();
+    MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &arrived, &status);
+    if (arrived == 0) return -1;
+    char answer = 0;
+    MPI_Recv(&answer, 1, MPI_CHAR, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE);  // it is there
+    return status.MPI_SOURCE;
+  }
+
+  std::vector<int> find_missing() const {
     std::vector<bool> answered(static_cast<std::size_t>(size_), false);
     answered[static_cast<std::size_t>(rank_)] = true;
     int open = size_ - 1;
-    for (const clock::time_point start = clock::now(); open > 0 && since(start) < seconds_ / 2;) {
-      int arrived = 0;
-      MPI_Status status;
-      MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &arrived, &status);
-      if (arrived == 0) {
+    const double limit = std::min(seconds_ / 2, longest_roll);
+    for (const clock::time_point start = clock::now(); open > 0 && since(start) < limit;) {
+      const int rank = next_answer();
+      if (rank < 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
         continue;
       }
-      char here = 0;
-      MPI_Recv(&here, 1, MPI_CHAR, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE);
-      if (!answered[static_cast<std::size_t>(status.MPI_SOURCE)]) --open;
-      answered[static_cast<std::size_t>(status.MPI_SOURCE)] = true;
+      if (!answered[static_cast<std::size_t>(rank)]) --open;
+      answered[static_cast<std::size_t>(rank)] = true;
     }
     std::vector<int> missing;
     for (int rank = 0; rank < size_; ++rank) {
@@ -130,12 +211,16 @@ class watch {
     return missing;
   }
 
-  MPI_Comm comm_ = MPI_COMM_NULL;
+  bool takes_turns_;
+  MPI_Comm comm_;
   int rank_ = 0, size_ = 1;
-  double seconds_;
+  double seconds_ = default_timeout;
   bool broken_ = false;
   std::vector<int> missing_;
+  std::unique_ptr<std::byte[]> room_;
+  std::size_t room_size_ = 0;
 };
 
-}  // namespace mpi::detail
+}  // namespace detail
+}  // namespace mpi
 PUFFERFISH_NAMESPACE_END

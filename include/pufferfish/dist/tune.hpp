@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -107,7 +108,9 @@ exchange_plan tune(Comm& comm, const tune_options& options = {}) {
   };
   const clock::time_point start = clock::now();
   std::vector<detail::tuned_length> lengths;
-  std::vector<float> values, scratch;
+  const auto memory = std::make_shared<std::array<std::vector<float>, 2>>();
+  const detail::kept_after_timeout<Comm> keeper{comm, memory};
+  auto& [values, scratch] = *memory;
   std::vector<std::int64_t> nanoseconds(detail::tuned_algorithms.size() *
                                         static_cast<std::size_t>(options.repeats));
   double last = 0.0;  // what the last length took

@@ -70,15 +70,16 @@ template <class Host>
 class nccl {
  public:
   /// Collective over `host`, which must outlive it; with the rank's device current. `timeout`: seconds that
-  /// work may take once it has begun on the device, and a call of NCCL; 0: for ever. By default the host
-  /// communicator's, where it has one. Throws on all ranks if one of them cannot: backend_error with the rank
-  /// and NCCL's words (two ranks on one device, for instance); value_error for a negative timeout.
+  /// work may take once it has begun on the device, and a call of NCCL; 0: for ever. By default the one that
+  /// the host communicator was set to, if any. Throws on all ranks if one of them cannot: backend_error with
+  /// the rank and NCCL's words (two ranks on one device, for instance); value_error for a negative timeout.
   explicit nccl(Host& host, std::optional<double> timeout = {}) : host_(&host) {
     pufferfish::detail::check_communicator<Host>();
     const double seconds = timeout ? *timeout : timeout_of(host);
-    if (!(seconds >= 0.0)) {
+    pufferfish::detail::all_or_none(host, "gpu::nccl", [seconds] {
+      if (seconds >= 0.0) return;
       pufferfish::detail::throw_error<value_error>({"gpu::nccl: a timeout of ", seconds, " s"});
-    }
+    });
     if (size() > 1) join(seconds);
   }
   nccl(const nccl&) = delete;
@@ -214,7 +215,10 @@ class nccl {
 
  private:
   static double timeout_of(const Host& host) {
-    if constexpr (requires { host.timeout(); }) return host.timeout();
+    // Not its default: work on the device would be waited for in every step.
+    if constexpr (requires { host.timeout(); }) {
+      if (pufferfish::detail::may_lose_ranks(host)) return host.timeout();
+    }
     return 0.0;
   }
 

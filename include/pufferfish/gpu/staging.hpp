@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include <pufferfish/dist/communicator.hpp>
 #include <pufferfish/dist/gradient_staging.hpp>
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/exchange.hpp>
@@ -113,6 +114,9 @@ class gradient_staging<T, device::gpu> {
     if (failures_ != ctx.failures()) failures_ = ctx.failures();
   }
   void leave_failure(const std::exception_ptr& failure) { failures_->post(failure); }
+
+  /// Never frees the host's copy: messages may still come into it.
+  void keep_host_memory() { keep_for_good(std::make_shared<memory_block<T>>(std::move(host_))); }
 
   /// Waits for all that the device has been given.
   void drain() noexcept { static_cast<void>(cudaDeviceSynchronize()); }

@@ -296,7 +296,7 @@ class run_steps<Task, Comm, device::gpu> {
     try {
       return run.exchange.finish(run.ctx);
     } catch (const timeout_error&) {
-      put_back_buffers(run);
+      if (may_lose_ranks(run.comm)) put_back_buffers(run);
       throw;
     }
   }

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -102,11 +103,11 @@ class parameter_store {
     const index_t size = place(found.parameters), buffer_size = place(found.buffers);
     if (found.any_on_device()) return pack_on_device(std::move(found), size, buffer_size);
     const index_t lead = lead_of(found.parameters);
-    memory_block<T> values(host_memory(), size), gradients(*source_, size, lead),
-        buffers(host_memory(), buffer_size);
+    memory_block<T> values(host_memory(), size), buffers(host_memory(), buffer_size);
+    auto gradients = std::make_shared<memory_block<T>>(*source_, size, lead);
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
-      entry.thing->bind(values.data() + entry.offset, gradients.data() + entry.offset, id++);
+      entry.thing->bind(values.data() + entry.offset, gradients->data() + entry.offset, id++);
     }
     for (const buffer_entry& entry : found.buffers) entry.thing->bind(buffers.data() + entry.offset);
     parameters_ = std::move(found.parameters);
@@ -159,10 +160,10 @@ class parameter_store {
     visit(found);
     found.check_names();
     std::reverse(found.parameters.begin(), found.parameters.end());
-    memory_block<T> gradients(host_memory(), place(found.parameters));
+    auto gradients = std::make_shared<memory_block<T>>(host_memory(), place(found.parameters));
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
-      entry.thing->attach(entry.thing->data(), gradients.data() + entry.offset, id++);
+      entry.thing->attach(entry.thing->data(), gradients->data() + entry.offset, id++);
     }
     parameters_ = std::move(found.parameters);
     buffer_entries_.clear();
@@ -174,9 +175,12 @@ class parameter_store {
 
   std::span<T> values() { return values_.span(); }
   std::span<const T> values() const { return values_.span(); }
-  std::span<T> gradients() { return gradients_.span(); }
+  std::span<T> gradients() { return gradients_ ? gradients_->span() : std::span<T>(); }
   std::span<T> buffers() { return buffers_.span(); }
   std::span<const T> buffers() const { return buffers_.span(); }
+  /// A share in the gradients' arena, which lives as long as it has an owner: an exchange has messages to and
+  /// from it that a new layout, or the end of the network, may leave under way.
+  std::shared_ptr<const void> gradient_memory() const { return gradients_; }
 
   /// The arena of the copies, nullptr without; where a parameter's copy begins there, by its id. Whoever
   /// writes values(), but for the store itself and optimizers, calls round() then; it waits for the device.
@@ -240,13 +244,14 @@ class parameter_store {
 
   PUFFERFISH_COLD void pack_on_device(collector found, index_t size, index_t buffer_size) {
     const index_t lead = lead_of(found.parameters);
-    memory_block<T> values(*source_, size, uninitialized, lead), gradients(*source_, size, lead),
+    memory_block<T> values(*source_, size, uninitialized, lead),
         buffers(*source_, buffer_size, uninitialized);
+    auto gradients = std::make_shared<memory_block<T>>(*source_, size, lead);
     gather(found.parameters, values_, values);
     gather(found.buffers, buffers_, buffers);
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
-      entry.thing->attach(values.data() + entry.offset, gradients.data() + entry.offset, id++, true);
+      entry.thing->attach(values.data() + entry.offset, gradients->data() + entry.offset, id++, true);
     }
     for (const buffer_entry& entry : found.buffers)
       entry.thing->relocate(buffers.data() + entry.offset, true);
@@ -334,7 +339,8 @@ class parameter_store {
   std::vector<buffer_entry> buffer_entries_;
   memory_source* source_;
   rounded_format format_ = rounded_format::none;
-  memory_block<T> values_, gradients_, buffers_;
+  memory_block<T> values_, buffers_;
+  std::shared_ptr<memory_block<T>> gradients_;
   memory_block<std::uint16_t> rounded_;
   std::vector<index_t> rounded_offsets_;
   memory_block<T> host_values_, host_buffers_;  // of a device's, while they are on the host

@@ -14,6 +14,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/record_line.hpp>
 #include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/options.hpp>
@@ -23,6 +24,12 @@ namespace detail {
 
 /// Of the lines that follow. Format 1 had neither the data nor the layers.
 inline constexpr const char* record_version = "2";
+
+/// Where ranks were lost, if what is left is not worth saving.
+inline constexpr const char* in_switch = "in the switch, so that the network is neither dense nor factorized";
+inline constexpr const char* in_unguarded_step =
+    "and the program has set no timeout (mpi::communicator::set_timeout), so that parameters may be partly "
+    "those of the next step";
 
 /// In lines. The exchange's plan is not among them: a checkpoint keeps its own, and the exchange compares it.
 inline std::string option_lines(const run_options& options, std::size_t scalar_bytes) {
@@ -84,6 +91,13 @@ std::string resume_lines(const model<Root, Device>& net, const Task& task, const
          network_lines(net, options);
 }
 
+/// What decides the bits of an update, which every rank computes by itself: the norm for clipping is a sum
+/// over vectors.
+inline std::string kernel_line(const run_options& options) {
+  if (options.clip_norm > 0.0) return std::string("kernels ") + kernel_name() + "\n";
+  return std::string("kernels with") + (fuses_multiply_add() ? "" : "out") + " fused multiply-add\n";
+}
+
 /// Compares what ranks must have alike, before a run is made of it: whatever such options throw, they then
 /// throw on all ranks. Returns the communicator. Collective; throws state_error as agree_on_lines.
 template <class Comm, class Root, class Device>
@@ -91,8 +105,10 @@ Comm* agree_on_run(Comm& comm, const model<Root, Device>& net, const std::string
                    const run_options& options) {
   agree_on_lines(comm, "network", net.structure());
   agree_on_lines(comm, "training options",
-                 lines + message({"epochs ", options.epochs, "\ndivergence steps ", options.divergence_steps,
-                                  "\ntune the exchange ", options.tune_exchange ? "yes\n" : "no\n"}));
+                 lines +
+                     message({"epochs ", options.epochs, "\ndivergence steps ", options.divergence_steps,
+                              "\ntune the exchange ", options.tune_exchange ? "yes\n" : "no\n"}) +
+                     kernel_line(options));
   return &comm;
 }
 

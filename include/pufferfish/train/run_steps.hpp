@@ -22,13 +22,6 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Whether collectives may end with timeout_error.
-template <class Comm>
-bool may_lose_ranks(const Comm& comm) {
-  if constexpr (requires { comm.timeout(); }) return comm.timeout() > 0.0;
-  return false;
-}
-
 /// What the steps of a run work with.
 template <class Task, class Comm>
 struct run_parts {

@@ -39,8 +39,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Each bucket of parameters is updated as soon as its gradients have come, while later ones are on their
 /// way, where nothing can make the step one that must not be taken: no clipping, no compressor,
-/// nonfinite_policy::ignore, and no timeout on the communicator (parameters must be those of a whole step
-/// when ranks are lost). Else all of them when all have come; the bits are the same.
+/// nonfinite_policy::ignore, and no timeout set on the communicator (parameters must be those of a whole
+/// step when ranks are lost). Else all of them when all have come; the bits are the same.
 ///
 /// The model's device is the run's. On device::gpu (<pufferfish/gpu.hpp>) a step is one CUDA graph where the
 /// task's work repeats itself (run_options::captured_steps), and the host does not wait for it: what the run
@@ -136,6 +136,7 @@ class training_run {
       }
       if (record_.step == steps_per_epoch()) end_epoch(observer);
     } catch (const timeout_error& lost) {
+      if (!interrupted_ && !detail::may_lose_ranks(*comm_)) interrupted_ = detail::in_unguarded_step;
       observer.on_lost_ranks(lost);
       throw;
     }
@@ -179,11 +180,11 @@ class training_run {
   /// trains on to the same parameters, but for this: what a task carries and a compressor remembers is not in
   /// it and starts afresh; batch-norm statistics are this rank's; the losses and accuracies of the epoch are
   /// over what this rank has seen of it. Local; aside and renamed; several ranks need several paths. Throws
-  /// io_error if it cannot be written, state_error where ranks were lost in the middle of the switch.
+  /// io_error if it cannot be written, state_error where ranks were lost in the middle of the switch, or
+  /// under a communicator's default timeout (mpi::communicator::may_lose_ranks).
   void save_alone(const std::string& path, std::map<std::string, std::string> facts = {}) {
-    if (in_switch_) {
-      PUFFERFISH_THROW(state_error(path + ": lost in the middle of the switch, the run is neither dense nor "
-                                          "factorized; go on from its last checkpoint"));
+    if (interrupted_) {
+      PUFFERFISH_THROW(state_error(path + ": ranks were lost " + interrupted_ + "; go on from a checkpoint"));
     }
     found_skipped_ += steps_.settle_alone(parts(), record_);
     training_record mine = record_;
@@ -363,10 +364,10 @@ class training_run {
         detail::check_finite<T>(memory(), net_.store().values(), record_, e);
         throw;
       }
-      in_switch_ = true;
+      interrupted_ = detail::in_switch;
       return detail::ranks_to_text(result.factors.ranks());
     });
-    in_switch_ = true;
+    interrupted_ = detail::in_switch;
     take_structure(detail::ranks_from_text(ranks), net_);
     broadcast_state();
     bind_to_arenas();
@@ -374,7 +375,7 @@ class training_run {
     if (plateau_) plateau_->forget_best();
     result.milliseconds = milliseconds_since(start);
     record_.switched = result;
-    in_switch_ = false;
+    interrupted_ = nullptr;
     check_ranks_agree("after the switch");
     observer.on_switch(result);
   }
@@ -479,8 +480,8 @@ class training_run {
   Comm* comm_;
   Task task_;
   run_options options_;
-  bool tune_first_;  // before the next step
-  bool in_switch_ = false;
+  bool tune_first_;                    // before the next step
+  const char* interrupted_ = nullptr;  // what ranks were lost in; nullptr: the run is whole
   std::optional<plateau> plateau_;
   context<device_type> ctx_;
   std::optional<optimizer_type> optimizer_;
