@@ -44,7 +44,10 @@
 /// Activations are NHWC and dense; a vector is N x 1 x 1 x C. In training x and y stay as they are until the
 /// layer's backward pass, each if the layer reads it there (reads_input, reads_output). dx is a null view
 /// where nobody wants it. A layer of rows (LowRankLinear: in_features(), out_features(), forward over M x in)
-/// works on the last dimension.
+/// works on the last dimension. any_layer refuses views that are not dense.
+///
+/// What a backward pass needs goes on the context's tape: blocks of memory first, then a value by
+/// push_value(*this, value), which only pop_value(*this) of the same object gives back.
 
 #include <concepts>
 #include <memory>
