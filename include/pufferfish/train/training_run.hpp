@@ -106,7 +106,7 @@ class training_run {
   /// Steps that were left out because a gradient was not finite (nonfinite_policy::skip).
   std::uint64_t skipped_steps() const { return record_.skipped_steps; }
   /// Steps in a row, up to now, whose loss was not finite on some rank. Waits for all steps. Collective.
-  index_t nonfinite_steps() { return static_cast<index_t>(compare_ranks().nonfinite_steps); }
+  index_t nonfinite_steps() { return settle(), static_cast<index_t>(compare_ranks().nonfinite_steps); }
   /// Steps of this object that were replays of a CUDA graph.
   std::uint64_t replayed_steps() const { return steps_.replays(); }
 
@@ -334,15 +334,18 @@ class training_run {
 
   // The ranks' conditions together. Collective.
   detail::run_condition compare_ranks() {
-    if (comm_->size() > 1 || record_.total_steps != record_.finite_steps) settle();
     condition_.nonfinite_steps = static_cast<std::int64_t>(record_.total_steps - record_.finite_steps);
     return agreement_.compare(*comm_, condition_);
   }
+  // What is known of a device's steps lags; it is waited for only where that may matter.
   detail::run_condition check_condition() {
+    const std::int64_t most = options_.divergence_steps;
+    const std::uint64_t unknown = record_.total_steps - record_.finite_steps;
+    if (comm_->size() > 1 || (most > 0 && unknown >= static_cast<std::uint64_t>(most))) settle();
     const detail::run_condition all = compare_ranks();
     stop_reason_ = static_cast<int>(all.stop);
-    if (options_.divergence_steps > 0 && all.nonfinite_steps >= options_.divergence_steps) {
-      detail::throw_divergence(all.nonfinite_steps, record_, learning_rate(), "");
+    if (most > 0 && all.nonfinite_steps >= most) {
+      detail::throw_divergence(all.nonfinite_steps, record_, learning_rate(1), "");
     }
     return all;
   }
@@ -413,9 +416,9 @@ class training_run {
     }
   }
 
-  double learning_rate() const {
+  double learning_rate(index_t steps_back = 0) const {
     double epoch = static_cast<double>(record_.epoch) +
-                   static_cast<double>(record_.step) / static_cast<double>(steps_per_epoch());
+                   static_cast<double>(record_.step - steps_back) / static_cast<double>(steps_per_epoch());
     double rate = options_.learning_rate;
     if (record_.switched) {
       if (options_.restart_schedule_at_switch) epoch -= static_cast<double>(record_.switched->epoch);
@@ -432,9 +435,7 @@ class training_run {
     epoch_result result;
     result.epoch = record_.epoch;
     result.low_rank = record_.low_rank;
-    --record_.step;
-    result.learning_rate = learning_rate();
-    ++record_.step;
+    result.learning_rate = learning_rate(1);
     const evaluation train = reduce(*comm_, record_.seen);
     result.train_loss = train.loss();
     result.train_accuracy = train.accuracy();
