@@ -154,8 +154,7 @@ int run(CLI::App& app, int argc, char** argv, Program&& program) {
 /// Runs `program()` on rank 0 alone: for programs whose work is not shared among ranks.
 template <class Program>
 int run_on_first(CLI::App& app, int argc, char** argv, Program&& program) {
-  constexpr double no_timeout = 0.0;  // the other ranks wait in MPI's end
-  return session::start(app, argc, argv, no_timeout, [&program](auto& comm) {
+  return session::start(app, argc, argv, {}, [&program](auto& comm) {
     if (comm.rank() == 0) program();
   });
 }
