@@ -15,7 +15,6 @@
 #include <type_traits>
 
 #include <pufferfish/lowrank/attention_core.hpp>
-#include <pufferfish/lowrank/factorize.hpp>
 #include <pufferfish/lowrank/linear.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 
