@@ -957,6 +957,25 @@ TEST_CASE("micro-batches are added up before they are exchanged") {
   parallel.finish();
 }
 
+TEST_CASE("a gradient that only an accumulated pass has written is exchanged as it is") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  torch::nn::Sequential net(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
+  ht::distributed parallel(*net, comm);
+  const Tensor x = torch::ones({2, 3}), hidden = torch::ones({2, 4});
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad(false);
+    {
+      const auto quiet = parallel.accumulate();
+      net->forward(x).sum().backward();
+    }
+    net->children()[1]->as<torch::nn::Linear>()->forward(hidden).sum().backward();
+    const Tensor before = trained(*net)[0].grad().clone();
+    parallel.finish();
+    CHECK(before.abs().sum().item<float>() > 0.0F);
+    CHECK(difference(trained(*net)[0].grad(), before) < 1e-6);
+  }
+}
+
 TEST_CASE("compressors, narrow wires and buffers") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   torch::manual_seed(8);

@@ -241,7 +241,6 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
     check_capture(ctx);
     listener_.stop();
-    running_ = false;
     const bool usable = guarded([&] {
       detail::zero_before_exchange(*store_, true, [&](index_t offset, index_t size) {
         gpu::check(cudaMemsetAsync(store_->gradients().data() + offset, 0,
@@ -251,9 +250,15 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
       release(buckets_.size());
       return end_step(ctx);
     });
-    for (std::size_t b = 0; usable && b < buckets_.size(); ++b) {
-      if (arrives_early()) wait(ctx, come_[b]);
-      arrived(buckets_[b]);
+    running_ = false;
+    try {
+      for (std::size_t b = 0; usable && b < buckets_.size(); ++b) {
+        if (arrives_early()) wait(ctx, come_[b]);
+        arrived(buckets_[b]);
+      }
+    } catch (...) {
+      wait(ctx, ended_);  // the next backward pass must not overwrite what is being summed
+      throw;
     }
     wait(ctx, ended_);
     return usable;
@@ -307,14 +312,14 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     self.guarded([&] { self.release(count); });
   }
 
-  // As gradient_exchange's.
+  // As gradient_exchange's. After a failure running_ stays, so that the destructor waits for the sums.
   template <class Part>
   decltype(auto) guarded(Part&& part) {
     try {
       return part();
     } catch (...) {
+      if (stopped_) running_ = false;
       if (!captured_ && !stopped_) failure_.keep(std::current_exception());
-      if (!captured_) running_ = false;
       listener_.stop();
       throw;
     }

@@ -221,3 +221,54 @@ TEST_CASE("gpu exchange: one process has nothing to exchange") {
   CHECK(arrived == exchange.buckets().size());
   CHECK(same_bits(read(ctx, std::span<const float>(net.store.gradients())), mine));
 }
+
+TEST_CASE("gpu exchange: a gradient that layers have stopped writing is zero, in replays as well") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  for (const bool captured : {false, true}) {
+    if (captured && !comm.usable_from_threads()) continue;
+    for (const bool exchanged : {false, true}) {
+      pf::gpu_context ctx;
+      odd_parameters<float> net(pf::gpu::device_memory()), expected(pf::gpu::device_memory());
+      stream_buffer<float> source(net.size());
+      exchange_of<float> exchange(net.store, comm, small_buckets()),
+          other(expected.store, comm, small_buckets());
+      pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store), training_sgd),
+          reference(pf::make_optimizer_target(expected.store), training_sgd);
+      pf::gpu::step_graph graph;
+      graph.set_enabled(captured);
+      const auto left_out = net.store.parameters()[3];
+      const auto pass = [&](odd_parameters<float>& to, bool all) {
+        for (const auto& entry : to.store.parameters()) {
+          if (!all && entry.offset == left_out.offset) continue;
+          const auto bytes = static_cast<std::size_t>(entry.thing->size()) * sizeof(float);
+          pf::gpu::check(cudaMemcpyAsync(entry.thing->gradient_data(), source.data() + entry.offset, bytes,
+                                         cudaMemcpyDeviceToDevice, ctx.stream()),
+                         "cudaMemcpyAsync");
+          ctx.gradient_written(*entry.thing);
+        }
+      };
+      const auto size = static_cast<index_t>(net.size());
+      for (std::uint64_t step = 0; step < 7; ++step) {
+        ctx.begin_step(step);
+        optimizer.begin_step(ctx, 0.1);
+        reference.begin_step(ctx, 0.1);
+        auto gradients = gradients_of<float>(net.size(), comm.rank(), step);
+        if (step > 0) std::fill_n(gradients.begin() + left_out.offset, left_out.thing->size(), 0.0F);
+        source.write(ctx, gradients);
+        graph.run(ctx, step == 0 ? 1 : 2, [&] {
+          if (exchanged) exchange.begin(ctx);
+          pass(net, step == 0);
+          if (exchanged) exchange.finish(ctx);
+          optimizer.step_range(ctx, 0, size);
+          if (exchanged) other.begin(ctx);
+          pass(expected, true);
+          if (exchanged) other.finish(ctx);
+          reference.step_range(ctx, 0, size);
+        });
+        CHECK(same_bits(read(ctx, std::span<const float>(net.store.values())),
+                        read(ctx, std::span<const float>(expected.store.values()))));
+      }
+      CHECK(graph.replays() >= (captured ? 2 : 0));
+    }
+  }
+}
