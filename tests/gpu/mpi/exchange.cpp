@@ -180,25 +180,27 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("gpu exchange: a failure of the communicator comes out of finish; the exchange can go on") {
+TEST_CASE("gpu exchange: a failure of the communicator comes out of finish; a new exchange goes on") {
   pf::mpi::communicator mpi(MPI_COMM_WORLD);
   if (mpi.size() == 1 || !mpi.usable_from_threads()) return;
   watched comm(mpi);
   pf::gpu_context ctx;
   odd_parameters<float> net(pf::gpu::device_memory());
   stream_buffer<float> source(net.size());
-  exchange_of<float, watched> exchange(net.store, comm, by_library());
+  std::optional<exchange_of<float, watched>> exchange(std::in_place, net.store, comm, by_library());
   host_twin<float, pf::mpi::communicator> twin(mpi, by_library());
   for (std::uint64_t step = 0; step < 4; ++step) {
     comm.sums_until_failure = step == 1 ? 2 : -1;
     source.write(ctx, gradients_of<float>(net.size(), comm.rank(), step));
-    exchange.begin(ctx);
+    exchange->begin(ctx);
     backward(ctx, net, source.data());
     int arrived = 0;
-    const auto finish = [&] { exchange.finish(ctx, [&](const pf::gradient_bucket&) { ++arrived; }); };
+    const auto finish = [&] { exchange->finish(ctx, [&](const pf::gradient_bucket&) { ++arrived; }); };
     if (step == 1) {
       CHECK_THROWS_WITH_AS(finish(), "the link is down", pf::backend_error);
       CHECK(arrived <= 2);
+      CHECK_THROWS_WITH_AS(exchange->begin(ctx), doctest::Contains("make a new exchange"), pf::state_error);
+      exchange.emplace(net.store, comm, by_library());
     } else {
       finish();
       CHECK(same_bits(read(ctx, std::span<const float>(net.store.gradients())), twin.step(step)));
