@@ -91,7 +91,7 @@ void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { q
 
 namespace {
 
-constexpr double timeout = 0.6;
+constexpr double timeout = 0.4;
 
 /// Lets MPI take what comes.
 void let_messages_come(pf::mpi::communicator& other) {
@@ -113,12 +113,12 @@ void check_late(const std::string& name, Work&& work) {
   if (all.size() == 1) return;
   const bool late = all.rank() == all.size() - 1;
   auto comm = std::make_unique<pf::mpi::communicator>(MPI_COMM_WORLD);
-  comm->set_timeout(timeout);
   std::string text = "nothing was thrown";
   try {
     work(*comm, [&] {
+      comm->set_timeout(timeout);
       quarantine::turn(!late);
-      if (late) std::this_thread::sleep_for(std::chrono::duration<double>(2.5 * timeout));
+      if (late) std::this_thread::sleep_for(std::chrono::duration<double>(3 * timeout));
     });
   } catch (const pf::timeout_error& e) {
     text = e.what();

@@ -37,6 +37,7 @@
 #include <pufferfish/core/config.hpp>
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/hash.hpp>
+#include <pufferfish/core/needs_exceptions.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
