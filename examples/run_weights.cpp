@@ -2,7 +2,7 @@
 //
 // Runs a model of the zoo with the weights of a file, dense or factorized (factorize_weights), on arrays:
 //   run_weights --model resnet50 small.safetensors images.npz logits.npz
-// images.npz has `images` [N][H][W][C] in float32, as numpy.savez writes it; logits.npz gets `logits`.
+// images.npz has `images` [N][H][W][C] in a floating-point type, as numpy.savez writes it; logits.npz gets `logits`.
 
 #include <algorithm>
 #include <filesystem>
@@ -62,7 +62,7 @@ void run_weights(const options& o) {
     throw io_error(o.in + ": images have " + std::to_string(shape.size()) + " dimensions, not [N][H][W][C]");
   }
   tensor<float, 4> images({shape[0], shape[1], shape[2], shape[3]});
-  read_tensor<float>(arrays, "images", images.flat());
+  read_tensor_converted<float>(arrays, "images", images.flat());
   context_options machine;
   machine.threads = examples::threads_for(o.threads, 1);
   cpu_context ctx(machine);

@@ -213,7 +213,7 @@ TEST_CASE_TEMPLATE("load_weights: a state_dict of PyTorch, by name", T, float, d
           named(list, "linear.weight")->shape = {8, 3};
         }) == "weights: tensor 'linear.weight' has shape [8 x 3], the model's has [3 x 8]");
   CHECK(loading([&](auto& list) { named(list, "linear.bias")->dtype = tensor_dtype::i32; }) ==
-        "weights: tensor 'linear.bias' has dtype I32, not F32, F64, BF16 or I64");
+        "weights: tensor 'linear.bias' has dtype I32, not F32, F64, F16, BF16 or I64");
 }
 
 }  // namespace

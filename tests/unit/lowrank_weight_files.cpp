@@ -71,7 +71,7 @@ class weights {
     entry.dtype = dtype;
     entry.shape = shape;
     if (detail::is_floating(dtype)) {
-      detail::append_elements<float>(dtype, values, bytes_.emplace_back());
+      detail::append_floating<float>(dtype, values, bytes_.emplace_back());
     } else {
       bytes_.emplace_back(static_cast<std::size_t>(count) * size_of(dtype), std::uint8_t{7});
     }

@@ -137,7 +137,38 @@ inline constexpr rounded_format rounded_format_of<float16> = rounded_format::fp1
 /// What files are read as. (Networks compute in float and double, on a device in its own types of 16 bits,
 /// too.)
 template <class T>
-inline constexpr bool is_scalar_v =
-    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, bfloat16>;
+inline constexpr bool is_scalar_v = std::is_same_v<T, float> || std::is_same_v<T, double> ||
+                                    std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
+
+namespace detail {
+
+/// A double as a float whose further rounding to 16 bits equals one rounding of the double: where the result
+/// is not exact, it is the neighbour with an odd last bit (Boldo, Melquiond, IEEE Transactions on Computers
+/// 57, 2008).
+constexpr float round_to_odd(double value) {
+  const auto near = static_cast<float>(value);
+  const auto back = static_cast<double>(near);
+  const auto bits = std::bit_cast<std::uint32_t>(near);
+  if (back == value || value != value || (bits & 1U) != 0) return near;
+  const bool below = (back < 0 ? -back : back) < (value < 0 ? -value : value);
+  return std::bit_cast<float>(below ? bits + 1U : bits - 1U);
+}
+
+}  // namespace detail
+
+/// A floating-point value as another type of those (float, double, bfloat16, float16), rounded once: to
+/// nearest, ties to even; beyond the range to infinity. A NaN stays one.
+template <class To, class From>
+constexpr To scalar_cast(From value) {
+  static_assert(is_scalar_v<To> && is_scalar_v<From>,
+                "pufferfish: scalar_cast converts floating-point scalars");
+  if constexpr (sizeof(To) > 2) {
+    return static_cast<To>(value);
+  } else if constexpr (std::is_same_v<From, double>) {
+    return To(detail::round_to_odd(value));
+  } else {
+    return To(static_cast<float>(value));
+  }
+}
 
 PUFFERFISH_NAMESPACE_END

@@ -133,6 +133,16 @@ constexpr std::size_t size_of(tensor_dtype dtype) {
   return detail::dtype_table[static_cast<std::size_t>(dtype)].size;
 }
 
+namespace detail {
+
+/// True for F32, F64, F16 and BF16, which are converted into each other.
+constexpr bool is_floating(tensor_dtype dtype) {
+  return dtype == tensor_dtype::f32 || dtype == tensor_dtype::f64 || dtype == tensor_dtype::f16 ||
+         dtype == tensor_dtype::bf16;
+}
+
+}  // namespace detail
+
 /// The dtype of a name, nothing for an unknown one.
 constexpr std::optional<tensor_dtype> parse_dtype(std::string_view name) {
   for (const detail::dtype_row& row : detail::dtype_table) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <pufferfish/core/error.hpp>
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/error_text.hpp>
 #include <pufferfish/io/tensor_dtype.hpp>
@@ -93,34 +94,47 @@ const tensor_info& tensor_of_count(const File& file, std::string_view name, std:
   return info;
 }
 
-template <class From, class To>
-void convert_elements(std::span<const std::uint8_t> from, std::span<To> to) {
-  for (std::size_t i = 0; i < to.size(); ++i) {
-    From value;
-    std::memcpy(&value, from.data() + i * sizeof(From), sizeof(From));
-    if constexpr (std::is_same_v<To, bfloat16>) {
-      to[i] = bfloat16(static_cast<float>(value));
-    } else {
-      to[i] = static_cast<To>(value);
-    }
-  }
-}
-
-/// Elements of F32, F64, F16 or BF16 as To; false, with nothing done, for other dtypes.
-template <class To>
-bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, std::span<To> to) {
+/// Calls visit(T()) with the scalar of F32, F64, F16 or BF16; false, with nothing done, for other dtypes.
+template <class Visit>
+bool visit_floating(tensor_dtype dtype, const Visit& visit) {
   if (dtype == tensor_dtype::f32) {
-    convert_elements<float>(from, to);
+    visit(float());
   } else if (dtype == tensor_dtype::f64) {
-    convert_elements<double>(from, to);
+    visit(double());
   } else if (dtype == tensor_dtype::bf16) {
-    convert_elements<bfloat16>(from, to);
+    visit(bfloat16());
   } else if (dtype == tensor_dtype::f16) {
-    convert_elements<float16>(from, to);
+    visit(float16());
   } else {
     return false;
   }
   return true;
+}
+
+/// Elements of F32, F64, F16 or BF16, at no particular alignment, as To (see scalar_cast); false, with
+/// nothing done, for other dtypes.
+template <class To>
+bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, std::span<To> to) {
+  return visit_floating(dtype, [&]<class From>(From value) {
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      std::memcpy(&value, from.data() + i * sizeof(From), sizeof(From));
+      to[i] = scalar_cast<To>(value);
+    }
+  });
+}
+
+/// The other way: elements in a floating-point dtype, appended to bytes.
+template <class From>
+void append_floating(tensor_dtype dtype, std::span<const From> from, std::vector<std::uint8_t>& to) {
+  visit_floating(dtype, [&]<class To>(To value) {
+    std::size_t at = to.size();
+    to.resize(at + from.size() * sizeof(To));
+    for (const From element : from) {
+      value = scalar_cast<To>(element);
+      std::memcpy(to.data() + at, &value, sizeof(To));
+      at += sizeof(To);
+    }
+  });
 }
 
 }  // namespace detail
@@ -140,11 +154,12 @@ void read_tensor(const File& file, std::string_view name, std::span<T> out) {
 }
 
 /// Copies a tensor's elements to `out` and converts between F32, F64, F16 and BF16 where the file's dtype is
-/// another. Narrowing rounds to nearest (F64 to BF16 by way of F32); values beyond the range become infinite.
+/// another, as scalar_cast does.
 /// Throws io_error as read_tensor does; dtypes other than these four are never converted.
 template <class T, class File>
 void read_tensor_converted(const File& file, std::string_view name, std::span<T> out) {
-  static_assert(is_scalar_v<T>, "pufferfish: read_tensor_converted converts to float, double or bfloat16");
+  static_assert(is_scalar_v<T>,
+                "pufferfish: read_tensor_converted converts to float, double, bfloat16 or float16");
   const tensor_info& info = detail::tensor_of_count(file, name, out.size());
   if (!detail::convert_floating(info.dtype, info.bytes, out)) read_tensor(file, name, out);  // says the dtype
 }

@@ -106,36 +106,6 @@ tensor<T, 2> read_matrix(const tensor_source& file, const tensor_place& place, i
   return matrix;
 }
 
-template <class To, class T>
-void append_as(std::span<const T> from, std::vector<std::uint8_t>& to) {
-  for (const T value : from) {
-    To stored;
-    if constexpr (sizeof(To) == 2) {
-      stored = To(static_cast<float>(value));
-    } else {
-      stored = static_cast<To>(value);
-    }
-    std::uint8_t bytes[sizeof(To)];
-    std::memcpy(bytes, &stored, sizeof(To));
-    to.insert(to.end(), bytes, bytes + sizeof(To));
-  }
-}
-
-/// Elements in a floating-point dtype, appended.
-template <class T>
-void append_elements(tensor_dtype dtype, std::span<const T> from, std::vector<std::uint8_t>& to) {
-  to.reserve(to.size() + from.size() * size_of(dtype));
-  if (dtype == tensor_dtype::f64) {
-    append_as<double>(from, to);
-  } else if (dtype == tensor_dtype::f32) {
-    append_as<float>(from, to);
-  } else if (dtype == tensor_dtype::f16) {
-    append_as<float16>(from, to);
-  } else {
-    append_as<bfloat16>(from, to);
-  }
-}
-
 /// Hands up * down to visit(first_row, block), some rows at a time, with sums in double.
 template <class T, class Visit>
 void visit_product(const tensor_view<const T, 2>& up, const tensor_view<const T, 2>& down,
@@ -188,7 +158,7 @@ made_factors factorize_tensor(const tensor_source& file, const tensor_place& pla
     const auto store = [&](tensor<T, 2>& factor, std::vector<std::uint8_t>& bytes) {
       const std::size_t begin = bytes.size();
       const std::span<T> elements(factor.data(), static_cast<std::size_t>(factor.size()));
-      append_elements<T>(place.dtype, elements, bytes);
+      append_floating<T>(place.dtype, elements, bytes);
       convert_floating<T>(place.dtype, std::span(bytes).subspan(begin), elements);  // what was written
     };
     store(one.down, out.down);

@@ -117,7 +117,7 @@ std::vector<std::uint8_t> merge_pair(const tensor_source& file, const factor_pai
         tensor_view<const T, 2>(up).slice(0, p * rows, rows),
         tensor_view<const T, 2>(down).slice(0, p * pair.rank, pair.rank),
         [&](index_t, const tensor<double, 2>& block) {
-          append_elements<double>(place.dtype, {block.data(), static_cast<std::size_t>(block.size())}, bytes);
+          append_floating<double>(place.dtype, {block.data(), static_cast<std::size_t>(block.size())}, bytes);
         });
   }
   return bytes;

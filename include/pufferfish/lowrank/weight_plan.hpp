@@ -63,11 +63,6 @@ struct weight_decision {
 
 namespace detail {
 
-inline bool is_floating(tensor_dtype dtype) {
-  return dtype == tensor_dtype::f32 || dtype == tensor_dtype::f64 || dtype == tensor_dtype::f16 ||
-         dtype == tensor_dtype::bf16;
-}
-
 inline bool ends_with(std::string_view text, std::string_view ending) {
   return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
 }

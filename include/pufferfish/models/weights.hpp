@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,22 +28,6 @@ inline std::string quoted_names(const std::vector<std::string>& names) {
   return text + (names.size() > 10 ? " and " + std::to_string(names.size() - 10) + " more" : "");
 }
 
-/// Throws io_error unless a tensor has a shape and a dtype that converted_tensor takes.
-inline void check_convertible(const safetensors_file& file, const std::string& name,
-                              const std::vector<index_t>& shape, index_t count) {
-  const tensor_info& info = file.tensor(name);
-  // A counter may be a scalar or a vector of one.
-  if (info.shape != shape && !(count == 1 && info.count() == 1)) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has shape " +
-                              shape_text(info.shape) + ", the model's has " + shape_text(shape)));
-  }
-  if (info.dtype != tensor_dtype::f32 && info.dtype != tensor_dtype::f64 &&
-      info.dtype != tensor_dtype::bf16 && info.dtype != tensor_dtype::i64) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has dtype " +
-                              std::string(to_string(info.dtype)) + ", not F32, F64, BF16 or I64"));
-  }
-}
-
 /// The elements of a tensor as T, in the order of the file. Integers too: PyTorch counts batches in int64.
 template <class T>
 aligned_buffer<T> converted_tensor(const safetensors_file& file, const std::string& name, index_t count) {
@@ -57,16 +43,87 @@ aligned_buffer<T> converted_tensor(const safetensors_file& file, const std::stri
   return values;
 }
 
+/// The part of a weight's name before an ending, with a dot before it or as the whole name; nothing else.
+inline std::optional<std::string> stem_before(const std::string& name, std::string_view ending) {
+  if (name == ending) return "";
+  const std::string dotted = "." + std::string(ending);
+  if (name.size() <= dotted.size() || name.compare(name.size() - dotted.size(), dotted.size(), dotted) != 0) {
+    return std::nullopt;
+  }
+  return name.substr(0, name.size() - dotted.size());
+}
+
+/// Throws io_error unless a tensor has a shape and a dtype that converted_tensor takes.
+inline void check_convertible(const safetensors_file& file, const std::string& name,
+                              const std::vector<index_t>& shape, index_t count) {
+  const tensor_info& info = file.tensor(name);
+  // A counter may be a scalar or a vector of one.
+  if (info.shape != shape && !(count == 1 && info.count() == 1)) {
+    const bool factor = stem_before(name, "down.weight") || stem_before(name, "up.weight") ||
+                        stem_before(name, "down") || stem_before(name, "up");
+    PUFFERFISH_THROW(
+        io_error(file.name() + ": tensor " + quote_name(name) + " has shape " + shape_text(info.shape) +
+                 ", the model's has " + shape_text(shape) +
+                 (factor ? "; the ranks of file and model must be the same: see apply_ranks" : "")));
+  }
+  if (!is_floating(info.dtype) && info.dtype != tensor_dtype::i64) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has dtype " +
+                              std::string(to_string(info.dtype)) + ", not F32, F64, F16, BF16 or I64"));
+  }
+}
+
+/// What to do if the names differ only because a layer is low-rank in one of file and model, and dense in the
+/// other; both lists sorted. Empty: something else differs.
+inline std::string factor_advice(const safetensors_file& file, const std::vector<std::string>& missing,
+                                 const std::vector<std::string>& unexpected) {
+  const auto in = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::binary_search(names.begin(), names.end(), name);
+  };
+  const auto joined_name = [](const std::string& stem, const char* last) {
+    return stem.empty() ? last : stem + "." + last;
+  };
+  std::string factorized, dense;
+  int listed = 0;
+  for (const std::string& name : unexpected) {
+    std::optional<std::string> stem =
+        stem_before(name, "down.weight");  // weight of a layer, or one of an LSTM's
+    const bool whole = stem.has_value();
+    if (!whole) stem = stem_before(name, "down");
+    const std::string up = stem ? joined_name(*stem, whole ? "up.weight" : "up") : "";
+    if (stem && in(missing, whole ? joined_name(*stem, "weight") : *stem) && in(unexpected, up)) {
+      const std::vector<index_t>& shape = file.tensor(up).shape;
+      if (++listed > 10) continue;
+      factorized += (factorized.empty() ? "" : ", ") + quote_name(*stem) + " of rank " +
+                    std::to_string(shape.size() < 2 ? 0 : shape[1]);
+    }
+    stem = stem_before(name, "weight");
+    if (stem && dense.empty() && in(missing, joined_name(*stem, "down.weight"))) dense = quote_name(*stem);
+    if (dense.empty() && in(missing, name + ".down")) dense = quote_name(name);
+  }
+  if (listed > 10) factorized += " and " + std::to_string(listed - 10) + " more";
+  if (!factorized.empty()) {
+    factorized = "; the file has low-rank factors where the model is dense (" + factorized +
+                 "): call apply_ranks(net, ranks) with these ranks before load_weights";
+  }
+  if (!dense.empty()) {
+    dense =
+        "; the model is low-rank where the file is dense (" + dense +
+        "): load the file into the dense model and factorize that, or factorize the file (factorize_weights)";
+  }
+  return factorized + dense;
+}
+
 }  // namespace detail
 
 /// Fills a model from the tensors named as its parameters and buffers: weights as [out][in] or
-/// [out][in][height][width], F32, F64 or BF16 converted to the model's scalar, I64 for counters. The names
-/// are PyTorch's (docs/models.md); the factors of a low-rank layer are NAME.down.weight and NAME.up.weight,
-/// and the model must have its structure already (apply_ranks).
+/// [out][in][height][width], F32, F64, F16 or BF16 converted to the scalar of the model's parameters
+/// (scalar_cast), I64 for counters. The names are PyTorch's (docs/models.md); the factors of a low-rank layer
+/// are NAME.down.weight and NAME.up.weight, and the model must have its structure already (apply_ranks). The
+/// model may be on a device.
 ///
 /// Throws io_error, listing names, if the file lacks a tensor (batch norms' num_batches_tracked excepted: old
 /// files have none) or has one that the model does not, and for other shapes or dtypes. Then the model has
-/// not changed.
+/// not changed. Where only the structure differs, the error names the layers, their ranks and apply_ranks.
 template <class Root, class Device>
 void load_weights(model<Root, Device>& net, const safetensors_file& file) {
   using T = parameter_t<typename Root::value_type>;
@@ -83,10 +140,12 @@ void load_weights(model<Root, Device>& net, const safetensors_file& file) {
     if (!std::binary_search(known.begin(), known.end(), name)) unexpected.push_back(name);
   }
   if (!missing.empty() || !unexpected.empty()) {
-    PUFFERFISH_THROW(
-        io_error(file.name() + ": the file is of another model" +
-                 (missing.empty() ? "" : "; missing in the file: " + detail::quoted_names(missing)) +
-                 (unexpected.empty() ? "" : "; unknown to the model: " + detail::quoted_names(unexpected))));
+    std::sort(missing.begin(), missing.end());
+    std::sort(unexpected.begin(), unexpected.end());
+    PUFFERFISH_THROW(io_error(
+        file.name() + ": the file is of another model" + detail::factor_advice(file, missing, unexpected) +
+        (missing.empty() ? "" : "; missing in the file: " + detail::quoted_names(missing)) +
+        (unexpected.empty() ? "" : "; unknown to the model: " + detail::quoted_names(unexpected))));
   }
 
   const auto shape_of = [](const logical_layout& layout) {
@@ -99,16 +158,18 @@ void load_weights(model<Root, Device>& net, const safetensors_file& file) {
   for (const auto& entry : net.store().parameters()) check(entry);
   for (const auto& entry : net.store().buffer_entries()) check(entry);
 
-  for (const auto& entry : net.store().parameters()) {
-    parameter<T>& p = *entry.thing;
-    const aligned_buffer<T> values = detail::converted_tensor<T>(file, entry.name, p.size());
-    copy(tensor_view<const T, 4>(values.data(), p.layout().shape), p.logical());
-  }
-  for (const auto& entry : net.store().buffer_entries()) {
-    if (!file.contains(entry.name)) continue;
-    const auto values = detail::converted_tensor<T>(file, entry.name, entry.thing->size());
-    std::copy_n(values.data(), values.size(), entry.thing->data());
-  }
+  net.on_host([&](Root&) {
+    for (const auto& entry : net.store().parameters()) {
+      parameter<T>& p = *entry.thing;
+      const aligned_buffer<T> values = detail::converted_tensor<T>(file, entry.name, p.size());
+      copy(tensor_view<const T, 4>(values.data(), p.layout().shape), p.logical());
+    }
+    for (const auto& entry : net.store().buffer_entries()) {
+      if (!file.contains(entry.name)) continue;
+      const auto values = detail::converted_tensor<T>(file, entry.name, entry.thing->size());
+      std::copy_n(values.data(), values.size(), entry.thing->data());
+    }
+  });
 }
 
 PUFFERFISH_NAMESPACE_END
