@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
@@ -214,10 +215,17 @@ class Script(Folder):
         for name in ("gpu_library_host", "train_image_classifier"):
             script(package, f"bin/{name}", "exit 0\n")
         script(package, "openmpi/bin/mpirun", "exit 77\n")
-        (package / "about.json").write_text('{"images": 0}', encoding="utf-8")
+        packed = self.folder / "packed"
+        packed.mkdir()
+        with tarfile.open(packed / "programs.tar.xz", "w:xz", preset=0) as archive:
+            for part in package.iterdir():
+                archive.add(part, part.name)
+        for place in (package, packed):
+            (place / "about.json").write_text('{"images": 0}', encoding="utf-8")
         for part in "ABC":
             start = time.monotonic()
-            done = run(sys.executable, ROOT / "scripts" / "device_run", part, "--folder", package, OUT=str(self.folder / "out"))
+            place = packed if part == "A" else package
+            done = run(sys.executable, ROOT / "scripts" / "device_run", part, "--folder", place, OUT=str(self.folder / "out"))
             self.assertEqual(done.returncode, 77, done.stdout)
             self.assertIn("no device: nothing was run", done.stdout.splitlines()[-1])
             self.assertLess(time.monotonic() - start, 30)
