@@ -9,12 +9,17 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 
 SKIPPED = 77  # exit status of a program that has nothing to run on
 FOUND = 86  # exit status that compute-sanitizer is told to end with where its tool reports an error
 KEPT = 200_000  # characters of a step's output that are written: its first and its last half
+
+# A step and what it starts are one group of processes, which ends as one.
+GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
+RUNNING = set()  # leaders of the groups
 
 
 class Step:
@@ -31,21 +36,22 @@ class Step:
         result = {"name": self.name, "command": " ".join(self.command)}
         try:
             process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                       text=True, errors="replace", env={**os.environ, **self.env}, cwd=self.cwd,
-                                       start_new_session=True)
+                                       text=True, errors="replace", env={**os.environ, **self.env}, cwd=self.cwd, **GROUP)
         except OSError as why:
             return {**result, "status": "missing", "seconds": 0.0, "text": str(why)}
+        RUNNING.add(process.pid)
         late = threading.Event()
 
         def end():
             late.set()
-            end_session(process.pid)
+            end_group(process.pid)
 
         timer = threading.Timer(seconds, end)
         timer.start()
         text, _ = process.communicate(self.stdin)
         timer.cancel()
-        end_session(process.pid)  # what the command has left running
+        RUNNING.discard(process.pid)
+        end_group(process.pid)  # what the command has left running
         code = process.returncode
         status = "late" if late.is_set() else {0: "passed", SKIPPED: "skipped"}.get(code, "failed")
         if status == "passed" and self.expect is not None and self.expect not in text:
@@ -59,11 +65,18 @@ class Step:
         return result
 
 
-def end_session(leader):
+def end_group(leader):
     try:
         os.killpg(leader, signal.SIGKILL)
     except OSError:
         pass
+
+
+def end_all(number, _):
+    """A signal ends the steps, too: what they leave would keep the device busy."""
+    for leader in list(RUNNING):
+        end_group(leader)
+    os._exit(128 + number)
 
 
 class Record:
@@ -131,6 +144,9 @@ def run_steps(record, steps, jobs=1, deadline=None):
         record.add(result)
         return result
 
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, end_all)
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
         return list(pool.map(one, steps))
 

@@ -67,6 +67,23 @@ class Steps(Folder):
         self.assertIn("before", log)
         self.assertIn("it is", log)
 
+    def test_a_signal_ends_the_steps_too(self):
+        code = ("import device_steps as d, sys; r = d.Record(sys.argv[1], 'X');"
+                "d.run_steps(r, [d.Step('long', ['sh', '-c', 'echo $$ > ' + sys.argv[1] + '/pid; sleep 60'], 60)])")
+        process = subprocess.Popen([sys.executable, "-c", code, str(self.folder)], env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")})
+        file = self.folder / "pid"
+        while not (file.is_file() and file.read_text(encoding="utf-8").strip()):
+            time.sleep(0.02)
+        process.terminate()
+        self.assertEqual(process.wait(), 143)
+        child = int(file.read_text(encoding="utf-8"))
+        for _ in range(500):
+            state = pathlib.Path(f"/proc/{child}/stat")
+            if not state.exists() or ") Z " in state.read_text(encoding="utf-8"):
+                return
+            time.sleep(0.02)
+        self.fail("the step goes on")
+
     def test_no_step_starts_after_the_deadline(self):
         record = device_steps.Record(self.folder, "X")
         done = device_steps.run_steps(record, [device_steps.Step("late", ["true"], 20)], deadline=time.monotonic() + 1)
