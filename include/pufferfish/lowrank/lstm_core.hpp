@@ -107,7 +107,7 @@ class lstm_core : public recurrent_layer<T> {
   tensor<T, 3> backward(context<device::cpu>& ctx, const tensor_view<const T, 3>& dy,
                         const recurrent_state<const T>& from_after = {},
                         const recurrent_state<T>& to_before = {}) const {
-    tensor<T, 3> dx(ctx.tape().template top_value<kept_views>().x.shape());
+    tensor<T, 3> dx(ctx.tape().template top_value<kept_views>(*this).x.shape());
     backward(ctx, dy, dx.view(), from_after, to_before);
     return dx;
   }
