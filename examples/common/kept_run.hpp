@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 
 #include <pufferfish/train/checkpoint.hpp>
+#include <pufferfish/train/rank_states.hpp>
 
 #include "console.hpp"
 #include "report.hpp"
