@@ -42,7 +42,8 @@ def resume(programs, folder):
 
 def interrupted(programs, folder):
     file, result = folder / "signal.safetensors", folder / "signal.json"
-    long = [*SMALL, "--epochs", 1000, "--checkpoint", file, "--checkpoint-every", 2, "--json", result]
+    at = SMALL.index("--epochs")
+    long = [*SMALL[:at], *SMALL[at + 2:], "--epochs", 1000, "--checkpoint", file, "--checkpoint-every", 2, "--json", result]
     status, output = programs.signalled("train_language_model", "--data", write_text(folder), *long, ready=file, number=signal.SIGTERM)
     expect_equal(status, 143, f"exit status after SIGTERM: {output}")
     told = load(result)

@@ -53,7 +53,8 @@ def resume(programs, folder):
 
 def interrupted(programs, folder):
     file, result = folder / "signal.safetensors", folder / "signal.json"
-    long = [*SMALL, "--epochs", 1000, "--checkpoint", file, "--checkpoint-every", 2, "--json", result]
+    at = SMALL.index("--epochs")
+    long = [*SMALL[:at], *SMALL[at + 2:], "--epochs", 1000, "--checkpoint", file, "--checkpoint-every", 2, "--json", result]
     status, output = programs.signalled("train_translator", "--data", write_pairs(folder), *long, ready=file, number=signal.SIGTERM)
     expect_equal(status, 143, f"exit status after SIGTERM: {output}")
     told = load(result)
