@@ -101,8 +101,7 @@ class gradient_exchange {
   gradient_exchange& operator=(const gradient_exchange&) = delete;
   ~gradient_exchange() {
     listener_.stop();
-    if constexpr (staging::copies)
-      staging_.drain();  // what is in streams may call the thread, or wait for it
+    staging_.drain();  // what is in streams may call the thread, or wait for it
     jobs_.stop();
     if constexpr (staging::copies) {
       if (detail::gave_up(reducer_.comm())) staging_.keep_host_memory();
@@ -144,7 +143,7 @@ class gradient_exchange {
     failure_.require_none();
     // What was captured only in part has left nothing behind.
     if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
-    captured_ = is_captured(ctx);
+    captured_ = staging_.is_captured(ctx);
     if constexpr (staging::copies) {
       // Replays on their way have the communicator and the thread.
       if (!captured_ && ever_captured_) ctx.synchronize();
@@ -195,7 +194,7 @@ class gradient_exchange {
     }
     const auto start = clock::now();
     double updating = 0.0;
-    std::exception_ptr thrown;  // outside of the exchange, whose buckets all go their way nevertheless
+    std::exception_ptr thrown;  // by `arrived`; the remaining buckets are exchanged nevertheless
     const auto hand_out = [&](const gradient_bucket& bucket) {
       if (thrown) return;
       try {
@@ -426,12 +425,8 @@ class gradient_exchange {
   // -------------------------------------------------------------------------------------------------------
   // Captured steps: what a direct one does, put into the graph as host functions.
 
-  bool is_captured(const context<Device>& ctx) const {
-    if constexpr (staging::copies) return staging_.is_captured(ctx);
-    return false;
-  }
   void check_capture(const context<Device>& ctx) const {
-    if (is_captured(ctx) != captured_) detail::refuse_half_capture();
+    if (staging_.is_captured(ctx) != captured_) detail::refuse_half_capture();
   }
 
   void prepare_capture(const context<Device>& ctx) {

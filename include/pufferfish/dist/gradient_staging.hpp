@@ -62,6 +62,11 @@ class gradient_staging {
   /// Called by the thread that works on the gradients, before a step's.
   void enter_thread() {}
 
+  /// Whether the context's work is being captured into a graph.
+  bool is_captured(const context<Device>&) const { return false; }
+  /// Waits for all work that may call the exchange's thread.
+  void drain() noexcept {}
+
   /// Tells what is put into the queue from now on whether the step counts.
   void publish(context<Device>&, bool) {}
   /// Lets replayed steps say it; see the device's form.
