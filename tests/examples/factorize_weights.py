@@ -204,7 +204,7 @@ def bad_input(programs, folder, dense):
     nan["mlp.weight"] = ("F64", (96, 80), b"\xff" * (96 * 80 * 8))
     write(bad, nan)
     refused(bad, out, says="mlp.weight: svd: element (0, 0)")
-    refused(dense, out, "--budget", 10, says="the budget leaves")
+    refused(dense, out, "--budget", 10, says="the smallest possible budget is")
     refused(dense, out, "--rank-ratio", 0.5, "--energy", 0.5, says="--energy")
     refused(dense, out, "--merge", "--energy", 0.5, says="--merge")
     refused(dense, out, "--rank-ratio", 0, says="0")

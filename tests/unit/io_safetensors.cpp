@@ -337,6 +337,54 @@ TEST_CASE("safetensors, hostile: overlapping tensors") {
   CHECK(mentions(problem(a + R"("b":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}})", 4), "overlaps"));
 }
 
+TEST_CASE("files of other formats are recognised, and the error says what to do") {
+  using namespace std::string_literals;
+  const scratch_folder folder;
+  const auto zip_of = [](const std::string& name) {
+    std::string text = "PK\x03\x04"s + std::string(22, '\0');
+    text += static_cast<char>(name.size());
+    return text + std::string(3, '\0') + name + std::string(200, 'x');
+  };
+  const std::string torch =
+      "this looks like a .pt or .pth file of PyTorch, not safetensors; in Python, "
+      "safetensors.torch.save_file(torch.load(FILE";
+  const std::pair<std::string, std::string> cases[] = {
+      {zip_of("archive/data.pkl"), torch},
+      {zip_of("resnet18/data.pkl"), torch},
+      {zip_of("weight.npy"), "this looks like a NumPy .npz archive"},
+      {zip_of("letter.txt"), "this looks like a zip archive"},
+      {"\x80\x02\x8a\nl\xfc\x9c"
+       "F\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."s,
+       torch},
+      {"\x80\x04K\x01."s, torch},
+      {"\x1f\x8b\x08\0\0\0\0\0"s + std::string(600'000, 'x'), "this looks like a gzip file"},
+      {"\x93NUMPY\x01\0v\0{'descr': '<f4'"s, "this looks like a NumPy .npy file"},
+      {"\x89HDF\r\n\x1a\n\0"s, "this looks like an HDF5 file"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n",
+       "this looks like a pointer of Git LFS"},
+      {"{\"metadata\": {\"total_size\": 1}, \"weight_map\": {}}", "this looks like JSON, not safetensors"},
+      {"{}", "this looks like JSON"},
+      {"[1, 2, 3]\n", "this looks like JSON"},
+  };
+  for (const auto& [content, says] : cases) {
+    CAPTURE(says);
+    const std::string path = folder / "x";
+    write_file_atomically(path, to_bytes(content));
+    const std::string whole = io_error_of([&] { safetensors_file::read(path); });
+    CHECK(mentions(whole, path + ": "));
+    CHECK(mentions(whole, says));
+    CHECK(io_error_of([&] { safetensors_reader reader(path); }) == whole);
+  }
+  // What is damaged only, or says nothing, is given no other name.
+  bytes cut = assemble("{\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}");
+  cut.resize(20);
+  for (const bytes& b : {cut, bytes(100, 0xff), to_bytes("hello, world")}) {
+    const std::string text = io_error_of([&] { safetensors_file::parse(b, "x"); });
+    CHECK(!text.empty());
+    CHECK(!mentions(text, "looks like"));
+  }
+}
+
 TEST_CASE("a safetensors file cut anywhere, or damaged") {
   const float f32[3] = {1, 2, 3};
   const std::uint8_t u8[2] = {4, 5};

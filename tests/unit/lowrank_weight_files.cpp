@@ -385,8 +385,20 @@ TEST_CASE("energy and budget choose the ranks") {
     CHECK(result_of(report, "c.weight").rank >= 7);
   }
   policy.budget = 100;
-  CHECK_THROWS_AS(factorize_weights(folder / "dense", folder / "low", policy), value_error);
+  std::string refusal;
+  try {
+    factorize_weights(folder / "dense", folder / "low", policy);
+  } catch (const value_error& e) {
+    refusal = e.what();
+  }
+  const std::string wanted = "the smallest possible budget is ";
+  REQUIRE(mentions(refusal, "dense: a budget of 100 parameters is too small: tensors that stay have "));
+  REQUIRE(mentions(refusal, wanted));
   CHECK(list(folder.path()).size() == 2);
+  policy.budget = std::stoll(refusal.substr(refusal.find(wanted) + wanted.size()));
+  CHECK(factorize_weights(folder / "dense", folder / "low", policy).parameters_after == policy.budget);
+  --policy.budget;
+  CHECK_THROWS_AS(factorize_weights(folder / "dense", folder / "low", policy), value_error);
 }
 
 TEST_CASE("docs: weight files") {

@@ -4,6 +4,10 @@
 /// \file
 /// Names and shapes out of files, as the errors of this folder show them.
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +30,47 @@ inline std::string quote_name(std::string_view name) {
   std::string text = "'";
   for (const char c : name.substr(0, 80)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
   return text + (name.size() > 80 ? "...'" : "'");
+}
+
+/// What a file that is not safetensors looks like, by its first bytes (64 are enough), and what to do with
+/// it: text to be put after an error. Empty if they say nothing.
+inline std::string foreign_format(std::span<const std::uint8_t> start) {
+  const std::string_view text(reinterpret_cast<const char*>(start.data()),
+                              std::min<std::size_t>(start.size(), 64));
+  const auto begins = [&](std::string_view with) { return text.substr(0, with.size()) == with; };
+  const char* const torch =
+      "a .pt or .pth file of PyTorch, not safetensors; in Python, "
+      "safetensors.torch.save_file(torch.load(FILE, "
+      "weights_only=True), \"FILE.safetensors\") converts its state_dict (docs/weight_files.md)";
+  const char* what = "";
+  if (begins("PK\x03\x04")) {
+    // The name of the archive's first file starts at byte 30.
+    what = text.find(".npy", 30) != text.npos ? "a NumPy .npz archive, not safetensors; give it a name that "
+                                                "ends with .npz, or open it with npz_file"
+           : text.find(".pkl", 30) != text.npos || text.size() <= 30
+               ? torch
+               : "a zip archive, not safetensors; .pt and .pth files of PyTorch are such archives "
+                 "(docs/weight_files.md converts them)";
+  } else if (text.size() > 1 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5) {
+    what = torch;  // the protocols of pickle
+  } else if (begins("\x1f\x8b")) {
+    what = "a gzip file, not safetensors; unpack it with gunzip";
+  } else if (begins("\x93NUMPY")) {
+    what = "a NumPy .npy file, not safetensors; numpy.savez makes an .npz file of named arrays";
+  } else if (begins("\x89HDF")) {
+    what = "an HDF5 file, not safetensors; convert it in Python (docs/weight_files.md)";
+  } else if (begins("version https://git-lfs")) {
+    what = "a pointer of Git LFS, not the file itself; `git lfs pull` fetches it";
+  } else if (!text.empty() && (text[0] == '{' || text[0] == '[') &&
+             std::all_of(text.begin(), text.end(), [](char c) {
+               return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\r' || c == '\t' ||
+                      static_cast<signed char>(c) < 0;
+             })) {
+    what =
+        "JSON, not safetensors (in which JSON follows eight bytes with its length); if it is an index "
+        "(model.safetensors.index.json), open the files that it lists";
+  }
+  return *what == '\0' ? "" : std::string("; this looks like ") + what;
 }
 
 }  // namespace detail

@@ -86,7 +86,8 @@ class npz_file {
     const std::string where = name_ + ": array " + detail::quote_name(entry.name);
     if (entry.name.size() < ending.size() ||
         entry.name.compare(entry.name.size() - ending.size(), ending.size(), ending) != 0) {
-      PUFFERFISH_THROW(io_error(where + " is no .npy file"));
+      PUFFERFISH_THROW(io_error(where + " is no .npy file" +
+                                (entry.name.ends_with("data.pkl") ? detail::foreign_format(bytes_) : "")));
     }
     std::string tensor = entry.name.substr(0, entry.name.size() - ending.size());
     if (contains(tensor)) PUFFERFISH_THROW(io_error(where + " is there twice"));

@@ -161,28 +161,35 @@ class safetensors_header_sax {
   bool metadata_seen_ = false;
 };
 
-/// The length of the header that the first eight bytes (`start` has them, or all that there are) of a file of
-/// `size` bytes give. Throws io_error if it cannot be.
+/// The length of the header that the first eight bytes (`start` has them and what follows, or all that there
+/// are) of a file of `size` bytes give. Throws io_error if it cannot be, or if the header does not begin as
+/// one.
 inline std::size_t safetensors_header_length(std::span<const std::uint8_t> start, std::uint64_t size,
                                              const std::string& file) {
   std::uint64_t header = 0;
   if (size < sizeof(header) || start.size() < sizeof(header)) {
-    PUFFERFISH_THROW(io_error(file + ": " + std::to_string(size) + " bytes are too few for safetensors"));
+    PUFFERFISH_THROW(io_error(file + ": " + std::to_string(size) + " bytes are too few for safetensors" +
+                              foreign_format(start)));
   }
   std::memcpy(&header, start.data(), sizeof(header));
   const std::uint64_t rest = size - sizeof(header);
   if (header > rest || header > safetensors_max_header) {
     PUFFERFISH_THROW(io_error(file + ": a safetensors header of " + std::to_string(header) +
                               " bytes, but the file has " + std::to_string(rest) +
-                              " after the length and 100000000 are allowed"));
+                              " after the length and 100000000 are allowed" + foreign_format(start)));
+  }
+  if (header == 0 || start.size() <= sizeof(header) || start[sizeof(header)] != '{') {
+    // The parser skips white space, which the format forbids here.
+    PUFFERFISH_THROW(io_error(file + ": the safetensors header of " + std::to_string(header) +
+                              " bytes is not a JSON object" + foreign_format(start)));
   }
   return static_cast<std::size_t>(header);
 }
 
 /// Parses and checks everything that can be told from the JSON text alone.
 inline safetensors_header_sax parse_safetensors_header(std::string_view text, const std::string& file) {
-  // The parser would take a NUL for the end of the text and skip a byte order mark.
-  if (text.empty() || text.front() != '{' || text.find('\0') != std::string_view::npos) {
+  // The parser would take a NUL for the end of the text.
+  if (text.find('\0') != std::string_view::npos) {
     PUFFERFISH_THROW(io_error(file + ": the safetensors header of " + std::to_string(text.size()) +
                               " bytes is not a JSON object"));
   }

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -45,13 +46,14 @@ class safetensors_reader {
     if (!S_ISREG(status.st_mode)) PUFFERFISH_THROW(io_error(path + ": not a regular file"));
     size_ = static_cast<std::uint64_t>(status.st_size);
 
-    std::array<std::uint8_t, sizeof(std::uint64_t)> start{};
-    if (size_ >= start.size()) detail::read_all_at(file_.get(), 0, start, name_);
+    std::array<std::uint8_t, 64> begin_of_file{};
+    const auto start = std::span(begin_of_file).first(std::min<std::uint64_t>(size_, begin_of_file.size()));
+    detail::read_all_at(file_.get(), 0, start, name_);
     const std::size_t length = detail::safetensors_header_length(start, size_, name_);
-    data_ = start.size() + length;
+    const std::size_t before = sizeof(std::uint64_t);
+    data_ = before + length;
     std::string text(length, '\0');
-    detail::read_all_at(file_.get(), start.size(), {reinterpret_cast<std::uint8_t*>(text.data()), length},
-                        name_);
+    detail::read_all_at(file_.get(), before, {reinterpret_cast<std::uint8_t*>(text.data()), length}, name_);
     detail::safetensors_header_sax parsed = detail::parse_safetensors_header(text, name_);
     detail::check_safetensors_layout(parsed.items, size_ - data_, name_);
     metadata_ = std::move(parsed.metadata);

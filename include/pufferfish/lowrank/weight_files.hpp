@@ -215,9 +215,16 @@ inline std::vector<std::size_t> working_order(const std::vector<tensor_place>& t
   return order;
 }
 
+/// Parameters of all factors where every rank is 1.
+inline index_t least_parameters(const std::vector<weight_decision>& plan) {
+  index_t least = 0;
+  for (const weight_decision& d : plan) least += d.factorize ? d.parts * (d.rows + d.cols) : 0;
+  return least;
+}
+
 /// Ranks under a budget for the file: one more for the matrix whose next singular value keeps most energy for
 /// a parameter, again and again. Singular values fall, so what is taken first is never worth less than what
-/// is left.
+/// is left. `available` is at least least_parameters(plan).
 inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>& plan,
                                              const std::vector<std::vector<double>>& energies,
                                              index_t available) {
@@ -236,20 +243,13 @@ inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>&
     if (ranks[i] >= largest_shrinking_rank(plan[i].rows, plan[i].cols) || next >= energies[i].size()) return;
     steps.push({energies[i][next] / static_cast<double>(price(i)), i});
   };
-  index_t least = 0;
+  index_t left = available - least_parameters(plan);
   for (std::size_t i = 0; i < plan.size(); ++i) {
     if (!plan[i].factorize) continue;
     ranks[i] = 1;
-    least += price(i);
+    offer(i);
   }
-  if (least > available) {
-    throw_error<value_error>({"factorize_weights: the budget leaves ", available,
-                              " parameters for the factors; rank 1 everywhere takes ", least});
-  }
-  for (std::size_t i = 0; i < plan.size(); ++i) {
-    if (plan[i].factorize) offer(i);
-  }
-  for (index_t left = available - least; !steps.empty();) {
+  while (!steps.empty()) {
     const std::size_t i = steps.top().tensor;
     steps.pop();
     if (price(i) > left) continue;  // what is cheaper may still fit
@@ -334,6 +334,12 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   for (const auto& [key, value] : source->metadata()) room += safetensors_writer::room_for(key + value, 0);
   const double all = std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0));
   const std::vector<std::size_t> order = working_order(tensors, cost);
+  const index_t least = fixed + least_parameters(plan);
+  if (policy.budget > 0 && policy.budget < least) {
+    throw_error<value_error>(
+        {in, ": a budget of ", policy.budget, " parameters is too small: tensors that stay have ", fixed,
+         ", factors of rank 1 take ", least - fixed, "; the smallest possible budget is ", least});
+  }
   const auto sink = open_tensor_sink(out, room);
 
   const auto wide = [&](std::size_t i) { return tensors[i].dtype == tensor_dtype::f64; };
