@@ -49,10 +49,10 @@ class Scale {
   }
   void forward(pf::cpu_context& ctx, const const_view& x, const view& y) const {
     for (pf::index_t i = 0; i < x.size(); ++i) y.data()[i] = weight_.data()[i % weight_.size()] * x.data()[i];
-    if (ctx.training()) ctx.tape().push_value(x);  // the view: x itself stays where it is
+    if (ctx.training()) ctx.tape().push_value(*this, x);  // a view: x itself is not copied
   }
   void backward(pf::cpu_context& ctx, const const_view& dy, const view& dx) const {
-    const auto x = ctx.tape().pop_value<const_view>();
+    const auto x = ctx.tape().pop_value<const_view>(*this);
     float* const gradient = weight_.gradient_data();
     if (!weight_.accumulate()) std::fill_n(gradient, weight_.size(), 0.0F);  // the step's first pass
     for (pf::index_t i = 0; i < x.size(); ++i) {
