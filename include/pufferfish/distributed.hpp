@@ -11,5 +11,6 @@
 #include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/dist/micro_batches.hpp>
 #include <pufferfish/dist/mpi.hpp>
+#include <pufferfish/dist/mpi_environment.hpp>
 #include <pufferfish/dist/self.hpp>
 #include <pufferfish/dist/tune.hpp>

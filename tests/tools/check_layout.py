@@ -30,6 +30,7 @@ UMBRELLAS = {
     "distributed.hpp": ("compress", {"io"}, {"mpi"}),
     "train.hpp": ("train", set(), {"zlib", "json"}),
     "gpu.hpp": ("train", set(), {"cuda", "zlib", "json"}),
+    "pufferfish.hpp": ("train", set(), {"zlib", "json", "mpi"}),
 }
 # Third parties that a folder's own headers may name.
 MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "dist": {"mpi"}, "gpu": {"cuda", "mpi", "nccl"},

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Everything that needs nothing but the C++ library: layers, networks, factorization, optimizers, the
+/// published models, and (not with -fno-exceptions) gradient compressors and the exchange for one process.
+/// Further:
+///
+///   <pufferfish/train.hpp>, the training tasks and weight files  if the compiler finds <zlib.h> and
+///                                                                <nlohmann/json.hpp>
+///   <pufferfish/distributed.hpp>                                 if it finds <mpi.h>
+///
+/// A program that uses those links zlib and MPI (docs/start.md has the targets). The adapters of host
+/// frameworks and <pufferfish/gpu.hpp> are included by themselves. Reading all of it takes a compiler several
+/// times as long as <pufferfish/lowrank.hpp>.
+
+#include <pufferfish/io/image_set.hpp>
+#include <pufferfish/io/token_streams.hpp>
+#include <pufferfish/lowrank.hpp>
+#include <pufferfish/lowrank/attention.hpp>
+#include <pufferfish/models/beam_search.hpp>
+#include <pufferfish/models/by_name.hpp>
+#include <pufferfish/models/imagenet_resnet.hpp>
+#include <pufferfish/models/lstm_lm.hpp>
+#include <pufferfish/models/mlp.hpp>
+#include <pufferfish/models/recipes.hpp>
+#include <pufferfish/models/resnet.hpp>
+#include <pufferfish/models/sampling.hpp>
+#include <pufferfish/models/small_resnet.hpp>
+#include <pufferfish/models/small_vgg.hpp>
+#include <pufferfish/models/transformer.hpp>
+#include <pufferfish/models/transformer_decoding.hpp>
+#include <pufferfish/models/vgg.hpp>
+#include <pufferfish/models/zoo.hpp>
+#include <pufferfish/nn.hpp>
+#include <pufferfish/nn/attention.hpp>
+#include <pufferfish/nn/embedding.hpp>
+#include <pufferfish/nn/feed_forward.hpp>
+#include <pufferfish/nn/key_value_cache.hpp>
+#include <pufferfish/nn/layer_norm.hpp>
+#include <pufferfish/nn/positional_encoding.hpp>
+#include <pufferfish/nn/token_loss.hpp>
+
+#if PUFFERFISH_EXCEPTIONS
+#include <pufferfish/compress/compression.hpp>
+#include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/dist/micro_batches.hpp>
+#include <pufferfish/dist/self.hpp>
+
+#if __has_include(<zlib.h>) && __has_include(<nlohmann/json.hpp>)
+#include <pufferfish/lowrank/weight_merge.hpp>
+#include <pufferfish/models/weights.hpp>
+#include <pufferfish/train.hpp>
+#include <pufferfish/train/language_task.hpp>
+#include <pufferfish/train/translation_task.hpp>
+#endif
+#if __has_include(<mpi.h>)
+#include <pufferfish/distributed.hpp>
+#endif
+#endif
