@@ -51,8 +51,9 @@ def install(root, scratch):
     run("meson", "install", "-C", scratch / "build")
     installed = sorted(p.relative_to(prefix).as_posix() for p in prefix.rglob("*") if p.is_file())
     beside = [p for p in installed if not p.startswith("include/pufferfish/")]
-    wanted = ["share/cmake/pufferfish/pufferfish-config-version.cmake", "share/cmake/pufferfish/pufferfish-config.cmake",
-              "share/pkgconfig/pufferfish.pc"]
+    wanted = ["share/cmake/pufferfish/components.txt", "share/cmake/pufferfish/pufferfish-components.cmake",
+              "share/cmake/pufferfish/pufferfish-config-version.cmake", "share/cmake/pufferfish/pufferfish-config.cmake",
+              "share/pkgconfig/pufferfish-mpi.pc", "share/pkgconfig/pufferfish-train.pc", "share/pkgconfig/pufferfish.pc"]
     if beside != wanted:
         sys.exit(f"installed beside the headers: {beside}")
     headers = {p.relative_to(root).as_posix() for p in (root / "include").rglob("*") if p.is_file()}
@@ -67,9 +68,10 @@ def copy_sources(root, target):
     return target
 
 
-def expect_version(root, output):
-    if f"pufferfish {version(root)}" not in output:
-        sys.exit(f"the consumer says {output!r}, expected version {version(root)}")
+def expect_version(root, *outputs):
+    for output in outputs:
+        if f"pufferfish {version(root)}" not in output:
+            sys.exit(f"the consumer says {output!r}, expected version {version(root)}")
 
 
 def pkg_config(root, scratch, compiler):
@@ -82,54 +84,97 @@ def pkg_config(root, scratch, compiler):
         sys.exit("pkg-config knows another version")
     run(*compiler, "-std=c++20", CONSUMER / "main.cpp", *flags, "-o", scratch / "consumer")
     expect_version(root, run(scratch / "consumer"))
+    for name in components():
+        flags = run("pkg-config", "--cflags", "--libs", f"pufferfish-{name}", env=env).split()
+        run(*compiler, "-std=c++20", CONSUMER / f"{name}.cpp", *flags, "-o", scratch / name)
+        expect_version(root, run(scratch / name))
+    output = run(*compiler, "-std=c++20", CONSUMER / "train.cpp",
+                 *run("pkg-config", "--cflags", "--libs", "pufferfish", env=env).split(), "-o", scratch / "plain", fails=True)
+    if "gzopen" not in output and "inflate" not in output:
+        sys.exit(f"without the component another thing than zlib is missing:\n{output}")
 
 
-def cmake_project(scratch, name, compiler, lists, *arguments, wanted=None, fails=False):
-    """Builds the consumer in scratch/NAME with one of its lists; `wanted`: the version to ask for."""
+def components():
+    """Those of cmake/components.txt whose parties are installed; each has a program of its name."""
+    lines = (HERE.parent.parent / "cmake" / "components.txt").read_text(encoding="utf-8").splitlines()
+    found = []
+    for line in lines:
+        if not line.startswith("#"):
+            name, _, modules = line.split()[:3]
+            if all(subprocess.run(["pkg-config", "--exists", m], check=False).returncode == 0 for m in modules.split(",")):
+                found.append(name)
+            else:
+                print(f"not checked: component {name} (needs {modules})")
+    return found
+
+
+def cmake_project(scratch, name, compiler, lists, *arguments, wanted=None, parts=(), fails=False):
+    """Builds the consumer in scratch/NAME with one of its lists; `wanted`: the version to ask for; `parts`: components to ask
+    for, whose programs are built and started, too."""
     project = scratch / name
     project.mkdir(exist_ok=True)
     shutil.copy(CONSUMER / "main.cpp", project)
     text = (CONSUMER / lists).read_text(encoding="utf-8")
     if wanted is not None:
         text = re.sub(r"(find_package\(pufferfish) [0-9.]+", rf"\g<1> {wanted}", text)
+    if parts:
+        text = text.replace("CONFIG REQUIRED)", f"CONFIG REQUIRED COMPONENTS {' '.join(parts)})")
+        text = text.replace("add_subdirectory(", f"set(PUFFERFISH_COMPONENTS {' '.join(parts)})\nadd_subdirectory(")
+        for part in parts:
+            if not fails:
+                shutil.copy(CONSUMER / f"{part}.cpp", project)
+            text += f"add_executable({part} {part}.cpp)\ntarget_link_libraries({part} PRIVATE pufferfish::{part})\n"
     (project / "CMakeLists.txt").write_text(text, encoding="utf-8")
     output = run("cmake", "-S", project, "-B", project / "build", f"-DCMAKE_CXX_COMPILER={';'.join(compiler)}", *arguments,
                  fails=fails)
     if fails:
         return output
     run("cmake", "--build", project / "build")
-    return run(project / "build" / "consumer")
+    return [run(project / "build" / program) for program in ["consumer", *parts]]
 
 
 def cmake_find_package(root, scratch, compiler):
     require("cmake")
     prefix = install(root, scratch)
     lists = "find_package.cmake"
-    expect_version(root, cmake_project(scratch, "found", compiler, lists, f"-DCMAKE_PREFIX_PATH={prefix}"))
+    found = f"-DCMAKE_PREFIX_PATH={prefix}"
+    expect_version(root, *cmake_project(scratch, "found", compiler, lists, found, parts=components()))
+    output = cmake_project(scratch, "unknown", compiler, lists, found, parts=["nn"], fails=True)
+    if "pufferfish::nn needs to be one of the components: train;mpi" not in " ".join(output.split()):
+        sys.exit(f"an unknown component was refused for another reason:\n{output}")
+    if "train" in components():
+        output = cmake_project(scratch, "without", compiler, lists, found, "-DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON",
+                               parts=["train"], fails=True)
+        if "pufferfish::train needs ZLIB" not in " ".join(output.split()):
+            sys.exit(f"a component without its package was refused for another reason:\n{output}")
     major, minor = version(root).split(".")[:2]
     wrong = f"{major}.{int(minor) + 1}"
-    output = cmake_project(scratch, "refused", compiler, lists, f"-DCMAKE_PREFIX_PATH={prefix}", wanted=wrong, fails=True)
+    output = cmake_project(scratch, "refused", compiler, lists, found, wanted=wrong, fails=True)
     if f'requested version "{wrong}"' not in " ".join(output.split()):
         sys.exit(f"version {wrong} was refused for another reason:\n{output}")
     moved = scratch / "elsewhere" / "copy"
     shutil.copytree(prefix, moved)
     shutil.rmtree(prefix)
-    expect_version(root, cmake_project(scratch, "moved", compiler, lists, f"-DCMAKE_PREFIX_PATH={moved}"))
+    expect_version(root, *cmake_project(scratch, "moved", compiler, lists, f"-DCMAKE_PREFIX_PATH={moved}"))
 
 
 def cmake_add_subdirectory(root, scratch, compiler):
     require("cmake")
     copy_sources(root, scratch / "added" / "pufferfish")
-    expect_version(root, cmake_project(scratch, "added", compiler, "add_subdirectory.cmake"))
+    expect_version(root, *cmake_project(scratch, "added", compiler, "add_subdirectory.cmake", parts=components()))
 
 
 def meson_subproject(root, scratch, compiler):
     project = scratch / "project"
     shutil.copytree(CONSUMER, project)
     copy_sources(root, project / "subprojects" / "pufferfish")
+    with open(project / "meson.build", "a", encoding="utf-8") as file:
+        for name in components():
+            file.write(f"executable('{name}', '{name}.cpp', "
+                       f"dependencies: dependency('pufferfish-{name}', fallback: 'pufferfish'))\n")
     run("meson", "setup", scratch / "build", project, env={"CXX": shlex.join(compiler)})
     run("meson", "compile", "-C", scratch / "build")
-    expect_version(root, run(scratch / "build" / "consumer"))
+    expect_version(root, *(run(scratch / "build" / program) for program in ["consumer", *components()]))
     destination = scratch / "destination"
     run("meson", "install", "-C", scratch / "build", "--destdir", destination)
     if any(p.is_file() for p in destination.rglob("*")):
