@@ -28,9 +28,10 @@ namespace detail {
 
 /// Scalars that a low-rank layer computes in: float and double, on a device also gpu::bf16 and
 /// gpu::fp16 (whose parameters are floats; `bfloat16` and `float16` are formats of files and messages).
+/// The latter do not depend on `Device`: a device's network holds layers without a device of their own.
 template <class T, class Device>
 concept layer_scalar = std::is_same_v<T, float> || std::is_same_v<T, double> ||
-    (!std::is_same_v<Device, device::cpu> && !is_scalar_v<T> && rounded_format_of<T> != rounded_format::none);
+    (!is_scalar_v<T> && rounded_format_of<T> != rounded_format::none);
 
 /// Uniform in +-1/sqrt(fan_in): the default of PyTorch's linear layers and convolutions.
 template <class T>
