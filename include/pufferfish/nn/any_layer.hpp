@@ -223,11 +223,11 @@ class any_layer {
   /// The layer inside if it is an L, else nullptr.
   template <class L>
   L* target() {
-    return static_cast<L*>(self_->target(&detail::type_tag<L>));
+    return static_cast<L*>(held(&detail::type_tag<L>));
   }
   template <class L>
   const L* target() const {
-    return static_cast<const L*>(self_->target(&detail::type_tag<L>));
+    return static_cast<const L*>(held(&detail::type_tag<L>));
   }
 
  private:
@@ -478,6 +478,7 @@ class any_layer {
     L layer;
   };
 
+  void* held(const char* tag) const { return self_ == nullptr ? nullptr : self_->target(tag); }
   const interface& self() const {
     if (self_ == nullptr) detail::moved_from("any_layer");
     return *self_;
