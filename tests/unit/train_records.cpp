@@ -123,7 +123,7 @@ network<float> strided_net(index_t stride, const std::string& name = "stem") {
 TEST_CASE("a hybrid run whose layers have hostile names switches, is saved and goes on bit for bit") {
   const image_set train = quadrants(48, 1), test = quadrants(40, 2);
   const scratch_folder folder;
-  training_observer nobody;
+  training_observer silent;
   self comm;
   training_options options = small_options();
   options.epochs = 2;
@@ -143,15 +143,15 @@ TEST_CASE("a hybrid run whose layers have hostile names switches, is saved and g
     return net;
   };
   run_of whole(build(), comm, train, test, options);
-  whole.run(nobody);
+  whole.run(silent);
   CHECK(low_rank_layers(whole.net()).size() >= hostile_names.size() - 1);
   for (int steps : {1, 3}) {
     run_of first(build(), comm, train, test, options);
-    for (int i = 0; i < steps; ++i) first.advance(nobody);
+    for (int i = 0; i < steps; ++i) first.advance(silent);
     first.save(folder / "checkpoint");
     run_of second(build(), comm, train, test, options);
     second.resume(folder / "checkpoint");
-    second.run(nobody);
+    second.run(silent);
     CHECK(parameter_digest(second) == parameter_digest(whole));
   }
 }
@@ -160,13 +160,13 @@ TEST_CASE("resume: another data set, stride, rank, or option is refused by name,
   const image_set train = quadrants(48, 1), test = quadrants(40, 2);
   const scratch_folder folder;
   const std::string path = folder / "checkpoint";
-  training_observer nobody;
+  training_observer silent;
   self comm;
   training_options options = small_options();
   options.rate_plateau.emplace(4.0);
   run_of first(strided_net(1), comm, train, test, options);
   const std::uint64_t before = parameter_digest(first);
-  first.advance(nobody);
+  first.advance(silent);
   first.save(path);
   const auto refused = [&](const network<float>& net, const image_set& data, const image_set& tests,
                            const training_options& other) {
@@ -244,15 +244,15 @@ TEST_CASE("resume: a record of format 1, without data and layers, is refused and
 TEST_CASE("a locale with a decimal comma: records and options read and say the same") {
   const image_set train = quadrants(48, 1), test = quadrants(40, 2);
   const scratch_folder folder;
-  training_observer nobody;
+  training_observer silent;
   self comm;
   training_options options = small_options();
   options.compression = power_sgd_options{2, error_feedback::local, 0.5, 1};
   const std::string lines = detail::option_lines(options, 4), record = record_with({"a"}).to_text();
   run_of whole(tiny_net<float>(true), comm, train, test, options);
-  whole.run(nobody);
+  whole.run(silent);
   run_of first(tiny_net<float>(true), comm, train, test, options);
-  for (int i = 0; i < 7; ++i) first.advance(nobody);
+  for (int i = 0; i < 7; ++i) first.advance(silent);
   first.save(folder / "point");
   const comma_locale comma;
   if (!comma.is_set()) {
@@ -266,13 +266,13 @@ TEST_CASE("a locale with a decimal comma: records and options read and say the s
   run_of second(tiny_net<float>(true), comm, train, test, options);
   second.resume(folder / "point");
   CHECK(second.history()[0].train_loss == first.history()[0].train_loss);
-  second.run(nobody);
+  second.run(silent);
   CHECK(parameter_digest(second) == parameter_digest(whole));
 }
 
 TEST_CASE("divergence: a learning rate of 1e9 ends the run with the step, the loss and the rate") {
   const image_set train = quadrants(600, 1), test = quadrants(40, 2);
-  training_observer nobody;
+  training_observer silent;
   self comm;
   for (const index_t patience : {1, 10}) {
     training_options options = small_options(training_mode::dense);
@@ -282,7 +282,7 @@ TEST_CASE("divergence: a learning rate of 1e9 ends the run with the step, the lo
     run_of run(tiny_net<float>(false), comm, train, test, options);
     std::string text;
     try {
-      run.run(nobody);
+      run.run(silent);
     } catch (const divergence_error& e) {
       text = e.what();
     }
@@ -301,36 +301,36 @@ TEST_CASE("divergence: a learning rate of 1e9 ends the run with the step, the lo
 TEST_CASE(
     "divergence: fewer steps without a finite loss at the end of an epoch, and a NaN test loss, end it too") {
   const image_set train = quadrants(96, 1), test = quadrants(40, 2);  // four steps an epoch
-  training_observer nobody;
+  training_observer silent;
   self comm;
   training_options options = small_options(training_mode::dense);
   options.learning_rate = 1e9;
   options.rate_schedule = {};
   run_of run(tiny_net<float>(false), comm, train, test, options);
-  CHECK_THROWS_WITH_AS(run.run(nobody), doctest::Contains("the test loss is not finite either"),
+  CHECK_THROWS_WITH_AS(run.run(silent), doctest::Contains("the test loss is not finite either"),
                        divergence_error);
   CHECK(run.history().empty());
   options.divergence_steps = 0;
   run_of goes_on(tiny_net<float>(false), comm, train, test, options);
-  goes_on.run(nobody);
+  goes_on.run(silent);
   CHECK(goes_on.finished());
 }
 
 TEST_CASE("divergence: the switch names the layer and says that training diverged") {
   const image_set train = quadrants(96, 1), test = quadrants(40, 2);
-  training_observer nobody;
+  training_observer silent;
   self comm;
   training_options options = small_options();
   options.warmup_epochs = 1;
   options.divergence_steps = 0;
   run_of run(tiny_net<float>(true), comm, train, test, options);
-  while (run.epoch() == 0) run.advance(nobody);
+  while (run.epoch() == 0) run.advance(silent);
   for (const auto& entry : run.net().store().parameters()) {
     if (entry.name == "conv2.weight") entry.thing->data()[7] = std::numeric_limits<float>::infinity();
   }
   std::string text;
   try {
-    run.advance(nobody);
+    run.advance(silent);
   } catch (const divergence_error& e) {
     text = e.what();
   }
@@ -342,22 +342,22 @@ TEST_CASE("divergence: the switch names the layer and says that training diverge
 TEST_CASE("request_stop: the run ends after the next step and goes on from its checkpoint bit for bit") {
   const image_set train = quadrants(96, 1), test = quadrants(40, 2);
   const scratch_folder folder;
-  training_observer nobody;
+  training_observer silent;
   self comm;
   run_of whole(tiny_net<float>(true), comm, train, test, small_options());
-  whole.run(nobody);
+  whole.run(silent);
   run_of run(tiny_net<float>(true), comm, train, test, small_options());
-  for (int i = 0; i < 5; ++i) run.advance(nobody);
+  for (int i = 0; i < 5; ++i) run.advance(silent);
   CHECK(run.stop_reason() == 0);
   run.request_stop(2);
   run.request_stop(15);
-  run.run(nobody);
+  run.run(silent);
   CHECK(run.stop_reason() == 15);
   CHECK(run.total_steps() == 6);
   run.save(folder / "point");
   run_of again(tiny_net<float>(true), comm, train, test, small_options());
   again.resume(folder / "point");
-  again.run(nobody);
+  again.run(silent);
   CHECK(parameter_digest(again) == parameter_digest(whole));
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/dist/communicator.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
