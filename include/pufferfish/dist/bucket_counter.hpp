@@ -73,8 +73,8 @@ class bucket_counter {
     throw_error<state_error>({"gradient_exchange: ", entry.name, " has had ", writes,
                               " writes of this step, where ", first.name, " has had ", passes, " of ",
                               store_->passes(), " passes with ", writers,
-                              " each: a step was abandoned or has left out a parameter; call "
-                              "micro_batches::restart before a step"});
+                              " each: a step was abandoned or has left out a parameter",
+                              "; call micro_batches::restart before a step"});
   }
 
   const parameter_store<T>* store_;
