@@ -132,7 +132,7 @@ class unguarded : public lossy {
 TEST_CASE("without a timeout of the program's, what is left of a step is not saved") {
   const image_set train = quadrants(96, 1), test = quadrants(40, 2);
   const scratch_folder folder;
-  unguarded comm(20);
+  unguarded comm(12);  // in a step of the first epoch
   using run_type = procedure<float, unguarded>;
   run_type run(tiny_net<float>(true), comm, train, test, quick_options());
   saver<run_type> observer;
