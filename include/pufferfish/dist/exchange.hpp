@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/bucket_counter.hpp>
 #include <pufferfish/dist/exchange_failure.hpp>
 #include <pufferfish/dist/gradient_reducer.hpp>
@@ -293,7 +292,6 @@ class gradient_exchange {
   std::uint32_t jobs_of_step() const { return static_cast<std::uint32_t>(buckets_.size() + 1); }
   // The step can be closed when the last bucket is done.
   std::uint32_t jobs_with(std::size_t bucket) const { return bucket + 1 < buckets_.size() ? 1 : 2; }
-
   void start_thread() {
     jobs_.start(jobs_of_step(), [this](std::size_t job) { serve(job); });
   }

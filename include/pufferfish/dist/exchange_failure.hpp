@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/needs_exceptions.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

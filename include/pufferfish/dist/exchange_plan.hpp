@@ -13,7 +13,6 @@
 #include <system_error>
 #include <vector>
 
-#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/dist/all_reduce.hpp>
 #include <pufferfish/dist/bucket.hpp>

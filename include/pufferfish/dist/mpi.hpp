@@ -31,7 +31,6 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/dist/mpi_watch.hpp>
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/core/record_line.hpp>
 #include <pufferfish/dist/communicator.hpp>
 #include <pufferfish/linalg/isa.hpp>
