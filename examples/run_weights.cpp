@@ -2,7 +2,8 @@
 //
 // Runs a model of the zoo with the weights of a file, dense or factorized (factorize_weights), on arrays:
 //   run_weights --model resnet50 small.safetensors images.npz logits.npz
-// images.npz has `images` [N][H][W][C] in a floating-point type, as numpy.savez writes it; logits.npz gets `logits`.
+// images.npz has `images` [N][H][W][C] in a floating-point type, as numpy.savez writes it; logits.npz gets
+// `logits`.
 
 #include <algorithm>
 #include <filesystem>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// expected-first: the layer_traits of this attention layer have no `heads`: add `static pufferfish::index_t heads(
+// expected-first: the layer_traits of this attention layer have no `heads`: add
 
 #include <array>
 #include <pufferfish/lowrank.hpp>

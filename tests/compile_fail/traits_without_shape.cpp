@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// expected-first: the layer_traits of this convolution have no `shape`: add `static pufferfish::conv_shape shape(
+// expected-first: the layer_traits of this convolution have no `shape`: add
 
 #include <array>
 #include <pufferfish/lowrank.hpp>

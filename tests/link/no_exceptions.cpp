@@ -83,7 +83,8 @@ void train_a_network() {
 }  // namespace
 
 int main() {
-  check(mlp<float>({.inputs = 4, .hidden = {8}, .classes = 3}).parameter_count() == 67, "the models are there");
+  check(mlp<float>({.inputs = 4, .hidden = {8}, .classes = 3}).parameter_count() == 67,
+        "the models are there");
   train_a_network();
   const std::string shape = last_words([] { tensor<float, 2> impossible({3, -1}); });
   check(shape == "pufferfish: negative extent in [3 x -1]\n", shape.c_str());

@@ -128,8 +128,9 @@ class arena_tasks {
 template <class T>
 optimizer_target<T> make_optimizer_target(parameter_store<T>& store) {
   if (store.is_moved_from()) detail::moved_from("make_optimizer_target: the parameter_store");
-  optimizer_target<T> target{store.values(),  store.gradients(), {}, &store.generation(), store.generation(),
-                             store.rounded(), store.rounded_as(), &store};
+  optimizer_target<T> target{
+      store.values(),  store.gradients(),  {},    &store.generation(), store.generation(),
+      store.rounded(), store.rounded_as(), &store};
   for (const auto& entry : store.parameters()) {
     target.segments.push_back({entry.offset, entry.thing->size(),
                                entry.thing->role() == parameter_role::weight,
