@@ -8,7 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <utility>
 
 #include <pufferfish/core/hash.hpp>
@@ -33,9 +33,9 @@ class executable_graph {
   executable_graph(executable_graph&& other) noexcept
       : handle_(std::exchange(other.handle_, nullptr)), launched_(std::move(other.launched_)) {}
   executable_graph& operator=(executable_graph&& other) noexcept {
-    executable_graph old(std::move(*this));
-    handle_ = std::exchange(other.handle_, nullptr);
-    launched_ = std::move(other.launched_);
+    executable_graph replaced(std::move(other));
+    std::swap(handle_, replaced.handle_);
+    std::swap(launched_, replaced.launched_);
     return *this;
   }
   executable_graph(const executable_graph&) = delete;
@@ -49,15 +49,15 @@ class executable_graph {
 
   bool empty() const { return handle_ == nullptr; }
   void launch(cudaStream_t stream) {
-    if (!launched_) launched_.emplace();
+    if (!launched_) launched_ = std::make_unique<event>();
     check(cudaGraphLaunch(handle_, stream), "cudaGraphLaunch");
     launched_->record(stream);
   }
 
  private:
   cudaGraphExec_t handle_ = nullptr;
-  std::optional<event>
-      launched_;  // after the last launch; empty before the first. The stream may go earlier.
+  // After the last launch; null before the first. The stream may be destroyed earlier.
+  std::unique_ptr<event> launched_;
 };
 
 /// Records what is put into a stream instead of running it, until finish().
