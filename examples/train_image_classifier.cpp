@@ -62,15 +62,18 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--label-smoothing", o.label_smoothing, "Share spread over all classes")
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
-  app.add_option("--pad-crop", o.pad_crop, "Shift images by up to so many pixels")
-      ->check(CLI::Range(0, 1000));
-  app.add_flag("--reflect", o.reflect, "What comes in there is the mirror image, not black");
+  CLI::Option* crop = app.add_option("--pad-crop", o.pad_crop, "Shift images by up to so many pixels")
+                          ->check(CLI::Range(0, 1000));
+  app.add_flag("--reflect", o.reflect, "Fill the border with the mirror image instead of black")->needs(crop);
   app.add_flag("--flip", o.flip, "Mirror images at random");
   app.add_option("--seed", o.seed, "Of everything random");
   add_exchange_options(app, o.exchange);
   add_checkpoint_options(app, o.checkpoints);
   CLI::Option* save = app.add_option("--save", o.save, "File for the trained network, for predict");
   app.add_flag("--merge", o.merge, "Save it with its factors multiplied out: dense")->needs(save);
+  refuse_without_effect(app, {{"--milestones", "--schedule", "multistep"},
+                              {"--blocks", "--model", "small-resnet"},
+                              {"--stem-stride", "--model", "small-resnet"}});
 }
 
 pufferfish::schedule schedule_of(const options& o) {

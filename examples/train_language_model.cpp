@@ -63,6 +63,8 @@ void add_options(CLI::App& app, options& o) {
   add_exchange_options(app, o.exchange);
   add_checkpoint_options(app, o.checkpoints);
   add_sample_options(app, o.sample);
+  refuse_without_effect(
+      app, {{"--divide-rate", "--schedule", "plateau"}, {"--lr-warmup", "--schedule", "cosine"}});
 }
 
 pufferfish::run_options recipe(const options& o) {

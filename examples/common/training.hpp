@@ -58,6 +58,25 @@ inline std::string check_not_negative(const std::string& given) {
   return to_number(given) >= 0.0 ? "" : given + " is not a number from 0 on";
 }
 
+/// An option that has an effect with one value of another option only.
+struct option_use {
+  const char* option;
+  const char* other;
+  const char* value;
+};
+
+/// Refuses command lines that give an option where it would have no effect. Once a program.
+inline void refuse_without_effect(CLI::App& app, const std::vector<option_use>& uses) {
+  app.parse_complete_callback([&app, uses] {
+    for (const option_use& use : uses) {
+      const auto value = app.get_option(use.other)->as<std::string>();
+      if (app.count(use.option) == 0 || value == use.value) continue;
+      throw CLI::ValidationError(use.option, std::string("has no effect with ") + use.other + " " + value +
+                                                 ", only with " + use.other + " " + use.value);
+    }
+  });
+}
+
 /// Options of every program that trains.
 struct common_options {
   std::string data;

@@ -51,6 +51,9 @@ def test(programs, folder):
         (["--epochs", "3", "--warmup-epochs", "3"], "a warm-up of 3 epochs leaves none of 3"),
         (["--epochs", "3", "--warmup-epochs", "2", "--restart-rate"], "is longer than the schedule of 1"),
         (["--schedule", "multistep", "--milestones", "5,2"], "milestone 2 does not follow 5"),
+        (["--milestones", "5"], ["--milestones: has no effect with --schedule cosine", "only with --schedule multistep"]),
+        (["--model", "mlp", "--stem-stride", "2"], "--stem-stride: has no effect with --model mlp"),
+        (["--reflect"], "--reflect requires --pad-crop"),
         (["--device", "gpu"], "--device gpu, but"),  # there is none, or it was built without CUDA
         (["--precision", "tf32"], "--precision tf32 needs --device gpu"),
     ]:

@@ -219,10 +219,6 @@ std::string broadcast_text(C& comm, const std::string& text, int root) {
   return result;
 }
 
-}  // namespace detail
-
-namespace detail {
-
 /// Never frees `memory`. For what MPI may still read or write after a wait was given up.
 inline void keep_for_good(std::shared_ptr<const void> memory) {
   static std::mutex adding;

@@ -16,6 +16,7 @@
 /// Decoding token by token is in models/transformer_decoding.hpp.
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -470,7 +471,11 @@ inline factorize_policy transformer_policy(index_t dense_layers = 1) {
   policy.also_if = [dense_layers](const std::string& name, matrix_size) {
     constexpr std::string_view stack = "layer_stack.";
     const std::size_t at = name.find(stack);
-    return at == std::string::npos || std::stol(name.substr(at + stack.size())) >= dense_layers;
+    if (at == std::string::npos) return true;
+    const char* const digits = name.data() + at + stack.size();
+    index_t layer = dense_layers;  // of a name that has no number there
+    std::from_chars(digits, name.data() + name.size(), layer);
+    return layer >= dense_layers;
   };
   return policy;
 }
