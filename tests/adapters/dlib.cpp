@@ -16,6 +16,8 @@
 #include <exception>
 #include <sstream>
 
+#include "../../examples/common/usage.hpp"
+
 // The programs of the page, so that they compile; what they include is here already.
 namespace dlib_mnist_plain {
 #include "../../examples/dlib_mnist/plain.cpp"

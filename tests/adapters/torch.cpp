@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <random>
 #include <sstream>
 #include <string>
@@ -22,6 +23,8 @@
 #undef CHECK_GE
 #undef CHECK_GT
 #include <doctest/doctest.h>
+
+#include "../../examples/common/usage.hpp"
 
 // The programs of the page, so that they compile; what they include is here already. libtorch's interface
 // mixes signs.

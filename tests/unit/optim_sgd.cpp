@@ -145,7 +145,7 @@ TEST_CASE("SGD: errors") {
   CHECK(contains(make({0.0, 0.0, true, 0.0, false}), "Nesterov"));
   CHECK(contains(make({0.9, 0.5, true, 0.0, false}), "0.5"));
   CHECK(contains(make({-0.9, 0.0, false, 0.0, false}), "-0.9"));
-  CHECK(contains(make({0.9, 0.0, false, -1.0, false}), "weight decay -1.0"));
+  CHECK(contains(make({0.9, 0.0, false, -1.0, false}), "weight decay -1"));
   CHECK(contains(make({std::nan(""), 0.0, false, 0.0, false}), "nan"));
   auto target = a.target();
   target.segments[1].offset = 4;
