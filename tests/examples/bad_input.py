@@ -47,7 +47,7 @@ def test(programs, folder):
         (["--plot", "curves.pdf"], ["curves.pdf", ".svg or .png"]),
         (["--save", "/nowhere/x"], "/nowhere/x"),
         (["--save", "/dev/full"], "/dev/full: cannot replace what is not a regular file"),
-        (["--first-layer", "50"], "from layer 50 on"),
+        (["--first-layer", "50"], ["first_layer 50", "it has 8 with a weight matrix"]),
         (["--epochs", "3", "--warmup-epochs", "3"], "a warm-up of 3 epochs leaves none of 3"),
         (["--epochs", "3", "--warmup-epochs", "2", "--restart-rate"], "is longer than the schedule of 1"),
         (["--schedule", "multistep", "--milestones", "5,2"], "milestone 2 does not follow 5"),
