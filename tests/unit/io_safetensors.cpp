@@ -366,10 +366,11 @@ TEST_CASE("files of other formats are recognised, and the error says what to do"
       {"{}", "this looks like JSON"},
       {"[1, 2, 3]\n", "this looks like JSON"},
   };
-  for (const auto& [content, says] : cases) {
+  for (const auto& one : cases) {
+    const std::string& says = one.second;  // not a structured binding: clang 14 cannot capture it
     CAPTURE(says);
     const std::string path = folder / "x";
-    write_file_atomically(path, to_bytes(content));
+    write_file_atomically(path, to_bytes(one.first));
     const std::string whole = io_error_of([&] { safetensors_file::read(path); });
     CHECK(mentions(whole, path + ": "));
     CHECK(mentions(whole, says));

@@ -6,6 +6,7 @@
 /// and std::to_string follow the locale that the host program has set, which made records unreadable.
 
 #include <charconv>
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <system_error>
