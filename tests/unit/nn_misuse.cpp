@@ -3,6 +3,7 @@
 // once it was moved from: an error that names the layer, or the right result.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -272,7 +273,7 @@ struct norm_of_sum {
 struct attention_to {
   MultiHeadAttention<float> inner{attention_options{{6, 2, 3, 4}, 0.0, 0.0}};
   tensor<float, 2> queries{{5, 6}};
-  std::vector<index_t> runs{0, 5};
+  std::array<index_t, 2> runs{0, 5};
   std::string describe() const { return inner.describe(); }
   void initialize(random_stream random) { inner.initialize(random); }
   void forward(cpu_context& ctx, const tensor_view<const float, 2>& x, const tensor_view<float, 2>& y) const {
