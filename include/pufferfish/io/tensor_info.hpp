@@ -97,18 +97,12 @@ const tensor_info& tensor_of_count(const File& file, std::string_view name, std:
 /// Calls visit(T()) with the scalar of F32, F64, F16 or BF16; false, with nothing done, for other dtypes.
 template <class Visit>
 bool visit_floating(tensor_dtype dtype, const Visit& visit) {
-  if (dtype == tensor_dtype::f32) {
-    visit(float());
-  } else if (dtype == tensor_dtype::f64) {
-    visit(double());
-  } else if (dtype == tensor_dtype::bf16) {
-    visit(bfloat16());
-  } else if (dtype == tensor_dtype::f16) {
-    visit(float16());
-  } else {
-    return false;
-  }
-  return true;
+  const auto visit_if = [&](tensor_dtype one, auto value) {
+    if (dtype == one) visit(value);
+    return dtype == one;
+  };
+  return visit_if(tensor_dtype::f32, float()) || visit_if(tensor_dtype::f64, double()) ||
+         visit_if(tensor_dtype::bf16, bfloat16()) || visit_if(tensor_dtype::f16, float16());
 }
 
 /// Elements of F32, F64, F16 or BF16, at no particular alignment, as To (see scalar_cast); false, with

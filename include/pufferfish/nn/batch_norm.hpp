@@ -50,7 +50,7 @@ class BatchNorm {
   double momentum() const { return momentum_; }
   /// "BatchNorm 16"; with eps and momentum where they are not the constructor's defaults.
   std::string describe() const {
-    const std::string text = "BatchNorm " + std::to_string(channels());
+    std::string text = "BatchNorm " + std::to_string(channels());
     if (eps_ == 1e-5 && momentum_ == 0.1) return text;
     return text + detail::message({", eps ", eps_, ", momentum ", momentum_});
   }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <pufferfish/core/message.hpp>
@@ -119,10 +120,11 @@ inline void check_same_lines(const std::string& path, const std::string& stored,
                              const std::string& library_version) {
   if (stored == mine) return;
   if (line_of(stored, 0) != line_of(mine, 0)) {
+    constexpr std::string_view advice =
+        ", so it does not say on which data and with which layers the run was made; go on with the version "
+        "that wrote it, or start again";
     throw_error<state_error>({path, ": its record, written by version ", library_version,
-                              " of the library, is not of format ", record_version,
-                              ", so it does not say on which data and with which layers the run was made; go "
-                              "on with the version that wrote it, or start again"});
+                              " of the library, is not of format ", record_version, advice});
   }
   const std::size_t line = first_difference({stored, mine});
   throw_error<state_error>(
