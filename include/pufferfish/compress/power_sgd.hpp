@@ -143,8 +143,8 @@ class power_sgd {
     return {{"exchange.error", error_.span(), true}, {"exchange.q", second_.span(), false}};
   }
 
-  /// Options and kernels: every rank multiplies by itself what must be the same on all, and kernels for other
-  /// instruction sets add in another order.
+  /// Options and kernels. Each rank computes products whose results must be equal on all ranks, and kernels
+  /// of different instruction sets add in different orders.
   std::string describe() const {
     return pufferfish::describe(options_) + ", " + detail::kernel_name() + " kernels";
   }

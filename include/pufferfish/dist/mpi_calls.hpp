@@ -82,8 +82,8 @@ inline std::string error_text(int code) {
 }  // namespace detail
 
 /// The right to call MPI until the returned lock is released. At MPI_THREAD_SERIALIZED threads may call MPI
-/// one at a time: every call of the library holds this lock, of which a process has one, and a program whose
-/// own threads call MPI beside an exchange holds it, too:
+/// one at a time. A process has one such lock, and every MPI call of the library holds it. A program whose
+/// own threads call MPI while an exchange exists must hold the lock during each call:
 /// \code
 ///   {
 ///     const auto turn = pufferfish::mpi::call_lock();

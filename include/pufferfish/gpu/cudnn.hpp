@@ -100,7 +100,7 @@ class cudnn final : public conv_library {
   using conv_descriptor = descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
                                      cudnnDestroyConvolutionDescriptor>;
 
-  /// What cuDNN knows of a convolution, made once. Of the algorithms, the first is the next to be called.
+  /// cuDNN's descriptors and algorithms of a convolution, made once. The first algorithm is called next.
   struct shape {
     tensor_descriptor x, y;
     filter_descriptor w;

@@ -24,8 +24,8 @@
 ///       evaluation test(context<Device>& ctx, const model_type& net, Comm& comm);
 ///       std::string describe() const;   // lines: what a checkpoint and the run that resumes it must share
 ///       std::string data_lines() const; // the same of the data: their sizes and a digest; asked for once
-///       // Where it applies: state that passes from step to step on this rank, kept in checkpoints; in the
-///       // memory of the device.
+///       // Optional: this rank's state that is carried from step to step and kept in checkpoints. It is
+///       // stored in the memory of the device.
 ///       std::span<T> carried();
 ///     };
 

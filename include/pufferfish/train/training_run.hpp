@@ -57,9 +57,9 @@ class training_run {
   using machine_options = typename detail::device_parts<device_type>::machine_options;
 
   /// Takes a dense model. All ranks get rank 0's initial values. Throws state_error on all ranks if their
-  /// models, data or options differ, naming the first difference; and for a model on another device than the
-  /// run is to be on (make both behind gpu::use_device). What one rank throws for a model or options that
-  /// cannot be ends the construction on all ranks.
+  /// models, data or options differ, naming the first difference; and if the model is stored on another
+  /// device than the run's (call gpu::use_device before both are made). An exception of one rank, for a model
+  /// or options that are not valid, ends the construction on all ranks.
   training_run(model_type net, Comm& comm, Task task, const run_options& options,
                const machine_options& machine = {})
       : net_(std::move(net)),
