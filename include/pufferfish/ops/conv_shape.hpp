@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The geometry of a two-dimensional convolution (groups = 1).
+/// The geometry of a two-dimensional convolution.
 
 #include <limits>
 #include <string>
@@ -28,6 +28,9 @@ struct conv_shape {
   size2 stride{1, 1};
   size2 padding{0, 0};
   size2 dilation{1, 1};
+  /// Input and output channels are cut into this many equal parts; outputs of part g see inputs of part g
+  /// only. 1: an ordinary convolution; in_channels: a depthwise one.
+  index_t groups = 1;
   friend bool operator==(const conv_shape&, const conv_shape&) = default;
 
   /// A square kernel with equal stride, padding and dilation in both directions.
@@ -35,19 +38,32 @@ struct conv_shape {
   // one where they are zero (tests/unit/nn_accounting.cpp was compiled so).
   PUFFERFISH_NOINLINE static conv_shape square(index_t in, index_t out, index_t kernel, index_t stride = 1,
                                                index_t padding = 0, index_t dilation = 1) {
-    return {in, out, {kernel, kernel}, {stride, stride}, {padding, padding}, {dilation, dilation}};
+    return {in, out, {kernel, kernel}, {stride, stride}, {padding, padding}, {dilation, dilation}, 1};
   }
 
-  /// Inputs that one output pixel sees: kernel height * kernel width * in_channels.
-  index_t patch() const { return kernel.height * kernel.width * in_channels; }
+  index_t group_inputs() const { return in_channels / groups; }
+  index_t group_outputs() const { return out_channels / groups; }
 
-  /// True if the convolution is a matrix product over pixels: 1x1, stride 1, no padding.
+  /// Inputs that one output element sees: kernel height * kernel width * group_inputs().
+  index_t patch() const { return kernel.height * kernel.width * group_inputs(); }
+
+  /// True if the convolution is one matrix product over pixels: 1x1, stride 1, no padding, one group.
   bool is_pointwise() const {
-    return kernel == size2{1, 1} && stride == size2{1, 1} && padding == size2{0, 0};
+    return groups == 1 && kernel == size2{1, 1} && stride == size2{1, 1} && padding == size2{0, 0};
   }
 
-  /// Throws shape_error, naming `layer`, unless channels, kernel, stride and dilation are positive, padding
-  /// is not negative, and the weight, the kernel's reach and the padding are small enough to compute with.
+  /// The convolution of one group.
+  conv_shape of_one_group() const {
+    conv_shape one = *this;
+    one.in_channels = group_inputs();
+    one.out_channels = group_outputs();
+    one.groups = 1;
+    return one;
+  }
+
+  /// Throws shape_error, naming `layer`, unless channels, kernel, stride, dilation and groups are positive,
+  /// groups divide both channels, padding is not negative, and the weight, the kernel's reach and the padding
+  /// are small enough to compute with.
   void validate(std::string_view layer) const {
     // A quarter: output_length adds padding on both sides and the reach to a length.
     constexpr index_t most = std::numeric_limits<index_t>::max() / 4;
@@ -58,9 +74,10 @@ struct conv_shape {
     };
     const extents<4> weight{kernel.height, kernel.width, in_channels, out_channels};
     const bool positive = in_channels > 0 && out_channels > 0 && kernel.height > 0 && kernel.width > 0 &&
-                          stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0;
-    if (!positive || padding.height < 0 || padding.width < 0 ||
-        detail::checked_volume(weight.data(), 4) < 0 ||
+                          stride.height > 0 && stride.width > 0 && dilation.height > 0 &&
+                          dilation.width > 0 && groups > 0;
+    if (!positive || in_channels % groups != 0 || out_channels % groups != 0 || padding.height < 0 ||
+        padding.width < 0 || detail::checked_volume(weight.data(), 4) < 0 ||
         too_long(kernel.height, dilation.height, padding.height) ||
         too_long(kernel.width, dilation.width, padding.width)) {
       detail::throw_error<shape_error>({layer, ": not a convolution: ", describe()});
@@ -80,11 +97,27 @@ struct conv_shape {
   }
 
   PUFFERFISH_COLD std::string describe() const {
-    return detail::message({"convolution ", in_channels,     " -> ", out_channels,
-                            ", kernel ",    kernel.height,   "x",    kernel.width,
-                            ", stride ",    stride.height,   "x",    stride.width,
-                            ", padding ",   padding.height,  "x",    padding.width,
-                            ", dilation ",  dilation.height, "x",    dilation.width});
+    return detail::message({"convolution ",
+                            in_channels,
+                            " -> ",
+                            out_channels,
+                            ", kernel ",
+                            kernel.height,
+                            "x",
+                            kernel.width,
+                            ", stride ",
+                            stride.height,
+                            "x",
+                            stride.width,
+                            ", padding ",
+                            padding.height,
+                            "x",
+                            padding.width,
+                            ", dilation ",
+                            dilation.height,
+                            "x",
+                            dilation.width,
+                            groups == 1 ? std::string() : ", groups " + std::to_string(groups)});
   }
 
   static index_t output_length(index_t length, index_t kernel, index_t stride, index_t padding,
