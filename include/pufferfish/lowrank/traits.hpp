@@ -15,7 +15,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-enum class layer_kind { linear, conv, lstm, attention };
+enum class layer_kind { linear, conv, lstm, attention, embedding };
 
 /// A weight of a layer under a name of its own ("weight", "input_gate", "query").
 template <class T, std::size_t N>
