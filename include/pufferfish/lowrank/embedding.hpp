@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `LowRankEmbedding`: rows of a thin table by token, then a product: an embedding of rank r.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/lowrank/linear.hpp>
+#include <pufferfish/lowrank/rank.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/ops/embedding.hpp>
+#include <pufferfish/ops/linear.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Throws shape_error for a size below 1, value_error for a padding token outside the vocabulary.
+inline void check_table(const char* name, index_t vocabulary, index_t width, std::int32_t padding) {
+  if (vocabulary < 1 || width < 1) {
+    throw_error<shape_error>(
+        {name, ": ", vocabulary, " tokens of ", width, " numbers; both must be positive"});
+  }
+  if (padding != no_token && (padding < 0 || padding >= vocabulary)) {
+    throw_error<value_error>(
+        {name, " ", vocabulary, " x ", width, ": padding token ", padding, " is outside the vocabulary"});
+  }
+}
+
+/// Throws shape_error unless `rows` has one row for each token and as many columns as the layer's width.
+template <class Layer>
+void check_token_rows(const Layer& layer, std::size_t tokens, const extents<2>& rows) {
+  if (static_cast<index_t>(tokens) == rows[0] && rows[1] == layer.width()) return;
+  throw_error<shape_error>({layer.describe(), ": ", tokens, " tokens do not fit rows ", rows});
+}
+
+/// The rank-agnostic core of LowRankEmbedding.
+template <class T>
+class low_rank_embedding {
+ public:
+  using value_type = T;
+
+  low_rank_embedding(index_t vocabulary, index_t width, index_t rank, std::int32_t padding)
+      : vocabulary_(vocabulary),
+        width_(width),
+        rank_(rank),
+        padding_(padding),
+        down_(checked(vocabulary, width, rank, padding), parameter_role::weight),
+        up_(logical_layout::matrix(width, rank), parameter_role::weight) {}
+
+  index_t vocabulary() const { return vocabulary_; }
+  index_t width() const { return width_; }
+  index_t rank() const { return rank_; }
+  std::int32_t padding() const { return padding_; }
+  bool is_moved_from() const { return down_.is_moved_from(); }
+
+  /// The factors: down [vocabulary][rank], the thin table, rows dense; up [width][rank], stored transposed.
+  tensor_view<parameter_t<T>, 2> down() { return as_matrix(down_); }
+  tensor_view<const parameter_t<T>, 2> down() const { return as_matrix(down_); }
+  tensor_view<parameter_t<T>, 2> up() { return as_matrix(up_); }
+  tensor_view<const parameter_t<T>, 2> up() const { return as_matrix(up_); }
+
+  /// down up^T, the table [vocabulary][width] of the dense layer.
+  tensor<parameter_t<T>, 2> to_dense() const {
+    tensor<parameter_t<T>, 2> dense({vocabulary_, width_});
+    stack_arena scratch;
+    native_gemm(scratch).multiply<parameter_t<T>>(down(), transpose(up()), dense.view());
+    return dense;
+  }
+
+  std::string describe() const {
+    return message({"LowRankEmbedding ", vocabulary_, " -> ", rank_, " -> ", width_});
+  }
+
+  /// y_n = up t_n, where t_n is row tokens[n] of the thin table. y: tokens x width, dense, overlaps nothing.
+  /// In training the tokens must stay as they are until the backward pass. Throws shape_error, state_error
+  /// for a layer that was moved from, value_error for a token outside the vocabulary, with its position (on a
+  /// device such a token makes its row NaN).
+  ///
+  /// In training t is kept on the tape. That costs no time, and rank / width of the memory of y; a second
+  /// lookup in the backward pass would cost a pass over scattered rows and, on a device, a launch.
+  template <class Device>
+  void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
+    check_not_moved(*this);
+    check_token_rows(*this, tokens.size(), y.shape());
+    check_dense(*this, "y", y);
+    ops::check_tokens(
+        ctx, [this] { return describe(); }, tokens, vocabulary_);
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> t = tape_or(ctx, frame, y.extent(0));
+    if (ctx.training()) ctx.tape().push_value(*this, tokens);
+    ops::embedding_forward<T>(ctx, rows(), tokens, t);
+    ops::linear_forward<T>(ctx, t, stored(up_), nullptr, y);
+  }
+
+  /// Gradients of the factors from dy (tokens x width, dense): dup = dy^T t, and dt = dy up, summed into the
+  /// thin table's rows of the tokens; rows of other tokens get zeros, that of the padding token gets nothing.
+  /// As in PyTorch, positions of the padding token do count for dup. Throws shape_error, and state_error
+  /// without a forward pass in training mode.
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
+    const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>(*this);
+    check_not_moved(*this);
+    check_token_rows(*this, tokens.size(), dy.shape());
+    check_dense(*this, "dy", dy);
+    const tensor_view<T, 2> t = ctx.tape().template pop<T>(extents<2>{dy.extent(0), rank_});
+    ops::linear_backward_weight<T>(ctx, t, dy, up_gradient(), up_.accumulate());
+    ctx.gradient_written(up_);
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 2> dt = frame.take<T>(t.shape());
+    ops::linear_backward_input<T>(ctx, dy, stored(up_), dt);
+    ops::embedding_backward<T>(ctx, tokens, dt, padding_, weight_gradient(), down_.accumulate());
+    ctx.gradient_written(down_);
+  }
+
+  /// `writers` passes write the gradient of each factor in a backward pass: lookups and tied outputs.
+  void tie(int writers = 2) {
+    down_.set_writers(writers);
+    up_.set_writers(writers);
+  }
+
+  /// For an output layer tied to the table: W h = down (up^T h). `rows` is the matrix of that layer, of
+  /// `vocabulary` rows, which multiplies not h but output_rows(h); table() and weight_gradient() are its
+  /// parameter and its gradient. Embedding has the same members.
+  tensor_view<const T, 2> rows() const { return {down_.template as<T>(), {vocabulary_, rank_}}; }
+  const parameter<parameter_t<T>>& table() const { return down_; }
+  tensor_view<parameter_t<T>, 2> weight_gradient() const {
+    return {down_.gradient_data(), {vocabulary_, rank_}};
+  }
+
+  /// h up, N x rank, for rows h of N x width, dense: on the tape in training, else in `frame`. Throws
+  /// shape_error.
+  template <class Device>
+  tensor_view<const T, 2> output_rows(context<Device>& ctx, scratch_frame& frame,
+                                      const tensor_view<const T, 2>& h) const {
+    check_not_moved(*this);
+    check_output(h);
+    const tensor_view<T, 2> u = tape_or(ctx, frame, h.extent(0));
+    ops::linear_backward_input<T>(ctx, h, stored(up_), u);
+    return u;
+  }
+  /// Where the gradient of output_rows goes: memory of its own, N x rank.
+  tensor_view<T, 2> output_row_gradient(scratch_frame& frame, const tensor_view<T, 2>& dh) const {
+    return frame.take<T>(extents<2>{dh.extent(0), rank_});
+  }
+  /// After weight_gradient() got its part from a tied output: from `drows`, the gradient of output_rows(h),
+  /// to dh = drows up^T, overwritten, and to dup (+)= h^T drows. h, dh: N x width, dense, no overlap. The
+  /// rows that the forward pass put on the tape leave it. Throws shape_error.
+  template <class Device>
+  void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h, const tensor_view<T, 2>& drows,
+                       const tensor_view<T, 2>& dh) const {
+    check_output(h);
+    ctx.tape().template pop<T>(drows.shape());
+    ctx.gradient_written(down_);
+    ops::linear_backward_weight<T>(ctx, drows, h, up_gradient(), up_.accumulate());
+    ctx.gradient_written(up_);
+    ops::linear_forward<T>(ctx, drows, stored(up_), nullptr, dh);
+  }
+
+  /// Random factors for training from scratch, each as PyTorch starts such a layer of its own: the thin table
+  /// as an embedding, N(0, 1); up as a linear layer, U(+-1/sqrt(rank)).
+  void initialize(random_stream random) {
+    fill_normal(down_.values(), 1.0, random.child("down.weight"));
+    fill_fan_in(up_, rank_, random.child("up.weight"));
+  }
+
+  /// f(name, parameter) for each parameter, in execution order.
+  template <class F>
+  void visit(F&& f) {
+    f("down.weight", down_);
+    f("up.weight", up_);
+  }
+
+ private:
+  template <class Device>
+  tensor_view<T, 2> tape_or(context<Device>& ctx, scratch_frame& frame, index_t count) const {
+    const extents<2> inner{count, rank_};
+    return ctx.training() ? ctx.tape().template push<T>(inner) : frame.take<T>(inner);
+  }
+  void check_output(const tensor_view<const T, 2>& h) const {
+    if (h.extent(1) != width_) {
+      throw_error<shape_error>(
+          {describe(), ": rows ", h.shape(), " of a tied output, not of width ", width_});
+    }
+    check_dense(*this, "h", h);
+  }
+  static logical_layout checked(index_t vocabulary, index_t width, index_t rank, std::int32_t padding) {
+    check_table("LowRankEmbedding", vocabulary, width, padding);
+    check_rank(message({"LowRankEmbedding ", vocabulary, " x ", width}), width, vocabulary, rank);
+    return {2, {vocabulary, rank, 1, 1}, {rank, 1, 0, 0}};
+  }
+  template <class Parameter>
+  static auto as_matrix(Parameter& p) {
+    const auto all = p.logical();
+    using element = typename decltype(all)::element_type;
+    return tensor_view<element, 2>(all.data(), {all.extent(0), all.extent(1)},
+                                   {all.stride(0), all.stride(1)});
+  }
+  static tensor_view<const T, 2> stored(const parameter<parameter_t<T>>& p) {
+    return {p.template as<T>(), {p.layout().shape[1], p.layout().shape[0]}};
+  }
+  tensor_view<parameter_t<T>, 2> up_gradient() const { return {up_.gradient_data(), {rank_, width_}}; }
+
+  index_t vocabulary_, width_, rank_;
+  std::int32_t padding_;
+  parameter<parameter_t<T>> down_, up_;
+};
+
+}  // namespace detail
+
+/// An embedding whose table [vocabulary][width] is down up^T: `down` [vocabulary][rank] is a thin table, `up`
+/// [width][rank] turns its rows into rows of `width` numbers. rank (vocabulary + width) parameters. In
+/// PyTorch: nn.Embedding(vocabulary, rank), then nn.Linear(rank, width, bias=False); the factorization of
+/// ALBERT (Lan et al., ICLR 2020, section 3.1).
+///
+///     LowRankEmbedding<float> table(8000, 400, 100);
+///     table.initialize({1, 1});
+///     table.forward(ctx, tokens, y);  // y: tokens x 400
+///
+/// An output layer tied to the table uses the same factors: see output_rows.
+///
+/// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. `padding`: a token
+/// whose row of the thin table gets no gradient; no_token: none.
+template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
+class LowRankEmbedding : public detail::low_rank_embedding<T> {
+  static_assert(Rank > 0 || Rank == dynamic_rank,
+                "pufferfish: LowRankEmbedding<T, Rank>: a static rank must be at least 1");
+  static_assert(std::is_same_v<Device, device::cpu>,
+                "pufferfish: LowRankEmbedding on this device needs the header of that device's back end");
+
+ public:
+  /// Throws shape_error for a size below 1, rank_error unless Rank <= min(vocabulary, width), value_error for
+  /// a padding token outside the vocabulary.
+  LowRankEmbedding(index_t vocabulary, index_t width, std::int32_t padding = no_token) requires(Rank > 0)
+      : detail::low_rank_embedding<T>(vocabulary, width, Rank, padding) {}
+  /// The same with the rank as an argument.
+  LowRankEmbedding(index_t vocabulary, index_t width, index_t rank,
+                   std::int32_t padding = no_token) requires(Rank == dynamic_rank)
+      : detail::low_rank_embedding<T>(vocabulary, width, rank, padding) {}
+};
+
+template <class T, index_t Rank, class Device>
+requires(!detail::layer_scalar<T, Device>) class LowRankEmbedding<T, Rank, Device> {
+ public:
+  using value_type = T;
+  template <class... Arguments>
+  explicit LowRankEmbedding(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
+};
+
+PUFFERFISH_NAMESPACE_END
