@@ -31,9 +31,8 @@
 ///                            const ops::relu_mask<T>&) const;    // goes with forward_fused
 ///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
 ///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
-///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place,
-///       gradient_over_input,
-///                             input_may_move;
+///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place;
+///       static constexpr bool gradient_over_input, input_may_move;
 ///       static constexpr bool reads_input, reads_output;         // true for a layer without them
 ///     };
 ///
@@ -41,13 +40,12 @@
 /// forward_fused and backward_fused(context, dy, dx, backward_fusion). forward_with_moments calls
 /// moments.start() before it takes scratch.
 ///
-/// Activations are NHWC and dense; a vector is N x 1 x 1 x C. In training x and y stay as they are until the
-/// layer's backward pass, each if the layer reads it there (reads_input, reads_output). dx is a null view
-/// where nobody wants it. A layer of rows (LowRankLinear: in_features(), out_features(), forward over M x in)
-/// works on the last dimension. any_layer refuses views that are not dense.
+/// Activations are NHWC and dense, else any_layer throws; a vector is N x 1 x 1 x C. In training x and y stay
+/// as they are until the layer's backward pass, each if the layer reads it there (reads_input, reads_output).
+/// dx may be a null view. A layer of rows (in_features(), out_features()) works on the last dimension.
 ///
-/// What a backward pass needs goes on the context's tape: blocks of memory first, then a value by
-/// push_value(*this, value), which only pop_value(*this) of the same object gives back.
+/// What a backward pass needs goes on the tape: blocks first, then push_value(*this, value), which only
+/// pop_value(*this) of the same object gives back. For a layer of tokens see token_layer.hpp.
 
 #include <concepts>
 #include <memory>
@@ -59,6 +57,7 @@
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/layer_concepts.hpp>
 #include <pufferfish/nn/layer_visitors.hpp>
+#include <pufferfish/nn/token_layer.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -95,10 +94,9 @@ struct matrix_size {
 /// The weights of a layer that can be factorized, where they lie: on a device, if the layer is a device's.
 template <class T>
 struct layer_weights {
-  std::string description;  ///< the layer's name and what errors say beside it
-  std::vector<named_view<const T, 4>>
-      matrices;                                 ///< [out][in][height][width]; of a matrix, the last two are 1
-  std::vector<tensor_view<const T, 1>> biases;  ///< of an LSTM four or eight; a null view: none
+  std::string description;                       ///< the layer's name and what errors say beside it
+  std::vector<named_view<const T, 4>> matrices;  ///< [out][in][height][width]; the last two of a matrix: 1
+  std::vector<tensor_view<const T, 1>> biases;   ///< of an LSTM four or eight; a null view: none
 };
 
 /// The rank of a low-rank layer's factors; of an LSTM, those of its input side and of its hidden side. Zeros
@@ -206,6 +204,8 @@ class any_layer {
   const detail::low_rank_conv<T>* low_rank_conv() const { return self().low_rank_conv(); }
   const detail::low_rank_linear<T>* low_rank_linear() const { return self().low_rank_linear(); }
   const detail::low_rank_lstm<T>* low_rank_lstm() const { return self().low_rank_lstm(); }
+  /// The layer inside if it takes tokens (an embedding), else nullptr. Its other passes throw state_error.
+  const token_layer<T, Device>* tokens() const { return self().tokens(); }
   /// The recurrent layer inside, dense or not; else nullptr.
   const recurrent_layer<T>* recurrent() const { return self().recurrent(); }
   /// Its passes, which carry a state: see recurrent_layer. Throw state_error where there is none.
@@ -263,6 +263,7 @@ class any_layer {
     virtual const detail::low_rank_conv<T>* low_rank_conv() const = 0;
     virtual const detail::low_rank_linear<T>* low_rank_linear() const = 0;
     virtual const detail::low_rank_lstm<T>* low_rank_lstm() const = 0;
+    virtual const token_layer<T, Device>* tokens() const = 0;
     virtual const recurrent_layer<T>* recurrent() const = 0;
     virtual void forward_sequence(context<Device>&, const tensor_view<const T, 3>&,
                                   const recurrent_state<const T>&, const tensor_view<T, 3>&,
@@ -277,6 +278,7 @@ class any_layer {
     explicit model(L&& l) : layer(std::move(l)) {}
 
     static constexpr bool is_lstm = detail::is_lstm<L>;
+    static constexpr bool is_token_layer = detail::takes_tokens<T, L, Device>;
 
     std::unique_ptr<interface> clone() const override { return std::make_unique<model>(layer); }
     void* target(const char* tag) override { return tag == &detail::type_tag<L> ? &layer : nullptr; }
@@ -285,23 +287,26 @@ class any_layer {
     extents<4> output_shape(const extents<4>& input) const override {
       if constexpr (detail::row_layer<L>) {
         if (input[3] != layer.in_features()) {
-          PUFFERFISH_THROW(shape_error(layer.describe() + ": input " + to_string<4>(input) + " has " +
-                                       std::to_string(input[3]) + " features, not " +
-                                       std::to_string(layer.in_features())));
+          detail::throw_error<shape_error>({layer.describe(), ": input ", input, " has ", input[3],
+                                            " features, not ", layer.in_features()});
         }
         return {input[0], input[1], input[2], layer.out_features()};
+      } else if constexpr (is_token_layer) {
+        detail::needs_tokens(layer.describe());
       } else {
         return layer.output_shape(input);
       }
     }
 
-    void forward(context<Device>& ctx, const tensor_view<const T, 4>& x,
-                 const tensor_view<T, 4>& y) const override {
-      layer.forward(ctx, view("x", x), view("y", y));
+    void forward([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const tensor_view<const T, 4>& x,
+                 [[maybe_unused]] const tensor_view<T, 4>& y) const override {
+      if constexpr (is_token_layer) detail::needs_tokens(layer.describe());
+      if constexpr (!is_token_layer) layer.forward(ctx, view("x", x), view("y", y));
     }
-    void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy,
-                  const tensor_view<T, 4>& dx) const override {
-      layer.backward(ctx, view("dy", dy), gradient(dx));
+    void backward([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const tensor_view<const T, 4>& dy,
+                  [[maybe_unused]] const tensor_view<T, 4>& dx) const override {
+      if constexpr (is_token_layer) detail::needs_tokens(layer.describe());
+      if constexpr (!is_token_layer) layer.backward(ctx, view("dy", dy), gradient(dx));
     }
 
     layer_abilities abilities() const override { return detail::abilities_of<T, L, Device>(layer); }
@@ -314,7 +319,7 @@ class any_layer {
       if constexpr (detail::fusing_layer<T, L, Device>) {
         layer.forward_fused(ctx, view("x", x), view("y", y), fusion);
       } else {
-        layer.forward(ctx, view("x", x), view("y", y));
+        forward(ctx, x, y);
       }
     }
     void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
@@ -329,7 +334,7 @@ class any_layer {
       if constexpr (detail::adding_layer<T, L, Device>) {
         if (fusion.add) return layer.backward_add(ctx, view("dy", dy), gradient(dx));
       }
-      layer.backward(ctx, view("dy", dy), gradient(dx));
+      backward(ctx, dy, dx);
     }
     void recompute([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const forward_record<T>& record,
                    [[maybe_unused]] const tensor_view<T, 4>& y) const override {
@@ -429,6 +434,7 @@ class any_layer {
     const detail::low_rank_lstm<T>* low_rank_lstm() const override {
       return base<detail::low_rank_lstm<T>>();
     }
+    const token_layer<T, Device>* tokens() const override { return token_part.shown(); }
     const recurrent_layer<T>* recurrent() const override { return base<recurrent_layer<T>>(); }
     void forward_sequence([[maybe_unused]] context<Device>& ctx,
                           [[maybe_unused]] const tensor_view<const T, 3>& x,
@@ -476,6 +482,7 @@ class any_layer {
     }
 
     L layer;
+    [[no_unique_address]] detail::token_part<T, L, Device> token_part{layer};
   };
 
   void* held(const char* tag) const { return self_ == nullptr ? nullptr : self_->target(tag); }

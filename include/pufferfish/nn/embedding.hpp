@@ -4,10 +4,13 @@
 /// \file
 /// `Embedding`: a table with a row for every token of a vocabulary. Named as PyTorch's: `weight`.
 
+#include <array>
 #include <string>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/lowrank/embedding.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/lowrank/traits.hpp>
 #include <pufferfish/ops/embedding.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -44,6 +47,21 @@ class Embedding {
   /// use the table as well.
   void tie(int writers = 2) { weight_.set_writers(writers); }
 
+  /// For an output layer tied to the table, under the names of LowRankEmbedding: `rows` is that layer's
+  /// matrix, which multiplies output_rows(h). Here these are the rows h themselves, and drows is dh.
+  template <class Device>
+  tensor_view<const T, 2> output_rows(context<Device>&, scratch_frame&,
+                                      const tensor_view<const T, 2>& h) const {
+    return h;
+  }
+  tensor_view<T, 2> output_row_gradient(scratch_frame&, const tensor_view<T, 2>& dh) const { return dh; }
+  /// After weight_gradient() got its part from a tied output.
+  template <class Device>
+  void output_backward(context<Device>& ctx, const tensor_view<const T, 2>&, const tensor_view<T, 2>&,
+                       const tensor_view<T, 2>&) const {
+    ctx.gradient_written(weight_);
+  }
+
   std::string describe() const { return detail::message({"Embedding ", vocabulary(), " x ", width()}); }
 
   /// y: as many rows as tokens, `width` wide, dense. In training, the tokens must stay as they are until the
@@ -52,7 +70,7 @@ class Embedding {
   template <class Device>
   void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
     detail::check_not_moved(*this);
-    check(tokens.size(), y.shape());
+    detail::check_token_rows(*this, tokens.size(), y.shape());
     detail::check_dense(*this, "y", y);
     ops::check_tokens(
         ctx, [this] { return describe(); }, tokens, vocabulary());
@@ -66,7 +84,7 @@ class Embedding {
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
     const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>(*this);
     detail::check_not_moved(*this);
-    check(tokens.size(), dy.shape());
+    detail::check_token_rows(*this, tokens.size(), dy.shape());
     detail::check_dense(*this, "dy", dy);
     ops::embedding_backward<T>(ctx, tokens, dy, padding_, weight_gradient(), weight_.accumulate());
     ctx.gradient_written(weight_);
@@ -81,25 +99,23 @@ class Embedding {
   }
 
  private:
-  void check(std::size_t tokens, const extents<2>& rows) const {
-    if (static_cast<index_t>(tokens) != rows[0] || rows[1] != width()) {
-      detail::throw_error<shape_error>({describe(), ": ", tokens, " tokens do not fit rows ", rows});
-    }
-  }
   static logical_layout checked(index_t vocabulary, index_t width, std::int32_t padding) {
-    if (vocabulary < 1 || width < 1) {
-      detail::throw_error<shape_error>(
-          {"Embedding: ", vocabulary, " tokens of ", width, " numbers; both must be positive"});
-    }
-    if (padding != no_token && (padding < 0 || padding >= vocabulary)) {
-      detail::throw_error<value_error>({"Embedding ", vocabulary, " x ", width, ": padding token ", padding,
-                                        " is outside the vocabulary"});
-    }
+    detail::check_table("Embedding", vocabulary, width, padding);
     return {2, {vocabulary, width, 1, 1}, {width, 1, 0, 0}};
   }
 
   std::int32_t padding_;
   parameter<parameter_t<T>> weight_;
+};
+
+/// An embedding is factorized as its table [vocabulary][width]; its low-rank form keeps the padding token.
+template <class T>
+struct layer_traits<Embedding<T>> {
+  static constexpr layer_kind kind = layer_kind::embedding;
+  static std::array<named_view<const parameter_t<T>, 2>, 1> matrices(const Embedding<T>& layer) {
+    return {{{"weight", layer.weight()}}};
+  }
+  static std::int32_t padding(const Embedding<T>& layer) { return layer.padding(); }
 };
 
 PUFFERFISH_NAMESPACE_END
