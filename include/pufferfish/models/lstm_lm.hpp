@@ -20,8 +20,8 @@
 #include <vector>
 
 #include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/models/embedding_slot.hpp>
 #include <pufferfish/nn/accounting.hpp>
-#include <pufferfish/nn/embedding.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/lstm.hpp>
@@ -91,8 +91,9 @@ class lstm_lm_state {
 /// Every layer carries its own state over segments. (The reference code hands the last layer's state to the
 /// first layer and starts all others from zeros.)
 ///
-/// Parameters: `encoder.weight` [V x width], which is the output's matrix too; `rnn.0.weight_ih` and so on
-/// (see LSTM and LowRankLSTM); `decoder.bias` [V].
+/// Parameters: `encoder.weight` [V x width], which is the output's matrix too, or of a LowRankEmbedding
+/// `encoder.down.weight` [V x rank] and `encoder.up.weight` [width x rank]; `rnn.0.weight_ih` and so on (see
+/// LSTM and LowRankLSTM); `decoder.bias` [V].
 template <class T, class Device = device::cpu>
 class lstm_lm {
  public:
@@ -104,10 +105,10 @@ class lstm_lm {
   /// Throws value_error for an option out of its range. Parameters are zero until initialize.
   explicit lstm_lm(const lstm_lm_options& options)
       : options_(checked(options)),
-        embedding_(options.vocabulary, options.width),
+        embedding_(Embedding<T>(options.vocabulary, options.width)),
         bias_(logical_layout::vector(options.vocabulary), parameter_role::bias) {
     for (index_t i = 0; i < options.layers; ++i) layers_.emplace_back(LSTM<T>(options.width, options.width));
-    embedding_.tie(2);
+    detail::tie_embedding(embedding_, 2);
   }
 
   const lstm_lm_options& options() const { return options_; }
@@ -135,11 +136,11 @@ class lstm_lm {
         ctx, [this] { return describe() + ", targets"; }, targets.flat(), options_.vocabulary);
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 2> top = hidden_states(ctx, frame, tokens, state);
-    const ops::output_layer<T> output = output_on(top);
+    const ops::output_layer<T> output = output_on(embedding().output_rows(ctx, frame, top));
     T* kept = nullptr;
     if (ctx.training()) kept = ctx.tape().template push<T>(ops::output_loss_kept(ctx, output));
     ops::output_loss_forward<T>(ctx, output, targets.flat(), {}, kept, results);
-    if (ctx.training()) ctx.tape().push_value(*this, kept_loss{top, targets, kept});
+    if (ctx.training()) ctx.tape().push_value(*this, kept_loss{{top, output.x}, targets, kept});
   }
   token_loss_result loss(context<Device>& ctx, const token_view& tokens, const token_view& targets,
                          state_type& state) const requires(std::is_same_v<Device, device::cpu>) {
@@ -152,14 +153,16 @@ class lstm_lm {
   /// in a distributed run, the tokens of the global batch over the number of ranks.
   void backward(context<Device>& ctx, double normalizer) const {
     const auto kept = ctx.tape().template pop_value<kept_loss>(*this);
-    const ops::output_layer<T> output = output_on(kept.top);
+    const ops::output_layer<T> output = output_on(kept.top.rows);
     ctx.tape().template pop<T>(ops::output_loss_kept(ctx, output));
     scratch_frame frame(ctx.scratch());
-    const tensor_view<T, 2> gradient = frame.take<T>(kept.top.shape());
+    const token_layer<T, Device>& table = embedding();
+    const tensor_view<T, 2> gradient = frame.take<T>(kept.top.states.shape());
+    const tensor_view<T, 2> of_rows = table.output_row_gradient(frame, gradient);
     ops::output_loss_backward<T>(ctx, output, kept.targets.flat(), {}, normalizer, kept.exponentials,
-                                 {gradient, embedding_.weight_gradient(), embedding_.table().accumulate(),
+                                 {of_rows, table.weight_gradient(), table.table().accumulate(),
                                   bias_.gradient_data(), bias_.accumulate()});
-    finish_backward(ctx, gradient);
+    finish_backward(ctx, kept.top, of_rows, gradient);
   }
 
   /// The logits themselves, a row of V for each token; otherwise as `loss`.
@@ -172,25 +175,27 @@ class lstm_lm {
     detail::check_dense(*this, "logits", logits);
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 2> top = hidden_states(ctx, frame, tokens, state);
-    ops::output_logits<T>(ctx, output_on(top), logits);
-    if (ctx.training()) ctx.tape().push_value(*this, top);
+    const tensor_view<const T, 2> rows = embedding().output_rows(ctx, frame, top);
+    ops::output_logits<T>(ctx, output_on(rows), logits);
+    if (ctx.training()) ctx.tape().push_value(*this, output_input{top, rows});
   }
 
   /// All gradients from that of the logits.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
-    const auto top = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
-    const extents<2> expected{top.extent(0), options_.vocabulary};
+    const auto top = ctx.tape().template pop_value<output_input>(*this);
+    const extents<2> expected{top.states.extent(0), options_.vocabulary};
     if (dlogits.shape() != expected) {
       detail::throw_error<shape_error>({describe(), ": gradient ", dlogits.shape(), " of logits ", expected});
     }
     detail::check_dense(*this, "dlogits", dlogits);
     scratch_frame frame(ctx.scratch());
-    const tensor_view<T, 2> gradient = frame.take<T>(top.shape());
-    ops::wide_product<T>(ctx, dlogits, embedding_.rows(), gradient);
-    ops::wide_backward_weight<T>(ctx, dlogits, top, embedding_.weight_gradient(),
-                                 embedding_.table().accumulate());
+    const token_layer<T, Device>& table = embedding();
+    const tensor_view<T, 2> gradient = frame.take<T>(top.states.shape());
+    const tensor_view<T, 2> of_rows = table.output_row_gradient(frame, gradient);
+    ops::wide_product<T>(ctx, dlogits, table.rows(), of_rows);
+    ops::wide_backward_weight<T>(ctx, dlogits, top.rows, table.weight_gradient(), table.table().accumulate());
     ops::column_sums<T>(ctx, dlogits, bias_.gradient_data(), bias_.accumulate());
-    finish_backward(ctx, gradient);
+    finish_backward(ctx, top, of_rows, gradient);
   }
 
   /// One step: the logits after one more token of each sequence, batch x V. What generation is made of (see
@@ -200,15 +205,18 @@ class lstm_lm {
     forward(ctx, token_view(tokens.data(), {1, static_cast<index_t>(tokens.size())}), state, logits);
   }
 
-  /// For the arenas, and for factorize: the recurrent layers can be replaced by others of the same sizes.
+  /// For the arenas, and for factorize: the embedding and the recurrent layers can be replaced by others of
+  /// the same sizes. A replaced embedding serves the output as well.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     const std::string encoder = detail::join_name(prefix, "encoder"),
                       decoder = detail::join_name(prefix, "decoder");
-    embedding_.visit(detail::named_forwarder<parameter_t<T>>{visitor, encoder});
+    embedding_.visit_state(visitor, encoder);
     for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].visit_state(visitor, layer_name(prefix, i));
     visitor.on_parameter(detail::join_name(decoder, "bias"), bias_);
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
+    visitor.on_embedding(detail::join_name(prefix, "encoder"), embedding_);
+    detail::tie_embedding(embedding_, 2);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       visitor.on_layer(layer_name(prefix, i), layers_[i]);
       layers_[i].visit_layers(visitor, layer_name(prefix, i));
@@ -216,9 +224,12 @@ class lstm_lm {
   }
 
   /// As the paper's code starts: the table uniform in +-0.1, gates as LSTM::initialize, the output's bias
-  /// uniform in +-1/sqrt(width).
+  /// uniform in +-1/sqrt(width). Of a low-rank embedding, the thin table is uniform in +-0.1 and `up` in
+  /// +-sqrt(3 / rank), so that the product has the dense table's variance.
   void initialize(random_stream random) {
-    fill_uniform(embedding_.weight_values(), -0.1, 0.1, random.child("encoder").child("weight"));
+    detail::initialize_embedding(
+        embedding_, random.child("encoder"),
+        [](parameter<parameter_t<T>>& table, const random_stream& r) { init::uniform(table, -0.1, 0.1, r); });
     for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].initialize(random.child(layer_name({}, i)));
     detail::fill_fan_in(bias_, options_.width, random.child("decoder").child("bias"));
   }
@@ -227,20 +238,25 @@ class lstm_lm {
   /// encoder.
   model_cost cost(index_t tokens = 1) const {
     model_cost cost;
-    cost.layers.push_back({"encoder", embedding_.describe(), embedding_.table().size(), 0, 0, 0, 0});
+    const token_layer<T, Device>& table = embedding();
+    cost.layers.push_back(detail::cost_of_embedding("encoder", table, tokens));
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       cost.layers.push_back(
           detail::cost_of_layer(layer_name({}, i), layers_[i], {1, tokens, 1, options_.width}, false));
       cost.layers.back().rank = layers_[i].ranks().rank;
     }
-    const index_t macs = tokens * embedding_.table().size();
+    const index_t macs = tokens * table.output_macs();
     cost.layers.push_back({"decoder", "output tied to the encoder", bias_.size(), 0, macs, macs, 0});
     return cost;
   }
 
  private:
+  // The last layer's output, and what the table multiplies in its place: see token_layer::output_rows.
+  struct output_input {
+    tensor_view<const T, 2> states, rows;
+  };
   struct kept_loss {
-    tensor_view<const T, 2> top;
+    output_input top;
     token_view targets;
     T* exponentials;
   };
@@ -263,8 +279,9 @@ class lstm_lm {
                                  layers_[i].describe()));
   }
 
-  ops::output_layer<T> output_on(const tensor_view<const T, 2>& top) const {
-    return {top, embedding_.rows(), bias_.template as<T>(), 1};
+  const token_layer<T, Device>& embedding() const { return detail::embedding_in(*this, embedding_); }
+  ops::output_layer<T> output_on(const tensor_view<const T, 2>& rows) const {
+    return {rows, embedding().rows(), bias_.template as<T>(), 1};
   }
 
   // x after dropout, in place or in new memory; training only.
@@ -295,7 +312,7 @@ class lstm_lm {
     ops::check_tokens(
         ctx, [this] { return describe(); }, tokens.flat(), options_.vocabulary);
     tensor_view<T, 2> x = block();
-    embedding_.forward(ctx, tokens.flat(), x);
+    embedding().forward(ctx, tokens.flat(), x);
     if (drops(ctx)) dropped(ctx, x, x, tokens);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const recurrent_state<T> carried = state.layer(static_cast<index_t>(i));
@@ -309,10 +326,12 @@ class lstm_lm {
     return x;
   }
 
-  // Below the output: from the gradient of the last layer's output after dropout, which is used up.
-  void finish_backward(context<Device>& ctx, const tensor_view<T, 2>& gradient) const {
+  // Below the output: from the gradient of what the table multiplied, by way of `gradient`, that of the last
+  // layer's output after dropout. Both are used up.
+  void finish_backward(context<Device>& ctx, const output_input& top, const tensor_view<T, 2>& of_rows,
+                       const tensor_view<T, 2>& gradient) const {
     ctx.gradient_written(bias_);
-    ctx.gradient_written(embedding_.table());
+    embedding().output_backward(ctx, top.states, of_rows, gradient);
     const auto tokens = ctx.tape().template pop_value<extents<2>>(*this);
     const extents<3> sequence{tokens[0], tokens[1], options_.width};
     scratch_frame frame(ctx.scratch());
@@ -331,12 +350,12 @@ class lstm_lm {
       std::swap(dy, dx);
     }
     if (drops(ctx)) undrop(dy);
-    embedding_.backward(ctx, dy);
+    embedding().backward(ctx, dy);
     ctx.tape().template pop<T>(dy.shape());
   }
 
   lstm_lm_options options_;
-  Embedding<T> embedding_;
+  any_layer<T, Device> embedding_;
   std::vector<any_layer<T, Device>> layers_;
   parameter<parameter_t<T>> bias_;
 };

@@ -26,9 +26,9 @@
 #include <vector>
 
 #include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/models/embedding_slot.hpp>
 #include <pufferfish/models/transformer_layers.hpp>
 #include <pufferfish/nn/accounting.hpp>
-#include <pufferfish/nn/embedding.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/positional_encoding.hpp>
@@ -78,7 +78,7 @@ class transformer {
   /// Throws value_error for an option out of its range. Parameters are zero until initialize.
   explicit transformer(const transformer_options& options)
       : options_(checked(options)),
-        embedding_(options.vocabulary, options.width, options.padding),
+        embedding_(Embedding<T>(options.vocabulary, options.width, options.padding)),
         encoding_(options.width, options.positions),
         encoder_norm_(options.width),
         decoder_norm_(options.width) {
@@ -89,7 +89,7 @@ class transformer {
     const FeedForward<T, Device> ffn(feed_forward);
     encoder_.assign(static_cast<std::size_t>(options.layers), {attn, ffn});
     decoder_.assign(static_cast<std::size_t>(options.layers), {attn, attn, ffn});
-    embedding_.tie(3);
+    detail::tie_embedding(embedding_, 3);
   }
 
   const transformer_options& options() const { return options_; }
@@ -158,7 +158,7 @@ class transformer {
     detail::check_dense(*this, "logits", logits);
     scratch_frame frame(ctx.scratch());
     const passed seen = pass(ctx, frame, bring(ctx, frame, source, target, {}));
-    ops::output_logits<T>(ctx, output_on(seen.top), logits);
+    ops::output_logits<T>(ctx, output_on(seen.rows), logits);
     if (ctx.training()) ctx.tape().push_value(*this, seen);
   }
 
@@ -171,35 +171,40 @@ class transformer {
     }
     detail::check_dense(*this, "dlogits", dlogits);
     scratch_frame frame(ctx.scratch());
+    const token_layer<T, Device>& table = embedding();
     detail::stack_gradient<T, Device> gradient(frame, seen.top.shape());
+    const tensor_view<T, 2> of_rows = table.output_row_gradient(frame, gradient.now());
     // The scale goes with the narrow operands.
-    const tensor_view<T, 2> top = frame.take<T>(seen.top.shape());
-    scale_rows(ctx, seen.top, top);
-    ops::wide_backward_weight<T>(ctx, dlogits, top, embedding_.weight_gradient(),
-                                 embedding_.table().accumulate());
-    ops::wide_product<T>(ctx, dlogits, embedding_.rows(), gradient.now());
-    scale_rows(ctx, gradient.now(), gradient.now());
-    finish_backward(ctx, seen, gradient);
+    const tensor_view<T, 2> rows = frame.take<T>(seen.rows.shape());
+    scale_rows(ctx, seen.rows, rows);
+    ops::wide_backward_weight<T>(ctx, dlogits, rows, table.weight_gradient(), table.table().accumulate());
+    ops::wide_product<T>(ctx, dlogits, table.rows(), of_rows);
+    scale_rows(ctx, of_rows, of_rows);
+    finish_backward(ctx, seen, of_rows, gradient);
   }
 
-  /// For the arenas, and for factorize: all projections and feed-forward matrices are slots.
+  /// For the arenas, and for factorize: all projections and feed-forward matrices are slots, and so is the
+  /// table, for all of its three uses at once.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     const auto named = [&](const char* name) { return detail::join_name(prefix, name); };
     const auto part = [&](const std::string& name, auto& block) { block.visit_state(visitor, name); };
-    embedding_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("encoder.src_word_emb")});
+    embedding_.visit_state(visitor, named("encoder.src_word_emb"));
     encoder_norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("encoder.layer_norm")});
     detail::for_each_part(encoder_, named("encoder"), part);
     decoder_norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("decoder.layer_norm")});
     detail::for_each_part(decoder_, named("decoder"), part);
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
+    visitor.on_embedding(detail::join_name(prefix, "encoder.src_word_emb"), embedding_);
+    detail::tie_embedding(embedding_, 3);
     const auto part = [&](const std::string& name, auto& block) { block.visit_layers(visitor, name); };
     detail::for_each_part(encoder_, detail::join_name(prefix, "encoder"), part);
     detail::for_each_part(decoder_, detail::join_name(prefix, "decoder"), part);
   }
 
   /// As the paper's code starts: every matrix, the table (but see embedding_deviation) and low-rank factors
-  /// too, uniform by Xavier; biases as PyTorch's linear layers.
+  /// too, uniform by Xavier; biases as PyTorch's linear layers. Of a low-rank embedding, the thin table as
+  /// the dense one and `up` uniform in +-sqrt(3 / rank): the product has the dense table's variance.
   void initialize(random_stream random) {
     const auto part = [&](const std::string& name, auto& block) { block.initialize(random.child(name)); };
     detail::for_each_part(encoder_, "encoder", part);
@@ -215,23 +220,27 @@ class transformer {
       random_stream random;
     } visitor(random);
     visit_state(visitor);
-    if (options_.embedding_deviation > 0.0) {
-      const tensor_view<parameter_t<T>, 2> table = embedding_.weight();
-      fill_normal(std::span<parameter_t<T>>(table.data(), static_cast<std::size_t>(table.size())),
-                  options_.embedding_deviation, random.child("embedding"));
-    }
+    const double deviation = options_.embedding_deviation;
+    if (deviation == 0.0 && embedding().rank() == 0) return;
+    random = random.child("embedding");
+    detail::initialize_embedding(embedding_, random, [&](auto& table, const random_stream&) {
+      if (deviation > 0.0) return init::normal(table, deviation, random);
+      const double bound = std::sqrt(6.0 / static_cast<double>(options_.vocabulary + options_.width));
+      init::uniform(table, -bound, bound, random);
+    });
   }
 
   /// Parameters and multiply-accumulates of a pass over one pair of sentences of so many tokens. The output's
   /// matrix counts for the encoder.
   model_cost cost(index_t source = 1, index_t target = 1) const {
     model_cost cost;
-    cost.layers.push_back({"encoder.src_word_emb", embedding_.describe(), embedding_.table().size()});
+    const token_layer<T, Device>& table = embedding();
+    cost.layers.push_back(detail::cost_of_embedding("encoder.src_word_emb", table, source + target));
     add_cost("encoder.layer_norm", encoder_norm_.describe(), 2 * options_.width, 0, cost);
     add_stack_cost(encoder_, "encoder", source, source, cost);
     add_cost("decoder.layer_norm", decoder_norm_.describe(), 2 * options_.width, 0, cost);
     add_stack_cost(decoder_, "decoder", target, source, cost);
-    add_cost("trg_word_prj", "output tied to the encoder", 0, target * embedding_.table().size(), cost);
+    add_cost("trg_word_prj", "output tied to the encoder", 0, target * table.output_macs(), cost);
     return cost;
   }
 
@@ -246,8 +255,9 @@ class transformer {
   /// What a forward pass leaves for what follows it.
   struct passed {
     packed_tokens source, target;
-    tensor_view<const T, 2> top;  ///< the decoder's output
-    index_t block;                ///< on the tape; see brought_pairs
+    tensor_view<const T, 2> top;   ///< the decoder's output
+    tensor_view<const T, 2> rows;  ///< what the table multiplies in its place: token_layer::output_rows
+    index_t block;                 ///< on the tape; see brought_pairs
   };
   struct kept_loss {
     passed seen;
@@ -294,8 +304,9 @@ class transformer {
   parameter_t<T> output_scale() const {
     return static_cast<parameter_t<T>>(1.0 / std::sqrt(static_cast<double>(options_.width)));
   }
-  ops::output_layer<T> output_on(const tensor_view<const T, 2>& top) const {
-    return {top, embedding_.rows(), nullptr, output_scale()};
+  const token_layer<T, Device>& embedding() const { return detail::embedding_in(*this, embedding_); }
+  ops::output_layer<T> output_on(const tensor_view<const T, 2>& rows) const {
+    return {rows, embedding().rows(), nullptr, output_scale()};
   }
   void scale_rows(context<Device>& ctx, const tensor_view<const T, 2>& from,
                   const tensor_view<T, 2>& to) const {
@@ -306,7 +317,7 @@ class transformer {
   tensor_view<const T, 2> embed(context<Device>& ctx, const packed_tokens& p, const LayerNorm<T>& norm,
                                 detail::stack_memory<T, Device>& memory) const {
     const tensor_view<T, 2> sum = memory.next();
-    embedding_.forward(ctx, p.tokens, sum);
+    embedding().forward(ctx, p.tokens, sum);
     encoding_.add(ctx, p.positions, sum);
     const tensor_view<T, 2> y = memory.next();
     ops::row_dropout dropout;
@@ -317,7 +328,7 @@ class transformer {
   void embed_backward(context<Device>& ctx, const LayerNorm<T>& norm,
                       detail::stack_gradient<T, Device>& gradient) const {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { norm.backward_sum(ctx, dy, {}, dx); });
-    embedding_.backward(ctx, gradient.now());
+    embedding().backward(ctx, gradient.now());
     ctx.tape().template pop<T>(gradient.now().shape());
   }
 
@@ -373,13 +384,13 @@ class transformer {
     for (const detail::decoder_layer<T, Device>& layer : decoder_) {
       top = layer.forward(ctx, target, top, source, encoded, memory);
     }
-    return {source, target, top, batch.block};
+    return {source, target, top, embedding().output_rows(ctx, frame, top), batch.block};
   }
 
   void run_loss(context<Device>& ctx, scratch_frame& frame, const brought_pairs& batch,
                 const label_smoothing& smoothing, double* results) const {
     const passed seen = pass(ctx, frame, batch);
-    const ops::output_layer<T> output = output_on(seen.top);
+    const ops::output_layer<T> output = output_on(seen.rows);
     const token_loss_options how{smoothing, options_.padding, loss_reduction::sum};
     T* kept = nullptr;
     if (ctx.training()) kept = ctx.tape().template push<T>(ops::output_loss_kept(ctx, output));
@@ -391,21 +402,24 @@ class transformer {
   template <class Normalizer>
   void run_backward(context<Device>& ctx, Normalizer normalizer) const {
     const auto kept = ctx.tape().template pop_value<kept_loss>(*this);
-    const ops::output_layer<T> output = output_on(kept.seen.top);
+    const ops::output_layer<T> output = output_on(kept.seen.rows);
     ctx.tape().template pop<T>(ops::output_loss_kept(ctx, output));
     scratch_frame frame(ctx.scratch());
+    const token_layer<T, Device>& table = embedding();
     detail::stack_gradient<T, Device> gradient(frame, kept.seen.top.shape());
+    const tensor_view<T, 2> of_rows = table.output_row_gradient(frame, gradient.now());
     ops::output_loss_backward<T>(
         ctx, output, {kept.next, static_cast<std::size_t>(output.tokens())},
         {kept.smoothing, options_.padding, loss_reduction::sum}, normalizer, kept.exponentials,
-        {gradient.now(), embedding_.weight_gradient(), embedding_.table().accumulate(), nullptr, false});
-    finish_backward(ctx, kept.seen, gradient);
+        {of_rows, table.weight_gradient(), table.table().accumulate(), nullptr, false});
+    finish_backward(ctx, kept.seen, of_rows, gradient);
   }
 
-  // Below the output, whose part of the table's gradient is written.
-  void finish_backward(context<Device>& ctx, const passed& seen,
+  // Below the output, whose part of the table's gradient is written: from the gradient of what the table
+  // multiplied, by way of that of the decoder's output.
+  void finish_backward(context<Device>& ctx, const passed& seen, const tensor_view<T, 2>& of_rows,
                        detail::stack_gradient<T, Device>& gradient) const {
-    ctx.gradient_written(embedding_.table());
+    embedding().output_backward(ctx, seen.top, of_rows, gradient.now());
     scratch_frame frame(ctx.scratch());
     detail::stack_gradient<T, Device> encoded(frame, {seen.source.rows(), options_.width});
     for (std::size_t i = decoder_.size(); i-- > 0;) {
@@ -455,7 +469,7 @@ class transformer {
   }
 
   transformer_options options_;
-  Embedding<T> embedding_;
+  any_layer<T, Device> embedding_;
   PositionalEncoding<T> encoding_;
   LayerNorm<T> encoder_norm_, decoder_norm_;
   std::vector<detail::encoder_layer<T, Device>> encoder_;

@@ -118,7 +118,7 @@ class transformer_decoding {
       layer.pos_ffn.forward(ctx, x, y);
       x = y;
     }
-    ops::output_logits<T>(ctx, net_->output_on(x), logits);
+    ops::output_logits<T>(ctx, net_->output_on(net_->embedding().output_rows(ctx, frame, x)), logits);
   }
 
  private:

@@ -33,6 +33,10 @@ class layer_visitor {
   virtual void on_layer(const std::string& name, any_layer<T, Device>& slot) = 0;
   /// Receives each sequential as a whole, before its layers: may replace layers, and take some out.
   virtual void on_sequence(const std::string& /*prefix*/, sequential<T, Device>& /*layers*/) {}
+  /// Receives the slot of a model's embedding, a layer that any_layer::tokens() shows. It may be replaced by
+  /// another of the same vocabulary and width. Embeddings are no `on_layer`, so that the numbers by which
+  /// policies count layers do not depend on them.
+  virtual void on_embedding(const std::string& /*name*/, any_layer<T, Device>& /*slot*/) {}
   /// What is visited between the two lies on the shortcut of a residual block.
   virtual void enter_shortcut() {}
   virtual void leave_shortcut() {}

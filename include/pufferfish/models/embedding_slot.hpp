@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: what models do with the slot of their embedding, which holds an Embedding or a LowRankEmbedding.
+
+#include <cmath>
+#include <string>
+
+#include <pufferfish/nn/accounting.hpp>
+#include <pufferfish/nn/any_layer.hpp>
+#include <pufferfish/nn/embedding.hpp>
+#include <pufferfish/nn/init.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Calls f(name, parameter) for each parameter of the slot.
+template <class T, class F>
+struct parameter_caller final : state_visitor<T> {
+  explicit parameter_caller(F& f) : call(f) {}
+  void on_parameter(const std::string& name, parameter<T>& p) override { call(name, p); }
+  void on_buffer(const std::string&, state_buffer<T>&) override {}
+  F& call;
+};
+template <class T, class Device, class F>
+void for_each_parameter(any_layer<T, Device>& slot, F&& f) {
+  parameter_caller<parameter_t<T>, F> caller(f);
+  slot.visit_state(caller);
+}
+
+/// The embedding in a model's slot. Throws state_error if the slot holds another kind of layer.
+template <class Model, class T, class Device>
+const token_layer<T, Device>& embedding_in(const Model& model, const any_layer<T, Device>& slot) {
+  const token_layer<T, Device>* const found = slot.tokens();
+  if (found != nullptr) return *found;
+  throw_error<state_error>({model.describe(), ": its embedding takes no tokens but is ", slot.describe()});
+}
+
+/// `writers` passes write the gradient of each of the embedding's parameters in a backward pass. To be called
+/// again whenever the slot may have been replaced; does nothing if it was not.
+template <class T, class Device>
+void tie_embedding(any_layer<T, Device>& slot, int writers) {
+  for_each_parameter(slot, [writers](const std::string&, parameter<parameter_t<T>>& p) {
+    if (p.writers() != writers) p.set_writers(writers);
+  });
+}
+
+/// Random values for an embedding: fill(table, stream) for the dense table or the thin one alike, so that the
+/// thin table's elements have the dense table's variance s; and U(+-sqrt(3 / rank)), of variance 1 / rank,
+/// for `up`. An element of the product is a sum of `rank` products and so has variance rank s / rank = s.
+template <class T, class Device, class Fill>
+void initialize_embedding(any_layer<T, Device>& slot, const random_stream& random, Fill&& fill) {
+  for_each_parameter(slot, [&](const std::string& name, parameter<parameter_t<T>>& p) {
+    if (name != "up.weight") return fill(p, random.child(name));
+    const double bound = std::sqrt(3.0 / static_cast<double>(p.layout().shape[1]));
+    init::uniform(p, -bound, bound, random.child(name));
+  });
+}
+
+/// Parameters of the embedding, and multiply-accumulates of lookups of `tokens` tokens: the product with
+/// `up`.
+template <class T, class Device>
+layer_cost cost_of_embedding(const std::string& name, const token_layer<T, Device>& table, index_t tokens) {
+  const index_t macs = tokens * table.macs();
+  return {name, table.describe(), table.parameters(), 0, macs, macs, table.rank()};
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
