@@ -170,7 +170,7 @@ double train_step(host::Module& module, pufferfish::cpu_context& context, std::u
 // [own]
 /// For a host that has fast layers of its own: two dense ones, the second with the bias.
 std::array<host::Linear, 2> as_two(const host::Linear& dense) {
-  const auto made = pufferfish::svd_factors(dense, pufferfish::energy_kept{0.99});
+  const auto made = pufferfish::svd_factors(dense, pufferfish::energy_kept{0.99}).front();
   const auto values = [](const pufferfish::tensor<float, 2>& t) {
     return std::vector<float>(t.data(), t.data() + t.size());
   };

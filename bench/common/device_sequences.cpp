@@ -143,7 +143,7 @@ class transformer_step final : public device_step {
   std::vector<layer_time> layers(int repeats, int samples) override {
     return layers_of<T>(ctx_, net_, {repeats, samples, captured()}, [&](const auto& layer) {
       const index_t width =
-          layer.weight_matrix().empty() ? layer.low_rank_linear()->in_features() : layer.weight_matrix().cols;
+          layer.first_matrix().cols;
       return pf::extents<4>{pf::volume<2>(shape_), 1, 1, width};
     });
   }

@@ -9,11 +9,8 @@
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/core/version.hpp>
-#include <pufferfish/lowrank/attention.hpp>
-#include <pufferfish/lowrank/conv.hpp>
 #include <pufferfish/lowrank/factorize.hpp>
 #include <pufferfish/lowrank/factors.hpp>
-#include <pufferfish/lowrank/linear.hpp>
-#include <pufferfish/lowrank/lstm.hpp>
+#include <pufferfish/lowrank/kinds.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/traits.hpp>

@@ -282,7 +282,7 @@ TEST_CASE("adapters_dlib: a trained network at full rank is the same function") 
   collect(chosen);
   CHECK(ranks == std::vector<index_t>{7, 7});
   // Its pieces are what svd_factors makes of the dense layers.
-  const auto factors = pf::svd_factors(dlib::layer<3>(dense).layer_details(), pf::fixed_rank{7});
+  const auto factors = pf::svd_factors(dlib::layer<3>(dense).layer_details(), pf::fixed_rank{7}).front();
   auto& low_rank = dlib::layer<3>(chosen).layer_details();
   const pf::tensor<float, 2> up(low_rank.up()), down(low_rank.down());
   CHECK(std::equal(up.flat().begin(), up.flat().end(), factors.up.flat().begin()));

@@ -150,7 +150,7 @@ TEST_SUITE_BEGIN("layers");
 TEST_CASE("layer_traits show libtorch's weights") {
   torch::manual_seed(1);
   torch::nn::Linear linear(12, 7);
-  const auto factors = pf::svd_factors(*linear, pf::fixed_rank{3});
+  const auto factors = pf::svd_factors(*linear, pf::fixed_rank{3}).front();
   CHECK(factors.report.rows == 7);
   CHECK(factors.report.cols == 12);
   const auto layer = pf::svd_factorize<3>(*linear);
@@ -660,8 +660,8 @@ TEST_CASE("factorize follows the policy") {
   const ht::factorization report = ht::factorize(*net, policy);
   CHECK((asked == std::vector<std::string>{"body.block.conv 32x144", "list.0 32x288", "dict.fc 40x288"}));
   REQUIRE(report.low_rank.size() == 2);
-  CHECK((report.low_rank[0] == pf::layer_rank{"body.block.conv", 8, 0}));
-  CHECK((report.low_rank[1] == pf::layer_rank{"dict.fc", 10, 0}));
+  CHECK((report.low_rank[0] == pf::layer_rank{"body.block.conv", 8}));
+  CHECK((report.low_rank[1] == pf::layer_rank{"dict.fc", 10}));
   CHECK((net->stem->dense() != nullptr));
 
   torch::nn::Sequential thin;

@@ -101,7 +101,7 @@ struct training_context : cpu_context {
 template <class T>
 void low_rank_slots(auto& block, index_t rank) {
   struct replacer final : layer_visitor<T, device::cpu> {
-    void on_layer(const std::string&, any_layer<T>& slot) override { slot = slot.low_rank_twin({rank, 0}); }
+    void on_layer(const std::string&, any_layer<T>& slot) override { slot = slot.twin({rank}); }
     index_t rank = 0;
   } visitor;
   visitor.rank = rank;

@@ -40,8 +40,7 @@ TEST_CASE("lstm_lm: the parameters and multiply-adds of the paper, dense and fac
   const auto ranks = planned_ranks(net, lstm_lm_policy());
   REQUIRE(ranks.size() == 2);
   CHECK(ranks[0].name == "rnn.0");
-  CHECK(ranks[1].rank == 375);
-  CHECK(ranks[1].hidden == 375);
+  CHECK(ranks[1].ranks == rank_list{375, 375});
   apply_ranks(net, ranks);
   CHECK(net.parameter_count() == 67962278);
   CHECK(net.root().cost().total().macs == 18000000 + 49917000);

@@ -175,7 +175,7 @@ TEST_CASE("vgg: published ranks, names") {
   CHECK(has_parameter(net, "classifier.6.bias"));
   const std::vector<layer_rank> ranks = planned_ranks(net, vgg19_policy());
   REQUIRE(ranks.size() == 9);
-  for (const layer_rank& layer : ranks) CHECK(layer.rank == 128);
+  for (const layer_rank& layer : ranks) CHECK(layer.rank() == 128);
   CHECK(ranks[0].name == "conv10");
   CHECK(ranks[6].name == "conv16");
   CHECK(ranks[7].name == "classifier.1");
@@ -223,8 +223,8 @@ TEST_CASE("resnet50: torchvision's names, ranks of the hybrid") {
                                                                          {"layer4.2.conv2", 128},
                                                                          {"layer4.2.conv3", 128}});
   for (const layer_rank& layer : reference_ranks(net)) {
-    if (layer.name == "layer4.0.downsample.0") CHECK(layer.rank == 128);
-    if (layer.name == "layer4.0.conv3") CHECK(layer.rank == 128);
+    if (layer.name == "layer4.0.downsample.0") CHECK(layer.rank() == 128);
+    if (layer.name == "layer4.0.conv3") CHECK(layer.rank() == 128);
   }
 }
 

@@ -55,7 +55,7 @@ TEST_CASE("transformer: the published counts and multiply-accumulates, dense, hy
     if (e.low_rank) {
       const auto ranks = planned_ranks(of, transformer_policy(e.dense_layers));
       CHECK(ranks.size() == e.layers);
-      for (const layer_rank& layer : ranks) CHECK(layer.rank == 128);
+      for (const layer_rank& layer : ranks) CHECK(layer.rank() == 128);
       apply_ranks(of, ranks);
     }
     CHECK(of.parameter_count() == e.parameters);
@@ -325,7 +325,7 @@ TEST_CASE("transformer: at full rank the dense numbers; merged back, too") {
   CHECK_THROWS_AS(factorize(net, policy), rank_error);  // would grow
   std::vector<layer_rank> ranks;
   net.for_each_layer([&](const std::string& name, const auto& layer) {
-    ranks.push_back({name, std::min(layer.weight_matrix().rows, layer.weight_matrix().cols)});
+    ranks.push_back({name, std::min(layer.first_matrix().rows, layer.first_matrix().cols)});
   });
   model<transformer<double>> full = net;
   apply_ranks(full, ranks);
@@ -335,7 +335,7 @@ TEST_CASE("transformer: at full rank the dense numbers; merged back, too") {
       options.allow_growth = true;
       options.name = name;
       std::vector<factor_report> reports;
-      const matrix_size size = slot.weight_matrix();
+      const matrix_size size = slot.first_matrix();
       slot = slot.factorized(fixed_rank{std::min(size.rows, size.cols)}, options, reports);
     }
   } visitor;

@@ -77,7 +77,7 @@ template <class T>
 tested<MultiHeadAttention<T>> make_attention(double dropout, index_t rank) {
   tested<MultiHeadAttention<T>> result{MultiHeadAttention<T>(small_attention(dropout))};
   struct replacer final : layer_visitor<T, device::cpu> {
-    void on_layer(const std::string&, any_layer<T>& slot) override { slot = slot.low_rank_twin({rank, 0}); }
+    void on_layer(const std::string&, any_layer<T>& slot) override { slot = slot.twin({rank}); }
     index_t rank = 0;
   } visitor;
   visitor.rank = rank;

@@ -171,7 +171,7 @@ TEST_CASE_TEMPLATE("factorize: at full rank the network computes the same functi
   net.modify([&](any_layer<T>& root) {
     struct filler final : layer_visitor<T, device::cpu> {
       void on_layer(const std::string& name, any_layer<T>& slot) override {
-        if (!slot.ranks().is_low_rank()) return;
+        if (slot.ranks().empty()) return;
         factorize_options options;
         options.allow_growth = true;
         std::vector<factor_report> report;
@@ -298,7 +298,7 @@ TEST_CASE("factorize: rank policies reach the layers") {
     factorize_policy policy;
     policy.rank = rank;
     std::vector<index_t> result;
-    for (const layer_rank& layer : factorize(net, policy).ranks()) result.push_back(layer.rank);
+    for (const layer_rank& layer : factorize(net, policy).ranks()) result.push_back(layer.rank());
     return result;
   };
   CHECK(ranks(fixed_rank{2}) == std::vector<index_t>{2, 2, 2});
@@ -443,18 +443,21 @@ TEST_CASE("factorize: the same bits and the same order for any number of threads
 
 TEST_CASE("any_layer: layers without a matrix refuse to be factorized") {
   const any_layer<float> relu{ReLU<float>()};
-  CHECK(relu.weight_matrix().empty());
+  CHECK(relu.weights("relu").matrices.empty());
+  CHECK(relu.first_matrix().empty());
   std::vector<factor_report> report;
   CHECK_THROWS_AS(relu.factorized(rank_ratio{0.5}, {}, report), state_error);
-  CHECK_THROWS_AS(relu.low_rank_twin({1, 0}), state_error);
-  const any_layer<float> low{LowRankLinear<float>(6, 5, 2)};
-  CHECK(low.weight_matrix().empty());
-  REQUIRE(low.low_rank_linear() != nullptr);
-  CHECK(low.low_rank_linear()->rank() == 2);
-  CHECK(low.low_rank_conv() == nullptr);
-  const any_layer<float> fixed{LowRankConv<float, 3>(conv_shape::square(4, 8, 3))};
-  REQUIRE(fixed.low_rank_conv() != nullptr);
-  CHECK(fixed.low_rank_conv()->rank() == 3);
+  CHECK_THROWS_AS(relu.twin({1}), state_error);
+  any_layer<float> low{LowRankLinear<float>(6, 5, 2)};
+  CHECK(low.weights("low").matrices.empty());
+  CHECK(low.first_matrix() == matrix_size{5, 6});
+  CHECK(low.ranks() == rank_list{2});
+  REQUIRE(low.low_rank().factors.size() == 1);
+  CHECK(low.low_rank().factors[0].down.shape() == extents<4>{2, 6, 1, 1});
+  CHECK(low.low_rank().factors[0].up.shape() == extents<4>{5, 2, 1, 1});
+  any_layer<float> fixed{LowRankConv<float, 3>(conv_shape::square(4, 8, 3))};
+  CHECK(fixed.ranks() == rank_list{3});
+  CHECK(fixed.first_matrix() == matrix_size{8, 36});
 }
 
 TEST_CASE("factorize: an LSTM's eight matrices, its two ranks, and back") {

@@ -41,7 +41,7 @@ TEST_CASE_TEMPLATE("fold_batch_norm: a LowRankNormConv becomes a LowRankConv", T
   fold_batch_norm(one);
   const auto ranks = low_rank_layers(one);
   REQUIRE(ranks.size() == 1);
-  CHECK(ranks[0] == layer_rank{"conv", 4, 0});
+  CHECK(ranks[0] == layer_rank{"conv", 4});
 }
 
 TEST_CASE_TEMPLATE("fold_batch_norm: branches and shortcuts of residual blocks", T, float, double) {

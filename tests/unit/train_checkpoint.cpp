@@ -465,11 +465,14 @@ TEST_CASE(
   CHECK(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC < 20.0);
 }
 
-TEST_CASE("checkpoint: ranks of layers whose names look like the hidden side of others") {
+TEST_CASE("checkpoint: ranks of layers whose names look like the further ranks of others") {
   const std::vector<layer_rank> ranks{
-      {"a", 3, 0},        {"a:hidden", 4, 0}, {"a:hidden:layer", 5, 0}, {"b", 6, 7},
-      {"b:hidden", 8, 9}, {"c:layer", 1, 2},  {"hidden:hidden", 2, 2}};
+      {"a", 3},      {"a:2", 4}, {"a:2:layer", 5},  {"a:hidden", 4},         {"b", 6, 7},
+      {"b:2", 8, 9}, {"b:3", 8}, {"c:layer", 1, 2}, {"hidden:hidden", 2, 2}, {"q", 1, 2, 3, 4}};
   CHECK(detail::ranks_from_numbers(detail::numbers_of(ranks)) == ranks);
+  // As versions before wrote an LSTM's second rank.
+  CHECK(detail::ranks_from_numbers({{"rnn", 3}, {"rnn:hidden", 4}, {"fc", 2}}) ==
+        std::vector<layer_rank>{{"rnn", 3, 4}, {"fc", 2}});
 }
 
 }  // namespace

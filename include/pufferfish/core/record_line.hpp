@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include <pufferfish/core/config.hpp>
 #include <pufferfish/core/number_text.hpp>
@@ -57,6 +58,14 @@ class record_line {
   template <class... Values>
   record_line& read(Values&... values) {
     (read_one(values), ...);
+    return *this;
+  }
+  /// All that is left of the line, at least one value.
+  template <class Value>
+  record_line& read_rest(std::vector<Value>& values) {
+    do {
+      read_one(values.emplace_back());
+    } while (good_ && !rest_.empty());
     return *this;
   }
 

@@ -5,7 +5,8 @@
 /// Networks on a device from dense to low rank and back, without their weights leaving it. To the host go
 /// singular values (those that rank policies and reports need), to the device the order of them.
 
-#include <array>
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -13,8 +14,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
-#include <pufferfish/gpu/conv.hpp>
-#include <pufferfish/gpu/lstm.hpp>
+#include <pufferfish/gpu/elementwise.hpp>
 #include <pufferfish/gpu/svd.hpp>
 #include <pufferfish/nn/factorize.hpp>
 
@@ -47,61 +47,18 @@ class placed_layer {
   }
 
   layer_type& layer() { return layer_; }
-  const layer_type& layer() const { return layer_; }
-
-  /// Views of layers that are const are of const elements; these lie in memory of this object.
-  template <std::size_t N>
-  static tensor_view<value_type, N> writable(const tensor_view<const value_type, N>& view) {
-    return {const_cast<value_type*>(view.data()), view.shape(), view.strides()};
-  }
-
-  /// The factors of each of a low-rank layer's matrices, in the order of layer_traits: down [rank][in][h][w],
-  /// up [out][rank][1][1].
-  struct factor_views {
-    tensor_view<value_type, 4> down, up;
-  };
-  static std::vector<factor_views> factors_of(const layer_type& layer) {
-    const auto kernel = [](const auto& view) {
-      return writable(pufferfish::detail::as_kernel<value_type>(view));
-    };
-    std::vector<factor_views> result;
-    if (const auto* conv = layer.low_rank_conv()) {
-      result.push_back({kernel(conv->down()), kernel(conv->up())});
-    } else if (const auto* linear = layer.low_rank_linear()) {
-      result.push_back({kernel(linear->down()), kernel(linear->up())});
-    } else if (const auto* lstm = layer.low_rank_lstm()) {
-      for (index_t gate = 0; gate < lstm_gates; ++gate) {
-        result.push_back({kernel(lstm->input_down(gate)), kernel(lstm->input_up(gate))});
-      }
-      for (index_t gate = 0; gate < lstm_gates; ++gate) {
-        result.push_back({kernel(lstm->hidden_down(gate)), kernel(lstm->hidden_up(gate))});
-      }
-    }
-    return result;
-  }
-
-  /// Its bias; an LSTM's is all gates'. A null view if there is none.
-  static tensor_view<value_type, 1> bias_of(const layer_type& layer) {
-    if (const auto* conv = layer.low_rank_conv()) return writable(conv->bias());
-    if (const auto* linear = layer.low_rank_linear()) return writable(linear->bias());
-    if (const auto* lstm = layer.low_rank_lstm()) return writable(lstm->bias());
-    return {};
-  }
 
  private:
   layer_type layer_;
   memory_block<value_type> values_;
 };
 
-/// What becomes of a chosen slot: nothing if it would grow.
+/// What becomes of a slot: nothing if it is not chosen or would grow.
 template <class T>
-struct device_factorization {
-  std::string name;
+struct slot_replacement {
   any_layer<T, device::gpu>* slot;
   std::optional<placed_layer<T>> layer;
   std::vector<factor_report> reports;
-
-  double cost() const { return pufferfish::detail::cost_of(slot->weight_matrix()); }
 };
 
 /// Throws what `check` throws, with a layer's name before it.
@@ -139,26 +96,27 @@ class layer_factorizer {
                    const factorize_policy& policy)
       : ctx_(ctx), memory_(memory), solver_(solver), policy_(policy) {}
 
-  void run(device_factorization<T>& work) const {
-    const matrix_size size = work.slot->weight_matrix();
-    if (policy_.keep_dense_if_larger && largest_shrinking_rank(size.rows, size.cols) < 1) return;
-    const layer_weights<value_type> weights = work.slot->weights(work.name);
-    std::vector<decomposed> all = decompose(weights);
-    const std::size_t sides = all.size() == 2 * lstm_gates ? 2 : 1;
-    for (std::size_t side = 0; side < sides; ++side)
-      give_one_rank(all, side * lstm_gates, all.size() / sides);
-    for (const decomposed& one : all) work.reports.push_back(report(one));
-    if (work.reports.size() == 1) work.reports[0].name = work.name;
-    if (policy_.keep_dense_if_larger && !pufferfish::detail::shrinks(work.reports)) return;
-    work.layer.emplace(memory_,
-                       work.slot->low_rank_twin({all.front().rank, sides > 1 ? all.back().rank : 0}));
-    const auto factors = placed_layer<T>::factors_of(work.layer->layer());
+  /// `rank`: the policy for all matrices of the layer called `name`.
+  void run(const std::string& name, const rank_policy& rank, slot_replacement<T>& work) const {
+    const layer_weights<value_type> weights = work.slot->weights(name);
+    std::vector<decomposed> all;
+    all.reserve(weights.matrices.size());
+    for (std::size_t i = 0; i < weights.matrices.size(); ++i) all.push_back(decompose(weights, i, rank));
+    const rank_list ranks = give_ranks(weights, all);
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const auto& [down, up] = factors[i];
+      work.reports.push_back(pufferfish::detail::truncation_report(all[i].svd.spectrum(), all[i].rows,
+                                                                   all[i].columns, all[i].rank));
+      work.reports.back().name = weights.name_of(i);
+    }
+    if (policy_.keep_dense_if_larger && !pufferfish::detail::shrinks(work.reports)) return;
+    work.layer.emplace(memory_, work.slot->twin(ranks));
+    const low_rank_parts<value_type> parts = work.layer->layer().low_rank();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto& [part, group, down, up] = parts.factors[i];
       all[i].svd.store(all[i].rank, down.data(), device_matrix<value_type>(down).layout, up.data(),
                        device_matrix<value_type>(up.permute({1, 0, 2, 3})).layout);
     }
-    write_bias(weights.biases, placed_layer<T>::bias_of(work.layer->layer()));
+    write_biases(weights.biases, parts.biases);
   }
 
  private:
@@ -169,21 +127,14 @@ class layer_factorizer {
     index_t rank;
   };
 
-  std::vector<decomposed> decompose(const layer_weights<value_type>& weights) const {
-    std::vector<decomposed> all;
-    all.reserve(weights.matrices.size());
-    for (const auto& [name, weight] : weights.matrices) {
-      const bool several = weights.matrices.size() > 1;
-      all.push_back(decompose(several ? weights.description + "." + name : weights.description, weight));
-    }
-    return all;
-  }
-
-  decomposed decompose(const std::string& name, const tensor_view<const value_type, 4>& weight) const {
+  decomposed decompose(const layer_weights<value_type>& weights, std::size_t i,
+                       const rank_policy& rank_of) const {
+    const std::string name = weights.describe(i);
+    const tensor_view<const value_type, 4>& weight = weights.matrices[i].view;
     const device_matrix<value_type> a(weight);
     index_t rank = 0;
-    if (!needs_spectrum(policy_.rank)) {
-      rank = choose_rank(policy_.rank, a.rows(), a.columns(), {}, 0.0);
+    if (!needs_spectrum(rank_of)) {
+      rank = choose_rank(rank_of, a.rows(), a.columns(), {}, 0.0);
       check(name, a.rows(), a.columns(), rank);
     }
     if (policy_.method == svd_method::external)
@@ -192,17 +143,17 @@ class layer_factorizer {
     if (!std::isfinite(moments.largest)) refuse_not_finite<value_type>(ctx_, weight, name);
     decomposed result{name, a.rows(), a.columns(), device_svd<C>(ctx_, memory_, solver_, a, moments), rank};
     if (policy_.method == svd_method::jacobi) result.svd.refine();
-    choose(result);
+    choose(rank_of, result);
     if (policy_.method == svd_method::automatic && result.svd.is_doubtful(result.rank)) {
       result.svd.refine();
-      choose(result);
+      choose(rank_of, result);
     }
     return result;
   }
 
-  void choose(decomposed& of) const {
+  void choose(const rank_policy& rank_of, decomposed& of) const {
     const svd_result& spectrum = of.svd.spectrum();
-    of.rank = choose_rank(policy_.rank, of.rows, of.columns, spectrum.singular_values, spectrum.squared_norm);
+    of.rank = choose_rank(rank_of, of.rows, of.columns, spectrum.singular_values, spectrum.squared_norm);
     check(of.name, of.rows, of.columns, of.rank);
   }
 
@@ -211,38 +162,37 @@ class layer_factorizer {
     if (!policy_.keep_dense_if_larger) check_shrinks(name, rows, columns, rank);
   }
 
-  // The largest rank that the policy chose for any of them.
-  void give_one_rank(std::vector<decomposed>& all, std::size_t first, std::size_t count) const {
-    index_t rank = 0;
-    for (std::size_t i = first; i < first + count; ++i) rank = std::max(rank, all[i].rank);
-    for (std::size_t i = first; i < first + count; ++i) {
+  // Matrices of a rank group get the largest rank that the policy chose for any of them.
+  rank_list give_ranks(const layer_weights<value_type>& weights, std::vector<decomposed>& all) const {
+    rank_list ranks;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const std::size_t group = weights.matrices[i].group;
+      ranks.resize(std::max(ranks.size(), group + 1));
+      ranks[group] = std::max(ranks[group], all[i].rank);
+    }
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const index_t rank = ranks[weights.matrices[i].group];
       if (all[i].rank == rank) continue;
       all[i].rank = rank;
       check(all[i].name, all[i].rows, all[i].columns, rank);
       if (policy_.method == svd_method::automatic && all[i].svd.is_doubtful(rank)) all[i].svd.refine();
     }
+    return ranks;
   }
 
-  static factor_report report(const decomposed& one) {
-    factor_report result =
-        pufferfish::detail::truncation_report(one.svd.spectrum(), one.rows, one.columns, one.rank);
-    result.name = one.name;
-    return result;
-  }
-
-  // The dense layer's biases, one behind the other; those of an LSTM's hidden side are added to the input
-  // side's.
-  void write_bias(const std::vector<tensor_view<const value_type, 1>>& biases,
-                  const tensor_view<value_type, 1>& to) const {
-    if (to.is_null()) return;
-    const std::size_t bytes = static_cast<std::size_t>(to.size()) * sizeof(value_type);
-    gpu::check(cudaMemsetAsync(to.data(), 0, bytes, ctx_.stream()), "cudaMemsetAsync");
-    index_t at = 0;
-    for (const tensor_view<const value_type, 1>& bias : biases) {
+  // Dense bias i is copied to bias i; further ones are added, as store_factors does.
+  void write_biases(const std::vector<named_view<const value_type, 1>>& from,
+                    const std::vector<tensor_view<value_type, 1>>& to) const {
+    for (const tensor_view<value_type, 1>& bias : to) {
       if (bias.is_null()) continue;
-      kernels::copy_vector<value_type>(ctx_.stream(), bias.data(), bias.stride(0), to.data() + at,
+      const std::size_t bytes = static_cast<std::size_t>(bias.size()) * sizeof(value_type);
+      gpu::check(cudaMemsetAsync(bias.data(), 0, bytes, ctx_.stream()), "cudaMemsetAsync");
+    }
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      const tensor_view<const value_type, 1>& bias = from[i].view;
+      if (bias.is_null()) continue;
+      kernels::copy_vector<value_type>(ctx_.stream(), bias.data(), bias.stride(0), to[i % to.size()].data(),
                                        bias.size(), true);
-      at = (at + bias.size()) % to.size();
     }
   }
 
@@ -269,53 +219,37 @@ void replace_layers(model<Root, device::gpu>& net, Replacements& replaced) {
   }
 }
 
-/// A dense layer of the same function as a low-rank one, on the device; nothing for another layer.
+/// A weight [out][in][height][width] of one of our layers as the matrix [height width in][out] that is
+/// stored.
 template <class T>
-class layer_merger {
+tensor_view<const T, 2> stored(const tensor_view<const T, 4>& kernel) {
+  return {kernel.data(),
+          {kernel.extent(1) * kernel.extent(2) * kernel.extent(3), kernel.extent(0)},
+          {kernel.stride(1), kernel.stride(0)}};
+}
+
+/// The dense layer of the same function as a low-rank one, on the device.
+template <class T>
+placed_layer<T> merged(context<device::gpu>& ctx, memory_source& memory,
+                       any_layer<T, device::gpu>& low_rank) {
   using value_type = parameter_t<T>;
-
- public:
-  layer_merger(context<device::gpu>& ctx, memory_source& memory) : ctx_(ctx), memory_(memory) {}
-
-  std::optional<placed_layer<T>> operator()(const any_layer<T, device::gpu>& low_rank) const {
-    std::optional<placed_layer<T>> result;
-    if (const auto* conv = low_rank.low_rank_conv()) {
-      result.emplace(memory_, Conv<T>(conv->shape(), conv->has_bias()));
-    } else if (const auto* linear = low_rank.low_rank_linear()) {
-      result.emplace(memory_, Linear<T>(linear->in_features(), linear->out_features(), linear->has_bias()));
-    } else if (const auto* lstm = low_rank.low_rank_lstm()) {
-      result.emplace(memory_, LSTM<T>(lstm->input_size(), lstm->hidden_size()));
-    } else {
-      return result;
-    }
-    const auto factors = placed_layer<T>::factors_of(low_rank);
-    const layer_weights<value_type> weights = result->layer().weights({});
-    for (std::size_t i = 0; i < factors.size(); ++i) {
-      multiply_exactly<value_type>(ctx_, stored(tensor_view<const value_type, 4>(factors[i].down)),
-                                   stored(tensor_view<const value_type, 4>(factors[i].up)),
-                                   stored(placed_layer<T>::writable(weights.matrices[i].view)));
-    }
-    const value_type* bias = placed_layer<T>::bias_of(low_rank).data();
-    for (const auto& to : weights.biases) {
-      kernels::copy_vector<value_type>(ctx_.stream(), bias, 1, placed_layer<T>::writable(to).data(),
-                                       to.size(), false);
-      bias += to.size();
-    }
-    return result;
+  const low_rank_parts<value_type> parts = low_rank.low_rank();
+  placed_layer<T> result(memory, low_rank.twin({}));
+  const layer_weights<value_type> weights = result.layer().weights({});
+  for (std::size_t i = 0; i < parts.factors.size(); ++i) {
+    multiply_exactly<value_type>(ctx, stored<value_type>(parts.factors[i].down),
+                                 stored<value_type>(parts.factors[i].up),
+                                 pufferfish::detail::writable(stored(weights.matrices[i].view)));
   }
-
- private:
-  // The matrix [height width in][out] that a weight of ours is stored as.
-  template <class U>
-  static tensor_view<U, 2> stored(const tensor_view<U, 4>& kernel) {
-    const index_t out = kernel.extent(0);
-    return {
-        kernel.data(), {kernel.extent(1) * kernel.extent(2) * kernel.extent(3), out}, {kernel.stride(1), 1}};
+  for (std::size_t i = 0; i < parts.biases.size(); ++i) {
+    const tensor_view<value_type, 1>& bias = parts.biases[i];
+    if (bias.is_null()) continue;
+    kernels::copy_vector<value_type>(ctx.stream(), bias.data(), bias.stride(0),
+                                     pufferfish::detail::writable(weights.biases[i].view).data(), bias.size(),
+                                     false);
   }
-
-  context<device::gpu>& ctx_;
-  memory_source& memory_;
-};
+  return result;
+}
 
 /// The device that is current, for a context of its own.
 inline context_options options_of_current_device() {
@@ -333,7 +267,7 @@ inline context_options options_of_current_device() {
 /// decomposition. Waits for the device; must not be captured.
 ///
 /// Needs memory for new arenas beside the old ones, for the factors once more, and for about six matrices of
-/// the size of the largest layer in what settings.compute says (for an LSTM, twenty-four of the size of one
+/// the size of the largest matrix in what settings.compute says (for an LSTM, twenty-four of the size of one
 /// gate's).
 ///
 /// Errors as the CPU's, and backend_error; the network is unchanged if anything is thrown.
@@ -344,27 +278,30 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // whatever stream the parameters came from
   factorization result;
   result.parameters_before = net.parameter_count();
-  pufferfish::detail::slot_selector<T, device::gpu> selector;
-  net.visit_layers(selector);
+  const auto found = pufferfish::detail::find_slots(net);
+  const std::vector<layer_choice> choices = select(found.layers, policy);
   gpu::stream_memory memory(ctx.stream());
   gpu::jacobi_eigensolver own;
   gpu::eigensolver& solver = settings.solver != nullptr ? *settings.solver : own;
-  std::vector<gpu::detail::device_factorization<T>> work;
-  for (const auto& found : selector.select(policy)) work.push_back({found.name, found.slot, {}, {}});
-  for (const std::size_t i : pufferfish::detail::decomposition_order(work)) {
-    auto& layer = work[i];
+  std::vector<gpu::detail::slot_replacement<T>> work;
+  for (any_layer<T, device::gpu>* slot : found.slots) work.push_back({slot, {}, {}});
+  for (const std::size_t i : pufferfish::detail::decomposition_order(found.layers)) {
+    if (!choices[i].factorize()) continue;
+    const std::string& name = found.layers[i].name;
     if (settings.compute == gpu::precision::fp64) {
-      gpu::detail::layer_factorizer<T, double>(ctx, memory, solver, policy).run(layer);
+      gpu::detail::layer_factorizer<T, double>(ctx, memory, solver, policy)
+          .run(name, choices[i].rank, work[i]);
     } else {
-      gpu::detail::layer_factorizer<T, float>(ctx, memory, solver, policy).run(layer);
+      gpu::detail::layer_factorizer<T, float>(ctx, memory, solver, policy)
+          .run(name, choices[i].rank, work[i]);
     }
   }
   gpu::detail::replace_layers(net, work);
-  for (auto& done : work) {
-    if (done.layer) {
-      result.add(done.name, done.slot->ranks(), std::move(done.reports));
-    } else {
-      result.kept_dense.push_back(done.name);
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    if (work[i].layer) {
+      result.add(found.layers[i].name, work[i].slot->ranks(), std::move(work[i].reports));
+    } else if (choices[i].factorize() || choices[i].reason == dense_because::growth) {
+      result.kept_dense.push_back(found.layers[i].name);
     }
   }
   result.parameters_after = net.parameter_count();
@@ -385,22 +322,11 @@ void merge(model<Root, device::gpu>& net, context<device::gpu>& ctx) {
   using T = typename Root::value_type;
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   gpu::stream_memory memory(ctx.stream());
-  struct replacement {
-    any_layer<T, device::gpu>* slot;
-    std::optional<gpu::detail::placed_layer<T>> layer;
-  };
-  struct finder final : layer_visitor<T, device::gpu> {
-    explicit finder(const gpu::detail::layer_merger<T>& m) : merged(m) {}
-    void on_layer(const std::string&, any_layer<T, device::gpu>& slot) override {
-      if (auto layer = merged(slot)) found.push_back({&slot, std::move(layer)});
-    }
-    const gpu::detail::layer_merger<T>& merged;
-    std::vector<replacement> found;
-  };
-  const gpu::detail::layer_merger<T> merged(ctx, memory);
-  finder visitor(merged);
-  net.visit_layers(visitor);
-  gpu::detail::replace_layers(net, visitor.found);
+  std::vector<gpu::detail::slot_replacement<T>> work;
+  for (any_layer<T, device::gpu>* slot : pufferfish::detail::find_slots(net).slots) {
+    if (!slot->ranks().empty()) work.push_back({slot, gpu::detail::merged(ctx, memory, *slot), {}});
+  }
+  gpu::detail::replace_layers(net, work);
 }
 
 /// The same in a context of its own on the current device.

@@ -35,6 +35,7 @@ template <class T>
 class low_rank_attention {
  public:
   using value_type = T;
+  static constexpr auto low_rank_kind = layer_kind::attention;
   using ranks_type = std::array<index_t, 4>;
 
   low_rank_attention(const attention_shape& shape, const ranks_type& ranks, bool bias)
@@ -194,34 +195,21 @@ class low_rank_attention {
 ///
 /// `Rank` fixes the rank of all four in the type; with `dynamic_rank` they are constructor arguments.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
-class LowRankAttention : public detail::low_rank_attention<T> {
-  static_assert(Rank > 0, "pufferfish: LowRankAttention<T, Rank>: a static rank must be at least 1");
-  static_assert(std::is_same_v<Device, device::cpu>,
-                "pufferfish: LowRankAttention on this device needs the header of that device's back end");
+class LowRankAttention : public detail::stored_layer<detail::low_rank_attention, T, Device> {
+  using base = detail::stored_layer<detail::low_rank_attention, T, Device>;
+  PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankAttention);
 
- public:
   /// Throws shape_error, and rank_error unless Rank fits every matrix.
-  explicit LowRankAttention(const attention_shape& shape, bool bias = false)
-      : detail::low_rank_attention<T>(shape, {Rank, Rank, Rank, Rank}, bias) {}
-};
-
-template <class T, index_t Rank, class Device>
-requires(!detail::layer_scalar<T, Device>) class LowRankAttention<T, Rank, Device> {
- public:
-  using value_type = T;
-  template <class... Arguments>
-  explicit LowRankAttention(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
-};
-
-template <class T>
-requires(detail::layer_scalar<T, device::cpu>) class LowRankAttention<T, dynamic_rank, device::cpu>
-    : public detail::low_rank_attention<T> {
- public:
-  /// As above, with one rank for all, or those of query, key, value and output.
-  LowRankAttention(const attention_shape& shape, index_t rank, bool bias = false)
+  explicit LowRankAttention(const attention_shape& shape,
+                            bool bias = false) requires(detail::has_rank<T, Rank, Device>)
+      : base(shape, std::array<index_t, 4>{Rank, Rank, Rank, Rank}, bias) {}
+  /// The same with one rank for all, or those of query, key, value and output.
+  LowRankAttention(const attention_shape& shape, index_t rank,
+                   bool bias = false) requires(detail::takes_rank<T, Rank, Device>)
       : LowRankAttention(shape, std::array<index_t, 4>{rank, rank, rank, rank}, bias) {}
-  LowRankAttention(const attention_shape& shape, const std::array<index_t, 4>& ranks, bool bias = false)
-      : detail::low_rank_attention<T>(shape, ranks, bias) {}
+  LowRankAttention(const attention_shape& shape, const std::array<index_t, 4>& ranks,
+                   bool bias = false) requires(detail::takes_rank<T, Rank, Device>)
+      : base(shape, ranks, bias) {}
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -15,6 +15,10 @@ template <class T>
 class low_rank_conv {
  public:
   using value_type = T;
+  static constexpr auto low_rank_kind = layer_kind::conv;
+  static constexpr bool reads_output = false;
+  /// The backward pass reads the input through the tape alone: a view of it is kept above the activation.
+  static constexpr bool input_may_move = true;
 
   low_rank_conv(const conv_shape& shape, index_t rank, bool bias)
       : shape_(shape),
@@ -200,33 +204,17 @@ class low_rank_conv {
 /// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. Either way the code
 /// that runs is the same: the rank chooses among micro-kernels at run time.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
-class LowRankConv : public detail::low_rank_conv<T> {
-  static_assert(Rank > 0, "pufferfish: LowRankConv<T, Rank>: a static rank must be at least 1");
-  static_assert(std::is_same_v<Device, device::cpu>,
-                "pufferfish: LowRankConv on this device needs the header of that device's back end");
+class LowRankConv : public detail::stored_layer<detail::low_rank_conv, T, Device> {
+  using base = detail::stored_layer<detail::low_rank_conv, T, Device>;
+  PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankConv);
 
- public:
-  /// Throws shape_error for a shape that is none, rank_error unless Rank <= min(out, in * kernel height *
-  /// kernel width).
-  explicit LowRankConv(const conv_shape& shape, bool bias = false)
-      : detail::low_rank_conv<T>(shape, Rank, bias) {}
-};
-
-template <class T, index_t Rank, class Device>
-requires(!detail::layer_scalar<T, Device>) class LowRankConv<T, Rank, Device> {
- public:
-  using value_type = T;
-  template <class... Arguments>
-  explicit LowRankConv(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
-};
-
-template <class T>
-requires(detail::layer_scalar<T, device::cpu>) class LowRankConv<T, dynamic_rank, device::cpu>
-    : public detail::low_rank_conv<T> {
- public:
-  /// As above, with the rank as an argument.
-  LowRankConv(const conv_shape& shape, index_t rank, bool bias = false)
-      : detail::low_rank_conv<T>(shape, rank, bias) {}
+  /// Throws shape_error for a shape that is none, rank_error unless Rank fits the matrix of one group.
+  explicit LowRankConv(const conv_shape& shape, bool bias = false) requires(detail::has_rank<T, Rank, Device>)
+      : base(shape, Rank, bias) {}
+  /// The same with the rank as an argument.
+  LowRankConv(const conv_shape& shape, index_t rank,
+              bool bias = false) requires(detail::takes_rank<T, Rank, Device>)
+      : base(shape, rank, bias) {}
 };
 
 PUFFERFISH_NAMESPACE_END

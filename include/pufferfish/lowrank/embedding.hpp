@@ -43,6 +43,7 @@ template <class T>
 class low_rank_embedding {
  public:
   using value_type = T;
+  static constexpr auto low_rank_kind = layer_kind::embedding;
 
   low_rank_embedding(index_t vocabulary, index_t width, index_t rank, std::int32_t padding)
       : vocabulary_(vocabulary),
@@ -226,29 +227,19 @@ class low_rank_embedding {
 /// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. `padding`: a token
 /// whose row of the thin table gets no gradient; no_token: none.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
-class LowRankEmbedding : public detail::low_rank_embedding<T> {
-  static_assert(Rank > 0 || Rank == dynamic_rank,
-                "pufferfish: LowRankEmbedding<T, Rank>: a static rank must be at least 1");
-  static_assert(std::is_same_v<Device, device::cpu>,
-                "pufferfish: LowRankEmbedding on this device needs the header of that device's back end");
+class LowRankEmbedding : public detail::stored_layer<detail::low_rank_embedding, T, Device> {
+  using base = detail::stored_layer<detail::low_rank_embedding, T, Device>;
+  PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankEmbedding);
 
- public:
   /// Throws shape_error for a size below 1, rank_error unless Rank <= min(vocabulary, width), value_error for
   /// a padding token outside the vocabulary.
-  LowRankEmbedding(index_t vocabulary, index_t width, std::int32_t padding = no_token) requires(Rank > 0)
-      : detail::low_rank_embedding<T>(vocabulary, width, Rank, padding) {}
+  LowRankEmbedding(index_t vocabulary, index_t width,
+                   std::int32_t padding = no_token) requires(detail::has_rank<T, Rank, Device>)
+      : base(vocabulary, width, Rank, padding) {}
   /// The same with the rank as an argument.
   LowRankEmbedding(index_t vocabulary, index_t width, index_t rank,
-                   std::int32_t padding = no_token) requires(Rank == dynamic_rank)
-      : detail::low_rank_embedding<T>(vocabulary, width, rank, padding) {}
-};
-
-template <class T, index_t Rank, class Device>
-requires(!detail::layer_scalar<T, Device>) class LowRankEmbedding<T, Rank, Device> {
- public:
-  using value_type = T;
-  template <class... Arguments>
-  explicit LowRankEmbedding(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
+                   std::int32_t padding = no_token) requires(detail::takes_rank<T, Rank, Device>)
+      : base(vocabulary, width, rank, padding) {}
 };
 
 PUFFERFISH_NAMESPACE_END

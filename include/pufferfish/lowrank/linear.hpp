@@ -4,47 +4,25 @@
 /// \file
 /// `LowRankLinear`: y = up (down x) + b, a fully connected layer of rank r.
 
-#include <cmath>
-#include <type_traits>
+#include <string>
 
-#include <pufferfish/core/device.hpp>
-#include <pufferfish/core/scalar.hpp>
+#include <pufferfish/lowrank/layer_storage.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/lowrank/traits.hpp>
 #include <pufferfish/ops/linear.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// "The rank is a constructor argument."
-inline constexpr index_t dynamic_rank = -1;
-
-/// After the constructor of a low-rank layer of a scalar that none computes in: a call of it is an error.
-#define PUFFERFISH_DETAIL_REFUSE_SCALAR                                                                     \
-  PUFFERFISH_UNAVAILABLE(                                                                                   \
-      "the scalar of a low-rank layer must be float or double, or on a device float, double, gpu::bf16 or " \
-      "gpu::fp16")
-
 namespace detail {
-
-/// Scalars that a low-rank layer computes in: float and double, on a device also gpu::bf16 and
-/// gpu::fp16 (whose parameters are floats; `bfloat16` and `float16` are formats of files and messages).
-/// The latter do not depend on `Device`: a device's network holds layers without a device of their own.
-template <class T, class Device>
-concept layer_scalar = std::is_same_v<T, float> || std::is_same_v<T, double> ||
-    (!is_scalar_v<T> && rounded_format_of<T> != rounded_format::none);
-
-/// Uniform in +-1/sqrt(fan_in): the default of PyTorch's linear layers and convolutions.
-template <class T>
-void fill_fan_in(parameter<T>& p, index_t fan_in, random_stream random) {
-  const double bound = 1.0 / std::sqrt(static_cast<double>(std::max<index_t>(1, fan_in)));
-  fill_uniform(p.values(), -bound, bound, random);
-}
 
 /// The rank-agnostic core of LowRankLinear.
 template <class T>
 class low_rank_linear {
  public:
   using value_type = T;
+  static constexpr auto low_rank_kind = layer_kind::linear;
+  static constexpr bool reads_output = false;
 
   low_rank_linear(index_t in, index_t out, index_t rank, bool bias)
       : in_(in),
@@ -192,32 +170,17 @@ class low_rank_linear {
 /// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. Either way the code
 /// that runs is the same: the rank chooses among micro-kernels at run time.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
-class LowRankLinear : public detail::low_rank_linear<T> {
-  static_assert(Rank > 0, "pufferfish: LowRankLinear<T, Rank>: a static rank must be at least 1");
-  static_assert(std::is_same_v<Device, device::cpu>,
-                "pufferfish: LowRankLinear on this device needs the header of that device's back end");
+class LowRankLinear : public detail::stored_layer<detail::low_rank_linear, T, Device> {
+  using base = detail::stored_layer<detail::low_rank_linear, T, Device>;
+  PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankLinear);
 
- public:
   /// Throws rank_error unless Rank <= min(in, out).
-  LowRankLinear(index_t in, index_t out, bool bias = true)
-      : detail::low_rank_linear<T>(in, out, Rank, bias) {}
-};
-
-template <class T, index_t Rank, class Device>
-requires(!detail::layer_scalar<T, Device>) class LowRankLinear<T, Rank, Device> {
- public:
-  using value_type = T;
-  template <class... Arguments>
-  explicit LowRankLinear(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
-};
-
-template <class T>
-requires(detail::layer_scalar<T, device::cpu>) class LowRankLinear<T, dynamic_rank, device::cpu>
-    : public detail::low_rank_linear<T> {
- public:
+  LowRankLinear(index_t in, index_t out, bool bias = true) requires(detail::has_rank<T, Rank, Device>)
+      : base(in, out, Rank, bias) {}
   /// Throws rank_error unless 1 <= rank <= min(in, out).
-  LowRankLinear(index_t in, index_t out, index_t rank, bool bias = true)
-      : detail::low_rank_linear<T>(in, out, rank, bias) {}
+  LowRankLinear(index_t in, index_t out, index_t rank,
+                bool bias = true) requires(detail::takes_rank<T, Rank, Device>)
+      : base(in, out, rank, bias) {}
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -179,6 +179,8 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   using gates = low_rank_gates<T>;
 
  public:
+  static constexpr auto low_rank_kind = layer_kind::lstm;
+
   /// Throws shape_error for a size below 1, rank_error for a rank outside 1 .. min(input, hidden), or 1 ..
   /// hidden on the hidden side.
   low_rank_lstm(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)
@@ -224,31 +226,17 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
 ///
 /// `Rank` fixes the rank of both sides in the type; with `dynamic_rank` the ranks are constructor arguments.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
-class LowRankLSTM : public detail::low_rank_lstm<T> {
-  static_assert(Rank > 0, "pufferfish: LowRankLSTM<T, Rank>: a static rank must be at least 1");
-  static_assert(std::is_same_v<Device, device::cpu>,
-                "pufferfish: LowRankLSTM on this device needs the header of that device's back end");
+class LowRankLSTM : public detail::stored_layer<detail::low_rank_lstm, T, Device> {
+  using base = detail::stored_layer<detail::low_rank_lstm, T, Device>;
+  PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankLSTM);
 
- public:
   /// Throws rank_error unless Rank <= min(input, hidden).
-  LowRankLSTM(index_t input, index_t hidden) : detail::low_rank_lstm<T>(input, hidden, Rank, Rank) {}
-};
-
-template <class T, index_t Rank, class Device>
-requires(!detail::layer_scalar<T, Device>) class LowRankLSTM<T, Rank, Device> {
- public:
-  using value_type = T;
-  template <class... Arguments>
-  explicit LowRankLSTM(const Arguments&...) PUFFERFISH_DETAIL_REFUSE_SCALAR;
-};
-
-template <class T>
-requires(detail::layer_scalar<T, device::cpu>) class LowRankLSTM<T, dynamic_rank, device::cpu>
-    : public detail::low_rank_lstm<T> {
- public:
+  LowRankLSTM(index_t input, index_t hidden) requires(detail::has_rank<T, Rank, Device>)
+      : base(input, hidden, Rank, Rank) {}
   /// Throws rank_error unless 1 <= input_rank <= min(input, hidden) and 1 <= hidden_rank <= hidden.
-  LowRankLSTM(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)
-      : detail::low_rank_lstm<T>(input, hidden, input_rank, hidden_rank) {}
+  LowRankLSTM(index_t input, index_t hidden, index_t input_rank,
+              index_t hidden_rank) requires(detail::takes_rank<T, Rank, Device>)
+      : base(input, hidden, input_rank, hidden_rank) {}
 };
 
 PUFFERFISH_NAMESPACE_END

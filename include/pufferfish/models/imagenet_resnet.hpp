@@ -212,9 +212,9 @@ std::vector<layer_rank> reference_ranks(const network<T, Device>& net) {
   net.for_each_layer([&](const std::string& name, const any_layer<T, Device>& layer) {
     for (layer_rank& wanted : ranks) {
       if (wanted.name != name) continue;
-      const index_t out = layer.weight_matrix().rows;
-      if (detail::is_downsample(name)) wanted.rank = std::max<index_t>(1, out / 16);
-      if (detail::ends_with(name, ".conv1")) wanted.rank = std::max<index_t>(1, out / 4);
+      const index_t out = layer.first_matrix().rows;
+      if (detail::is_downsample(name)) wanted.ranks = {std::max<index_t>(1, out / 16)};
+      if (detail::ends_with(name, ".conv1")) wanted.ranks = {std::max<index_t>(1, out / 4)};
     }
   });
   return ranks;

@@ -243,7 +243,8 @@ class lstm_lm {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       cost.layers.push_back(
           detail::cost_of_layer(layer_name({}, i), layers_[i], {1, tokens, 1, options_.width}, false));
-      cost.layers.back().rank = layers_[i].ranks().rank;
+      const rank_list ranks = layers_[i].ranks();
+      cost.layers.back().rank = ranks.empty() ? 0 : ranks.front();
     }
     const index_t macs = tokens * table.output_macs();
     cost.layers.push_back({"decoder", "output tied to the encoder", bias_.size(), 0, macs, macs, 0});

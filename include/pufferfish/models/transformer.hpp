@@ -445,8 +445,7 @@ class transformer {
         void on_layer(const std::string& slot, any_layer<T, Device>& layer) override {
           const bool from_memory =
               cross && (slot.find(".w_ks") != std::string::npos || slot.find(".w_vs") != std::string::npos);
-          const index_t width = layer.weight_matrix().empty() ? layer.low_rank_linear()->in_features()
-                                                              : layer.weight_matrix().cols;
+          const index_t width = layer.first_matrix().cols;
           cost->layers.push_back(
               detail::cost_of_layer(slot, layer, {1, from_memory ? memory : tokens, 1, width}, false));
         }

@@ -74,7 +74,8 @@ layer_cost cost_of_layer(const std::string& name, const any_layer<T, Device>& la
   // Visiting shows state that may be changed; here it is only counted.
   const_cast<any_layer<T, Device>&>(layer).visit_state(count);
   layer_cost cost{name, layer.describe(), count.parameters, count.buffers, layer.macs(input), 0, 0};
-  cost.rank = layer.ranks().rank;
+  const rank_list ranks = layer.ranks();
+  cost.rank = ranks.empty() ? 0 : ranks.front();
   const bool pools = layer.template target<MaxPool<T>>() != nullptr ||
                      layer.template target<AvgPool<T>>() != nullptr ||
                      layer.template target<GlobalAvgPool<T>>() != nullptr;

@@ -47,14 +47,18 @@
 /// What a backward pass needs goes on the tape: blocks first, then push_value(*this, value), which only
 /// pop_value(*this) of the same object gives back. For a layer of tokens see token_layer.hpp.
 
+#include <algorithm>
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <pufferfish/lowrank/selection.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/nn/dense_layers.hpp>
 #include <pufferfish/nn/layer_concepts.hpp>
 #include <pufferfish/nn/layer_visitors.hpp>
 #include <pufferfish/nn/token_layer.hpp>
@@ -62,50 +66,25 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Layers that svd_factorize can turn into one of our low-rank layers.
-template <class L>
-concept factorizable_layer = has_layer_traits<L> &&
-    (layer_traits<L>::kind == layer_kind::conv || layer_traits<L>::kind == layer_kind::linear ||
-     layer_traits<L>::kind == layer_kind::lstm);
+/// Layers that a network can replace by a low-rank layer of their kind.
+template <class T, class L, class Device>
+concept replaceable_layer = factorizable<L> && std::same_as<weight_scalar_t<L>, parameter_t<T>> &&
+    (network_layer<T, typename kind_of<L>::template core<T>, Device> ||
+     takes_tokens<T, typename kind_of<L>::template core<T>, Device>);
 
-template <class T, class L>
-using low_rank_twin_t = typename low_rank_layer<T, layer_traits<L>::kind, dynamic_rank>::type;
-
-/// A weight as [out][in][height][width]; height and width of a matrix are 1.
-template <class T>
-tensor_view<const T, 4> as_kernel(const tensor_view<const T, 4>& weight) {
-  return weight;
-}
-template <class T>
-tensor_view<const T, 4> as_kernel(const tensor_view<const T, 2>& weight) {
-  return {
-      weight.data(), {weight.extent(0), weight.extent(1), 1, 1}, {weight.stride(0), weight.stride(1), 1, 1}};
+/// A layer of kind Kind with the settings of `like` and zeros for numbers: low-rank, or dense if there are no
+/// ranks.
+template <class Any, class Kind, class Layer>
+Any make_twin(const Layer& like, const typename Kind::shape_type& shape, const rank_list& ranks, bool bias) {
+  using T = typename Any::value_type;
+  if (ranks.empty()) return Kind::template make_dense<T>(shape, bias);
+  auto made =
+      Kind::template make<typename Kind::template low_rank<T, dynamic_rank, device::cpu>>(shape, ranks, bias);
+  if constexpr (requires { made.set_recompute(like.recompute()); }) made.set_recompute(like.recompute());
+  return made;
 }
 
 }  // namespace detail
-
-/// Rows and columns of a layer's weight as a matrix: out x inputs of one output; zeros for a layer without.
-struct matrix_size {
-  index_t rows = 0;
-  index_t cols = 0;
-  bool empty() const { return rows == 0; }
-};
-
-/// The weights of a layer that can be factorized, where they lie: on a device, if the layer is a device's.
-template <class T>
-struct layer_weights {
-  std::string description;                       ///< the layer's name and what errors say beside it
-  std::vector<named_view<const T, 4>> matrices;  ///< [out][in][height][width]; the last two of a matrix: 1
-  std::vector<tensor_view<const T, 1>> biases;   ///< of an LSTM four or eight; a null view: none
-};
-
-/// The rank of a low-rank layer's factors; of an LSTM, those of its input side and of its hidden side. Zeros
-/// for a layer that is not low-rank.
-struct layer_ranks {
-  index_t rank = 0;
-  index_t hidden = 0;
-  bool is_low_rank() const { return rank > 0; }
-};
 
 /// A layer of any type, held by value: copies are deep.
 template <class T, class Device>
@@ -178,32 +157,33 @@ class any_layer {
   /// Random initial values for all parameters below; a layer draws from a stream of its name.
   void initialize(random_stream random) { self().initialize(random); }
 
-  /// The weight matrix of a layer that can be factorized (one with layer_traits, foreign ones too); of an
-  /// LSTM, that of one gate on its input side.
-  matrix_size weight_matrix() const { return self().weight_matrix(); }
-  /// The matrix of one gate on the hidden side of an LSTM that can be factorized.
-  matrix_size hidden_matrix() const { return self().hidden_matrix(); }
-  /// What layer_traits show of such a layer, called `name`; nothing of another.
+  /// The weights of a layer that can be factorized (one with layer_traits, foreign ones too), called `name`;
+  /// no matrices: another layer.
   layer_weights<parameter_t<T>> weights(const std::string& name) const { return self().weights(name); }
+  /// The factors and biases of the low-rank layer inside, of whatever kind and rank; none: another layer.
+  low_rank_parts<parameter_t<T>> low_rank() { return self().low_rank(); }
+  /// The ranks of the low-rank layer inside, one for each rank group; empty: another layer.
+  rank_list ranks() const { return const_cast<interface&>(self()).low_rank().ranks(); }
+  /// The size of the layer's first matrix, dense or as up * down; zeros: another layer.
+  matrix_size first_matrix() const {
+    const auto groups = detail::groups_of(weights({}));
+    if (!groups.empty()) return groups.front().size;
+    const auto factors = const_cast<interface&>(self()).low_rank().factors;
+    if (factors.empty()) return {};
+    return {factors[0].up.extent(0), factors[0].down.size() / factors[0].down.extent(0)};
+  }
   /// The low-rank layer that svd_factorize makes of this one; a report for each of its matrices. Throws
-  /// state_error if weight_matrix() is empty, else as svd_factorize.
+  /// state_error for a layer without weights(), else as svd_factorize.
   any_layer factorized(const rank_policy& policy, const factorize_options& options,
                        std::vector<factor_report>& reports) const {
     return self().factorized(policy, options, reports);
   }
-  /// A low-rank layer of the same shape and the given ranks, with zeros for numbers.
-  any_layer low_rank_twin(const layer_ranks& ranks) const { return self().low_rank_twin(ranks); }
-  /// The ranks of the low-rank layer inside.
-  layer_ranks ranks() const {
-    if (const auto* conv = low_rank_conv()) return {conv->rank(), 0};
-    if (const auto* linear = low_rank_linear()) return {linear->rank(), 0};
-    if (const auto* lstm = low_rank_lstm()) return {lstm->input_rank(), lstm->hidden_rank()};
-    return {};
+  /// A layer of the same kind and shape with zeros for numbers: low-rank of the given ranks, or dense if
+  /// there are none. `bias`: whether it has one; empty: as this layer. Throws state_error for a layer that
+  /// has neither weights() nor factors, rank_error for impossible ranks.
+  any_layer twin(const rank_list& ranks, std::optional<bool> bias = {}) const {
+    return self().twin(ranks, bias);
   }
-  /// The low-rank layer inside, of whatever rank, else nullptr.
-  const detail::low_rank_conv<T>* low_rank_conv() const { return self().low_rank_conv(); }
-  const detail::low_rank_linear<T>* low_rank_linear() const { return self().low_rank_linear(); }
-  const detail::low_rank_lstm<T>* low_rank_lstm() const { return self().low_rank_lstm(); }
   /// The layer inside if it takes tokens (an embedding), else nullptr. Its other passes throw state_error.
   const token_layer<T, Device>* tokens() const { return self().tokens(); }
   /// The recurrent layer inside, dense or not; else nullptr.
@@ -254,15 +234,11 @@ class any_layer {
                        const std::string&) const = 0;
     virtual index_t macs(const extents<4>&) const = 0;
     virtual void initialize(random_stream) = 0;
-    virtual matrix_size weight_matrix() const = 0;
-    virtual matrix_size hidden_matrix() const = 0;
     virtual layer_weights<parameter_t<T>> weights(const std::string&) const = 0;
+    virtual low_rank_parts<parameter_t<T>> low_rank() = 0;
     virtual any_layer factorized(const rank_policy&, const factorize_options&,
                                  std::vector<factor_report>&) const = 0;
-    virtual any_layer low_rank_twin(const layer_ranks&) const = 0;
-    virtual const detail::low_rank_conv<T>* low_rank_conv() const = 0;
-    virtual const detail::low_rank_linear<T>* low_rank_linear() const = 0;
-    virtual const detail::low_rank_lstm<T>* low_rank_lstm() const = 0;
+    virtual any_layer twin(const rank_list&, std::optional<bool>) const = 0;
     virtual const token_layer<T, Device>* tokens() const = 0;
     virtual const recurrent_layer<T>* recurrent() const = 0;
     virtual void forward_sequence(context<Device>&, const tensor_view<const T, 3>&,
@@ -277,7 +253,7 @@ class any_layer {
     explicit model(const L& l) : layer(l) {}
     explicit model(L&& l) : layer(std::move(l)) {}
 
-    static constexpr bool is_lstm = detail::is_lstm<L>;
+    static constexpr bool is_replaceable = detail::replaceable_layer<T, L, Device>;
     static constexpr bool is_token_layer = detail::takes_tokens<T, L, Device>;
 
     std::unique_ptr<interface> clone() const override { return std::make_unique<model>(layer); }
@@ -373,66 +349,42 @@ class any_layer {
       if constexpr (requires { layer.initialize(random); }) layer.initialize(random);
     }
 
-    matrix_size weight_matrix() const override {
-      if constexpr (detail::factorizable_layer<L>) {
-        const auto weight = layer_traits<L>::matrices(layer)[0].view;
-        return {weight.extent(0), weight.extent(0) == 0 ? 0 : weight.size() / weight.extent(0)};
-      } else {
-        return {};
-      }
-    }
-    matrix_size hidden_matrix() const override {
-      if constexpr (is_lstm) {
-        const index_t hidden = weight_matrix().rows;
-        return {hidden, hidden};
-      } else {
-        return {};
-      }
-    }
     layer_weights<parameter_t<T>> weights([[maybe_unused]] const std::string& name) const override {
-      layer_weights<parameter_t<T>> result;
-      if constexpr (detail::factorizable_layer<L>) {
-        result.description = detail::host_description(layer, name);
-        for (const auto& matrix : layer_traits<L>::matrices(layer)) {
-          result.matrices.push_back({matrix.name, detail::as_kernel<parameter_t<T>>(matrix.view)});
-        }
-        if constexpr (detail::has_biases_trait<L>) {
-          for (const auto& bias : layer_traits<L>::biases(layer)) result.biases.push_back(bias.view);
-        } else {
-          result.biases.push_back(detail::host_bias(layer));
-        }
-      }
-      return result;
+      if constexpr (is_replaceable) return detail::weights_of(layer, name);
+      return {};
+    }
+    low_rank_parts<parameter_t<T>> low_rank() override {
+      if constexpr (detail::low_rank_layer<L>) return detail::parts_of(layer);
+      return {};
     }
     any_layer factorized([[maybe_unused]] const rank_policy& policy,
                          [[maybe_unused]] const factorize_options& options,
                          [[maybe_unused]] std::vector<factor_report>& reports) const override {
-      if constexpr (is_lstm) {
-        return svd_factorize<detail::low_rank_twin_t<T, L>>(layer, policy, options, &reports);
-      } else if constexpr (detail::factorizable_layer<L>) {
-        reports.resize(1);
-        return svd_factorize<detail::low_rank_twin_t<T, L>>(layer, policy, options, &reports[0]);
+      if constexpr (is_replaceable) {
+        using low_rank = typename detail::kind_of<L>::template low_rank<T, dynamic_rank, device::cpu>;
+        return svd_factorize<low_rank>(layer, policy, options, &reports);
       } else {
-        PUFFERFISH_THROW(state_error(layer.describe() + " has no weight matrix to factorize"));
+        no_weights();
       }
     }
-    any_layer low_rank_twin([[maybe_unused]] const layer_ranks& ranks) const override {
-      if constexpr (is_lstm) {
-        return detail::make_low_rank_lstm<detail::low_rank_twin_t<T, L>>(layer, ranks.rank, ranks.hidden);
-      } else if constexpr (detail::factorizable_layer<L>) {
-        return detail::make_low_rank<detail::low_rank_twin_t<T, L>>(layer, ranks.rank);
+    any_layer twin([[maybe_unused]] const rank_list& ranks,
+                   [[maybe_unused]] std::optional<bool> bias) const override {
+      if constexpr (is_replaceable) {
+        using kind = detail::kind_of<L>;
+        return detail::make_twin<any_layer, kind>(layer, kind::shape(layer, layer.describe()), ranks,
+                                                  bias.value_or(detail::has_any(detail::host_biases(layer))));
+      } else if constexpr (detail::low_rank_layer<L>) {
+        using kind = detail::low_rank_kind_of<L>;
+        const auto biases = kind::biases(const_cast<L&>(layer));
+        const bool has =
+            std::any_of(biases.begin(), biases.end(), [](const auto& b) { return !b.is_null(); });
+        return detail::make_twin<any_layer, kind>(layer, kind::shape(layer), ranks, bias.value_or(has));
       } else {
-        PUFFERFISH_THROW(state_error(layer.describe() + " has no weight matrix to factorize"));
+        no_weights();
       }
     }
-    const detail::low_rank_conv<T>* low_rank_conv() const override {
-      return base<detail::low_rank_conv<T>>();
-    }
-    const detail::low_rank_linear<T>* low_rank_linear() const override {
-      return base<detail::low_rank_linear<T>>();
-    }
-    const detail::low_rank_lstm<T>* low_rank_lstm() const override {
-      return base<detail::low_rank_lstm<T>>();
+    [[noreturn]] void no_weights() const {
+      detail::throw_error<state_error>({layer.describe(), " has no weight matrix to factorize"});
     }
     const token_layer<T, Device>* tokens() const override { return token_part.shown(); }
     const recurrent_layer<T>* recurrent() const override { return base<recurrent_layer<T>>(); }

@@ -11,7 +11,7 @@
 
 #include <pufferfish/nn/batch_norm.hpp>
 #include <pufferfish/nn/conv.hpp>
-#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/low_rank_norm_conv.hpp>
 #include <pufferfish/nn/model.hpp>
 #include <pufferfish/nn/sequential.hpp>
@@ -58,13 +58,18 @@ struct channel_affine {
 
   index_t channels() const { return static_cast<index_t>(scale.size()); }
 
-  /// A weight of outputs x inputs, any strides, with the scale on its outputs.
-  template <class T, std::size_t N>
-  void apply(const tensor_view<const T, N>& from, const tensor_view<T, N>& to) const {
-    for (index_t c = 0; c < channels(); ++c) {
-      const tensor_view<T, N> rows = to.slice(0, c, 1);
-      copy(from.slice(0, c, 1), rows);
-      scale_all(rows, scale[static_cast<std::size_t>(c)]);
+  /// to = from with row r scaled by the scale of channel first + r. [out][in][height][width], any strides.
+  template <class T>
+  void apply(index_t first, const tensor_view<const T, 4>& from, const tensor_view<T, 4>& to) const {
+    for (index_t r = 0; r < from.extent(0); ++r) {
+      const double factor = scale[static_cast<std::size_t>(first + r)];
+      for (index_t i = 0; i < from.extent(1); ++i) {
+        for (index_t y = 0; y < from.extent(2); ++y) {
+          for (index_t x = 0; x < from.extent(3); ++x) {
+            to(r, i, y, x) = static_cast<T>(factor * static_cast<double>(from(r, i, y, x)));
+          }
+        }
+      }
     }
   }
   /// A bias; null: zeros.
@@ -75,53 +80,48 @@ struct channel_affine {
       to(c) = static_cast<T>((from.is_null() ? 0.0 : static_cast<double>(from(c))) * scale[i] + shift[i]);
     }
   }
-
- private:
-  template <class T, std::size_t N>
-  static void scale_all(const tensor_view<T, N>& view, double factor) {
-    if constexpr (N == 1) {
-      for (index_t i = 0; i < view.extent(0); ++i)
-        view(i) = static_cast<T>(factor * static_cast<double>(view(i)));
-    } else {
-      for (index_t i = 0; i < view.extent(0); ++i) {
-        extents<N - 1> shape{}, strides{};
-        std::copy_n(view.shape().begin() + 1, N - 1, shape.begin());
-        std::copy_n(view.strides().begin() + 1, N - 1, strides.begin());
-        scale_all(tensor_view<T, N - 1>(view.data() + i * view.stride(0), shape, strides), factor);
-      }
-    }
-  }
 };
 
-template <class T>
-Conv<T> folded(const Conv<T>& layer, const channel_affine& norm) {
-  Conv<T> result(layer.shape(), true);
-  norm.apply(layer.weight(), result.weight());
-  norm.apply_to_bias(layer.bias(), result.bias());
-  return result;
+/// The output channels of a layer whose channels are the rows of its matrices; 0 for another layer.
+template <class T, class Device>
+index_t foldable_channels(any_layer<T, Device>& layer) {
+  const auto parts = layer.low_rank();
+  const auto weights = layer.weights({});
+  index_t channels = 0;
+  if (parts.rows_are_outputs) {
+    for (const auto& one : parts.factors) channels += one.up.extent(0);
+  }
+  if (weights.rows_are_outputs) {
+    for (const auto& one : weights.matrices) channels += one.view.extent(0);
+  }
+  return channels;
 }
-template <class T>
-Linear<T> folded(const Linear<T>& layer, const channel_affine& norm) {
-  Linear<T> result(layer.in_features(), layer.out_features(), true);
-  norm.apply(layer.weight(), result.weight());
-  norm.apply_to_bias(layer.bias(), result.bias());
-  return result;
-}
-template <class T>
-LowRankConv<T> folded(const low_rank_conv<T>& layer, const channel_affine& norm) {
-  LowRankConv<T> result(layer.shape(), layer.rank(), true);
-  result.set_recompute(layer.recompute());
-  copy(layer.down(), result.down());
-  norm.apply(layer.up(), result.up());
-  norm.apply_to_bias(layer.bias(), result.bias());
-  return result;
-}
-template <class T>
-LowRankLinear<T> folded(const low_rank_linear<T>& layer, const channel_affine& norm) {
-  LowRankLinear<T> result(layer.in_features(), layer.out_features(), layer.rank(), true);
-  copy(layer.down(), result.down());
-  norm.apply(layer.up(), result.up());
-  norm.apply_to_bias(layer.bias(), result.bias());
+
+/// A layer of the same kind and ranks whose outputs are scaled and shifted: the scale is on the rows of its
+/// matrices, or of `up`.
+template <class T, class Device>
+any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& norm) {
+  using P = parameter_t<T>;
+  any_layer<T, Device> result = layer.twin(layer.ranks(), true);
+  const low_rank_parts<P> from = layer.low_rank(), to = result.low_rank();
+  index_t row = 0;
+  for (std::size_t i = 0; i < from.factors.size(); ++i) {
+    copy(tensor_view<const P, 4>(from.factors[i].down), to.factors[i].down);
+    norm.apply(row, tensor_view<const P, 4>(from.factors[i].up), to.factors[i].up);
+    row += from.factors[i].up.extent(0);
+  }
+  if (from.is_low_rank()) {
+    norm.apply_to_bias(tensor_view<const P, 1>(from.biases[0]), to.biases[0]);
+    return result;
+  }
+  const layer_weights<P> dense = layer.weights({}), scaled = result.weights({});
+  for (std::size_t i = 0; i < dense.matrices.size(); ++i) {
+    norm.apply(row, dense.matrices[i].view, writable(scaled.matrices[i].view));
+    row += dense.matrices[i].view.extent(0);
+  }
+  const tensor_view<const P, 1> bias =
+      dense.biases.empty() ? tensor_view<const P, 1>() : dense.biases[0].view;
+  norm.apply_to_bias(bias, writable(scaled.biases[0].view));
   return result;
 }
 
@@ -132,7 +132,7 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   const Conv<T>& down = *std::as_const(layer[0]).template target<Conv<T>>();
   const Conv<T>& up = *std::as_const(layer[2]).template target<Conv<T>>();
   LowRankConv<T> result(layer.shape(), layer.rank(), true);
-  norm.apply(down.weight(), result.down());
+  norm.apply(0, down.weight(), result.down());
   copy(up.weight(), result.up());
   for (index_t o = 0; o < layer.shape().out_channels; ++o) {
     double sum = 0.0;
@@ -171,19 +171,9 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
  private:
   static bool fold(any_layer<T, Device>& layer, any_layer<T, Device>& behind) {
     auto* norm = behind.template target<BatchNorm<T>>();
-    if (norm == nullptr) return false;
-    const auto replace = [&](const auto& by, index_t channels) {
-      if (channels != norm->channels()) return false;
-      layer = any_layer<T, Device>(folded(by, channel_affine(*norm)));
-      return true;
-    };
-    const auto& now = std::as_const(layer);
-    if (const auto* conv = now.template target<Conv<T>>()) return replace(*conv, conv->shape().out_channels);
-    if (const auto* linear = now.template target<Linear<T>>())
-      return replace(*linear, linear->out_features());
-    if (const auto* conv = now.low_rank_conv()) return replace(*conv, conv->shape().out_channels);
-    if (const auto* linear = now.low_rank_linear()) return replace(*linear, linear->out_features());
-    return false;
+    if (norm == nullptr || foldable_channels(layer) != norm->channels()) return false;
+    layer = folded(layer, channel_affine(*norm));
+    return true;
   }
 
   batch_norm_folding& report_;
@@ -191,12 +181,12 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
 
 }  // namespace detail
 
-/// Folds every batch norm that follows a Conv, Linear, LowRankConv or LowRankLinear in a sequential (also in
-/// the branches of residual blocks) into that layer: with s = weight / sqrt(running variance + eps), W
-/// becomes s W, of a low-rank layer `up` s up, and the bias s (b - running mean) + the norm's bias. A
-/// LowRankNormConv becomes a LowRankConv. The outputs of inference mode stay the same up to rounding; those
-/// of training do not, since nothing is normalised by a batch any more: for networks that are done with
-/// training.
+/// Folds every batch norm that follows a convolution or a linear layer in a sequential (also in the branches
+/// of residual blocks), dense or low-rank, ours or one with layer_traits, into that layer: with s = weight /
+/// sqrt(running variance + eps), W becomes s W, of a low-rank layer `up` s up, and the bias s (b - running
+/// mean) + the norm's bias. A LowRankNormConv becomes a LowRankConv. The outputs of inference mode stay the
+/// same up to rounding; those of training do not, since nothing is normalised by a batch any more: for
+/// networks that are done with training.
 ///
 /// Batch norms elsewhere stay and are reported. Layers with a static rank become layers of the same rank
 /// given at run time. New arenas, a new generation: optimizers and exchanges of the old one throw from now

@@ -62,12 +62,12 @@ concept recomputing_layer = requires(const L& layer, context<Device>& ctx, const
                                      const tensor_view<T, 4>& y) {
   layer.recompute(ctx, record, y);
 };
-/// LowRankConv and LowRankLinear of whatever rank. Both read their input only; a view of it lies on top of
-/// what a LowRankConv keeps.
-template <class T, class L>
-concept low_rank_conv_layer = std::derived_from<L, low_rank_conv<T>>;
-template <class T, class L>
-concept low_rank_linear_layer = std::derived_from<L, low_rank_linear<T>>;
+/// A layer whose passes any_layer can call.
+template <class T, class L, class Device>
+concept network_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& x,
+                                 const layer_view_t<T, L>& y) {
+  layer.forward(ctx, x, y);
+};
 /// A container, whose abilities depend on what is in it.
 template <class L>
 concept container_layer = requires(const L& layer) {
@@ -92,8 +92,6 @@ layer_abilities abilities_of([[maybe_unused]] const L& layer) {
     if constexpr (requires { L::reads_input; }) result.reads_input = L::reads_input;
     if constexpr (requires { L::reads_output; }) result.reads_output = L::reads_output;
     if constexpr (requires { L::input_may_move; }) result.input_may_move = L::input_may_move;
-    if constexpr (low_rank_conv_layer<T, L>) result.input_may_move = true;
-    if constexpr (low_rank_conv_layer<T, L> || low_rank_linear_layer<T, L>) result.reads_output = false;
     result.gradient_over_input = result.input_may_move;
     if constexpr (requires { L::gradient_over_input; }) result.gradient_over_input = L::gradient_over_input;
     return result;

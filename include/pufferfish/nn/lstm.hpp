@@ -166,17 +166,4 @@ struct layer_traits<LSTM<T>> {
   }
 };
 
-namespace detail {
-
-/// The dense layer of the same function, up to rounding.
-template <class T>
-LSTM<T> merged(const low_rank_lstm<T>& layer) {
-  LSTM<T> dense(layer.input_size(), layer.hidden_size());
-  copy(tensor_view<const parameter_t<T>, 2>(layer.input_to_dense()), dense.input_weight());
-  copy(tensor_view<const parameter_t<T>, 2>(layer.hidden_to_dense()), dense.hidden_weight());
-  copy(layer.bias(), dense.bias());
-  return dense;
-}
-
-}  // namespace detail
 PUFFERFISH_NAMESPACE_END

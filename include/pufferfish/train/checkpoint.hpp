@@ -65,33 +65,49 @@ std::string layout_digest(const model<Root, Device>& net) {
   return std::to_string(digest(std::string_view(net.structure())));
 }
 
-/// Ranks as a checkpoint lists them: "name": rank, and an LSTM's hidden side as "name:hidden". A layer whose
-/// own name ends in ":hidden", followed by any number of ":layer", gets one ":layer" more.
-inline constexpr std::string_view hidden_suffix = ":hidden";
+/// Ranks as a checkpoint lists them: the first as "name", further ones as "name:2", "name:3", ... (once
+/// "name:hidden"). A layer's own name that ends like that, followed by any number of ":layer", gets one
+/// ":layer" more.
 inline constexpr std::string_view layer_suffix = ":layer";
+inline constexpr std::string_view old_second_suffix = ":hidden";
 
-inline bool looks_hidden(std::string_view name) {
+inline bool looks_like_further_rank(std::string_view name) {
   while (name.ends_with(layer_suffix)) name.remove_suffix(layer_suffix.size());
-  return name.ends_with(hidden_suffix);
+  if (name.ends_with(old_second_suffix)) return true;
+  const std::size_t colon = name.rfind(':');
+  return colon != std::string_view::npos && colon + 1 < name.size() &&
+         name.find_first_not_of("0123456789", colon + 1) == std::string_view::npos;
 }
 
 inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
   named_numbers numbers;
   for (const layer_rank& layer : ranks) {
-    numbers.emplace_back(looks_hidden(layer.name) ? std::string(layer.name).append(layer_suffix) : layer.name,
-                         layer.rank);
-    if (layer.hidden > 0) numbers.emplace_back(std::string(layer.name).append(hidden_suffix), layer.hidden);
+    for (std::size_t i = 0; i < layer.ranks.size(); ++i) {
+      std::string name = layer.name;
+      if (i > 0) {
+        name.append(1, ':').append(std::to_string(i + 1));
+      } else if (looks_like_further_rank(name)) {
+        name.append(layer_suffix);
+      }
+      numbers.emplace_back(std::move(name), layer.ranks[i]);
+    }
   }
   return numbers;
 }
 inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) {
   std::vector<layer_rank> ranks;
+  const auto is_further = [&ranks](const std::string& name) {
+    if (ranks.empty() || name.compare(0, ranks.back().name.size(), ranks.back().name) != 0) return false;
+    const std::string_view suffix = std::string_view(name).substr(ranks.back().name.size());
+    const std::size_t known = ranks.back().ranks.size();
+    return suffix == ":" + std::to_string(known + 1) || (known == 1 && suffix == old_second_suffix);
+  };
   for (const auto& [name, number] : numbers) {
-    if (!ranks.empty() && name == ranks.back().name + std::string(hidden_suffix)) {
-      ranks.back().hidden = number;
+    if (is_further(name)) {
+      ranks.back().ranks.push_back(number);
     } else {
-      const bool escaped = looks_hidden(name) && name.ends_with(layer_suffix);
-      ranks.push_back({name.substr(0, name.size() - (escaped ? layer_suffix.size() : 0)), number, 0});
+      const bool escaped = looks_like_further_rank(name) && name.ends_with(layer_suffix);
+      ranks.push_back({name.substr(0, name.size() - (escaped ? layer_suffix.size() : 0)), number});
     }
   }
   return ranks;

@@ -22,11 +22,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Lines of "name rank hidden", names as quote_word writes them.
+/// Lines of "name rank rank ...", a rank for each rank group, names as quote_word writes them.
 inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   std::string text;
   for (const layer_rank& layer : ranks) {
-    text += quote_word(layer.name) + message({" ", layer.rank, " ", layer.hidden, "\n"});
+    text += quote_word(layer.name);
+    for (const index_t rank : layer.ranks) text += " " + std::to_string(rank);
+    text += "\n";
   }
   return text;
 }
@@ -46,7 +48,7 @@ inline std::vector<layer_rank> ranks_from_text(std::string_view text) {
   std::vector<layer_rank> ranks;
   for_each_line(text, [&](std::string_view line) {
     layer_rank layer;
-    if (!record_line(line).read(layer.name, layer.rank, layer.hidden).complete()) {
+    if (!record_line(line).read(layer.name).read_rest(layer.ranks).complete()) {
       throw_error<io_error>(
           {"list of ranks: this is not a layer and its ranks: \"", line.substr(0, 80), "\""});
     }

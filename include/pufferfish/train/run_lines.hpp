@@ -71,13 +71,17 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
   text += "rank policy " + describe(policy.rank) +
           message({", from layer ", policy.first_layer, ", last layer ",
                    policy.last_layer_dense ? "dense" : "factorized", ", shortcuts ",
-                   policy.shortcuts_dense ? "dense" : "factorized", ", SVD ", static_cast<int>(policy.method),
-                   ", seed ", policy.seed, "\n"});
-  if (needs_spectrum(policy.rank)) return text;
+                   policy.shortcuts_dense ? "dense" : "factorized", ", embeddings ",
+                   policy.embeddings_dense ? "dense" : describe(policy.embedding_rank.value_or(policy.rank)),
+                   ", SVD ", static_cast<int>(policy.method), ", seed ", policy.seed, "\n"});
+  const bool by_spectrum =
+      !policy.embeddings_dense && needs_spectrum(policy.embedding_rank.value_or(policy.rank));
+  if (needs_spectrum(policy.rank) || by_spectrum) return text;
   try {
     for (const layer_rank& layer : planned_ranks(net, policy)) {
-      text +=
-          "factorized " + quote_word(layer.name) + message({" rank ", layer.rank, " ", layer.hidden, "\n"});
+      text += "factorized " + quote_word(layer.name) + " rank";
+      for (const index_t rank : layer.ranks) text += " " + std::to_string(rank);
+      text += "\n";
     }
   } catch (const error& e) {  // thrown again where the layers are factorized, on all ranks
     text += std::string("factorized: ") + e.what() + "\n";

@@ -37,19 +37,15 @@ struct factorization : pufferfish::factorization {
 
 namespace detail {
 
-/// The matrices of a layer, of which there are `count` each.
-struct matrix_group {
-  matrix_size size;
-  index_t count = 1;
-};
-inline std::vector<matrix_group> matrices_of(const torch::nn::LinearImpl& m) {
+/// The matrices of a layer by rank group, from its options alone: nothing of it is read.
+inline std::vector<matrix_group> groups_of(const torch::nn::LinearImpl& m) {
   return {{{m.options.out_features(), m.options.in_features()}, 1}};
 }
-inline std::vector<matrix_group> matrices_of(const torch::nn::Conv2dImpl& m) {
+inline std::vector<matrix_group> groups_of(const torch::nn::Conv2dImpl& m) {
   const conv_shape shape = shape_of(m.options, describe(m));
   return {{{shape.out_channels, shape.patch()}, 1}};
 }
-inline std::vector<matrix_group> matrices_of(const torch::nn::LSTMImpl& m) {
+inline std::vector<matrix_group> groups_of(const torch::nn::LSTMImpl& m) {
   std::vector<matrix_group> all;
   for (std::int64_t l = 0; l < m.options.num_layers(); ++l) {
     const std::int64_t in = l == 0 ? m.options.input_size() : m.options.hidden_size();
@@ -205,7 +201,7 @@ struct place_factorization {
 
   void run(const factorize_policy& policy) {
     with_dense_layer(*place->layer, [&](const auto& dense) {
-      const auto groups = matrices_of(dense);
+      const auto groups = groups_of(dense);
       // A layer whose largest matrix cannot shrink does not.
       const bool hopeless = std::all_of(groups.begin(), groups.end(), [](const matrix_group& group) {
         return largest_shrinking_rank(group.size.rows, group.size.cols) < 1;
@@ -226,18 +222,6 @@ struct place_factorization {
       grows = policy.keep_dense_if_larger && after >= before;
     });
   }
-
-  double cost() const {
-    return with_dense_layer(*place->layer, [](const auto& dense) {
-      double sum = 0.0;
-      for (const matrix_group& group : matrices_of(dense)) {
-        sum += static_cast<double>(group.count) * static_cast<double>(group.size.rows) *
-               static_cast<double>(group.size.cols) *
-               static_cast<double>(std::min(group.size.rows, group.size.cols));
-      }
-      return sum;
-    });
-  }
 };
 
 /// The places that the policy wants factorized; what has an obstacle goes to `kept`.
@@ -255,7 +239,7 @@ inline std::vector<place_factorization> chosen_places(std::vector<layer_place>& 
       try {
         const auto groups = with_dense_layer(*place.layer, [](const auto& dense) {
           check_supported(dense);
-          return matrices_of(dense);
+          return groups_of(dense);
         });
         if (policy.also_if && !policy.also_if(place.name, groups.front().size)) continue;
       } catch (const value_error& e) {
@@ -317,7 +301,16 @@ inline factorization factorize(torch::nn::Module& root, const factorize_policy& 
     PUFFERFISH_THROW(
         state_error("host_torch::factorize: no layer can be replaced; " + held->name + ": " + held->reason));
   }
-  pufferfish::detail::run_decompositions(work, policy);
+  std::vector<layer_info> chosen;
+  for (const detail::place_factorization& one : work) {
+    chosen.push_back({one.place->name, detail::with_dense_layer(*one.place->layer, [](const auto& dense) {
+                        return detail::groups_of(dense);
+                      })});
+  }
+  const std::vector<std::size_t> order = pufferfish::detail::decomposition_order(chosen);
+  thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
+    work[order[static_cast<std::size_t>(task)]].run(policy);
+  });
 
   // A layer that is in two places is one layer there, too.
   std::map<const torch::nn::Module*, std::shared_ptr<torch::nn::Module>> made;

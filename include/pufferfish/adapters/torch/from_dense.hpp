@@ -61,7 +61,7 @@ struct decomposition {
 template <class T>
 decomposition decompose_as(const torch::nn::LinearImpl& source, const torch::nn::LinearImpl& dense,
                            const rank_policy& policy, const factorize_options& options) {
-  auto made = std::make_shared<factors<T>>(svd_factors(of<T>(source), policy, options));
+  auto made = std::make_shared<factors<T>>(svd_factors(of<T>(source), policy, options).front());
   made->report.name = options.name;
   const auto build = [made, &dense] {
     LowRankLinear module(dense.options.in_features(), dense.options.out_features(), made->rank(),
@@ -71,13 +71,13 @@ decomposition decompose_as(const torch::nn::LinearImpl& source, const torch::nn:
     if (dense.bias.defined()) assign(module->bias, dense.bias.clone(), dense.bias);
     return module.ptr();
   };
-  return {{made->report}, {{options.name, made->rank(), 0}}, build};
+  return {{made->report}, {{options.name, made->rank()}}, build};
 }
 
 template <class T>
 decomposition decompose_as(const torch::nn::Conv2dImpl& source, const torch::nn::Conv2dImpl& dense,
                            const rank_policy& policy, const factorize_options& options) {
-  auto made = std::make_shared<factors<T>>(svd_factors(of<T>(source), policy, options));
+  auto made = std::make_shared<factors<T>>(svd_factors(of<T>(source), policy, options).front());
   made->report.name = options.name;
   const auto build = [made, &dense] {
     LowRankConv2d module(shape_of(dense.options, describe(dense)), made->rank(), dense.bias.defined());
@@ -86,7 +86,7 @@ decomposition decompose_as(const torch::nn::Conv2dImpl& source, const torch::nn:
     if (dense.bias.defined()) assign(module->bias, dense.bias.clone(), dense.bias);
     return module.ptr();
   };
-  return {{made->report}, {{options.name, made->rank(), 0}}, build};
+  return {{made->report}, {{options.name, made->rank()}}, build};
 }
 
 /// The factors of a side's four gates, one below the other.

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The contract of a kind of layer: `kind_traits`, with one specialisation in each header of kinds/. All code
+/// that factorizes, merges, saves or reports layers is a loop over the lists below.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/lowrank/traits.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What the library has to know about a kind of layer. There is no general definition.
+///
+///     template <>
+///     struct kind_traits<layer_kind::linear> {
+///       static constexpr const char* name = "linear";      // for messages
+///       static constexpr std::size_t dimensions = 2;       // of the views that layer_traits::matrices gives
+///       // Whether the rows of all matrices, one matrix after another, are the output channels.
+///       static constexpr bool rows_are_outputs = true;
+///       static constexpr std::size_t rank_groups = 1;      // matrices of one group have the same rank
+///       static constexpr std::size_t rank_group(std::size_t matrix, std::size_t matrices);
+///       template <class T, index_t Rank, class Device>     // the low-rank layer, and the base class of all
+///       using low_rank = LowRankLinear<T, Rank, Device>;   // its ranks and devices
+///       template <class T>
+///       using core = detail::low_rank_linear<T>;
+///       // What layer_traits of this kind must have in addition; trait_fault::none: nothing is missing.
+///       template <class Dense>
+///       static constexpr trait_fault missing();
+///       // The size of a layer, comparable, with describe(); throws shape_error, naming `name`, if
+///       // layer_traits contradict themselves.
+///       template <class Dense>
+///       static shape_type shape(const Dense& dense, const std::string& name);
+///       template <class T>
+///       static shape_type shape(const core<T>& layer);
+///       // The matrices of a dense layer, each [out][in][height][width].
+///       template <class Dense>
+///       static auto matrices(const Dense& dense);          // std::vector<weight_matrix<T>>
+///       // The same of a low-rank layer's factors; its biases in the order that host biases are added to.
+///       template <class T>
+///       static auto factors(core<T>& layer);               // std::vector<factor_views<T>>
+///       template <class T>
+///       static auto biases(core<T>& layer);                // std::vector<tensor_view<T, 1>>
+///       // Layers of a shape with unwritten numbers; `ranks` has one for each rank group.
+///       template <class LowRank>
+///       static LowRank make(const shape_type& shape, const rank_list& ranks, bool bias);
+///       template <class T>
+///       static auto make_dense(const shape_type& shape, bool bias);
+///     };
+template <layer_kind Kind>
+struct kind_traits;
+
+/// One rank for each group of matrices of a layer: one number for most kinds, two for an LSTM (input side,
+/// hidden side), four for attention (query, key, value, output).
+using rank_list = std::vector<index_t>;
+
+/// One weight matrix of a dense layer: [out][in][height][width], where height and width of a matrix that is
+/// not a convolution's are 1.
+template <class T>
+struct weight_matrix {
+  std::string name;        ///< "weight", "weight_ih_i", "query"
+  std::size_t group = 0;   ///< matrices of the same group get the same rank
+  tensor_view<T, 4> view;  ///< of the layer's own memory
+};
+
+/// The factors of one weight matrix: down [rank][in][height][width] and up [out][rank][1][1], views of the
+/// low-rank layer's own memory. The matrix is up * down, summed over the rank.
+template <class T>
+struct factor_views {
+  std::string name;
+  std::size_t group = 0;
+  tensor_view<T, 4> down, up;
+};
+
+/// The weights of a dense layer, where they are stored: on a device, if the layer is a device's. No matrices:
+/// a layer that has none.
+template <class T>
+struct layer_weights {
+  std::string name;   ///< of the layer
+  std::string shape;  ///< in words
+  std::vector<weight_matrix<const T>> matrices;
+  std::vector<named_view<const T, 1>> biases;  ///< a null view: none
+  bool rows_are_outputs = false;               ///< see kind_traits
+
+  /// How reports call matrix i, and how errors do.
+  std::string name_of(std::size_t i) const {
+    return matrices.size() == 1 ? name : name + "." + matrices[i].name;
+  }
+  std::string describe(std::size_t i) const {
+    return matrices.size() == 1 ? name + " (" + shape + ")" : name_of(i);
+  }
+};
+
+/// A low-rank layer as the list of its factors and biases. No factors: the layer is not low-rank.
+template <class T>
+struct low_rank_parts {
+  std::vector<factor_views<T>> factors;
+  /// Dense biases i and i + biases.size() add up to bias i. A null view: none.
+  std::vector<tensor_view<T, 1>> biases;
+  bool rows_are_outputs = false;  ///< see kind_traits
+
+  bool is_low_rank() const { return !factors.empty(); }
+  /// The rank of each group.
+  rank_list ranks() const {
+    rank_list all;
+    for (const factor_views<T>& one : factors) {
+      if (one.group == all.size()) all.push_back(one.up.extent(1));
+    }
+    return all;
+  }
+};
+
+namespace detail {
+
+/// What keeps the layer_traits of a type from describing a layer that can be factorized.
+enum class trait_fault { none, no_traits, kind, matrices, dimensions, scalar, shape, heads };
+
+/// A low-rank layer of the library, of whatever rank and device.
+template <class Layer>
+concept low_rank_layer = requires {
+  Layer::low_rank_kind;
+};
+
+/// A matrix, or the weight of a convolution, as [out][in][height][width].
+template <class T>
+tensor_view<T, 4> as_kernel(const tensor_view<T, 4>& weight) {
+  return weight;
+}
+template <class T>
+tensor_view<T, 4> as_kernel(const tensor_view<T, 2>& weight) {
+  return {
+      weight.data(), {weight.extent(0), weight.extent(1), 1, 1}, {weight.stride(0), weight.stride(1), 1, 1}};
+}
+
+/// The host's biases as a list: `biases` of its layer_traits, else `bias`; a null view where there is none.
+template <class Dense>
+std::vector<named_view<const weight_scalar_t<Dense>, 1>> host_biases([[maybe_unused]] const Dense& dense) {
+  std::vector<named_view<const weight_scalar_t<Dense>, 1>> all;
+  if constexpr (has_biases_trait<Dense>) {
+    for (const auto& bias : layer_traits<Dense>::biases(dense)) all.push_back({bias.name, bias.view});
+  } else if constexpr (has_bias_trait<Dense>) {
+    all.push_back({"bias", layer_traits<Dense>::bias(dense)});
+  }
+  return all;
+}
+
+template <class T>
+bool has_any(const std::vector<named_view<T, 1>>& biases) {
+  return std::any_of(biases.begin(), biases.end(), [](const auto& bias) { return !bias.view.is_null(); });
+}
+
+/// The matrices that layer_traits show, matrix i in rank group group_of(i).
+template <class Dense, class GroupOf>
+std::vector<weight_matrix<const weight_scalar_t<Dense>>> host_matrices(const Dense& dense,
+                                                                       const GroupOf& group_of) {
+  using T = const weight_scalar_t<Dense>;
+  std::vector<weight_matrix<T>> all;
+  for (const auto& matrix : layer_traits<Dense>::matrices(dense)) {
+    using view = tensor_view<T, kind_traits<layer_traits<Dense>::kind>::dimensions>;
+    all.push_back({matrix.name, group_of(all.size()), as_kernel<T>(view(matrix.view))});
+  }
+  return all;
+}
+
+/// Throws shape_error unless the host has no biases, one for each of `outputs`, or two where biases i and i +
+/// outputs.size() are added up, each null or of so many elements.
+template <class Dense>
+void check_biases(const Dense& dense, const std::string& name, const std::vector<index_t>& outputs) {
+  const auto biases = host_biases(dense);
+  const std::size_t count = outputs.size();
+  if (biases.size() != 0 && biases.size() != count && biases.size() != 2 * count) {
+    throw_error<shape_error>({name, ": layer_traits give ", biases.size(), " biases where there may be ",
+                              count, ", ", 2 * count, " or none (null views for missing ones)"});
+  }
+  for (std::size_t i = 0; i < biases.size(); ++i) {
+    const index_t expected = outputs[i % count];
+    if (biases[i].view.is_null() || biases[i].view.extent(0) == expected) continue;
+    throw_error<shape_error>({name, ": layer_traits give a bias ", biases[i].name, " of ",
+                              biases[i].view.shape(), " for ", expected, " outputs"});
+  }
+}
+
+/// Throws shape_error unless the host shows `count` matrices.
+template <class Dense>
+void check_matrix_count(const Dense& dense, const std::string& name, std::size_t count, const char* which) {
+  const std::size_t shown = layer_traits<Dense>::matrices(dense).size();
+  if (shown == count) return;
+  throw_error<shape_error>(
+      {name, ": layer_traits give ", shown, " matrices where there must be ", count, which});
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

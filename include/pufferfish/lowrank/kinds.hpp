@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// All kinds of layers that can be factorized, and what a host's layer_traits must have for each.
+
+#include <concepts>
+#include <type_traits>
+
+#include <pufferfish/lowrank/kinds/attention.hpp>
+#include <pufferfish/lowrank/kinds/conv.hpp>
+#include <pufferfish/lowrank/kinds/embedding.hpp>
+#include <pufferfish/lowrank/kinds/linear.hpp>
+#include <pufferfish/lowrank/kinds/lstm.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// What keeps the layer_traits of `Layer` from describing a layer that can be factorized.
+template <class Layer>
+constexpr trait_fault find_trait_fault() {
+  using traits = layer_traits<Layer>;
+  if constexpr (!requires { sizeof(traits); }) {
+    return trait_fault::no_traits;
+  } else if constexpr (!requires { typename std::integral_constant<layer_kind, traits::kind>; }) {
+    return trait_fault::kind;
+  } else if constexpr (!requires { typename weight_scalar_t<Layer>; }) {
+    return trait_fault::matrices;
+  } else if constexpr (!std::is_convertible_v<weight_view_t<Layer>,
+                                              tensor_view<const weight_scalar_t<Layer>,
+                                                          kind_traits<traits::kind>::dimensions>>) {
+    return trait_fault::dimensions;
+  } else if constexpr (!std::same_as<weight_scalar_t<Layer>, float> &&
+                       !std::same_as<weight_scalar_t<Layer>, double>) {
+    return trait_fault::scalar;
+  } else {
+    return kind_traits<traits::kind>::template missing<Layer>();
+  }
+}
+
+template <class Layer, trait_fault Fault>
+concept has_trait_fault = find_trait_fault<Layer>()
+== Fault;
+
+/// A layer whose layer_traits say all that its kind needs.
+template <class Layer>
+concept factorizable = has_trait_fault<Layer, trait_fault::none>;
+
+/// kind_traits of a host's layer, and of a low-rank one.
+template <class Dense>
+using kind_of = kind_traits<layer_traits<Dense>::kind>;
+template <class LowRank>
+using low_rank_kind_of = kind_traits<LowRank::low_rank_kind>;
+
+/// The weights of a host's layer called `name`. Throws shape_error if its layer_traits contradict themselves.
+template <class Dense>
+layer_weights<weight_scalar_t<Dense>> weights_of(const Dense& dense, const std::string& name) {
+  const auto shape = kind_of<Dense>::shape(dense, name);
+  return {name, shape.describe(), kind_of<Dense>::matrices(dense), host_biases(dense),
+          kind_of<Dense>::rows_are_outputs};
+}
+
+/// The factors and biases of a low-rank layer.
+template <class LowRank>
+low_rank_parts<parameter_t<typename LowRank::value_type>> parts_of(LowRank& layer) {
+  using kind = low_rank_kind_of<LowRank>;
+  using core = typename kind::template core<typename LowRank::value_type>;
+  return {kind::factors(static_cast<core&>(layer)), kind::biases(static_cast<core&>(layer)),
+          kind::rows_are_outputs};
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

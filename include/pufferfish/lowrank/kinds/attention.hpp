@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// kind_traits of attention: query, key, value and output, each with a rank of its own; a bias for each.
+
+#include <pufferfish/lowrank/attention.hpp>
+#include <pufferfish/lowrank/kind_traits.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+template <>
+struct kind_traits<layer_kind::attention> {
+  static constexpr const char* name = "attention";
+  static constexpr std::size_t dimensions = 2;
+  static constexpr bool rows_are_outputs = false;
+  static constexpr std::size_t rank_groups = 4;
+
+  template <class T, index_t Rank, class Device>
+  using low_rank = LowRankAttention<T, Rank, Device>;
+  template <class T>
+  using core = detail::low_rank_attention<T>;
+
+  struct shape_type : attention_shape {
+    std::string describe() const { return "attention, " + attention_shape::describe(); }
+  };
+
+  template <class Dense>
+  static constexpr detail::trait_fault missing() {
+    return requires(const Dense& dense) { index_t(layer_traits<Dense>::heads(dense)); }
+    ? detail::trait_fault::none : detail::trait_fault::heads;
+  }
+
+  template <class Dense>
+  static shape_type shape(const Dense& dense, const std::string& name) {
+    detail::check_matrix_count(dense, name, rank_groups, ": query, key, value and output");
+    const auto all = layer_traits<Dense>::matrices(dense);
+    const index_t heads = layer_traits<Dense>::heads(dense);
+    const index_t model = all[0].view.extent(1), keys = all[0].view.extent(0), values = all[2].view.extent(0);
+    const bool fits = heads > 0 && all[1].view.shape() == extents<2>{keys, model} &&
+                      all[2].view.extent(1) == model && all[3].view.shape() == extents<2>{model, values} &&
+                      keys % heads == 0 && values % heads == 0;
+    if (!fits) {
+      detail::throw_error<shape_error>({name, ": query ", all[0].view.shape(), ", key ", all[1].view.shape(),
+                                        ", value ", all[2].view.shape(), " and output ", all[3].view.shape(),
+                                        " of ", heads, " heads do not fit each other"});
+    }
+    detail::check_biases(dense, name, {keys, keys, values, model});
+    return {{model, heads, keys / heads, values / heads}};
+  }
+  template <class T>
+  static shape_type shape(const core<T>& layer) {
+    return {layer.shape()};
+  }
+
+  template <class Dense>
+  static auto matrices(const Dense& dense) {
+    return detail::host_matrices(dense, [](std::size_t matrix) { return matrix; });
+  }
+  template <class T>
+  static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
+    using P = parameter_t<T>;
+    std::vector<factor_views<P>> all;
+    for (auto& one : layer.projections()) {
+      all.push_back({core<T>::names[all.size()], all.size(), detail::as_kernel<P>(one.down()),
+                     detail::as_kernel<P>(one.up())});
+    }
+    return all;
+  }
+  template <class T>
+  static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
+    std::vector<tensor_view<parameter_t<T>, 1>> all;
+    for (auto& one : layer.projections()) all.push_back(one.bias());
+    return all;
+  }
+
+  template <class LowRank>
+  static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
+    if constexpr (LowRank::static_rank == dynamic_rank) {
+      return LowRank(shape, std::array<index_t, 4>{ranks[0], ranks[1], ranks[2], ranks[3]}, bias);
+    } else {
+      return LowRank(shape, bias);
+    }
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

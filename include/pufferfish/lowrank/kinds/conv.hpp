@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// kind_traits of convolutions: for each group a matrix [out / groups][in / groups * height * width], all of
+/// one rank; a bias of `out` elements.
+
+#include <pufferfish/lowrank/conv.hpp>
+#include <pufferfish/lowrank/kind_traits.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+template <class T>
+class Conv;
+
+template <>
+struct kind_traits<layer_kind::conv> {
+  static constexpr const char* name = "convolution";
+  static constexpr std::size_t dimensions = 4;
+  static constexpr bool rows_are_outputs = true;
+  static constexpr std::size_t rank_groups = 1;
+
+  template <class T, index_t Rank, class Device>
+  using low_rank = LowRankConv<T, Rank, Device>;
+  template <class T>
+  using core = detail::low_rank_conv<T>;
+  using shape_type = conv_shape;
+
+  template <class Dense>
+  static constexpr detail::trait_fault missing() {
+    return requires(const Dense& dense) { conv_shape(layer_traits<Dense>::shape(dense)); }
+    ? detail::trait_fault::none : detail::trait_fault::shape;
+  }
+
+  template <class Dense>
+  static conv_shape shape(const Dense& dense, const std::string& name) {
+    detail::check_matrix_count(dense, name, 1, "");
+    const conv_shape shape = layer_traits<Dense>::shape(dense);
+    shape.validate(name);
+    const auto weight = layer_traits<Dense>::matrices(dense)[0].view;
+    const extents<4> expected{shape.out_channels, shape.group_inputs(), shape.kernel.height,
+                              shape.kernel.width};
+    if (weight.shape() != expected) {
+      detail::throw_error<shape_error>({name, ": layer_traits give a weight ", weight.shape(),
+                                        " where the shape says ", expected, " (OIHW)"});
+    }
+    detail::check_biases(dense, name, {shape.out_channels});
+    return shape;
+  }
+  template <class T>
+  static conv_shape shape(const core<T>& layer) {
+    return layer.shape();
+  }
+
+  template <class Dense>
+  static auto matrices(const Dense& dense) {
+    using T = const detail::weight_scalar_t<Dense>;
+    const index_t groups = conv_shape(layer_traits<Dense>::shape(dense)).groups;
+    const tensor_view<T, 4> all = layer_traits<Dense>::matrices(dense)[0].view;
+    std::vector<weight_matrix<T>> parts;
+    for (index_t g = 0; g < groups; ++g) {
+      parts.push_back({matrix_name(g, groups), 0, part(all, g, groups)});
+    }
+    return parts;
+  }
+  template <class T>
+  static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
+    const index_t groups = layer.shape().groups;
+    std::vector<factor_views<parameter_t<T>>> parts;
+    for (index_t g = 0; g < groups; ++g) {
+      parts.push_back(
+          {matrix_name(g, groups), 0, part(layer.down(), g, groups), part(layer.up(), g, groups)});
+    }
+    return parts;
+  }
+  template <class T>
+  static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
+    return {layer.bias()};
+  }
+
+  template <class LowRank>
+  static LowRank make(const conv_shape& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
+    if constexpr (LowRank::static_rank == dynamic_rank) {
+      return LowRank(shape, ranks[0], bias);
+    } else {
+      return LowRank(shape, bias);
+    }
+  }
+  template <class T>
+  static Conv<T> make_dense(const conv_shape& shape, bool bias) {
+    return Conv<T>(shape, bias);
+  }
+
+ private:
+  static std::string matrix_name(index_t group, index_t groups) {
+    return groups == 1 ? "weight" : detail::message({"weight[", group, "]"});
+  }
+  template <class T>
+  static tensor_view<T, 4> part(const tensor_view<T, 4>& all, index_t group, index_t groups) {
+    const index_t rows = all.extent(0) / groups;
+    return all.slice(0, group * rows, rows);
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

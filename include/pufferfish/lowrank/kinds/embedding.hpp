@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// kind_traits of embeddings: one matrix [width][vocabulary], the transpose of the table that frameworks
+/// store, so that `down` is the thin table and `up` turns its rows into rows of `width` numbers.
+
+#include <pufferfish/lowrank/embedding.hpp>
+#include <pufferfish/lowrank/kind_traits.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+template <class T>
+class Embedding;
+
+template <>
+struct kind_traits<layer_kind::embedding> {
+  static constexpr const char* name = "embedding";
+  static constexpr std::size_t dimensions = 2;
+  static constexpr bool rows_are_outputs = false;
+  static constexpr std::size_t rank_groups = 1;
+
+  template <class T, index_t Rank, class Device>
+  using low_rank = LowRankEmbedding<T, Rank, Device>;
+  template <class T>
+  using core = detail::low_rank_embedding<T>;
+
+  struct shape_type {
+    index_t vocabulary = 0, width = 0;
+    std::int32_t padding = no_token;  ///< not part of the size
+    friend bool operator==(const shape_type& a, const shape_type& b) {
+      return a.vocabulary == b.vocabulary && a.width == b.width;
+    }
+    std::string describe() const { return detail::message({"embedding ", vocabulary, " x ", width}); }
+  };
+
+  template <class Dense>
+  static constexpr detail::trait_fault missing() {
+    return detail::trait_fault::none;
+  }
+
+  template <class Dense>
+  static shape_type shape(const Dense& dense, const std::string& name) {
+    detail::check_matrix_count(dense, name, 1, "");
+    detail::check_biases(dense, name, {});
+    const auto table = layer_traits<Dense>::matrices(dense)[0].view;
+    shape_type result{table.extent(0), table.extent(1)};
+    if constexpr (requires { layer_traits<Dense>::padding(dense); }) {
+      result.padding = layer_traits<Dense>::padding(dense);
+    }
+    return result;
+  }
+  template <class T>
+  static shape_type shape(const core<T>& layer) {
+    return {layer.vocabulary(), layer.width(), layer.padding()};
+  }
+
+  template <class Dense>
+  static auto matrices(const Dense& dense) {
+    using T = const detail::weight_scalar_t<Dense>;
+    const auto table = layer_traits<Dense>::matrices(dense)[0];
+    const tensor_view<T, 2> weight = transpose(tensor_view<T, 2>(table.view));
+    return std::vector<weight_matrix<T>>{{table.name, 0, detail::as_kernel<T>(weight)}};
+  }
+  template <class T>
+  static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
+    using P = parameter_t<T>;
+    return {{"weight", 0, detail::as_kernel<P>(transpose(layer.down())), detail::as_kernel<P>(layer.up())}};
+  }
+  template <class T>
+  static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>&) {
+    return {};
+  }
+
+  template <class LowRank>
+  static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool /*bias*/) {
+    if constexpr (LowRank::static_rank == dynamic_rank) {
+      return LowRank(shape.vocabulary, shape.width, ranks[0], shape.padding);
+    } else {
+      return LowRank(shape.vocabulary, shape.width, shape.padding);
+    }
+  }
+  template <class T>
+  static Embedding<T> make_dense(const shape_type& shape, bool /*bias*/) {
+    return Embedding<T>(shape.vocabulary, shape.width, shape.padding);
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

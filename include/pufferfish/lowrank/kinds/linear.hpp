@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// kind_traits of fully connected layers: one matrix [out][in], a bias of `out` elements.
+
+#include <pufferfish/lowrank/kind_traits.hpp>
+#include <pufferfish/lowrank/linear.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+template <class T>
+class Linear;
+
+template <>
+struct kind_traits<layer_kind::linear> {
+  static constexpr const char* name = "linear";
+  static constexpr std::size_t dimensions = 2;
+  static constexpr bool rows_are_outputs = true;
+  static constexpr std::size_t rank_groups = 1;
+
+  template <class T, index_t Rank, class Device>
+  using low_rank = LowRankLinear<T, Rank, Device>;
+  template <class T>
+  using core = detail::low_rank_linear<T>;
+
+  struct shape_type {
+    index_t in = 0, out = 0;
+    friend bool operator==(const shape_type&, const shape_type&) = default;
+    std::string describe() const { return detail::message({"linear ", in, " -> ", out}); }
+  };
+
+  template <class Dense>
+  static constexpr detail::trait_fault missing() {
+    return detail::trait_fault::none;
+  }
+
+  template <class Dense>
+  static shape_type shape(const Dense& dense, const std::string& name) {
+    detail::check_matrix_count(dense, name, 1, "");
+    const auto weight = layer_traits<Dense>::matrices(dense)[0].view;
+    detail::check_biases(dense, name, {weight.extent(0)});
+    return {weight.extent(1), weight.extent(0)};
+  }
+  template <class T>
+  static shape_type shape(const core<T>& layer) {
+    return {layer.in_features(), layer.out_features()};
+  }
+
+  template <class Dense>
+  static auto matrices(const Dense& dense) {
+    return detail::host_matrices(dense, [](std::size_t) { return std::size_t{0}; });
+  }
+  template <class T>
+  static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
+    using P = parameter_t<T>;
+    return {{"weight", 0, detail::as_kernel<P>(layer.down()), detail::as_kernel<P>(layer.up())}};
+  }
+  template <class T>
+  static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
+    return {layer.bias()};
+  }
+
+  template <class LowRank>
+  static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
+    if constexpr (LowRank::static_rank == dynamic_rank) {
+      return LowRank(shape.in, shape.out, ranks[0], bias);
+    } else {
+      return LowRank(shape.in, shape.out, bias);
+    }
+  }
+  template <class T>
+  static Linear<T> make_dense(const shape_type& shape, bool bias) {
+    return Linear<T>(shape.in, shape.out, bias);
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

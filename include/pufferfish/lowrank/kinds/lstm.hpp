@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// kind_traits of LSTMs: eight matrices, the input side of the gates i, f, g, o and then their hidden side,
+/// with one rank a side; a bias for each gate.
+
+#include <pufferfish/lowrank/kind_traits.hpp>
+#include <pufferfish/lowrank/lstm.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+template <class T>
+class LSTM;
+
+template <>
+struct kind_traits<layer_kind::lstm> {
+  static constexpr const char* name = "LSTM";
+  static constexpr std::size_t dimensions = 2;
+  static constexpr bool rows_are_outputs = false;
+  static constexpr std::size_t rank_groups = 2;
+
+  template <class T, index_t Rank, class Device>
+  using low_rank = LowRankLSTM<T, Rank, Device>;
+  template <class T>
+  using core = detail::low_rank_lstm<T>;
+
+  struct shape_type {
+    index_t input = 0, hidden = 0;
+    friend bool operator==(const shape_type&, const shape_type&) = default;
+    std::string describe() const { return detail::message({"an LSTM ", input, " -> ", hidden}); }
+  };
+
+  template <class Dense>
+  static constexpr detail::trait_fault missing() {
+    return detail::trait_fault::none;
+  }
+
+  template <class Dense>
+  static shape_type shape(const Dense& dense, const std::string& name) {
+    detail::check_matrix_count(dense, name, 2 * lstm_gates,
+                               ": the input side of the gates i, f, g, o, then their hidden side");
+    const auto matrices = layer_traits<Dense>::matrices(dense);
+    const shape_type size{matrices[0].view.extent(1), matrices[0].view.extent(0)};
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+      const extents<2> expected{size.hidden, group_of(i) == 0 ? size.input : size.hidden};
+      if (matrices[i].view.shape() != expected) {
+        detail::throw_error<shape_error>({name, ": layer_traits give a matrix ", matrices[i].name, " of ",
+                                          matrices[i].view.shape(), " where the first one says ", expected,
+                                          " [out x in]"});
+      }
+    }
+    detail::check_biases(dense, name, std::vector<index_t>(lstm_gates, size.hidden));
+    return size;
+  }
+  template <class T>
+  static shape_type shape(const core<T>& layer) {
+    return {layer.input_size(), layer.hidden_size()};
+  }
+
+  template <class Dense>
+  static auto matrices(const Dense& dense) {
+    return detail::host_matrices(dense, group_of);
+  }
+  template <class T>
+  static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
+    using P = parameter_t<T>;
+    constexpr const char* names[] = {"weight_ii", "weight_if", "weight_ig", "weight_io",
+                                     "weight_hi", "weight_hf", "weight_hg", "weight_ho"};
+    std::vector<factor_views<P>> all;
+    for (index_t gate = 0; gate < lstm_gates; ++gate) {
+      all.push_back({names[all.size()], 0, detail::as_kernel<P>(layer.input_down(gate)),
+                     detail::as_kernel<P>(layer.input_up(gate))});
+    }
+    for (index_t gate = 0; gate < lstm_gates; ++gate) {
+      all.push_back({names[all.size()], 1, detail::as_kernel<P>(layer.hidden_down(gate)),
+                     detail::as_kernel<P>(layer.hidden_up(gate))});
+    }
+    return all;
+  }
+  template <class T>
+  static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
+    std::vector<tensor_view<parameter_t<T>, 1>> all;
+    const index_t hidden = layer.hidden_size();
+    for (index_t gate = 0; gate < lstm_gates; ++gate) {
+      all.push_back(layer.bias().slice(0, gate * hidden, hidden));
+    }
+    return all;
+  }
+
+  template <class LowRank>
+  static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool /*bias*/) {
+    if constexpr (LowRank::static_rank == dynamic_rank) {
+      return LowRank(shape.input, shape.hidden, ranks[0], ranks[1]);
+    } else {
+      return LowRank(shape.input, shape.hidden);
+    }
+  }
+  template <class T>
+  static LSTM<T> make_dense(const shape_type& shape, bool /*bias*/) {
+    return LSTM<T>(shape.input, shape.hidden);
+  }
+
+ private:
+  static std::size_t group_of(std::size_t matrix) { return matrix < lstm_gates ? 0 : 1; }
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the base class of the low-rank layers. It holds the parameters in the memory of a device, for
+/// any rank; LowRankConv and its like add constructors.
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include <pufferfish/core/device.hpp>
+#include <pufferfish/core/parameter.hpp>
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/core/scalar.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// As `Rank` of a low-rank layer: the rank is a constructor argument.
+inline constexpr index_t dynamic_rank = -1;
+
+/// Where a low-rank layer keeps its parameters: `layer_storage<Device>::type<Layer>` is a class derived from
+/// Layer with Layer's constructors. A device's back end specialises it.
+template <class Device>
+struct layer_storage {
+  template <class Layer>
+  struct type {
+    static_assert(std::is_same_v<Layer, Device>,
+                  "pufferfish: a low-rank layer on this device needs the header of that device's back end: "
+                  "<pufferfish/gpu.hpp>");
+  };
+};
+template <>
+struct layer_storage<device::cpu> {
+  template <class Layer>
+  using type = Layer;
+};
+
+namespace detail {
+
+/// Scalars that a low-rank layer computes in: float and double, on a device also gpu::bf16 and gpu::fp16,
+/// whose parameters are floats. `bfloat16` and `float16` are formats of files and messages. The device's
+/// scalars do not depend on `Device`: a device's network holds layers without a device of their own.
+template <class T, class Device>
+concept layer_scalar = std::is_same_v<T, float> || std::is_same_v<T, double> ||
+    (!is_scalar_v<T> && rounded_format_of<T> != rounded_format::none);
+
+/// Base of a low-rank layer whose scalar is none of these. Its constructor is unavailable.
+template <class T>
+struct unusable_layer {
+  using value_type = T;
+};
+
+template <template <class> class Core, class T, class Device>
+struct stored_layer_type {
+  using type = unusable_layer<T>;
+};
+template <template <class> class Core, class T, class Device>
+requires(layer_scalar<T, Device>) struct stored_layer_type<Core, T, Device> {
+  using type = typename layer_storage<Device>::template type<Core<T>>;
+};
+
+/// Core<T> with parameters in the memory of a device.
+template <template <class> class Core, class T, class Device>
+using stored_layer = typename stored_layer_type<Core, T, Device>::type;
+
+/// Which constructors a low-rank layer has.
+template <class T, index_t Rank, class Device>
+concept takes_rank = layer_scalar<T, Device> && Rank == dynamic_rank;
+template <class T, index_t Rank, class Device>
+concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
+
+/// The first lines of a low-rank layer: its static rank, and a constructor that is unavailable for scalars
+/// which no layer computes in.
+#define PUFFERFISH_DETAIL_LOW_RANK_LAYER(name)                                                              \
+  static_assert(Rank > 0 || Rank == dynamic_rank, "pufferfish: " #name                                      \
+                                                  "<T, Rank>: a static rank must be at "                    \
+                                                  "least 1");                                               \
+                                                                                                            \
+ public:                                                                                                    \
+  static constexpr index_t static_rank = Rank;                                                              \
+  template <class... Arguments>                                                                             \
+  requires(!detail::layer_scalar<T, Device>) explicit name(const Arguments&...) PUFFERFISH_UNAVAILABLE(     \
+      "the scalar of a low-rank layer must be float or double, or on a device float, double, gpu::bf16 or " \
+      "gpu::fp16")
+
+/// Uniform in +-1/sqrt(fan_in): the default of PyTorch's linear layers and convolutions.
+template <class T>
+void fill_fan_in(parameter<T>& p, index_t fan_in, random_stream random) {
+  const double bound = 1.0 / std::sqrt(static_cast<double>(std::max<index_t>(1, fan_in)));
+  fill_uniform(p.values(), -bound, bound, random);
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `select`: which layers of a network to factorize and to what ranks, from a list of the layers' matrices.
+/// Networks, the device, adapters and weight files all choose here.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/lowrank/kind_traits.hpp>
+#include <pufferfish/lowrank/rank.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Rows and columns of a weight as a matrix: outputs x inputs of one output.
+struct matrix_size {
+  index_t rows = 0;
+  index_t cols = 0;
+  bool empty() const { return rows == 0; }
+  friend bool operator==(const matrix_size&, const matrix_size&) = default;
+};
+
+/// Matrices of a layer that get the same rank: `count` of the same size.
+struct matrix_group {
+  matrix_size size;
+  index_t count = 1;
+};
+
+/// What a layer is to a network: part of the main path, on the shortcut of a residual block, or a table of
+/// embeddings.
+enum class layer_place { path, shortcut, embedding };
+
+/// A layer as `select` sees it: without numbers.
+struct layer_info {
+  std::string name;
+  std::vector<matrix_group> groups;  ///< by rank group; empty: the layer is low-rank already
+  layer_place place = layer_place::path;
+};
+
+/// Which layers of a network to factorize, and to what rank. The default is the paper's: rank ratio 1/4, the
+/// last layer dense, shortcuts dense (Wang et al., Pufferfish, MLSys 2021, section 3), embeddings dense.
+struct factorize_policy {
+  rank_policy rank = rank_ratio{0.25};
+  /// K: layers 1 .. K-1 stay dense (the hybrid network), counting those of the main path in execution order.
+  /// 1 factorizes from the first layer on; the paper never factorizes that one: 2. A number below 1, or above
+  /// 2 and beyond the last layer, is refused with a value_error.
+  index_t first_layer = 2;
+  bool last_layer_dense = true;
+  bool shortcuts_dense = true;
+  bool embeddings_dense = true;
+  /// The rank of embeddings; empty: as `rank`.
+  std::optional<rank_policy> embedding_rank;
+  /// Called for each layer that the rules above would factorize, with the size of its first matrix; empty:
+  /// all of them.
+  std::function<bool(const std::string& name, matrix_size size)> also_if;
+  /// Layers that would not become smaller stay dense (true), or are refused with a rank_error (false).
+  bool keep_dense_if_larger = true;
+  svd_method method = svd_method::automatic;
+  std::uint64_t seed = 0;
+  /// Layers factorized at once; the result does not depend on it.
+  int threads = 1;
+};
+
+/// Why a layer is not to be factorized.
+enum class dense_because { nothing, first_layers, last_layer, shortcut, embedding, caller, growth, low_rank };
+
+/// What `select` says of a layer.
+struct layer_choice {
+  index_t number = 0;  ///< 1, 2, ... along the main path; 0 for a shortcut or an embedding
+  dense_because reason = dense_because::nothing;
+  rank_policy rank;  ///< of its matrices
+  rank_list ranks;   ///< by rank group; empty if only the singular values tell
+
+  bool factorize() const { return reason == dense_because::nothing; }
+};
+
+/// A layer and the ranks it has, or should have: one for each rank group (see kind_traits).
+struct layer_rank {
+  std::string name;
+  rank_list ranks;
+
+  layer_rank() = default;
+  layer_rank(std::string layer, rank_list all) : name(std::move(layer)), ranks(std::move(all)) {}
+  template <std::convertible_to<index_t>... Ranks>
+  requires(sizeof...(Ranks) > 0) layer_rank(std::string layer, Ranks... all)
+      : name(std::move(layer)), ranks{static_cast<index_t>(all)...} {}
+
+  /// The rank of the first group.
+  index_t rank() const { return ranks.empty() ? 0 : ranks.front(); }
+  friend bool operator==(const layer_rank&, const layer_rank&) = default;
+};
+
+namespace detail {
+
+/// Parameters of a layer's matrices, and of their factors at the given ranks.
+inline index_t parameters_as_dense(const layer_info& layer) {
+  index_t sum = 0;
+  for (const matrix_group& group : layer.groups) sum += group.count * group.size.rows * group.size.cols;
+  return sum;
+}
+inline index_t parameters_as_factors(const layer_info& layer, const rank_list& ranks) {
+  index_t sum = 0;
+  for (std::size_t g = 0; g < layer.groups.size(); ++g) {
+    const auto& [size, count] = layer.groups[g];
+    sum += count * factor_parameters(size.rows, size.cols, ranks[g]);
+  }
+  return sum;
+}
+
+/// Whether no rank makes one of the layer's matrices smaller.
+inline bool cannot_shrink(const layer_info& layer) {
+  return std::all_of(layer.groups.begin(), layer.groups.end(), [](const matrix_group& group) {
+    return largest_shrinking_rank(group.size.rows, group.size.cols) < 1;
+  });
+}
+
+/// Throws state_error or rank_error, naming the layer, unless there is a possible rank for each group.
+inline void check_ranks(const layer_info& layer, const rank_list& ranks) {
+  if (ranks.size() != layer.groups.size()) {
+    throw_error<rank_error>(
+        {layer.name, ": ", ranks.size(), " ranks where its matrices need ", layer.groups.size()});
+  }
+  for (std::size_t g = 0; g < ranks.size(); ++g) {
+    const matrix_size& size = layer.groups[g].size;
+    check_rank(g == 0 ? layer.name : message({layer.name, ", rank ", g + 1}), size.rows, size.cols, ranks[g]);
+  }
+}
+
+/// Whether all of a layer's matrices together become smaller.
+inline bool shrinks(const std::vector<factor_report>& reports) {
+  index_t before = 0, after = 0;
+  for (const factor_report& report : reports) {
+    before += report.parameters_before;
+    after += report.parameters_after;
+  }
+  return after < before;
+}
+
+/// The rank groups of a list of matrices or of factors.
+template <class Matrices, class SizeOf>
+std::vector<matrix_group> group_matrices(const Matrices& matrices, const SizeOf& size_of) {
+  std::vector<matrix_group> groups;
+  for (const auto& matrix : matrices) {
+    if (matrix.group == groups.size()) {
+      groups.push_back({size_of(matrix), 1});
+    } else {
+      ++groups[matrix.group].count;
+    }
+  }
+  return groups;
+}
+template <class T>
+std::vector<matrix_group> groups_of(const layer_weights<T>& weights) {
+  return group_matrices(weights.matrices, [](const auto& matrix) {
+    const index_t rows = matrix.view.extent(0);
+    return matrix_size{rows, rows == 0 ? 0 : matrix.view.size() / rows};
+  });
+}
+
+/// Grows as the time of a layer's decompositions does.
+inline double decomposition_cost(const layer_info& layer) {
+  double sum = 0.0;
+  for (const auto& [size, count] : layer.groups) {
+    sum += static_cast<double>(count) * static_cast<double>(size.rows) * static_cast<double>(size.cols) *
+           static_cast<double>(std::min(size.rows, size.cols));
+  }
+  return sum;
+}
+
+/// The order in which to decompose layers: the largest first, so that no thread is left with one at the end.
+inline std::vector<std::size_t> decomposition_order(const std::vector<layer_info>& layers) {
+  std::vector<std::size_t> order(layers.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return decomposition_cost(layers[a]) > decomposition_cost(layers[b]);
+  });
+  return order;
+}
+
+/// Why the rules that do not depend on ranks keep a layer dense.
+inline dense_because place_rule(const layer_info& layer, index_t number, index_t last,
+                                const factorize_policy& policy) {
+  if (layer.groups.empty()) return dense_because::low_rank;
+  if (layer.place == layer_place::shortcut && policy.shortcuts_dense) return dense_because::shortcut;
+  if (layer.place == layer_place::embedding && policy.embeddings_dense) return dense_because::embedding;
+  if (layer.place == layer_place::path && number < policy.first_layer) return dense_because::first_layers;
+  if (layer.place == layer_place::path && policy.last_layer_dense && number == last) {
+    return dense_because::last_layer;
+  }
+  if (policy.also_if && !policy.also_if(layer.name, layer.groups.front().size)) return dense_because::caller;
+  return dense_because::nothing;
+}
+
+}  // namespace detail
+
+/// The numbers that factorize_policy::first_layer counts by: 1, 2, ... for the layers of the main path in the
+/// order given, those that are low-rank already included, so that numbers do not shift after a switch; 0 for
+/// all others.
+inline std::vector<index_t> number_layers(const std::vector<layer_info>& layers) {
+  std::vector<index_t> numbers;
+  index_t last = 0;
+  for (const layer_info& layer : layers) {
+    numbers.push_back(layer.place == layer_place::path ? ++last : 0);
+  }
+  return numbers;
+}
+
+/// Applies a policy to the layers of a network, which are given in execution order: what to factorize, and
+/// ranks where the policy needs no singular values. `caller` goes before the errors of first_layer.
+///
+/// Throws value_error for a first_layer that is none of the layers or a ratio or fraction outside (0, 1];
+/// rank_error, naming the layer, for a fixed rank that a matrix cannot have.
+PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_info>& layers,
+                                                        const factorize_policy& policy,
+                                                        const char* caller = "factorize") {
+  const std::vector<index_t> numbers = number_layers(layers);
+  const index_t last = numbers.empty() ? 0 : *std::max_element(numbers.begin(), numbers.end());
+  detail::check_first_layer((std::string(caller) + ": first_layer").c_str(), policy.first_layer, last);
+  std::vector<layer_choice> choices;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const layer_info& layer = layers[i];
+    layer_choice& choice = choices.emplace_back();
+    choice.number = numbers[i];
+    choice.reason = detail::place_rule(layer, numbers[i], last, policy);
+    if (!choice.factorize()) continue;
+    const bool own = layer.place == layer_place::embedding && policy.embedding_rank;
+    choice.rank = own ? *policy.embedding_rank : policy.rank;
+    if (policy.keep_dense_if_larger && detail::cannot_shrink(layer)) {
+      choice.reason = dense_because::growth;
+    } else if (!needs_spectrum(choice.rank)) {
+      for (const auto& [size, count] : layer.groups) {
+        choice.ranks.push_back(choose_rank(choice.rank, size.rows, size.cols, {}, 0.0));
+      }
+      detail::check_ranks(layer, choice.ranks);
+      if (policy.keep_dense_if_larger &&
+          detail::parameters_as_factors(layer, choice.ranks) >= detail::parameters_as_dense(layer)) {
+        choice.reason = dense_because::growth;
+      }
+    }
+  }
+  return choices;
+}
+
+PUFFERFISH_NAMESPACE_END
