@@ -15,7 +15,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <pufferfish/lowrank/weight_merge.hpp>
+#include <pufferfish/weights/merge.hpp>
 
 #include "common/console.hpp"
 #include "common/session.hpp"

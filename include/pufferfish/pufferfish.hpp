@@ -48,11 +48,11 @@
 #include <pufferfish/dist/self.hpp>
 
 #if __has_include(<zlib.h>) && __has_include(<nlohmann/json.hpp>)
-#include <pufferfish/lowrank/weight_merge.hpp>
 #include <pufferfish/models/weights.hpp>
 #include <pufferfish/train.hpp>
 #include <pufferfish/train/language_task.hpp>
 #include <pufferfish/train/translation_task.hpp>
+#include <pufferfish/weights/merge.hpp>
 #endif
 #if __has_include(<mpi.h>)
 #include <pufferfish/distributed.hpp>

@@ -18,8 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from sources import headers, includes, need_of, needs
 
 # A folder may include itself and what stands before it.
-ORDER = ["core", "io", "linalg", "ops", "lowrank", "nn", "optim", "dist", "compress", "prune", "models", "train",
+ORDER = ["core", "io", "linalg", "ops", "lowrank", "nn", "optim", "dist", "compress", "weights", "models", "train",
          "adapters"]
+# Folders that stand before another in ORDER and may still not be included by it: computation reads no files, and files
+# of weights are factorized without the network.
+MAY_NOT = {folder: {"io"} for folder in ("linalg", "ops", "lowrank", "nn", "optim", "dist", "compress")}
+MAY_NOT["weights"] = {"nn", "optim", "dist", "compress"}
 # gpu stands apart: it may use all of ORDER but the adapters, and only gpu.hpp may include it.
 GPU_MAY = ORDER[: ORDER.index("train") + 1] + ["gpu"]
 # Umbrella headers: the last folder of ORDER they may reach, folders left out, third parties they may pull in. One may
@@ -52,7 +56,7 @@ def allowed_folders(name):
     if folder == "gpu":
         return set(GPU_MAY)
     if folder:
-        return set(ORDER[: ORDER.index(folder) + 1]) if folder in ORDER else None
+        return set(ORDER[: ORDER.index(folder) + 1]) - MAY_NOT.get(folder, set()) if folder in ORDER else None
     if name in UMBRELLAS:
         last, without, _ = UMBRELLAS[name]
         return set(ORDER[: ORDER.index(last) + 1]) - without | ({"gpu"} if name == "gpu.hpp" else set())

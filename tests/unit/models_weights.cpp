@@ -6,10 +6,10 @@
 
 #include <doctest/doctest.h>
 
-#include <pufferfish/lowrank/weight_merge.hpp>
 #include <pufferfish/models/mlp.hpp>
 #include <pufferfish/models/weights.hpp>
 #include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/weights/merge.hpp>
 
 #include "io_support.hpp"
 

@@ -3,7 +3,7 @@
 
 /// \file
 /// A file of weights becomes one of factors, and back, without the network: any safetensors or npz file, one
-/// tensor at a time. weight_plan.hpp decides; here the matrices are read, factorized and written.
+/// tensor at a time. plan.hpp decides; here the matrices are read, factorized and written.
 
 #include <algorithm>
 #include <chrono>
@@ -27,7 +27,7 @@
 #include <pufferfish/io/json_numbers.hpp>
 #include <pufferfish/io/tensor_files.hpp>
 #include <pufferfish/lowrank/factors.hpp>
-#include <pufferfish/lowrank/weight_plan.hpp>
+#include <pufferfish/weights/plan.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -3,7 +3,7 @@
 
 /// \file
 /// Which tensors of a weight file are matrices worth factorizing, told by names, dtypes and shapes alone: a
-/// file of weights says nothing of the network around them. weight_files.hpp carries a plan out.
+/// file of weights says nothing of the network around them. factorize.hpp carries a plan out.
 
 #include <algorithm>
 #include <cstddef>

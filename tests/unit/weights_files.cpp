@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include <pufferfish/lowrank/weight_merge.hpp>
+#include <pufferfish/weights/merge.hpp>
 
 using namespace pufferfish;
 using namespace io_test;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The way back from weight_files.hpp: a file with factors becomes one with dense weights under their old
+/// The way back from factorize.hpp: a file with factors becomes one with dense weights under their old
 /// names.
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/lowrank/weight_files.hpp>
+#include <pufferfish/weights/factorize.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
