@@ -5,11 +5,14 @@
 //   factorize_weights small.safetensors dense.safetensors --merge
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
 #include <regex>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -35,6 +38,11 @@ struct options {
   index_t keep_first = 1;
   bool keep_last = true;
   std::string include, exclude;
+  bool factorize_embeddings = false;
+  std::optional<index_t> embedding_rank;
+  std::string embedding_names;
+  bool factorize_projections = false;
+  std::vector<std::string> groups;
   std::string method = "auto";
   bool merge = false;
   bool all = false;
@@ -54,6 +62,39 @@ std::function<bool(const std::string&)> matcher(const std::string& option, const
   }
 }
 
+/// The numbers of groups that --groups gives, by the names of weights. Throws value_error for text that is
+/// not NAME=N and for a name that is not a weight of four dimensions in the input.
+std::map<std::string, index_t> groups_of(const options& o) {
+  std::map<std::string, index_t> groups;
+  if (o.groups.empty()) return groups;
+  std::map<std::string, std::size_t> dimensions;
+  for (const auto& tensor : pufferfish::open_tensor_source(o.in)->tensors()) {
+    dimensions.emplace(tensor.name, tensor.shape.size());
+  }
+  for (const std::string& text : o.groups) {
+    const auto refuse = [&](const std::string& why) {
+      throw pufferfish::value_error("--groups " + pufferfish::detail::quote_name(text) + ": " + why);
+    };
+    const std::size_t equals = text.rfind('=');
+    index_t count = 0;
+    if (equals != std::string::npos) {
+      const char* const end = text.data() + text.size();
+      const auto [rest, problem] = std::from_chars(text.data() + equals + 1, end, count);
+      if (problem != std::errc() || rest != end) count = 0;
+    }
+    if (count < 1) refuse("not NAME=N with a whole number N of at least 1");
+    const std::string name = text.substr(0, equals);
+    const auto found = dimensions.find(name);
+    if (found == dimensions.end()) refuse(o.in + " has no tensor of this name");
+    if (found->second != 4 || !pufferfish::detail::is_weight_name(name)) {
+      refuse("only the weight of a convolution, NAME.weight with 4 dimensions, has groups; this tensor has " +
+             std::to_string(found->second) + " dimensions");
+    }
+    if (!groups.emplace(name, count).second) refuse("this weight has a number of groups already");
+  }
+  return groups;
+}
+
 pufferfish::weight_policy policy_of(const options& o) {
   pufferfish::weight_policy policy;
   if (o.ratio) policy.rank = pufferfish::rank_ratio{*o.ratio};
@@ -63,6 +104,14 @@ pufferfish::weight_policy policy_of(const options& o) {
   policy.keep_last = o.keep_last;
   policy.include = matcher("--include", o.include);
   policy.exclude = matcher("--exclude", o.exclude);
+  policy.embeddings_dense = !o.factorize_embeddings;
+  if (o.embedding_rank) policy.embedding_rank = pufferfish::fixed_rank{*o.embedding_rank};
+  policy.embedding = matcher("--embedding-names", o.embedding_names);
+  policy.projections_dense = !o.factorize_projections;
+  policy.groups = [groups = groups_of(o)](const std::string& name) {
+    const auto found = groups.find(name);
+    return found == groups.end() ? index_t{1} : found->second;
+  };
   if (o.method == "gram") policy.method = pufferfish::svd_method::gram;
   if (o.method == "jacobi") policy.method = pufferfish::svd_method::jacobi;
   if (o.method == "randomized") policy.method = pufferfish::svd_method::randomized;
@@ -124,12 +173,12 @@ std::string table_of(const options& o, const weight_report& report) {
   text_table table(o.merge ? merged : made);
   std::size_t others = 0;
   for (const weight_result& r : report.tensors) {
-    if (!o.all && !r.factorized && r.layer == 0) {
+    if (!o.all && !r.factorized && r.layer == 0 && !r.embedding) {
       ++others;
       continue;
     }
     std::vector<std::string> row{shown(r.name), std::string(to_string(r.dtype)), shape_of(r)};
-    if (!o.merge) row.push_back(r.layer > 0 ? std::to_string(r.layer) : "");
+    if (!o.merge) row.push_back(r.embedding ? "embedding" : r.layer > 0 ? std::to_string(r.layer) : "");
     row.push_back(r.factorized ? (r.parts > 1 ? format("%td x ", r.parts) : "") + std::to_string(r.rank)
                                : r.reason);
     if (!o.merge) {
@@ -157,6 +206,7 @@ nlohmann::ordered_json to_json(const options& o, const weight_report& report) {
     if (r.factorized) {
       row["rank"] = r.rank;
       row["matrices"] = r.parts;
+      row["embedding"] = r.embedding;
       if (!o.merge) {
         row["energy_kept"] = r.kept_energy;
         row["relative_error"] = r.relative_error;
@@ -227,11 +277,33 @@ int main(int argc, char** argv) {
       app.add_flag("--keep-last,!--factorize-last", o.keep_last, "The last layer stays dense (it does)");
   CLI::Option* include = app.add_option("--include", o.include, "Only weights whose name matches this regex");
   CLI::Option* exclude = app.add_option("--exclude", o.exclude, "No weight whose name matches this regex");
+  CLI::Option* embeddings =
+      app.add_flag("--factorize-embeddings", o.factorize_embeddings, "Factorize embeddings, too");
+  CLI::Option* embedding_rank =
+      app.add_option("--embedding-rank", o.embedding_rank, "Rank of embeddings; else as other matrices")
+          ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 60))
+          ->needs(embeddings)
+          ->excludes(budget);
+  CLI::Option* embedding_names =
+      app.add_option("--embedding-names", o.embedding_names,
+                     "Weights whose name matches this regex are embeddings, besides those with common names");
+  CLI::Option* projections =
+      app.add_flag("--factorize-projections", o.factorize_projections,
+                   "Factorize attention's in_proj_weight, too; PyTorch's layer does not load its factors");
+  CLI::Option* groups =
+      app.add_option("--groups", o.groups,
+                     "NAME=N: the convolution with the weight NAME has N groups; repeatable")
+          ->type_name("NAME=N")
+          ->expected(1)
+          ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--svd", o.method, "How matrices are decomposed")
       ->check(CLI::IsMember({"auto", "gram", "jacobi", "randomized"}))
       ->capture_default_str();
   CLI::Option* merge = app.add_flag("--merge", o.merge, "The way back: factors become dense weights");
-  for (CLI::Option* other : {ratio, energy, budget, first, last, include, exclude}) merge->excludes(other);
+  for (CLI::Option* other : {ratio, energy, budget, first, last, include, exclude, embeddings, embedding_rank,
+                             embedding_names, projections, groups}) {
+    merge->excludes(other);
+  }
   app.add_flag("--overwrite", o.overwrite, "Replace the output if it exists already; it may be the input");
   app.add_flag("--all", o.all, "Show every tensor, not only weight matrices");
   app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));

@@ -257,6 +257,110 @@ TEST_CASE("weight plan: names that are chosen, and names that are taken") {
   CHECK(plan["wte.weight"].factorize);
 }
 
+TEST_CASE("weight plan: groups of convolutions") {
+  weight_policy policy = everywhere();
+  policy.rank = fixed_rank{3};
+  policy.groups = [](const std::string& name) { return index_t{name == "a.weight" ? 4 : 1}; };
+  const shape_list shapes{{"a.weight", {48, 12, 3, 3}},
+                          {"a.bias", {48}},
+                          {"b.weight", {48, 12, 3, 3}},
+                          {"c.weight", {48, 1, 3, 3}},
+                          {"d.weight", {4, 4}}};
+  auto plan = plan_of(shapes, policy);
+  CHECK(plan["a.weight"].factorize);
+  CHECK(plan["a.weight"].parts == 4);
+  CHECK(plan["a.weight"].rows == 12);
+  CHECK(plan["a.weight"].cols == 108);
+  CHECK(plan["a.bias"].bias_of == 0);
+  CHECK(plan["b.weight"].parts == 1);
+  CHECK(plan["b.weight"].rows == 48);
+  // The rank counts for each group's matrix: 11 x (12 + 108) numbers are more than 12 x 108.
+  policy.rank = fixed_rank{11};
+  plan = plan_of(shapes, policy);
+  CHECK(plan["a.weight"].reason == "factors would not be smaller");
+  CHECK(plan["b.weight"].factorize);
+  policy.groups = [](const std::string&) { return index_t{48}; };
+  plan = plan_of(shapes, policy);
+  CHECK(mentions(plan["c.weight"].reason, "depthwise"));
+  CHECK(mentions(plan["a.weight"].reason, "not be smaller"));
+  for (const index_t groups : {index_t{0}, index_t{-2}, index_t{5}, index_t{96}}) {
+    CAPTURE(groups);
+    policy.groups = [groups](const std::string&) { return groups; };
+    std::string refusal;
+    try {
+      plan_of(shapes, policy);
+    } catch (const value_error& e) {
+      refusal = e.what();
+    }
+    CHECK(mentions(refusal, "a.weight: 48 output channels cannot be divided into " + std::to_string(groups)));
+  }
+}
+
+TEST_CASE("weight plan: embeddings are no layers, and have ranks of their own") {
+  const shape_list shapes{{"model.embed_tokens.weight", {200, 48}},
+                          {"model.encoder.weight", {200, 48}},
+                          {"model.layers.0.weight", {64, 64}},
+                          {"model.layers.1.weight", {64, 64}},
+                          {"lm_head.weight", {200, 48}}};
+  weight_policy policy;
+  auto plan = plan_of(shapes, policy);
+  CHECK(plan["model.embed_tokens.weight"].reason == "an embedding");
+  CHECK(plan["model.embed_tokens.weight"].embedding);
+  CHECK(plan["model.embed_tokens.weight"].layer == 0);
+  CHECK(plan["model.encoder.weight"].layer == 1);
+  CHECK(plan["model.layers.0.weight"].factorize);
+  policy.embeddings_dense = false;
+  policy.embedding = [](const std::string& name) { return name == "model.encoder.weight"; };
+  plan = plan_of(shapes, policy);
+  for (const char* name : {"model.embed_tokens.weight", "model.encoder.weight"}) {
+    CAPTURE(name);
+    CHECK(plan[name].factorize);
+    CHECK(plan[name].embedding);
+    CHECK(plan[name].layer == 0);
+    CHECK(plan[name].rows == 200);
+    CHECK(plan[name].cols == 48);
+  }
+  CHECK(plan["model.layers.0.weight"].reason == "the first layer");
+  CHECK(plan["lm_head.weight"].reason == "the last layer");  // with the table's numbers or not
+  CHECK(!plan["lm_head.weight"].embedding);
+  policy.embedding_rank = fixed_rank{39};
+  CHECK(mentions(plan_of(shapes, policy)["model.encoder.weight"].reason, "not be smaller"));
+  policy.embedding_rank = fixed_rank{38};
+  CHECK(plan_of(shapes, policy)["model.encoder.weight"].factorize);
+  policy.budget = 30000;
+  CHECK_THROWS_AS(plan_of(shapes, policy), value_error);
+  policy.budget = 0;
+  policy.exclude = [](const std::string& name) { return name == "model.encoder.weight"; };
+  CHECK(plan_of(shapes, policy)["model.encoder.weight"].reason == "excluded");
+  policy.include = policy.exclude;
+  CHECK(plan_of(shapes, policy)["model.embed_tokens.weight"].reason == "not included");
+}
+
+TEST_CASE("weight plan: packed projections") {
+  weight_policy policy = everywhere();
+  const shape_list shapes{{"a.in_proj_weight", {96, 32}},  {"a.in_proj_bias", {96}},
+                          {"a.out_proj.weight", {32, 32}}, {"b.in_proj_weight", {96, 48}},
+                          {"c.in_proj_weight", {96, 32}},  {"c.in_proj_weight.up", {96, 4}},
+                          {"in_proj_weight", {96, 32}}};
+  auto plan = plan_of(shapes, policy);
+  CHECK(plan["a.in_proj_weight"].reason == "packed projections");
+  policy.include = [](const std::string& name) { return mentions(name, "in_proj_weight"); };
+  CHECK(plan_of(shapes, policy)["a.in_proj_weight"].reason == "packed projections");
+  policy.include = {};
+  policy.projections_dense = false;
+  plan = plan_of(shapes, policy);
+  for (const char* name : {"a.in_proj_weight", "in_proj_weight"}) {
+    CHECK(plan[name].factorize);
+    CHECK(plan[name].parts == 3);
+    CHECK(plan[name].rows == 32);
+    CHECK(plan[name].cols == 32);
+  }
+  CHECK(plan["a.in_proj_bias"].bias_of == weight_decision::npos);
+  CHECK(plan["a.out_proj.weight"].factorize);
+  CHECK(mentions(plan["b.in_proj_weight"].reason, "unknown kind"));
+  CHECK(mentions(plan["c.in_proj_weight"].reason, "names are taken"));
+}
+
 TEST_CASE("a file of every dtype is factorized and merged") {
   const scratch_folder folder;
   for (const tensor_dtype dtype :
@@ -399,6 +503,331 @@ TEST_CASE("energy and budget choose the ranks") {
   CHECK(factorize_weights(folder / "dense", folder / "low", policy).parameters_after == policy.budget);
   --policy.budget;
   CHECK_THROWS_AS(factorize_weights(folder / "dense", folder / "low", policy), value_error);
+}
+
+namespace {
+
+/// up[row] . down[column], with both given row by row: the plain form of a product of factors.
+double row_product(const std::vector<double>& a, index_t a_row, const std::vector<double>& b, index_t b_row,
+                   index_t length) {
+  double sum = 0.0;
+  for (index_t k = 0; k < length; ++k) {
+    sum += a[static_cast<std::size_t>(a_row * length + k)] * b[static_cast<std::size_t>(b_row * length + k)];
+  }
+  return sum;
+}
+
+/// The dense weight of stacked factors, down [parts rank][cols] and up [parts rows][rank], number by number.
+std::vector<double> stacked_product(const std::vector<double>& down, const std::vector<double>& up,
+                                    index_t parts, index_t rows, index_t cols, index_t rank) {
+  std::vector<double> dense;
+  for (index_t i = 0; i < parts * rows; ++i) {
+    for (index_t j = 0; j < cols; ++j) {
+      double sum = 0.0;
+      for (index_t k = 0; k < rank; ++k) {
+        sum += up[static_cast<std::size_t>(i * rank + k)] *
+               down[static_cast<std::size_t>(((i / rows) * rank + k) * cols + j)];
+      }
+      dense.push_back(sum);
+    }
+  }
+  return dense;
+}
+
+/// Copies a file without its metadata, as another program would save it.
+void save_without_metadata(const std::string& from, const std::string& to) {
+  const safetensors_file file = safetensors_file::read(from);
+  std::vector<tensor_entry> entries;
+  for (const std::string& name : file.tensor_names()) {
+    const tensor_info& info = file.tensor(name);
+    entries.push_back({name, info.dtype, info.shape, info.bytes});
+  }
+  write_safetensors(to, entries, {{"format", "pt"}});
+}
+
+/// Names in a file are in the order of writing, which the size of elements and the work decide.
+std::vector<std::string> sorted_names(const std::string& path) {
+  std::vector<std::string> names = safetensors_file::read(path).tensor_names();
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void check_same_tensors(const std::string& a, const std::string& b) {
+  const safetensors_file one = safetensors_file::read(a), other = safetensors_file::read(b);
+  CHECK(one.tensor_names() == other.tensor_names());
+  for (const std::string& name : one.tensor_names()) {
+    CAPTURE(name);
+    REQUIRE(other.contains(name));
+    CHECK(one.tensor(name).shape == other.tensor(name).shape);
+    const auto p = one.tensor(name).bytes, q = other.tensor(name).bytes;
+    CHECK(bytes(p.begin(), p.end()) == bytes(q.begin(), q.end()));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("grouped convolutions: a matrix per group, there and back") {
+  const scratch_folder folder;
+  std::mt19937 random(11);
+  const auto draw = [&](index_t least, index_t most) {
+    return std::uniform_int_distribution<index_t>(least, most)(random);
+  };
+  for (const tensor_dtype dtype :
+       {tensor_dtype::f32, tensor_dtype::f64, tensor_dtype::f16, tensor_dtype::bf16}) {
+    for (int trial = 0; trial < 4; ++trial) {
+      const index_t groups = draw(2, 5), rows = draw(9, 14), in = draw(6, 9), height = draw(1, 3),
+                    width = draw(2, 3), rank = draw(1, 3), out = groups * rows, cols = in * height * width;
+      CAPTURE(to_string(dtype));
+      CAPTURE(groups);
+      CAPTURE(rows);
+      CAPTURE(cols);
+      CAPTURE(rank);
+      weights w(static_cast<unsigned>(trial));
+      w.add("conv.weight", dtype, {out, in, height, width});
+      w.add("conv.bias", dtype, {out});
+      w.save(folder / "dense");
+      weight_policy policy = everywhere();
+      policy.rank = fixed_rank{rank};
+      policy.groups = [groups](const std::string&) { return groups; };
+      const weight_report report = factorize_weights(folder / "dense", folder / "low", policy);
+      const weight_result& result = result_of(report, "conv.weight");
+      REQUIRE(result.factorized);
+      CHECK(result.parts == groups);
+      CHECK(result.parameters_after == groups * rank * (rows + cols));
+      const safetensors_file dense = safetensors_file::read(folder / "dense");
+      const safetensors_file low = safetensors_file::read(folder / "low");
+      CHECK(low.tensor("conv.down.weight").shape == std::vector<index_t>{groups * rank, in, height, width});
+      CHECK(low.tensor("conv.up.weight").shape == std::vector<index_t>{out, rank, 1, 1});
+      CHECK(low.contains("conv.up.bias"));
+      CHECK(low.metadata().at("pufferfish.low_rank.parts") ==
+            "{\"conv.weight\":" + std::to_string(groups) + "}");
+      // Every group's factors are the best of its own matrix, whatever the other groups are.
+      const std::vector<double> down = values_of(low, "conv.down.weight"),
+                                up = values_of(low, "conv.up.weight"),
+                                whole = values_of(dense, "conv.weight");
+      const std::vector<double> product = stacked_product(down, up, groups, rows, cols, rank);
+      CHECK(distance(whole, product) == doctest::Approx(result.relative_error).epsilon(1e-5));
+      double kept = 0.0;
+      for (index_t g = 0; g < groups; ++g) {
+        tensor<double, 2> matrix({rows, cols});
+        std::copy_n(whole.begin() + g * rows * cols, rows * cols, matrix.data());
+        const factors<double> alone = factorize_matrix<double>(matrix.view(), fixed_rank{rank}, {});
+        kept += alone.report.squared_norm - alone.report.truncation_error * alone.report.truncation_error;
+      }
+      double norm2 = 0.0;
+      for (const double value : whole) norm2 += value * value;
+      CHECK(result.kept_energy == doctest::Approx(kept / norm2).epsilon(1e-5));
+
+      merge_weights(folder / "low", folder / "again");
+      const safetensors_file again = safetensors_file::read(folder / "again");
+      CHECK(again.metadata() == dense.metadata());
+      CHECK(again.tensor("conv.weight").shape == dense.tensor("conv.weight").shape);
+      const double rounding = dtype == tensor_dtype::bf16 ? 4e-3 : dtype == tensor_dtype::f16 ? 1e-3 : 1e-6;
+      CHECK(distance(product, values_of(again, "conv.weight")) < rounding);
+      CHECK(values_of(again, "conv.bias") == values_of(dense, "conv.bias"));
+      save_without_metadata(folder / "low", folder / "plain");
+      merge_weights(folder / "plain", folder / "again2");
+      check_same_tensors(folder / "again", folder / "again2");
+    }
+  }
+}
+
+TEST_CASE("embeddings: W = down up^T, there and back") {
+  const scratch_folder folder;
+  for (const tensor_dtype dtype :
+       {tensor_dtype::f32, tensor_dtype::f64, tensor_dtype::f16, tensor_dtype::bf16}) {
+    for (const index_t vocabulary : {index_t{300}, index_t{37}, index_t{20}}) {  // the last: wider than high
+      constexpr index_t width = 31, rank = 5;
+      CAPTURE(to_string(dtype));
+      CAPTURE(vocabulary);
+      weights w(static_cast<unsigned>(vocabulary));
+      w.add("table.weight", dtype, {vocabulary, width});
+      w.add("wte.weight", dtype, {vocabulary, width}, rank);
+      w.add("lm_head.weight", dtype, {vocabulary, width});
+      w.save(folder / "dense");
+      weight_policy policy = everywhere();
+      policy.rank = fixed_rank{4};
+      policy.embedding_rank = fixed_rank{rank};
+      policy.embeddings_dense = false;
+      policy.embedding = [](const std::string& name) { return name == "table.weight"; };
+      policy.threads = 2;
+      const weight_report report = factorize_weights(folder / "dense", folder / "low", policy);
+      const safetensors_file dense = safetensors_file::read(folder / "dense");
+      const safetensors_file low = safetensors_file::read(folder / "low");
+      CHECK(low.metadata().at("pufferfish.low_rank") ==
+            "{\"lm_head.weight\":4,\"table.weight\":5,\"wte.weight\":5}");
+      CHECK(low.metadata().at("pufferfish.low_rank.embeddings") == "{\"table.weight\":5,\"wte.weight\":5}");
+      CHECK(low.metadata().count("pufferfish.low_rank.parts") == 0);
+      CHECK(low.tensor("lm_head.down.weight").shape == std::vector<index_t>{4, width});
+      CHECK(low.tensor("lm_head.up.weight").shape == std::vector<index_t>{vocabulary, 4});
+      merge_weights(folder / "low", folder / "again");
+      const safetensors_file again = safetensors_file::read(folder / "again");
+      const double rounding = dtype == tensor_dtype::bf16 ? 4e-3 : dtype == tensor_dtype::f16 ? 1e-3 : 1e-6;
+      for (const char* stem : {"table", "wte"}) {
+        CAPTURE(stem);
+        const std::string name = std::string(stem) + ".weight";
+        const weight_result& result = result_of(report, name);
+        CHECK(result.embedding);
+        CHECK(result.parameters_after == rank * (vocabulary + width));
+        const std::string down = std::string(stem) + ".down.weight", up = std::string(stem) + ".up.weight";
+        CHECK(low.tensor(down).shape == std::vector<index_t>{vocabulary, rank});
+        CHECK(low.tensor(up).shape == std::vector<index_t>{width, rank});
+        const std::vector<double> thin = values_of(low, down), wide = values_of(low, up);
+        std::vector<double> product;
+        for (index_t i = 0; i < vocabulary; ++i) {
+          for (index_t j = 0; j < width; ++j) product.push_back(row_product(thin, i, wide, j, rank));
+        }
+        const double error = distance(values_of(dense, name), product);
+        CHECK(error == doctest::Approx(result.relative_error).epsilon(1e-4).scale(rounding));
+        if (name == "wte.weight") CHECK(error < 4.0 * rounding);  // its rank is 5
+        if (name == "table.weight") CHECK(error > 0.3);
+        CHECK(again.tensor(name).shape == std::vector<index_t>{vocabulary, width});
+        CHECK(distance(product, values_of(again, name)) < rounding);
+      }
+      // Without metadata, shapes tell tables from matrices.
+      save_without_metadata(folder / "low", folder / "plain");
+      merge_weights(folder / "plain", folder / "again2");
+      check_same_tensors(folder / "again", folder / "again2");
+    }
+  }
+}
+
+TEST_CASE("embeddings and groups share a budget with other weights") {
+  const scratch_folder folder;
+  weights w(23);
+  w.add("wte.weight", tensor_dtype::f32, {400, 40}, 6);
+  w.add("conv.weight", tensor_dtype::f32, {48, 12, 3, 3});
+  w.add("fc.weight", tensor_dtype::f32, {64, 64}, 9);
+  w.save(folder / "dense");
+  weight_policy policy = everywhere();
+  policy.embeddings_dense = false;
+  policy.groups = [](const std::string& name) { return index_t{name == "conv.weight" ? 4 : 1}; };
+  policy.budget = 6 * 440 + 9 * 128 + 5 * 4 * (12 + 108);
+  const weight_report report = factorize_weights(folder / "dense", folder / "low", policy);
+  CHECK(report.parameters_after <= policy.budget);
+  CHECK(result_of(report, "wte.weight").rank == 6);
+  CHECK(result_of(report, "fc.weight").rank >= 9);
+  CHECK(result_of(report, "conv.weight").rank >= 4);
+  merge_weights(folder / "low", folder / "again");
+  CHECK(safetensors_file::read(folder / "again").tensor("conv.weight").shape ==
+        std::vector<index_t>{48, 12, 3, 3});
+}
+
+TEST_CASE("packed projections: three matrices of one rank, there and back") {
+  const scratch_folder folder;
+  weights w(7);
+  w.add("attn.in_proj_weight", tensor_dtype::f32, {3 * 24, 24});
+  w.add("attn.in_proj_bias", tensor_dtype::f32, {3 * 24});
+  w.add("attn.out_proj.weight", tensor_dtype::f32, {24, 24});
+  w.add("attn.out_proj.bias", tensor_dtype::f32, {24});
+  w.save(folder / "dense");
+  weight_policy policy = everywhere();
+  factorize_weights(folder / "dense", folder / "low", policy);
+  CHECK(safetensors_file::read(folder / "low").contains("attn.in_proj_weight"));
+  policy.projections_dense = false;
+  const weight_report report = factorize_weights(folder / "dense", folder / "low", policy);
+  const weight_result& result = result_of(report, "attn.in_proj_weight");
+  REQUIRE(result.factorized);
+  CHECK(result.parts == 3);
+  const safetensors_file dense = safetensors_file::read(folder / "dense");
+  const safetensors_file low = safetensors_file::read(folder / "low");
+  CHECK(low.tensor("attn.in_proj_weight.down").shape == std::vector<index_t>{3 * 6, 24});
+  CHECK(low.tensor("attn.in_proj_weight.up").shape == std::vector<index_t>{3 * 24, 6});
+  CHECK(values_of(low, "attn.in_proj_bias") == values_of(dense, "attn.in_proj_bias"));
+  CHECK(low.contains("attn.out_proj.up.bias"));
+  const std::vector<double> product = stacked_product(values_of(low, "attn.in_proj_weight.down"),
+                                                      values_of(low, "attn.in_proj_weight.up"), 3, 24, 24, 6);
+  CHECK(distance(values_of(dense, "attn.in_proj_weight"), product) ==
+        doctest::Approx(result.relative_error).epsilon(1e-5));
+  merge_weights(folder / "low", folder / "again");
+  const safetensors_file again = safetensors_file::read(folder / "again");
+  CHECK(sorted_names(folder / "again") == sorted_names(folder / "dense"));
+  CHECK(again.metadata() == dense.metadata());
+  CHECK(distance(product, values_of(again, "attn.in_proj_weight")) < 1e-6);
+  save_without_metadata(folder / "low", folder / "plain");
+  merge_weights(folder / "plain", folder / "again2");
+  check_same_tensors(folder / "again", folder / "again2");
+}
+
+TEST_CASE("merge: metadata decide, and must be those of the factors") {
+  const scratch_folder folder;
+  weights w(3);
+  w.add("conv.down.weight", tensor_dtype::f32, {4 * 2, 6, 3, 3});
+  w.add("conv.up.weight", tensor_dtype::f32, {4 * 10, 2, 1, 1});
+  w.add("wte.down.weight", tensor_dtype::f32, {50, 4});
+  w.add("wte.up.weight", tensor_dtype::f32, {20, 4});
+  const auto save = [&](const std::string& ranks, const std::string& parts, const std::string& embeddings) {
+    safetensors_metadata metadata{{"pufferfish.low_rank", ranks}};
+    if (!parts.empty()) metadata["pufferfish.low_rank.parts"] = parts;
+    if (!embeddings.empty()) metadata["pufferfish.low_rank.embeddings"] = embeddings;
+    write_safetensors(folder / "low", w.entries(), metadata);
+  };
+  const auto error = [&](const std::string& ranks, const std::string& parts, const std::string& embeddings) {
+    save(ranks, parts, embeddings);
+    return io_error_of([&] { merge_weights(folder / "low", folder / "again"); });
+  };
+  const std::string both = R"({"conv.weight":2,"wte.weight":4})";
+  save(both, R"({"conv.weight":4})", R"({"wte.weight":4})");
+  merge_weights(folder / "low", folder / "again");
+  safetensors_file again = safetensors_file::read(folder / "again");
+  CHECK(again.metadata().empty());
+  CHECK(again.tensor("conv.weight").shape == std::vector<index_t>{40, 6, 3, 3});
+  CHECK(again.tensor("wte.weight").shape == std::vector<index_t>{50, 20});
+  // Only what is listed is merged; without `parts`, the shapes tell the groups.
+  save(R"({"conv.weight":2})", "", "");
+  merge_weights(folder / "low", folder / "again");
+  again = safetensors_file::read(folder / "again");
+  CHECK(again.contains("conv.weight"));
+  CHECK(again.contains("wte.down.weight"));
+
+  CHECK(mentions(error(both, "", ""), "'wte.weight' should have factors of rank 4"));
+  CHECK(mentions(error(both, "", R"({"wte.weight":5})"), "'wte.weight' has 5; pufferfish.low_rank has 4"));
+  CHECK(mentions(error(both, "", R"({"x":5})"), "'x' has 5; pufferfish.low_rank has no such name"));
+  CHECK(mentions(error(both, R"({"x":5})", ""), "'x' has 5; pufferfish.low_rank has no such name"));
+  CHECK(mentions(error(both, R"({"conv.weight":0})", ""), "at least one matrix"));
+  CHECK(mentions(error(both, R"({"wte.weight":2})", R"({"wte.weight":4})"), "a table is one matrix"));
+  CHECK(mentions(error(R"({"conv.weight":2})", R"({"conv.weight":2})", ""),
+                 "'conv.weight' should have factors of 2 matrices of rank 2"));
+  CHECK(mentions(error(both, "[]", ""), "pufferfish.low_rank.parts"));
+  CHECK(mentions(error(R"({"conv.weight":2})", "", R"({"conv.weight":2})"), "of an embedding of rank 2"));
+
+  // Pairs by shapes alone: not where the factors are larger than the weight, or a table would have a bias.
+  weights odd(5);
+  odd.add("a.down.weight", tensor_dtype::f32, {12, 2, 1, 1});
+  odd.add("a.up.weight", tensor_dtype::f32, {12, 3, 1, 1});
+  odd.add("b.down.weight", tensor_dtype::f32, {50, 4});
+  odd.add("b.up.weight", tensor_dtype::f32, {20, 4});
+  odd.add("b.up.bias", tensor_dtype::f32, {20});
+  odd.add("c.down.weight", tensor_dtype::f32, {6, 5});
+  odd.add("c.up.weight", tensor_dtype::f32, {7, 5});
+  odd.add("d.down.weight", tensor_dtype::f32, {0, 5});
+  odd.add("d.up.weight", tensor_dtype::f32, {7, 0});
+  odd.add("e.in_proj_weight.down", tensor_dtype::f32, {8, 16});
+  odd.add("e.in_proj_weight.up", tensor_dtype::f32, {32, 2});
+  odd.save(folder / "odd");
+  merge_weights(folder / "odd", folder / "same");
+  check_same_tensors(folder / "odd", folder / "same");
+}
+
+TEST_CASE("factors are added to those that a file has already") {
+  const scratch_folder folder;
+  weights w(29);
+  w.add("conv.weight", tensor_dtype::f32, {48, 12, 3, 3});
+  w.add("wte.weight", tensor_dtype::f32, {200, 40});
+  w.add("fc.weight", tensor_dtype::f32, {64, 64});
+  w.save(folder / "dense");
+  weight_policy policy = everywhere();
+  policy.groups = [](const std::string& name) { return index_t{name == "conv.weight" ? 4 : 1}; };
+  policy.exclude = [](const std::string& name) { return name == "fc.weight"; };
+  factorize_weights(folder / "dense", folder / "low", policy);
+  policy.exclude = {};
+  policy.embeddings_dense = false;
+  factorize_weights(folder / "low", folder / "low", policy);
+  const safetensors_file low = safetensors_file::read(folder / "low");
+  CHECK(low.metadata().at("pufferfish.low_rank") == R"({"conv.weight":3,"fc.weight":16,"wte.weight":10})");
+  CHECK(low.metadata().at("pufferfish.low_rank.parts") == R"({"conv.weight":4})");
+  merge_weights(folder / "low", folder / "again");
+  CHECK(sorted_names(folder / "again") == sorted_names(folder / "dense"));
 }
 
 TEST_CASE("docs: weight files") {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// A file of weights becomes one of factors, and back, without the network: any safetensors or npz file, one
-/// tensor at a time. plan.hpp decides; here the matrices are read, factorized and written.
+/// `factorize_weights` writes a file of factors from a file of weights, safetensors or npz, without the
+/// network. plan.hpp chooses the weights; this header reads, factorizes and writes them, tensor by tensor.
 
 #include <algorithm>
 #include <chrono>
@@ -24,23 +24,24 @@
 #include <vector>
 
 #include <pufferfish/core/parallel.hpp>
-#include <pufferfish/io/json_numbers.hpp>
 #include <pufferfish/io/tensor_files.hpp>
 #include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/weights/metadata.hpp>
 #include <pufferfish/weights/plan.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What became of one tensor.
+/// What was done with one tensor.
 struct weight_result {
-  std::string name;  ///< in the file that is dense
+  std::string name;  ///< name in the dense file
   tensor_dtype dtype{};
   std::vector<index_t> shape;
-  bool factorized = false;  ///< or merged
-  std::string reason;       ///< why it is as it was
-  index_t layer = 0;        ///< see weight_decision
-  index_t rank = 0;
-  index_t parts = 1;            ///< matrices of that rank each
+  bool factorized = false;      ///< or merged
+  std::string reason;           ///< why the tensor was copied
+  index_t layer = 0;            ///< see weight_decision
+  index_t rank = 0;             ///< of each matrix
+  index_t parts = 1;            ///< number of matrices
+  bool embedding = false;       ///< see weight_decision
   double kept_energy = 1.0;     ///< sum of kept sigma^2 / ||A||_F^2
   double relative_error = 0.0;  ///< ||A - up down||_F / ||A||_F with the factors as the file has them
   index_t parameters_before = 0;
@@ -48,7 +49,7 @@ struct weight_result {
   double seconds = 0.0;
 };
 
-/// What became of a file. Parameters: elements of floating-point tensors.
+/// What was done with a file. Parameters are elements of floating-point tensors.
 struct weight_report {
   std::vector<weight_result> tensors;  ///< in the order of the file that was read
   index_t parameters_before = 0;
@@ -56,14 +57,12 @@ struct weight_report {
   double seconds = 0.0;
 };
 
-/// Called as tensors are done, one call at a time; `share` of the work is done then, 0 .. 1.
+/// Called after each tensor, one call at a time, with the share of the work done, 0 .. 1.
 using weight_observer = std::function<void(const weight_result& tensor, double share)>;
 
 namespace detail {
 
-/// Metadata of a factorized file: {"layer1.0.conv2.weight":16, ...}, the ranks.
-inline constexpr std::string_view low_rank_key = "pufferfish.low_rank";
-/// A tensor that stays is copied in pieces of so many bytes.
+/// Bytes copied at once of a tensor that stays.
 inline constexpr std::uint64_t copy_piece = std::uint64_t{1} << 20;
 
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -153,17 +152,28 @@ made_factors factorize_tensor(const tensor_source& file, const tensor_place& pla
   double kept = 0.0, norm2 = 0.0, lost2 = 0.0;
   for (index_t p = 0; p < decision.parts; ++p) {
     factors<T>& one = made[static_cast<std::size_t>(p)];
-    // Gates are stored side by side: the largest rank is all of theirs.
+    // The factors of all parts are one tensor, so all parts get the largest of their ranks.
     if (one.rank() != rank) one = factorize_matrix<T>(part(p), fixed_rank{rank}, options);
+    // Leaves the rounded numbers in the factor, so that the error is that of the file.
     const auto store = [&](tensor<T, 2>& factor, std::vector<std::uint8_t>& bytes) {
       const std::size_t begin = bytes.size();
       const std::span<T> elements(factor.data(), static_cast<std::size_t>(factor.size()));
       append_floating<T>(place.dtype, elements, bytes);
-      convert_floating<T>(place.dtype, std::span(bytes).subspan(begin), elements);  // what was written
+      convert_floating<T>(place.dtype, std::span(bytes).subspan(begin), elements);
     };
-    store(one.down, out.down);
-    store(one.up, out.up);
-    visit_product<T>(one.up, one.down, [&](index_t first, const tensor<double, 2>& block) {
+    tensor<T, 2> width_by_rank;
+    if (decision.embedding) {
+      width_by_rank = tensor<T, 2>(transpose(tensor_view<const T, 2>(one.down)));
+      store(one.up, out.down);
+      store(width_by_rank, out.up);
+    } else {
+      store(one.down, out.down);
+      store(one.up, out.up);
+    }
+    const tensor_view<const T, 2> down = decision.embedding
+                                             ? transpose(tensor_view<const T, 2>(width_by_rank))
+                                             : tensor_view<const T, 2>(one.down);
+    visit_product<T>(one.up, down, [&](index_t first, const tensor<double, 2>& block) {
       for (index_t i = 0; i < block.extent(0); ++i) {
         const T* wanted = part(p).data() + (first + i) * decision.cols;
         const double* have = block.data() + i * decision.cols;
@@ -184,11 +194,20 @@ made_factors factorize_tensor(const tensor_source& file, const tensor_place& pla
   return out;
 }
 
-/// The shapes of the factors of a weight: those of two layers one after the other.
+/// Shapes of the factors NAME.down and NAME.up of a weight W.
+///   parts matrices of rows x cols, one below the other: [parts rank][...] and [parts rows][rank][1]...,
+///   where
+///     `...` are the extents of W after the first; part p is rows p rows .. of `up` times rows p rank .. of
+///     `down`
+///   embedding [vocabulary][width]: [vocabulary][rank] and [width][rank]; W = down up^T
+/// Two layers one after the other have weights of these shapes: two linear layers, a convolution and one of
+/// 1x1 with the same number of groups, an embedding and a linear layer.
 inline std::pair<std::vector<index_t>, std::vector<index_t>> factor_shapes(const std::vector<index_t>& shape,
-                                                                           index_t parts, index_t rank) {
+                                                                           const weight_decision& decision,
+                                                                           index_t rank) {
+  if (decision.embedding) return {{shape[0], rank}, {shape[1], rank}};
   std::vector<index_t> down = shape, up{shape[0], rank};
-  down[0] = parts * rank;
+  down[0] = decision.parts * rank;
   for (std::size_t d = 2; d < shape.size(); ++d) up.push_back(1);
   return {down, up};
 }
@@ -289,15 +308,21 @@ std::vector<double> energy_shares(const tensor_source& file, const tensor_place&
 
 }  // namespace detail
 
-/// Writes to `out` the tensors of `in` with those that weight_plan chooses replaced by their factors, in the
-/// same dtype. NAME.weight becomes NAME.down.weight [r][in] (a convolution's [r][in][height][width]) and
-/// NAME.up.weight [out][r] ([out][r][1][1]), its bias NAME.up.bias; a recurrent weight W becomes W.down
-/// [gates * r][in] and W.up [gates * h][r], as LowRankLSTM has them. Everything else is copied bit for bit,
-/// metadata too; "pufferfish.low_rank" in it holds the ranks.
+/// Writes the tensors of the file `in` to the file `out`, with those that weight_plan chooses replaced by
+/// their factors of rank r, in the same dtype:
+///   NAME.weight [out][in]              -> NAME.down.weight [r][in], NAME.up.weight [out][r]
+///   NAME.weight [out][in/g][h][w]      -> NAME.down.weight [g r][in/g][h][w], NAME.up.weight [out][r][1][1]
+///   NAME.weight [vocabulary][width]    -> NAME.down.weight [vocabulary][r], NAME.up.weight [width][r]
+///   NAME.bias of one of the first two  -> NAME.up.bias
+///   NAME.weight_ih_l0 [gates h][in]    -> NAME.weight_ih_l0.down [gates r][in], .up [gates h][r]
+///   NAME.in_proj_weight [3 m][m]       -> NAME.in_proj_weight.down [3 r][m], .up [3 m][r]
+/// All other tensors are copied bit for bit, metadata too. The metadata get the lists of factor_lists, which
+/// merge_weights reads.
 ///
-/// .npz by the files' names, else safetensors, of which no more is held than the matrices being worked on and
-/// factors waiting for their turn. Throws io_error for files, value_error for a matrix with an element that
-/// is not finite, or a budget that is too small. Then `out` has not changed; it may be `in`.
+/// A file is .npz if its name ends so, else safetensors. Of a safetensors file, only the matrices being
+/// worked on and the factors that wait to be written are in memory. Throws io_error for files, value_error
+/// for a matrix with an element that is not finite, for a budget that is too small and as weight_plan. After
+/// an error, `out` is unchanged. `out` may be `in`.
 inline weight_report factorize_weights(const std::string& in, const std::string& out,
                                        const weight_policy& policy, const weight_observer& observer = {}) {
   using namespace detail;
@@ -310,7 +335,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
 
   weight_report report;
   std::vector<double> cost(tensors.size(), 0.0);
-  std::size_t room = 64;
+  std::size_t room = 256;  // keys of the metadata
   index_t fixed = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const weight_decision& d = plan[i];
@@ -321,6 +346,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     r.reason = d.reason;
     r.layer = d.layer;
     r.parts = d.parts;
+    r.embedding = d.embedding;
     r.parameters_before = r.parameters_after = is_floating(r.dtype) ? tensors[i].count() : 0;
     report.parameters_before += r.parameters_before;
     if (!d.factorize) fixed += r.parameters_before;
@@ -328,8 +354,8 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
       cost[i] = static_cast<double>(d.rows) * static_cast<double>(d.cols) * static_cast<double>(d.parts) *
                 static_cast<double>(std::min(d.rows, d.cols));
     }
-    // Room for either outcome, and for the names among the metadata.
-    room += 3 * safetensors_writer::room_for(tensors[i].name + ".down.weight", tensors[i].shape.size());
+    // Room for the tensor or its two factors, and for two entries in the metadata.
+    room += 4 * safetensors_writer::room_for(tensors[i].name + ".down.weight", tensors[i].shape.size());
   }
   for (const auto& [key, value] : source->metadata()) room += safetensors_writer::room_for(key + value, 0);
   const double all = std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0));
@@ -363,7 +389,8 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     made.result = report.tensors[i];
     if (!plan[i].factorize) return made;
     const auto begun = std::chrono::steady_clock::now();
-    const rank_policy rank_of = policy.budget > 0 ? rank_policy(fixed_rank{ranks[i]}) : policy.rank;
+    const rank_policy rank_of =
+        policy.budget > 0 ? rank_policy(fixed_rank{ranks[i]}) : rank_policy_of(policy, plan[i]);
     const auto run = wide(i) ? &factorize_tensor<double> : &factorize_tensor<float>;
     made = run(*source, tensors[i], plan[i], policy, rank_of, std::move(made.result));
     made.result.seconds = seconds_since(begun);
@@ -373,7 +400,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     const std::size_t i = order[static_cast<std::size_t>(task)];
     const tensor_place& place = tensors[i];
     if (made.result.factorized) {
-      const auto [down, up] = factor_shapes(place.shape, plan[i].parts, made.result.rank);
+      const auto [down, up] = factor_shapes(place.shape, plan[i], made.result.rank);
       sink->begin(factor_name(place.name, "down"), place.dtype, down);
       sink->write(made.down);
       sink->begin(factor_name(place.name, "up"), place.dtype, up);
@@ -389,20 +416,17 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   run_in_order<made_factors>(policy.threads, static_cast<index_t>(order.size()), make, finish);
 
   safetensors_metadata metadata = source->metadata();
-  named_numbers low_rank;
-  if (const auto earlier = metadata.find(std::string(low_rank_key)); earlier != metadata.end()) {
-    low_rank = parse_json_numbers(earlier->second, in + ": metadata " + earlier->first);
-  }
+  factor_lists lists = factor_lists::read(metadata, in);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const weight_result& r = report.tensors[i];
     report.parameters_after += r.parameters_after;
-    if (r.factorized) low_rank.emplace_back(r.name, r.rank);
+    if (r.factorized) lists.add(r.name, r.rank, r.parts, r.embedding);
     // Only now is it known whether a weight has been factorized.
     if (plan[i].bias_of != weight_decision::npos && report.tensors[plan[i].bias_of].factorized) {
       sink->rename(written[i], joined(joined(stem_of(r.name), "up"), "bias"));
     }
   }
-  metadata[std::string(low_rank_key)] = encode_json_numbers(low_rank, out);
+  lists.write(metadata, out);
   sink->commit(metadata);
   report.seconds = seconds_since(start);
   return report;

@@ -2,13 +2,14 @@
 #pragma once
 
 /// \file
-/// The way back from factorize.hpp: a file with factors becomes one with dense weights under their old
-/// names.
+/// `merge_weights` is the inverse of factorize_weights: it writes a file of dense weights, under their old
+/// names, from a file of factors.
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -24,42 +25,57 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A pair of factors in a file.
+/// A pair of factors in a file. `factor_shapes` defines the shapes.
 struct factor_pair {
-  std::string name;  ///< of the weight they replace
+  std::string name;  ///< of the weight that the factors replace
   std::size_t down = 0, up = 0;
-  std::vector<index_t> shape;
+  std::vector<index_t> shape;  ///< of that weight
   index_t parts = 1;
   index_t rank = 0;
+  bool embedding = false;
 };
 
-/// The weight that two tensors are the factors of, if their shapes and dtypes fit.
-inline std::optional<factor_pair> paired(const std::vector<tensor_place>& tensors, std::size_t down,
-                                         std::size_t up, const std::string& weight) {
-  const tensor_place& d = tensors[down];
-  const tensor_place& u = tensors[up];
-  const std::size_t dims = d.shape.size();
-  if (d.dtype != u.dtype || !is_floating(d.dtype) || u.shape.size() != dims || (dims != 2 && dims != 4)) {
+/// Pairs by their shapes. `down` and `up` have the same number of extents, 2 or 4, and up.shape[1] is the
+/// rank.
+///
+/// Matrices, one below the other. Their number is down.shape[0] / rank: 1 for a linear layer, the groups of a
+/// convolution, 1, 3 or 4 gates of a recurrent layer, 3 packed projections.
+inline std::optional<factor_pair> stacked_pair(const tensor_place& down, const tensor_place& up,
+                                               const std::string& weight) {
+  const index_t rank = up.shape[1];
+  if (down.shape[0] % rank != 0) return std::nullopt;
+  factor_pair pair{weight, 0, 0, down.shape, down.shape[0] / rank, rank, false};
+  const index_t parts = pair.parts;
+  const bool one = parts == 1, three = parts == 3;
+  if (is_weight_name(weight)) {
+    if (!one && down.shape.size() != 4) return std::nullopt;
+  } else if (down.shape.size() != 2 ||
+             !(last_of(weight) == packed_projections ? three : one || three || parts == 4)) {
     return std::nullopt;
   }
-  factor_pair pair{weight, down, up, d.shape, 1, u.shape[1]};
-  if (!is_weight_name(weight)) {  // the gates of a recurrent layer
-    if (dims != 2 || pair.rank == 0 || d.shape[0] % pair.rank != 0) return std::nullopt;
-    pair.parts = d.shape[0] / pair.rank;
-    if ((pair.parts != 1 && pair.parts != 3 && pair.parts != 4) || u.shape[0] % pair.parts != 0) {
-      return std::nullopt;
-    }
-  } else if (d.shape[0] != pair.rank) {
-    return std::nullopt;
+  if (parts == 0 || up.shape[0] % parts != 0) return std::nullopt;
+  for (std::size_t k = 2; k < up.shape.size(); ++k) {
+    if (up.shape[k] != 1) return std::nullopt;
   }
-  for (std::size_t k = 2; k < dims; ++k) {
-    if (u.shape[k] != 1) return std::nullopt;
-  }
-  pair.shape[0] = u.shape[0];
+  pair.shape[0] = up.shape[0];
   return pair;
 }
 
-/// "a.down.weight" -> "a.weight", "a.weight_ih_l0.down" -> "a.weight_ih_l0"; "" for what is no first factor.
+/// A table: [vocabulary][rank] and [width][rank], without a bias, for which the table would have no place.
+inline std::optional<factor_pair> embedding_pair(const tensor_place& down, const tensor_place& up,
+                                                 const std::string& weight) {
+  if (down.shape.size() != 2 || !is_weight_name(weight) || down.shape[1] != up.shape[1]) return std::nullopt;
+  return factor_pair{weight, 0, 0, {down.shape[0], up.shape[0]}, 1, up.shape[1], true};
+}
+
+/// True if the factors have fewer parameters than the weight, as those that factorize_weights makes.
+inline bool shrinks(const factor_pair& pair) {
+  index_t cols = 1;
+  for (std::size_t k = 1; k < pair.shape.size(); ++k) cols *= pair.shape[k];
+  return pair.rank <= largest_shrinking_rank(pair.shape[0] / pair.parts, cols);
+}
+
+/// "a.down.weight" -> "a.weight", "a.weight_ih_l0.down" -> "a.weight_ih_l0"; "" for all but first factors.
 inline std::string weight_of_down(const std::string& name) {
   if (is_weight_name(name)) {
     const std::string_view stem = stem_of(name);
@@ -67,83 +83,128 @@ inline std::string weight_of_down(const std::string& name) {
     return joined(stem_of(stem), "weight");
   }
   if (!ends_with(name, ".down")) return "";
-  const std::string_view weight = stem_of(name), stem = stem_of(weight);
-  const std::string_view last = weight.substr(stem.empty() ? 0 : stem.size() + 1);
-  return recurrent_name(last).first.empty() ? "" : std::string(weight);
+  const std::string_view weight = stem_of(name), last = last_of(weight);
+  return last == packed_projections || !recurrent_name(last).first.empty() ? std::string(weight) : "";
 }
 
-/// All pairs of a file: those that its metadata name, or, where there is none (another program has written
-/// the file since), those whose names and shapes are those of factors. Throws io_error if the metadata names
-/// what is not there.
-inline std::vector<factor_pair> find_pairs(const tensor_source& file) {
-  const std::vector<tensor_place>& tensors = file.tensors();
-  std::map<std::string, std::size_t> by_name;
-  for (std::size_t i = 0; i < tensors.size(); ++i) by_name.emplace(tensors[i].name, i);
-  std::vector<factor_pair> pairs;
-  const auto add = [&](const std::string& weight) {
-    const auto down = by_name.find(factor_name(weight, "down")), up = by_name.find(factor_name(weight, "up"));
-    if (down == by_name.end() || up == by_name.end()) return false;
-    std::optional<factor_pair> pair = paired(tensors, down->second, up->second, weight);
-    if (pair) pairs.push_back(std::move(*pair));
-    return pair.has_value();
-  };
-  const auto listed = file.metadata().find(std::string(low_rank_key));
-  if (listed == file.metadata().end()) {
-    for (const tensor_place& tensor : tensors) {
-      const std::string weight = weight_of_down(tensor.name);
-      if (!weight.empty()) add(weight);
+/// Finds the pairs of factors of a file.
+class pair_finder {
+ public:
+  explicit pair_finder(const tensor_source& file) : file_(file), tensors_(file.tensors()) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
+  }
+
+  /// The pairs that the metadata list. Of a file without such metadata, as other programs write it, all whose
+  /// names and shapes are those of factors; convolutions of more than one group and embeddings then only if
+  /// the factors are smaller than the weight. Throws io_error if the metadata list factors that the file does
+  /// not have.
+  std::vector<factor_pair> operator()() const {
+    std::vector<factor_pair> pairs;
+    if (!factor_lists::listed(file_.metadata())) {
+      for (const tensor_place& tensor : tensors_) {
+        const std::string weight = weight_of_down(tensor.name);
+        std::optional<factor_pair> pair = pair_of(weight, false);
+        if (!pair) pair = pair_of(weight, true);
+        if (!pair) continue;
+        const bool by_shape_alone = pair->embedding || (pair->parts > 1 && is_weight_name(weight));
+        if (!by_shape_alone || shrinks(*pair)) pairs.push_back(std::move(*pair));
+      }
+      return pairs;
+    }
+    const factor_lists lists = factor_lists::read(file_.metadata(), file_.name());
+    for (const auto& [weight, rank] : lists.ranks) {
+      const bool embedding = lists.embeddings.count(weight) > 0;
+      std::optional<factor_pair> pair = pair_of(weight, embedding);
+      const auto parts = lists.parts.find(weight);
+      if (!pair || pair->rank != rank || (parts != lists.parts.end() && parts->second != pair->parts)) {
+        const std::string matrices =
+            parts == lists.parts.end() ? "" : std::to_string(parts->second) + " matrices of ";
+        PUFFERFISH_THROW(io_error(file_.name() + ": " + quote_name(weight) + " should have factors of " +
+                                  (embedding ? "an embedding of " : matrices) + "rank " +
+                                  std::to_string(rank) + ", by the file's metadata; there are none"));
+      }
+      pairs.push_back(std::move(*pair));
     }
     return pairs;
   }
-  for (const auto& [weight, rank] :
-       parse_json_numbers(listed->second, file.name() + ": metadata " + listed->first)) {
-    if (add(weight) && pairs.back().rank == rank) continue;
-    PUFFERFISH_THROW(io_error(file.name() + ": " + quote_name(weight) + " should have factors of rank " +
-                              std::to_string(rank) + ", by the file's metadata; there are none"));
+
+ private:
+  /// The factors of a weight, if the file has both and their shapes and dtypes fit.
+  std::optional<factor_pair> pair_of(const std::string& weight, bool embedding) const {
+    if (weight.empty()) return std::nullopt;
+    const auto down = by_name_.find(factor_name(weight, "down")),
+               up = by_name_.find(factor_name(weight, "up"));
+    if (down == by_name_.end() || up == by_name_.end()) return std::nullopt;
+    const tensor_place &d = tensors_[down->second], &u = tensors_[up->second];
+    const std::size_t dims = d.shape.size();
+    if (d.dtype != u.dtype || !is_floating(d.dtype) || u.shape.size() != dims || (dims != 2 && dims != 4)) {
+      return std::nullopt;
+    }
+    if (u.shape[1] == 0) return std::nullopt;
+    if (embedding && by_name_.count(joined(joined(stem_of(weight), "up"), "bias")) > 0) return std::nullopt;
+    std::optional<factor_pair> pair = embedding ? embedding_pair(d, u, weight) : stacked_pair(d, u, weight);
+    if (!pair) return std::nullopt;
+    pair->down = down->second;
+    pair->up = up->second;
+    return pair;
   }
-  return pairs;
+
+  const tensor_source& file_;
+  const std::vector<tensor_place>& tensors_;
+  std::map<std::string, std::size_t> by_name_;
+};
+
+inline index_t count_of(const std::vector<index_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), index_t{1}, std::multiplies<>());
 }
 
+/// The weight's elements as bytes of the dtype of its factors.
 template <class T>
 std::vector<std::uint8_t> merge_pair(const tensor_source& file, const factor_pair& pair) {
-  const tensor_place& place = file.tensors()[pair.down];
-  const index_t rows = pair.shape[0] / pair.parts;
-  const tensor<T, 2> down = read_matrix<T>(file, place, pair.parts * pair.rank);
-  const tensor<T, 2> up = read_matrix<T>(file, file.tensors()[pair.up], pair.shape[0]);
+  const tensor_place &first = file.tensors()[pair.down], &second = file.tensors()[pair.up];
+  const tensor<T, 2> down = read_matrix<T>(file, first, first.shape[0]);
+  const tensor<T, 2> up = read_matrix<T>(file, second, second.shape[0]);
+  const tensor_view<const T, 2> d(down), u(up);
   std::vector<std::uint8_t> bytes;
-  bytes.reserve(static_cast<std::size_t>(pair.shape[0] * down.extent(1)) * size_of(place.dtype));
+  bytes.reserve(static_cast<std::size_t>(count_of(pair.shape)) * size_of(first.dtype));
+  const auto append = [&](index_t, const tensor<double, 2>& block) {
+    append_floating<double>(first.dtype, {block.data(), static_cast<std::size_t>(block.size())}, bytes);
+  };
+  if (pair.embedding) {
+    visit_product<T>(d, transpose(u), append);
+    return bytes;
+  }
+  const index_t rows = pair.shape[0] / pair.parts;
   for (index_t p = 0; p < pair.parts; ++p) {
-    visit_product<T>(
-        tensor_view<const T, 2>(up).slice(0, p * rows, rows),
-        tensor_view<const T, 2>(down).slice(0, p * pair.rank, pair.rank),
-        [&](index_t, const tensor<double, 2>& block) {
-          append_floating<double>(place.dtype, {block.data(), static_cast<std::size_t>(block.size())}, bytes);
-        });
+    visit_product<T>(u.slice(0, p * rows, rows), d.slice(0, p * pair.rank, pair.rank), append);
   }
   return bytes;
 }
 
 }  // namespace detail
 
-/// Writes to `out` the tensors of `in` with every pair of factors multiplied out, under the names that
-/// factorize_weights replaced. Sums are double, the dtype is the factors'. Which pairs: those that the file's
-/// metadata names; all that look like pairs where it names none. Throws io_error for files, and for metadata
-/// that names what is not there; then `out` has not changed. In the report, each merged weight stands where
-/// its first factor stood; its error is not known here.
+/// Writes the tensors of the file `in` to the file `out`, with every pair of factors replaced by their
+/// product, under the name and in the shape that factorize_weights replaced. Sums are double, the dtype is
+/// that of the factors. The pairs are those that the file's metadata list; in a file without such metadata,
+/// all whose names and shapes are those of factors. The report has a merged weight at the place of its first
+/// factor, without its error.
+///
+/// Throws io_error for files, for metadata that list factors which the file does not have, and for a merged
+/// weight whose name another tensor has. After an error, `out` is unchanged. `out` may be `in`.
 inline weight_report merge_weights(const std::string& in, const std::string& out, int threads = 1,
                                    const weight_observer& observer = {}) {
   using namespace detail;
   const auto start = std::chrono::steady_clock::now();
   const std::unique_ptr<tensor_source> source = open_tensor_source(in);
   const std::vector<tensor_place>& tensors = source->tensors();
-  const std::vector<factor_pair> pairs = find_pairs(*source);
+  const std::vector<factor_pair> pairs = pair_finder(*source)();
   std::map<std::string, std::string> biases;  // NAME.up.bias -> NAME.bias
   std::map<std::size_t, const factor_pair*> pair_of;
   std::set<std::size_t> second;
   for (const factor_pair& pair : pairs) {
     pair_of.emplace(pair.down, &pair);
     second.insert(pair.up);
-    if (!is_weight_name(pair.name)) continue;
+    if (!is_weight_name(pair.name) || pair.embedding) continue;
     const std::string_view stem = stem_of(pair.name);
     biases.emplace(joined(joined(stem, "up"), "bias"), joined(stem, "bias"));
   }
@@ -171,8 +232,9 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
       r.rank = pair.rank;
       r.parts = pair.parts;
       r.parameters_before += tensors[pair.up].count();
-      r.parameters_after = pair.rank == 0 ? 0 : pair.shape[0] * (count / tensors[i].shape[0]);
-      cost[i] = static_cast<double>(pair.shape[0]) * static_cast<double>(count);
+      r.embedding = pair.embedding;
+      r.parameters_after = count_of(pair.shape);
+      cost[i] = static_cast<double>(r.parameters_after) * static_cast<double>(pair.rank);
     } else if (const auto bias = biases.find(r.name); bias != biases.end()) {
       r.name = bias->second;
     }
@@ -215,7 +277,7 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
   run_in_order<merged_bytes>(threads, static_cast<index_t>(order.size()), make, finish);
 
   safetensors_metadata metadata = source->metadata();
-  metadata.erase(std::string(low_rank_key));
+  factor_lists::erase(metadata);
   sink->commit(metadata);
   report.seconds = seconds_since(start);
   return report;

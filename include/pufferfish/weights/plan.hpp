@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Which tensors of a weight file are matrices worth factorizing, told by names, dtypes and shapes alone: a
-/// file of weights says nothing of the network around them. factorize.hpp carries a plan out.
+/// `weight_plan` chooses the tensors of a weight file that are factorized. A file holds no description of the
+/// network, so the choice follows from names, dtypes, shapes and a policy. factorize.hpp executes the plan.
 
 #include <algorithm>
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,18 +25,33 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Which tensors of a file to factorize, and to what rank. The default is the paper's: rank ratio 1/4, the
-/// first and the last layer dense.
+/// first and the last layer dense, embeddings dense.
 struct weight_policy {
   rank_policy rank = rank_ratio{0.25};
-  /// If not 0: the elements that all floating-point tensors of the new file may have together. Ranks are then
-  /// those that keep most energy, each matrix counted by its share of its own (`rank` is not asked).
+  /// If not 0: the largest number of elements of all floating-point tensors of the new file together. Ranks
+  /// are then those that keep the most energy, each matrix counted by the share of its own norm, and `rank`
+  /// is unused.
   index_t budget = 0;
-  /// So many layers at the start, and the last one, stay dense; see weight_plan for what the order is.
+  /// Number of layers at the start that stay dense. weight_plan defines the order of layers.
   index_t keep_first = 1;
+  /// Whether the last layer stays dense.
   bool keep_last = true;
-  /// Asked by name if given. Only included ones are factorized; a name that is included is taken for no
-  /// embedding. Excluded ones never are.
+  /// If `include` is set, only weights for which it returns true are factorized. A weight for which `exclude`
+  /// returns true stays dense.
   std::function<bool(const std::string&name)> include, exclude;
+  /// Whether embeddings stay dense. An embedding for which `include` returns true is factorized either way.
+  bool embeddings_dense = true;
+  /// Ranks of embeddings; if not set, `rank` is used. Not allowed together with a budget.
+  std::optional<rank_policy> embedding_rank;
+  /// Further embeddings: weights of two dimensions for which this function returns true are embeddings, too,
+  /// although their names do not look like it (the table called encoder.weight of a language model).
+  std::function<bool(const std::string& name)> embedding;
+  /// Whether attention's packed projections of query, key and value, NAME.in_proj_weight, stay dense.
+  /// PyTorch's MultiheadAttention does not load their factors.
+  bool projections_dense = true;
+  /// Number of groups of the convolution with this weight, which a file does not tell; 1 if not set. Called
+  /// for weights of four dimensions.
+  std::function<index_t(const std::string& name)> groups;
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;
   /// Tensors worked on at once; the result does not depend on it.
@@ -49,14 +65,16 @@ struct weight_tensor {
   std::vector<index_t> shape;
 };
 
-/// What becomes of a tensor. One that is factorized is `parts` matrices of rows x cols, one below the other.
+/// What becomes of a tensor. A factorized tensor is `parts` matrices of rows x cols, one below the other, all
+/// of one rank.
 struct weight_decision {
   bool factorize = false;
-  std::string reason;  ///< why not; empty if it is factorized
-  index_t layer = 0;   ///< 1, 2, ... in the order that is guessed; 0: no weight matrix
-  index_t parts = 1;   ///< the gates of a recurrent layer; 1 for others
+  std::string reason;  ///< why the tensor stays dense; empty if it is factorized
+  index_t layer = 0;   ///< 1, 2, ... in the order that is guessed; 0: an embedding, or no weight matrix
+  index_t parts = 1;   ///< gates of a recurrent layer, groups of a convolution, 3 packed projections; else 1
   index_t rows = 0;
   index_t cols = 0;
+  bool embedding = false;      ///< a table of rows, whose factors are arranged as factor_shapes says
   std::size_t bias_of = npos;  ///< the weight that this tensor is the bias of
   static constexpr std::size_t npos = static_cast<std::size_t>(-1);
 };
@@ -73,6 +91,8 @@ inline std::string_view stem_of(std::string_view name) {
   const std::size_t dot = name.rfind('.');
   return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
 }
+/// "layer1.conv1.weight" -> "weight".
+inline std::string_view last_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 inline std::string joined(std::string_view stem, std::string_view last) {
   return stem.empty() ? std::string(last) : std::string(stem) + "." + std::string(last);
 }
@@ -133,14 +153,23 @@ inline int end_of_network(std::string_view stem) {
   return parts.size() == 1 && is_one_of(parts[0], {"linear", "decoder", "output", "out"}) ? 1 : 0;
 }
 
-/// Embeddings by the names they have in common networks: a table of rows, no matrix that multiplies.
+/// Recognizes embeddings by the names they have in common networks.
 inline bool looks_like_embedding(std::string_view stem) {
   const std::string_view own = stem.substr(stem.rfind('.') + 1);  // all of it if there is no dot
   return own == "wte" || own == "wpe" || own == "shared" || own == "emb" || own.substr(0, 6) == "embed_" ||
-         ends_with(own, "embedding") || ends_with(own, "embeddings") || ends_with(own, "embed");
+         ends_with(own, "embedding") || ends_with(own, "embeddings") || ends_with(own, "embed") ||
+         ends_with(own, "_emb");
 }
 
-/// "weight_ih_l0_reverse" -> {"weight_ih", "_l0_reverse"}; empty for no recurrent weight.
+/// Policy of the ranks of one weight where there is no budget.
+inline const rank_policy& rank_policy_of(const weight_policy& policy, const weight_decision& decision) {
+  return decision.embedding && policy.embedding_rank ? *policy.embedding_rank : policy.rank;
+}
+
+/// Last component of the name of attention's packed projections.
+inline constexpr std::string_view packed_projections = "in_proj_weight";
+
+/// "weight_ih_l0_reverse" -> {"weight_ih", "_l0_reverse"}; empty views for all but recurrent weights.
 inline std::pair<std::string_view, std::string_view> recurrent_name(std::string_view last) {
   const std::string_view side = last.substr(0, 9), layer = last.substr(std::min<std::size_t>(9, last.size()));
   if (side != "weight_ih" && side != "weight_hh") return {};
@@ -160,7 +189,8 @@ class weight_planner {
     number_layers();
     for (std::size_t i = 0; i < tensors_.size(); ++i) choose(i);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (decisions_[i].factorize && is_weight_name(tensors_[i].name)) claim_bias(i);
+      const weight_decision& d = decisions_[i];
+      if (d.factorize && !d.embedding && is_weight_name(tensors_[i].name)) claim_bias(i);
     }
     return std::move(decisions_);
   }
@@ -172,28 +202,58 @@ class weight_planner {
   }
   bool includes(const std::string& name) const { return policy_.include && policy_.include(name); }
 
-  /// Why a tensor is no weight matrix; empty, with its matrices set, if it is one.
+  bool is_embedding(const std::string& name) const {
+    return looks_like_embedding(stem_of(name)) || (policy_.embedding && policy_.embedding(name));
+  }
+  bool names_taken(const std::string& name) const {
+    return find(factor_name(name, "down")) != nullptr || find(factor_name(name, "up")) != nullptr;
+  }
+
+  /// Returns why a tensor is not to be factorized whatever its rank and layer; "" if it has matrices, which
+  /// are then set.
   std::string look_at(std::size_t i) {
     const weight_tensor& tensor = tensors_[i];
     weight_decision& d = decisions_[i];
     const std::string_view stem = stem_of(tensor.name);
-    const std::string_view last = std::string_view(tensor.name).substr(stem.empty() ? 0 : stem.size() + 1);
+    const std::string_view last = last_of(tensor.name);
     const auto [side, layer] = recurrent_name(last);
     const std::size_t rank = tensor.shape.size();
     if (!is_floating(tensor.dtype)) return "dtype " + std::string(to_string(tensor.dtype));
     if (rank < 2) return std::to_string(rank) + (rank == 1 ? " dimension" : " dimensions");
     if (!side.empty()) return look_at_gates(d, tensor, stem, layer);
-    if (!is_weight_name(tensor.name)) return last == "in_proj_weight" ? "packed projections" : "not a weight";
+    if (last == packed_projections) return look_at_projections(d, tensor);
+    if (!is_weight_name(tensor.name)) return "not a weight";
     if (rank != 2 && rank != 4) return std::to_string(rank) + " dimensions";
     if (is_factor(tensor.name)) return "a factor already";
-    if (rank == 2 && looks_like_embedding(stem) && !includes(tensor.name)) return "an embedding";
+    d.embedding = rank == 2 && is_embedding(tensor.name);
+    if (d.embedding && policy_.embeddings_dense && !includes(tensor.name)) return "an embedding";
+    if (rank == 4) d.parts = groups_of(tensor);
     if (rank == 4 && tensor.shape[1] == 1) return "depthwise, or of one channel";
-    for (const char* side_name : {"down", "up"}) {
-      if (find(factor_name(tensor.name, side_name)) != nullptr) return "its factors' names are taken";
-    }
-    d.rows = tensor.shape[0];
+    if (names_taken(tensor.name)) return "its factors' names are taken";
+    d.rows = tensor.shape[0] / d.parts;
     d.cols = 1;
     for (std::size_t k = 1; k < rank; ++k) d.cols *= tensor.shape[k];
+    return "";
+  }
+
+  index_t groups_of(const weight_tensor& tensor) const {
+    const index_t groups = policy_.groups ? policy_.groups(tensor.name) : 1;
+    if (groups < 1 || tensor.shape[0] % groups != 0) {
+      throw_error<value_error>({"weight_plan: ", tensor.name, ": ", tensor.shape[0],
+                                " output channels cannot be divided into ", groups, " groups"});
+    }
+    return groups;
+  }
+
+  /// The weights of query, key and value, [model][model] each.
+  std::string look_at_projections(weight_decision& d, const weight_tensor& tensor) const {
+    if (policy_.projections_dense) return "packed projections";
+    if (tensor.shape.size() != 2 || tensor.shape[0] != 3 * tensor.shape[1]) {
+      return "packed projections of an unknown kind";
+    }
+    if (names_taken(tensor.name)) return "its factors' names are taken";
+    d.parts = 3;
+    d.rows = d.cols = tensor.shape[1];
     return "";
   }
 
@@ -225,10 +285,11 @@ class weight_planner {
     return find(joined(joined(outer, down ? "up" : "down"), "weight")) != nullptr;
   }
 
-  /// The layer that a weight belongs to: both sides of a recurrent one are one.
+  /// Key of the layer that a weight belongs to. Both sides of a recurrent layer are one layer.
   static std::string layer_key(const std::string& name) {
     const std::string_view stem = stem_of(name);
-    const std::string_view last = std::string_view(name).substr(stem.empty() ? 0 : stem.size() + 1);
+    const std::string_view last = last_of(name);
+    if (last == packed_projections) return joined(stem, "in_proj");
     const auto [side, layer] = recurrent_name(last);
     return side.empty() ? std::string(stem) : joined(stem, "rnn" + std::string(layer));
   }
@@ -240,7 +301,7 @@ class weight_planner {
     };
     std::vector<key> keys;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (!decisions_[i].reason.empty()) continue;
+      if (!decisions_[i].reason.empty() || decisions_[i].embedding) continue;
       std::string name = layer_key(tensors_[i].name);
       keys.push_back({end_of_network(name), std::move(name)});
     }
@@ -254,20 +315,22 @@ class weight_planner {
     layers_ = static_cast<index_t>(number.size());
     check_first_layer("weight_plan: layer keep_first + 1 =", policy_.keep_first + 1, layers_);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (decisions_[i].reason.empty()) decisions_[i].layer = number.at(layer_key(tensors_[i].name));
+      if (!decisions_[i].reason.empty() || decisions_[i].embedding) continue;
+      decisions_[i].layer = number.at(layer_key(tensors_[i].name));
     }
   }
 
   void choose(std::size_t i) {
     weight_decision& d = decisions_[i];
     const std::string& name = tensors_[i].name;
-    if (d.layer == 0) return;
+    if (!d.reason.empty()) return;
+    const rank_policy& rank_of = rank_policy_of(policy_, d);
     const index_t useful = largest_shrinking_rank(d.rows, d.cols);
-    const bool known = policy_.budget == 0 && !needs_spectrum(policy_.rank);
-    const index_t wanted = known && d.rows > 0 ? choose_rank(policy_.rank, d.rows, d.cols, {}, 0.0) : 1;
-    if (d.layer <= policy_.keep_first) {
+    const bool known = policy_.budget == 0 && !needs_spectrum(rank_of);
+    const index_t wanted = known && d.rows > 0 ? choose_rank(rank_of, d.rows, d.cols, {}, 0.0) : 1;
+    if (!d.embedding && d.layer <= policy_.keep_first) {
       d.reason = policy_.keep_first == 1 ? "the first layer" : "among the first layers";
-    } else if (policy_.keep_last && d.layer == layers_) {
+    } else if (!d.embedding && policy_.keep_last && d.layer == layers_) {
       d.reason = "the last layer";
     } else if (policy_.exclude && policy_.exclude(name)) {
       d.reason = "excluded";
@@ -284,7 +347,7 @@ class weight_planner {
     const auto bias = by_name_.find(joined(stem, "bias"));
     if (bias == by_name_.end()) return;
     const std::vector<index_t>& shape = tensors_[bias->second].shape;
-    const bool fits = shape.size() == 1 && shape[0] == decisions_[weight].rows;
+    const bool fits = shape.size() == 1 && shape[0] == decisions_[weight].parts * decisions_[weight].rows;
     if (fits && find(joined(joined(stem, "up"), "bias")) == nullptr) {
       decisions_[bias->second].bias_of = weight;
       return;
@@ -302,23 +365,38 @@ class weight_planner {
 
 }  // namespace detail
 
-/// Decides for each tensor of a file, in the order given.
+/// Decides for each tensor of a file what becomes of it, in the order given.
 ///
-/// Weight matrices are tensors of F32, F64, F16 or BF16 called NAME.weight: with 2 dimensions [out][in], with
-/// 4 a convolution's [out][in][height][width]; and the packed gates of recurrent layers as PyTorch names
-/// them, weight_ih* and weight_hh*. Everything else stays: biases, norms, buffers, embeddings (by their
-/// names), depthwise convolutions, and matrices whose factors would not be smaller. Whether a convolution has
-/// groups or is transposed does not show in a file: name such with policy.exclude.
+/// Weight matrices are tensors of F32, F64, F16 or BF16 with one of these names:
+///   NAME.weight [out][in]                        linear layer: one matrix
+///   NAME.weight [out][in / g][height][width]     convolution of g groups: g matrices
+///   NAME.weight_ih*, NAME.weight_hh*             recurrent layer as PyTorch names it: one matrix per gate
+///   NAME.weight [vocabulary][width]              embedding, recognized by its name or policy.embedding
+///   NAME.in_proj_weight [3 model][model]         attention: the matrices of query, key and value
+/// Embeddings and packed projections are factorized only if the policy says so. All other tensors stay:
+/// biases, norms, buffers, depthwise convolutions, and matrices whose factors would not be smaller. A file
+/// does not tell whether a convolution has groups (policy.groups does) or is transposed (policy.exclude has
+/// to name it).
 ///
-/// A file does not tell the order of its layers either. It is taken to be that of the names with numbers as
-/// numbers, but that conv1, stem, patch_embed and their like come first, and fc, classifier, head, lm_head
-/// and their like last. Throws value_error for a policy whose numbers cannot be, or that keeps more layers at
-/// the start than there are (but for the default, 1).
+/// A file does not tell the order of its layers either. The order is that of the names, with numbers compared
+/// as numbers, except that conv1, stem, patch_embed and similar names come first, and fc, classifier, head,
+/// lm_head and similar names last. Embeddings are not counted as layers. A table and an output layer that
+/// share their numbers in the network, but stand in the file under two names, are two weights, each decided
+/// for itself.
+///
+/// Throws value_error for a negative budget or keep_first; for a keep_first above 1 that is not below the
+/// number of layers; for a number of groups that is below 1 or does not divide the output channels; and for a
+/// budget together with embedding_rank.
 inline std::vector<weight_decision> weight_plan(std::span<const weight_tensor> tensors,
                                                 const weight_policy& policy) {
   if (policy.budget < 0 || policy.keep_first < 0) {
-    detail::throw_error<value_error>(
-        {"weight_plan: budget ", policy.budget, ", keep_first ", policy.keep_first});
+    detail::throw_error<value_error>({"weight_plan: budget ", policy.budget, ", keep_first ",
+                                      policy.keep_first, "; neither may be negative"});
+  }
+  if (policy.budget > 0 && policy.embedding_rank) {
+    detail::throw_error<value_error>({"weight_plan: budget ", policy.budget, " and embedding_rank (",
+                                      describe(*policy.embedding_rank),
+                                      "): the budget chooses the ranks of embeddings, too; set one of both"});
   }
   return detail::weight_planner(tensors, policy)();
 }

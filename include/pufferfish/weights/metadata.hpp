@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the metadata of a file with factors. They tell factors from other tensors with such names, and
+/// how the dense weights are restored.
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include <pufferfish/io/json_numbers.hpp>
+#include <pufferfish/io/safetensors_header.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Lists of the factorized weights of a file, by the names of the dense weights. Each list is a line of JSON
+/// under a metadata key of its own, such as {"layer1.0.conv2.weight":16}. Files written before `parts` and
+/// `embeddings` existed have only `ranks`.
+struct factor_lists {
+  static constexpr std::string_view ranks_key = "pufferfish.low_rank";
+  static constexpr std::string_view parts_key = "pufferfish.low_rank.parts";
+  static constexpr std::string_view embeddings_key = "pufferfish.low_rank.embeddings";
+
+  using list = std::map<std::string, index_t>;
+  list ranks;       ///< rank of every factorized weight
+  list parts;       ///< number of matrices of each weight that has more than one
+  list embeddings;  ///< rank of each weight that is an embedding
+
+  /// Adds a weight, in place of an earlier entry of the same name.
+  void add(const std::string& name, index_t rank, index_t part_count, bool embedding) {
+    parts.erase(name);
+    embeddings.erase(name);
+    ranks[name] = rank;
+    if (part_count > 1) parts[name] = part_count;
+    if (embedding) embeddings[name] = rank;
+  }
+
+  /// Whether the metadata list factors at all.
+  static bool listed(const safetensors_metadata& metadata) {
+    return metadata.count(std::string(ranks_key)) > 0;
+  }
+
+  /// Reads the lists of the file called `where`; all are empty if the metadata have none. Throws io_error for
+  /// text that is no list, and for lists that contradict each other.
+  static factor_lists read(const safetensors_metadata& metadata, const std::string& where) {
+    const auto list_of = [&](std::string_view key) {
+      const auto found = metadata.find(std::string(key));
+      if (found == metadata.end()) return list();
+      const named_numbers numbers = parse_json_numbers(found->second, where + ": metadata " + found->first);
+      return list(numbers.begin(), numbers.end());
+    };
+    factor_lists lists{list_of(ranks_key), list_of(parts_key), list_of(embeddings_key)};
+    const auto refuse = [&](std::string_view key, const std::string& name, index_t number,
+                            const std::string& why) {
+      PUFFERFISH_THROW(io_error(where + ": metadata " + std::string(key) + ": " + quote_name(name) + " has " +
+                                std::to_string(number) + "; " + why));
+    };
+    const std::string unlisted = std::string(ranks_key) + " has no such name";
+    for (const auto& [name, count] : lists.parts) {
+      if (lists.ranks.count(name) == 0) refuse(parts_key, name, count, unlisted);
+      if (count < 1) refuse(parts_key, name, count, "a weight has at least one matrix");
+    }
+    for (const auto& [name, rank] : lists.embeddings) {
+      const auto found = lists.ranks.find(name);
+      if (found == lists.ranks.end()) refuse(embeddings_key, name, rank, unlisted);
+      if (found->second != rank) {
+        refuse(embeddings_key, name, rank, std::string(ranks_key) + " has " + std::to_string(found->second));
+      }
+      if (lists.parts.count(name) > 0) {
+        refuse(embeddings_key, name, rank, std::string(parts_key) + " lists it, and a table is one matrix");
+      }
+    }
+    return lists;
+  }
+
+  /// Replaces the lists in a file's metadata. Lists other than `ranks` are written only if they have entries.
+  void write(safetensors_metadata& metadata, const std::string& where) const {
+    erase(metadata);
+    const auto put = [&](std::string_view key, const list& numbers) {
+      metadata[std::string(key)] = encode_json_numbers({numbers.begin(), numbers.end()}, where);
+    };
+    put(ranks_key, ranks);
+    if (!parts.empty()) put(parts_key, parts);
+    if (!embeddings.empty()) put(embeddings_key, embeddings);
+  }
+
+  static void erase(safetensors_metadata& metadata) {
+    for (const std::string_view key : {ranks_key, parts_key, embeddings_key}) {
+      metadata.erase(std::string(key));
+    }
+  }
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
