@@ -4,11 +4,13 @@
 /// \file
 /// Two-dimensional convolution with its gradients: the plain reference and the fast CPU form.
 ///
-/// Activations are NHWC and dense. Weights are stored [kernel height][kernel width][in][out]: the matrix of
-/// conv_shape::patch() rows and out_channels columns that multiplies the patches of the input.
+/// Activations are NHWC and dense. Weights are stored [kernel height][kernel width][in / groups][out]: the
+/// matrix of conv_shape::patch() rows and out_channels columns that multiplies the patches of the input. With
+/// groups, each group has out / groups consecutive columns, which multiply patches of its own input channels.
 
 #include <algorithm>
 
+#include <pufferfish/ops/grouped_conv.hpp>
 #include <pufferfish/ops/linear.hpp>
 #include <pufferfish/ops/winograd_weight.hpp>
 
@@ -34,8 +36,15 @@ void for_each_tap(const conv_shape& shape, const extents<4>& input, const extent
   }
 }
 
-/// y[n,oy,ox,o] = b[o] + sum over taps and i of x[n,iy,ix,i] w[o,i,ky,kx], with iy = oy stride - padding + ky
-/// dilation; padded taps count as zero. w: OIHW view, any strides; bias: out_channels elements or nullptr.
+/// The first input channel of the group that output channel `o` belongs to.
+inline index_t first_input(const conv_shape& shape, index_t o) {
+  return o / shape.group_outputs() * shape.group_inputs();
+}
+
+/// y[n,oy,ox,o] = b[o] + sum over taps and i of x[n,iy,ix,first(o)+i] w[o,i,ky,kx], with iy = oy stride -
+/// padding + ky dilation; first(o) is the first input channel of the group of o (0 for one group), and i
+/// counts the in / groups channels of that group. Padded taps count as zero. w: OIHW view [out][in /
+/// groups][height] [width], any strides; bias: out_channels elements or nullptr.
 template <class T>
 void conv_forward(const conv_shape& shape, const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& w,
                   const T* bias, const tensor_view<T, 4>& y) {
@@ -47,13 +56,16 @@ void conv_forward(const conv_shape& shape, const tensor_view<const T, 4>& x, con
     }
     for_each_tap(shape, x.shape(), y.shape(), [&](auto oy, auto ox, auto ky, auto kx, auto iy, auto ix) {
       for (index_t o = 0; o < y.extent(3); ++o) {
-        for (index_t i = 0; i < x.extent(3); ++i) y(n, oy, ox, o) += x(n, iy, ix, i) * w(o, i, ky, kx);
+        const index_t first = first_input(shape, o);
+        for (index_t i = 0; i < shape.group_inputs(); ++i) {
+          y(n, oy, ox, o) += x(n, iy, ix, first + i) * w(o, i, ky, kx);
+        }
       }
     });
   }
 }
 
-/// dx[n,iy,ix,i] = sum over taps and o of dy[n,oy,ox,o] w[o,i,ky,kx].
+/// dx[n,iy,ix,first(o)+i] = sum over taps and o of dy[n,oy,ox,o] w[o,i,ky,kx].
 template <class T>
 void conv_backward_input(const conv_shape& shape, const tensor_view<const T, 4>& dy,
                          const tensor_view<const T, 4>& w, const tensor_view<T, 4>& dx) {
@@ -61,13 +73,16 @@ void conv_backward_input(const conv_shape& shape, const tensor_view<const T, 4>&
   for (index_t n = 0; n < dx.extent(0); ++n) {
     for_each_tap(shape, dx.shape(), dy.shape(), [&](auto oy, auto ox, auto ky, auto kx, auto iy, auto ix) {
       for (index_t o = 0; o < dy.extent(3); ++o) {
-        for (index_t i = 0; i < dx.extent(3); ++i) dx(n, iy, ix, i) += dy(n, oy, ox, o) * w(o, i, ky, kx);
+        const index_t first = first_input(shape, o);
+        for (index_t i = 0; i < shape.group_inputs(); ++i) {
+          dx(n, iy, ix, first + i) += dy(n, oy, ox, o) * w(o, i, ky, kx);
+        }
       }
     });
   }
 }
 
-/// dw[o,i,ky,kx] (+)= sum over n and taps of dy[n,oy,ox,o] x[n,iy,ix,i]. dw: OIHW view, any strides.
+/// dw[o,i,ky,kx] (+)= sum over n and taps of dy[n,oy,ox,o] x[n,iy,ix,first(o)+i]. dw: OIHW view, any strides.
 template <class T>
 void conv_backward_weight(const conv_shape& shape, const tensor_view<const T, 4>& x,
                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dw, bool accumulate) {
@@ -75,7 +90,10 @@ void conv_backward_weight(const conv_shape& shape, const tensor_view<const T, 4>
   for (index_t n = 0; n < x.extent(0); ++n) {
     for_each_tap(shape, x.shape(), dy.shape(), [&](auto oy, auto ox, auto ky, auto kx, auto iy, auto ix) {
       for (index_t o = 0; o < dy.extent(3); ++o) {
-        for (index_t i = 0; i < x.extent(3); ++i) sum(o, i, ky, kx) += dy(n, oy, ox, o) * x(n, iy, ix, i);
+        const index_t first = first_input(shape, o);
+        for (index_t i = 0; i < shape.group_inputs(); ++i) {
+          sum(o, i, ky, kx) += dy(n, oy, ox, o) * x(n, iy, ix, first + i);
+        }
       }
     });
   }
@@ -296,9 +314,9 @@ struct output_finish {
 
 }  // namespace detail
 
-/// y = x * w + b (formula: reference::conv_forward). x, y: NHWC, dense; w: HWIO storage; bias: out_channels
-/// elements or nullptr; y overlaps no input. `moments`, unless nullptr, gets mean and variance of y's
-/// channels. Throws shape_error if the shapes do not fit.
+/// y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC, dense; w: HWIO
+/// storage; bias: out_channels elements or nullptr; y overlaps no input. `moments`, unless nullptr, gets mean
+/// and variance of y's channels. Throws shape_error if the shapes do not fit.
 template <class T>
 void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                   const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr) {
@@ -306,6 +324,12 @@ void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tens
   if (y.empty()) {
     if (moments != nullptr) moments->start(0, y.extent(3));
     return;
+  }
+  if (shape.groups > 1) {
+    return detail::grouped_forward<T>(
+        ctx, shape, x, w, bias, y, moments,
+        [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight, const T* add,
+            const tensor_view<T, 4>& to) { conv_forward<T>(ctx, one, from, weight, add, to); });
   }
   if (shape.is_pointwise()) {
     return linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
@@ -325,6 +349,12 @@ void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                          bool add = false) {
   detail::check_conv("conv_backward_input", shape, dx.shape(), dy.shape());
   if (dx.empty()) return;
+  if (shape.groups > 1) {
+    return detail::grouped_backward_input<T>(
+        ctx, shape, dy, w, dx, add,
+        [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight,
+            const tensor_view<T, 4>& to) { conv_backward_input<T>(ctx, one, from, weight, to, add); });
+  }
   if (shape.is_pointwise()) {
     return linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w),
                                     detail::as_rows(dx), add);
@@ -378,6 +408,13 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
                           bool accumulate) {
   detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
+  if (shape.groups > 1) {
+    return detail::grouped_backward_weight<T>(
+        ctx, shape, x, dy, dw, accumulate,
+        [&](const conv_shape& one, const tensor_view<const T, 4>& from,
+            const tensor_view<const T, 4>& gradient,
+            T* to) { conv_backward_weight<T>(ctx, one, from, gradient, to, accumulate); });
+  }
   const tensor_view<T, 2> gradient(dw, {shape.patch(), shape.out_channels});
   if (shape.is_pointwise()) {
     return linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
