@@ -28,15 +28,18 @@ TEST_CASE_TEMPLATE("LowRankConv: output against the reference convolutions, over
   cpu_context ctx({2, 0});
   picker pick(1);
   int done = 0;
-  for (std::uint64_t round = 0; round < 120; ++round) {
-    const conv_shape shape{pick(1, 12),
-                           pick(1, 24),
+  for (std::uint64_t round = 0; round < 240; ++round) {
+    const index_t groups = round % 2 == 0 ? 1 : pick(1, 5);
+    const conv_shape shape{groups * pick(1, groups == 1 ? 12 : 5),
+                           groups * pick(1, groups == 1 ? 24 : 6),
                            {pick(1, 4), pick(1, 4)},
                            {pick(1, 3), pick(1, 3)},
                            {pick(0, 3), pick(0, 3)},
-                           {pick(1, 2), pick(1, 2)}};
+                           {pick(1, 2), pick(1, 2)},
+                           groups};
+    CAPTURE(shape.describe());
     const extents<4> input{pick(0, 3), pick(1, 9), pick(1, 9), shape.in_channels};
-    LowRankConv<T> layer(shape, pick(1, std::min(shape.patch(), shape.out_channels)), round % 2 == 0);
+    LowRankConv<T> layer(shape, pick(1, std::min(shape.patch(), shape.group_outputs())), round % 4 < 2);
     try {
       layer.output_shape(input);
     } catch (const shape_error&) {
@@ -49,15 +52,16 @@ TEST_CASE_TEMPLATE("LowRankConv: output against the reference convolutions, over
     const tensor<T, 4> y = layer.forward(ctx, x);
 
     conv_shape down = shape;
-    down.out_channels = layer.rank();
+    down.out_channels = groups * layer.rank();
+    conv_shape up = conv_shape::square(down.out_channels, shape.out_channels, 1);
+    up.groups = groups;
     tensor<T, 4> t(down.output(input, "down")), expected(y.shape());
     ops::reference::conv_forward<T>(down, x, std::as_const(layer).down(), nullptr, t);
-    ops::reference::conv_forward<T>(conv_shape::square(layer.rank(), shape.out_channels, 1), t,
-                                    std::as_const(layer).up(), layer.bias().data(), expected);
+    ops::reference::conv_forward<T>(up, t, std::as_const(layer).up(), layer.bias().data(), expected);
     CHECK(largest_error(y, expected) < tolerance);
     CHECK(largest_error(y, dense_reference(layer, x)) < tolerance);
   }
-  CHECK(done > 60);
+  CHECK(done > 120);
 }
 
 TEST_CASE("LowRankConv: factor views write through to the kernels' storage; names, sizes") {
@@ -85,6 +89,71 @@ TEST_CASE("LowRankConv: factor views write through to the kernels' storage; name
   CHECK(plain.bias().is_null());
   CHECK(parameters_of(plain).size() == 2);
   CHECK(plain.macs({2, 5, 4, 2}) == 2 * 3 * 2 * 3 * (18 + 5));
+}
+
+TEST_CASE("LowRankConv: groups: the factors are those of two grouped convolutions") {
+  LowRankConv<float> layer(conv_shape{6, 4, {3, 2}, {1, 1}, {0, 0}, {1, 1}, 2}, 1, true);
+  CHECK(layer.down().shape() == extents<4>{2, 3, 3, 2});
+  CHECK(layer.up().shape() == extents<4>{4, 1, 1, 1});
+  layer.down()(1, 2, 1, 1) = 2.0F;
+  layer.up()(3, 0, 0, 0) = 3.0F;
+  const tensor<float, 4> dense = layer.to_dense();
+  REQUIRE(dense.shape() == extents<4>{4, 3, 3, 2});
+  for (index_t o = 0; o < 4; ++o) {
+    for (index_t i = 0; i < 3; ++i) {
+      for (index_t ky = 0; ky < 3; ++ky) {
+        for (index_t kx = 0; kx < 2; ++kx) {
+          CHECK(dense(o, i, ky, kx) == (o == 3 && i == 2 && ky == 1 && kx == 1 ? 6.0F : 0.0F));
+        }
+      }
+    }
+  }
+  CHECK(layer.macs({2, 5, 4, 6}) == 2 * 3 * 3 * 1 * (2 * 18 + 4));
+  CHECK(layer.output_shape({2, 5, 4, 6}) == extents<4>{2, 3, 3, 4});
+  // The rank is that of a group's matrix, 2 x 18.
+  CHECK_THROWS_AS(LowRankConv<float>(layer.shape(), 3), rank_error);
+  CHECK(contains(error_text([&] { LowRankConv<float>(layer.shape(), 3); }), "rank 3 of a 2 x 18 matrix"));
+  CHECK_THROWS_AS(LowRankConv<float>(conv_shape{6, 4, {3, 2}, {1, 1}, {0, 0}, {1, 1}, 4}, 1), shape_error);
+}
+
+TEST_CASE("LowRankConv: groups: gradients, contract, threads, recomputed activation") {
+  const auto grouped = [](index_t in, index_t out, index_t groups, index_t stride) {
+    return conv_shape{in, out, {3, 3}, {stride, stride}, {1, 1}, {1, 1}, groups};
+  };
+  const extents<4> input{2, 5, 4, 6};
+  const auto error = [&](const conv_shape& shape, index_t rank, bool bias) {
+    return gradient_error(LowRankConv<double>(shape, rank, bias), input);
+  };
+  CHECK(error(grouped(6, 8, 2, 1), 3, true) < gradient_tolerance);
+  CHECK(error(grouped(6, 9, 3, 2), 2, false) < gradient_tolerance);
+  CHECK(error(grouped(6, 6, 6, 1), 1, true) < gradient_tolerance);
+  CHECK(error(grouped(6, 12, 6, 2), 2, true) < gradient_tolerance);
+  CHECK(error({6, 8, {1, 1}, {1, 1}, {0, 0}, {1, 1}, 2}, 2, true) < gradient_tolerance);
+  check_contract(LowRankConv<double>(grouped(6, 8, 2, 2), 3, true), input);
+  check_contract(LowRankConv<float>(grouped(6, 8, 2, 1), 3, true), {0, 5, 4, 6});
+  check_threads(LowRankConv<float>(grouped(18, 36, 3, 1), 8, true), {4, 21, 19, 18});
+
+  LowRankConv<float> layer(grouped(6, 8, 2, 1), 3, true), again(grouped(6, 8, 2, 1), 3, true);
+  layer.initialize(random_stream{1, 0});
+  again.initialize(random_stream{1, 0});
+  again.set_recompute(true);
+  CHECK(results_of_step(layer, input, 1) == results_of_step(again, input, 1));
+
+  // The moments of the output, with and without a place for the activation between the factors.
+  const extents<4> images{3, 40, 41, 6};
+  tensor<float, 4> x(images), y(layer.output_shape(images));
+  fill_normal<float>(x.flat(), 1.0, {1, 1});
+  for (const run_mode mode : {run_mode::training, run_mode::inference}) {
+    cpu_context ctx({2, 0});
+    ctx.set_mode(mode);
+    scratch_frame frame(ctx.scratch());
+    ops::moment_parts<float> moments(frame);
+    layer.forward_with_moments(ctx, x, y.view(), moments);
+    std::vector<double> mean(8), variance(8), sum(8);
+    CHECK(moments.merge(mean.data(), variance.data()) == 3 * 40 * 41);
+    for (index_t i = 0; i < y.size(); ++i) sum[static_cast<std::size_t>(i % 8)] += double{y.data()[i]};
+    for (std::size_t c = 0; c < 8; ++c) CHECK(mean[c] == doctest::Approx(sum[c] / (3 * 40 * 41)));
+  }
 }
 
 TEST_CASE("LowRankConv: gradients") {

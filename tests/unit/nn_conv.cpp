@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <algorithm>
+#include <cmath>
+
 #include <pufferfish/nn/conv.hpp>
 
 #include "gradient_check.hpp"
@@ -15,6 +18,36 @@ TEST_CASE("Conv: gradients, contract, threads") {
   check_contract(Conv<double>(conv_shape::square(3, 4, 3, 2, 1), true), input);
   check_contract(Conv<float>(conv_shape::square(3, 4, 3, 2, 1), true), {0, 5, 4, 3});
   check_threads(Conv<float>(conv_shape::square(17, 9, 3, 1, 1), true), {4, 21, 19, 17});
+}
+
+TEST_CASE("Conv: groups: gradients, contract, threads, sizes") {
+  const auto grouped = [](index_t in, index_t out, index_t groups, index_t stride) {
+    return conv_shape{in, out, {3, 3}, {stride, stride}, {1, 1}, {1, 1}, groups};
+  };
+  const extents<4> input{2, 5, 4, 6};
+  CHECK(gradient_error(Conv<double>(grouped(6, 4, 2, 1), true), input) < gradient_tolerance);
+  CHECK(gradient_error(Conv<double>(grouped(6, 6, 6, 1), true), input) < gradient_tolerance);
+  CHECK(gradient_error(Conv<double>(grouped(6, 6, 6, 2)), input) < gradient_tolerance);
+  CHECK(gradient_error(Conv<double>(grouped(6, 12, 6, 2), true), input) < gradient_tolerance);
+  CHECK(gradient_error(Conv<double>({6, 9, {1, 1}, {1, 1}, {0, 0}, {1, 1}, 3}, true), input) <
+        gradient_tolerance);
+  CHECK(gradient_error(Conv<double>({6, 6, {2, 3}, {1, 2}, {1, 2}, {2, 1}, 6}), input) < gradient_tolerance);
+  check_contract(Conv<double>(grouped(6, 4, 2, 2), true), input);
+  check_contract(Conv<double>(grouped(6, 6, 6, 1), true), input);
+  check_contract(Conv<float>(grouped(6, 6, 6, 2), true), {0, 5, 4, 6});
+  check_threads(Conv<float>(grouped(18, 9, 3, 1), true), {4, 21, 19, 18});
+  check_threads(Conv<float>(grouped(18, 18, 18, 1), true), {4, 21, 19, 18});
+  Conv<float> layer(grouped(6, 4, 2, 1));
+  CHECK(layer.weight().shape() == extents<4>{4, 3, 3, 3});
+  CHECK(layer.macs(input) == 2 * 5 * 4 * 27 * 4);
+  layer.initialize({1, 1});
+  double largest = 0.0;
+  for (index_t i = 0; i < 4 * 27; ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(layer.weight().data()[i])));
+  }
+  CHECK(largest < 1.0 / std::sqrt(27.0));
+  CHECK(largest > 0.8 / std::sqrt(27.0));
+  CHECK(contains(error_text([&] { Conv<float>(grouped(6, 4, 3, 1)); }), "groups 3"));
 }
 
 TEST_CASE("Conv: the weight as frameworks see it is what multiplies") {

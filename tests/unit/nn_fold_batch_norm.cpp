@@ -21,11 +21,14 @@ TEST_CASE_TEMPLATE("fold_batch_norm: one layer and its norm", T, float, double) 
     check_folding<T>(network<T>{any_layer<T>(more)}, images, {{{"n1", "a"}, {"n2", "a"}}, {"n3"}});
   };
   const conv_shape same = conv_shape::square(6, 9, 3, 2, 1), point = conv_shape::square(6, 9, 1);
+  const conv_shape groups{6, 9, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 3};
   for (const bool bias : {false, true}) {
     check(Conv<T>(same, bias), {2, 7, 5, 6});
     check(Conv<T>(point, bias), {2, 7, 5, 6});
     check(LowRankConv<T>(same, 4, bias), {2, 7, 5, 6});
     check(LowRankConv<T, 3>(point, bias), {3, 4, 4, 6});
+    check(Conv<T>(groups, bias), {2, 7, 5, 6});
+    check(LowRankConv<T>(groups, 2, bias), {2, 7, 5, 6});
     check(Linear<T>(6, 9, bias), {5, 1, 1, 6});
     check(LowRankLinear<T>(6, 9, 2, bias), {5, 1, 1, 6});
     check(LowRankLinear<T, 1>(6, 9, bias), {5, 1, 1, 6});
@@ -42,6 +45,9 @@ TEST_CASE_TEMPLATE("fold_batch_norm: a LowRankNormConv becomes a LowRankConv", T
   const auto ranks = low_rank_layers(one);
   REQUIRE(ranks.size() == 1);
   CHECK(ranks[0] == layer_rank{"conv", 4});
+  sequential<T> grouped;
+  grouped.add("conv", LowRankNormConv<T>(conv_shape{6, 9, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 3}, 2));
+  check_folding<T>(network<T>{any_layer<T>(grouped)}, {2, 5, 5, 6}, {{{"conv.bn", "conv"}}, {}});
 }
 
 TEST_CASE_TEMPLATE("fold_batch_norm: branches and shortcuts of residual blocks", T, float, double) {

@@ -29,6 +29,8 @@ TEST_CASE("LowRankNormConv: gradient, contract, threads") {
   CHECK(gradient_error(visited<double>(shape, 2), {2, 5, 4, 3}) < gradient_tolerance);
   CHECK(gradient_error(visited<double>(conv_shape::square(5, 3, 1), 3), {2, 3, 3, 5}) < gradient_tolerance);
   CHECK(gradient_error(visited<double>(conv_shape::square(1, 1, 1), 1), {3, 1, 1, 1}) < gradient_tolerance);
+  CHECK(gradient_error(visited<double>(conv_shape{4, 6, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 2}, 2),
+                       {2, 5, 4, 4}) < gradient_tolerance);
   check_contract(visited<double>(shape, 2), {2, 5, 4, 3});
   check_contract(visited<float>(shape, 2), {0, 5, 4, 3});
   check_threads(visited<float>(conv_shape::square(9, 20, 3, 1, 1), 5), {5, 9, 8, 9});

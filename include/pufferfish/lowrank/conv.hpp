@@ -11,6 +11,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// The rank-agnostic core of LowRankConv.
+///
+/// With groups, each group has a matrix (out / groups) x (in / groups * kernel height * kernel width) of its
+/// own, and `rank` is the rank of each of them. The factors are those of two grouped convolutions, in
+/// PyTorch's terms
+///
+///     down = Conv2d(in, groups * rank, kernel, stride, padding, dilation, groups=groups, bias=False)
+///     up = Conv2d(groups * rank, out, 1, groups=groups, bias=bias)
+///
+/// so that down's weight is [groups * rank][in / groups][height][width] and up's [out][rank][1][1].
 template <class T>
 class low_rank_conv {
  public:
@@ -27,17 +36,18 @@ class low_rank_conv {
         down_(checked(shape, rank), parameter_role::weight),
         up_(logical_layout::kernel(shape.out_channels, rank, 1, 1), parameter_role::weight),
         bias_(logical_layout::vector(bias ? shape.out_channels : 0), parameter_role::bias) {
-    down_shape_.out_channels = rank;
+    down_shape_.out_channels = shape.groups * rank;
   }
 
   /// The dense convolution's geometry: stride, padding and dilation are those of `down`.
   const conv_shape& shape() const { return shape_; }
+  /// The rank of each group's matrix.
   index_t rank() const { return rank_; }
   bool has_bias() const { return bias_.size() > 0; }
   bool is_moved_from() const { return down_.is_moved_from(); }
 
-  /// The factors as frameworks see them: down [rank][in][height][width], up [out][rank][1][1]; bias: out
-  /// elements (null view: none). Views onto the kernels' own storage.
+  /// The factors as frameworks see them: down [groups * rank][in / groups][height][width], up
+  /// [out][rank][1][1]; bias: out elements (null view: none). Views onto the kernels' own storage.
   tensor_view<parameter_t<T>, 4> down() { return down_.logical(); }
   tensor_view<const parameter_t<T>, 4> down() const { return down_.logical(); }
   tensor_view<parameter_t<T>, 4> up() { return up_.logical(); }
@@ -47,18 +57,22 @@ class low_rank_conv {
     return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
   }
 
-  /// up * down, the dense convolution's weight [out][in][height][width].
+  /// up * down group by group, the dense convolution's weight [out][in / groups][height][width].
   tensor<parameter_t<T>, 4> to_dense() const {
-    const index_t patch = shape_.patch(), out = shape_.out_channels;
-    tensor<parameter_t<T>, 2> stored({patch, out});
+    using P = parameter_t<T>;
+    const index_t patch = shape_.patch(), out = shape_.out_channels, columns = shape_.group_outputs();
+    const tensor_view<const P, 2> down(down_.data(), {patch, down_shape_.out_channels});
+    const tensor_view<const P, 2> up(up_.data(), {rank_, out});
+    tensor<P, 2> stored({patch, out});
     stack_arena scratch;
-    native_gemm(scratch).multiply<parameter_t<T>>(
-        tensor_view<const parameter_t<T>, 2>(down_.data(), {patch, rank_}),
-        tensor_view<const parameter_t<T>, 2>(up_.data(), {rank_, out}), stored.view());
+    for (index_t group = 0; group < shape_.groups; ++group) {
+      native_gemm(scratch).multiply<P>(down.slice(1, group * rank_, rank_),
+                                       up.slice(1, group * columns, columns),
+                                       stored.view().slice(1, group * columns, columns));
+    }
     const logical_layout layout =
-        logical_layout::kernel(out, shape_.in_channels, shape_.kernel.height, shape_.kernel.width);
-    return tensor<parameter_t<T>, 4>(
-        tensor_view<const parameter_t<T>, 4>(stored.data(), layout.shape, layout.strides));
+        logical_layout::kernel(out, shape_.group_inputs(), shape_.kernel.height, shape_.kernel.width);
+    return tensor<P, 4>(tensor_view<const P, 4>(stored.data(), layout.shape, layout.strides));
   }
 
   std::string describe() const { return message({"LowRankConv rank ", rank_, ", ", shape_.describe()}); }
@@ -119,10 +133,10 @@ class low_rank_conv {
     fill_fan_in(bias_, rank_, random.child("up.bias"));
   }
 
-  /// Multiply-accumulates for an NHWC input: output pixels * rank * (patch + out channels).
+  /// Multiply-accumulates for an NHWC input: output pixels * rank * (groups * patch + out channels).
   index_t macs(const extents<4>& input) const {
     const extents<4> output = output_shape(input);
-    return output[0] * output[1] * output[2] * rank_ * (shape_.patch() + shape_.out_channels);
+    return output[0] * output[1] * output[2] * rank_ * (shape_.groups * shape_.patch() + shape_.out_channels);
   }
 
   /// f(name, parameter) for each parameter, in execution order.
@@ -142,8 +156,13 @@ class low_rank_conv {
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 4> t = inner_activation(ctx, x, inner_shape(dy.shape()), frame);
     const tensor_view<T, 4> dt = frame.take<T>(t.shape());
-    const tensor_view<parameter_t<T>, 2> up_gradient(up_.gradient_data(), {rank_, shape_.out_channels});
-    ops::low_rank_conv_backward_up<T>(ctx, t, dy, up_matrix(), up_gradient, up_.accumulate(), dt);
+    if (shape_.groups > 1) {
+      ops::grouped_low_rank_conv_backward_up<T>(ctx, shape_.groups, t, dy, up_.template as<T>(),
+                                                up_.gradient_data(), up_.accumulate(), dt);
+    } else {
+      const tensor_view<parameter_t<T>, 2> up_gradient(up_.gradient_data(), {rank_, shape_.out_channels});
+      ops::low_rank_conv_backward_up<T>(ctx, t, dy, up_matrix(), up_gradient, up_.accumulate(), dt);
+    }
     ctx.gradient_written(up_);
     if (has_bias()) {
       ops::bias_gradient<T>(ctx, rows(dy), bias_.gradient_data(), bias_.accumulate());
@@ -161,8 +180,14 @@ class low_rank_conv {
     tensor_view<T, 4> t;
     if (ctx.training() && !recompute_) t = ctx.tape().template push<T>(inner_shape(y.shape()));
     if (ctx.training()) ctx.tape().push_value(*this, x);
-    ops::low_rank_conv_forward<T>(ctx, down_shape_, x, down_.template as<T>(), up_matrix(),
-                                  has_bias() ? bias_.template as<T>() : nullptr, t, y, moments);
+    const T* const bias = has_bias() ? bias_.template as<T>() : nullptr;
+    if (shape_.groups > 1) {
+      ops::grouped_low_rank_conv_forward<T>(ctx, down_shape_, x, down_.template as<T>(), up_.template as<T>(),
+                                            bias, t, y, moments);
+    } else {
+      ops::low_rank_conv_forward<T>(ctx, down_shape_, x, down_.template as<T>(), up_matrix(), bias, t, y,
+                                    moments);
+    }
   }
 
   template <class Device>
@@ -176,11 +201,12 @@ class low_rank_conv {
 
   static logical_layout checked(const conv_shape& shape, index_t rank) {
     shape.validate("LowRankConv");
-    check_rank(message({"LowRankConv, ", shape.describe()}), shape.out_channels, shape.patch(), rank);
-    return logical_layout::kernel(rank, shape.in_channels, shape.kernel.height, shape.kernel.width);
+    check_rank(message({"LowRankConv, ", shape.describe()}), shape.group_outputs(), shape.patch(), rank);
+    return logical_layout::kernel(shape.groups * rank, shape.group_inputs(), shape.kernel.height,
+                                  shape.kernel.width);
   }
   extents<4> inner_shape(extents<4> output) const {
-    output[3] = rank_;
+    output[3] = down_shape_.out_channels;
     return output;
   }
   template <class U>

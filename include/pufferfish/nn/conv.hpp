@@ -11,7 +11,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = x * W + b over NHWC images; W is OIHW to the world, stored [height][width][in][out].
+/// y = x * W + b over NHWC images, of the groups that the shape says. W is OIHW in names and files,
+/// [out][in / groups][height][width] as in PyTorch, and stored [height][width][in / groups][out].
 template <class T>
 class Conv {
  public:
@@ -28,7 +29,7 @@ class Conv {
   bool has_bias() const { return bias_.size() > 0; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
 
-  /// Weight [out][in][height][width] and bias (null view: none), as frameworks see them.
+  /// Weight [out][in / groups][height][width] and bias (null view: none), as frameworks see them.
   tensor_view<parameter_t<T>, 4> weight() { return weight_.logical(); }
   tensor_view<const parameter_t<T>, 4> weight() const { return weight_.logical(); }
   tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
@@ -73,7 +74,7 @@ class Conv {
     run_backward(ctx, dy, dx, true);
   }
 
-  /// U(+-1/sqrt(in * height * width)) for weight and bias, PyTorch's default.
+  /// U(+-1/sqrt(in / groups * height * width)) for weight and bias, PyTorch's default.
   void initialize(random_stream random) {
     detail::fill_fan_in(weight_, shape_.patch(), random.child("weight"));
     detail::fill_fan_in(bias_, shape_.patch(), random.child("bias"));
@@ -108,7 +109,7 @@ class Conv {
 
   static logical_layout checked(const conv_shape& shape) {
     shape.validate("Conv");
-    return logical_layout::kernel(shape.out_channels, shape.in_channels, shape.kernel.height,
+    return logical_layout::kernel(shape.out_channels, shape.group_inputs(), shape.kernel.height,
                                   shape.kernel.width);
   }
 

@@ -135,9 +135,10 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   norm.apply(0, down.weight(), result.down());
   copy(up.weight(), result.up());
   for (index_t o = 0; o < layer.shape().out_channels; ++o) {
+    const index_t first = o / layer.shape().group_outputs() * layer.rank();  // of the group of o
     double sum = 0.0;
     for (index_t r = 0; r < layer.rank(); ++r) {
-      sum += static_cast<double>(up.weight()(o, r, 0, 0)) * norm.shift[static_cast<std::size_t>(r)];
+      sum += static_cast<double>(up.weight()(o, r, 0, 0)) * norm.shift[static_cast<std::size_t>(first + r)];
     }
     result.bias()(o) = static_cast<parameter_t<T>>(sum);
   }

@@ -12,25 +12,28 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = up * BatchNorm(down * x): `down` is the convolution `shape` to `rank` channels, `up` a 1x1 convolution
-/// to all of them. What the code of Pufferfish uses in its pure low-rank ResNet-18 and ResNet-34 for
-/// ImageNet; its published networks, and factorize, have nothing between the factors. With running statistics
-/// it is not the product of two matrices of the training pass, so it cannot be merged or made by an SVD.
+/// y = up * BatchNorm(down * x): `down` is the convolution `shape` to groups * `rank` channels, `up` a 1x1
+/// convolution of as many groups to all of them. What the code of Pufferfish uses in its pure low-rank
+/// ResNet-18 and ResNet-34 for ImageNet; its published networks, and factorize, have nothing between the
+/// factors. With running statistics it is not the product of two matrices of the training pass, so it cannot
+/// be merged or made by an SVD.
 ///
 /// Names below it: down.weight, bn.weight, bn.bias, up.weight.
 template <class T, class Device = device::cpu>
 class LowRankNormConv : public sequential<T, Device> {
  public:
   /// No bias: a batch norm follows. Throws shape_error for a shape that is none, rank_error unless 1 <= rank
-  /// <= min(out, in * kernel height * kernel width).
+  /// <= min(out / groups, in / groups * kernel height * kernel width).
   LowRankNormConv(const conv_shape& shape, index_t rank) : shape_(shape), rank_(rank) {
     shape.validate("LowRankNormConv");
-    check_rank(describe(), shape.out_channels, shape.patch(), rank);
+    check_rank(describe(), shape.group_outputs(), shape.patch(), rank);
     conv_shape down = shape;
-    down.out_channels = rank;
+    down.out_channels = shape.groups * rank;
+    conv_shape up = conv_shape::square(down.out_channels, shape.out_channels, 1);
+    up.groups = shape.groups;
     this->add("down", Conv<T>(down));
-    this->add("bn", BatchNorm<T>(rank));
-    this->add("up", Conv<T>(conv_shape::square(rank, shape.out_channels, 1)));
+    this->add("bn", BatchNorm<T>(down.out_channels));
+    this->add("up", Conv<T>(up));
   }
 
   /// The geometry of the dense convolution that it stands for.

@@ -4,17 +4,17 @@
 /// \file
 /// The convolution of rank r in one pass: a tile of `down`'s output is multiplied by `up` while it is in the
 /// cache, and a tile of gradients serves both of `up`'s products. The plain reference is ops::reference, one
-/// convolution after the other.
+/// convolution after the other. With groups it is two grouped convolutions, one after the other.
 
 #include <pufferfish/ops/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// t = x * down, y = t up + b. x: NHWC; down: HWIO storage of `shape`, whose out_channels are the rank r; t:
-/// NHWC with r channels, or a null view where nobody wants it; up: r x out; bias: out elements or nullptr; y:
-/// NHWC. All dense, no output overlaps anything. `moments`, unless nullptr, gets mean and variance of y's
-/// channels. Throws shape_error if the shapes do not fit.
+/// t = x * down, y = t up + b, for one group. x: NHWC; down: HWIO storage of `shape`, whose out_channels are
+/// the rank r; t: NHWC with r channels, or a null view where it is not wanted; up: r x out; bias: out elements
+/// or nullptr; y: NHWC. All dense, no output overlaps anything. `moments`, unless nullptr, gets mean and
+/// variance of y's channels. Throws shape_error if the shapes do not fit.
 template <class T>
 void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
@@ -62,6 +62,55 @@ void low_rank_conv_backward_up(context<device::cpu>& ctx, const tensor_view<cons
         if (count == 0) return;
         operand.multiply(dy_rows.slice(0, first, count), dt_rows.slice(0, first, count), false);
       });
+}
+
+namespace detail {
+
+/// The 1x1 convolution `up` of a low-rank convolution with groups, from `inner` channels to `out`.
+inline conv_shape grouped_up_shape(index_t groups, index_t inner, index_t out) {
+  conv_shape up;
+  up.in_channels = inner;
+  up.out_channels = out;
+  up.groups = groups;
+  return up;
+}
+
+}  // namespace detail
+
+/// low_rank_conv_forward for more than one group, on any device: t = x * down, y = t * up + b. down: HWIO
+/// storage of `shape`, whose out_channels are groups * r; t: NHWC with groups * r channels, or a null view
+/// where it is not wanted; up: r x out, of which out / groups consecutive columns belong to a group.
+/// Everything else as low_rank_conv_forward.
+template <class T, class Device>
+void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape,
+                                   const tensor_view<const T, 4>& x, const T* down, const T* up,
+                                   const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
+                                   moment_parts<T>* moments = nullptr) {
+  const conv_shape up_shape = detail::grouped_up_shape(shape.groups, shape.out_channels, y.extent(3));
+  if (!t.is_null()) {
+    conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
+    return conv_forward<T>(ctx, up_shape, t, up, bias, y, moments);
+  }
+  // Moments take their memory before any scratch of ours, which is given back when we return.
+  if constexpr (collects_moments<Device>) detail::start_moments(y, moments);
+  scratch_frame frame(ctx.scratch());
+  extents<4> inner = y.shape();
+  inner[3] = shape.out_channels;
+  const tensor_view<T, 4> kept = frame.take<T>(inner);
+  conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), kept);
+  conv_forward<T>(ctx, up_shape, kept, up, bias, y);
+  if constexpr (collects_moments<Device>) detail::add_moments(ctx, y, moments);
+}
+
+/// low_rank_conv_backward_up for more than one group, on any device. t, dt: NHWC with groups * r channels;
+/// up, dup: r x out. Everything else as low_rank_conv_backward_up.
+template <class T, class Device>
+void grouped_low_rank_conv_backward_up(context<Device>& ctx, index_t groups, const tensor_view<const T, 4>& t,
+                                       const tensor_view<const T, 4>& dy, const T* up, parameter_t<T>* dup,
+                                       bool accumulate, const tensor_view<T, 4>& dt) {
+  const conv_shape up_shape = detail::grouped_up_shape(groups, t.extent(3), dy.extent(3));
+  conv_backward_weight<T>(ctx, up_shape, t, dy, dup, accumulate);
+  conv_backward_input<T>(ctx, up_shape, dy, up, dt);
 }
 
 /// A device's forms: <pufferfish/gpu.hpp>.
