@@ -10,14 +10,15 @@ from cases import Case, alone, case, factor_rank, hashed, linear, set_values, te
 
 # -------------------------------------------------------------------------------------------------------------- layers
 
-def conv(c_in, out, kernel, stride=1, padding=0, bias=False, rank=None, norm=False, dilation=1):
-    """A convolution, or its two factors, with a batch norm between them if asked."""
+def conv(c_in, out, kernel, stride=1, padding=0, bias=False, rank=None, norm=False, dilation=1, groups=1):
+    """A convolution, or its two factors, with a batch norm between them if asked. The rank is that of each group."""
     if rank is None:
-        return nn.Conv2d(c_in, out, kernel, stride, padding, dilation, bias=bias)
-    parts = OrderedDict(down=nn.Conv2d(c_in, rank, kernel, stride, padding, dilation, bias=False))
+        return nn.Conv2d(c_in, out, kernel, stride, padding, dilation, groups, bias=bias)
+    inner = groups * rank
+    parts = OrderedDict(down=nn.Conv2d(c_in, inner, kernel, stride, padding, dilation, groups, bias=False))
     if norm:
-        parts["bn"] = nn.BatchNorm2d(rank)
-    parts["up"] = nn.Conv2d(rank, out, 1, bias=bias)
+        parts["bn"] = nn.BatchNorm2d(inner)
+    parts["up"] = nn.Conv2d(inner, out, 1, groups=groups, bias=bias)
     return nn.Sequential(parts)
 
 
@@ -29,11 +30,22 @@ LAYERS = {
     "conv1x1": (lambda: conv(6, 9, 1), (2, 6, 3, 2)),
     "conv1x1_stride2": (lambda: conv(6, 9, 1, 2), (2, 6, 5, 4)),
     "conv7x7_stride2": (lambda: conv(3, 4, 7, 2, 3), (1, 3, 9, 8)),
+    "grouped_conv3x3": (lambda: conv(6, 4, 3, 1, 1, bias=True, groups=2), (2, 6, 4, 5)),
+    "grouped_conv3x3_stride2": (lambda: conv(6, 9, 3, 2, 1, groups=3), (2, 6, 5, 4)),
+    "grouped_conv1x1": (lambda: conv(6, 9, 1, groups=3), (2, 6, 3, 2)),
+    "depthwise_conv3x3": (lambda: conv(5, 5, 3, 1, 1, bias=True, groups=5), (2, 5, 4, 6)),
+    "depthwise_conv3x3_stride2": (lambda: conv(5, 5, 3, 2, 1, groups=5), (2, 5, 7, 6)),
+    "depthwise_conv5x5_dilated": (lambda: conv(4, 4, 5, 1, 4, dilation=2, groups=4), (1, 4, 6, 5)),
+    "depthwise_conv3x3_multiplier": (lambda: conv(4, 8, 3, 1, 1, bias=True, groups=4), (2, 4, 5, 3)),
     "linear": (lambda: linear(11, 6), (5, 11)),
     "low_rank_conv3x3_stride2": (lambda: conv(4, 6, 3, 2, 1, rank=3), (2, 4, 4, 5)),
     "low_rank_conv3x3_bias": (lambda: conv(4, 6, 3, 1, 1, bias=True, rank=2), (2, 4, 3, 4)),
     "low_rank_conv1x1_stride2": (lambda: conv(8, 12, 1, 2, rank=4), (2, 8, 5, 4)),
     "low_rank_conv7x7_stride2": (lambda: conv(3, 5, 7, 2, 3, rank=3), (1, 3, 9, 8)),
+    "low_rank_grouped_conv3x3": (lambda: conv(6, 8, 3, 1, 1, bias=True, rank=3, groups=2), (2, 6, 4, 5)),
+    "low_rank_grouped_conv3x3_stride2": (lambda: conv(6, 9, 3, 2, 1, rank=2, groups=3), (2, 6, 5, 4)),
+    "low_rank_depthwise_conv3x3": (lambda: conv(4, 8, 3, 1, 1, rank=1, groups=4), (2, 4, 5, 3)),
+    "low_rank_norm_grouped_conv3x3": (lambda: conv(4, 6, 3, 1, 1, rank=2, norm=True, groups=2), (2, 4, 4, 3)),
     "low_rank_norm_conv3x3": (lambda: conv(4, 6, 3, 1, 1, rank=3, norm=True), (2, 4, 4, 3)),
     "low_rank_linear": (lambda: linear(11, 6, rank=3), (5, 11)),
     "batch_norm": (lambda: nn.BatchNorm2d(5), (2, 5, 4, 3)),

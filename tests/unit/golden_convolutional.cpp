@@ -58,6 +58,24 @@ TEST_CASE_TEMPLATE("layers: outputs and gradients are PyTorch's", T, float, doub
   check("conv1x1", Conv<T>(conv(6, 9, 1, 1, 0, 1)), {2, 3, 2, 6});
   check("conv1x1_stride2", Conv<T>(conv(6, 9, 1, 2, 0, 1)), {2, 5, 4, 6});
   check("conv7x7_stride2", Conv<T>(conv(3, 4, 7, 2, 3, 1)), {1, 9, 8, 3});
+  const auto grouped = [](conv_shape shape, index_t groups) {
+    shape.groups = groups;
+    return shape;
+  };
+  check("grouped_conv3x3", Conv<T>(grouped(conv(6, 4, 3, 1, 1, 1), 2), true), {2, 4, 5, 6});
+  check("grouped_conv3x3_stride2", Conv<T>(grouped(conv(6, 9, 3, 2, 1, 1), 3)), {2, 5, 4, 6});
+  check("grouped_conv1x1", Conv<T>(grouped(conv(6, 9, 1, 1, 0, 1), 3)), {2, 3, 2, 6});
+  check("depthwise_conv3x3", Conv<T>(grouped(conv(5, 5, 3, 1, 1, 1), 5), true), {2, 4, 6, 5});
+  check("depthwise_conv3x3_stride2", Conv<T>(grouped(conv(5, 5, 3, 2, 1, 1), 5)), {2, 7, 6, 5});
+  check("depthwise_conv5x5_dilated", Conv<T>(grouped(conv(4, 4, 5, 1, 4, 2), 4)), {1, 6, 5, 4});
+  check("depthwise_conv3x3_multiplier", Conv<T>(grouped(conv(4, 8, 3, 1, 1, 1), 4), true), {2, 5, 3, 4});
+  check("low_rank_grouped_conv3x3", LowRankConv<T>(grouped(conv(6, 8, 3, 1, 1, 1), 2), 3, true),
+        {2, 4, 5, 6});
+  check("low_rank_grouped_conv3x3_stride2", LowRankConv<T>(grouped(conv(6, 9, 3, 2, 1, 1), 3), 2),
+        {2, 5, 4, 6});
+  check("low_rank_depthwise_conv3x3", LowRankConv<T>(grouped(conv(4, 8, 3, 1, 1, 1), 4), 1), {2, 5, 3, 4});
+  check("low_rank_norm_grouped_conv3x3", LowRankNormConv<T>(grouped(conv(4, 6, 3, 1, 1, 1), 2), 2),
+        {2, 4, 3, 4});
   check("linear", Linear<T>(11, 6), {5, 1, 1, 11});
   check("low_rank_conv3x3_stride2", LowRankConv<T>(conv(4, 6, 3, 2, 1, 1), 3), {2, 4, 5, 4});
   check("low_rank_conv3x3_bias", LowRankConv<T>(conv(4, 6, 3, 1, 1, 1), 2, true), {2, 3, 4, 4});
