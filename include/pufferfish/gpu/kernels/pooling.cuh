@@ -6,6 +6,7 @@
 /// the input: there it looks at all windows that the pixel lies in, so nothing is added up between threads.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
+#include <pufferfish/gpu/kernels/pixel_tasks.cuh>
 #include <pufferfish/gpu/kernels/pooling.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
@@ -40,41 +41,6 @@ __device__ inline window_range window_at(const pool_windows& w, index_t oy, inde
           window_pixels(ox, w.stride_width, w.pad_width, w.kernel_width, w.width)};
 }
 
-/// Where a thread is: pixel (y, x) of image n, channels from `channel` on.
-struct pool_place {
-  index_t n, y, x, channel;
-};
-
-/// Task number i of a grid over images of `height` x `width` pixels, `columns` tasks of `tasks_width`
-/// channels each. 32-bit arithmetic where it is enough: division is what a pass over small windows costs.
-template <class I>
-__device__ inline pool_place place_of(index_t i, index_t height, index_t width, index_t columns,
-                                      int tasks_width) {
-  const I task = static_cast<I>(i), pixel = task / static_cast<I>(columns);
-  const I row = pixel / static_cast<I>(width), image = row / static_cast<I>(height);
-  return {static_cast<index_t>(image), static_cast<index_t>(row - image * static_cast<I>(height)),
-          static_cast<index_t>(pixel - row * static_cast<I>(width)),
-          static_cast<index_t>(task - pixel * static_cast<I>(columns)) * tasks_width};
-}
-
-/// A task has task::width channels a thread, and run(place) for each place of its images.
-template <class I, class Task>
-static __global__ void pool_kernel(Task task, index_t tasks, index_t height, index_t width, index_t columns) {
-  for (index_t i = grid_thread(); i < tasks; i += grid_threads()) {
-    task.run(place_of<I>(i, height, width, columns, Task::width));
-  }
-}
-
-template <class Task>
-void pool(const launch_site& stream, const Task& task, index_t images, index_t height, index_t width,
-          index_t channels) {
-  const index_t columns = channels / Task::width, tasks = images * height * width * columns;
-  const bool narrow = tasks <= (index_t{1} << 31);
-  launch(stream, {blocks_for(tasks, 128), 128},
-         narrow ? pool_kernel<std::uint32_t, Task> : pool_kernel<std::uint64_t, Task>, task, tasks, height,
-         width, columns);
-}
-
 template <class T, int Width>
 struct pool_images {
   static constexpr int width = Width;
@@ -104,7 +70,7 @@ struct max_pool_task : pool_images<T, Width> {
   const T* x;
   T* y;
 
-  __device__ void run(const pool_place& at) const {
+  __device__ void run(const pixel_place& at) const {
     const window_range window = window_at(this->windows, at.y, at.x);
     auto best = load_row<Width>(x + this->input_at(at.n, window.y.begin, window.x.begin, at.channel));
     for (index_t iy = window.y.begin; iy < window.y.end; ++iy) {
@@ -128,7 +94,7 @@ struct max_pool_gradient_task : pool_images<T, Width> {
   T* dx;
 
   /// Whether x at `at` is the first of its window, row by row, that equals the largest; for each channel.
-  __device__ lanes<bool, Width> winners_of(const pool_place& at, const window_range& window, const row& own,
+  __device__ lanes<bool, Width> winners_of(const pixel_place& at, const window_range& window, const row& own,
                                            const row& largest) const {
     lanes<bool, Width> wins;
     bool any = false;
@@ -143,7 +109,7 @@ struct max_pool_gradient_task : pool_images<T, Width> {
     return wins;
   }
 
-  __device__ void run(const pool_place& at) const {
+  __device__ void run(const pixel_place& at) const {
     const pool_windows& w = this->windows;
     const index_t place = this->input_at(at.n, at.y, at.x, at.channel);
     const row own = load_row<Width>(x + place);
@@ -166,7 +132,8 @@ template <class T>
 void max_pool_forward(cudaStream_t stream, const pool_windows& w, const T* x, T* y) {
   constexpr int wide = vector_width<T>;
   const auto run = [&](const auto& task) {
-    pool(launch_site(stream, "max_pool_forward"), task, w.images, w.out_height, w.out_width, w.channels);
+    run_pixel_tasks(launch_site(stream, "max_pool_forward"), task, w.images, w.out_height, w.out_width,
+                    w.channels);
   };
   if (w.channels % wide == 0 && aligned16(x, y)) return run(max_pool_task<T, wide>{{w}, x, y});
   run(max_pool_task<T, 1>{{w}, x, y});
@@ -177,7 +144,7 @@ void max_pool_backward(cudaStream_t stream, const pool_windows& w, const T* x, c
                        T* dx) {
   constexpr int wide = vector_width<T>;
   const auto run = [&](const auto& task) {
-    pool(launch_site(stream, "max_pool_backward"), task, w.images, w.height, w.width, w.channels);
+    run_pixel_tasks(launch_site(stream, "max_pool_backward"), task, w.images, w.height, w.width, w.channels);
   };
   if (w.channels % wide == 0 && aligned16(x, y, dy, dx)) {
     return run(max_pool_gradient_task<T, wide>{{w}, x, y, dy, dx});
@@ -195,7 +162,7 @@ struct average_pool_task : pool_images<T, Width> {
   const T* x;
   T* y;
 
-  __device__ void run(const pool_place& at) const {
+  __device__ void run(const pixel_place& at) const {
     const window_range window = window_at(this->windows, at.y, at.x);
     lanes<A, Width> sum{};
     for (index_t iy = window.y.begin; iy < window.y.end; ++iy) {
@@ -217,7 +184,7 @@ struct average_pool_gradient_task : pool_images<T, Width> {
   const T* dy;
   T* dx;
 
-  __device__ void run(const pool_place& at) const {
+  __device__ void run(const pixel_place& at) const {
     const pool_windows& w = this->windows;
     const axis_range ys = windows_of(at.y, w.stride_height, w.pad_height, w.kernel_height, w.out_height);
     const axis_range xs = windows_of(at.x, w.stride_width, w.pad_width, w.kernel_width, w.out_width);
@@ -237,7 +204,8 @@ template <class T>
 void average_pool_forward(cudaStream_t stream, const pool_windows& w, bool count_padding, const T* x, T* y) {
   constexpr int wide = vector_width<T>;
   const auto run = [&](const auto& task) {
-    pool(launch_site(stream, "average_pool_forward"), task, w.images, w.out_height, w.out_width, w.channels);
+    run_pixel_tasks(launch_site(stream, "average_pool_forward"), task, w.images, w.out_height, w.out_width,
+                    w.channels);
   };
   if (w.channels % wide == 0 && aligned16(x, y))
     return run(average_pool_task<T, wide>{{w}, count_padding, x, y});
@@ -249,7 +217,8 @@ void average_pool_backward(cudaStream_t stream, const pool_windows& w, bool coun
                            T* dx) {
   constexpr int wide = vector_width<T>;
   const auto run = [&](const auto& task) {
-    pool(launch_site(stream, "average_pool_backward"), task, w.images, w.height, w.width, w.channels);
+    run_pixel_tasks(launch_site(stream, "average_pool_backward"), task, w.images, w.height, w.width,
+                    w.channels);
   };
   if (w.channels % wide == 0 && aligned16(dy, dx)) {
     return run(average_pool_gradient_task<T, wide>{{w}, count_padding, dy, dx});
@@ -312,7 +281,7 @@ struct spread_task {
   index_t pixels, channels;
   accumulate_t<T> share;
 
-  __device__ void run(const pool_place& at) const {
+  __device__ void run(const pixel_place& at) const {
     const auto gradient = load_row<Width>(dy + at.n * channels + at.channel);
     row_values<T, Width> values;
     for (int k = 0; k < Width; ++k) values[k] = gradient[k] * share;
@@ -327,9 +296,10 @@ void global_average_backward(cudaStream_t stream, const T* dy, index_t images, i
   constexpr int wide = vector_width<T>;
   const A share = A(1) / static_cast<A>(pixels);
   if (channels % wide == 0 && aligned16(dy, dx)) {
-    return pool(stream, spread_task<T, wide>{dy, dx, pixels, channels, share}, images, pixels, 1, channels);
+    return run_pixel_tasks(stream, spread_task<T, wide>{dy, dx, pixels, channels, share}, images, pixels, 1,
+                           channels);
   }
-  pool(stream, spread_task<T, 1>{dy, dx, pixels, channels, share}, images, pixels, 1, channels);
+  run_pixel_tasks(stream, spread_task<T, 1>{dy, dx, pixels, channels, share}, images, pixels, 1, channels);
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                          \

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: kernels in which each thread computes a few neighbouring channels of one pixel of NHWC images.
+
+#include <pufferfish/gpu/kernels/launch.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// What a thread computes: channels of pixel (y, x) of image n, from `channel` on.
+struct pixel_place {
+  index_t n, y, x, channel;
+};
+
+/// The place of task i over images of `height` x `width` pixels, with `columns` tasks of `task_width`
+/// channels a pixel. I: std::uint32_t where it can count the tasks, because the divisions dominate small
+/// windows.
+template <class I>
+__device__ inline pixel_place pixel_place_of(index_t i, index_t height, index_t width, index_t columns,
+                                             int task_width) {
+  const I task = static_cast<I>(i), pixel = task / static_cast<I>(columns);
+  const I row = pixel / static_cast<I>(width), image = row / static_cast<I>(height);
+  return {static_cast<index_t>(image), static_cast<index_t>(row - image * static_cast<I>(height)),
+          static_cast<index_t>(pixel - row * static_cast<I>(width)),
+          static_cast<index_t>(task - pixel * static_cast<I>(columns)) * task_width};
+}
+
+template <class I, class Task>
+static __global__ void pixel_kernel(Task task, index_t tasks, index_t height, index_t width,
+                                    index_t columns) {
+  for (index_t i = grid_thread(); i < tasks; i += grid_threads()) {
+    task.run(pixel_place_of<I>(i, height, width, columns, Task::width));
+  }
+}
+
+/// Calls task.run(place) on the device for each pixel of the images and each Task::width channels of it,
+/// which divide `channels`.
+template <class Task>
+void run_pixel_tasks(const launch_site& site, const Task& task, index_t images, index_t height, index_t width,
+                     index_t channels) {
+  const index_t columns = channels / Task::width, tasks = images * height * width * columns;
+  const bool narrow = tasks <= (index_t{1} << 31);
+  launch(site, {blocks_for(tasks, 128), 128},
+         narrow ? pixel_kernel<std::uint32_t, Task> : pixel_kernel<std::uint64_t, Task>, task, tasks, height,
+         width, columns);
+}
+
+PUFFERFISH_KERNELS_END
