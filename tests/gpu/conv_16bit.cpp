@@ -8,29 +8,6 @@ namespace {
 
 using kernels::conv_tile;
 
-/// Random numbers as T stores them, on the device, and the same ones as float on the host.
-template <class T>
-struct stored {
-  twin<float> wide;
-  twin<T> narrow;
-
-  stored(index_t size, std::uint64_t stream)
-      : wide(random_twin<float>(size, stream)), narrow(rounded(wide.host())) {
-    for (index_t i = 0; i < size; ++i) wide.host_data()[i] = static_cast<float>(narrow.host_data()[i]);
-  }
-  static std::vector<T> rounded(const std::vector<float>& values) {
-    std::vector<T> result;
-    for (const float value : values) result.push_back(static_cast<T>(value));
-    return result;
-  }
-  /// How far the device's numbers are from the host's.
-  double error() {
-    std::vector<float> got;
-    for (const T value : narrow.fetched()) got.push_back(static_cast<float>(value));
-    return difference(got, wide.host(), 1.0);
-  }
-};
-
 /// Rounding of a result; and of t, which is stored on the way.
 template <class T>
 constexpr double tolerance = 8e-3;

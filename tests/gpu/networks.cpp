@@ -94,7 +94,40 @@ pf::small_resnet_options small_options(Device) {
   return options;
 }
 
+/// Grouped and depthwise convolutions, dense and of low rank, with batch norms after them.
+template <class Device>
+pf::network<float, Device> grouped_network() {
+  using namespace pf;
+  const auto shape = [](index_t in, index_t out, index_t groups, index_t kernel, index_t stride) {
+    conv_shape result = conv_shape::square(in, out, kernel, stride, kernel / 2);
+    result.groups = groups;
+    return result;
+  };
+  sequential<float, Device> layers;
+  layers.add("stem", Conv<float>(shape(3, 8, 1, 3, 1), false));
+  layers.add("bn1", BatchNorm<float>(8));
+  layers.add("relu1", ReLU<float>());
+  layers.add("depthwise", Conv<float>(shape(8, 8, 8, 3, 2), false));
+  layers.add("bn2", BatchNorm<float>(8));
+  layers.add("relu2", ReLU<float>());
+  layers.add("grouped", Conv<float>(shape(8, 12, 4, 3, 1), true));
+  layers.add("multiplied", Conv<float>(shape(12, 24, 12, 3, 1), false));
+  layers.add("bn3", BatchNorm<float>(24));
+  layers.add("low_rank", LowRankConv<float>(shape(24, 18, 3, 3, 2), 2, true));
+  layers.add("relu3", ReLU<float>());
+  layers.add("pool", GlobalAvgPool<float>());
+  layers.add("fc", Linear<float>(18, 5));
+  return network<float, Device>{any_layer<float, Device>(std::move(layers))};
+}
+
 }  // namespace
+
+TEST_CASE("gpu networks: grouped and depthwise convolutions, dense and of low rank") {
+  pf::network<float> host_net = grouped_network<pf::device::cpu>();
+  gpu_network net = grouped_network<pf::device::gpu>();
+  host_net.initialize(11);
+  check_pass(host_net, net, {3, 9, 8, 3});
+}
 
 TEST_CASE("gpu networks: a residual network with and without batch norm") {
   for (const bool batch_norm : {true, false}) {

@@ -2,12 +2,14 @@
 #pragma once
 
 /// \file
-/// Convolutions on a device, dense and of low rank. Those that are products of matrices go to cuBLAS, the
-/// others to kernels of our own, which gather patches while they multiply.
+/// Convolutions on a device, dense and of low rank. cuBLAS computes those that are products of matrices. For
+/// the others there are kernels of this library: for one group they gather patches while they multiply, for
+/// several groups they are a plain form without tiles (kernels/grouped_conv.hpp).
 
 #include <limits>
 
 #include <pufferfish/gpu/kernels/conv.hpp>
+#include <pufferfish/gpu/kernels/grouped_conv.hpp>
 #include <pufferfish/gpu/kernels/low_rank_conv.hpp>
 #include <pufferfish/gpu/kernels/transpose.hpp>
 #include <pufferfish/gpu/products.hpp>
@@ -16,8 +18,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// What another library is asked for: a convolution of elements of one type, CUDA_R_32F, CUDA_R_16BF or
-/// CUDA_R_16F, with sums in float.
+/// What another library is asked for: a convolution of one group, of elements of one type, CUDA_R_32F,
+/// CUDA_R_16BF or CUDA_R_16F, with sums in float. Convolutions of several groups are not requested: the
+/// geometry has no number of groups.
 struct conv_request {
   kernels::conv_geometry geometry;
   cudaDataType_t type = CUDA_R_32F;
@@ -131,6 +134,10 @@ void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tens
                             bias);
   }
   const auto geometry = gpu::detail::geometry_of("conv_forward", shape, x.shape(), y.shape());
+  if (shape.groups > 1) {
+    return gpu::kernels::grouped_conv_forward<T>(ctx.stream(), geometry, static_cast<int>(shape.groups),
+                                                 x.data(), w, bias, y.data());
+  }
   if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
         return library.forward(ctx, asked, x.data(), w, bias, y.data());
       })) {
@@ -154,6 +161,10 @@ void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
                             detail::as_rows(dx), add);
   }
   const auto geometry = gpu::detail::geometry_of("conv_backward_input", shape, dx.shape(), dy.shape());
+  if (shape.groups > 1) {
+    return gpu::kernels::grouped_conv_backward_input<T>(
+        ctx.stream(), geometry, static_cast<int>(shape.groups), dy.data(), w, dx.data(), add);
+  }
   if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
         return library.backward_input(ctx, asked, dy.data(), w, dx.data(), add);
       })) {
@@ -177,6 +188,14 @@ void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
                                  accumulate);
   }
   const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
+  if (shape.groups > 1) {
+    const int groups = static_cast<int>(shape.groups);
+    const auto plan = gpu::kernels::plan_grouped_backward_weight(geometry, groups);
+    scratch_frame frame(ctx.scratch());
+    return gpu::kernels::grouped_conv_backward_weight<T>(ctx.stream(), geometry, groups, plan, x.data(),
+                                                         dy.data(), dw, accumulate,
+                                                         frame.take<float>(plan.scratch));
+  }
   if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
         return library.backward_weight(ctx, asked, x.data(), dy.data(), dw, accumulate);
       })) {
@@ -203,6 +222,10 @@ void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
                            const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
                            moment_parts<T>*) {
+  if (shape.groups > 1) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"low_rank_conv_forward: for one group only, not for ", shape.describe()});
+  }
   extents<4> inner = y.shape();
   inner[3] = shape.out_channels;
   detail::check_conv("low_rank_conv_forward", shape, x.shape(), t.is_null() ? inner : t.shape());

@@ -15,6 +15,7 @@
 #include <pufferfish/gpu/kernels/embedding.cuh>
 #include <pufferfish/gpu/kernels/exchange.cuh>
 #include <pufferfish/gpu/kernels/factors.cuh>
+#include <pufferfish/gpu/kernels/grouped_conv.cuh>
 #include <pufferfish/gpu/kernels/layer_norm.cuh>
 #include <pufferfish/gpu/kernels/loss.cuh>
 #include <pufferfish/gpu/kernels/low_rank_conv.cuh>
