@@ -260,6 +260,38 @@ def embedding():
     return result
 
 
+class LowRankEmbedding(nn.Module):
+    """A thin table, then a product."""
+
+    def __init__(self, vocabulary, width, rank):
+        super().__init__()
+        self.down = nn.Embedding(vocabulary, rank, padding_idx=PADDING)
+        self.up = nn.Linear(rank, width, bias=False)
+
+    def forward(self, tokens):
+        return self.up(self.down(tokens))
+
+
+@tensors("low_rank_embedding")
+def low_rank_embedding():
+    tokens = torch.tensor([4, 0, 4, PADDING, 2, 4, 6, PADDING, 10])
+    table = LowRankEmbedding(11, 7, 3)
+    result = alone("embedding", table, {}, lambda table: {"output": table(tokens)})
+
+    # Logits by the product of the same factors, and all gradients of their loss.
+    table.zero_grad(set_to_none=True)
+    bias = hashed("bias", (11,)).requires_grad_()
+    rows = table(tokens) + hashed("shift", (9, 7))
+    rows.retain_grad()
+    logits = 0.5 * rows @ (table.down.weight @ table.up.weight.T).T + bias
+    loss = smoothed_nll(logits, torch.tensor(TARGETS), 0.1)
+    loss.backward()
+    tied = {"logits": logits, "loss": loss, "rows_gradient": rows.grad, "gradient.down.weight": table.down.weight.grad,
+            "gradient.up.weight": table.up.weight.grad, "gradient.bias": bias.grad}
+    result.update({f"tied.{name}": tensor for name, tensor in tied.items()})
+    return result
+
+
 @tensors("optimizers")
 def optimizers():
     """Five steps of 40 numbers, whose gradients are given."""

@@ -276,10 +276,10 @@ TEST_CASE_TEMPLATE("token losses: values and gradients are PyTorch's", T, float,
   golden.check_all_used();
 }
 
-TEST_CASE_TEMPLATE("Embedding, and an output layer tied to it: PyTorch's", T, float, double) {
-  results golden("embedding");
+/// An embedding of 11 tokens and width 7, alone and with an output layer tied to it.
+template <class T, class Table>
+void check_embedding(results& golden, Table table) {
   const std::vector<std::int32_t> tokens{4, 0, 4, padding, 2, 4, 6, padding, 10};
-  Embedding<T> table(11, 7, padding);
   give_values(table);
   training_context ctx;
   tensor<T, 2> rows({9, 7}), drows(rows.shape()), logits({9, 11});
@@ -296,16 +296,18 @@ TEST_CASE_TEMPLATE("Embedding, and an output layer tied to it: PyTorch's", T, fl
   tensor<T, 1> dbias({11});
   table.forward(ctx, tokens, rows.view());
   for (std::size_t i = 0; i < rows.flat().size(); ++i) rows.flat()[i] += shift.flat()[i];
-  const ops::output_layer<T> output{rows, std::as_const(table).weight(), bias.data(), T{0.5}};
+  scratch_frame frame(ctx.scratch());
+  const ops::output_layer<T> output{table.output_rows(ctx, frame, rows), table.rows(), bias.data(), T{0.5}};
   ops::output_logits<T>(ctx, output, logits.view());
   T* const kept = ctx.tape().push<T>(ops::output_loss_kept(output));
   const token_loss_options how{{0.1, smoothing_kind::wrong_classes}, padding, loss_reduction::sum};
   const token_loss_result loss = ops::output_loss_forward<T>(ctx, output, targets, how, kept);
   ctx.tape().pop<T>(ops::output_loss_kept(output));
+  const tensor_view<T, 2> to = table.output_row_gradient(frame, drows.view());
   ops::output_loss_backward<T>(
       ctx, output, targets, how, 1.0, kept,
-      {drows.view(), table.weight_gradient(), table.table().accumulate(), dbias.data(), false});
-  ctx.gradient_written(table.table());
+      {to, table.weight_gradient(), table.table().accumulate(), dbias.data(), false});
+  table.output_backward(ctx, rows, to, drows.view());
   table.backward(ctx, drows);
   part<T> tied(golden, "tied.");
   tied.check("logits", logits);
@@ -314,6 +316,16 @@ TEST_CASE_TEMPLATE("Embedding, and an output layer tied to it: PyTorch's", T, fl
   tied.check("gradient.bias", dbias);
   check_gradients(tied, table);
   golden.check_all_used();
+}
+
+TEST_CASE_TEMPLATE("Embedding, and an output layer tied to it: PyTorch's", T, float, double) {
+  results golden("embedding");
+  check_embedding<T>(golden, Embedding<T>(11, 7, padding));
+}
+
+TEST_CASE_TEMPLATE("LowRankEmbedding, and an output layer tied to it: PyTorch's", T, float, double) {
+  results golden("low_rank_embedding");
+  check_embedding<T>(golden, LowRankEmbedding<T>(11, 7, 3, padding));
 }
 
 TEST_CASE_TEMPLATE("Adam, AdamW: five steps are PyTorch's", T, float, double) {

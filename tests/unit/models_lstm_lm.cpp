@@ -6,6 +6,7 @@
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/optim/sgd.hpp>
 
+#include "embedding_slots.hpp"
 #include "gradient_check.hpp"
 
 namespace {
@@ -138,13 +139,118 @@ TEST_CASE("lstm_lm: gradients against differences, dense and factorized, with an
     CHECK(done.low_rank.size() == 2);
     CHECK(done.layers.size() == 16);
     CHECK(model_gradient_error(net) < gradient_tolerance);
+    factor_embedding(net, 3);
+    CHECK(model_gradient_error(net) < gradient_tolerance);
   }
+}
+
+TEST_CASE("lstm_lm: a low-rank embedding serves lookup and output as the dense table of its factors does") {
+  const auto tokens = random_tokens({5, 3}, 13, 1), targets = random_tokens({5, 3}, 13, 2);
+  for (const double dropout : {0.0, 0.4}) {
+    language_model<double> net = small_model<double>(dropout);
+    factor_embedding(net, 3);
+    CHECK(contains(net.structure(), "\nencoder.up.weight [8 x 3]\nencoder.down.weight [13 x 3]\n"));
+    for (const auto& entry : net.store().parameters()) {
+      CHECK(entry.thing->writers() == (contains(entry.name, "encoder") ? 2 : 1));
+    }
+    language_model<double> dense = with_dense_embedding(net);
+    CHECK(contains(dense.structure(), "\nencoder.weight [13 x 8]\n"));
+    const auto loss = [&](language_model<double>& of, bool fused) {
+      cpu_context ctx({2, 3});
+      ctx.set_mode(run_mode::training);
+      ctx.begin_step(4);
+      auto state = of.root().make_state(3);
+      double sum = 0.0;
+      if (fused) {
+        sum = of.root().loss(ctx, tokens, targets, state).loss_sum;
+        of.root().backward(ctx, 15.0);
+      } else {
+        tensor<double, 2> logits({15, 13}), dlogits(logits.shape());
+        of.root().forward(ctx, tokens, state, logits);
+        sum = TokenLoss<double>()(ctx, logits, targets.flat(), dlogits).loss_sum;
+        of.root().backward(ctx, dlogits);
+      }
+      CHECK(ctx.tape().empty());
+      return sum;
+    };
+    const double expected = loss(dense, true);
+    CHECK(loss(net, true) == doctest::Approx(expected).epsilon(1e-12));
+    const std::vector<double> fused(net.store().gradients().begin(), net.store().gradients().end());
+    CHECK(loss(net, false) == doctest::Approx(expected).epsilon(1e-12));
+    for (std::size_t i = 0; i < fused.size(); ++i) {
+      CHECK(net.store().gradients()[i] == doctest::Approx(fused[i]).epsilon(1e-10).scale(1e-3));
+    }
+    // Below the embedding's own parameters, all gradients are the same.
+    for (const auto& entry : dense.store().parameters()) {
+      for (const auto& own : net.store().parameters()) {
+        if (own.name != entry.name) continue;
+        for (std::size_t i = 0; i < own.thing->gradient().size(); ++i) {
+          CHECK(own.thing->gradient()[i] ==
+                doctest::Approx(entry.thing->gradient()[i]).epsilon(1e-10).scale(1e-3));
+        }
+      }
+    }
+    cpu_context ctx;
+    auto state = net.root().make_state(2), same = state;
+    tensor<double, 2> logits({2, 13}), dense_logits(logits.shape());
+    const std::vector<std::int32_t> words{4, 12};
+    net.root().next(ctx, words, state, logits);
+    dense.root().next(ctx, words, same, dense_logits);
+    CHECK(largest_error(logits, dense_logits) < 1e-12);
+    const language_model<double> copied(net);
+    CHECK(copied.structure() == net.structure());
+    copied.root().next(ctx, words, same, dense_logits);
+  }
+}
+
+TEST_CASE("lstm_lm: cost and initial values of a low-rank embedding; a slot of no embedding") {
+  language_model<float> net{lstm_lm<float>({8000, 40, 2, 0.0})};
+  net.initialize(1);
+  const auto table_deviation = [&] {
+    tensor<float, 2> table({8000, 40});
+    change_embedding(net, [&](any_layer<float>& slot) {
+      if (const auto* factors = slot.target<LowRankEmbedding<float>>()) {
+        table = factors->to_dense();
+      } else {
+        copy(std::as_const(*slot.target<Embedding<float>>()).weight(), table.view());
+      }
+    });
+    double squares = 0.0;
+    for (const float v : table.flat()) squares += static_cast<double>(v) * static_cast<double>(v);
+    return std::sqrt(squares / static_cast<double>(table.size()));
+  };
+  CHECK(table_deviation() == doctest::Approx(0.1 / std::sqrt(3.0)).epsilon(0.01));
+  const index_t rest = net.parameter_count() - 8000 * 40;
+  for (const index_t rank : {1, 10, 40}) {
+    language_model<float> low(net);
+    factor_embedding(low, rank);
+    low.initialize(1);
+    std::swap(low, net);
+    CHECK(table_deviation() == doctest::Approx(0.1 / std::sqrt(3.0)).epsilon(0.15));
+    std::swap(low, net);
+    CHECK(low.parameter_count() == rest + rank * 8040);
+    const model_cost cost = low.root().cost(7);
+    CHECK(cost.total().parameters == low.parameter_count());
+    CHECK(cost.layers.front().name == "encoder");
+    CHECK(cost.layers.front().rank == rank);
+    CHECK(cost.layers.front().macs == 7 * rank * 40);
+    CHECK(cost.layers.back().macs == 7 * rank * 8040);
+  }
+  change_embedding(net, [](any_layer<float>& slot) { slot = Linear<float>(40, 40); });
+  cpu_context ctx;
+  auto state = net.root().make_state(1);
+  const auto tokens = random_tokens({3, 1}, 13, 1);
+  CHECK(contains(error_text([&] { net.root().loss(ctx, tokens, tokens, state); }),
+                 "its embedding takes no tokens but is Linear 40 -> 40"));
 }
 
 TEST_CASE("lstm_lm: every layer carries its state: cut or whole, a text gives the same") {
   language_model<double> net = small_model<double>(0.65, 3);
   for (bool low_rank : {false, true}) {
-    if (low_rank) factorize(net, lstm_lm_policy());
+    if (low_rank) {
+      factorize(net, lstm_lm_policy());
+      factor_embedding(net, 2);
+    }
     cpu_context ctx({2, 0});
     const auto tokens = random_tokens({7, 2}, 13, 1);
     const tensor_view<const std::int32_t, 2> all = tokens;
@@ -176,7 +282,10 @@ TEST_CASE("lstm_lm: the same bits for any number of threads") {
   for (bool low_rank : {false, true}) {
     const auto run = [&](int threads) {
       language_model<float> net(given);
-      if (low_rank) factorize(net, lstm_lm_policy());
+      if (low_rank) {
+        factorize(net, lstm_lm_policy());
+        factor_embedding(net, 30);
+      }
       cpu_context ctx({threads, 3});
       ctx.set_mode(run_mode::training);
       const auto tokens = random_tokens({6, 5}, 1000, 1), targets = random_tokens({6, 5}, 1000, 2);
@@ -269,6 +378,8 @@ TEST_CASE("lstm_lm: learns a text by heart, then says it") {
 
 TEST_CASE("lstm_lm: batches of one, empty sequences, errors") {
   language_model<float> net = small_model<float>(0.2);
+  SUBCASE("dense") {}
+  SUBCASE("low-rank embedding") { factor_embedding(net, 4); }
   cpu_context ctx;
   ctx.set_mode(run_mode::training);
   auto one = net.root().make_state(1), two = net.root().make_state(2);

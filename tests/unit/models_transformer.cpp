@@ -3,6 +3,7 @@
 #include <pufferfish/models/transformer_decoding.hpp>
 #include <pufferfish/optim/adam.hpp>
 
+#include "embedding_slots.hpp"
 #include "gradient_check.hpp"
 #include "small_transformer.hpp"
 
@@ -168,6 +169,7 @@ TEST_CASE("transformer: all gradients against finite differences, dense and low 
         factorize_policy policy = transformer_policy(1);
         policy.rank = fixed_rank{2};
         factorize(net, policy);
+        factor_embedding(net, 3);
       }
       const step_result found = step(net, source, target, next);
       CHECK(found.tokens == 9);
@@ -199,6 +201,8 @@ TEST_CASE("transformer: all gradients against finite differences, dense and low 
 TEST_CASE("transformer: logits and their gradient agree with the fused loss") {
   const tokens source = sentences(german), target = sentences(english), next = sentences(english_next);
   model<transformer<double>> net = small_model<double>(0.1);
+  SUBCASE("dense") {}
+  SUBCASE("low-rank embedding") { factor_embedding(net, 3); }
   const step_result fused = step(net, source, target, next);
   cpu_context ctx({2, 11});
   ctx.set_mode(run_mode::training);
@@ -302,6 +306,8 @@ TEST_CASE("transformer: the same bits for any number of threads") {
   options.vocabulary = 700;
   model<transformer<float>> net(transformer<float>{options});
   net.initialize(5);
+  SUBCASE("dense") {}
+  SUBCASE("low-rank embedding") { factor_embedding(net, 17); }
   tokens source({60, 8}), target({60, 9}), next({60, 9});
   picker pick(3);
   for (tokens* ids : {&source, &target, &next}) {
@@ -383,6 +389,7 @@ TEST_CASE("transformer: token by token with beams gives the numbers of one pass"
       factorize_policy policy = transformer_policy();
       policy.rank = fixed_rank{2};
       factorize(net, policy);
+      factor_embedding(net, 4);
     }
     cpu_context ctx({2, 0});
     const tokens source = sentences(german);
@@ -508,6 +515,51 @@ TEST_CASE("transformer: the table starts by Xavier or with a deviation, everythi
   CHECK(rest == same);
   CHECK(deviation_of(xavier) == doctest::Approx(std::sqrt(2.0 / 506.0)).epsilon(0.05));
   CHECK(deviation_of(normal) == doctest::Approx(0.5).epsilon(0.05));
+}
+
+TEST_CASE("transformer: a low-rank embedding serves both stacks and the output as its dense table does") {
+  const tokens source = sentences(german), target = sentences(english), next = sentences(english_next);
+  model<transformer<double>> net = small_model<double>(0.2);
+  factor_embedding(net, 4);
+  CHECK(contains(net.structure(), "encoder.src_word_emb.up.weight [6 x 4]\n"));
+  CHECK(contains(net.structure(), "encoder.src_word_emb.down.weight [13 x 4]\n"));
+  for (const auto& entry : net.store().parameters()) {
+    CHECK(entry.thing->writers() == (contains(entry.name, "src_word_emb") ? 3 : 1));
+  }
+  model<transformer<double>> dense = with_dense_embedding(net);
+  CHECK(largest_error(logits_of(net, source, target), logits_of(dense, source, target)) < 1e-12);
+  const step_result low = step(net, source, target, next), high = step(dense, source, target, next);
+  CHECK(low.loss == doctest::Approx(high.loss).epsilon(1e-12));
+  const model_cost cost = net.root().cost(20, 30), dense_cost = dense.root().cost(20, 30);
+  CHECK(cost.total().parameters == net.parameter_count());
+  CHECK(cost.layers.front().rank == 4);
+  CHECK(cost.layers.front().macs == 50 * 4 * 6);
+  CHECK(cost.layers.back().macs == 30 * 4 * 19);
+  CHECK(dense_cost.layers.front().macs == 0);
+  CHECK(dense_cost.layers.back().macs == 30 * 13 * 6);
+  const tokens none({0, 0});
+  CHECK(step(net, none, none, none).loss == 0.0);
+  for (const double g : net.store().gradients()) CHECK(g == 0.0);
+}
+
+TEST_CASE("transformer: a low-rank table starts with the variance of the dense one") {
+  transformer_options options = small_transformer();
+  options.vocabulary = 3000;
+  options.width = 24;
+  for (const double deviation : {0.0, 0.5}) {
+    options.embedding_deviation = deviation;
+    model<transformer<double>> net(transformer<double>{options});
+    factor_embedding(net, 12);
+    net.initialize(3);
+    net = with_dense_embedding(net);
+    double squares = 0.0;
+    for (const auto& entry : net.store().parameters()) {
+      if (entry.name != "encoder.src_word_emb.weight") continue;
+      for (const double v : entry.thing->values()) squares += v * v;
+    }
+    const double expected = deviation > 0.0 ? deviation : std::sqrt(2.0 / 3024.0);
+    CHECK(std::sqrt(squares / (3000.0 * 24.0)) == doctest::Approx(expected).epsilon(0.1));
+  }
 }
 
 TEST_CASE("transformer: learns to copy; after the switch, too") {

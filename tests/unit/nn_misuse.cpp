@@ -242,8 +242,9 @@ struct adding : L {
   }
 };
 
+template <class L>
 struct token_table {
-  Embedding<float> table{7, 6};
+  L table{7, 6};
   std::vector<std::int32_t> tokens{3, 1, 4, 1, 5};
   std::string describe() const { return table.describe(); }
   void forward(cpu_context& ctx, const tensor_view<const float, 2>&, const tensor_view<float, 2>& y) const {
@@ -393,7 +394,8 @@ TEST_CASE("misuse: convolutions, low-rank ones, and layers of rows") {
   check_all<2>(adding<Linear<float>>(Linear<float>(6, 5)), {7, 6}, {7, 5});
   check_images(any_layer<float>(Linear<float>(3, 5)), images);
   check_images(any_layer<float>(LowRankLinear<float, 2>(3, 5)), images);
-  check_all<2>(token_table{}, {5, 6}, {5, 6});
+  check_all<2>(token_table<Embedding<float>>{}, {5, 6}, {5, 6});
+  check_all<2>(token_table<LowRankEmbedding<float, 3>>{}, {5, 6}, {5, 6});
 }
 
 TEST_CASE("misuse: activations, norms, pooling, dropout") {
