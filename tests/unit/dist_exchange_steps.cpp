@@ -13,9 +13,11 @@
 #include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/dist/micro_batches.hpp>
 #include <pufferfish/dist/self.hpp>
+#include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/nn.hpp>
 
 #include "bare_parameters.hpp"
+#include "embedding_slots.hpp"
 
 using namespace pufferfish;
 using namespace bare_parameters;
@@ -339,4 +341,61 @@ TEST_CASE("exchange: an arena that no layer writes belongs to the program") {
     CHECK(net.gradient(0) == static_cast<float>(step));
     CHECK(net.gradient(1) == static_cast<float>(step));
   }
+}
+
+namespace {
+
+/// Counts the elements of all sums.
+class counting_twins : public twins {
+ public:
+  template <class T>
+  request start_all_reduce_sum(std::span<T> values) {
+    elements += static_cast<index_t>(values.size());
+    return twins::start_all_reduce_sum(values);
+  }
+  template <class T>
+  void all_reduce_sum(std::span<T> values) {
+    elements += static_cast<index_t>(values.size());
+    twins::all_reduce_sum(values);
+  }
+  index_t elements = 0;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "exchange: of a low-rank embedding the thin factors are sent, once although they are written twice") {
+  constexpr index_t vocabulary = 50, width = 12, rank = 3;
+  model<lstm_lm<float>> net(lstm_lm<float>({vocabulary, width, 1, 0.0}));
+  net.initialize(1);
+  const index_t rest = net.parameter_count() - vocabulary * width;
+  const auto sent_in_a_step = [&] {
+    counting_twins comm;
+    exchange_options options;
+    options.algorithm = all_reduce_algorithm::library;
+    gradient_exchange<float, counting_twins> exchange(net.store(), comm, options);
+    cpu_context ctx;
+    ctx.set_mode(run_mode::training);
+    tensor<std::int32_t, 2> tokens({4, 2});
+    const auto pass_model = [&] {
+      ctx.begin_step(0);
+      auto state = net.root().make_state(2);
+      net.root().loss(ctx, tokens, tokens, state);
+      net.root().backward(ctx, 8.0);
+    };
+    pass_model();
+    const std::vector<float> alone(net.store().gradients().begin(), net.store().gradients().end());
+    comm.elements = 0;
+    exchange.begin(ctx);
+    pass_model();
+    exchange.finish(ctx);
+    // Two equal ranks: the mean is what each has.
+    CHECK(std::equal(alone.begin(), alone.end(), net.store().gradients().begin()));
+    CHECK(exchange.payload_bytes() == static_cast<index_t>(sizeof(float)) * net.parameter_count());
+    return comm.elements;
+  };
+  const index_t dense = sent_in_a_step();
+  test::factor_embedding(net, rank);
+  CHECK(net.parameter_count() == rest + rank * (vocabulary + width));
+  CHECK(dense - sent_in_a_step() == vocabulary * width - rank * (vocabulary + width));
 }
