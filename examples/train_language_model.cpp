@@ -13,13 +13,14 @@
 #include "common/report.hpp"
 #include "common/training.hpp"
 
+#include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/train/language_task.hpp>
 
 namespace {
 
 using namespace examples;
 template <class T, class Device>
-using language_model = typename pufferfish::language_task<T, Device>::model_type;
+using language_model = pufferfish::model<pufferfish::lstm_lm<T, Device>, Device>;
 
 struct options : common_options {
   language_options text;
@@ -150,7 +151,7 @@ class job {
   }
 
  private:
-  using task = pufferfish::language_task<T, Device>;
+  using task = pufferfish::language_task<pufferfish::lstm_lm<T, Device>, Device>;
   using run_type = pufferfish::training_run<task, Comm>;
 
   /// The progress display, and a table at the switch.

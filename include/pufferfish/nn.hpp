@@ -11,16 +11,14 @@
 #include <pufferfish/nn/activation.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 #include <pufferfish/nn/batch_norm.hpp>
-#include <pufferfish/nn/conv.hpp>
+#include <pufferfish/nn/dense_layers.hpp>
 #include <pufferfish/nn/dropout.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/flatten.hpp>
 #include <pufferfish/nn/fold_batch_norm.hpp>
 #include <pufferfish/nn/init.hpp>
-#include <pufferfish/nn/linear.hpp>
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/nn/low_rank_norm_conv.hpp>
-#include <pufferfish/nn/lstm.hpp>
 #include <pufferfish/nn/network.hpp>
 #include <pufferfish/nn/pooling.hpp>
 #include <pufferfish/nn/residual.hpp>

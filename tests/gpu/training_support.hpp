@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <pufferfish/gpu.hpp>
+#include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/train/language_task.hpp>
 #include <pufferfish/train/translation_task.hpp>
 
@@ -139,7 +140,7 @@ struct language_case {
     return o;
   }
   template <class Device>
-  using task_type = pf::language_task<computing_t<T, Device>, Device>;
+  using task_type = pf::language_task<pf::lstm_lm<computing_t<T, Device>, Device>, Device>;
   template <class Device, class Comm>
   using run_type = pf::training_run<task_type<Device>, Comm>;
   template <class Device, class Comm>

@@ -4,6 +4,7 @@
 // exist.
 #include <pufferfish/dist/self.hpp>
 #include <pufferfish/lowrank/attention.hpp>
+#include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/nn/token_loss.hpp>
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/train/language_task.hpp>
@@ -330,7 +331,7 @@ TEST_CASE("translate: no sentences, an empty one, one too long, one of unknown t
 }
 
 TEST_CASE("language_task: texts that are too short, streams without a token") {
-  using task = language_task<float>;
+  using task = language_task<lstm_lm<float>>;
   model<lstm_lm<float>> net(lstm_lm<float>({7, 4, 1, 0.0}));
   net.initialize(1);
   const std::vector<std::int32_t> text{0, 1, 2, 3, 4, 5, 6, 0, 1}, one{3}, bad{0, 1, -2, 3};

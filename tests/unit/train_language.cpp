@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <pufferfish/dist/self.hpp>
+#include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/train/language_task.hpp>
 
 #include "train_support.hpp"
@@ -15,7 +16,7 @@ namespace {
 
 using namespace pufferfish;
 using train_support::recorder;
-using task = language_task<float>;
+using task = language_task<lstm_lm<float>>;
 using run_of = training_run<task, self>;
 
 /// Sentences of a tiny language whose next word follows from the last, with a draw now and then.

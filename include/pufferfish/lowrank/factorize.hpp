@@ -148,8 +148,7 @@ constexpr bool check_pair() {
     constexpr bool same_scalar =
         std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>;
     static_assert(same_kind,
-                  "pufferfish: the dense and the low-rank layer are of different kinds (convolution, linear, "
-                  "LSTM, attention, embedding)");
+                  "pufferfish: the dense and the low-rank layer are of different kinds (layer_kind)");
     static_assert(same_scalar, "pufferfish: the dense and the low-rank layer have different scalars");
     return same_kind && same_scalar;
   }

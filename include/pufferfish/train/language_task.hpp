@@ -15,7 +15,6 @@
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/io/token_streams.hpp>
-#include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/train/training_run.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -74,12 +73,12 @@ inline evaluation sum_of_losses(const memory_block<double>& results) {
 
 /// Mean negative log likelihood per token and its exponential, of a language model on a text. All ranks get
 /// the same; each goes through its own streams. The context's mode is put back. Collective.
-template <class T, class Device, class Comm>
-evaluation evaluate_language(context<Device>& ctx, const model<lstm_lm<T, Device>, Device>& net, Comm& comm,
+template <class Root, class Device, class Comm>
+evaluation evaluate_language(context<Device>& ctx, const model<Root, Device>& net, Comm& comm,
                              std::span<const std::int32_t> text, index_t streams, index_t segment) {
   streams = std::min<index_t>(streams, std::max<index_t>(1, static_cast<index_t>(text.size()) / 2));
   token_streams source(text, {streams, segment, comm.rank(), comm.size()});
-  lstm_lm_state<T, Device> state = net.root().make_state(source.local_streams());
+  typename Root::state_type state = net.root().make_state(source.local_streams());
   const mode_scope<Device> inference(ctx, run_mode::inference);
   const index_t steps = source.local_streams() > 0 ? source.steps_per_epoch() : 0;
   // Of all segments: the host reads them once.
@@ -96,10 +95,17 @@ evaluation evaluate_language(context<Device>& ctx, const model<lstm_lm<T, Device
 /// A language model on a text cut into streams (see token_streams): truncated backpropagation through time,
 /// the state carried from segment to segment of an epoch. An evaluation counts tokens; exp(loss()) is the
 /// perplexity.
-template <class T, class Device = device::cpu>
+///
+///     language_task<lstm_lm<float>> task(net, train_text, test_text, {}, 0, 1);
+///
+/// Root is lstm_lm or a class with its options().vocabulary and .dropout, state_type, make_state, loss and
+/// backward.
+template <class Root, class Device = device::cpu>
 class language_task {
+  using T = typename Root::value_type;
+
  public:
-  using model_type = model<lstm_lm<T, Device>, Device>;
+  using model_type = model<Root, Device>;
 
   /// The texts must outlive the object. Throws value_error for a token outside the model's vocabulary, a test
   /// text of less than two tokens, and as token_streams.
@@ -169,7 +175,7 @@ class language_task {
   int ranks_;
   token_streams train_;
   detail::segment_place<Device> place_;
-  lstm_lm_state<T, Device> state_;
+  typename Root::state_type state_;
   index_t global_tokens_ = 0;  // of the step that is loaded
 };
 
