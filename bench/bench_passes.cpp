@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Times the passes over memory between the convolutions of a training step, beside a plain copy of as many
-// elements in the same run. GB/s count what a pass must read and write, once; the copy's too.
+// elements in the same run. GB/s count what a pass must read and write, once; the copy's too. Depthwise
+// convolutions are passes over memory as well; they are also compared with the machine's measured bandwidth.
 
 #include <pufferfish/nn.hpp>
 
@@ -18,6 +19,7 @@
 
 #include "../examples/common/console.hpp"
 #include "../examples/common/session.hpp"
+#include "common/bandwidth.hpp"
 
 #ifndef PUFFERFISH_BENCH_FLAGS
 #define PUFFERFISH_BENCH_FLAGS "unknown"
@@ -133,6 +135,53 @@ nlohmann::json measure(int threads, index_t images, index_t size, index_t channe
   return result;
 }
 
+/// Depthwise 3x3 convolutions over images of NHWC extents `shape`, forward and both gradients. GB/s count the
+/// input and the output once each (of a weight gradient: both inputs).
+nlohmann::json measure_depthwise(int threads, const pf::extents<4>& shape, int runs) {
+  pf::cpu_context ctx({threads, 1});
+  const index_t channels = shape[3];
+  pf::tensor<float, 4> x(shape), y(shape), w({3, 3, 1, channels}), dw(w.shape());
+  pf::fill_normal<float>(x.flat(), 1.0, {1, 1});
+  pf::fill_normal<float>(y.flat(), 1.0, {1, 2});
+  pf::fill_normal<float>(w.flat(), 1.0, {1, 3});
+  std::vector<pass> passes;
+  passes.push_back({"copy", 2, [&] { pf::ops::copy_elements(ctx, x.data(), y.data(), x.size()); }});
+  for (const index_t stride : {1, 2}) {
+    pf::conv_shape conv = pf::conv_shape::square(channels, channels, 3, stride, 1);
+    conv.groups = channels;
+    const view4 out(y.data(), conv.output(shape, "bench_passes"));
+    const double units = 1.0 + static_cast<double>(out.size()) / static_cast<double>(x.size());
+    const std::string name = "depthwise 3x3, stride " + std::to_string(stride);
+    passes.push_back({name, units, [&ctx, &x, &w, conv, out] {
+                        pf::ops::conv_forward<float>(ctx, conv, x, w.data(), nullptr, out);
+                      }});
+    passes.push_back({name + ", input gradient", units, [&ctx, &x, &w, conv, out] {
+                        pf::ops::conv_backward_input<float>(ctx, conv, out, w.data(), x.view());
+                      }});
+    passes.push_back({name + ", weight gradient", units, [&ctx, &x, &dw, conv, out] {
+                        pf::ops::conv_backward_weight<float>(ctx, conv, x, out, dw.data(), false);
+                      }});
+  }
+  // The copy writes y, the input gradient x: the numbers that are multiplied stay small.
+  bench::bandwidth_meter meter(threads);
+  const bench::bandwidth bandwidth = meter.measure();
+  const std::vector<double> seconds = time_all(passes, runs);
+  const double bytes = static_cast<double>(x.size()) * sizeof(float), copy = 2.0 * bytes / seconds[0];
+  nlohmann::json result{{"threads", threads},
+                        {"shape", shape},
+                        {"mib", bytes / (1 << 20)},
+                        {"memory_gb_per_s", bandwidth.memory * 1e-9}};
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    const double speed = passes[i].units * bytes / seconds[i];
+    result["passes"].push_back({{"pass", passes[i].name},
+                                {"ms", seconds[i] * 1e3},
+                                {"gb_per_s", speed / 1e9},
+                                {"of_copy", speed / copy},
+                                {"percent_of_memory", 100.0 * speed / bandwidth.memory}});
+  }
+  return result;
+}
+
 /// Softmax and cross entropy are bound by arithmetic: nanoseconds a logit.
 nlohmann::json measure_loss(int threads, index_t rows, index_t classes, int runs) {
   pf::cpu_context ctx({threads, 1});
@@ -160,6 +209,16 @@ void print_table(const nlohmann::json& report) {
     for (const nlohmann::json& p : r["passes"]) {
       std::printf("%-36s %9.3f %8.2f %8.2f\n", p["pass"].get<std::string>().c_str(), p["ms"].get<double>(),
                   p["gb_per_s"].get<double>(), p["of_copy"].get<double>());
+    }
+  }
+  for (const nlohmann::json& r : report["depthwise"]) {
+    std::printf("\n%s, %.1f MiB, %d threads, memory %.1f GB/s\n%-40s %9s %8s %8s %8s\n",
+                r["shape"].dump().c_str(), r["mib"].get<double>(), r["threads"].get<int>(),
+                r["memory_gb_per_s"].get<double>(), "pass", "ms", "GB/s", "of copy", "% memory");
+    for (const nlohmann::json& p : r["passes"]) {
+      std::printf("%-40s %9.3f %8.2f %8.2f %8.0f\n", p["pass"].get<std::string>().c_str(),
+                  p["ms"].get<double>(), p["gb_per_s"].get<double>(), p["of_copy"].get<double>(),
+                  p["percent_of_memory"].get<double>());
     }
   }
   std::printf("\nsoftmax and cross entropy\n");
@@ -193,6 +252,9 @@ int main(int argc, char** argv) {
     for (index_t c : channels) {
       const index_t size = std::max<index_t>(1, c <= 64 ? 32 : 2048 / c);
       report["activations"].push_back(measure(threads, batch, size, c, runs));
+    }
+    for (const pf::extents<4>& shape : {pf::extents<4>{16, 56, 56, 128}, pf::extents<4>{16, 28, 28, 256}}) {
+      report["depthwise"].push_back(measure_depthwise(threads, shape, runs));
     }
     report["losses"].push_back(measure_loss(threads, batch, 10, runs));
     report["losses"].push_back(measure_loss(threads, 640, 33278, std::min(runs, 3)));

@@ -21,12 +21,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
 /// Which element of a 3x3 kernel joins pixel `at` to result `result` of a tile (both counted row by row), or
-/// -1: forward, with stride `Stride`.
+/// -1: forward, with stride `Stride`. next_rows x next_columns are the pixels that the tile below adds.
 template <index_t Stride>
 struct depthwise_forward_taps {
   static constexpr index_t result_rows = 2, result_columns = 4;
   static constexpr index_t pixel_rows = Stride + 3, pixel_columns = 3 * Stride + 3;
   static constexpr index_t results = result_rows * result_columns, pixels = pixel_rows * pixel_columns;
+  static constexpr index_t next_rows = 2 * Stride, next_columns = 4 * Stride;
+  static constexpr index_t next_pixels = next_rows * next_columns;
 
   static constexpr index_t cell(index_t at, index_t result) {
     const index_t row = at / pixel_columns - result / result_columns * Stride;
@@ -42,6 +44,7 @@ struct depthwise_backward2_taps {
   static constexpr index_t result_rows = 2, result_columns = 4;
   static constexpr index_t pixel_rows = 2, pixel_columns = 3;
   static constexpr index_t results = result_rows * result_columns, pixels = pixel_rows * pixel_columns;
+  static constexpr index_t next_rows = 1, next_columns = 2, next_pixels = next_rows * next_columns;
 
   static constexpr index_t element(index_t at, index_t result) {
     const index_t behind = result / 2 + 1 - at;  // 0: gradient m, 1: gradient m - 1
@@ -55,6 +58,13 @@ struct depthwise_backward2_taps {
   }
 };
 
+/// Pixels that a kernel prefetches: a block that begins at `from`, whose rows are `line` elements apart.
+template <class T>
+struct depthwise_fetch {
+  const T* from;
+  index_t line;
+};
+
 /// One tile of results. Pointers outside the images point to a row of zeros or to a row that is not used.
 template <class T>
 struct depthwise_tile {
@@ -65,6 +75,7 @@ struct depthwise_tile {
   index_t channels;
   bool add;     ///< to what the results hold
   bool stream;  ///< results go past the caches
+  depthwise_fetch<T> fetch;
 };
 
 /// One tile of a weight gradient.
@@ -74,6 +85,7 @@ struct depthwise_gradient_tile {
   const T* const* gradients;
   T* sums;  ///< [9][channels]
   index_t channels;
+  depthwise_fetch<T> fetch, fetch_gradients;
 };
 
 /// A pixel and the weights that multiply its channels.
@@ -130,6 +142,16 @@ void point_at_block(T* images, const extents<4>& shape, index_t image, index_t r
   }
 }
 
+/// The pixels that the next row of tiles will read first: rows `row`, ... from `column` on. Rows beyond an
+/// image are those of the next image, which is read next; after the last image nothing useful is fetched.
+template <class T>
+depthwise_fetch<T> fetch_below(const tensor_view<const T, 4>& images, index_t image, index_t row,
+                               index_t column) {
+  const index_t channels = images.extent(3), line = images.extent(2) * channels;
+  const index_t at = (image * images.extent(1) + row) * line + column * channels;
+  return {images.data() + std::clamp<index_t>(at, 0, std::max<index_t>(images.size() - 1, 0)), line};
+}
+
 /// True if the tiles of this file serve the convolution.
 inline bool depthwise_in_tiles(const conv_shape& shape) {
   return shape.kernel == size2{3, 3} && shape.dilation == size2{1, 1} &&
@@ -158,16 +180,20 @@ void run_depthwise_tiles(context<device::cpu>& ctx, const depthwise_axis& rows, 
   const auto flush = PUFFERFISH_KERNEL(widest_isa(), depthwise_kernels, flush_streams);
   ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
     const range images = tasks.image_range(task), lines = tasks.line_range(task);
+    T* const spare = unused + worker * channels;
     const T* from[static_cast<std::size_t>(Taps::pixels)];
     T* to[static_cast<std::size_t>(Taps::results)];
-    const depthwise_tile<T> tile{from, weight, bias, to, channels, add, stream};
+    depthwise_tile<T> tile{from, weight, bias, to, channels, add, stream, {}};
     for (index_t image = images.begin; image < images.end; ++image) {
       for (index_t line = lines.begin; line < lines.end; ++line) {
         for (index_t column = 0; column < columns.tiles; ++column) {
           point_at_block<const T>(pixels.data(), pixels.shape(), image, rows.pixel(line),
                                   columns.pixel(column), Taps::pixel_rows, Taps::pixel_columns, zeros, from);
           point_at_block<T>(results.data(), results.shape(), image, rows.result(line), columns.result(column),
-                            Taps::result_rows, Taps::result_columns, unused + worker * channels, to);
+                            Taps::result_rows, Taps::result_columns, spare, to);
+          tile.stream = stream && std::find(to, to + Taps::results, spare) == to + Taps::results;
+          tile.fetch = fetch_below(pixels, image, rows.pixel(line) + Taps::pixel_rows,
+                                   columns.pixel(column) + Taps::pixel_columns - Taps::next_columns);
           kernel(tile);
         }
       }
@@ -364,7 +390,7 @@ void depthwise_weight_tiles(context<device::cpu>& ctx, const conv_shape& shape,
       ctx, tasks, 9 * channels, dw, accumulate, [&](const range& images, const range& lines, T* sums, int) {
         const T* pixels[static_cast<std::size_t>(Taps::pixels)];
         const T* gradients[static_cast<std::size_t>(Taps::results)];
-        const depthwise_gradient_tile<T> tile{pixels, gradients, sums, channels};
+        depthwise_gradient_tile<T> tile{pixels, gradients, sums, channels, {}, {}};
         for (index_t image = images.begin; image < images.end; ++image) {
           for (index_t line = lines.begin; line < lines.end; ++line) {
             for (index_t column = 0; column < columns.tiles; ++column) {
@@ -372,6 +398,9 @@ void depthwise_weight_tiles(context<device::cpu>& ctx, const conv_shape& shape,
                                       Taps::pixel_rows, Taps::pixel_columns, zeros, pixels);
               point_at_block<const T>(dy.data(), dy.shape(), image, rows.result(line), columns.result(column),
                                       Taps::result_rows, Taps::result_columns, zeros, gradients);
+              tile.fetch = fetch_below(x, image, rows.pixel(line) + Taps::pixel_rows,
+                                       columns.pixel(column) + Taps::pixel_columns - Taps::next_columns);
+              tile.fetch_gradients = fetch_below(dy, image, rows.result(line + 1), columns.result(column));
               kernel(tile);
             }
           }
