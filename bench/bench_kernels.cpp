@@ -29,7 +29,7 @@ struct settings {
   int threads = 1;
   index_t batch = 128;
   int runs = 9;
-  std::vector<std::string> networks = image_network_names();
+  std::vector<std::string> networks{"resnet18", "vgg19"};
   std::string layer;
   bool low_rank_only = false;
   bool winograd = true;

@@ -416,7 +416,7 @@ def write_page(results):
     goals = goal_lines(found)
     if goals:
         lines += ["## Goals", "", *goals]
-    titles = [("step", "Training steps", step_section),
+    titles = [("step", "Training steps", step_section), ("mobile", "Blocks of MobileNet", step_section),
               ("sequences", "Training steps over sequences", sequences_section),
               ("inference", "Inference", inference_section), ("conv", "Factorized layers of ResNet-18", conv_section),
               ("kernels", "Our kernels against the machine", kernels_section), ("gemm", "Matrix products", gemm_section),

@@ -96,6 +96,16 @@ def vgg19(hybrid, width=64):
                          linear(), nn.ReLU(inplace=True), nn.Linear(hidden, 10))
 
 
+def mobile_blocks(hybrid):
+    """Two blocks of MobileNet and a classifier; the hybrid has its 1x1 convolutions in factors."""
+    layers = []
+    for c_in, c_out, stride in [(128, 256, 1), (256, 256, 2)]:
+        layers += [nn.Conv2d(c_in, c_in, 3, stride, 1, groups=c_in, bias=False), nn.BatchNorm2d(c_in), nn.ReLU(inplace=True),
+                   conv(c_in, c_out, 1, padding=0, rank=min(c_in, c_out) // 4 if hybrid else 0), nn.BatchNorm2d(c_out),
+                   nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
+
+
 class LowRankLSTM(nn.Module):
     """A layer of factors, as one writes it for speed: gates i, f, o, g, so that one call does three sigmoids; the input
     side of all steps at once; all gates' second factors in one batched product."""
@@ -236,7 +246,8 @@ class Translator(nn.Module):
         return (x * self.scale) @ self.table.weight.T
 
 
-NETWORKS = {"resnet18": resnet18, "vgg19": vgg19}
+NETWORKS = {"resnet18": resnet18, "vgg19": vgg19, "mobile_blocks": mobile_blocks}
+IMAGES = {"mobile_blocks": (128, 28, 28)}  # of the others: 3 x 32 x 32
 
 
 class Training:
@@ -248,7 +259,7 @@ class Training:
         self.net.train()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         self.loss = nn.CrossEntropyLoss()
-        self.x = torch.randn(batch, 3, 32, 32).contiguous(memory_format=LAYOUTS[layout])
+        self.x = torch.randn(batch, *IMAGES.get(network, (3, 32, 32))).contiguous(memory_format=LAYOUTS[layout])
         self.labels = torch.arange(batch) % 10
 
     def run(self):
@@ -303,7 +314,7 @@ class Inference:
         torch.manual_seed(1)
         layout = torch.channels_last
         self.net = NETWORKS[network](mode == "hybrid").to(memory_format=layout).eval()
-        self.x = torch.randn(batch, 3, 32, 32).contiguous(memory_format=layout)
+        self.x = torch.randn(batch, *IMAGES.get(network, (3, 32, 32))).contiguous(memory_format=layout)
         if frozen:
             with torch.no_grad():
                 self.net = torch.jit.optimize_for_inference(torch.jit.trace(self.net, self.x))

@@ -26,9 +26,39 @@ struct image_network {
   index_t classes;
 };
 
-constexpr std::array<image_network, 2> image_networks{{
+/// Two blocks as MobileNet has them (Howard et al., 2017): a depthwise 3x3 convolution, batch norm, ReLU, a
+/// 1x1 convolution, batch norm, ReLU; 128 -> 256 channels, then 256 -> 256 with stride 2. A classifier
+/// follows.
+net_type mobile_blocks() {
+  pf::sequential<float> net;
+  const auto add = [&net](const std::string& name, const conv_shape& shape) {
+    net.add(name, pf::Conv<float>(shape));
+    net.add(name + "_bn", pf::BatchNorm<float>(shape.out_channels)).add(name + "_relu", pf::ReLU<float>());
+  };
+  const auto depthwise = [](index_t channels, index_t stride) {
+    conv_shape shape = conv_shape::square(channels, channels, 3, stride, 1);
+    shape.groups = channels;
+    return shape;
+  };
+  add("depthwise1", depthwise(128, 1));
+  add("pointwise1", conv_shape::square(128, 256, 1));
+  add("depthwise2", depthwise(256, 2));
+  add("pointwise2", conv_shape::square(256, 256, 1));
+  net.add("pool", pf::GlobalAvgPool<float>()).add("linear", pf::Linear<float>(256, 10));
+  return net_type{pf::any_layer<float>(net)};
+}
+
+/// The 1x1 convolutions, at a quarter of their rank.
+pf::factorize_policy mobile_policy() {
+  pf::factorize_policy policy;
+  policy.also_if = [](const std::string& name, pf::matrix_size) { return name.starts_with("pointwise"); };
+  return policy;
+}
+
+constexpr std::array<image_network, 3> image_networks{{
     {"resnet18", [] { return pf::resnet18<float>(); }, &pf::resnet18_policy, {1, 32, 32, 3}, 10},
     {"vgg19", [] { return pf::vgg19<float>(); }, &pf::vgg19_policy, {1, 32, 32, 3}, 10},
+    {"mobile_blocks", &mobile_blocks, &mobile_policy, {1, 28, 28, 128}, 10},
 }};
 
 const image_network& image_network_called(const std::string& name) {
@@ -181,7 +211,7 @@ std::vector<std::string> network_names() {
 }
 
 index_t default_batch(const std::string& network) {
-  return network == "lstm" ? 20 : network == "transformer" ? 32 : 128;
+  return network == "lstm" ? 20 : network == "transformer" || network == "mobile_blocks" ? 32 : 128;
 }
 
 std::vector<std::string> default_modes(const std::string& network) {

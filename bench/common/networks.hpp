@@ -34,8 +34,8 @@ struct conv_layer {
   int count = 0;       ///< layers of this shape
   int factorized = 0;  ///< of them, how many the paper factorizes
 
-  /// A quarter of full rank.
-  index_t rank() const { return std::max<index_t>(1, std::min(shape.out_channels, shape.patch()) / 4); }
+  /// A quarter of a group's full rank.
+  index_t rank() const { return std::max<index_t>(1, std::min(shape.group_outputs(), shape.patch()) / 4); }
 };
 
 /// The different convolutions of a network, in the order in which they run first.

@@ -46,7 +46,7 @@ inline index_t real_taps(index_t input, index_t output, index_t kernel, index_t 
   return count;
 }
 
-/// What the passes of one convolution need, dense (rank 0) or as two factors.
+/// What the passes of one convolution need, dense (rank 0) or as two factors, of rank `rank` in each group.
 class conv_work {
  public:
   conv_work(const conv_shape& s, index_t rank, const extents<4>& input) : low_rank_(rank > 0) {
@@ -56,9 +56,9 @@ class conv_work {
                   s.dilation.height) *
         real_taps(input[2], output[2], s.kernel.width, s.stride.width, s.padding.width, s.dilation.width);
     const auto bytes = [](index_t elements) { return 4.0 * static_cast<double>(elements); };
-    const index_t width = low_rank_ ? rank : s.out_channels;
+    const index_t width = low_rank_ ? s.groups * rank : s.out_channels;
     const index_t pixels = input[0] * output[1] * output[2];
-    first_ = 2.0 * static_cast<double>(input[0] * taps * s.in_channels) * static_cast<double>(width);
+    first_ = 2.0 * static_cast<double>(input[0] * taps * s.group_inputs()) * static_cast<double>(width);
     second_ =
         low_rank_ ? 2.0 * static_cast<double>(pixels * rank) * static_cast<double>(s.out_channels) : 0.0;
     x_ = bytes(pufferfish::volume<4>(input));
