@@ -416,6 +416,36 @@ TEST_CASE("gpu factorize: merging is the host's, and stays on the device") {
   CHECK(difference(state_of(pair.net), state_of(pair.host_net)) < 1e-5);
 }
 
+TEST_CASE("gpu factorize: grouped convolutions, group by group, and depthwise ones, which would grow") {
+  const auto make = [](auto device) {
+    using device_type = decltype(device);
+    const auto shape = [](index_t in, index_t out, index_t groups) {
+      pf::conv_shape result = pf::conv_shape::square(in, out, 3, 1, 1);
+      result.groups = groups;
+      return result;
+    };
+    pf::sequential<float, device_type> layers;
+    layers.add("stem", pf::Conv<float>(shape(3, 24, 1), false));
+    layers.add("grouped", pf::Conv<float>(shape(24, 36, 3), true));
+    layers.add("depthwise", pf::Conv<float>(shape(36, 36, 36), false));
+    layers.add("second", pf::Conv<float>(shape(36, 32, 4), false));
+    layers.add("pool", pf::GlobalAvgPool<float>());
+    layers.add("fc", pf::Linear<float>(32, 5));
+    return pf::network<float, device_type>{pf::any_layer<float, device_type>(std::move(layers))};
+  };
+  pf::network<float> host_net = make(pf::device::cpu{});
+  pf::network<float, gpu> net = make(gpu{});
+  host_net.initialize(3);
+  pf::copy_state(host_net, net);
+  pf::factorize_policy policy;
+  policy.rank = pf::rank_ratio{0.25};
+  check_switch(host_net, net, policy);
+  pf::merge(host_net);
+  pf::merge(net, gpu_context());
+  REQUIRE(net.structure() == host_net.structure());
+  CHECK(difference(state_of(net), state_of(host_net)) < 1e-5);
+}
+
 TEST_CASE("gpu factorize: a structure from another rank leaves all other numbers where they are") {
   resnet_pair pair;
   const std::vector<pf::layer_rank> ranks = pf::planned_ranks(pair.net, {});
