@@ -94,7 +94,7 @@ pf::small_resnet_options small_options(Device) {
   return options;
 }
 
-/// Grouped and depthwise convolutions, dense and of low rank, with batch norms after them.
+/// Grouped and depthwise convolutions, dense and of low rank, with batch norms after and between them.
 template <class Device>
 pf::network<float, Device> grouped_network() {
   using namespace pf;
@@ -115,8 +115,9 @@ pf::network<float, Device> grouped_network() {
   layers.add("bn3", BatchNorm<float>(24));
   layers.add("low_rank", LowRankConv<float>(shape(24, 18, 3, 3, 2), 2, true));
   layers.add("relu3", ReLU<float>());
+  layers.add("normed", LowRankNormConv<float, Device>(shape(18, 12, 2, 3, 1), 3));
   layers.add("pool", GlobalAvgPool<float>());
-  layers.add("fc", Linear<float>(18, 5));
+  layers.add("fc", Linear<float>(12, 5));
   return network<float, Device>{any_layer<float, Device>(std::move(layers))};
 }
 
