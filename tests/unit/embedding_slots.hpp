@@ -13,18 +13,20 @@
 
 namespace test {
 
-/// Calls change(slot) for the embedding of a model.
+/// Calls change(slot) for the embedding of a model, after the visit that finds the slot, as factorize does.
 template <class Root, class Device, class Change>
 void change_embedding(pufferfish::model<Root, Device>& net, Change&& change) {
   using T = typename Root::value_type;
   net.modify([&](Root& root) {
-    struct changer final : pufferfish::layer_visitor<T, Device> {
-      explicit changer(Change& c) : call(c) {}
+    struct finder final : pufferfish::layer_visitor<T, Device> {
       void on_layer(const std::string&, pufferfish::any_layer<T, Device>&) override {}
-      void on_embedding(const std::string&, pufferfish::any_layer<T, Device>& slot) override { call(slot); }
-      Change& call;
-    } visitor(change);
+      void on_embedding(const std::string&, pufferfish::any_layer<T, Device>& slot) override {
+        found = &slot;
+      }
+      pufferfish::any_layer<T, Device>* found = nullptr;
+    } visitor;
     root.visit_layers(visitor);
+    change(*visitor.found);
   });
 }
 

@@ -37,8 +37,9 @@ const token_layer<T, Device>& embedding_in(const Model& model, const any_layer<T
   throw_error<state_error>({model.describe(), ": its embedding takes no tokens but is ", slot.describe()});
 }
 
-/// `writers` passes write the gradient of each of the embedding's parameters in a backward pass. To be called
-/// again whenever the slot may have been replaced; does nothing if it was not.
+/// `writers` passes write the gradient of each of the embedding's parameters in a backward pass. Models call
+/// this before every visit of their state, which a replaced slot needs for new arenas; it does nothing if the
+/// numbers are right already.
 template <class T, class Device>
 void tie_embedding(any_layer<T, Device>& slot, int writers) {
   for_each_parameter(slot, [writers](const std::string&, parameter<parameter_t<T>>& p) {

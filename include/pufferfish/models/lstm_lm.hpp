@@ -210,13 +210,13 @@ class lstm_lm {
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     const std::string encoder = detail::join_name(prefix, "encoder"),
                       decoder = detail::join_name(prefix, "decoder");
+    detail::tie_embedding(embedding_, 2);  // the slot may hold another layer since the last visit
     embedding_.visit_state(visitor, encoder);
     for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].visit_state(visitor, layer_name(prefix, i));
     visitor.on_parameter(detail::join_name(decoder, "bias"), bias_);
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
     visitor.on_embedding(detail::join_name(prefix, "encoder"), embedding_);
-    detail::tie_embedding(embedding_, 2);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       visitor.on_layer(layer_name(prefix, i), layers_[i]);
       layers_[i].visit_layers(visitor, layer_name(prefix, i));

@@ -188,6 +188,7 @@ class transformer {
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     const auto named = [&](const char* name) { return detail::join_name(prefix, name); };
     const auto part = [&](const std::string& name, auto& block) { block.visit_state(visitor, name); };
+    detail::tie_embedding(embedding_, 3);  // the slot may hold another layer since the last visit
     embedding_.visit_state(visitor, named("encoder.src_word_emb"));
     encoder_norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("encoder.layer_norm")});
     detail::for_each_part(encoder_, named("encoder"), part);
@@ -196,7 +197,6 @@ class transformer {
   }
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
     visitor.on_embedding(detail::join_name(prefix, "encoder.src_word_emb"), embedding_);
-    detail::tie_embedding(embedding_, 3);
     const auto part = [&](const std::string& name, auto& block) { block.visit_layers(visitor, name); };
     detail::for_each_part(encoder_, detail::join_name(prefix, "encoder"), part);
     detail::for_each_part(decoder_, detail::join_name(prefix, "decoder"), part);
