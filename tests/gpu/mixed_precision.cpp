@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Networks that compute in 16 bits, with parameters of 32: passes near those of float, training near that of
 // float, loss scaling.
+#include "../unit/embedding_slots.hpp"
 #include "support.hpp"
 
 #include <string>
@@ -237,6 +238,9 @@ TEST_CASE_TEMPLATE("gpu mixed precision: the language model", T, pf::gpu::bf16, 
   check_language_model(host_net, net, 4 * unit<T>);
   const pf::factorization made = pf::factorize(host_net, pf::lstm_lm_policy());
   pf::apply_ranks(net, made.ranks());
+  check_language_model(host_net, net, 4 * unit<T>);
+  test::factor_embedding(host_net, 8);
+  test::factor_embedding(net, 8);
   check_language_model(host_net, net, 4 * unit<T>);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // The language model, the Transformer and their layers on a device: losses, states and gradients of every
 // parameter as on the CPU.
+#include "../unit/embedding_slots.hpp"
 #include "support.hpp"
 
 #include <pufferfish/gpu.hpp>
@@ -39,6 +40,12 @@ struct language_pair {
   explicit language_pair(const pf::lstm_lm_options& options)
       : host_net(pf::lstm_lm<float>(options)), net(pf::lstm_lm<float, gpu>(options)) {
     host_net.initialize(3);
+    pf::copy_state(host_net, net);
+  }
+
+  void factor_embeddings(index_t rank) {
+    test::factor_embedding(host_net, rank);
+    test::factor_embedding(net, rank);
     pf::copy_state(host_net, net);
   }
 
@@ -116,6 +123,8 @@ std::vector<double> losses_of_steps(language_pair& pair, bool captured, std::siz
 
 TEST_CASE("gpu language model: steps captured into a graph are the direct ones bit for bit") {
   language_pair pair({37, 12, 2, 0.4});
+  SUBCASE("dense") {}
+  SUBCASE("low-rank embedding") { pair.factor_embeddings(5); }
   std::size_t replays = 0;
   const std::vector<double> direct = losses_of_steps(pair, false, replays);
   const std::vector<double> captured = losses_of_steps(pair, true, replays);
@@ -133,11 +142,15 @@ TEST_CASE("gpu language model: two segments, dense and factorized, with and with
     pf::apply_ranks(pair.net, made.ranks());
     pf::copy_state(pair.host_net, pair.net);
     pair.check(4, 2, 6);
+    pair.factor_embeddings(5);
+    pair.check(5, 3, 0);
   }
 }
 
 TEST_CASE("gpu language model: logits, and their gradients") {
   language_pair pair({21, 8, 1, 0.0});
+  SUBCASE("dense") {}
+  SUBCASE("low-rank embedding") { pair.factor_embeddings(3); }
   pf::gpu_context& ctx = gpu_context();
   pf::cpu_context host;
   host.set_mode(pf::run_mode::training);
@@ -272,6 +285,10 @@ TEST_CASE("gpu transformer: dense and factorized, with and without dropout") {
     pf::apply_ranks(pair.net, made.ranks());
     pf::copy_state(pair.host_net, pair.net);
     pair.check(3, 8);
+    test::factor_embedding(pair.host_net, 5);
+    test::factor_embedding(pair.net, 5);
+    pf::copy_state(pair.host_net, pair.net);
+    pair.check(4, 0);
   }
 }
 
@@ -286,6 +303,8 @@ TEST_CASE("gpu transformer: translations by beams are the CPU's") {
     CAPTURE(low_rank);
     if (low_rank) {
       pf::apply_ranks(pair.net, pf::factorize(pair.host_net, pf::transformer_policy(0)).ranks());
+      test::factor_embedding(pair.host_net, 6);
+      test::factor_embedding(pair.net, 6);
       pf::copy_state(pair.host_net, pair.net);
     }
     for (const index_t beam : {1, 2, 5}) {
