@@ -68,9 +68,8 @@ std::map<std::string, index_t> groups_of(const options& o) {
   std::map<std::string, index_t> groups;
   if (o.groups.empty()) return groups;
   std::map<std::string, std::size_t> dimensions;
-  for (const auto& tensor : pufferfish::open_tensor_source(o.in)->tensors()) {
-    dimensions.emplace(tensor.name, tensor.shape.size());
-  }
+  const auto source = pufferfish::open_tensor_source(o.in);
+  for (const auto& tensor : source->tensors()) dimensions.emplace(tensor.name, tensor.shape.size());
   for (const std::string& text : o.groups) {
     const auto refuse = [&](const std::string& why) {
       throw pufferfish::value_error("--groups " + pufferfish::detail::quote_name(text) + ": " + why);

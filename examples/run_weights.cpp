@@ -28,17 +28,20 @@ struct options {
   int threads = 0;
 };
 
-/// The layers that are factors in the file, with their ranks.
+/// The layers that have factors in the file, with their ranks. The rank of every kind of layer is the second
+/// extent of NAME.up.weight.
 std::vector<layer_rank> ranks_of(const safetensors_file& file) {
-  const std::string ending = ".down.weight";
+  const std::string ending = ".up.weight";
   std::vector<layer_rank> ranks;
   for (const std::string& name : file.tensor_names()) {
     if (name.size() <= ending.size() ||
         name.compare(name.size() - ending.size(), ending.size(), ending) != 0) {
       continue;
     }
+    const std::string layer = name.substr(0, name.size() - ending.size());
+    if (!file.contains(layer + ".down.weight")) continue;
     const std::vector<index_t>& shape = file.tensor(name).shape;
-    ranks.push_back({name.substr(0, name.size() - ending.size()), shape.empty() ? 0 : shape[0]});
+    ranks.push_back({layer, shape.size() < 2 ? 0 : shape[1]});
   }
   return ranks;
 }

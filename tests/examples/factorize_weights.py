@@ -177,6 +177,34 @@ def small_files(programs, folder):
     return dense
 
 
+def torch_modules(programs, folder):
+    """Grouped convolutions, embeddings and attention: the factors in PyTorch's modules compute what their product does."""
+    script = str(HERE / "torch_factors.py")
+
+    def python(*arguments):
+        result = subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True, text=True, check=False)
+        if result.returncode != 77:
+            print(result.stdout, end="")
+            expect_equal(result.returncode, 0, f"{script} {arguments}: {result.stdout}{result.stderr}")
+        return result
+
+    dense, low, merged = (folder / f"modules-{n}.safetensors" for n in ("dense", "low", "merged"))
+    made = python("make", dense)
+    if made.returncode == 77:
+        print(f"skipped, the modules of PyTorch: {made.stderr.strip()}")
+        return
+    programs.run("factorize_weights", dense, low, "--keep-first", 0, "--factorize-last", "--factorize-embeddings",
+                 "--embedding-names", "table", "--embedding-rank", 6, "--factorize-projections", "--groups", "conv.weight=4",
+                 "--groups", "depthwise.weight=32", "--json", folder / "modules.json")
+    rows = {row["name"]: row for row in load(folder / "modules.json")["tensors"]}
+    expect_equal((rows["conv.weight"]["rank"], rows["conv.weight"]["matrices"]), (3, 4), "groups")
+    expect_equal((rows["table.weight"]["rank"], rows["table.weight"]["embedding"]), (6, True), "embedding")
+    expect_equal(rows["attention.in_proj_weight"]["matrices"], 3, "projections")
+    expect_equal(rows["depthwise.weight"]["reason"], "depthwise, or of one channel", "depthwise")
+    programs.run("factorize_weights", low, merged, "--merge")
+    python("check", low, merged)
+
+
 def bad_input(programs, folder, dense):
     def refused(*arguments, says):
         _, err = programs.run("factorize_weights", *arguments, fails=True)
@@ -209,6 +237,19 @@ def bad_input(programs, folder, dense):
     refused(dense, out, "--merge", "--energy", 0.5, says="--merge")
     refused(dense, out, "--rank-ratio", 0, says="0")
     refused(dense, out, "--include", "(", says="--include (")
+    refused(dense, out, "--embedding-names", "(", says="--embedding-names (")
+    refused(dense, out, "--embedding-rank", 4, says="--factorize-embeddings")
+    refused(dense, out, "--factorize-embeddings", "--embedding-rank", 4, "--budget", 10**6, says="--budget")
+    refused(dense, out, "--merge", "--groups", "mlp.weight=2", says="--groups")
+    refused(dense, out, "--groups", "mlp.weight", says="not NAME=N")
+    refused(dense, out, "--groups", "mlp.weight=2x", says="not NAME=N")
+    refused(dense, out, "--groups", "mlp.weight=0", says="not NAME=N")
+    refused(dense, out, "--groups", "mlp.weigh=2", says="has no tensor of this name")
+    refused(dense, out, "--groups", "mlp.weight=2", says="this tensor has 2 dimensions")
+    convolution = folder / "convolution.safetensors"
+    write(convolution, {"c.weight": ("F32", (16, 8, 3, 3), bytes(4 * 16 * 72))})
+    refused(convolution, out, "--groups", "c.weight=3", says="c.weight: 16 output channels cannot be divided into 3 groups")
+    refused(convolution, out, "--groups", "c.weight=2", "--groups", "c.weight=4", says="a number of groups already")
     refused(dense, folder / "none" / "x", says="No such file")
     refused(folder / "none", out, says="No such file")
     refused(dense, says="output is required")
@@ -226,6 +267,7 @@ def bad_input(programs, folder, dense):
 
 def test(programs, folder):
     dense = small_files(programs, folder)
+    torch_modules(programs, folder)
     bad_input(programs, folder, dense)
     against_torch(programs, folder, resnet(programs, folder)[:2])
 

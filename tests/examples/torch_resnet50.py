@@ -3,33 +3,10 @@
 """torch_resnet50.py WEIGHTS INPUT.npz OUTPUT.npz: ResNet-50 in PyTorch with the weights of a file, in which some layers
 may be factors: those become two layers, `down` and `up`. INPUT has `images` in NHWC; OUTPUT gets `logits`.
 """
-import collections
-import os
 import sys
 
-DEBIAN = "/usr/bin/python3"  # may have what another Python lacks
-try:
-    import numpy
-    import torch
-except ImportError as error:
-    if os.path.exists(DEBIAN) and os.path.realpath(sys.executable) != os.path.realpath(DEBIAN):
-        os.execv(DEBIAN, [DEBIAN, *sys.argv])
-    print(f"there is no PyTorch (Debian: python3-torch): {error}", file=sys.stderr)
-    sys.exit(77)
-
+from torch_factors import load_factors, numpy, state_of, torch
 from torch import nn
-
-from weights import read
-
-TYPES = {"F32": torch.float32, "I64": torch.int64}
-
-
-def state_of(path):
-    """What safetensors.torch.load_file gives."""
-    state = {}
-    for name, (dtype, shape, data) in read(path)[0].items():
-        state[name] = torch.frombuffer(bytearray(data), dtype=TYPES[dtype]).reshape(shape)
-    return state
 
 
 class Bottleneck(nn.Module):
@@ -70,29 +47,6 @@ class ResNet50(nn.Module):
         x = nn.functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 3, 2, 1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean((2, 3)))
-
-
-# [replace]
-def two_layers(layer, rank):
-    """A convolution or linear layer as two, whose parameters are called down.weight, up.weight and up.bias."""
-    bias = layer.bias is not None
-    if isinstance(layer, nn.Conv2d):
-        down = nn.Conv2d(layer.in_channels, rank, layer.kernel_size, layer.stride, layer.padding, layer.dilation, bias=False)
-        up = nn.Conv2d(rank, layer.out_channels, 1, bias=bias)
-    else:
-        down = nn.Linear(layer.in_features, rank, bias=False)
-        up = nn.Linear(rank, layer.out_features, bias=bias)
-    return nn.Sequential(collections.OrderedDict(down=down, up=up))
-
-
-def load_factors(model, state):
-    """Gives a model the layers that a state_dict with factors is of, and loads it."""
-    for name, layer in list(model.named_modules()):
-        if f"{name}.down.weight" in state:
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, two_layers(layer, state[f"{name}.down.weight"].shape[0]))
-    model.load_state_dict(state, strict=True)
-# [replace]
 
 
 def main():
