@@ -15,42 +15,42 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What the library has to know about a kind of layer. There is no general definition.
+/// What the library has to know about a kind of layer. There is no general definition. Matrices, factors and
+/// biases are lists in a fixed order; matrices of the same rank group get the same rank.
 ///
 ///     template <>
 ///     struct kind_traits<layer_kind::linear> {
-///       static constexpr const char* name = "linear";      // for messages
-///       static constexpr std::size_t dimensions = 2;       // of the views that layer_traits::matrices gives
+///       static constexpr std::size_t dimensions = 2;      // of the views that layer_traits::matrices gives
 ///       // Whether the rows of all matrices, one matrix after another, are the output channels.
 ///       static constexpr bool rows_are_outputs = true;
-///       static constexpr std::size_t rank_groups = 1;      // matrices of one group have the same rank
-///       static constexpr std::size_t rank_group(std::size_t matrix, std::size_t matrices);
-///       template <class T, index_t Rank, class Device>     // the low-rank layer, and the base class of all
-///       using low_rank = LowRankLinear<T, Rank, Device>;   // its ranks and devices
+///       template <class T, index_t Rank, class Device>
+///       using low_rank = LowRankLinear<T, Rank, Device>;  // the low-rank layer,
 ///       template <class T>
-///       using core = detail::low_rank_linear<T>;
-///       // What layer_traits of this kind must have in addition; trait_fault::none: nothing is missing.
+///       using core = detail::low_rank_linear<T>;          // and its base class, for any rank and device
+///       // Optional: what layer_traits of this kind need in addition and do not have.
 ///       template <class Dense>
-///       static constexpr trait_fault missing();
-///       // The size of a layer, comparable, with describe(); throws shape_error, naming `name`, if
+///       static constexpr detail::trait_fault missing();
+///
+///       // The size of a layer: comparable, with describe(). Throws shape_error, naming the layer, if
 ///       // layer_traits contradict themselves.
+///       struct shape_type;
 ///       template <class Dense>
 ///       static shape_type shape(const Dense& dense, const std::string& name);
 ///       template <class T>
 ///       static shape_type shape(const core<T>& layer);
-///       // The matrices of a dense layer, each [out][in][height][width].
+///
 ///       template <class Dense>
-///       static auto matrices(const Dense& dense);          // std::vector<weight_matrix<T>>
-///       // The same of a low-rank layer's factors; its biases in the order that host biases are added to.
+///       static std::vector<weight_matrix<const T>> matrices(const Dense& dense);
 ///       template <class T>
-///       static auto factors(core<T>& layer);               // std::vector<factor_views<T>>
+///       static std::vector<factor_views<T>> factors(core<T>& layer);     // one for each matrix
 ///       template <class T>
-///       static auto biases(core<T>& layer);                // std::vector<tensor_view<T, 1>>
-///       // Layers of a shape with unwritten numbers; `ranks` has one for each rank group.
+///       static std::vector<tensor_view<T, 1>> biases(core<T>& layer);    // see low_rank_parts
+///
+///       // Layers of a shape with zeros for numbers; `ranks` has one for each rank group.
 ///       template <class LowRank>
 ///       static LowRank make(const shape_type& shape, const rank_list& ranks, bool bias);
 ///       template <class T>
-///       static auto make_dense(const shape_type& shape, bool bias);
+///       static Linear<T> make_dense(const shape_type& shape, bool bias);  // for networks
 ///     };
 template <layer_kind Kind>
 struct kind_traits;

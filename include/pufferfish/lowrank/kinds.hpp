@@ -33,8 +33,10 @@ constexpr trait_fault find_trait_fault() {
   } else if constexpr (!std::same_as<weight_scalar_t<Layer>, float> &&
                        !std::same_as<weight_scalar_t<Layer>, double>) {
     return trait_fault::scalar;
-  } else {
+  } else if constexpr (requires { kind_traits<traits::kind>::template missing<Layer>(); }) {
     return kind_traits<traits::kind>::template missing<Layer>();
+  } else {
+    return trait_fault::none;
   }
 }
 

@@ -11,10 +11,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 template <>
 struct kind_traits<layer_kind::attention> {
-  static constexpr const char* name = "attention";
   static constexpr std::size_t dimensions = 2;
   static constexpr bool rows_are_outputs = false;
-  static constexpr std::size_t rank_groups = 4;
 
   template <class T, index_t Rank, class Device>
   using low_rank = LowRankAttention<T, Rank, Device>;
@@ -33,7 +31,7 @@ struct kind_traits<layer_kind::attention> {
 
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
-    detail::check_matrix_count(dense, name, rank_groups, ": query, key, value and output");
+    detail::check_matrix_count(dense, name, 4, ": query, key, value and output");
     const auto all = layer_traits<Dense>::matrices(dense);
     const index_t heads = layer_traits<Dense>::heads(dense);
     const index_t model = all[0].view.extent(1), keys = all[0].view.extent(0), values = all[2].view.extent(0);

@@ -15,10 +15,8 @@ class Conv;
 
 template <>
 struct kind_traits<layer_kind::conv> {
-  static constexpr const char* name = "convolution";
   static constexpr std::size_t dimensions = 4;
   static constexpr bool rows_are_outputs = true;
-  static constexpr std::size_t rank_groups = 1;
 
   template <class T, index_t Rank, class Device>
   using low_rank = LowRankConv<T, Rank, Device>;

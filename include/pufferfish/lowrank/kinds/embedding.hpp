@@ -15,10 +15,8 @@ class Embedding;
 
 template <>
 struct kind_traits<layer_kind::embedding> {
-  static constexpr const char* name = "embedding";
   static constexpr std::size_t dimensions = 2;
   static constexpr bool rows_are_outputs = false;
-  static constexpr std::size_t rank_groups = 1;
 
   template <class T, index_t Rank, class Device>
   using low_rank = LowRankEmbedding<T, Rank, Device>;
@@ -33,11 +31,6 @@ struct kind_traits<layer_kind::embedding> {
     }
     std::string describe() const { return detail::message({"embedding ", vocabulary, " x ", width}); }
   };
-
-  template <class Dense>
-  static constexpr detail::trait_fault missing() {
-    return detail::trait_fault::none;
-  }
 
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {

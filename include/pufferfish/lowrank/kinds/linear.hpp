@@ -14,10 +14,8 @@ class Linear;
 
 template <>
 struct kind_traits<layer_kind::linear> {
-  static constexpr const char* name = "linear";
   static constexpr std::size_t dimensions = 2;
   static constexpr bool rows_are_outputs = true;
-  static constexpr std::size_t rank_groups = 1;
 
   template <class T, index_t Rank, class Device>
   using low_rank = LowRankLinear<T, Rank, Device>;
@@ -29,11 +27,6 @@ struct kind_traits<layer_kind::linear> {
     friend bool operator==(const shape_type&, const shape_type&) = default;
     std::string describe() const { return detail::message({"linear ", in, " -> ", out}); }
   };
-
-  template <class Dense>
-  static constexpr detail::trait_fault missing() {
-    return detail::trait_fault::none;
-  }
 
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {

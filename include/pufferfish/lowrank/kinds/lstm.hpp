@@ -15,10 +15,8 @@ class LSTM;
 
 template <>
 struct kind_traits<layer_kind::lstm> {
-  static constexpr const char* name = "LSTM";
   static constexpr std::size_t dimensions = 2;
   static constexpr bool rows_are_outputs = false;
-  static constexpr std::size_t rank_groups = 2;
 
   template <class T, index_t Rank, class Device>
   using low_rank = LowRankLSTM<T, Rank, Device>;
@@ -30,11 +28,6 @@ struct kind_traits<layer_kind::lstm> {
     friend bool operator==(const shape_type&, const shape_type&) = default;
     std::string describe() const { return detail::message({"an LSTM ", input, " -> ", hidden}); }
   };
-
-  template <class Dense>
-  static constexpr detail::trait_fault missing() {
-    return detail::trait_fault::none;
-  }
 
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
