@@ -409,11 +409,11 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                           bool accumulate) {
   detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
   if (shape.groups > 1) {
-    return detail::grouped_backward_weight<T>(
-        ctx, shape, x, dy, dw, accumulate,
-        [&](const conv_shape& one, const tensor_view<const T, 4>& from,
-            const tensor_view<const T, 4>& gradient,
-            T* to) { conv_backward_weight<T>(ctx, one, from, gradient, to, accumulate); });
+    return detail::grouped_backward_weight<T>(ctx, shape, x, dy, dw, accumulate,
+                                              [&](const conv_shape& one, const tensor_view<const T, 4>& from,
+                                                  const tensor_view<const T, 4>& gradient, T* to) {
+                                                conv_backward_weight<T>(ctx, one, from, gradient, to, false);
+                                              });
   }
   const tensor_view<T, 2> gradient(dw, {shape.patch(), shape.out_channels});
   if (shape.is_pointwise()) {

@@ -3,8 +3,13 @@
 
 /// \file
 /// Internal: convolutions of more than one group (conv_shape::groups), forward and both gradients. Depthwise
-/// shapes have kernels of their own (depthwise_conv.hpp). Of other shapes the channels of each group are
-/// copied next to each other, and each group is one ordinary convolution; 1x1 convolutions need no copies.
+/// shapes have kernels of their own (depthwise_conv.hpp). Other shapes are cut into blocks of neighbouring
+/// groups; the channels of each block are copied next to each other, and each block is one ordinary
+/// convolution. 1x1 convolutions need no copies.
+///
+/// A block has one group, or as many narrow groups as fill a vector of 16 channels: its weight is then block
+/// diagonal, and its products with zero use lanes that would be empty otherwise. (A value that is not finite
+/// makes other groups of its block NaN.)
 ///
 /// Weights are stored [kernel height][kernel width][in / groups][out]: a group has out / groups consecutive
 /// columns.
@@ -17,54 +22,118 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// rows x (groups * width) elements to groups x rows x width, or back: the channels of each group together.
-template <class T>
-void split_groups(context<device::cpu>& ctx, const T* from, index_t rows, index_t groups, index_t width,
-                  T* to) {
-  for_row_chunks(ctx, rows, groups * width, [&](index_t begin, index_t end) {
-    for (index_t group = 0; group < groups; ++group) {
-      for (index_t row = begin; row < end; ++row) {
-        const T* const source = from + (row * groups + group) * width;
-        T* const target = to + (group * rows + row) * width;
-        for (index_t i = 0; i < width; ++i) target[i] = source[i];
-      }
+/// How a convolution is cut into blocks of groups.
+struct group_blocks {
+  index_t groups;  ///< of a block
+  index_t count;
+  conv_shape shape;  ///< of a block, an ordinary convolution
+
+  explicit group_blocks(const conv_shape& whole) : groups(1), count(whole.groups), shape(whole) {
+    constexpr index_t vector = 16;
+    const index_t widest = std::max(whole.group_inputs(), whole.group_outputs());
+    for (index_t more = 2; more * widest <= vector; ++more) {
+      if (whole.groups % more == 0) groups = more;
     }
-  });
-}
+    count = whole.groups / groups;
+    shape.in_channels = groups * whole.group_inputs();
+    shape.out_channels = groups * whole.group_outputs();
+    shape.groups = 1;
+  }
+};
+
+/// to[i] = from[i] for i < width, fast for whole vectors.
 template <class T>
-void join_groups(context<device::cpu>& ctx, const T* from, index_t rows, index_t groups, index_t width,
-                 T* to) {
-  for_row_chunks(ctx, rows, groups * width, [&](index_t begin, index_t end) {
-    for (index_t group = 0; group < groups; ++group) {
-      for (index_t row = begin; row < end; ++row) {
-        const T* const source = from + (group * rows + row) * width;
-        T* const target = to + (row * groups + group) * width;
-        for (index_t i = 0; i < width; ++i) target[i] = source[i];
-      }
-    }
-  });
+void copy_channels(const T* from, T* to, index_t width) {
+  constexpr index_t piece = 16;
+  index_t i = 0;
+  for (; i + piece <= width; i += piece) std::copy_n(from + i, piece, to + i);
+  for (; i < width; ++i) to[i] = from[i];
 }
 
-/// An image tensor or a weight cut into groups: tensors of `rows` x `width` elements, one behind the other.
+/// An image tensor cut into blocks: tensors of `rows` x `width` elements, one after the other.
 template <class T>
 struct group_copy {
-  index_t rows, groups, width;
+  index_t rows, blocks, width;
   T* data;
 
-  group_copy(scratch_frame& frame, index_t row_count, index_t group_count, index_t columns)
+  group_copy(scratch_frame& frame, index_t row_count, index_t block_count, index_t channels)
       : rows(row_count),
-        groups(group_count),
-        width(columns / group_count),
-        data(frame.take<T>(row_count * columns)) {}
+        blocks(block_count),
+        width(channels / block_count),
+        data(frame.take<T>(row_count * channels)) {}
 
   void split(context<device::cpu>& ctx, const T* from) const {
-    split_groups<T>(ctx, from, rows, groups, width, data);
+    for_row_chunks(ctx, rows, blocks * width, [&](index_t begin, index_t end) {
+      for (index_t block = 0; block < blocks; ++block) {
+        for (index_t row = begin; row < end; ++row) {
+          copy_channels(from + (row * blocks + block) * width, data + (block * rows + row) * width, width);
+        }
+      }
+    });
   }
-  void join(context<device::cpu>& ctx, T* to) const { join_groups<T>(ctx, data, rows, groups, width, to); }
-  T* operator[](index_t group) const { return data + group * rows * width; }
-  tensor_view<T, 4> images(index_t group, extents<4> shape) const {
+  void join(context<device::cpu>& ctx, T* to) const {
+    for_row_chunks(ctx, rows, blocks * width, [&](index_t begin, index_t end) {
+      for (index_t block = 0; block < blocks; ++block) {
+        for (index_t row = begin; row < end; ++row) {
+          copy_channels(data + (block * rows + row) * width, to + (row * blocks + block) * width, width);
+        }
+      }
+    });
+  }
+  tensor_view<T, 4> images(index_t block, extents<4> shape) const {
     shape[3] = width;
-    return {(*this)[group], shape};
+    return {data + block * rows * width, shape};
+  }
+};
+
+/// The weights of all blocks, [blocks][kernel height][kernel width][in of a block][out of a block].
+template <class T>
+struct group_weights {
+  const group_blocks& blocks;
+  index_t cells, in, out;  ///< elements of the kernel; channels of a group
+  T* data;
+
+  group_weights(scratch_frame& frame, const conv_shape& whole, const group_blocks& cut)
+      : blocks(cut),
+        cells(whole.kernel.height * whole.kernel.width),
+        in(whole.group_inputs()),
+        out(whole.group_outputs()),
+        data(frame.take<T>(cut.count * size())) {}
+
+  index_t size() const { return cells * blocks.shape.in_channels * blocks.shape.out_channels; }
+  T* operator[](index_t block) const { return data + block * size(); }
+  tensor_view<T, 2> matrix(index_t block) const {
+    return {(*this)[block], {cells * blocks.shape.in_channels, blocks.shape.out_channels}};
+  }
+
+  /// Fills the blocks from a stored weight; zeros between different groups.
+  void spread(const T* w) const {
+    if (blocks.groups > 1) std::fill_n(data, blocks.count * size(), T{});
+    for_each_row([&](index_t stored, index_t own) { copy_channels(w + stored, data + own, out); });
+  }
+  /// dw (+)= what the blocks hold for it.
+  void collect(T* dw, bool accumulate) const {
+    for_each_row([&](index_t stored, index_t own) {
+      for (index_t o = 0; o < out; ++o) {
+        dw[stored + o] = data[own + o] + (accumulate ? dw[stored + o] : T{});
+      }
+    });
+  }
+
+ private:
+  /// f(offset in the stored weight, offset in `data`) for each row of `out` elements.
+  template <class F>
+  void for_each_row(F&& f) const {
+    const index_t all = blocks.count * blocks.groups;
+    for (index_t cell = 0; cell < cells; ++cell) {
+      for (index_t i = 0; i < in; ++i) {
+        for (index_t group = 0; group < all; ++group) {
+          const index_t at = group % blocks.groups, row = cell * blocks.shape.in_channels + at * in + i;
+          f(((cell * in + i) * all + group) * out,
+            group / blocks.groups * size() + row * blocks.shape.out_channels + at * out);
+        }
+      }
+    }
   }
 };
 
@@ -89,18 +158,16 @@ void repeat_channels(context<device::cpu>& ctx, const tensor_view<const T, 4>& x
   });
 }
 
-/// A convolution of one pixel to one pixel, whose groups are products of matrices.
-inline bool pointwise_in_groups(const conv_shape& shape) { return shape.of_one_group().is_pointwise(); }
-
-/// The channels of one group, as columns of the matrix of pixels.
+/// The channels of one block, as columns of the matrix of pixels.
 template <class T>
-tensor_view<T, 2> group_columns(const tensor_view<T, 4>& view, index_t groups, index_t group) {
-  const index_t width = view.extent(3) / groups;
+tensor_view<T, 2> block_columns(const tensor_view<T, 4>& view, const group_blocks& blocks, index_t block) {
+  const index_t width = view.extent(3) / blocks.count;
   const tensor_view<T, 2> rows = view.reshape(extents<2>{pixel_count(view.shape()), view.extent(3)});
-  return rows.slice(1, group * width, width);
+  return rows.slice(1, block * width, width);
 }
 
-/// Starts moments that add_moments() fills from rows of y in the cache's or in memory.
+/// Moments in a pass of their own, for results that are final only when all groups are: start_moments()
+/// before any scratch is taken, add_moments() when y is complete. Parts are cut by shapes alone.
 template <class T>
 index_t moment_rows(const tensor_view<T, 4>& y) {
   return std::max<index_t>(1, 16384 / y.extent(3));
@@ -121,118 +188,121 @@ void add_moments(context<device::cpu>& ctx, const tensor_view<T, 4>& y, moment_p
   });
 }
 
-/// conv_forward for more than one group; y is not empty. one_group(shape, x, w, bias, y) computes an ordinary
+/// conv_forward for more than one group; y is not empty. one_block(shape, x, w, bias, y) computes an ordinary
 /// convolution.
-template <class T, class OneGroup>
+template <class T, class OneBlock>
 void grouped_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                      const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments,
-                     OneGroup&& one_group) {
+                     OneBlock&& one_block) {
   if (is_depthwise(shape)) return depthwise_forward<T>(ctx, shape, x, w, bias, y, moments);
   start_moments(y, moments);
-  const index_t groups = shape.groups, out = shape.group_outputs();
   scratch_frame frame(ctx.scratch());
   if (shape.group_inputs() == 1) {
-    const tensor_view<T, 4> repeated =
-        frame.take<T>(extents<4>{x.extent(0), x.extent(1), x.extent(2), shape.out_channels});
-    repeat_channels<T>(ctx, x, out, repeated.data());
+    const extents<4> repeated_shape{x.extent(0), x.extent(1), x.extent(2), shape.out_channels};
+    const tensor_view<T, 4> repeated = frame.take<T>(repeated_shape);
+    repeat_channels<T>(ctx, x, shape.group_outputs(), repeated.data());
     depthwise_forward<T>(ctx, repeated_channels(shape), repeated, w, bias, y, nullptr);
-  } else if (pointwise_in_groups(shape)) {
-    const tensor_view<const T, 2> weight(w, {shape.patch(), shape.out_channels});
-    for (index_t group = 0; group < groups; ++group) {
-      multiply_rows<T>(ctx, group_columns(x, groups, group), weight.slice(1, group * out, out),
-                       bias == nullptr ? nullptr : bias + group * out, group_columns(y, groups, group));
+    return add_moments(ctx, y, moments);
+  }
+  const group_blocks blocks(shape);
+  const group_weights<T> weights(frame, shape, blocks);
+  weights.spread(w);
+  const auto bias_of = [&](index_t block) {
+    return bias == nullptr ? nullptr : bias + block * blocks.shape.out_channels;
+  };
+  if (blocks.shape.is_pointwise()) {
+    for (index_t block = 0; block < blocks.count; ++block) {
+      multiply_rows<T>(ctx, block_columns(x, blocks, block), weights.matrix(block), bias_of(block),
+                       block_columns(y, blocks, block));
     }
   } else {
-    const group_copy<T> weights(frame, shape.patch(), groups, shape.out_channels);
-    const group_copy<T> inputs(frame, pixel_count(x.shape()), groups, shape.in_channels);
-    const group_copy<T> outputs(frame, pixel_count(y.shape()), groups, shape.out_channels);
-    weights.split(ctx, w);
+    const group_copy<T> inputs(frame, pixel_count(x.shape()), blocks.count, shape.in_channels);
+    const group_copy<T> outputs(frame, pixel_count(y.shape()), blocks.count, shape.out_channels);
     inputs.split(ctx, x.data());
-    for (index_t group = 0; group < groups; ++group) {
-      one_group(shape.of_one_group(), tensor_view<const T, 4>(inputs.images(group, x.shape())),
-                weights[group], bias == nullptr ? nullptr : bias + group * out,
-                outputs.images(group, y.shape()));
+    for (index_t block = 0; block < blocks.count; ++block) {
+      one_block(blocks.shape, tensor_view<const T, 4>(inputs.images(block, x.shape())), weights[block],
+                bias_of(block), outputs.images(block, y.shape()));
     }
     outputs.join(ctx, y.data());
   }
   add_moments(ctx, y, moments);
 }
 
-/// conv_backward_input for more than one group; dx is not empty. one_group(shape, dy, w, dx) computes the
+/// conv_backward_input for more than one group; dx is not empty. one_block(shape, dy, w, dx) computes the
 /// input gradient of an ordinary convolution, or adds it if `add`.
-template <class T, class OneGroup>
+template <class T, class OneBlock>
 void grouped_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
-                            bool add, OneGroup&& one_group) {
+                            bool add, OneBlock&& one_block) {
   if (is_depthwise(shape)) return depthwise_backward_input<T>(ctx, shape, dy, w, dx, add);
-  const index_t groups = shape.groups, out = shape.group_outputs();
   scratch_frame frame(ctx.scratch());
   if (shape.group_inputs() == 1) {
-    const tensor_view<T, 4> repeated =
-        frame.take<T>(extents<4>{dx.extent(0), dx.extent(1), dx.extent(2), shape.out_channels});
+    const extents<4> repeated_shape{dx.extent(0), dx.extent(1), dx.extent(2), shape.out_channels};
+    const tensor_view<T, 4> repeated = frame.take<T>(repeated_shape);
     depthwise_backward_input<T>(ctx, repeated_channels(shape), dy, w, repeated, false);
-    for_chunks(ctx, dx.size(), [&](index_t begin, index_t end) {
+    const index_t out = shape.group_outputs();
+    return for_chunks(ctx, dx.size(), [&](index_t begin, index_t end) {
       for (index_t i = begin; i < end; ++i) {
         T sum = add ? dx.data()[i] : T{};
         for (index_t o = 0; o < out; ++o) sum += repeated.data()[i * out + o];
         dx.data()[i] = sum;
       }
     });
-  } else if (pointwise_in_groups(shape)) {
-    const tensor_view<const T, 2> weight(w, {shape.patch(), shape.out_channels});
-    for (index_t group = 0; group < groups; ++group) {
-      multiply_rows<T>(ctx, group_columns(dy, groups, group), transpose(weight.slice(1, group * out, out)),
-                       static_cast<const T*>(nullptr), group_columns(dx, groups, group), nullptr, add);
-    }
-  } else {
-    const group_copy<T> weights(frame, shape.patch(), groups, shape.out_channels);
-    const group_copy<T> gradients(frame, pixel_count(dy.shape()), groups, shape.out_channels);
-    const group_copy<T> results(frame, pixel_count(dx.shape()), groups, shape.in_channels);
-    weights.split(ctx, w);
-    gradients.split(ctx, dy.data());
-    if (add) results.split(ctx, dx.data());
-    for (index_t group = 0; group < groups; ++group) {
-      one_group(shape.of_one_group(), tensor_view<const T, 4>(gradients.images(group, dy.shape())),
-                weights[group], results.images(group, dx.shape()));
-    }
-    results.join(ctx, dx.data());
   }
+  const group_blocks blocks(shape);
+  const group_weights<T> weights(frame, shape, blocks);
+  weights.spread(w);
+  if (blocks.shape.is_pointwise()) {
+    for (index_t block = 0; block < blocks.count; ++block) {
+      multiply_rows<T>(ctx, block_columns(dy, blocks, block),
+                       transpose(tensor_view<const T, 2>(weights.matrix(block))),
+                       static_cast<const T*>(nullptr), block_columns(dx, blocks, block), nullptr, add);
+    }
+    return;
+  }
+  const group_copy<T> gradients(frame, pixel_count(dy.shape()), blocks.count, shape.out_channels);
+  const group_copy<T> results(frame, pixel_count(dx.shape()), blocks.count, shape.in_channels);
+  gradients.split(ctx, dy.data());
+  if (add) results.split(ctx, dx.data());
+  for (index_t block = 0; block < blocks.count; ++block) {
+    one_block(blocks.shape, tensor_view<const T, 4>(gradients.images(block, dy.shape())), weights[block],
+              results.images(block, dx.shape()));
+  }
+  results.join(ctx, dx.data());
 }
 
-/// conv_backward_weight for more than one group. one_group(shape, x, dy, dw) computes the weight gradient of
-/// an ordinary convolution, or adds it if `accumulate`.
-template <class T, class OneGroup>
+/// conv_backward_weight for more than one group. one_block(shape, x, dy, dw) computes the weight gradient of
+/// an ordinary convolution.
+template <class T, class OneBlock>
 void grouped_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                              const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
-                             bool accumulate, OneGroup&& one_group) {
+                             bool accumulate, OneBlock&& one_block) {
   if (is_depthwise(shape)) return depthwise_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
-  const index_t groups = shape.groups;
   scratch_frame frame(ctx.scratch());
   if (shape.group_inputs() == 1) {
-    const tensor_view<T, 4> repeated =
-        frame.take<T>(extents<4>{x.extent(0), x.extent(1), x.extent(2), shape.out_channels});
+    const extents<4> repeated_shape{x.extent(0), x.extent(1), x.extent(2), shape.out_channels};
+    const tensor_view<T, 4> repeated = frame.take<T>(repeated_shape);
     repeat_channels<T>(ctx, x, shape.group_outputs(), repeated.data());
     return depthwise_backward_weight<T>(ctx, repeated_channels(shape), repeated, dy, dw, accumulate);
   }
-  const group_copy<T> weights(frame, shape.patch(), groups, shape.out_channels);
-  if (accumulate) weights.split(ctx, dw);
-  if (pointwise_in_groups(shape)) {
-    for (index_t group = 0; group < groups; ++group) {
-      linear_backward_weight<T>(ctx, group_columns(x, groups, group), group_columns(dy, groups, group),
-                                tensor_view<T, 2>(weights[group], {shape.patch(), shape.group_outputs()}),
-                                accumulate);
+  const group_blocks blocks(shape);
+  const group_weights<T> weights(frame, shape, blocks);
+  if (blocks.shape.is_pointwise()) {
+    for (index_t block = 0; block < blocks.count; ++block) {
+      linear_backward_weight<T>(ctx, block_columns(x, blocks, block), block_columns(dy, blocks, block),
+                                weights.matrix(block), false);
     }
   } else {
-    const group_copy<T> inputs(frame, pixel_count(x.shape()), groups, shape.in_channels);
-    const group_copy<T> gradients(frame, pixel_count(dy.shape()), groups, shape.out_channels);
+    const group_copy<T> inputs(frame, pixel_count(x.shape()), blocks.count, shape.in_channels);
+    const group_copy<T> gradients(frame, pixel_count(dy.shape()), blocks.count, shape.out_channels);
     inputs.split(ctx, x.data());
     gradients.split(ctx, dy.data());
-    for (index_t group = 0; group < groups; ++group) {
-      one_group(shape.of_one_group(), tensor_view<const T, 4>(inputs.images(group, x.shape())),
-                tensor_view<const T, 4>(gradients.images(group, dy.shape())), weights[group]);
+    for (index_t block = 0; block < blocks.count; ++block) {
+      one_block(blocks.shape, tensor_view<const T, 4>(inputs.images(block, x.shape())),
+                tensor_view<const T, 4>(gradients.images(block, dy.shape())), weights[block]);
     }
   }
-  weights.join(ctx, dw);
+  weights.collect(dw, accumulate);
 }
 
 }  // namespace ops::detail
