@@ -52,6 +52,7 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--layers", o.layers, "LSTM layers")->check(CLI::Range(1, 64));
   app.add_option("--dropout", o.dropout, "Around every layer")->check(CLI::Range(0.0, 0.99));
   add_procedure_options(app, o.procedure);
+  add_embedding_options(app, o.procedure);
   app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
   app.add_option("--schedule", o.schedule,
                  "Of the learning rate: divided when the loss gets no better, or up and half a "
@@ -94,6 +95,7 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"vocabulary", o.text.vocabulary},
           {"segment", o.text.segment},
           {"rank_ratio", o.procedure.rank_ratio},
+          {"factorized_embeddings", embeddings_json(o.procedure)},
           {"switch_rate", o.procedure.switch_rate},
           {"restart_rate", restarts(o.procedure)},
           {"epochs", o.epochs},
@@ -179,6 +181,7 @@ class job {
     shape.width = o_.width;
     shape.layers = o_.layers;
     shape.dropout = o_.dropout;
+    check_embeddings(o_.procedure, "the embedding", shape.vocabulary, shape.width);
     language_model<V, Where> net{pufferfish::lstm_lm<V, Where>(shape)};
     net.initialize(o_.seed);
     return net;

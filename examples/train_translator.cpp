@@ -66,6 +66,7 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--vocabulary", o.text.maximum_words, "Most words; 0: all")->check(CLI::Range(0, 100000000));
   app.add_option("--max-length", o.text.max_length, "Longest sentence, in words")->check(CLI::Range(1, 190));
   add_procedure_options(app, o.procedure);
+  add_embedding_options(app, o.procedure);
   app.add_option("--dense-layers", o.dense_layers, "Layers of each stack that stay dense")
       ->check(CLI::Range(0, 64));
   app.add_option("--bucket-batches", o.bucket_batches, "Sort so many batches' pairs by length; 0: none")
@@ -97,6 +98,7 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"dropout", o.shape.dropout},
           {"embedding_deviation", o.shape.embedding_deviation},
           {"rank_ratio", o.procedure.rank_ratio},
+          {"factorized_embeddings", embeddings_json(o.procedure)},
           {"switch_rate", o.procedure.switch_rate},
           {"restart_rate", restarts(o.procedure)},
           {"dense_layers", o.dense_layers},
@@ -184,7 +186,9 @@ class job {
 
   translator<T, Device> initial_model() const {
     check_epochs(o_, o_.procedure);
-    translator<T, Device> net{pufferfish::transformer<T, Device>(shape())};
+    const pufferfish::transformer_options sizes = shape();
+    check_embeddings(o_.procedure, "the embedding", sizes.vocabulary, sizes.width);
+    translator<T, Device> net{pufferfish::transformer<T, Device>(sizes)};
     net.initialize(o_.seed);
     return net;
   }

@@ -132,6 +132,10 @@ struct procedure_options {
   double rank_ratio = 0.25;
   double switch_rate = 1.0;
   bool restart = false;
+  bool factorize_embeddings = false;  // of programs that add their options
+  std::optional<index_t> embedding_rank;
+
+  bool low_rank_embeddings() const { return factorize_embeddings || embedding_rank.has_value(); }
 };
 
 inline void add_procedure_options(CLI::App& app, procedure_options& o) {
@@ -147,6 +151,36 @@ inline void add_procedure_options(CLI::App& app, procedure_options& o) {
       ->check(check_positive);
   app.add_flag("--restart-rate", o.restart,
                "At the switch, start the learning rate's schedule again; its length is that of what follows");
+}
+
+/// Adds the options of a program whose network has an embedding.
+inline void add_embedding_options(CLI::App& app, procedure_options& o) {
+  app.add_flag("--factorize-embeddings", o.factorize_embeddings,
+               "Factorize the embedding, and the output layer tied to it, too: by --rank-ratio");
+  app.add_option("--embedding-rank", o.embedding_rank, "The same with this rank")
+      ->check(CLI::Range(1, 65536))
+      ->default_str("by --rank-ratio");
+}
+
+/// Throws before training if the options of embeddings would have no effect on a table of this size: in dense
+/// training, or with a rank at which the factors are not smaller than the table.
+inline void check_embeddings(const procedure_options& o, const std::string& name, index_t vocabulary,
+                             index_t width) {
+  if (!o.low_rank_embeddings()) return;
+  const char* const given = o.embedding_rank ? "--embedding-rank" : "--factorize-embeddings";
+  if (o.mode == pufferfish::training_mode::dense) {
+    throw pufferfish::value_error(std::string(given) + " has no effect with --mode dense");
+  }
+  if (!o.embedding_rank) return;
+  pufferfish::check_rank(std::string(given) + ": " + name, width, vocabulary, *o.embedding_rank);
+  pufferfish::check_shrinks(std::string(given) + ": " + name, width, vocabulary, *o.embedding_rank);
+}
+
+/// What results say about them.
+inline nlohmann::ordered_json embeddings_json(const procedure_options& o) {
+  if (o.embedding_rank) return {{"rank", *o.embedding_rank}};
+  if (o.factorize_embeddings) return {{"rank_ratio", o.rank_ratio}};
+  return nullptr;
 }
 
 /// Whether the learning rate's schedule starts again.
@@ -180,6 +214,8 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   run.divergence_steps = common.divergence_steps;
   run.warmup_epochs = common.warmup_epochs;
   run.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
+  run.factorize.embeddings_dense = !o.low_rank_embeddings();
+  if (o.embedding_rank) run.factorize.embedding_rank = pufferfish::fixed_rank{*o.embedding_rank};
   run.switch_rate_factor = o.switch_rate;
   run.restart_schedule_at_switch = restarts(o);
 }

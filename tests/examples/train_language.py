@@ -60,6 +60,38 @@ def other_recipe(programs, folder):
     expect("switch" not in result and result["test_perplexity"] < 0.5 * result["vocabulary"], "learns from random factors")
 
 
+def factorized_embeddings(programs, folder):
+    """Of V x 16, at the default ratio and at a given rank: at the switch, from random values, resumed, refused."""
+    dense, _ = train(programs, folder)
+    vocabulary = dense["vocabulary"]
+    file = folder / "embedding.safetensors"
+    for options, rank in [(["--factorize-embeddings"], 4), (["--embedding-rank", 6], 6)]:
+        whole, output = train(programs, folder, *options)
+        saved = 16 * vocabulary - rank * (16 + vocabulary)
+        expect_equal(dense["after"]["parameters"] - whole["after"]["parameters"], saved, f"parameters saved by {options}")
+        expect_equal(dense["after"]["bytes_per_step"] - whole["after"]["bytes_per_step"], 4 * saved, "bytes saved")
+        names = [layer["name"].split(".")[0] for layer in whole["switch"]["layers"]]
+        expect_equal(names.count("encoder"), 1, f"the embedding among {names}")
+        expect("encoder" in output, "the embedding in the table of the switch")
+        expect(whole["test_perplexity"] < 0.5 * vocabulary, "better than drawing words")
+        low, _ = train(programs, folder, *options, "--mode", "lowrank")
+        expect_equal(low["before"]["parameters"], whole["after"]["parameters"], "parameters from random values")
+        expect(low["test_perplexity"] < 0.5 * vocabulary, "learns from random factors")
+        file.unlink(missing_ok=True)
+        steps = 2 * len(whole["history"])
+        programs.run("train_language_model", "--data", write_text(folder), *SMALL, *options, "--checkpoint", file, "--stop-after",
+                     steps)
+        again, _ = train(programs, folder, *options, "--checkpoint", file, "--resume")
+        expect_equal(digests(again), digests(whole), f"parameters after stopping at step {steps}")
+    programs.run("train_language_model", "--data", write_text(folder), *SMALL, "--embedding-rank", 5, "--checkpoint", file,
+                 "--resume", fails=True)
+    for options, part in [(["--mode", "dense", "--factorize-embeddings"], "--factorize-embeddings has no effect with --mode dense"),
+                          (["--mode", "dense", "--embedding-rank", 3], "--embedding-rank has no effect with --mode dense"),
+                          (["--embedding-rank", 17], "rank 17 of a 16 x"), (["--embedding-rank", 16], "would need")]:
+        _, error = programs.run("train_language_model", "--data", write_text(folder), *SMALL, *options, fails=True)
+        expect(part in error and error.count("\n") == 1, f"one line about {part}: {error}")
+
+
 def writes(programs, folder):
     arguments = ["--sample", 12, "--prompt", "the cat", "--temperature", 0]
     _, first = train(programs, folder, *arguments)
@@ -96,6 +128,7 @@ def test(programs, folder):
     resume(programs, folder)
     interrupted(programs, folder)
     other_recipe(programs, folder)
+    factorized_embeddings(programs, folder)
     writes(programs, folder)
     odd_texts(programs, folder)
     refuses(programs, folder)

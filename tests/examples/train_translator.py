@@ -71,6 +71,25 @@ def other_recipe(programs, folder):
     expect("switch" not in pure and pure["history"][2]["test_loss"] < pure["history"][0]["test_loss"], "the loss falls")
 
 
+def factorized_embeddings(programs, folder):
+    """The table that both stacks and the output share, of V x 16: at the switch, from random values, refused."""
+    dense = train(programs, folder)
+    table = dense["before"]["parameters"]
+    for options, rank in [(["--factorize-embeddings"], 4), (["--embedding-rank", 5], 5)]:
+        one = train(programs, folder, *options)
+        found = [layer for layer in one["switch"]["layers"] if layer["name"].startswith("encoder.src_word_emb")]
+        expect_equal([layer["rank"] for layer in found], [rank], "rank of the embedding")
+        saved = found[0]["parameters_before"] - found[0]["parameters_after"]
+        expect(saved > 0 and found[0]["parameters_before"] < table, f"factors are smaller: {found}")
+        expect_equal(dense["after"]["parameters"] - one["after"]["parameters"], saved, f"parameters saved by {options}")
+        expect(one["history"][-1]["test_loss"] < one["history"][0]["test_loss"], "the loss falls")
+    low = train(programs, folder, "--mode", "lowrank", "--embedding-rank", 5)
+    expect_equal(low["before"]["parameters"], one["after"]["parameters"], "parameters from random values")
+    _, error = programs.run("train_translator", "--data", write_pairs(folder), *SMALL, "--mode", "dense", "--embedding-rank", 5,
+                            fails=True)
+    expect("--embedding-rank has no effect with --mode dense" in error and error.count("\n") == 1, f"one line: {error}")
+
+
 def odd_sentences(programs, folder):
     """Batches of one; sentences that are empty or too long: not trained on, but translated."""
     good = [("der hund sieht es .", "the dog sees it .")] * 5
@@ -106,6 +125,7 @@ def test(programs, folder):
     resume(programs, folder)
     interrupted(programs, folder)
     other_recipe(programs, folder)
+    factorized_embeddings(programs, folder)
     odd_sentences(programs, folder)
     refuses(programs, folder)
 
