@@ -203,6 +203,41 @@ TEST_CASE("lstm_lm: a low-rank embedding serves lookup and output as the dense t
   }
 }
 
+TEST_CASE("lstm_lm: factorize takes the embedding if the policy says so, with a rank of its own") {
+  const auto tokens = random_tokens({5, 3}, 13, 1), targets = random_tokens({5, 3}, 13, 2);
+  const auto loss = [&](const language_model<double>& of) {
+    cpu_context ctx;
+    auto state = of.root().make_state(3);
+    return of.root().loss(ctx, tokens, targets, state).loss_sum;
+  };
+  language_model<double> net = small_model<double>();
+  factorize_policy policy = lstm_lm_policy();
+  CHECK(planned_ranks(net, policy).size() == 2);
+  policy.embeddings_dense = false;
+  CHECK(planned_ranks(net, policy).front() == layer_rank{"encoder", 2});
+  policy.embedding_rank = fixed_rank{4};
+  const auto planned = planned_ranks(net, policy);
+  REQUIRE(planned.size() == 3);
+  CHECK(planned[0] == layer_rank{"encoder", 4});
+  const index_t rest = net.parameter_count() - 13 * 8 - 2 * 8 * 64;
+  const factorization done = factorize(net, policy);
+  CHECK(done.ranks() == planned);
+  CHECK(net.parameter_count() == rest + 4 * 21 + 2 * 8 * 2 * 16);
+  for (const auto& entry : net.store().parameters()) {
+    CHECK(entry.thing->writers() == (contains(entry.name, "encoder") ? 2 : 1));
+  }
+  CHECK(model_gradient_error(net) < gradient_tolerance);
+  language_model<double> twin = small_model<double>();
+  apply_ranks(twin, planned);
+  copy_state(net, twin);
+  CHECK(loss(twin) == loss(net));
+  const double low_rank = loss(net);
+  merge(net);
+  CHECK(contains(net.structure(), "\nencoder.weight [13 x 8]\n"));
+  CHECK(loss(net) == doctest::Approx(low_rank).epsilon(1e-12));
+  CHECK(model_gradient_error(net) < gradient_tolerance);
+}
+
 TEST_CASE("lstm_lm: cost and initial values of a low-rank embedding; a slot of no embedding") {
   language_model<float> net{lstm_lm<float>({8000, 40, 2, 0.0})};
   net.initialize(1);
