@@ -336,6 +336,34 @@ TEST_CASE("weight plan: embeddings are no layers, and have ranks of their own") 
   CHECK(plan_of(shapes, policy)["model.embed_tokens.weight"].reason == "not included");
 }
 
+TEST_CASE("weight plan: a fixed rank that some matrices cannot have") {
+  weight_policy policy = everywhere();
+  policy.rank = fixed_rank{20};
+  policy.embedding_rank = fixed_rank{20};
+  policy.embeddings_dense = false;
+  auto plan = plan_of({{"a.weight", {64, 64}},
+                       {"token_type_embeddings.weight", {2, 64}},
+                       {"word_embeddings.weight", {500, 64}},
+                       {"rnn.weight_ih_l0", {4 * 64, 64}},
+                       {"rnn.weight_hh_l0", {4 * 64, 64}},
+                       {"thin.weight_ih_l0", {4 * 64, 3}},
+                       {"thin.weight_hh_l0", {4 * 64, 64}},
+                       {"z.weight", {8, 8}}},
+                      policy);
+  for (const char* name : {"a.weight", "word_embeddings.weight", "rnn.weight_ih_l0", "thin.weight_hh_l0"}) {
+    CAPTURE(name);
+    CHECK(plan[name].factorize);
+  }
+  for (const char* name : {"token_type_embeddings.weight", "thin.weight_ih_l0", "z.weight"}) {
+    CAPTURE(name);
+    CHECK(plan[name].reason == "factors would not be smaller");
+  }
+  CHECK(plan["thin.weight_ih_l0"].layer == plan["thin.weight_hh_l0"].layer);
+  CHECK(plan["z.weight"].layer == 4);
+  policy.rank = fixed_rank{0};
+  CHECK_THROWS_AS(plan_of({{"a.weight", {64, 64}}}, policy), rank_error);
+}
+
 TEST_CASE("weight plan: packed projections") {
   weight_policy policy = everywhere();
   const shape_list shapes{{"a.in_proj_weight", {96, 32}},  {"a.in_proj_bias", {96}},

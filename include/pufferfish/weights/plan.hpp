@@ -16,11 +16,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <pufferfish/io/tensor_info.hpp>
 #include <pufferfish/linalg/svd.hpp>
 #include <pufferfish/lowrank/rank.hpp>
+#include <pufferfish/lowrank/selection.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -186,8 +188,7 @@ class weight_planner {
 
   std::vector<weight_decision> operator()() {
     for (std::size_t i = 0; i < tensors_.size(); ++i) decisions_[i].reason = look_at(i);
-    number_layers();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) choose(i);
+    apply_selection();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const weight_decision& d = decisions_[i];
       if (d.factorize && !d.embedding && is_weight_name(tensors_[i].name)) claim_bias(i);
@@ -294,7 +295,8 @@ class weight_planner {
     return side.empty() ? std::string(stem) : joined(stem, "rnn" + std::string(layer));
   }
 
-  void number_layers() {
+  /// Keys of the layers of the main path in the order that the names suggest.
+  std::vector<std::string> ordered_layers() const {
     struct key {
       int end;
       std::string name;
@@ -310,33 +312,71 @@ class weight_planner {
       if (natural_less(a.name, b.name) != natural_less(b.name, a.name)) return natural_less(a.name, b.name);
       return a.name < b.name;
     });
-    std::map<std::string, index_t> number;
-    for (const key& k : keys) number.emplace(k.name, static_cast<index_t>(number.size()) + 1);
-    layers_ = static_cast<index_t>(number.size());
-    check_first_layer("weight_plan: layer keep_first + 1 =", policy_.keep_first + 1, layers_);
+    std::vector<std::string> names;
+    for (key& k : keys) {
+      if (names.empty() || names.back() != k.name) names.push_back(std::move(k.name));
+    }
+    return names;
+  }
+
+  /// Whether `select` can be asked for a rank of the weight's matrices: an empty matrix has none, and a fixed
+  /// rank that would not make them smaller may be one that they cannot have.
+  bool has_choice(const weight_decision& d) const {
+    const auto* fixed = policy_.budget == 0 ? std::get_if<fixed_rank>(&rank_policy_of(policy_, d)) : nullptr;
+    return d.rows > 0 && d.cols > 0 &&
+           (fixed == nullptr || fixed->rank <= largest_shrinking_rank(d.rows, d.cols));
+  }
+
+  /// Applies the rules that files and networks share. A layer of the file is one of `select`, and each of its
+  /// weights is a rank group.
+  void apply_selection() {
+    std::vector<layer_info> layers;
+    std::map<std::string, std::size_t> index;
+    for (std::string& name : ordered_layers()) {
+      index.emplace(name, layers.size());
+      layers.push_back({std::move(name), {}, layer_place::path});
+    }
+    constexpr std::size_t none = weight_decision::npos;
+    std::vector<std::size_t> layer_of(tensors_.size(), none), group_of(tensors_.size(), none);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (!decisions_[i].reason.empty() || decisions_[i].embedding) continue;
-      decisions_[i].layer = number.at(layer_key(tensors_[i].name));
+      const weight_decision& d = decisions_[i];
+      if (!d.reason.empty()) continue;
+      layer_of[i] = d.embedding ? layers.size() : index.at(layer_key(tensors_[i].name));
+      if (d.embedding) layers.push_back({tensors_[i].name, {}, layer_place::embedding});
+      if (!has_choice(d)) continue;
+      std::vector<matrix_group>& groups = layers[layer_of[i]].groups;
+      group_of[i] = groups.size();
+      groups.push_back({{d.rows, d.cols}, d.parts});
+    }
+    factorize_policy rules;
+    rules.first_layer = policy_.keep_first + 1;
+    rules.last_layer_dense = policy_.keep_last;
+    rules.embeddings_dense = false;  // those that stay dense have a reason already
+    rules.embedding_rank = policy_.embedding_rank;
+    // A budget chooses ranks by the singular values, as a policy of energy does.
+    rules.rank = policy_.budget > 0 ? rank_policy(energy_kept{1.0}) : policy_.rank;
+    const std::vector<layer_choice> choices =
+        select(layers, rules, "weight_plan with first_layer = keep_first + 1");
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (layer_of[i] != none) take_choice(i, choices[layer_of[i]], group_of[i]);
     }
   }
 
-  void choose(std::size_t i) {
+  /// Growth is judged weight by weight: a recurrent layer may have factors on one side only.
+  void take_choice(std::size_t i, const layer_choice& choice, std::size_t group) {
     weight_decision& d = decisions_[i];
     const std::string& name = tensors_[i].name;
-    if (!d.reason.empty()) return;
-    const rank_policy& rank_of = rank_policy_of(policy_, d);
-    const index_t useful = largest_shrinking_rank(d.rows, d.cols);
-    const bool known = policy_.budget == 0 && !needs_spectrum(rank_of);
-    const index_t wanted = known && d.rows > 0 ? choose_rank(rank_of, d.rows, d.cols, {}, 0.0) : 1;
-    if (!d.embedding && d.layer <= policy_.keep_first) {
+    d.layer = choice.number;
+    const index_t wanted = group == weight_decision::npos || choice.ranks.empty() ? 1 : choice.ranks[group];
+    if (choice.reason == dense_because::first_layers) {
       d.reason = policy_.keep_first == 1 ? "the first layer" : "among the first layers";
-    } else if (!d.embedding && policy_.keep_last && d.layer == layers_) {
+    } else if (choice.reason == dense_because::last_layer) {
       d.reason = "the last layer";
     } else if (policy_.exclude && policy_.exclude(name)) {
       d.reason = "excluded";
     } else if (policy_.include && !policy_.include(name)) {
       d.reason = "not included";
-    } else if (wanted > useful) {
+    } else if (group == weight_decision::npos || wanted > largest_shrinking_rank(d.rows, d.cols)) {
       d.reason = "factors would not be smaller";
     }
     d.factorize = d.reason.empty();
@@ -360,7 +400,6 @@ class weight_planner {
   const weight_policy& policy_;
   std::vector<weight_decision> decisions_;
   std::map<std::string, std::size_t> by_name_;
-  index_t layers_ = 0;
 };
 
 }  // namespace detail
@@ -386,7 +425,7 @@ class weight_planner {
 ///
 /// Throws value_error for a negative budget or keep_first; for a keep_first above 1 that is not below the
 /// number of layers; for a number of groups that is below 1 or does not divide the output channels; and for a
-/// budget together with embedding_rank.
+/// budget together with embedding_rank. Throws rank_error for a fixed rank below 1.
 inline std::vector<weight_decision> weight_plan(std::span<const weight_tensor> tensors,
                                                 const weight_policy& policy) {
   if (policy.budget < 0 || policy.keep_first < 0) {
