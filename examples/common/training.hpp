@@ -133,7 +133,7 @@ struct procedure_options {
   double switch_rate = 1.0;
   bool restart = false;
   bool factorize_embeddings = false;  // of programs that add their options
-  std::optional<index_t> embedding_rank;
+  std::optional<index_t> embedding_rank = {};
 
   bool low_rank_embeddings() const { return factorize_embeddings || embedding_rank.has_value(); }
 };
