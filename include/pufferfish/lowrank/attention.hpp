@@ -46,6 +46,7 @@ class low_rank_attention {
               low_rank_linear<T>(shape.value_width(), shape.model, ranks[3], bias)} {}
 
   const attention_shape& shape() const { return core_.shape(); }
+  bool is_moved_from() const { return query().is_moved_from(); }
   ranks_type ranks() const { return {query().rank(), key().rank(), value().rank(), output().rank()}; }
 
   /// The projections: LowRankLinear layers with down(), up(), bias(), to_dense().

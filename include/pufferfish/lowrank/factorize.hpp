@@ -23,6 +23,7 @@
 
 #include <pufferfish/lowrank/factors.hpp>
 #include <pufferfish/lowrank/kinds.hpp>
+#include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/lowrank/trait_errors.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -75,8 +76,8 @@ rank_list ranks_of(const layer_weights<T>& weights, const std::vector<factors<T>
   return ranks;
 }
 
-/// Copies factors and a dense layer's biases into a low-rank layer of the same shape and ranks. A bias that
-/// the dense layer has not becomes zero.
+/// Copies factors and a dense layer's biases into a low-rank layer of the same shape and ranks. Bias i is
+/// dense bias i, bit for bit, plus dense bias i + to.biases.size(); zeros if the dense layer has neither.
 template <class T>
 void store_factors(const std::vector<factors<T>>& made, const std::vector<named_view<const T, 1>>& biases,
                    const low_rank_parts<T>& to) {
@@ -88,10 +89,14 @@ void store_factors(const std::vector<factors<T>>& made, const std::vector<named_
   for (std::size_t i = 0; i < count; ++i) {
     const tensor_view<T, 1>& target = to.biases[i];
     if (target.is_null()) continue;
-    const bool given = i < biases.size() && !biases[i].view.is_null();
-    given ? copy(biases[i].view, target) : void(std::fill_n(target.data(), target.size(), T{}));
-    if (i + count >= biases.size() || biases[i + count].view.is_null()) continue;
-    for (index_t j = 0; j < target.size(); ++j) target(j) += biases[i + count].view(j);
+    bool written = false;
+    for (std::size_t from = i; from < biases.size(); from += count) {
+      const tensor_view<const T, 1>& bias = biases[from].view;
+      if (bias.is_null()) continue;
+      for (index_t j = 0; j < target.size(); ++j) target(j) = written ? target(j) + bias(j) : bias(j);
+      written = true;
+    }
+    if (!written) std::fill_n(target.data(), target.size(), T{});
   }
 }
 
@@ -125,9 +130,11 @@ LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factor
   return layer;
 }
 
-/// Throws shape_error unless the low-rank layer has the dense one's shape, and biases where that has some.
+/// Throws shape_error unless the low-rank layer has the dense one's shape, and biases where that has some;
+/// state_error if the low-rank layer was moved from.
 template <class Dense, class LowRank>
 void check_same_shape(const Dense& dense, LowRank& layer, const std::string& name) {
+  check_not_moved(layer);
   const auto shape = kind_of<Dense>::shape(dense, name);
   const bool same = shape == kind_of<Dense>::shape(layer);
   const auto has_bias = [](const auto& bias) { return !bias.is_null(); };
@@ -216,8 +223,9 @@ detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const
 }
 
 /// Fills an existing low-rank layer, at the ranks it has. Throws shape_error, naming the layer and both
-/// shapes, if the layer is not of the dense layer's shape; other errors as svd_factors. The layer is
-/// unchanged if anything is thrown.
+/// shapes, if the layer is not of the dense layer's shape, or has no biases where the dense layer has some;
+/// state_error if it was moved from; other errors as svd_factors. The layer is unchanged if anything is
+/// thrown. An embedding keeps its own padding token.
 template <detail::factorizable Dense, detail::low_rank_layer LowRank>
 std::vector<factor_report> svd_factorize(const Dense& dense, LowRank& layer,
                                          const factorize_options& options = {}) {

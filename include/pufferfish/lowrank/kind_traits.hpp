@@ -49,8 +49,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///       // Layers of a shape with zeros for numbers; `ranks` has one for each rank group.
 ///       template <class LowRank>
 ///       static LowRank make(const shape_type& shape, const rank_list& ranks, bool bias);
+///       // Only of kinds whose layer is one slot of a network: attention is four.
 ///       template <class T>
-///       static Linear<T> make_dense(const shape_type& shape, bool bias);  // for networks
+///       static Linear<T> make_dense(const shape_type& shape, bool bias);
 ///     };
 template <layer_kind Kind>
 struct kind_traits;
@@ -167,13 +168,18 @@ std::vector<weight_matrix<const weight_scalar_t<Dense>>> host_matrices(const Den
   return all;
 }
 
-/// Throws shape_error unless the host has no biases, one for each of `outputs`, or two where biases i and i +
-/// outputs.size() are added up, each null or of so many elements.
+/// Throws shape_error unless the host has no biases (none listed, or null views), one for each of `outputs`
+/// of that length, or twice as many, where biases i and i + outputs.size() are added up.
 template <class Dense>
 void check_biases(const Dense& dense, const std::string& name, const std::vector<index_t>& outputs) {
   const auto biases = host_biases(dense);
   const std::size_t count = outputs.size();
-  if (biases.size() != 0 && biases.size() != count && biases.size() != 2 * count) {
+  if (!has_any(biases)) return;
+  if (count == 0) {
+    throw_error<shape_error>(
+        {name, ": layer_traits give ", biases.size(), " biases to a kind of layer that has none"});
+  }
+  if (biases.size() != count && biases.size() != 2 * count) {
     throw_error<shape_error>({name, ": layer_traits give ", biases.size(), " biases where there may be ",
                               count, ", ", 2 * count, " or none (null views for missing ones)"});
   }
@@ -185,13 +191,21 @@ void check_biases(const Dense& dense, const std::string& name, const std::vector
   }
 }
 
-/// Throws shape_error unless the host shows `count` matrices.
+/// Throws shape_error unless the host shows `count` matrices, each with memory (a layer that was moved from
+/// has none).
 template <class Dense>
-void check_matrix_count(const Dense& dense, const std::string& name, std::size_t count, const char* which) {
-  const std::size_t shown = layer_traits<Dense>::matrices(dense).size();
-  if (shown == count) return;
-  throw_error<shape_error>(
-      {name, ": layer_traits give ", shown, " matrices where there must be ", count, which});
+void check_matrices(const Dense& dense, const std::string& name, std::size_t count, const char* which) {
+  const auto matrices = layer_traits<Dense>::matrices(dense);
+  const std::size_t shown = matrices.size();
+  if (shown != count) {
+    throw_error<shape_error>(
+        {name, ": layer_traits give ", shown, " matrices where there must be ", count, which});
+  }
+  for (const auto& matrix : matrices) {
+    if (!matrix.view.is_null() || matrix.view.empty()) continue;
+    throw_error<shape_error>({name, ": layer_traits give a null view of shape ", matrix.view.shape(), " as ",
+                              matrix.name, ": the layer has no weights, or was moved from"});
+  }
 }
 
 }  // namespace detail

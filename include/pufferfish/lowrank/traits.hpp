@@ -39,12 +39,15 @@ struct named_view {
 ///       static std::array<pufferfish::named_view<const float, 4>, 1> matrices(const host::Conv2d& layer);
 ///       // Optional, linear and convolutions: out elements, or a null view for a layer without bias.
 ///       static pufferfish::tensor_view<const float, 1> bias(const host::Conv2d& layer);
-///       // Optional, LSTM: four vectors of `hidden` elements (gates i, f, g, o), or eight where the input
-///       // and the hidden side have biases of their own: those are added up.
-///       // Attention: four vectors, or null views.
+///       // Optional, in place of `bias`: a list. LSTM: four vectors of `hidden` elements (gates i, f, g,
+///       // o); attention: four vectors (query, key, value, output); linear and convolutions: one. Twice as
+///       // many where two biases are added up, as those of an LSTM's input and hidden side. Null views:
+///       // none.
 ///       static std::array<pufferfish::named_view<const float, 1>, 4> biases(const host::LSTM& layer);
 ///       // Attention only: the number of heads.
 ///       static pufferfish::index_t heads(const host::Attention& layer);
+///       // Optional, embeddings: a token whose row gets no gradient; no_token: none.
+///       static std::int32_t padding(const host::Embedding& layer);
 ///     };
 template <class Layer>
 struct layer_traits;

@@ -31,7 +31,7 @@ struct kind_traits<layer_kind::attention> {
 
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
-    detail::check_matrix_count(dense, name, 4, ": query, key, value and output");
+    detail::check_matrices(dense, name, 4, ": query, key, value and output");
     const auto all = layer_traits<Dense>::matrices(dense);
     const index_t heads = layer_traits<Dense>::heads(dense);
     const index_t model = all[0].view.extent(1), keys = all[0].view.extent(0), values = all[2].view.extent(0);

@@ -32,7 +32,7 @@ struct kind_traits<layer_kind::conv> {
 
   template <class Dense>
   static conv_shape shape(const Dense& dense, const std::string& name) {
-    detail::check_matrix_count(dense, name, 1, "");
+    detail::check_matrices(dense, name, 1, "");
     const conv_shape shape = layer_traits<Dense>::shape(dense);
     shape.validate(name);
     const auto weight = layer_traits<Dense>::matrices(dense)[0].view;

@@ -34,12 +34,16 @@ struct kind_traits<layer_kind::embedding> {
 
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
-    detail::check_matrix_count(dense, name, 1, "");
+    detail::check_matrices(dense, name, 1, "");
     detail::check_biases(dense, name, {});
     const auto table = layer_traits<Dense>::matrices(dense)[0].view;
     shape_type result{table.extent(0), table.extent(1)};
     if constexpr (requires { layer_traits<Dense>::padding(dense); }) {
       result.padding = layer_traits<Dense>::padding(dense);
+    }
+    if (result.padding != no_token && (result.padding < 0 || result.padding >= result.vocabulary)) {
+      detail::throw_error<value_error>({name, ": padding token ", result.padding,
+                                        " is outside the vocabulary of ", result.vocabulary, " tokens"});
     }
     return result;
   }

@@ -30,7 +30,7 @@ struct kind_traits<layer_kind::linear> {
 
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
-    detail::check_matrix_count(dense, name, 1, "");
+    detail::check_matrices(dense, name, 1, "");
     const auto weight = layer_traits<Dense>::matrices(dense)[0].view;
     detail::check_biases(dense, name, {weight.extent(0)});
     return {weight.extent(1), weight.extent(0)};

@@ -31,8 +31,8 @@ struct kind_traits<layer_kind::lstm> {
 
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
-    detail::check_matrix_count(dense, name, 2 * lstm_gates,
-                               ": the input side of the gates i, f, g, o, then their hidden side");
+    detail::check_matrices(dense, name, 2 * lstm_gates,
+                           ": the input side of the gates i, f, g, o, then their hidden side");
     const auto matrices = layer_traits<Dense>::matrices(dense);
     const shape_type size{matrices[0].view.extent(1), matrices[0].view.extent(0)};
     for (std::size_t i = 0; i < matrices.size(); ++i) {
