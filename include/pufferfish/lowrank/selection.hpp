@@ -64,7 +64,8 @@ struct factorize_policy {
   /// Called for each layer that the rules above would factorize, with the size of its first matrix; empty:
   /// all of them.
   std::function<bool(const std::string& name, matrix_size size)> also_if;
-  /// Layers that would not become smaller stay dense (true), or are refused with a rank_error (false).
+  /// true: layers whose matrices together would not become smaller stay dense. false: a layer one of whose
+  /// matrices would not become smaller is refused with a rank_error.
   bool keep_dense_if_larger = true;
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;
@@ -125,7 +126,12 @@ inline bool cannot_shrink(const layer_info& layer) {
   });
 }
 
-/// Throws state_error or rank_error, naming the layer, unless there is a possible rank for each group.
+/// How errors call a rank group.
+inline std::string group_name(const layer_info& layer, std::size_t group) {
+  return group == 0 ? layer.name : message({layer.name, ", rank ", group + 1});
+}
+
+/// Throws rank_error, naming the layer, unless there is a possible rank for each group.
 inline void check_ranks(const layer_info& layer, const rank_list& ranks) {
   if (ranks.size() != layer.groups.size()) {
     throw_error<rank_error>(
@@ -133,7 +139,15 @@ inline void check_ranks(const layer_info& layer, const rank_list& ranks) {
   }
   for (std::size_t g = 0; g < ranks.size(); ++g) {
     const matrix_size& size = layer.groups[g].size;
-    check_rank(g == 0 ? layer.name : message({layer.name, ", rank ", g + 1}), size.rows, size.cols, ranks[g]);
+    check_rank(group_name(layer, g), size.rows, size.cols, ranks[g]);
+  }
+}
+
+/// Throws rank_error, naming the layer, unless every matrix becomes smaller.
+inline void check_all_shrink(const layer_info& layer, const rank_list& ranks) {
+  for (std::size_t g = 0; g < ranks.size(); ++g) {
+    const matrix_size& size = layer.groups[g].size;
+    check_shrinks(group_name(layer, g), size.rows, size.cols, ranks[g]);
   }
 }
 
@@ -219,11 +233,14 @@ inline std::vector<index_t> number_layers(const std::vector<layer_info>& layers)
 /// Applies a policy to the layers of a network, which are given in execution order: what to factorize, and
 /// ranks where the policy needs no singular values. `caller` goes before the errors of first_layer.
 ///
-/// Throws value_error for a first_layer that is none of the layers or a ratio or fraction outside (0, 1];
-/// rank_error, naming the layer, for a fixed rank that a matrix cannot have.
+/// Throws value_error for a first_layer that is none of the layers, or a ratio, fraction or budget that
+/// choose_rank refuses, whether a layer uses it or not; rank_error, naming the layer, for a fixed rank that a
+/// matrix cannot have, and unless keep_dense_if_larger for a rank that makes a matrix no smaller.
 PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_info>& layers,
                                                         const factorize_policy& policy,
                                                         const char* caller = "factorize") {
+  choose_rank(policy.rank, 1, 1, {}, 0.0);  // refuses impossible fractions
+  if (policy.embedding_rank) choose_rank(*policy.embedding_rank, 1, 1, {}, 0.0);
   const std::vector<index_t> numbers = number_layers(layers);
   const index_t last = numbers.empty() ? 0 : *std::max_element(numbers.begin(), numbers.end());
   detail::check_first_layer((std::string(caller) + ": first_layer").c_str(), policy.first_layer, last);
@@ -243,8 +260,9 @@ PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_
         choice.ranks.push_back(choose_rank(choice.rank, size.rows, size.cols, {}, 0.0));
       }
       detail::check_ranks(layer, choice.ranks);
-      if (policy.keep_dense_if_larger &&
-          detail::parameters_as_factors(layer, choice.ranks) >= detail::parameters_as_dense(layer)) {
+      if (!policy.keep_dense_if_larger) {
+        detail::check_all_shrink(layer, choice.ranks);
+      } else if (detail::parameters_as_factors(layer, choice.ranks) >= detail::parameters_as_dense(layer)) {
         choice.reason = dense_because::growth;
       }
     }
