@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // load_weights: dtypes, files that factorize_weights wrote, and what is said where a file does not fit.
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/models/mlp.hpp>
 #include <pufferfish/models/weights.hpp>
 #include <pufferfish/nn/factorize.hpp>
@@ -23,7 +25,8 @@ const mlp_options options{24, {32, 28}, 5};
 /// A network's parameters as a file of one dtype.
 class weights_of_dtype {
  public:
-  weights_of_dtype(network<double>& net, tensor_dtype dtype) {
+  template <class Model>
+  weights_of_dtype(Model& net, tensor_dtype dtype) {
     const auto& all = net.store().parameters();
     bytes_.reserve(all.size());
     for (const auto& entry : all) {
@@ -111,6 +114,50 @@ TEST_CASE("load_weights: files that factorize_weights wrote, of every dtype") {
     network<float> whole = mlp<float>(options);
     load_weights(whole, safetensors_file::read(merged));
     CHECK(whole.store().values().size() == source.store().values().size());
+  }
+}
+
+TEST_CASE(
+    "load_weights: a language model factorized as a file is the one factorized in memory, table and all") {
+  const scratch_folder folder;
+  const std::string dense = folder / "dense", small = folder / "small", merged = folder / "merged";
+  const auto make = [] { return model<lstm_lm<double>>(lstm_lm<double>({40, 16, 2, 0.0})); };
+  model<lstm_lm<double>> net = make();
+  net.initialize(7);
+  write_safetensors(dense, weights_of_dtype(net, tensor_dtype::f64).entries);
+  weight_policy of_file = everywhere(3);
+  of_file.embeddings_dense = false;
+  of_file.embedding_rank = fixed_rank{5};
+  of_file.embedding = [](const std::string& name) { return name == "encoder.weight"; };
+  factorize_weights(dense, small, of_file);
+
+  factorize_policy policy;
+  policy.first_layer = 1;
+  policy.last_layer_dense = false;
+  policy.rank = of_file.rank;
+  policy.embeddings_dense = false;
+  policy.embedding_rank = of_file.embedding_rank;
+  const factorization done = factorize(net, policy);
+  REQUIRE(done.low_rank.size() == 3);
+  model<lstm_lm<double>> loaded = make();
+  apply_ranks(loaded, done.ranks());
+  load_weights(loaded, safetensors_file::read(small));
+  model<lstm_lm<double>> again = make();
+  merge_weights(small, merged);
+  load_weights(again, safetensors_file::read(merged));
+
+  const std::vector<std::int32_t> tokens{3, 39, 0, 17, 5, 5};
+  const auto logits_of = [&](const model<lstm_lm<double>>& of) {
+    cpu_context ctx;
+    tensor<double, 2> logits({6, 40});
+    lstm_lm_state<double> state(2, 2, 16);
+    of.root().forward(ctx, tensor_view<const std::int32_t, 2>(tokens.data(), {3, 2}), state, logits);
+    return std::vector<double>(logits.data(), logits.data() + logits.size());
+  };
+  const std::vector<double> want = logits_of(net);
+  for (const auto* other : {&loaded, &again}) {
+    const std::vector<double> have = logits_of(*other);
+    for (std::size_t i = 0; i < want.size(); ++i) CHECK(have[i] == doctest::Approx(want[i]).epsilon(1e-9));
   }
 }
 
