@@ -43,8 +43,8 @@ struct attention_shape {
   }
 };
 
-/// Which rows are the sequences of a batch, and what may see what. The arrays that it points to must stay as
-/// they are until the backward pass.
+/// A batch of sequences: the rows of the queries and of the keys that belong to each sequence, and the mask
+/// of keys that a query may attend to. The arrays behind it must not change before the backward pass.
 struct attention_batch {
   token_runs queries;
   token_runs keys;  ///< of self attention: those of the queries

@@ -225,7 +225,15 @@ class low_rank_conv {
 
 /// A convolution whose weight, unrolled to out x (in * kernel height * kernel width), is up * down: `down` is
 /// the same convolution to `rank` channels without bias, `up` a 1x1 convolution that carries the bias (Wang
-/// et al., Pufferfish, MLSys 2021, section 2). Any kernel size, stride, padding and dilation; one group.
+/// et al., Pufferfish, MLSys 2021, section 2). Any kernel size, stride, padding and dilation.
+///
+/// With g groups every group has factors of its own, of the same rank: `down` is a convolution to g * rank
+/// channels and `up` one from g * rank channels, both of g groups. In PyTorch: Conv2d(in, g * rank, k,
+/// groups=g, bias=False), then Conv2d(g * rank, out, 1, groups=g).
+///
+///     LowRankConv<float, 16> layer(conv_shape::square(64, 128, 3, 1, 1));
+///     layer.initialize({1, 1});
+///     layer.forward(ctx, x, y);  // x: N x H x W x 64, y: N x H x W x 128
 ///
 /// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. Either way the code
 /// that runs is the same: the rank chooses among micro-kernels at run time.

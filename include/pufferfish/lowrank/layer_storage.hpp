@@ -70,8 +70,8 @@ concept takes_rank = layer_scalar<T, Device> && Rank == dynamic_rank;
 template <class T, index_t Rank, class Device>
 concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
 
-/// The first lines of a low-rank layer: its static rank, and a constructor that is unavailable for scalars
-/// which no layer computes in.
+/// Expands to the first members of a low-rank layer class: the check and the constant of its static rank, and
+/// a constructor that refuses scalars other than those of layer_scalar with a message of its own.
 #define PUFFERFISH_DETAIL_LOW_RANK_LAYER(name)                                                              \
   static_assert(Rank > 0 || Rank == dynamic_rank, "pufferfish: " #name                                      \
                                                   "<T, Rank>: a static rank must be at "                    \

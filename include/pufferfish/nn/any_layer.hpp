@@ -66,7 +66,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Layers that a network can replace by a low-rank layer of their kind.
+/// A layer type L that a network can replace by the low-rank layer of L's kind: layer_traits describe L, and
+/// a network can run the low-rank layer.
 template <class T, class L, class Device>
 concept replaceable_layer = factorizable<L> && std::same_as<weight_scalar_t<L>, parameter_t<T>> &&
     (network_layer<T, typename kind_of<L>::template core<T>, Device> ||
@@ -123,7 +124,8 @@ class any_layer {
 
   /// What the layer offers beside these; the following three may be called for nothing else.
   layer_abilities abilities() const { return self().abilities(); }
-  /// forward, with what `fusion` says (`fuses`), collecting moments of y (`gives_moments`) unless nullptr.
+  /// Forward pass with the operations of `fusion` applied to y, for layers whose abilities say `fuses`.
+  /// Unless `moments` is nullptr, it receives mean and variance of y's channels (`gives_moments`).
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion, ops::moment_parts<T>* moments = nullptr) const {
     self().forward_fused(ctx, x, y, fusion, moments);
@@ -164,7 +166,8 @@ class any_layer {
   low_rank_parts<parameter_t<T>> low_rank() { return self().low_rank(); }
   /// The ranks of the low-rank layer inside, one for each rank group; empty: another layer.
   rank_list ranks() const { return const_cast<interface&>(self()).low_rank().ranks(); }
-  /// The size of the layer's first matrix, dense or as up * down; zeros: another layer.
+  /// Rows and columns of the layer's first weight matrix, or of the product of its first factors; zeros for a
+  /// layer that has neither.
   matrix_size first_matrix() const {
     const auto groups = detail::groups_of(weights({}));
     if (!groups.empty()) return groups.front().size;
@@ -422,7 +425,8 @@ class any_layer {
       }
     }
 
-    // The views as the layer takes them. Checked here, too, for layers that are not the library's.
+    // Turns a view of images into the view that the layer's passes take. The check serves layers of other
+    // libraries, which may not check their views.
     template <class U>
     auto view(const char* what, const tensor_view<U, 4>& images) const {
       detail::check_dense(layer, what, images);
