@@ -44,7 +44,8 @@ struct attention_shape {
 };
 
 /// A batch of sequences: the rows of the queries and of the keys that belong to each sequence, and the mask
-/// of keys that a query may attend to. The arrays behind it must not change before the backward pass.
+/// of keys that a query may attend to. The batch does not own its arrays: they must exist unchanged until the
+/// backward pass has ended.
 struct attention_batch {
   token_runs queries;
   token_runs keys;  ///< of self attention: those of the queries

@@ -76,8 +76,9 @@ rank_list ranks_of(const layer_weights<T>& weights, const std::vector<factors<T>
   return ranks;
 }
 
-/// Copies factors and a dense layer's biases into a low-rank layer of the same shape and ranks. Bias i is
-/// dense bias i, bit for bit, plus dense bias i + to.biases.size(); zeros if the dense layer has neither.
+/// Copies factors and the dense layer's biases into a low-rank layer of the dense layer's shape and the
+/// factors' ranks, which the caller has checked. Low-rank bias i becomes the sum of dense biases i and i +
+/// to.biases.size(): an exact copy if there is one of them, zeros if there is none.
 template <class T>
 void store_factors(const std::vector<factors<T>>& made, const std::vector<named_view<const T, 1>>& biases,
                    const low_rank_parts<T>& to) {

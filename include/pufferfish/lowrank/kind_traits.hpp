@@ -168,8 +168,9 @@ std::vector<weight_matrix<const weight_scalar_t<Dense>>> host_matrices(const Den
   return all;
 }
 
-/// Throws shape_error unless the host has no biases (none listed, or null views), one for each of `outputs`
-/// of that length, or twice as many, where biases i and i + outputs.size() are added up.
+/// Throws shape_error, naming the layer `name`, unless layer_traits of `dense` list no bias, one for each
+/// entry of `outputs`, or two for each (i and i + outputs.size(), which a factorization adds up). Each listed
+/// bias is a null view or has outputs[i] elements.
 template <class Dense>
 void check_biases(const Dense& dense, const std::string& name, const std::vector<index_t>& outputs) {
   const auto biases = host_biases(dense);

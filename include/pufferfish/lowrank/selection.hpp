@@ -230,12 +230,14 @@ inline std::vector<index_t> number_layers(const std::vector<layer_info>& layers)
   return numbers;
 }
 
-/// Applies a policy to the layers of a network, which are given in execution order: what to factorize, and
-/// ranks where the policy needs no singular values. `caller` goes before the errors of first_layer.
+/// Applies a policy to the layers of a network. `layers` must be in execution order; the result has one
+/// choice for each of them: whether to factorize it, and its ranks if the policy needs no singular values to
+/// know them. Messages about policy.first_layer begin with `caller`.
 ///
-/// Throws value_error for a first_layer that is none of the layers, or a ratio, fraction or budget that
-/// choose_rank refuses, whether a layer uses it or not; rank_error, naming the layer, for a fixed rank that a
-/// matrix cannot have, and unless keep_dense_if_larger for a rank that makes a matrix no smaller.
+/// Throws value_error for a first_layer that is not the number of a layer, and for a ratio, fraction or
+/// budget that choose_rank refuses, even if no layer is factorized by it. Throws rank_error, naming the
+/// layer, for a fixed rank that a matrix cannot have; if keep_dense_if_larger is false, also for any rank
+/// whose factors have no fewer parameters than the matrix.
 PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_info>& layers,
                                                         const factorize_policy& policy,
                                                         const char* caller = "factorize") {

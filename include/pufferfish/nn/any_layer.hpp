@@ -181,9 +181,10 @@ class any_layer {
                        std::vector<factor_report>& reports) const {
     return self().factorized(policy, options, reports);
   }
-  /// A layer of the same kind and shape with zeros for numbers: low-rank of the given ranks, or dense if
-  /// there are none. `bias`: whether it has one; empty: as this layer. Throws state_error for a layer that
-  /// has neither weights() nor factors, rank_error for impossible ranks.
+  /// A new layer of this layer's kind, shape and settings whose parameters are all zero: low-rank of the
+  /// given ranks (one for each rank group), or dense if `ranks` is empty. `bias` says whether the new layer
+  /// has a bias; empty: if this layer has one. Throws state_error unless this layer has weights or factors,
+  /// rank_error for ranks that the layer's matrices cannot have.
   any_layer twin(const rank_list& ranks, std::optional<bool> bias = {}) const {
     return self().twin(ranks, bias);
   }

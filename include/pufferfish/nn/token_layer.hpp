@@ -38,7 +38,8 @@ class token_layer {
                        const tensor_view<T, 2>& y) const = 0;
   virtual void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const = 0;
 
-  /// The tied output's matrix, [vocabulary][depth]: depth is the width of a dense table, else the rank.
+  /// The matrix [vocabulary][depth] that a tied output layer multiplies by: the dense table, whose depth is
+  /// the width, or the thin table, whose depth is the rank. The output layer's input is output_rows(h).
   virtual tensor_view<const T, 2> rows() const = 0;
   virtual const parameter<parameter_t<T>>& table() const = 0;
   virtual tensor_view<parameter_t<T>, 2> weight_gradient() const = 0;

@@ -50,7 +50,8 @@ void copy_channels(const T* from, T* to, index_t width) {
   for (; i < width; ++i) to[i] = from[i];
 }
 
-/// An image tensor cut into blocks: tensors of `rows` x `width` elements, one after the other.
+/// A copy in scratch memory of `rows` pixels whose channels are cut into `blocks` parts of `width` channels.
+/// Each part is a dense matrix [rows][width]; the parts are stored one after another.
 template <class T>
 struct group_copy {
   index_t rows, blocks, width;

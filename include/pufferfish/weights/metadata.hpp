@@ -75,7 +75,8 @@ struct factor_lists {
     return lists;
   }
 
-  /// Replaces the lists in a file's metadata. Lists other than `ranks` are written only if they have entries.
+  /// Removes all three lists from `metadata`, then adds `ranks`, and the others if they have entries. `where`
+  /// names the file in errors.
   void write(safetensors_metadata& metadata, const std::string& where) const {
     erase(metadata);
     const auto put = [&](std::string_view key, const list& numbers) {
