@@ -180,19 +180,24 @@ class layer_factorizer {
     return ranks;
   }
 
-  // Dense bias i is copied to bias i; further ones are added, as store_factors does.
+  // Dense bias i is copied to bias i, bit for bit; dense bias i + to.size() is added. Zeros where there are
+  // none.
   void write_biases(const std::vector<named_view<const value_type, 1>>& from,
                     const std::vector<tensor_view<value_type, 1>>& to) const {
-    for (const tensor_view<value_type, 1>& bias : to) {
-      if (bias.is_null()) continue;
-      const std::size_t bytes = static_cast<std::size_t>(bias.size()) * sizeof(value_type);
-      gpu::check(cudaMemsetAsync(bias.data(), 0, bytes, ctx_.stream()), "cudaMemsetAsync");
-    }
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      const tensor_view<const value_type, 1>& bias = from[i].view;
-      if (bias.is_null()) continue;
-      kernels::copy_vector<value_type>(ctx_.stream(), bias.data(), bias.stride(0), to[i % to.size()].data(),
-                                       bias.size(), true);
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      const tensor_view<value_type, 1>& target = to[i];
+      if (target.is_null()) continue;
+      bool written = false;
+      for (std::size_t j = i; j < from.size(); j += to.size()) {
+        const tensor_view<const value_type, 1>& bias = from[j].view;
+        if (bias.is_null()) continue;
+        kernels::copy_vector<value_type>(ctx_.stream(), bias.data(), bias.stride(0), target.data(),
+                                         target.size(), written);
+        written = true;
+      }
+      if (written) continue;
+      const std::size_t bytes = static_cast<std::size_t>(target.size()) * sizeof(value_type);
+      gpu::check(cudaMemsetAsync(target.data(), 0, bytes, ctx_.stream()), "cudaMemsetAsync");
     }
   }
 
