@@ -404,6 +404,81 @@ TEST_CASE("gpu factorize: VGG, bottlenecks with the shortcut of their stage, and
         pf::transformer_policy());
 }
 
+TEST_CASE("gpu factorize: grouped convolutions group by group, biases bit for bit") {
+  const auto make = [](auto on_device) {
+    using Device = decltype(on_device);
+    const auto grouped = [](index_t in, index_t out, index_t groups) {
+      pf::conv_shape shape = pf::conv_shape::square(in, out, 3, 1, 1);
+      shape.groups = groups;
+      return shape;
+    };
+    pf::sequential<float, Device> layers;
+    layers.add("stem", pf::Conv<float>(grouped(4, 8, 1)));
+    layers.add("grouped", pf::Conv<float>(grouped(8, 24, 2), true));
+    layers.add("depthwise", pf::Conv<float>(grouped(24, 24, 24)));
+    layers.add("four", pf::Conv<float>(grouped(24, 32, 4), true));
+    layers.add("pointwise", pf::Conv<float>(pf::conv_shape::square(32, 20, 1)));
+    return pf::network<float, Device>{pf::any_layer<float, Device>(layers)};
+  };
+  for (const pf::rank_policy& rank :
+       {pf::rank_policy(pf::rank_ratio{0.25}), pf::rank_policy(pf::energy_kept{0.6})}) {
+    pf::network<float> host_net = make(pf::device::cpu{});
+    pf::network<float, gpu> net = make(gpu{});
+    host_net.initialize(4);
+    for (const auto& entry : host_net.store().parameters()) {
+      if (entry.name == "four.bias") entry.thing->values()[3] = -0.0F;
+    }
+    pf::copy_state(host_net, net);
+    pf::factorize_policy policy;
+    policy.rank = rank;
+    check_switch(host_net, net, policy);
+    const auto made = pf::low_rank_layers(net);
+    REQUIRE(made.size() == 2);
+    CHECK(made[0].name == "grouped");
+    CHECK(made[1].name == "four");
+    net.on_host([&](auto&) {
+      for (const auto& entry : net.store().parameters()) {
+        if (entry.name == "four.up.bias") CHECK(std::signbit(entry.thing->values()[3]));
+      }
+    });
+    pf::merge(host_net);
+    pf::merge(net, gpu_context());
+    REQUIRE(host_net.structure() == net.structure());
+    CHECK(difference(state_of(net), state_of(host_net)) < 1e-5);
+  }
+}
+
+TEST_CASE("gpu factorize: embeddings of an LSTM language model and of a Transformer") {
+  const auto check = [](auto host_net, auto net, pf::factorize_policy policy) {
+    host_net.initialize(3);
+    pf::fill_uniform(host_net.store().values(), -1.0, 1.0, pf::random_stream(4, 2));
+    pf::copy_state(host_net, net);
+    policy.embeddings_dense = false;
+    policy.embedding_rank = pf::fixed_rank{5};
+    const auto planned = pf::planned_ranks(net, policy);
+    check_switch(host_net, net, policy);
+    CHECK(pf::low_rank_layers(net) == planned);
+    CHECK(planned.front().ranks == pf::rank_list{5});
+    pf::merge(host_net);
+    pf::merge(net, gpu_context());
+    REQUIRE(host_net.structure() == net.structure());
+    CHECK(difference(state_of(net), state_of(host_net)) < 1e-5);
+  };
+  const pf::lstm_lm_options options{37, 12, 2, 0.0};
+  check(pf::model<pf::lstm_lm<float>>{pf::lstm_lm<float>(options)},
+        pf::model<pf::lstm_lm<float, gpu>, gpu>{pf::lstm_lm<float, gpu>(options)}, pf::lstm_lm_policy());
+  pf::transformer_options transformer;
+  transformer.vocabulary = 40;
+  transformer.width = 12;
+  transformer.hidden = 24;
+  transformer.layers = 2;
+  transformer.heads = 2;
+  transformer.key = transformer.value = 5;
+  check(pf::model<pf::transformer<float>>{pf::transformer<float>(transformer)},
+        pf::model<pf::transformer<float, gpu>, gpu>{pf::transformer<float, gpu>(transformer)},
+        pf::transformer_policy());
+}
+
 TEST_CASE("gpu factorize: merging is the host's, and stays on the device") {
   resnet_pair pair;
   pf::factorize(pair.host_net, {});

@@ -14,6 +14,7 @@
 #include <pufferfish/models/weights.hpp>
 
 #include "../unit/host_attention.hpp"
+#include "../unit/host_kinds.hpp"
 
 using namespace gpu_test;
 
@@ -58,6 +59,41 @@ TEST_CASE("gpu: svd_factorize fills attention on a device, in every spelling") {
     for (auto& p : layer.projections()) {
       for (const double value : p.bias().flat()) CHECK(value == 0.0);
     }
+  });
+}
+
+TEST_CASE("gpu: svd_factorize fills a layer of every kind on a device with the bits of the CPU's") {
+  gpu_context();
+  host::for_each_kind([](const auto& dense) {
+    using dense_type = std::remove_cvref_t<decltype(dense)>;
+    using kind = pf::kind_traits<dense_type::kind>;
+    using fixed = typename kind::template low_rank<double, 3, gpu>;
+    using dynamic = typename kind::template low_rank<double, pf::dynamic_rank, gpu>;
+    const pf::factorize_options options{.name = "it", .allow_growth = true};
+    std::vector<pf::factor_report> wanted, reports;
+    auto expected = pf::svd_factorize(dense, pf::fixed_rank{3}, options, &wanted);
+    const std::vector<double> want = values_of(expected);
+    auto typed = pf::svd_factorize<fixed>(dense, options, &reports);
+    CHECK(values_on_device(typed) == want);
+    REQUIRE(reports.size() == wanted.size());
+    CHECK(reports.back().name == wanted.back().name);
+    auto chosen = pf::svd_factorize<dynamic>(dense, pf::fixed_rank{3}, options);
+    CHECK(values_on_device(chosen) == want);
+    const auto device_dense = chosen.describe();
+    CHECK(device_dense == expected.describe());
+    // Into an existing layer, after other numbers; a copy holds the numbers, too.
+    chosen.initialize({1, 1});
+    CHECK(values_on_device(chosen) != want);
+    pf::svd_factorize(dense, chosen, options);
+    CHECK(values_on_device(chosen) == want);
+    dynamic copy(chosen);
+    CHECK(values_on_device(copy) == want);
+    // What is refused leaves the layer on the device as it was.
+    auto spoiled = dense;
+    spoiled.matrices.back()(0, 0) = NAN;
+    store(spoiled);
+    CHECK_THROWS_AS(pf::svd_factorize(spoiled, chosen, options), pf::value_error);
+    CHECK(values_on_device(chosen) == want);
   });
 }
 
