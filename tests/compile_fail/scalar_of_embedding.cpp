@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// expected-first: the scalar of a low-rank layer must be float or double, or on a device
+
+#include <pufferfish/lowrank.hpp>
+
+#ifdef PUFFERFISH_FAIL
+using scalar = int;
+#else
+using scalar = double;
+#endif
+
+pufferfish::LowRankEmbedding<scalar, 4> fixed(64, 32);
+pufferfish::LowRankEmbedding<scalar> dynamic(64, 32, 4);
