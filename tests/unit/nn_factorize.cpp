@@ -376,6 +376,8 @@ TEST_CASE("apply_ranks: the structure that factorize makes, with zeros") {
   CHECK_THROWS_AS(apply_ranks(other, {{"layer1.0.conv1", 2}, {"pool", 2}}), state_error);
   CHECK_THROWS_AS(apply_ranks(other, {{"layer1.0.conv1", 2}, {"head.fc1", 11}}), rank_error);
   CHECK_THROWS_AS(apply_ranks(other, {{"head.fc1", 0}}), rank_error);
+  CHECK_THROWS_AS(apply_ranks(other, {{"head.fc1", 2, 2}}), rank_error);
+  CHECK_THROWS_AS(apply_ranks(other, {{"head.fc1", 2}, {"head.fc2", 2}, {"head.fc1", 3}}), state_error);
   CHECK(other.structure() == structure);
   CHECK_THROWS_AS(apply_ranks(net, made.ranks()), state_error);  // no longer dense
 }

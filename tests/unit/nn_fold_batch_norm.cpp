@@ -2,6 +2,34 @@
 #include <pufferfish/nn/fold_batch_norm.hpp>
 
 #include "fold_checks.hpp"
+#include "host_pointwise_conv.hpp"
+
+namespace host {
+/// A convolution of a foreign framework with two biases, which are added up.
+struct TwiceBiased : PointwiseConv {
+  std::vector<float> first, second;
+
+  TwiceBiased(std::ptrdiff_t in, std::ptrdiff_t out)
+      : PointwiseConv(in, out), first(static_cast<std::size_t>(out), 0.5F), second(first.size(), -2.0F) {}
+  void forward(pufferfish::cpu_context& ctx, const pufferfish::tensor_view<const float, 4>& x,
+               const pufferfish::tensor_view<float, 4>& y) const {
+    PointwiseConv::forward(ctx, x, y);
+    for (std::ptrdiff_t i = 0; i < y.size(); ++i) {
+      const auto channel = static_cast<std::size_t>(i) % first.size();
+      y.data()[i] += first[channel] + second[channel];
+    }
+  }
+};
+}  // namespace host
+
+template <>
+struct pufferfish::layer_traits<host::TwiceBiased> : pufferfish::layer_traits<host::PointwiseConv> {
+  static auto biases(const host::TwiceBiased& layer) {
+    const index_t size = layer.out();
+    return std::array<named_view<const float, 1>, 2>{
+        {{"first", {layer.first.data(), {size}}}, {"second", {layer.second.data(), {size}}}}};
+  }
+};
 
 namespace {
 
@@ -34,6 +62,12 @@ TEST_CASE_TEMPLATE("fold_batch_norm: one layer and its norm", T, float, double) 
     check(LowRankLinear<T, 1>(6, 9, bias), {5, 1, 1, 6});
   }
   check(LowRankConv<T>(same, 4), {0, 7, 5, 6});
+}
+
+TEST_CASE("fold_batch_norm: a layer of another framework with two biases") {
+  sequential<float> net;
+  net.add("a", host::TwiceBiased(6, 9)).add("norm", BatchNorm<float>(9));
+  check_folding<float>(network<float>{any_layer<float>(net)}, {2, 7, 5, 6}, {{{"norm", "a"}}, {}});
 }
 
 TEST_CASE_TEMPLATE("fold_batch_norm: a LowRankNormConv becomes a LowRankConv", T, float, double) {

@@ -142,8 +142,8 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
 
 /// Gives a dense network the structure that factorize would: the named layers become low-rank layers of the
 /// given ranks, with zeros for numbers. For ranks that receive the numbers from another, and for loading
-/// checkpoints. Throws state_error for a name that is not a dense layer of the network, rank_error for an
-/// impossible rank.
+/// checkpoints. Throws state_error for a name that is not a dense layer of the network or is listed twice,
+/// rank_error for impossible ranks or another number of them than the layer has rank groups.
 template <class Root, class Device>
 void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks) {
   using layer = any_layer<typename Root::value_type, Device>;
@@ -160,6 +160,10 @@ void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks)
       }
       detail::check_ranks(*at, wanted.ranks);
       layer* const slot = found.slots[static_cast<std::size_t>(at - found.layers.begin())];
+      if (std::any_of(replacements.begin(), replacements.end(),
+                      [slot](const auto& one) { return one.first == slot; })) {
+        PUFFERFISH_THROW(state_error("apply_ranks: the list has two entries for layer " + wanted.name));
+      }
       replacements.emplace_back(slot, slot->twin(wanted.ranks));
     }
     for (auto& [slot, replacement] : replacements) *slot = std::move(replacement);

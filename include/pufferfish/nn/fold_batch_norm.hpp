@@ -5,6 +5,7 @@
 /// `fold_batch_norm`: for inference, a network without the batch norms that follow a convolution or a linear
 /// layer.
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -119,9 +120,12 @@ any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& n
     norm.apply(row, dense.matrices[i].view, writable(scaled.matrices[i].view));
     row += dense.matrices[i].view.extent(0);
   }
-  const tensor_view<const P, 1> bias =
-      dense.biases.empty() ? tensor_view<const P, 1>() : dense.biases[0].view;
-  norm.apply_to_bias(bias, writable(scaled.biases[0].view));
+  tensor<P, 1> bias({norm.channels()});  // the sum of those that the layer has
+  std::fill(bias.flat().begin(), bias.flat().end(), P{});
+  for (const named_view<const P, 1>& one : dense.biases) {
+    for (index_t c = 0; !one.view.is_null() && c < norm.channels(); ++c) bias(c) += one.view(c);
+  }
+  norm.apply_to_bias(tensor_view<const P, 1>(bias), writable(scaled.biases[0].view));
   return result;
 }
 
