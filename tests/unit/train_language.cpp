@@ -113,6 +113,39 @@ TEST_CASE("a run that stops within an epoch goes on bit for bit, hidden state an
   CHECK_THROWS_AS(refused.resume(folder / "run"), state_error);
 }
 
+TEST_CASE("a run with a factorized embedding stops and goes on bit for bit, before and after its switch") {
+  fixture f;
+  scratch_folder folder;
+  recorder seen;
+  run_options options = small_run();
+  options.epochs = 3;
+  options.warmup_epochs = 1;
+  options.factorize.embeddings_dense = false;
+  options.factorize.embedding_rank = fixed_rank{4};
+  for (const bool adam : {false, true}) {
+    if (adam) {
+      options.optimizer = adam_options{};
+      options.learning_rate = 3e-3;
+    }
+    auto undisturbed = f.make(0.2, 1, options);
+    undisturbed.run(seen);
+    const std::vector<layer_rank> ranks = low_rank_layers(undisturbed.net());
+    REQUIRE(ranks.size() == 3);
+    CHECK(ranks[0] == layer_rank{"encoder", 4});
+    for (const int stop : {5, 60, 120}) {
+      CAPTURE(stop);
+      auto first = f.make(0.2, 1, options);
+      for (int step = 0; step < stop; ++step) first.advance(seen);
+      first.save(folder / "run");
+      auto second = f.make(0.2, 1, options);
+      second.resume(folder / "run");
+      CHECK(second.net().structure() == first.net().structure());
+      second.run(seen);
+      CHECK(digest_of(second) == digest_of(undisturbed));
+    }
+  }
+}
+
 TEST_CASE("any number of threads gives the same bits") {
   fixture f;
   recorder seen;
