@@ -194,7 +194,39 @@ TEST_CASE("layer_traits show libtorch's weights") {
   CHECK(std::abs(out(3, 5) - attention->out_proj->weight.index({3, 5}).item<float>()) < 1e-5F);
 }
 
+TEST_CASE("layer_traits show each group of a convolution and the table of an embedding") {
+  torch::manual_seed(14);
+  torch::nn::Conv2d groups(torch::nn::Conv2dOptions(6, 8, 3).groups(2));
+  const auto made = pf::svd_factors(*groups, pf::fixed_rank{3});
+  REQUIRE(made.size() == 2);
+  CHECK(made[1].report.rows == 4);
+  CHECK(made[1].report.cols == 27);
+  CHECK(made[1].report.name == "layer.weight[1]");
+  const auto low_rank =
+      pf::svd_factorize<pf::LowRankConv<float>>(*groups, pf::fixed_rank{4}, {.allow_growth = true});
+  CHECK(low_rank.shape().groups == 2);
+  const auto dense = low_rank.to_dense();
+  CHECK(std::abs(dense(6, 2, 1, 0) - groups->weight.index({6, 2, 1, 0}).item<float>()) < 1e-5F);
+
+  torch::nn::Embedding words(torch::nn::EmbeddingOptions(30, 6).padding_idx(2));
+  const auto table =
+      pf::svd_factorize<pf::LowRankEmbedding<float>>(*words, pf::fixed_rank{6}, {.allow_growth = true});
+  CHECK(table.vocabulary() == 30);
+  CHECK(table.padding() == 2);
+  CHECK(std::abs(table.to_dense()(17, 3) - words->weight.index({17, 3}).item<float>()) < 1e-5F);
+  words->to(torch::kDouble);
+  CHECK(pf::svd_factors(ht::of<double>(*words), pf::rank_ratio{0.5}).front().rank() == 3);
+}
+
 TEST_CASE("layer_traits refuse what they cannot show") {
+  torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(9, 4).sparse(true));
+  const std::string refused = error_of([&] { pf::svd_factors(*sparse, pf::fixed_rank{1}); });
+  CHECK(contains(refused, "torch::nn::Embedding 9 x 4"));
+  CHECK(contains(refused, "sparse gradients"));
+  torch::nn::Embedding bounded(torch::nn::EmbeddingOptions(9, 4).max_norm(1.0));
+  CHECK(contains(error_of([&] { pf::svd_factors(*bounded, pf::fixed_rank{1}); }), "max_norm"));
+  torch::nn::Embedding scaled(torch::nn::EmbeddingOptions(9, 4).scale_grad_by_freq(true));
+  CHECK(contains(error_of([&] { pf::svd_factors(*scaled, pf::fixed_rank{1}); }), "scale_grad_by_freq"));
   torch::nn::Linear linear(4, 4);
   linear->to(torch::kDouble);
   const std::string wrong = error_of([&] { pf::svd_factors(*linear, pf::fixed_rank{1}); });
@@ -203,8 +235,6 @@ TEST_CASE("layer_traits refuse what they cannot show") {
   linear->to(torch::kHalf);
   CHECK(contains(error_of([&] { pf::svd_factors(ht::of<double>(*linear), pf::fixed_rank{1}); }), "Half"));
 
-  torch::nn::Conv2d groups(torch::nn::Conv2dOptions(4, 4, 3).groups(2));
-  CHECK(contains(error_of([&] { pf::svd_factors(*groups, pf::fixed_rank{1}); }), "2 groups"));
   torch::nn::Conv2d circular(torch::nn::Conv2dOptions(4, 4, 3).padding(1).padding_mode(torch::kCircular));
   CHECK(contains(error_of([&] { pf::svd_factors(*circular, pf::fixed_rank{1}); }), "else than zeros"));
   torch::nn::Conv2d uneven(torch::nn::Conv2dOptions(4, 4, 2).padding(torch::kSame));
@@ -290,6 +320,175 @@ TEST_CASE("LowRankConv2d: outputs and gradients are those of two convolutions") 
     if (!channels_last && in > 1 && x.numel() > 0) CHECK(layer->statistics().input_copies == 2);
     CHECK(layer->statistics().parameter_copies == 0);
   }
+}
+
+TEST_CASE("LowRankConv2d: grouped and depthwise convolutions are those of libtorch") {
+  torch::manual_seed(15);
+  dice sizes(15);
+  for (int round = 0; round < 24; ++round) {
+    const auto dtype = round % 2 == 0 ? torch::kFloat : torch::kDouble;
+    const std::int64_t groups = sizes.between(1, 6), wide = sizes.between(1, 9);
+    pf::conv_shape shape{groups * sizes.between(1, 5),
+                         groups * wide,
+                         {sizes.between(1, 3), sizes.between(1, 3)},
+                         {sizes.between(1, 2), sizes.between(1, 2)},
+                         {sizes.between(0, 2), sizes.between(0, 2)},
+                         {sizes.between(1, 2), sizes.between(1, 2)},
+                         groups};
+    if (round % 4 == 3) shape.in_channels = groups;  // depthwise
+    const std::int64_t rank = sizes.between(1, std::min(shape.group_outputs(), shape.patch()));
+    ht::LowRankConv2d layer(shape, rank, sizes.coin());
+    layer->to(dtype);
+    Tensor x = torch::randn({sizes.between(round == 6 ? 0 : 1, 3), shape.in_channels, 9, 8}, dtype);
+    if (sizes.coin()) x = x.contiguous(torch::MemoryFormat::ChannelsLast);
+    x.requires_grad_();
+    CAPTURE(layer->describe());
+    CAPTURE(x.sizes());
+    compare(
+        parameters_and(*layer, x), tolerance(dtype), [&] { return layer->forward(x); },
+        [&] {
+          return torch::nn::functional::conv2d(x, layer->to_dense(),
+                                               torch::nn::functional::Conv2dFuncOptions()
+                                                   .bias(layer->bias)
+                                                   .stride({shape.stride.height, shape.stride.width})
+                                                   .padding({shape.padding.height, shape.padding.width})
+                                                   .dilation({shape.dilation.height, shape.dilation.width})
+                                                   .groups(groups));
+        });
+    const torch::NoGradGuard no_grad;
+    const Tensor y = layer->forward(x);
+    const Tensor other = layer->forward(x.to(torch::kFloat).to(dtype));  // the path without gradients
+    CHECK(difference(other, y) <= 1e-5);
+    CHECK(layer->statistics().parameter_copies == 0);
+  }
+
+  // From libtorch's own layers: the groups of full rank compute the same, and gradients reach the input.
+  for (const std::int64_t groups : {2, 4, 8}) {
+    torch::nn::Conv2d dense(torch::nn::Conv2dOptions(8, 24, 3).padding(1).stride(2).groups(groups));
+    dense->to(torch::kDouble);
+    const ht::LowRankConv2d made = ht::low_rank(
+        *dense, pf::fixed_rank{std::min<std::int64_t>(24 / groups, 72 / groups)}, {.allow_growth = true});
+    Tensor x = torch::randn({2, 8, 7, 6}, torch::kDouble).requires_grad_();
+    CHECK(difference(made->to_dense(), dense->weight) < 1e-12);
+    compare(
+        {x}, 1e-12, [&] { return ht::LowRankConv2d(made)->forward(x); }, [&] { return dense->forward(x); });
+  }
+}
+
+TEST_CASE("LowRankEmbedding: outputs and gradients are those of the dense product") {
+  torch::manual_seed(16);
+  dice sizes(16);
+  for (int round = 0; round < 16; ++round) {
+    const auto dtype = round % 2 == 0 ? torch::kFloat : torch::kDouble;
+    const std::int64_t tokens = sizes.between(1, 60), width = sizes.between(1, 40);
+    ht::LowRankEmbeddingOptions options(tokens, width, sizes.between(1, std::min(tokens, width)));
+    const bool padded = sizes.coin();
+    const std::int64_t padding = sizes.between(0, tokens - 1);
+    if (padded) options.padding_idx(sizes.coin() ? padding : padding - tokens);
+    ht::LowRankEmbedding layer(options);
+    layer->to(dtype);
+    std::vector<std::int64_t> shape{sizes.between(0, 20)};
+    if (sizes.coin()) shape.push_back(sizes.between(1, 4));
+    if (round == 3) shape.clear();
+    const Tensor text = torch::randint(tokens, shape, round % 3 == 0 ? torch::kInt : torch::kLong);
+    CAPTURE(layer->describe());
+    compare(
+        layer->parameters(), tolerance(dtype), [&] { return layer->forward(text); },
+        [&] {
+          // Row padding of the thin table is a constant.
+          Tensor down = layer->down;
+          if (padded) {
+            const Tensor rows = torch::arange(tokens).unsqueeze(1) == padding;
+            down = torch::where(rows, down.detach(), down);
+          }
+          return down.matmul(layer->up.t()).index_select(0, text.flatten().to(torch::kLong)).reshape([&] {
+            shape.push_back(width);
+            auto all = shape;
+            shape.pop_back();
+            return all;
+          }());
+        });
+    if (padded) CHECK(layer->down[padding].abs().max().item<double>() == 0.0);
+  }
+
+  // From libtorch's own layer at full rank.
+  torch::nn::Embedding dense(torch::nn::EmbeddingOptions(40, 7).padding_idx(3));
+  dense->weight.set_requires_grad(false);
+  const ht::LowRankEmbedding made = ht::low_rank(*dense, pf::fixed_rank{7}, {.allow_growth = true});
+  const Tensor text = torch::randint(40, {5, 6}, torch::kLong);
+  CHECK(difference(ht::LowRankEmbedding(made)->forward(text), dense->forward(text)) < 1e-5);
+  CHECK((made->options.padding_idx() == 3));
+  CHECK(made->down[3].abs().max().item<double>() == 0.0);
+  CHECK_FALSE(made->down.requires_grad());
+  CHECK(ht::LowRankEmbedding(made)->forward(text.to(torch::kInt)).sizes() == torch::IntArrayRef({5, 6, 7}));
+  const auto twin = std::dynamic_pointer_cast<ht::LowRankEmbeddingImpl>(made->clone());
+  CHECK(torch::equal(twin->forward(text), ht::LowRankEmbedding(made)->forward(text)));
+}
+
+TEST_CASE("LowRankMultiheadAttention: outputs, weights and gradients are libtorch's") {
+  torch::manual_seed(17);
+  dice sizes(17);
+  for (int round = 0; round < 16; ++round) {
+    const auto dtype = round % 2 == 0 ? torch::kFloat : torch::kDouble;
+    const std::int64_t heads = sizes.between(1, 4), width = heads * sizes.between(1, 8);
+    const std::int64_t steps = sizes.between(1, 7), sources = sizes.between(1, 7),
+                       batch = sizes.between(1, 3);
+    const auto options = torch::nn::MultiheadAttentionOptions(width, heads).bias(sizes.coin());
+    pf::rank_list ranks;
+    for (int i = 0; i < 4; ++i) ranks.push_back(sizes.between(1, width));
+    ht::LowRankMultiheadAttention layer(options, ranks);
+    layer->to(dtype);
+    torch::nn::MultiheadAttention dense(options);
+    dense->to(dtype);
+    {
+      const torch::NoGradGuard no_grad;
+      dense->in_proj_weight.copy_(
+          torch::cat({layer->query->to_dense(), layer->key->to_dense(), layer->value->to_dense()}));
+      dense->out_proj->weight.copy_(layer->output->to_dense());
+      if (options.bias()) {
+        dense->in_proj_bias.copy_(torch::cat({layer->query->bias, layer->key->bias, layer->value->bias}));
+        dense->out_proj->bias.copy_(layer->output->bias);
+      }
+    }
+    Tensor q = torch::randn({steps, batch, width}, dtype).requires_grad_();
+    Tensor k = torch::randn({sources, batch, width}, dtype).requires_grad_();
+    Tensor v = torch::randn({sources, batch, width}, dtype).requires_grad_();
+    if (round % 4 == 1) v = k;
+    const bool same = round % 4 == 2;
+    if (same) k = v = q;
+    const std::int64_t seen = same ? steps : sources;
+    Tensor padding, mask;
+    if (sizes.coin()) {
+      padding = torch::rand({batch, seen}) < 0.3;
+      padding.select(1, 0).fill_(false);
+    }
+    if (sizes.coin()) mask = torch::randn({steps, seen}, dtype);
+    const bool average = sizes.coin();
+    CAPTURE(layer->describe());
+    const auto together = [](const std::tuple<Tensor, Tensor>& result) {
+      return torch::cat({std::get<0>(result).flatten(), std::get<1>(result).flatten()});
+    };
+    compare(
+        {q, k, v}, 3 * tolerance(dtype),
+        [&] { return together(layer->forward(q, k, v, padding, true, mask, average)); },
+        [&] { return together(dense->forward(q, k, v, padding, true, mask, average)); });
+    CHECK_FALSE(std::get<1>(layer->forward(q, k, v, padding, false)).defined());
+
+    // The way there and back: the dense layer's matrices have these ranks.
+    const ht::LowRankMultiheadAttention made = ht::low_rank(
+        *dense, pf::fixed_rank{*std::max_element(ranks.begin(), ranks.end())}, {.allow_growth = true});
+    CHECK(difference(made->key->to_dense(), layer->key->to_dense()) <= 10 * tolerance(dtype));
+    CHECK(difference(together(ht::LowRankMultiheadAttention(made)->forward(q, k, v, padding, true, mask)),
+                     together(dense->forward(q, k, v, padding, true, mask))) <= 10 * tolerance(dtype));
+  }
+
+  // Dropout acts in training only.
+  ht::LowRankMultiheadAttention layer(torch::nn::MultiheadAttentionOptions(8, 2).dropout(0.5), 3);
+  const Tensor x = torch::randn({6, 2, 8});
+  const auto zeros = [&] { return (std::get<1>(layer->forward(x, x, x)) == 0).sum().item<std::int64_t>(); };
+  CHECK(zeros() > 0);
+  layer->eval();
+  CHECK(zeros() == 0);
 }
 
 TEST_CASE("LowRankConv2d: channels last goes through without a copy") {
@@ -474,6 +673,12 @@ TEST_CASE("gradients of gradients") {
   check(
       parameters_and(*conv, x), [&] { return conv->forward(x); },
       [&] { return torch::conv2d(x, conv->to_dense(), conv->bias, 2, 1); });
+  ht::LowRankConv2d grouped(torch::nn::Conv2dOptions(4, 6, 3).padding(1).groups(2), 2);
+  grouped->to(torch::kDouble);
+  x = torch::randn({2, 4, 5, 5}, torch::kDouble).requires_grad_();
+  check(
+      parameters_and(*grouped, x), [&] { return grouped->forward(x); },
+      [&] { return torch::conv2d(x, grouped->to_dense(), grouped->bias, 1, 1, 1, 2); });
 }
 
 TEST_CASE("other scalars go by libtorch's operations") {
@@ -487,6 +692,10 @@ TEST_CASE("other scalars go by libtorch's operations") {
   linear->to(torch::kBFloat16);
   lstm->to(torch::kBFloat16);
   CHECK(difference(conv->forward(image.to(torch::kBFloat16)).to(torch::kFloat), a) < 0.03);
+  ht::LowRankConv2d grouped(torch::nn::Conv2dOptions(4, 6, 3).groups(2), 3);
+  const Tensor in_groups = grouped->forward(image);
+  grouped->to(torch::kBFloat16);
+  CHECK(difference(grouped->forward(image.to(torch::kBFloat16)).to(torch::kFloat), in_groups) < 0.03);
   CHECK(difference(linear->forward(rows.to(torch::kBFloat16)).to(torch::kFloat), b) < 0.03);
   CHECK(difference(std::get<0>(lstm->forward(rows.to(torch::kBFloat16))).to(torch::kFloat), c) < 0.03);
   linear->forward(rows.to(torch::kBFloat16)).sum().backward();
@@ -495,8 +704,38 @@ TEST_CASE("other scalars go by libtorch's operations") {
 
 TEST_CASE("layers refuse what does not fit") {
   CHECK(contains(error_of([] { ht::LowRankLinear(8, 4, 5); }), "rank 5 of a 4 x 8 matrix"));
-  CHECK(contains(error_of([] { ht::LowRankConv2d(torch::nn::Conv2dOptions(4, 4, 3).groups(2), 1); }),
-                 "2 groups"));
+  CHECK(contains(error_of([] { ht::LowRankConv2d(torch::nn::Conv2dOptions(4, 4, 3).groups(3), 1); }),
+                 "groups 3"));
+  CHECK(contains(error_of([] { ht::LowRankConv2d(torch::nn::Conv2dOptions(4, 4, 3).groups(2), 3); }),
+                 "rank 3 of a 2 x 18 matrix"));
+  CHECK(contains(error_of([] { ht::LowRankEmbedding(8, 4, 5); }), "LowRankEmbedding rank 5, 8 x 4"));
+  CHECK(contains(
+      error_of([] { ht::LowRankEmbedding layer(ht::LowRankEmbeddingOptions(8, 4, 2).padding_idx(8)); }),
+      "padding_idx 8"));
+  const auto look_up = [](const Tensor& tokens) {
+    return error_of([&] { ht::LowRankEmbedding(8, 4, 2)->forward(tokens); });
+  };
+  CHECK(contains(look_up(torch::tensor({1, 8}, torch::kLong)), "token 8 is outside"));
+  CHECK(contains(look_up(torch::tensor({-1, 3}, torch::kInt)), "token -1 is outside"));
+  CHECK(contains(look_up(torch::randn({2})), "tokens are Float"));
+  using attention_options = torch::nn::MultiheadAttentionOptions;
+  CHECK(contains(error_of([] { ht::LowRankMultiheadAttention(attention_options(8, 3), 2); }), "3 heads"));
+  CHECK(contains(error_of([] { ht::LowRankMultiheadAttention(attention_options(8, 2), 9); }), "query"));
+  CHECK(contains(error_of([] { ht::LowRankMultiheadAttention(attention_options(8, 2).kdim(4).vdim(4), 2); }),
+                 "kdim"));
+  const auto attend = [](const Tensor& padding, const Tensor& mask) {
+    return error_of([&] {
+      const Tensor x = torch::randn({3, 2, 8});
+      ht::LowRankMultiheadAttention(attention_options(8, 2), 2)->forward(x, x, x, padding, true, mask);
+    });
+  };
+  CHECK(contains(attend(torch::zeros({3, 2}, torch::kBool), {}), "key_padding_mask [3 x 2] where [2 x 3]"));
+  CHECK(contains(attend({}, torch::zeros({3, 3}, torch::kBool)), "attn_mask is Bool"));
+  CHECK(contains(error_of([] {
+                   ht::LowRankMultiheadAttention(attention_options(8, 2), 2)
+                       ->forward(torch::randn({3, 2, 8}), torch::randn({3, 1, 8}), torch::randn({3, 1, 8}));
+                 }),
+                 "key [3 x 1 x 8]"));
   CHECK(contains(error_of([] { ht::LowRankConv2d(torch::nn::Conv2dOptions(4, 8, 1), 5); }), "rank 5"));
   CHECK(contains(error_of([] { ht::LowRankLSTM(torch::nn::LSTMOptions(4, 8), 5); }), "layer 0, input side"));
   CHECK(contains(error_of([] { ht::LowRankLSTM(torch::nn::LSTMOptions(4, 8).bidirectional(true), 2); }),
@@ -694,7 +933,10 @@ TEST_CASE("factorize says what it cannot replace") {
   CHECK((names_of(untyped) == std::vector<std::string>{"fc.down", "fc.up", "fc.bias"}));
 
   torch::nn::Sequential net;
-  net->push_back("groups", torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 16, 3).groups(16)));
+  net->push_back("depthwise", torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 16, 3).groups(16)));
+  net->push_back(
+      "circular",
+      torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 16, 3).padding(1).padding_mode(torch::kCircular)));
   net->push_back("typed", std::make_shared<Nested>());
   net->push_back("both", torch::nn::LSTM(torch::nn::LSTMOptions(16, 16).bidirectional(true)));
   torch::nn::Linear twice(64, 64);
@@ -714,12 +956,14 @@ TEST_CASE("factorize says what it cannot replace") {
     }
     return std::string();
   };
-  CHECK(contains(reason("groups"), "16 groups"));
+  CHECK(contains(reason("depthwise"), "no fewer parameters"));
+  CHECK(contains(reason("circular"), "else than zeros"));
   CHECK(contains(reason("both"), "two directions"));
-  CHECK(contains(reason("attention"), "MultiheadAttention"));
+  CHECK(reason("attention").empty());
+  CHECK((net->ptr(6)->as<ht::LowRankMultiheadAttentionImpl>() != nullptr));
   CHECK(contains(reason("output"), "another module"));
-  CHECK((net->ptr(3).get() == net->ptr(4).get()));
-  CHECK((net->ptr(3)->as<ht::LowRankLinearImpl>() != nullptr));
+  CHECK((net->ptr(4).get() == net->ptr(5).get()));
+  CHECK((net->ptr(4)->as<ht::LowRankLinearImpl>() != nullptr));
 
   torch::nn::Sequential broken;
   broken->push_back(torch::nn::Linear(64, 64));
@@ -729,7 +973,7 @@ TEST_CASE("factorize says what it cannot replace") {
   }
   const std::string not_finite = error_of([&] { ht::factorize(*broken, everything(pf::fixed_rank{4})); });
   CAPTURE(not_finite);
-  CHECK(contains(not_finite, "0: "));
+  CHECK(contains(not_finite, "0 (linear 64 -> 64): "));
   CHECK(contains(not_finite, "not a number"));
 }
 
@@ -757,12 +1001,148 @@ TEST_CASE("factorize makes low-rank LSTMs, and half precision stays") {
   half->to(torch::kBFloat16);
   const ht::LowRankLinear made = ht::low_rank(*half, pf::fixed_rank{4});
   CHECK((made->up.scalar_type() == torch::kBFloat16));
+  CHECK(torch::equal(made->bias, half->bias));
+  struct Halves : torch::nn::Module {
+    torch::nn::ModuleList all{nullptr};
+    Halves() {
+      all = register_module("all", torch::nn::ModuleList());
+      all->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 16, 3).groups(2)));
+      all->push_back(torch::nn::Embedding(40, 16));
+      all->push_back(torch::nn::MultiheadAttention(16, 2));
+      all->push_back(torch::nn::LSTM(16, 16));
+      to(torch::kBFloat16);
+    }
+  };
+  Halves halves;
+  pf::factorize_policy policy = everything(pf::fixed_rank{3});
+  policy.embeddings_dense = false;
+  CHECK(ht::factorize(halves, policy).low_rank.size() == 4);
+  for (const Tensor& p : halves.parameters()) CHECK((p.scalar_type() == torch::kBFloat16));
+  const auto words = halves.all[1]->as<ht::LowRankEmbeddingImpl>();
+  CHECK((words->forward(torch::tensor({3, 4}, torch::kLong)).scalar_type() == torch::kBFloat16));
   std::vector<pf::factor_report> reports;
   const ht::LowRankConv2d conv = ht::low_rank(*torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 8, 3)),
                                               pf::energy_kept{0.5}, {.name = "stem"}, &reports);
   CHECK(reports.at(0).name == "stem");
   CHECK(reports.at(0).kept_energy >= 0.5);
   CHECK(conv->rank() == reports.at(0).rank);
+}
+
+TEST_CASE("factorize replaces embeddings, attention and grouped convolutions in slots and containers") {
+  struct Model : torch::nn::Module {
+    ht::Embedding words{nullptr};
+    ht::MultiheadAttention attention{nullptr};
+    torch::nn::Sequential head{nullptr};
+    Model() {
+      words = register_module("words", ht::Embedding(torch::nn::EmbeddingOptions(60, 16).padding_idx(0)));
+      attention = register_module("attention", ht::MultiheadAttention(16, 4));
+      head = register_module("head", torch::nn::Sequential());
+      head->push_back("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 16, 3).padding(1).groups(2)));
+    }
+    Tensor forward(const Tensor& tokens) {
+      const Tensor x = words->forward(tokens);
+      const Tensor y = std::get<0>(attention->forward(x, x, x));
+      return head->forward(y.permute({1, 2, 0}).unsqueeze(-1));
+    }
+  };
+  torch::manual_seed(18);
+  Model net;
+  for (auto& p : net.named_parameters()) {
+    if (p.value().dim() < 2) continue;
+    if (contains(p.key(), "in_proj")) {
+      for (Tensor part : p.value().data().chunk(3, 0)) make_rank(part, 3);
+    } else if (contains(p.key(), "conv")) {
+      for (Tensor part : p.value().data().chunk(2, 0)) make_rank(part, 3);
+    } else {
+      make_rank(p.value(), 3);
+    }
+  }
+  net.attention->dense()->in_proj_weight.set_requires_grad(false);
+  {
+    const torch::NoGradGuard no_grad;
+    net.words->dense()->weight[0].zero_();
+    net.attention->dense()->in_proj_bias.normal_();
+    net.attention->dense()->out_proj->bias.normal_();
+  }
+  const Tensor tokens = torch::randint(60, {7, 2}, torch::kLong);
+  const Tensor before = net.forward(tokens);
+  const std::vector<std::string> dense_names = names_of(net);
+  CHECK((dense_names[1] == "attention.in_proj_weight"));
+  CHECK((dense_names[3] == "attention.out_proj.weight"));
+
+  // Embeddings stay dense unless the policy says otherwise, and are not numbered.
+  pf::factorize_policy policy = everything(pf::fixed_rank{4});
+  policy.embedding_rank = pf::fixed_rank{3};
+  pf::factorize_policy inner = policy;
+  inner.first_layer = 2;
+  std::vector<std::string> asked;
+  inner.also_if = [&](const std::string& name, pf::matrix_size) {
+    asked.push_back(name);
+    return false;
+  };
+  CHECK(ht::factorize(net, inner).low_rank.empty());
+  CHECK((asked == std::vector<std::string>{"head.conv"}));
+  CHECK(names_of(net) == dense_names);
+
+  policy.embeddings_dense = false;
+  const ht::factorization report = ht::factorize(net, policy);
+  REQUIRE(report.low_rank.size() == 3);
+  CHECK((report.low_rank[0] == pf::layer_rank{"words", 3}));
+  CHECK((report.low_rank[1] == pf::layer_rank{"attention", 4, 4, 4, 4}));
+  CHECK((report.low_rank[2] == pf::layer_rank{"head.conv", 4}));
+  CHECK(report.layers.size() == 7);
+  CHECK(report.layers[2].name == "attention.key");
+  CHECK(report.layers[6].name == "head.conv.weight[1]");
+  CHECK(difference(net.forward(tokens), before) < 1e-5);
+  const std::vector<std::string> expected{"words.down",           "words.up",
+                                          "attention.query.down", "attention.query.up",
+                                          "attention.query.bias", "attention.key.down",
+                                          "attention.key.up",     "attention.key.bias",
+                                          "attention.value.down", "attention.value.up",
+                                          "attention.value.bias", "attention.output.down",
+                                          "attention.output.up",  "attention.output.bias",
+                                          "head.conv.down",       "head.conv.up",
+                                          "head.conv.bias"};
+  CHECK(names_of(net) == expected);
+  const auto named = net.named_parameters();
+  CHECK_FALSE(named["attention.key.up"].requires_grad());
+  CHECK(named["attention.key.bias"].requires_grad());
+  CHECK(named["attention.output.up"].requires_grad());
+  CHECK(named["words.down"][0].abs().max().item<double>() == 0.0);
+  CHECK(report.parameters_after < report.parameters_before);
+
+  // A slot of attention is cloned, saved and loaded with its projections.
+  const auto copy = std::dynamic_pointer_cast<ht::MultiheadAttentionImpl>(net.attention->clone());
+  const Tensor x = torch::randn({3, 2, 16});
+  const Tensor y = std::get<0>(net.attention->forward(x, x, x));
+  CHECK(torch::equal(std::get<0>(copy->forward(x, x, x)), y));
+  CHECK((copy->parameters()[0].data_ptr() != net.attention->parameters()[0].data_ptr()));
+  {
+    const torch::NoGradGuard no_grad;
+    for (Tensor& p : copy->parameters()) p.normal_();
+  }
+  std::stringstream file;
+  torch::save(net.attention, file);
+  ht::MultiheadAttention target(copy);
+  torch::load(target, file);
+  CHECK(torch::equal(std::get<0>(target->forward(x, x, x)), y));
+
+  // An embedding whose table is also an output layer's weight keeps it.
+  struct Tied : torch::nn::Module {
+    torch::nn::ModuleList all{nullptr};
+    Tied() {
+      all = register_module("all", torch::nn::ModuleList());
+      all->push_back(torch::nn::Embedding(60, 16));
+      torch::nn::Linear out(torch::nn::LinearOptions(16, 60).bias(false));
+      out->weight = out->register_parameter("tied", all[0]->as<torch::nn::Embedding>()->weight);
+      all->push_back(out);
+    }
+  };
+  Tied tied;
+  const ht::factorization kept = ht::factorize(tied, policy);
+  CHECK(kept.low_rank.empty());
+  REQUIRE(kept.kept.size() == 2);
+  CHECK(contains(kept.kept[0].reason, "another module"));
 }
 
 TEST_CASE("modules are saved, loaded, cloned and printed") {

@@ -4,6 +4,9 @@
 /// \file
 /// `host_torch::LowRankConv2d`: a torch::nn::Module that computes a convolution of rank r.
 
+#include <array>
+#include <vector>
+
 #include <pufferfish/adapters/torch/linear.hpp>
 #include <pufferfish/ops/low_rank_conv.hpp>
 
@@ -11,7 +14,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// The geometry of `down`, whose out_channels are the rank, and the layer's counts.
+/// The geometry of `down`, whose out_channels are groups * rank, and the layer's counts.
 struct conv_geometry : torch::CustomClassHolder {
   conv_shape shape;
   counters_ptr counters;
@@ -21,11 +24,19 @@ using geometry_ptr = c10::intrusive_ptr<conv_geometry>;
 inline Tensor torch_conv(const conv_shape& shape, const Tensor& x, const Tensor& weight) {
   return torch::conv2d(x, weight, {}, {shape.stride.height, shape.stride.width},
                        {shape.padding.height, shape.padding.width},
-                       {shape.dilation.height, shape.dilation.width});
+                       {shape.dilation.height, shape.dilation.width}, shape.groups);
 }
 
-/// Both convolutions by our kernels. x: NCHW, memory channels last; down: [height][width][in][rank], up:
-/// [rank][out], dense. The result is channels last.
+/// Both convolutions by libtorch. down: [groups rank][in / groups][height][width], up: [out][rank][1][1].
+inline Tensor torch_low_rank_conv(const conv_shape& shape, const Tensor& x, const Tensor& down,
+                                  const Tensor& up, const Tensor& bias) {
+  constexpr std::array<std::int64_t, 2> ones{1, 1}, zeros{0, 0};
+  return torch::conv2d(torch_conv(shape, x, down), up, bias, torch::IntArrayRef(ones),
+                       torch::IntArrayRef(zeros), torch::IntArrayRef(ones), shape.groups);
+}
+
+/// Both convolutions by our kernels. x: NCHW, memory channels last; down: [height][width][in / groups][groups
+/// rank], up: [rank][out], dense. The result is channels last.
 template <class T>
 class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_function<T>> {
   using context = torch::autograd::AutogradContext;
@@ -44,9 +55,14 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
       *t = torch::empty({inner[0], inner[3], inner[1], inner[2]}, options);
       kept = images_of<T>(*t);
     }
-    ops::low_rank_conv_forward<T>(thread_context(), geometry.shape, images, down.data_ptr<T>(),
-                                  rows_of<T>(up), bias.defined() ? bias.data_ptr<T>() : nullptr, kept,
-                                  images_of<T>(y));
+    const T* const b = bias.defined() ? bias.data_ptr<T>() : nullptr;
+    if (geometry.shape.groups > 1) {
+      ops::grouped_low_rank_conv_forward<T>(thread_context(), geometry.shape, images, down.data_ptr<T>(),
+                                            up.data_ptr<T>(), b, kept, images_of<T>(y));
+    } else {
+      ops::low_rank_conv_forward<T>(thread_context(), geometry.shape, images, down.data_ptr<T>(),
+                                    rows_of<T>(up), b, kept, images_of<T>(y));
+    }
     return y;
   }
 
@@ -70,8 +86,8 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
     const conv_shape& shape = geometry->shape;
     if (torch::GradMode::is_enabled()) {
       variables result = differentiable_backward({x, down, up, bias}, from, [&]() -> variables {
-        return {torch::conv2d(torch_conv(shape, x, down.permute(kernel_shape)),
-                              up.t().unsqueeze(-1).unsqueeze(-1), bias)};
+        return {torch_low_rank_conv(shape, x, down.permute(kernel_shape), up.t().unsqueeze(-1).unsqueeze(-1),
+                                    bias)};
       });
       result.emplace_back();
       return result;
@@ -84,8 +100,14 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
     if (wants_x || wants_down || wants_input(*kept, saved, 2)) {
       dup = torch::empty_like(up);
       const Tensor dt = torch::empty_like(t);
-      ops::low_rank_conv_backward_up<T>(ctx, images_of<T>(t), dy_images, rows_of<T>(up), rows_of<T>(dup),
-                                        false, images_of<T>(dt));
+      if (shape.groups > 1) {
+        ops::grouped_low_rank_conv_backward_up<T>(ctx, shape.groups, images_of<T>(t), dy_images,
+                                                  up.data_ptr<T>(), dup.template data_ptr<T>(), false,
+                                                  images_of<T>(dt));
+      } else {
+        ops::low_rank_conv_backward_up<T>(ctx, images_of<T>(t), dy_images, rows_of<T>(up), rows_of<T>(dup),
+                                          false, images_of<T>(dt));
+      }
       const auto dt_images = images_of<T>(dt);
       if (wants_down) {
         ddown = torch::empty_like(down);
@@ -109,23 +131,31 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
 
 /// A convolution whose weight, unrolled to out x (in kernel height kernel width), is up down: `down` is the
 /// same convolution to `rank` channels without bias, `up` a 1x1 convolution that carries the bias (Wang et
-/// al., Pufferfish, MLSys 2021, section 2). Parameters: `down` [rank][in][height][width], `up`
-/// [out][rank][1][1] and `bias` [out], with the strides of the kernels' memory order.
+/// al., Pufferfish, MLSys 2021, section 2). With groups, each group's matrix [out / groups][in / groups
+/// kernel height kernel width] has factors of rank `rank`, and both convolutions have these groups.
+/// Parameters: `down` [groups rank][in / groups][height][width], `up` [out][rank][1][1] and `bias` [out],
+/// with the strides of the kernels' memory order.
 ///
-/// Dense float and double tensors on the CPU go through pufferfish's kernels, forward and backward: as they
-/// lie if they are channels last, else with a copy (statistics() counts them). The result is channels last.
+/// Dense float and double tensors on the CPU go through pufferfish's kernels, forward and backward: without a
+/// copy if they are channels last, else with one (statistics() counts them). The result is channels last.
 /// Anything else goes through libtorch's operations.
 class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
  public:
-  /// Throws value_error for options that conv_shape cannot say (groups, padding that is not zeros),
-  /// rank_error unless 1 <= rank <= min(out, in kernel height kernel width).
+  /// Throws value_error for options that conv_shape has no fields for (padding that is not zeros), rank_error
+  /// unless 1 <= rank <= min(out / groups, in / groups kernel height kernel width).
   LowRankConv2dImpl(const torch::nn::Conv2dOptions& given, std::int64_t rank)
       : LowRankConv2dImpl(detail::shape_of(given, "LowRankConv2d"), rank, given.bias()) {}
   LowRankConv2dImpl(const conv_shape& dense, std::int64_t rank, bool with_bias)
       : shape_(dense), rank_(rank), with_bias_(with_bias) {
     dense.validate("LowRankConv2d");
-    check_rank("LowRankConv2d, " + dense.describe(), dense.out_channels, dense.patch(), rank);
+    check_rank("LowRankConv2d, " + dense.describe(), dense.group_outputs(), dense.patch(), rank);
     reset();
+  }
+  /// The shape of a dense layer, with random numbers.
+  LowRankConv2dImpl(const torch::nn::Conv2dImpl& dense, const rank_list& ranks)
+      : LowRankConv2dImpl(detail::module_traits<torch::nn::Conv2dImpl>::shape(dense), ranks.at(0),
+                          dense.bias.defined()) {
+    detail::train_as(parameters(), {dense.weight, dense.weight, dense.bias});
   }
 
   /// The dense convolution's.
@@ -135,10 +165,11 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
   void reset() override {
     geometry_ = c10::make_intrusive<detail::conv_geometry>();
     geometry_->shape = shape_;
-    geometry_->shape.out_channels = rank_;
+    geometry_->shape.out_channels = shape_.groups * rank_;
     geometry_->counters = counters();
-    register_factors({rank_, shape_.in_channels, shape_.kernel.height, shape_.kernel.width},
-                     {shape_.out_channels, rank_, 1, 1}, with_bias_);
+    register_factors(
+        {shape_.groups * rank_, shape_.group_inputs(), shape_.kernel.height, shape_.kernel.width},
+        {shape_.out_channels, rank_, 1, 1}, with_bias_);
     reset_parameters();
   }
 
@@ -168,16 +199,23 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
     shape_.output(extents<4>{x.size(0), x.size(2), x.size(3), x.size(1)},
                   *this);  // throws if it does not fit
     if (!detail::is_ours(x) || x.scalar_type() != down.scalar_type() || !down.device().is_cpu()) {
-      return torch::conv2d(detail::torch_conv(geometry_->shape, x, down), up, bias);
+      return detail::torch_low_rank_conv(geometry_->shape, x, down, up, bias);
     }
     return x.scalar_type() == torch::kFloat ? run<float>(x) : run<double>(x);
   }
 
-  /// up down, the dense convolution's weight [out][in][height][width].
+  /// up down group by group, the dense convolution's weight [out][in / groups][height][width].
   Tensor to_dense() const {
-    return up.flatten(1)
-        .matmul(down.flatten(1))
-        .reshape({shape_.out_channels, shape_.in_channels, shape_.kernel.height, shape_.kernel.width});
+    return up.reshape({shape_.groups, shape_.group_outputs(), rank_})
+        .bmm(down.reshape({shape_.groups, rank_, shape_.patch()}))
+        .reshape({shape_.out_channels, shape_.group_inputs(), shape_.kernel.height, shape_.kernel.width});
+  }
+
+  /// The factors of each group's matrix.
+  std::vector<detail::factor_tensors> factors() const {
+    std::vector<detail::factor_tensors> all;
+    detail::append_factors(all, down, up, shape_.groups);
+    return all;
   }
 
  private:

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/adapters/torch/from_dense.hpp>
 #include <pufferfish/adapters/torch/slot.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -37,58 +36,45 @@ struct factorization : pufferfish::factorization {
 
 namespace detail {
 
-/// The matrices of a layer by rank group, from its options alone: nothing of it is read.
-inline std::vector<matrix_group> groups_of(const torch::nn::LinearImpl& m) {
-  return {{{m.options.out_features(), m.options.in_features()}, 1}};
-}
-inline std::vector<matrix_group> groups_of(const torch::nn::Conv2dImpl& m) {
-  const conv_shape shape = shape_of(m.options, describe(m));
-  return {{{shape.out_channels, shape.patch()}, 1}};
-}
-inline std::vector<matrix_group> groups_of(const torch::nn::LSTMImpl& m) {
-  std::vector<matrix_group> all;
-  for (std::int64_t l = 0; l < m.options.num_layers(); ++l) {
-    const std::int64_t in = l == 0 ? m.options.input_size() : m.options.hidden_size();
-    all.push_back({{m.options.hidden_size(), in}, 4});
-    all.push_back({{m.options.hidden_size(), m.options.hidden_size()}, 4});
-  }
-  return all;
-}
-
 /// A place in a tree where a layer is, and how another comes there.
-struct layer_place {
+struct module_place {
   std::string name;
   std::shared_ptr<torch::nn::Module> layer;  ///< a dense or a low-rank one
   std::function<void(const std::shared_ptr<torch::nn::Module>&)> put;
-  std::string obstacle;  ///< why nothing else can be put there; empty: it can
+  std::string obstacle;  ///< why no other layer can be put there; empty: one can
 };
 
-/// Exactly this type: a class derived from libtorch's layer may compute something else.
+/// Exactly this type: a class derived from libtorch's layer may compute another function.
 template <class Module>
 const Module* exactly(const torch::nn::Module& m) {
   return typeid(m) == typeid(Module) ? dynamic_cast<const Module*>(&m) : nullptr;
 }
-inline bool is_dense_layer(const torch::nn::Module& m) {
-  return exactly<torch::nn::LinearImpl>(m) != nullptr || exactly<torch::nn::Conv2dImpl>(m) != nullptr ||
-         exactly<torch::nn::LSTMImpl>(m) != nullptr;
-}
 inline bool is_low_rank_layer(const torch::nn::Module& m) {
-  return exactly<LowRankLinearImpl>(m) != nullptr || exactly<LowRankConv2dImpl>(m) != nullptr ||
-         exactly<LowRankLSTMImpl>(m) != nullptr;
+  return any_kind([&]<class Kind>(Kind) { return exactly<typename Kind::low_rank>(m) != nullptr; });
 }
 
-/// call(layer) with the layer's own type.
-template <class F>
-auto with_dense_layer(const torch::nn::Module& m, F&& call) {
-  if (const auto* linear = exactly<torch::nn::LinearImpl>(m)) return call(*linear);
-  if (const auto* conv = exactly<torch::nn::Conv2dImpl>(m)) return call(*conv);
-  return call(dynamic_cast<const torch::nn::LSTMImpl&>(m));
+/// Calls call(layer) with the layer's own type if the module is a dense layer; whether it is.
+template <class Call>
+bool with_dense_layer(const torch::nn::Module& m, Call&& call) {
+  return any_kind([&]<class Kind>(Kind) {
+    const auto* layer = exactly<typename Kind::dense>(m);
+    if (layer != nullptr) call(*layer);
+    return layer != nullptr;
+  });
+}
+inline bool is_dense_layer(const torch::nn::Module& m) {
+  return with_dense_layer(m, [](const auto&) {});
 }
 
+/// A low-rank layer as the element of a Sequential.
 inline torch::nn::AnyModule any_module(const std::shared_ptr<torch::nn::Module>& m) {
-  if (auto linear = std::dynamic_pointer_cast<LowRankLinearImpl>(m)) return torch::nn::AnyModule(linear);
-  if (auto conv = std::dynamic_pointer_cast<LowRankConv2dImpl>(m)) return torch::nn::AnyModule(conv);
-  return torch::nn::AnyModule(std::dynamic_pointer_cast<LowRankLSTMImpl>(m));
+  torch::nn::AnyModule made;
+  any_kind([&]<class Kind>(Kind) {
+    const auto layer = std::dynamic_pointer_cast<typename Kind::low_rank>(m);
+    if (layer) made = torch::nn::AnyModule(layer);
+    return layer != nullptr;
+  });
+  return made;
 }
 
 /// Collects the places of a tree in the order of registration, which is that of execution in most programs.
@@ -104,7 +90,7 @@ class place_finder {
     walk(root, "");
   }
 
-  std::vector<layer_place> places;
+  std::vector<module_place> places;
 
  private:
   void count_owner(const torch::nn::Module& module) {
@@ -127,22 +113,16 @@ class place_finder {
       places.push_back({name, child, {}, "it is low-rank already"});
     } else if (is_dense_layer(*child)) {
       places.push_back(place_in(parent, key, child, name, index));
-    } else if (child->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
-      places.push_back({name,
-                        child,
-                        {},
-                        "torch::nn::MultiheadAttention reads its matrices itself: factors of them come from "
-                        "svd_factorize"});
     } else {
       walk(*child, name + ".");
     }
   }
 
-  layer_place place_in(torch::nn::Module& parent, const std::string& key,
-                       const std::shared_ptr<torch::nn::Module>& child, const std::string& name,
-                       std::size_t index) const {
+  module_place place_in(torch::nn::Module& parent, const std::string& key,
+                        const std::shared_ptr<torch::nn::Module>& child, const std::string& name,
+                        std::size_t index) const {
     const auto at = static_cast<std::ptrdiff_t>(index);
-    layer_place place{name, child, {}, shared_obstacle(*child)};
+    module_place place{name, child, {}, shared_obstacle(*child)};
     // A container may have other children than its elements.
     if (auto* sequential = parent.as<torch::nn::SequentialImpl>();
         sequential != nullptr && index < sequential->size() && sequential->ptr(index) == child) {
@@ -169,7 +149,7 @@ class place_finder {
       place.put = [owner, key](const std::shared_ptr<torch::nn::Module>& layer) {
         owner->replace_module(key, layer);
       };
-      // The parent's table, our copy of that, and the place; whoever else holds it will go on using the dense
+      // Three owners: the parent's table, its copy here, and the place. Any other would still use the dense
       // layer.
       if (child.use_count() > 3 && place.obstacle.empty()) place.obstacle = held_elsewhere;
     }
@@ -177,7 +157,7 @@ class place_finder {
   }
 
   std::string shared_obstacle(const torch::nn::Module& layer) const {
-    for (const Tensor& t : layer.parameters(false)) {
+    for (const Tensor& t : layer.parameters()) {
       const auto found = owners_.find(t.unsafeGetTensorImpl());
       if (found != owners_.end() && found->second > 1) return "another module has one of its tensors, too";
     }
@@ -186,71 +166,69 @@ class place_finder {
 
  public:
   static constexpr const char* held_elsewhere =
-      "a member of another type than a slot holds it: declare that as pufferfish::host_torch::Linear, Conv2d "
-      "or LSTM, or put the layer in a torch::nn::Sequential";
+      "a member of another type than a slot holds it: declare that as pufferfish::host_torch::Linear, "
+      "Conv2d, "
+      "Embedding, LSTM or MultiheadAttention, or put the layer in a torch::nn::Sequential";
 
  private:
   std::map<const void*, int> owners_;
 };
 
-/// A chosen place, and what becomes of it: nothing if it would grow.
+/// A layer as `select` sees it. A layer that cannot have factors gets an obstacle and the size of its first
+/// weight.
+inline layer_info info_of(module_place& place) {
+  layer_info info{place.name, {}};
+  with_dense_layer(*place.layer, [&]<class Dense>(const Dense& dense) {
+    using traits = module_traits<Dense>;
+    if (traits::kind == layer_kind::embedding) info.place = layer_place::embedding;
+    try {
+      for (std::int64_t l = 0; l < traits::layers(dense); ++l) {
+        const scalar_view<Dense, float> sizes(dense, l, contents::sizes);
+        for (const matrix_group& group :
+             pufferfish::detail::groups_of(pufferfish::detail::weights_of(sizes, place.name))) {
+          info.groups.push_back(group);
+        }
+      }
+    } catch (const value_error& e) {
+      place.obstacle = e.what();
+      const Tensor first = dense.parameters().front();
+      info.groups = {{{first.size(0), first.numel() / std::max<std::int64_t>(first.size(0), 1)}, 1}};
+    }
+  });
+  return info;
+}
+
+/// What becomes of a place.
 struct place_factorization {
-  layer_place* place;
+  layer_choice choice;
   decomposition made;
   bool grows = false;
 
-  void run(const factorize_policy& policy) {
-    with_dense_layer(*place->layer, [&](const auto& dense) {
-      const auto groups = groups_of(dense);
-      // A layer whose largest matrix cannot shrink does not.
-      const bool hopeless = std::all_of(groups.begin(), groups.end(), [](const matrix_group& group) {
-        return largest_shrinking_rank(group.size.rows, group.size.cols) < 1;
-      });
-      grows = policy.keep_dense_if_larger && hopeless;
-      if (grows) return;
-      factorize_options options;
-      options.name = place->name;
-      options.method = policy.method;
-      options.seed = policy.seed;
-      options.allow_growth = policy.keep_dense_if_larger;
-      made = decompose(dense, policy.rank, options);
-      index_t before = 0, after = 0;
-      for (const factor_report& report : made.reports) {
-        before += report.parameters_before;
-        after += report.parameters_after;
-      }
-      grows = policy.keep_dense_if_larger && after >= before;
+  void run(const module_place& place, const factorize_policy& policy) {
+    with_dense_layer(*place.layer, [&](const auto& dense) {
+      made = decompose(dense, choice.rank,
+                       {place.name, policy.keep_dense_if_larger, policy.method, policy.seed});
+      grows = policy.keep_dense_if_larger && !pufferfish::detail::shrinks(made.reports);
     });
   }
 };
 
-/// The places that the policy wants factorized; what has an obstacle goes to `kept`.
-inline std::vector<place_factorization> chosen_places(std::vector<layer_place>& places,
-                                                      const factorize_policy& policy,
-                                                      std::vector<kept_layer>& kept) {
+/// Applies the policy to all places. Those that it wants and that have an obstacle go to `kept`.
+inline std::vector<place_factorization> choose(const std::vector<module_place>& places,
+                                               const std::vector<layer_info>& infos, factorize_policy policy,
+                                               std::vector<kept_layer>& kept) {
+  std::map<std::string, const std::string*> obstacles;
+  for (const module_place& place : places) obstacles[place.name] = &place.obstacle;
+  // `select` asks after its rules about places and before those about ranks.
+  policy.also_if = [&, asked = policy.also_if](const std::string& name, matrix_size size) {
+    if (asked && !asked(name, size)) return false;
+    const std::string& obstacle = *obstacles.at(name);
+    if (!obstacle.empty()) kept.push_back({name, obstacle});
+    return obstacle.empty();
+  };
   std::vector<place_factorization> work;
-  const auto last = static_cast<index_t>(places.size());
-  pufferfish::detail::check_first_layer("host_torch::factorize: first_layer", policy.first_layer, last);
-  for (index_t number = 1; number <= last; ++number) {
-    layer_place& place = places[static_cast<std::size_t>(number - 1)];
-    if (number < policy.first_layer || (policy.last_layer_dense && number == last)) continue;
-    if (is_low_rank_layer(*place.layer)) continue;
-    if (is_dense_layer(*place.layer)) {
-      try {
-        const auto groups = with_dense_layer(*place.layer, [](const auto& dense) {
-          check_supported(dense);
-          return groups_of(dense);
-        });
-        if (policy.also_if && !policy.also_if(place.name, groups.front().size)) continue;
-      } catch (const value_error& e) {
-        place.obstacle = e.what();
-      }
-    }
-    if (!place.obstacle.empty()) {
-      kept.push_back({place.name, place.obstacle});
-    } else {
-      work.push_back({&place, {}});
-    }
+  for (layer_choice& choice : select(infos, policy, "host_torch::factorize")) {
+    work.push_back({std::move(choice), {}, false});
   }
   return work;
 }
@@ -272,71 +250,73 @@ inline index_t parameter_count(const torch::nn::Module& m) {
 
 }  // namespace detail
 
-/// Replaces the Linear, Conv2d and LSTM layers below `root` that `policy` chooses by low-rank ones, in place:
-/// in Sequential, ModuleList and ModuleDict, in slots (slot.hpp), and wherever else only the tree itself
-/// holds them. Layers are numbered in the order of registration, those that are low-rank already included;
-/// policy rules about shortcuts have no meaning here: libtorch's modules do not say what is one (use
-/// also_if).
+/// Replaces the Linear, Conv2d, Embedding, LSTM and MultiheadAttention layers below `root` that `policy`
+/// chooses by low-rank ones, in place: in Sequential, ModuleList and ModuleDict, in slots (slot.hpp), and
+/// wherever else only the tree itself holds them. Layers are numbered in the order of registration, those
+/// that are low-rank already included and embeddings not; policy rules about shortcuts have no effect,
+/// because libtorch's modules do not tell which of them are shortcuts (use also_if).
 ///
 ///     auto report = host_torch::factorize(*net);
 ///     torch::optim::SGD optimizer(report.parameters, 0.1);
 ///
-/// Names, devices, scalars, requires_grad and the training mode stay. What the policy wants and cannot be is
-/// in `kept` with its reason: a layer that a typed member holds, one that would grow, that has groups or two
-/// directions, that shares a tensor with another module, MultiheadAttention.
+/// Names, devices, scalars, requires_grad and the training mode stay. Layers that the policy wants and that
+/// stay dense are in `kept` with the reason: a layer that a typed member holds, that would grow, that shares
+/// a tensor with another module, or whose options have no factors (two directions, padding that is not zeros,
+/// sparse gradients).
 ///
 /// Throws value_error for a weight that is not finite and for a first_layer beyond the last one, rank_error
-/// where the policy says so, and state_error if everything that it wants is held by typed members. The module
-/// is unchanged if anything is thrown.
+/// where the policy asks for it or for a rank that a matrix cannot have, and state_error if typed members
+/// hold all layers that the policy wants. The module is unchanged if anything is thrown.
 inline factorization factorize(torch::nn::Module& root, const factorize_policy& policy = {}) {
   const detail::keep_random_state keep;
   factorization result;
   result.parameters_before = detail::parameter_count(root);
   detail::place_finder finder(root);
-  std::vector<detail::place_factorization> work = detail::chosen_places(finder.places, policy, result.kept);
+  std::vector<detail::module_place>& places = finder.places;
+  std::vector<layer_info> infos;
+  for (detail::module_place& place : places) infos.push_back(detail::info_of(place));
+  std::vector<detail::place_factorization> work = detail::choose(places, infos, policy, result.kept);
   const auto held = std::find_if(result.kept.begin(), result.kept.end(), [](const kept_layer& k) {
     return k.reason == detail::place_finder::held_elsewhere;
   });
-  if (work.empty() && held != result.kept.end()) {
+  const bool any = std::any_of(work.begin(), work.end(), [](const detail::place_factorization& one) {
+    return one.choice.factorize() || one.choice.reason == dense_because::growth;
+  });
+  if (!any && held != result.kept.end()) {
     PUFFERFISH_THROW(
         state_error("host_torch::factorize: no layer can be replaced; " + held->name + ": " + held->reason));
   }
-  std::vector<layer_info> chosen;
-  for (const detail::place_factorization& one : work) {
-    chosen.push_back({one.place->name, detail::with_dense_layer(*one.place->layer, [](const auto& dense) {
-                        return detail::groups_of(dense);
-                      })});
-  }
-  const std::vector<std::size_t> order = pufferfish::detail::decomposition_order(chosen);
+  const std::vector<std::size_t> order = pufferfish::detail::decomposition_order(infos);
   thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
-    work[order[static_cast<std::size_t>(task)]].run(policy);
+    const std::size_t i = order[static_cast<std::size_t>(task)];
+    if (work[i].choice.factorize()) work[i].run(places[i], policy);
   });
 
-  // A layer that is in two places is one layer there, too.
+  // A layer that is in two places is one layer afterwards, too.
   std::map<const torch::nn::Module*, std::shared_ptr<torch::nn::Module>> made;
-  for (detail::place_factorization& done : work) {
-    const torch::nn::Module* dense = done.place->layer.get();
-    if (done.grows) {
-      result.kept_dense.push_back(done.place->name);
-      result.kept.push_back({done.place->name, "no fewer parameters as factors"});
-    } else if (made.find(dense) == made.end()) {
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    detail::place_factorization& done = work[i];
+    const torch::nn::Module* dense = places[i].layer.get();
+    if (done.grows || done.choice.reason == dense_because::growth) {
+      result.kept_dense.push_back(places[i].name);
+      result.kept.push_back({places[i].name, "no fewer parameters as factors"});
+    } else if (done.choice.factorize() && made.find(dense) == made.end()) {
       made[dense] = done.made.build();
       made[dense]->train(dense->is_training());
       for (layer_rank& rank : done.made.ranks) result.low_rank.push_back(std::move(rank));
       for (factor_report& report : done.made.reports) result.layers.push_back(std::move(report));
     }
   }
-  for (detail::place_factorization& done : work) {
-    if (!done.grows) done.place->put(made[done.place->layer.get()]);
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    if (work[i].choice.factorize() && !work[i].grows) places[i].put(made[places[i].layer.get()]);
   }
   result.parameters_after = detail::parameter_count(root);
   result.parameters = detail::parameters_of(root);
   return result;
 }
 
-/// Gives an optimizer the parameters of a factorized module, and makes it forget what it remembers of the
-/// ones before: for those with one group of parameters, whose options stay. Throws value_error for more of
-/// them.
+/// Gives an optimizer the parameters of a factorized module and clears its state (momentum and the like). The
+/// optimizer must have one group of parameters, whose options stay. Throws value_error for more groups.
 inline void renew(torch::optim::Optimizer& optimizer, const factorization& report) {
   if (optimizer.param_groups().size() != 1) {
     detail::throw_error<value_error>({"host_torch::renew: an optimizer of ", optimizer.param_groups().size(),

@@ -2,14 +2,21 @@
 #pragma once
 
 /// \file
-/// `host_torch::low_rank`: a low-rank module from a dense one, by its singular value decomposition.
+/// `module_kinds`, the table of dense and low-rank modules, and `host_torch::low_rank`: a low-rank module
+/// from a dense one, by its singular value decomposition.
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include <pufferfish/adapters/torch/attention.hpp>
 #include <pufferfish/adapters/torch/conv.hpp>
+#include <pufferfish/adapters/torch/embedding.hpp>
 #include <pufferfish/adapters/torch/lstm.hpp>
 #include <pufferfish/nn/factorize.hpp>
 
@@ -17,8 +24,39 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// Puts libtorch's random numbers back where they were: modules draw numbers when they are made, which those
-/// that are filled with factors do not need.
+/// A module of libtorch, which has module_traits, and the low-rank one that takes its place. The latter's
+/// type has a constructor (const Dense&, const rank_list&), `factors()` and `biases()`.
+template <class Dense, class Holder>
+struct module_kind {
+  using dense = Dense;
+  using holder = Holder;
+  using low_rank = typename Holder::ContainedType;
+};
+
+/// Every kind of module that can be factorized; a new kind is a line here.
+using module_kinds = std::tuple<
+    module_kind<torch::nn::LinearImpl, LowRankLinear>, module_kind<torch::nn::Conv2dImpl, LowRankConv2d>,
+    module_kind<torch::nn::EmbeddingImpl, LowRankEmbedding>, module_kind<torch::nn::LSTMImpl, LowRankLSTM>,
+    module_kind<torch::nn::MultiheadAttentionImpl, LowRankMultiheadAttention>>;
+
+/// Calls call(kind) for one kind after the other until it returns true; whether one did.
+template <class Call>
+bool any_kind(Call&& call) {
+  return std::apply([&](const auto&... kind) { return (call(kind) || ...); }, module_kinds{});
+}
+
+/// The kind of a dense module, also of one whose class is derived from libtorch's.
+template <class Dense, class Kinds = module_kinds>
+struct find_kind;
+template <class Dense, class First, class... Rest>
+struct find_kind<Dense, std::tuple<First, Rest...>>
+    : std::conditional_t<std::derived_from<Dense, typename First::dense>, std::type_identity<First>,
+                         find_kind<Dense, std::tuple<Rest...>>> {};
+template <class Dense>
+struct find_kind<Dense, std::tuple<>> {};
+
+/// Restores libtorch's random numbers: modules draw numbers when they are constructed, which those that are
+/// filled with factors do not need.
 class keep_random_state {
  public:
   keep_random_state() : generator_(at::detail::getDefaultCPUGenerator()), state_(generator_.get_state()) {}
@@ -31,164 +69,123 @@ class keep_random_state {
   Tensor state_;
 };
 
-/// Gives a new module's parameter its values, and kind and requires_grad of the dense one it comes from.
-inline void assign(Tensor& parameter, const Tensor& values, const Tensor& like) {
-  parameter.set_data(kernel_ordered(values.detach().to(like.options().requires_grad(false))));
-  parameter.set_requires_grad(like.requires_grad());
-}
-template <class T, std::size_t N>
-void assign(Tensor& parameter, const tensor_view<const T, N>& values, const Tensor& like) {
-  assign(parameter, parameter_from<T, N>(values, torch::TensorOptions(scalar_of<T>())), like);
-}
-
-/// The tensor whose kind stands for a layer's.
-inline const Tensor& weight_of(const torch::nn::LinearImpl& m) { return m.weight; }
-inline const Tensor& weight_of(const torch::nn::Conv2dImpl& m) { return m.weight; }
-inline Tensor weight_of(const torch::nn::LSTMImpl& m) { return tensor_of(m, 0, 0); }
-
-/// Whether a layer can have factors at all: throws value_error as layer_traits would.
-inline void check_supported(const torch::nn::LinearImpl&) {}
-inline void check_supported(const torch::nn::Conv2dImpl& m) { shape_of(m.options, describe(m)); }
-inline void check_supported(const torch::nn::LSTMImpl& m) { tensors_of_layer(m); }
-
-/// A dense layer's decomposition: what it says, and how the module is made of it.
+/// A dense module's decomposition and the function that makes the low-rank module of it.
 struct decomposition {
   std::vector<factor_report> reports;
-  std::vector<layer_rank> ranks;  ///< one; of an LSTM, one a layer
+  std::vector<layer_rank> ranks;  ///< one; of an LSTM, one for each layer
   std::function<std::shared_ptr<torch::nn::Module>()> build;
 };
 
+/// The weights of one layer of a module and their factors.
 template <class T>
-decomposition decompose_as(const torch::nn::LinearImpl& source, const torch::nn::LinearImpl& dense,
-                           const rank_policy& policy, const factorize_options& options) {
-  auto made = std::make_shared<factors<T>>(svd_factors(of<T>(source), policy, options).front());
-  made->report.name = options.name;
-  const auto build = [made, &dense] {
-    LowRankLinear module(dense.options.in_features(), dense.options.out_features(), made->rank(),
-                         dense.bias.defined());
-    assign<T, 2>(module->down, made->down, dense.weight);
-    assign<T, 2>(module->up, made->up, dense.weight);
-    if (dense.bias.defined()) assign(module->bias, dense.bias.clone(), dense.bias);
-    return module.ptr();
-  };
-  return {{made->report}, {{options.name, made->rank()}}, build};
-}
+struct layer_factors {
+  layer_weights<T> weights;
+  std::vector<factors<T>> made;
+};
 
+/// Layer `layer` of the `layers` of a low-rank module as views that factors are written to.
 template <class T>
-decomposition decompose_as(const torch::nn::Conv2dImpl& source, const torch::nn::Conv2dImpl& dense,
-                           const rank_policy& policy, const factorize_options& options) {
-  auto made = std::make_shared<factors<T>>(svd_factors(of<T>(source), policy, options).front());
-  made->report.name = options.name;
-  const auto build = [made, &dense] {
-    LowRankConv2d module(shape_of(dense.options, describe(dense)), made->rank(), dense.bias.defined());
-    assign<T, 4>(module->down, made->down_oihw(), dense.weight);
-    assign<T, 4>(module->up, made->up_oihw(), dense.weight);
-    if (dense.bias.defined()) assign(module->bias, dense.bias.clone(), dense.bias);
-    return module.ptr();
+low_rank_parts<T> parts_of(const std::vector<factor_tensors>& factors, const std::vector<Tensor>& biases,
+                           std::size_t layer, std::size_t layers) {
+  const auto writable = [](Tensor t) {
+    while (t.dim() < 4) t = t.unsqueeze(-1);
+    const auto view = view_of<T, 4>(t);
+    return tensor_view<T, 4>(t.data_ptr<T>(), view.shape(), view.strides());
   };
-  return {{made->report}, {{options.name, made->rank()}}, build};
-}
-
-/// The factors of a side's four gates, one below the other.
-template <class T>
-std::pair<Tensor, Tensor> stacked(const std::vector<factors<T>>& made, std::size_t first) {
-  std::vector<Tensor> down, up;
-  for (std::size_t i = first; i < first + 4; ++i) {
-    down.push_back(parameter_from<T, 2>(made[i].down, torch::TensorOptions(scalar_of<T>())));
-    up.push_back(parameter_from<T, 2>(made[i].up, torch::TensorOptions(scalar_of<T>())));
+  low_rank_parts<T> parts;
+  const std::size_t matrices = factors.size() / layers, vectors = biases.size() / layers;
+  for (std::size_t i = layer * matrices; i < (layer + 1) * matrices; ++i) {
+    parts.factors.push_back({{}, 0, writable(factors[i].down), writable(factors[i].up)});
   }
-  return {torch::cat(down), torch::cat(up)};
+  for (std::size_t i = layer * vectors; i < (layer + 1) * vectors; ++i) {
+    const Tensor& t = biases[i];
+    parts.biases.push_back(t.defined() ? tensor_view<T, 1>(t.data_ptr<T>(), {t.size(0)})
+                                       : tensor_view<T, 1>());
+  }
+  return parts;
 }
 
-template <class T>
-decomposition decompose_as(const torch::nn::LSTMImpl& source, const torch::nn::LSTMImpl& dense,
+/// Decomposes `source`, whose weights are of type T on the CPU. The low-rank module is made like `dense`: of
+/// its device, scalar and requires_grad.
+template <class T, class Dense>
+decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Dense& dense,
                            const rank_policy& policy, const factorize_options& options) {
+  using kind = typename find_kind<Dense>::type;
+  using traits = module_traits<typename kind::dense>;
   decomposition result;
-  auto made = std::make_shared<std::vector<std::vector<factors<T>>>>();
-  std::vector<lstm_ranks> ranks;
-  for (std::int64_t l = 0; l < dense.options.num_layers(); ++l) {
+  auto all = std::make_shared<std::vector<layer_factors<T>>>();
+  rank_list ranks;
+  const std::int64_t layers = traits::layers(dense);
+  for (std::int64_t l = 0; l < layers; ++l) {
     factorize_options own = options;
-    if (dense.options.num_layers() > 1) own.name += ".l" + std::to_string(l);
-    made->push_back(svd_factors(of<T>(source, l), policy, own));
-    for (const factors<T>& one : made->back()) result.reports.push_back(one.report);
-    ranks.push_back({made->back().front().rank(), made->back().back().rank()});
-    result.ranks.push_back({own.name, ranks.back().input, ranks.back().hidden});
+    if (layers > 1) own.name += ".l" + std::to_string(l);
+    const typename kind::dense& module = *source;
+    layer_factors<T> one{pufferfish::detail::weights_of(of<T>(module, l), own.name), {}};
+    one.made = pufferfish::detail::factorize_weights(
+        one.weights, [&](std::size_t) -> const rank_policy& { return policy; }, own);
+    for (const factors<T>& f : one.made) result.reports.push_back(f.report);
+    result.ranks.emplace_back(own.name, pufferfish::detail::ranks_of(one.weights, one.made));
+    ranks.insert(ranks.end(), result.ranks.back().ranks.begin(), result.ranks.back().ranks.end());
+    all->push_back(std::move(one));
   }
-  result.build = [made, ranks, &dense]() -> std::shared_ptr<torch::nn::Module> {
-    LowRankLSTM module(dense.options, ranks);
-    auto parameters = module->named_parameters();
-    for (std::size_t l = 0; l < ranks.size(); ++l) {
-      const auto at = static_cast<std::int64_t>(l);
-      const std::string suffix = "_l" + std::to_string(l);
-      for (const std::size_t side : {std::size_t{0}, std::size_t{1}}) {
-        const std::string name = (side == 0 ? "weight_ih" : "weight_hh") + suffix;
-        const auto [down, up] = stacked((*made)[l], 4 * side);
-        assign(parameters[name + "_down"], down, tensor_of(dense, at, side));
-        assign(parameters[name + "_up"], up, tensor_of(dense, at, side));
-      }
-      if (dense.options.bias()) {
-        const Tensor both = tensor_of(dense, at, 2).detach() + tensor_of(dense, at, 3).detach();
-        assign(parameters["bias" + suffix], both, tensor_of(dense, at, 2));
-      }
+  result.build = [source, all, ranks, &dense]() -> std::shared_ptr<torch::nn::Module> {
+    auto module =
+        std::make_shared<typename kind::low_rank>(static_cast<const typename kind::dense&>(dense), ranks);
+    module->to(scalar_of<T>());
+    const auto factors = module->factors();
+    const auto biases = module->biases();
+    for (std::size_t l = 0; l < all->size(); ++l) {
+      const layer_factors<T>& one = (*all)[l];
+      pufferfish::detail::store_factors(one.made, one.weights.biases,
+                                        parts_of<T>(factors, biases, l, all->size()));
     }
-    return module.ptr();
+    const Tensor like = dense.parameters().front();
+    module->to(like.device(), like.scalar_type());
+    return module;
   };
   return result;
 }
 
-/// The decomposition of a layer of any kind: in the precision of its weights, in float if we have no such.
-/// `dense` must live until the module is built.
-template <class Module>
-decomposition decompose(const Module& dense, const rank_policy& policy, const factorize_options& options) {
-  check_supported(dense);
-  const Tensor weight = weight_of(dense);
+/// The decomposition of a module of any kind: in the precision of its weights if that is float or double,
+/// else in float. `dense` must live until the module is built.
+template <class Dense>
+decomposition decompose(const Dense& dense, const rank_policy& policy, const factorize_options& options) {
+  const Tensor weight = dense.parameters().front();
   if (!is_ours(weight)) {
-    const auto copy = std::dynamic_pointer_cast<Module>(dense.clone(torch::Device(torch::kCPU)));
+    const auto copy = std::dynamic_pointer_cast<Dense>(dense.clone(torch::Device(torch::kCPU)));
     copy->to(torch::kFloat);
-    return decompose_as<float>(*copy, dense, policy, options);
+    return decompose_as<float, Dense>(copy, dense, policy, options);
   }
-  return weight.scalar_type() == torch::kFloat ? decompose_as<float>(dense, dense, policy, options)
-                                               : decompose_as<double>(dense, dense, policy, options);
-}
-
-template <class Holder, class Module>
-Holder low_rank(const Module& dense, const rank_policy& policy, factorize_options options,
-                std::vector<factor_report>* reports) {
-  const keep_random_state keep;
-  if (options.name == factorize_options{}.name) options.name = describe(dense);
-  decomposition made = decompose(dense, policy, options);
-  auto module = std::dynamic_pointer_cast<typename Holder::ContainedType>(made.build());
-  module->train(dense.is_training());
-  if (reports != nullptr) *reports = std::move(made.reports);
-  return Holder(std::move(module));
+  const std::shared_ptr<const Dense> source(std::shared_ptr<void>(), &dense);
+  return weight.scalar_type() == torch::kFloat ? decompose_as<float>(source, dense, policy, options)
+                                               : decompose_as<double>(source, dense, policy, options);
 }
 
 }  // namespace detail
 
-/// A low-rank module from a dense one, whose rank `policy` chooses: up down is the best approximation of that
-/// rank (factorize_matrix). Kind, device and requires_grad of the parameters and the training mode are the
-/// dense module's; the two biases of an LSTM are added up, and no way leads back. `reports`, if given,
-/// receives what became of each matrix.
+/// A low-rank module from a dense one (Linear, Conv2d, Embedding, LSTM, MultiheadAttention), whose rank
+/// `policy` chooses: up down is the best approximation of that rank (factorize_matrix). Scalar, device and
+/// requires_grad of the parameters and the training mode are the dense module's; the two biases of an LSTM
+/// are added up. `reports`, if given, receives what became of each matrix.
 ///
-///     auto conv = host_torch::low_rank(*dense_conv, rank_ratio{0.25});
+///     host_torch::LowRankConv2d conv = host_torch::low_rank(*dense_conv, rank_ratio{0.25});
 ///
-/// Throws value_error for a layer that has no factors (groups, two directions, ...) or a weight that is not
-/// finite, rank_error for an impossible rank or one that does not make the layer smaller (unless
+/// Throws value_error for a module that has no factors (see traits.hpp) or a weight that is not finite,
+/// rank_error for an impossible rank or one that does not make the layer smaller (unless
 /// options.allow_growth).
-inline LowRankLinear low_rank(const torch::nn::LinearImpl& dense, const rank_policy& policy,
-                              const factorize_options& options = {},
-                              std::vector<factor_report>* reports = nullptr) {
-  return detail::low_rank<LowRankLinear>(dense, policy, options, reports);
-}
-inline LowRankConv2d low_rank(const torch::nn::Conv2dImpl& dense, const rank_policy& policy,
-                              const factorize_options& options = {},
-                              std::vector<factor_report>* reports = nullptr) {
-  return detail::low_rank<LowRankConv2d>(dense, policy, options, reports);
-}
-inline LowRankLSTM low_rank(const torch::nn::LSTMImpl& dense, const rank_policy& policy,
-                            const factorize_options& options = {},
-                            std::vector<factor_report>* reports = nullptr) {
-  return detail::low_rank<LowRankLSTM>(dense, policy, options, reports);
+template <class Dense, class Kind = typename detail::find_kind<Dense>::type>
+typename Kind::holder low_rank(const Dense& dense, const rank_policy& policy, factorize_options options = {},
+                               std::vector<factor_report>* reports = nullptr) {
+  const detail::keep_random_state keep;
+  const typename Kind::dense& module = dense;
+  if (options.name == factorize_options{}.name) {
+    options.name = detail::module_traits<typename Kind::dense>::describe(module);
+  }
+  detail::decomposition made = detail::decompose(module, policy, options);
+  auto low_rank = std::dynamic_pointer_cast<typename Kind::low_rank>(made.build());
+  low_rank->train(dense.is_training());
+  if (reports != nullptr) *reports = std::move(made.reports);
+  return typename Kind::holder(std::move(low_rank));
 }
 
 }  // namespace host_torch

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <ostream>
+#include <vector>
 
 #include <pufferfish/adapters/torch/traits.hpp>
 #include <pufferfish/ops/linear.hpp>
@@ -127,6 +128,11 @@ class low_rank_module : public counted_module<Derived> {
   Tensor down, up;
   Tensor bias;  ///< undefined for a layer without one
 
+  /// The factors of the layer's matrices, in the order of its layer_traits.
+  std::vector<factor_tensors> factors() const { return {{down, up}}; }
+  /// The biases in that order.
+  std::vector<Tensor> biases() const { return {bias}; }
+
  protected:
   void register_factors(torch::IntArrayRef down_shape, torch::IntArrayRef up_shape, bool with_bias) {
     down = this->register_parameter("down", empty_parameter(down_shape, {}));
@@ -163,6 +169,13 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
   explicit LowRankLinearImpl(const LowRankLinearOptions& given) : options(given) {
     check_rank(describe(), given.out_features(), given.in_features(), given.rank());
     reset();
+  }
+
+  /// The shape of a dense layer, with random numbers.
+  LowRankLinearImpl(const torch::nn::LinearImpl& dense, const rank_list& ranks)
+      : LowRankLinearImpl(dense.options.in_features(), dense.options.out_features(), ranks.at(0),
+                          dense.bias.defined()) {
+    detail::train_as(parameters(), {dense.weight, dense.weight, dense.bias});
   }
 
   LowRankLinearOptions options;

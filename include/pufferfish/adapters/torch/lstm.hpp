@@ -259,8 +259,40 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     }
     reset();
   }
+  /// The shape of a dense layer, with random numbers. `ranks`: input and hidden side of layer 0, of layer 1,
+  /// ...
+  LowRankLSTMImpl(const torch::nn::LSTMImpl& dense, const rank_list& ranks)
+      : LowRankLSTMImpl(dense.options, pairs_of(ranks)) {
+    using traits = detail::module_traits<torch::nn::LSTMImpl>;
+    std::vector<Tensor> from;
+    for (std::int64_t l = 0; l < options.num_layers(); ++l) {
+      const Tensor input = traits::tensor(dense, l, 0), hidden = traits::tensor(dense, l, 1);
+      const Tensor bias = options.bias() ? traits::tensor(dense, l, 2) : Tensor();
+      from.insert(from.end(), {input, input, bias, hidden, hidden});
+    }
+    detail::train_as(parameters(), from);
+  }
 
   torch::nn::LSTMOptions options;
+
+  /// The factors of all layers' matrices, each layer in the order of layer_traits.
+  std::vector<detail::factor_tensors> factors() const {
+    std::vector<detail::factor_tensors> all;
+    for (const layer& l : layers_) {
+      detail::append_factors(all, l.input_down, l.input_up, 4);
+      detail::append_factors(all, l.hidden_down, l.hidden_up, 4);
+    }
+    return all;
+  }
+  /// The biases of all layers' gates.
+  std::vector<Tensor> biases() const {
+    std::vector<Tensor> all;
+    for (const layer& l : layers_) {
+      const auto gates = l.bias.defined() ? l.bias.detach().tensor_split(4) : std::vector<Tensor>(4);
+      all.insert(all.end(), gates.begin(), gates.end());
+    }
+    return all;
+  }
 
   const std::vector<lstm_ranks>& ranks() const { return ranks_; }
 
@@ -350,6 +382,11 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     detail::lstm_geometry_ptr geometry;
   };
 
+  static std::vector<lstm_ranks> pairs_of(const rank_list& ranks) {
+    std::vector<lstm_ranks> pairs;
+    for (std::size_t i = 0; i + 1 < ranks.size(); i += 2) pairs.push_back({ranks[i], ranks[i + 1]});
+    return pairs;
+  }
   std::int64_t input_size(std::size_t l) const {
     return l == 0 ? options.input_size() : options.hidden_size();
   }

@@ -2,12 +2,12 @@
 #pragma once
 
 /// \file
-/// `host_torch::Linear`, `Conv2d` and `LSTM`: drop-in replacements for libtorch's that factorize() can switch
-/// to low rank where a class holds them as typed members.
+/// `host_torch::Linear`, `Conv2d`, `Embedding`, `LSTM` and `MultiheadAttention`: drop-in replacements for
+/// libtorch's modules that factorize() can switch to low rank where a class holds them as typed members.
 ///
-/// A member `torch::nn::Linear fc` is a pointer to one type of layer: nobody outside can make it point to
-/// another, and a low-rank layer registered in its place would be trained while forward() goes on using the
-/// dense one. So the member's type must say that it may change:
+/// A member `torch::nn::Linear fc` is a pointer to one type of layer, so code outside the class cannot make
+/// it point to a layer of another type. A low-rank layer registered under the member's name would be trained
+/// while forward() still used the dense one. A slot is a type of member that may hold either:
 ///
 ///     struct Net : torch::nn::Module {
 ///       pufferfish::host_torch::Linear fc{nullptr};           // was: torch::nn::Linear fc{nullptr}
@@ -15,15 +15,16 @@
 ///       torch::Tensor forward(torch::Tensor x) { return fc->forward(x); }
 ///     };
 ///
-/// Layers in a torch::nn::Sequential, ModuleList or ModuleDict need no such thing.
+/// Layers in a torch::nn::Sequential, ModuleList or ModuleDict need no slots.
 
 #include <memory>
 #include <ostream>
 #include <string>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 
-#include <pufferfish/adapters/torch/conv.hpp>
-#include <pufferfish/adapters/torch/lstm.hpp>
+#include <pufferfish/adapters/torch/from_dense.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
@@ -42,11 +43,16 @@ class slot_base {
   virtual void put(const std::shared_ptr<torch::nn::Module>& layer) = 0;
 };
 
-/// Holds a dense or a low-rank layer, and shows that layer's parameters as its own, under their names: what
-/// was "fc.weight" stays "fc.weight", and becomes "fc.down" and "fc.up".
+/// Holds a dense or a low-rank layer. That layer's parameters and submodules are registered as the slot's,
+/// under their names: "fc.weight" before factorize(), "fc.down" and "fc.up" after.
 template <class Derived, class Dense, class LowRank>
 class slot : public torch::nn::Module, public slot_base {
  public:
+  /// The arguments of the dense layer's constructor.
+  template <class... Args>
+  requires std::is_constructible_v<Dense, Args...>
+  explicit slot(Args&&... args) { put(std::make_shared<Dense>(std::forward<Args>(args)...)); }
+
   /// The layer in it; nullptr if it is of the other type.
   std::shared_ptr<Dense> dense() const { return dense_; }
   std::shared_ptr<LowRank> low_rank() const { return low_rank_; }
@@ -59,6 +65,8 @@ class slot : public torch::nn::Module, public slot_base {
     dense_ = std::dynamic_pointer_cast<Dense>(layer);
     low_rank_ = std::dynamic_pointer_cast<LowRank>(layer);
     parameters_.clear();
+    for (const auto& child : named_children()) unregister_module(child.key());
+    for (const auto& child : layer->named_children()) register_module(child.key(), child.value());
     for (const auto& p : layer->named_parameters(false)) {
       register_parameter(p.key(), p.value(), p.value().requires_grad());
     }
@@ -78,9 +86,6 @@ class slot : public torch::nn::Module, public slot_base {
     return copy;
   }
 
- protected:
-  explicit slot(std::shared_ptr<Dense> layer) { put(layer); }
-
  private:
   // Called for the children of a module that is cloned; `other` is the original.
   void clone_(torch::nn::Module& other, const torch::optional<torch::Device>& device) override {
@@ -91,41 +96,32 @@ class slot : public torch::nn::Module, public slot_base {
   std::shared_ptr<LowRank> low_rank_;
 };
 
+/// A slot of a layer whose forward takes one tensor.
+template <class Dense, class LowRank>
+class unary_slot final : public slot<unary_slot<Dense, LowRank>, Dense, LowRank> {
+ public:
+  using slot<unary_slot, Dense, LowRank>::slot;
+
+  Tensor forward(const Tensor& x) {
+    return this->low_rank() ? this->low_rank()->forward(x) : this->dense()->forward(x);
+  }
+};
+
 }  // namespace detail
 
-/// torch::nn::Linear, until factorize() makes it a LowRankLinear.
-class LinearImpl : public detail::slot<LinearImpl, torch::nn::LinearImpl, LowRankLinearImpl> {
- public:
-  LinearImpl(std::int64_t in_features, std::int64_t out_features)
-      : LinearImpl(torch::nn::LinearOptions(in_features, out_features)) {}
-  explicit LinearImpl(const torch::nn::LinearOptions& options)
-      : slot(std::make_shared<torch::nn::LinearImpl>(options)) {}
-
-  Tensor forward(const Tensor& x) { return low_rank() ? low_rank()->forward(x) : dense()->forward(x); }
-};
+/// torch::nn::Linear, until factorize() makes it a LowRankLinear; the others alike.
+using LinearImpl = detail::unary_slot<torch::nn::LinearImpl, LowRankLinearImpl>;
 TORCH_MODULE(Linear);
-
-/// torch::nn::Conv2d, until factorize() makes it a LowRankConv2d.
-class Conv2dImpl : public detail::slot<Conv2dImpl, torch::nn::Conv2dImpl, LowRankConv2dImpl> {
- public:
-  Conv2dImpl(std::int64_t in_channels, std::int64_t out_channels, torch::ExpandingArray<2> kernel_size)
-      : Conv2dImpl(torch::nn::Conv2dOptions(in_channels, out_channels, kernel_size)) {}
-  explicit Conv2dImpl(const torch::nn::Conv2dOptions& options)
-      : slot(std::make_shared<torch::nn::Conv2dImpl>(options)) {}
-
-  Tensor forward(const Tensor& x) { return low_rank() ? low_rank()->forward(x) : dense()->forward(x); }
-};
+using Conv2dImpl = detail::unary_slot<torch::nn::Conv2dImpl, LowRankConv2dImpl>;
 TORCH_MODULE(Conv2d);
+using EmbeddingImpl = detail::unary_slot<torch::nn::EmbeddingImpl, LowRankEmbeddingImpl>;
+TORCH_MODULE(Embedding);
 
-/// torch::nn::LSTM, until factorize() makes it a LowRankLSTM.
 class LSTMImpl : public detail::slot<LSTMImpl, torch::nn::LSTMImpl, LowRankLSTMImpl> {
   using state = std::tuple<Tensor, Tensor>;
 
  public:
-  LSTMImpl(std::int64_t input_size, std::int64_t hidden_size)
-      : LSTMImpl(torch::nn::LSTMOptions(input_size, hidden_size)) {}
-  explicit LSTMImpl(const torch::nn::LSTMOptions& options)
-      : slot(std::make_shared<torch::nn::LSTMImpl>(options)) {}
+  using slot::slot;
 
   std::tuple<Tensor, state> forward(const Tensor& x, torch::optional<state> before = {}) {
     return low_rank() ? low_rank()->forward(x, before) : dense()->forward(x, before);
@@ -135,6 +131,27 @@ class LSTMImpl : public detail::slot<LSTMImpl, torch::nn::LSTMImpl, LowRankLSTMI
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(torch::optional<std::tuple<Tensor, Tensor>>())})
 };
 TORCH_MODULE(LSTM);
+
+class MultiheadAttentionImpl : public detail::slot<MultiheadAttentionImpl, torch::nn::MultiheadAttentionImpl,
+                                                   LowRankMultiheadAttentionImpl> {
+ public:
+  using slot::slot;
+
+  std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                     const Tensor& key_padding_mask = {}, bool need_weights = true,
+                                     const Tensor& attn_mask = {}, bool average_attn_weights = true) {
+    const auto run = [&](auto& layer) {
+      return layer.forward(query, key, value, key_padding_mask, need_weights, attn_mask,
+                           average_attn_weights);
+    };
+    return low_rank() ? run(*low_rank()) : run(*dense());
+  }
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({3, torch::nn::AnyValue(Tensor())}, {4, torch::nn::AnyValue(true)},
+                           {5, torch::nn::AnyValue(Tensor())}, {6, torch::nn::AnyValue(true)})
+};
+TORCH_MODULE(MultiheadAttention);
 
 }  // namespace host_torch
 PUFFERFISH_NAMESPACE_END

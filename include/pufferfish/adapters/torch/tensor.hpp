@@ -150,14 +150,26 @@ inline void fill_uniform(Tensor& t, double bound) {
   if (t.defined()) t.uniform_(-bound, bound);
 }
 
-/// Copies a view's elements into a new parameter of the given kind.
-template <class T, std::size_t N>
-Tensor parameter_from(const tensor_view<const T, N>& from, const torch::TensorOptions& options) {
-  const std::vector<std::int64_t> shape(from.shape().begin(), from.shape().end());
-  const torch::NoGradGuard no_grad;
-  const Tensor values = empty_parameter(shape, torch::TensorOptions(scalar_of<T>()));
-  copy(from, tensor_view<T, N>(values.data_ptr<T>(), from.shape(), view_of<T, N>(values).strides()));
-  return values.to(options.requires_grad(false));
+/// The factors of one matrix of a low-rank module: its parameters, or parts of them. down: [rank][in] or
+/// [rank][in][height][width], up: [out][rank] or [out][rank][1][1].
+struct factor_tensors {
+  Tensor down, up;
+};
+
+/// Appends the equal parts of a stack of factors.
+inline void append_factors(std::vector<factor_tensors>& to, const Tensor& down, const Tensor& up,
+                           std::int64_t parts) {
+  const std::vector<Tensor> downs = down.detach().tensor_split(parts), ups = up.detach().tensor_split(parts);
+  for (std::size_t i = 0; i < downs.size(); ++i) to.push_back({downs[i], ups[i]});
+}
+
+/// Sets requires_grad of each parameter of a low-rank module to that of the dense module's tensor that it
+/// comes from; undefined tensors have no parameter.
+inline void train_as(const std::vector<Tensor>& parameters, const std::vector<Tensor>& dense) {
+  std::size_t next = 0;
+  for (const Tensor& t : dense) {
+    if (t.defined()) parameters[next++].set_requires_grad(t.requires_grad());
+  }
 }
 
 /// Threads and scratch memory for the calls of one thread: libtorch's layers are given no context. It is kept
