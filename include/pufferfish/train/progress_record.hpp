@@ -27,7 +27,7 @@ inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   std::string text;
   for (const layer_rank& layer : ranks) {
     text += quote_word(layer.name);
-    for (const index_t rank : layer.ranks) text += " " + std::to_string(rank);
+    for (const index_t rank : layer.ranks) text.append(" ").append(std::to_string(rank));
     text += "\n";
   }
   return text;

@@ -80,7 +80,7 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
   try {
     for (const layer_rank& layer : planned_ranks(net, policy)) {
       text += "factorized " + quote_word(layer.name) + " rank";
-      for (const index_t rank : layer.ranks) text += " " + std::to_string(rank);
+      for (const index_t rank : layer.ranks) text.append(" ").append(std::to_string(rank));
       text += "\n";
     }
   } catch (const error& e) {  // thrown again where the layers are factorized, on all ranks
