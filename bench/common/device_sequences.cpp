@@ -142,8 +142,7 @@ class transformer_step final : public device_step {
   /// Of the projections and the feed-forward blocks.
   std::vector<layer_time> layers(int repeats, int samples) override {
     return layers_of<T>(ctx_, net_, {repeats, samples, captured()}, [&](const auto& layer) {
-      const index_t width =
-          layer.first_matrix().cols;
+      const index_t width = layer.first_matrix().cols;
       return pf::extents<4>{pf::volume<2>(shape_), 1, 1, width};
     });
   }

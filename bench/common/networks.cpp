@@ -74,7 +74,8 @@ void for_each_conv(const net_type& net, const extents<4>& input, F&& f) {
   std::map<std::string, std::pair<conv_shape, index_t>> shapes;
   net.for_each_layer([&](const std::string& name, const pf::any_layer<float>& layer) {
     if (const auto* conv = layer.target<pf::Conv<float>>()) shapes[name] = {conv->shape(), 0};
-    if (const auto* conv = layer.target<pf::LowRankConv<float>>()) shapes[name] = {conv->shape(), conv->rank()};
+    if (const auto* conv = layer.target<pf::LowRankConv<float>>())
+      shapes[name] = {conv->shape(), conv->rank()};
   });
   for (const pf::layer_summary& layer : net.summary(input)) {
     const auto at = shapes.find(layer.name);

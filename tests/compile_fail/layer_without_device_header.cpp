@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// expected-error: a low-rank layer on this device needs the header of that device's back end: <pufferfish/gpu.hpp>
+// expected-error: on this device needs the header of that device's back end: <pufferfish/gpu.hpp>
 
 #include <pufferfish/lowrank.hpp>
 

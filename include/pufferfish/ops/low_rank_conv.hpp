@@ -12,9 +12,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
 /// t = x * down, y = t up + b, for one group. x: NHWC; down: HWIO storage of `shape`, whose out_channels are
-/// the rank r; t: NHWC with r channels, or a null view where it is not wanted; up: r x out; bias: out elements
-/// or nullptr; y: NHWC. All dense, no output overlaps anything. `moments`, unless nullptr, gets mean and
-/// variance of y's channels. Throws shape_error if the shapes do not fit.
+/// the rank r; t: NHWC with r channels, or a null view where it is not wanted; up: r x out; bias: out
+/// elements or nullptr; y: NHWC. All dense, no output overlaps anything. `moments`, unless nullptr, gets mean
+/// and variance of y's channels. Throws shape_error if the shapes do not fit.
 template <class T>
 void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
