@@ -60,10 +60,10 @@ class low_rank_embedding {
   bool is_moved_from() const { return down_.is_moved_from(); }
 
   /// The factors: down [vocabulary][rank], the thin table, rows dense; up [width][rank], stored transposed.
-  tensor_view<parameter_t<T>, 2> down() { return as_matrix(down_); }
-  tensor_view<const parameter_t<T>, 2> down() const { return as_matrix(down_); }
-  tensor_view<parameter_t<T>, 2> up() { return as_matrix(up_); }
-  tensor_view<const parameter_t<T>, 2> up() const { return as_matrix(up_); }
+  tensor_view<parameter_t<T>, 2> down() { return logical_matrix(down_); }
+  tensor_view<const parameter_t<T>, 2> down() const { return logical_matrix(down_); }
+  tensor_view<parameter_t<T>, 2> up() { return logical_matrix(up_); }
+  tensor_view<const parameter_t<T>, 2> up() const { return logical_matrix(up_); }
 
   /// down up^T, the table [vocabulary][width] of the dense layer.
   tensor<parameter_t<T>, 2> to_dense() const {
@@ -124,9 +124,9 @@ class low_rank_embedding {
     up_.set_writers(writers);
   }
 
-  /// For an output layer tied to the table: W h = down (up^T h). `rows` is the matrix of that layer, of
-  /// `vocabulary` rows, which multiplies not h but output_rows(h); table() and weight_gradient() are its
-  /// parameter and its gradient. Embedding has the same members.
+  /// For an output layer tied to the table: W h = down (up^T h). `rows` is the matrix [vocabulary][rank] that
+  /// multiplies output_rows(h). Its parameter is table(), its gradient weight_gradient(). Embedding has the
+  /// same members.
   tensor_view<const T, 2> rows() const { return {down_.template as<T>(), {vocabulary_, rank_}}; }
   const parameter<parameter_t<T>>& table() const { return down_; }
   tensor_view<parameter_t<T>, 2> weight_gradient() const {
@@ -193,13 +193,6 @@ class low_rank_embedding {
     check_table("LowRankEmbedding", vocabulary, width, padding);
     check_rank(message({"LowRankEmbedding ", vocabulary, " x ", width}), width, vocabulary, rank);
     return {2, {vocabulary, rank, 1, 1}, {rank, 1, 0, 0}};
-  }
-  template <class Parameter>
-  static auto as_matrix(Parameter& p) {
-    const auto all = p.logical();
-    using element = typename decltype(all)::element_type;
-    return tensor_view<element, 2>(all.data(), {all.extent(0), all.extent(1)},
-                                   {all.stride(0), all.stride(1)});
   }
   static tensor_view<const T, 2> stored(const parameter<parameter_t<T>>& p) {
     return {p.template as<T>(), {p.layout().shape[1], p.layout().shape[0]}};

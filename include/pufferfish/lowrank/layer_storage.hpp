@@ -84,6 +84,14 @@ concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
       "the scalar of a low-rank layer must be float or double, or on a device float, double, gpu::bf16 or " \
       "gpu::fp16")
 
+/// The first two dimensions of a parameter as frameworks see it.
+template <class Parameter>
+auto logical_matrix(Parameter& p) {
+  const auto all = p.logical();
+  using element = typename decltype(all)::element_type;
+  return tensor_view<element, 2>(all.data(), {all.extent(0), all.extent(1)}, {all.stride(0), all.stride(1)});
+}
+
 /// Uniform in +-1/sqrt(fan_in): the default of PyTorch's linear layers and convolutions.
 template <class T>
 void fill_fan_in(parameter<T>& p, index_t fan_in, random_stream random) {

@@ -40,10 +40,10 @@ class low_rank_linear {
 
   /// The factors as frameworks see them: down [rank][in], up [out][rank]; bias: out elements (null view:
   /// none).
-  tensor_view<parameter_t<T>, 2> down() { return as_matrix(down_); }
-  tensor_view<const parameter_t<T>, 2> down() const { return as_matrix(down_); }
-  tensor_view<parameter_t<T>, 2> up() { return as_matrix(up_); }
-  tensor_view<const parameter_t<T>, 2> up() const { return as_matrix(up_); }
+  tensor_view<parameter_t<T>, 2> down() { return logical_matrix(down_); }
+  tensor_view<const parameter_t<T>, 2> down() const { return logical_matrix(down_); }
+  tensor_view<parameter_t<T>, 2> up() { return logical_matrix(up_); }
+  tensor_view<const parameter_t<T>, 2> up() const { return logical_matrix(up_); }
   tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
   tensor_view<const parameter_t<T>, 1> bias() const {
     return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
@@ -143,13 +143,6 @@ class low_rank_linear {
   static logical_layout checked(index_t in, index_t out, index_t rank) {
     check_rank(message({"LowRankLinear ", in, " -> ", out}), out, in, rank);
     return logical_layout::matrix(rank, in);
-  }
-  template <class Parameter>
-  static auto as_matrix(Parameter& p) {
-    const auto all = p.logical();
-    using element = typename decltype(all)::element_type;
-    return tensor_view<element, 2>(all.data(), {all.extent(0), all.extent(1)},
-                                   {all.stride(0), all.stride(1)});
   }
   static tensor_view<const T, 2> stored(const parameter<parameter_t<T>>& p) {
     return {p.template as<T>(), {p.layout().shape[1], p.layout().shape[0]}};

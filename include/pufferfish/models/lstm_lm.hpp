@@ -252,7 +252,7 @@ class lstm_lm {
   }
 
  private:
-  // The last layer's output, and what the table multiplies in its place: see token_layer::output_rows.
+  // The last layer's output, and the rows made of it that the table multiplies (token_layer::output_rows).
   struct output_input {
     tensor_view<const T, 2> states, rows;
   };

@@ -213,7 +213,8 @@ struct place_factorization {
   }
 };
 
-/// Applies the policy to all places. Those that it wants and that have an obstacle go to `kept`.
+/// Applies the policy to all places. A place that the policy chooses and that has an obstacle is added to
+/// `kept`.
 inline std::vector<place_factorization> choose(const std::vector<module_place>& places,
                                                const std::vector<layer_info>& infos, factorize_policy policy,
                                                std::vector<kept_layer>& kept) {
