@@ -259,7 +259,7 @@ TEST_CASE("svd_factorize of every kind: a rank group has the largest rank that t
       const auto alone = factorize_matrix<double>(tensor_view<const double, 2>(dense.matrices[i]),
                                                   fixed_rank{expected[groups[i]]}, growing);
       CHECK(distance(product_of(plain[i]), product_of(alone)) <
-            1e-12 * std::sqrt(plain[i].report.squared_norm));
+            1e-11 * std::sqrt(plain[i].report.squared_norm));
     }
   });
   CHECK(differing > 4);  // of groups of convolutions and gates

@@ -13,6 +13,7 @@
 #include <pufferfish/core/parallel.hpp>
 #include <pufferfish/core/parameter.hpp>
 #include <pufferfish/core/random.hpp>
+#include <pufferfish/core/row_observer.hpp>
 #include <pufferfish/core/tape.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -90,6 +91,10 @@ class context<device::cpu> {
     return {ready_, call, object};
   }
 
+  /// Called by layers with the rows that their weights meet in training passes; see row_observer.
+  const observed_rows& rows() const { return rows_; }
+  observed_rows& rows() { return rows_; }
+
   /// Most memory that tape and scratch have held at once, each, in bytes.
   std::size_t peak_bytes() const {
     return scratch_.peak_bytes() + tape_.memory().peak_bytes() + tape_.notes().peak_bytes();
@@ -111,6 +116,7 @@ class context<device::cpu> {
   index_t first_sample_ = 0;
   std::uint64_t streams_used_ = 0;
   gradient_hook ready_;
+  observed_rows rows_;
 };
 
 /// Sets a context's mode, and puts the one before back at its end, after an exception too.

@@ -142,6 +142,9 @@ class context<device::gpu> {
     return {ready_, call, object};
   }
 
+  const observed_rows& rows() const { return rows_; }
+  observed_rows& rows() { return rows_; }
+
   /// Most memory of the device that tape and scratch have held at once, each, in bytes.
   std::size_t peak_bytes() const { return scratch_.peak_bytes() + tape_.memory().peak_bytes(); }
   /// How often they, and their notes, asked the system for memory; constant from the second step on.
@@ -169,6 +172,7 @@ class context<device::gpu> {
   index_t first_sample_ = 0;
   std::uint64_t streams_used_ = 0;
   gradient_hook ready_;
+  observed_rows rows_;
 };
 
 using gpu_context = context<device::gpu>;

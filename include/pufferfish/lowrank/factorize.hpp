@@ -10,6 +10,7 @@
 ///     auto c = svd_factorize<LowRankConv<float>>(dense, rank_ratio{0.25});   // the rank from a policy
 ///     auto d = svd_factorize(dense, rank_ratio{0.25});            // the same, the kind from the traits
 ///     auto e = svd_factors(dense, energy_kept{0.9});              // plain matrices, for a host's own layers
+///     auto f = svd_factorize(dense, rank_ratio{0.25}, seen);      // with output_statistics: less is lost
 ///
 /// A layer is a list of matrices, each factorized on its own: one of a linear layer, a convolution or an
 /// embedding, one a group of a grouped convolution, eight of an LSTM, four of attention. Factors and reports
@@ -23,48 +24,42 @@
 
 #include <pufferfish/lowrank/factors.hpp>
 #include <pufferfish/lowrank/kinds.hpp>
+#include <pufferfish/lowrank/layer_truncation.hpp>
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/lowrank/trait_errors.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A weight as the matrix out x (everything else, in the order of its view), dense.
-template <class T, std::size_t N>
-tensor<std::remove_const_t<T>, 2> unroll(const tensor_view<T, N>& weight) {
-  tensor<std::remove_const_t<T>, 2> matrix(
-      {weight.extent(0), weight.extent(0) == 0 ? 0 : weight.size() / weight.extent(0)});
-  copy(weight, tensor_view<std::remove_const_t<T>, N>(matrix.data(), weight.shape()));
-  return matrix;
-}
-
-/// The factors of all matrices of a layer; policy_of(group) is the rank policy of a rank group.
+/// The factors of all matrices of a layer; policy_of(group) is the rank policy of a rank group. Errors as
+/// factorize_matrix, naming the matrix where there are several.
 template <class T, class PolicyOf>
 std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights, const PolicyOf& policy_of,
                                           const factorize_options& options) {
-  const auto factorize = [&](std::size_t i, const rank_policy& policy) {
-    const tensor_view<const T, 4>& weight = weights.matrices[i].view;
-    factorize_options own = options;
-    own.name = weights.describe(i);
-    const tensor<T, 2> matrix = unroll(weight);
-    factors<T> made = factorize_matrix<T>(matrix, policy, own);
-    made.report.name = weights.name_of(i);
-    made.kernel = {weight.extent(2), weight.extent(3)};
-    return made;
+  const auto check = [&](const rank_list& ranks) {
+    for (std::size_t i = 0; i < weights.matrices.size(); ++i) {
+      const tensor_view<const T, 4>& view = weights.matrices[i].view;
+      const index_t rows = view.extent(0), cols = rows == 0 ? 0 : view.size() / rows;
+      const index_t rank = ranks[weights.matrices[i].group];
+      check_rank(weights.describe(i), rows, cols, rank);
+      if (!options.allow_growth) check_shrinks(weights.describe(i), rows, cols, rank);
+    }
   };
-  std::vector<factors<T>> made;
-  std::vector<index_t> ranks;
-  for (std::size_t i = 0; i < weights.matrices.size(); ++i) {
-    const std::size_t group = weights.matrices[i].group;
-    made.push_back(factorize(i, policy_of(group)));
-    ranks.resize(std::max(ranks.size(), group + 1));
-    ranks[group] = std::max(ranks[group], made[i].rank());
+  rank_list known;
+  for (const auto& [name, group, view] : weights.matrices) {
+    const rank_policy& policy = policy_of(group);
+    if (needs_spectrum(policy)) break;
+    const index_t rows = view.extent(0), cols = rows == 0 ? 0 : view.size() / rows;
+    const index_t rank = choose_rank(policy, rows, cols, {}, 0.0);
+    if (group == known.size()) known.push_back(rank);
+    known[group] = std::max(known[group], rank);
   }
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    const index_t rank = ranks[weights.matrices[i].group];
-    if (made[i].rank() != rank) made[i] = factorize(i, fixed_rank{rank});
-  }
-  return made;
+  if (!known.empty()) check(known);
+  const layer_truncation<T> decomposed(
+      weights, options, [&](std::size_t group) { return group < known.size() ? known[group] : 0; });
+  const rank_list ranks = known.empty() ? decomposed.choose(policy_of) : known;
+  if (known.empty()) check(ranks);
+  return decomposed.make(ranks);
 }
 
 template <class T>
@@ -78,7 +73,8 @@ rank_list ranks_of(const layer_weights<T>& weights, const std::vector<factors<T>
 
 /// Copies factors and the dense layer's biases into a low-rank layer of the dense layer's shape and the
 /// factors' ranks, which the caller has checked. Low-rank bias i becomes the sum of dense biases i and i +
-/// to.biases.size(): an exact copy if there is one of them, zeros if there is none.
+/// to.biases.size(): an exact copy if there is one of them, zeros if there is none; and takes over the mean
+/// errors of its matrices' outputs, where they are known.
 template <class T>
 void store_factors(const std::vector<factors<T>>& made, const std::vector<named_view<const T, 1>>& biases,
                    const low_rank_parts<T>& to) {
@@ -98,6 +94,15 @@ void store_factors(const std::vector<factors<T>>& made, const std::vector<named_
       written = true;
     }
     if (!written) std::fill_n(target.data(), target.size(), T{});
+  }
+  for (std::size_t i = 0; count > 0 && i < made.size(); ++i) {
+    const bias_place place = place_of_bias(made, i, to.rows_are_outputs, count,
+                                           [](const factors<T>& one) { return one.up.extent(0); });
+    const tensor_view<T, 1>& target = to.biases[place.bias];
+    if (target.is_null()) continue;
+    for (std::size_t j = 0; j < made[i].mean_error.size(); ++j) {
+      target(place.first + static_cast<index_t>(j)) += static_cast<T>(made[i].mean_error[j]);
+    }
   }
 }
 
@@ -220,6 +225,17 @@ template <detail::trait_fault None = detail::trait_fault::none, detail::has_trai
 detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const rank_policy& policy,
                                                        const factorize_options& options = {},
                                                        std::vector<factor_report>* reports = nullptr) {
+  return svd_factorize<detail::low_rank_of<Dense, dynamic_rank>>(dense, policy, options, reports);
+}
+
+/// The same with what the layer has met in training: factors that lose less of its outputs, or of the loss
+/// (see truncation). As options.statistics, which this overwrites.
+template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
+detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const rank_policy& policy,
+                                                       const layer_statistics& statistics,
+                                                       factorize_options options = {},
+                                                       std::vector<factor_report>* reports = nullptr) {
+  options.statistics = &statistics;
   return svd_factorize<detail::low_rank_of<Dense, dynamic_rank>>(dense, policy, options, reports);
 }
 

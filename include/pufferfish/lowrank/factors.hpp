@@ -6,6 +6,8 @@
 /// engine that makes them.
 
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,11 @@ struct factor_report {
   double kept_energy = 1.0;       ///< sum of kept sigma^2 / ||A||_F^2; 1 for a zero matrix
   double truncation_error = 0.0;  ///< ||A - up down||_F = sqrt(sum of discarded sigma^2)
   double relative_error = 0.0;    ///< truncation_error / ||A||_F; 0 for a zero matrix
+  /// Share of the weighted energy that is kept: of the matrix, of its outputs or of the loss, whichever the
+  /// truncation kept as much of as possible; as kept_energy for truncation::plain.
+  double weighted_energy = 1.0;
+  /// By how much the mean loss is predicted to grow, to second order; NaN: no statistics of gradients.
+  double predicted_loss = std::numeric_limits<double>::quiet_NaN();
   index_t parameters_before = 0;  ///< weights only: biases do not change
   index_t parameters_after = 0;
   index_t macs_before = 0;  ///< multiply-accumulates for one output row or pixel
@@ -39,6 +46,9 @@ struct factors {
   tensor<T, 2> up;    ///< rows x r
   extents<2> kernel{1, 1};
   factor_report report;
+  /// (W - up down) E[x], `rows` numbers: the mean error of the outputs, which is to be added to the layer's
+  /// bias if it has one. Empty: unknown, as after a plain truncation without statistics.
+  std::vector<double> mean_error;
 
   index_t rank() const { return up.extent(1); }
 
@@ -51,11 +61,34 @@ struct factors {
   tensor_view<const T, 4> up_oihw() const { return {up.data(), {up.extent(0), rank(), 1, 1}}; }
 };
 
+/// What a truncation W ~ up down keeps as much of as possible at its rank. With x the inputs of W and dy the
+/// gradients of the loss with respect to its outputs, in the statistics of a layer:
+/// - plain: the matrix. Minimizes ||W - up down||_F^2: the singular value decomposition. No statistics.
+/// - data_aware: the outputs. Minimizes the sum of ||W x - up down x||^2 over all rows x (the optimum of
+///   SVD-LLM, Wang et al., 2024, without an inverse): up = P, down = P^T W with P the leading eigenvectors of
+///   C = sum y y^T, y = W x.
+/// - two_sided: the loss. Minimizes the sum of (e^T dy)^2 for e = W x - up down x, with x and dy taken as
+///   independent (the quadratic of K-FAC): with D = sum dy dy^T = L L^T and P the leading eigenvectors of
+///   L^T C L, up = L^-T P, down = P^T L^T W.
+enum class truncation { plain, data_aware, two_sided };
+
+constexpr const char* to_string(truncation kind) {
+  return kind == truncation::plain ? "plain" : kind == truncation::data_aware ? "data-aware" : "two-sided";
+}
+
+struct layer_statistics;
+
 struct factorize_options {
   std::string name = "layer";  ///< for errors and the report
   bool allow_growth = false;   ///< do not refuse a rank that makes the layer larger
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;  ///< of the randomized method
+  /// Empty: the most that the statistics allow: two_sided with gradients, data_aware without them, plain
+  /// without statistics.
+  std::optional<truncation> truncate = {};
+  /// What the layer has met in training (output_statistics.hpp), for truncations other than plain. Must exist
+  /// during the call. nullptr: none.
+  const layer_statistics* statistics = nullptr;
 };
 
 namespace detail {
@@ -94,11 +127,32 @@ PUFFERFISH_COLD inline factor_report truncation_report(const svd_result& of, ind
   report.rank = rank;
   report.squared_norm = norm2;
   report.kept_energy = norm2 > 0.0 ? std::min(1.0, kept / norm2) : 1.0;
+  report.weighted_energy = report.kept_energy;
   report.truncation_error = std::sqrt(discarded_energy(of, rank, std::min(rows, cols), kept));
   report.relative_error = norm2 > 0.0 ? report.truncation_error / std::sqrt(norm2) : 0.0;
   report.parameters_before = report.macs_before = rows * cols;
   report.parameters_after = report.macs_after = factor_parameters(rows, cols, rank);
   return report;
+}
+
+}  // namespace detail
+
+namespace detail {
+
+/// up = U_r sqrt(S_r), down = sqrt(S_r) V_r^T, with a report without a name.
+template <class T>
+factors<T> factors_of(const svd_result& of, index_t rank) {
+  const index_t rows = of.u.extent(0), cols = of.v.extent(0);
+  factors<T> result;
+  result.down = tensor<T, 2>({rank, cols});
+  result.up = tensor<T, 2>({rows, rank});
+  for (index_t r = 0; r < rank; ++r) {
+    const double root = std::sqrt(of.singular_values[static_cast<std::size_t>(r)]);
+    for (index_t j = 0; j < cols; ++j) result.down(r, j) = static_cast<T>(root * of.v(j, r));
+    for (index_t i = 0; i < rows; ++i) result.up(i, r) = static_cast<T>(root * of.u(i, r));
+  }
+  result.report = truncation_report(of, rows, cols, rank);
+  return result;
 }
 
 }  // namespace detail
@@ -127,15 +181,7 @@ factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_po
   check_rank(options.name, rows, cols, rank);
   if (!options.allow_growth) check_shrinks(options.name, rows, cols, rank);
 
-  factors<T> result;
-  result.down = tensor<T, 2>({rank, cols});
-  result.up = tensor<T, 2>({rows, rank});
-  for (index_t r = 0; r < rank; ++r) {
-    const double root = std::sqrt(svd_of.singular_values[static_cast<std::size_t>(r)]);
-    for (index_t j = 0; j < cols; ++j) result.down(r, j) = static_cast<T>(root * svd_of.v(j, r));
-    for (index_t i = 0; i < rows; ++i) result.up(i, r) = static_cast<T>(root * svd_of.u(i, r));
-  }
-  result.report = detail::truncation_report(svd_of, rows, cols, rank);
+  factors<T> result = detail::factors_of<T>(svd_of, rank);
   result.report.name = options.name;
   return result;
 }

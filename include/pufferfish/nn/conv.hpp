@@ -48,6 +48,7 @@ class Conv {
     if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
                          has_bias() ? bias_.template as<T>() : nullptr, y);
+    show_output(ctx, y);
   }
 
   /// forward, and the moments of y's channels for a batch norm behind it.
@@ -58,6 +59,7 @@ class Conv {
     if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
                          has_bias() ? bias_.template as<T>() : nullptr, y, &moments);
+    show_output(ctx, y);
   }
 
   /// Gradients from dy; dx may be a null view, or x, and overlaps nothing else. Throws shape_error, and
@@ -93,10 +95,16 @@ class Conv {
 
  private:
   template <class Device>
+  void show_output(context<Device>& ctx, const tensor_view<T, 4>& y) const {
+    if (ctx.training()) ctx.rows()(weight_, row_kind::output, ops::detail::as_rows<const T>(y));
+  }
+
+  template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                     bool add) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     detail::check_backward(*this, x.shape(), dy, dx);
+    ctx.rows()(weight_, row_kind::output_gradient, ops::detail::as_rows(dy));
     ops::conv_backward_weight<T>(ctx, shape_, x, dy, weight_.gradient_data(), weight_.accumulate());
     ctx.gradient_written(weight_);
     if (has_bias()) {

@@ -57,8 +57,9 @@ class Embedding {
   tensor_view<T, 2> output_row_gradient(scratch_frame&, const tensor_view<T, 2>& dh) const { return dh; }
   /// After weight_gradient() got its part from a tied output.
   template <class Device>
-  void output_backward(context<Device>& ctx, const tensor_view<const T, 2>&, const tensor_view<T, 2>&,
+  void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h, const tensor_view<T, 2>&,
                        const tensor_view<T, 2>&) const {
+    ctx.rows()(weight_, row_kind::tied_input, h);
     ctx.gradient_written(weight_);
   }
 
@@ -86,6 +87,9 @@ class Embedding {
     detail::check_not_moved(*this);
     detail::check_token_rows(*this, tokens.size(), dy.shape());
     detail::check_dense(*this, "dy", dy);
+    ctx.rows()(weight_, row_kind::token,
+               tensor_view<const std::int32_t, 2>(tokens.data(), {static_cast<index_t>(tokens.size()), 1}));
+    ctx.rows()(weight_, row_kind::output_gradient, dy);
     ops::embedding_backward<T>(ctx, tokens, dy, padding_, weight_gradient(), weight_.accumulate());
     ctx.gradient_written(weight_);
   }

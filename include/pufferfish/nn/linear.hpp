@@ -46,6 +46,7 @@ class Linear {
     detail::check_forward(*this, x, y);
     if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::linear_forward<T>(ctx, x, stored(), has_bias() ? bias_.template as<T>() : nullptr, y);
+    if (ctx.training()) ctx.rows()(weight_, row_kind::output, tensor_view<const T, 2>(y));
   }
 
   /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing. Throws shape_error,
@@ -82,6 +83,8 @@ class Linear {
                     bool add) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
     detail::check_backward(*this, x.shape(), dy, dx);
+    ctx.rows()(weight_, row_kind::input, x);
+    ctx.rows()(weight_, row_kind::output_gradient, dy);
     ops::linear_backward_weight<T>(ctx, x, dy, {weight_.gradient_data(), {in_, out_}}, weight_.accumulate());
     ctx.gradient_written(weight_);
     if (has_bias()) {

@@ -80,6 +80,8 @@ class dense_gates {
   template <class Device>
   void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>&,
                        const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&) const {
+    ctx.rows()(weight_, row_kind::input, x);
+    ctx.rows()(weight_, row_kind::output_gradient, dz);
     ops::wide_backward_weight<T>(ctx, x, dz, {weight_.gradient_data(), stored().shape()},
                                  weight_.accumulate());
     ctx.gradient_written(weight_);

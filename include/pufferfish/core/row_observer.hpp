@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `row_observer`: shown the rows that training passes multiply weights with, and the gradients of the
+/// products, while they are in memory.
+
+#include <type_traits>
+
+#include <pufferfish/core/scalar.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What rows are to the weight W of a layer y = W x + b.
+enum class row_kind {
+  input,            ///< rows x
+  output,           ///< rows y, with the bias if there is one
+  output_gradient,  ///< gradients of the loss with respect to the rows y
+  token,            ///< numbers of the columns of W that a lookup took: int32, one column
+  tied_input        ///< rows h of an output layer W^T h that shares the weight of an embedding
+};
+
+/// Rows in the memory of a context's device; row i begins at data + i * stride elements.
+struct shown_rows {
+  const void* data = nullptr;
+  index_t rows = 0;
+  index_t columns = 0;
+  index_t stride = 0;
+};
+
+/// Registered with a context by observed_scope. Layers call it in training passes only, on the thread that
+/// runs the pass: outputs in the forward pass, before another layer can overwrite them; inputs, tokens and
+/// gradients in the backward pass. The rows must not be kept or changed.
+class row_observer {
+ public:
+  /// `weight`: address of the parameter<T> that holds W. Elements are of the type that the layer computes
+  /// in.
+  virtual void on_rows(const void* weight, row_kind kind, const shown_rows& rows) = 0;
+
+ protected:
+  row_observer() = default;
+  row_observer(const row_observer&) = default;
+  row_observer& operator=(const row_observer&) = default;
+  ~row_observer() = default;
+};
+
+/// A context's place for at most one observer; what the layers call.
+class observed_rows {
+ public:
+  row_observer* observer() const { return observer_; }
+  void set_observer(row_observer* observer) { observer_ = observer; }
+
+  template <class P, class T>
+  void operator()(const P& weight, row_kind kind, const tensor_view<const T, 2>& rows) const {
+    if (observer_ == nullptr) return;
+    observer_->on_rows(&weight, kind, {rows.data(), rows.extent(0), rows.extent(1), rows.stride(0)});
+  }
+
+ private:
+  row_observer* observer_ = nullptr;
+};
+
+/// Registers an observer with a context as long as it exists.
+template <class Context>
+class observed_scope {
+ public:
+  observed_scope(Context& ctx, row_observer& observer) : ctx_(ctx), before_(ctx.rows().observer()) {
+    ctx.rows().set_observer(&observer);
+  }
+  ~observed_scope() { ctx_.rows().set_observer(before_); }
+  observed_scope(const observed_scope&) = delete;
+  observed_scope& operator=(const observed_scope&) = delete;
+
+ private:
+  Context& ctx_;
+  row_observer* before_;
+};
+
+PUFFERFISH_NAMESPACE_END

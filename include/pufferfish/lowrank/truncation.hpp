@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `matrix_truncation`: a weight matrix ready to be truncated to any rank, so that as little as possible is
+/// lost of its numbers, of its outputs, or of the loss.
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/linalg/cholesky.hpp>
+#include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/lowrank/output_statistics.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// How one matrix is truncated.
+struct truncation_options {
+  truncation kind = truncation::plain;
+  /// Errors count about their mean: the layer has a bias, or a batch normalisation follows it, that takes the
+  /// mean error over.
+  bool centered = false;
+  /// data_aware: what each output is multiplied by afterwards, so that errors of all outputs compare (a batch
+  /// normalisation's weight / deviation); empty: ones.
+  std::vector<double> output_scale;
+  std::string name = "layer";  ///< for errors
+};
+
+namespace detail {
+
+/// The weight L of errors of outputs: an error e counts ||L^T e||^2. Identity, diagonal or lower triangular.
+class error_weight {
+ public:
+  error_weight() = default;
+  explicit error_weight(std::vector<double> diagonal) : diagonal_(std::move(diagonal)) {}
+  explicit error_weight(tensor<double, 2> lower) : lower_(std::move(lower)) {}
+
+  /// L^T X and L X, for X [outputs x n].
+  tensor<double, 2> transposed_times(const product_operand& x) const { return times(x, true); }
+  tensor<double, 2> times(const product_operand& x) const { return times(x, false); }
+  /// X := L^-T X.
+  void solve(const tensor_view<double, 2>& x) const {
+    if (lower_.size() > 0) return solve_transposed(lower_, x);
+    for (std::size_t i = 0; i < diagonal_.size(); ++i) {
+      scale_by(1.0 / diagonal_[i], x.data() + static_cast<index_t>(i) * x.stride(0), x.extent(1));
+    }
+  }
+
+ private:
+  tensor<double, 2> times(const product_operand& x, bool transposed) const {
+    if (lower_.size() > 0) {
+      tensor<double, 2> result({x.extent[0], x.extent[1]});
+      const product_operand left(lower_);
+      add_product_tn(transposed ? left : left.transposed(), x, result.view());
+      return result;
+    }
+    tensor<double, 2> result = x.copy();
+    for (std::size_t i = 0; i < diagonal_.size(); ++i) {
+      scale_by(diagonal_[i], result.data() + static_cast<index_t>(i) * x.extent[1], x.extent[1]);
+    }
+    return result;
+  }
+
+  std::vector<double> diagonal_;
+  tensor<double, 2> lower_;
+};
+
+/// A^T B.
+inline tensor<double, 2> product_tn(const product_operand& a, const product_operand& b) {
+  tensor<double, 2> result({a.extent[1], b.extent[1]});
+  add_product_tn(a, b, result.view());
+  return result;
+}
+
+inline double trace(const tensor<double, 2>& a) {
+  double sum = 0.0;
+  for (index_t i = 0; i < a.extent(0); ++i) sum += a(i, i);
+  return sum;
+}
+inline double squared_norm(const tensor<double, 2>& a) { return dot(a.data(), a.data(), a.size()); }
+inline void add_to_diagonal(tensor<double, 2>& a, double value) {
+  for (index_t i = 0; i < a.extent(0); ++i) a(i, i) += value;
+}
+
+/// Share of the mean eigenvalue that is added to moments: of gradients, so that L has an inverse; of inputs,
+/// so that directions which no row has are ordered by their size in W.
+inline constexpr double gradient_ridge = 1e-3;
+inline constexpr double input_ridge = 1e-6;
+
+}  // namespace detail
+
+/// The decomposition of W [outputs x inputs] behind all ranks: W ~ up down with up = A_r, down = B_r W.
+class matrix_truncation {
+ public:
+  /// `statistics` may be nullptr for truncation::plain; then predicted losses are unknown. `bias`, of
+  /// `outputs` elements or empty: what outputs in the statistics contain beside W x. Reads `weight` once
+  /// more in make(): it must stay. Throws value_error, naming the layer: an element or a statistic that is
+  /// not finite, or statistics that the kind of truncation needs and that are missing; shape_error:
+  /// statistics of another matrix.
+  template <class T>
+  matrix_truncation(const tensor_view<const T, 2>& weight, const output_statistics* statistics,
+                    truncation_options options, std::span<const T> bias = {}, const svd_options& method = {})
+      : weight_(weight), options_(std::move(options)) {
+    PUFFERFISH_DETAIL_TRY {
+      prepare(statistics, std::vector<double>(bias.begin(), bias.end()));
+      decompose(method);
+    }
+    PUFFERFISH_DETAIL_CATCH(value_error, e) {
+      PUFFERFISH_THROW(value_error(options_.name + ": " + e.what()));
+    }
+  }
+
+  index_t rows() const { return weight_.extent[0]; }
+  index_t cols() const { return weight_.extent[1]; }
+  index_t full_rank() const { return std::min(rows(), cols()); }
+
+  /// Square roots of the weighted energy of each component, descending, full_rank() of them: singular values
+  /// of what the truncation keeps as much of as possible, for rank policies. Their squares add up to
+  /// squared_norm().
+  const std::vector<double>& spectrum() const { return spectrum_; }
+  double squared_norm() const { return squared_norm_; }
+
+  /// By how much the mean loss is predicted to grow if component i is dropped, to second order: half of the
+  /// weighted energy per sample. Descending. Without gradients energies are weighted alike in all layers;
+  /// without any statistics they are squares of singular values.
+  std::vector<double> gains() const {
+    std::vector<double> result;
+    result.reserve(spectrum_.size());
+    for (const double sigma : spectrum_) result.push_back(loss_scale_ * sigma * sigma);
+    return result;
+  }
+
+  /// Balanced factors of this rank: component i of both has the same norm. Errors as check_rank.
+  template <class T>
+  factors<T> make(index_t rank) const {
+    check_rank(options_.name, rows(), cols(), rank);
+    if (options_.kind == truncation::plain) return make_plain<T>(rank);
+    const tensor<double, 2> up = left(rank);
+    const tensor<double, 2> down = detail::product_tn(right(rank), weight_);
+    factors<T> result;
+    result.down = tensor<T, 2>({rank, cols()});
+    result.up = tensor<T, 2>({rows(), rank});
+    for (index_t r = 0; r < rank; ++r) {
+      double up_norm = 0.0;
+      for (index_t i = 0; i < rows(); ++i) up_norm += up(i, r) * up(i, r);
+      const double* const row = down.data() + r * cols();
+      const double down_norm = detail::dot(row, row, cols());
+      const bool both = up_norm > 0.0 && down_norm > 0.0;
+      const double scale = both ? std::pow(down_norm / up_norm, 0.25) : 1.0;
+      for (index_t j = 0; j < cols(); ++j) result.down(r, j) = static_cast<T>(row[j] / scale);
+      for (index_t i = 0; i < rows(); ++i) result.up(i, r) = static_cast<T>(up(i, r) * scale);
+    }
+    result.report = report(up, down);
+    result.mean_error = mean_error(up, rank);
+    return result;
+  }
+
+ private:
+  static detail::product_operand vector_operand(const std::vector<double>& v) {
+    return tensor_view<const double, 2>(v.data(), {static_cast<index_t>(v.size()), 1});
+  }
+
+  void prepare(const output_statistics* statistics, const std::vector<double>& bias) {
+    const bool none = statistics == nullptr || !statistics->has_rows();
+    if (none) {
+      if (options_.kind != truncation::plain) {
+        detail::throw_error<value_error>({"a ", to_string(options_.kind), " truncation needs statistics"});
+      }
+      return;
+    }
+    if (statistics->outputs() != rows() || statistics->inputs() != cols()) {
+      detail::throw_error<shape_error>({options_.name, ": statistics of a matrix ", statistics->outputs(),
+                                        " x ", statistics->inputs(), " for one of ", rows(), " x ", cols()});
+    }
+    take_inputs(*statistics, bias);
+    take_gradients(*statistics);
+  }
+
+  // input_root_ R with sum x x^T = R R^T, or output_moment_ C; mean_ = E[W x].
+  void take_inputs(const output_statistics& seen, const std::vector<double>& bias) {
+    if (seen.has_tokens()) {
+      token_root_ = seen.token_shares();
+      for (double& share : token_root_) share = std::sqrt(share);
+      return;
+    }
+    const bool by_inputs = seen.has_inputs();
+    tensor<double, 2> moment = by_inputs ? seen.input_moment() : seen.output_moment();
+    std::vector<double> mean = by_inputs ? seen.input_mean() : seen.output_mean();
+    if (options_.centered) {
+      for (index_t i = 0; i < moment.extent(0); ++i) {
+        detail::add_scaled(-mean[static_cast<std::size_t>(i)], mean.data(),
+                           moment.data() + i * moment.extent(0), moment.extent(0));
+      }
+    } else if (!by_inputs && !bias.empty()) {
+      remove_bias(moment, mean, bias);
+    }
+    const double size = std::max(1.0, static_cast<double>(cols()));
+    if (by_inputs) {
+      const double ridge = detail::input_ridge * detail::trace(moment) / size;
+      detail::add_to_diagonal(moment, ridge > 0.0 ? ridge : 1.0);
+      input_root_ = cholesky(moment);
+      const tensor<double, 2> outputs = detail::product_tn(weight_.transposed(), vector_operand(mean));
+      mean_.assign(outputs.data(), outputs.data() + outputs.size());
+    } else {
+      // x x^T is unknown: a multiple of the identity is added to it that gives y y^T the ridge's share.
+      const tensor<double, 2> gram = detail::product_tn(weight_.transposed(), weight_.transposed());
+      const double norm = detail::trace(gram), energy = detail::trace(moment);
+      const double ridge = energy > 0.0 ? detail::input_ridge * energy : 1.0;
+      if (norm > 0.0) detail::add_scaled(ridge / norm, gram.data(), moment.data(), gram.size());
+      output_moment_ = std::move(moment);
+      mean_ = std::move(mean);
+      for (std::size_t i = 0; i < bias.size(); ++i) mean_[i] -= bias[i];
+    }
+  }
+
+  // From moment and mean of y + b to those of y = W x.
+  static void remove_bias(tensor<double, 2>& moment, const std::vector<double>& mean,
+                          const std::vector<double>& bias) {
+    const auto n = static_cast<index_t>(bias.size());
+    for (index_t i = 0; i < n; ++i) {
+      for (index_t j = 0; j < n; ++j) {
+        const auto a = static_cast<std::size_t>(i), b = static_cast<std::size_t>(j);
+        moment(i, j) -= mean[a] * bias[b] + bias[a] * mean[b] - bias[a] * bias[b];
+      }
+    }
+  }
+
+  void take_gradients(const output_statistics& seen) {
+    const double half = 0.5 * seen.rows_of_sample();
+    loss_scale_ = half;
+    if (seen.has_gradients()) {
+      std::vector<double> squares = seen.gradient_squares();
+      tensor<double, 2> moment = seen.gradient_moment();
+      if (const tensor<double, 2> tied = seen.tied_moment(); tied.size() > 0 && moment.size() > 0) {
+        detail::add_scaled(1.0 / seen.rows_of_sample(), tied.data(), moment.data(), tied.size());
+      }
+      const auto n = static_cast<double>(std::max<index_t>(1, rows()));
+      double sum = detail::trace(moment);
+      for (const double square : squares) sum += square;
+      // Where no gradient came at all, all errors are alike, and none costs anything.
+      const double ridge = sum > 0.0 ? detail::gradient_ridge * sum / n : 1.0;
+      for (double& square : squares) square = std::sqrt(square + ridge);
+      if (moment.size() > 0) {
+        detail::add_to_diagonal(moment, ridge);
+        loss_ = detail::error_weight(cholesky(moment));
+      } else {
+        loss_ = detail::error_weight(std::move(squares));
+      }
+      if (options_.kind != truncation::two_sided) loss_scale_ *= sum / n;
+      if (sum == 0.0) loss_scale_ = 0.0;
+      true_scale_ = sum > 0.0 ? half : 0.0;
+    } else if (options_.kind == truncation::two_sided) {
+      detail::throw_error<value_error>({"a two-sided truncation needs statistics of gradients, too"});
+    }
+    if (options_.kind == truncation::two_sided) weight_of_errors_ = loss_;
+    if (options_.kind == truncation::data_aware && !options_.output_scale.empty()) {
+      std::vector<double> scale = options_.output_scale;
+      for (double& s : scale) s = std::max(std::abs(s), 1e-12);
+      weight_of_errors_ = detail::error_weight(std::move(scale));
+    }
+  }
+
+  bool knows_rows() const {
+    return output_moment_.size() > 0 || input_root_.size() > 0 || !token_root_.empty();
+  }
+
+  // L^T W R, whose singular values are those of the weighted problem.
+  tensor<double, 2> rooted(const detail::product_operand& w, const detail::error_weight& l) const {
+    tensor<double, 2> weighted = l.transposed_times(w);
+    if (!token_root_.empty()) {
+      for (index_t i = 0; i < weighted.extent(0); ++i) {
+        for (index_t j = 0; j < weighted.extent(1); ++j) {
+          weighted(i, j) *= token_root_[static_cast<std::size_t>(j)];
+        }
+      }
+      return weighted;
+    }
+    return detail::product_tn(detail::product_operand(weighted).transposed(), input_root_);
+  }
+
+  void decompose(const svd_options& method) {
+    if (options_.kind != truncation::plain && output_moment_.size() > 0) {
+      tensor<double, 2> half = weight_of_errors_.transposed_times(output_moment_);
+      const tensor<double, 2> both =
+          weight_of_errors_.transposed_times(detail::product_operand(half).transposed());
+      eigen_.emplace(both.view());
+      const auto kept = eigen_->values().begin();
+      for (auto value = kept; value != kept + full_rank(); ++value) {
+        spectrum_.push_back(std::sqrt(std::max(0.0, *value)));
+      }
+      squared_norm_ = detail::trace(both);
+      return;
+    }
+    const bool plain = options_.kind == truncation::plain;
+    svd_ = plain ? plain_svd(method) : svd<double>(rooted(weight_, weight_of_errors_).view(), method);
+    spectrum_ = svd_->singular_values;
+    squared_norm_ = svd_->squared_norm;
+  }
+  svd_result plain_svd(const svd_options& method) const {
+    if (weight_.is_float) {
+      return svd(tensor_view<const float, 2>(static_cast<const float*>(weight_.data), weight_.extent,
+                                             weight_.stride),
+                 method);
+    }
+    return svd(tensor_view<const double, 2>(static_cast<const double*>(weight_.data), weight_.extent,
+                                            weight_.stride),
+               method);
+  }
+
+  // P_r as columns.
+  tensor<double, 2> basis(index_t rank) const {
+    if (eigen_) return detail::product_operand(eigen_->vectors(rank)).transposed().copy();
+    tensor<double, 2> columns({rows(), rank});
+    for (index_t i = 0; i < rows(); ++i) {
+      for (index_t r = 0; r < rank; ++r) columns(i, r) = svd_->u(i, r);
+    }
+    return columns;
+  }
+  // A_r = L^-T P_r, and B_r^T = L P_r.
+  tensor<double, 2> left(index_t rank) const {
+    tensor<double, 2> columns = basis(rank);
+    weight_of_errors_.solve(columns.view());
+    return columns;
+  }
+  tensor<double, 2> right(index_t rank) const { return weight_of_errors_.times(basis(rank)); }
+
+  template <class T>
+  factors<T> make_plain(index_t rank) const {
+    factors<T> result = detail::factors_of<T>(*svd_, rank);
+    result.report.name = options_.name;
+    const tensor<double, 2> up = left(rank);
+    result.mean_error = mean_error(up, rank);
+    if (knows_rows() && true_scale_) {
+      const tensor<double, 2> down = detail::product_tn(up, weight_);
+      result.report.predicted_loss = *true_scale_ * weighted_error(difference(up, down), rank);
+    }
+    return result;
+  }
+
+  // (W - up down) E[x] = E[W x] - A B E[W x].
+  std::vector<double> mean_error(const tensor<double, 2>& up, index_t rank) const {
+    if (mean_.empty()) return {};
+    const tensor<double, 2> kept = detail::product_tn(right(rank), vector_operand(mean_));
+    std::vector<double> error = mean_;
+    for (index_t i = 0; i < rows(); ++i) {
+      for (index_t r = 0; r < rank; ++r) error[static_cast<std::size_t>(i)] -= up(i, r) * kept(r, 0);
+    }
+    return error;
+  }
+
+  tensor<double, 2> difference(const tensor<double, 2>& up, const tensor<double, 2>& down) const {
+    tensor<double, 2> error = weight_.copy();
+    detail::scale_by(-1.0, error.data(), error.size());
+    detail::add_product_tn(detail::product_operand(up).transposed(), down, error.view());
+    return error;
+  }
+
+  // What the approximation loses of W, of the weighted energy, and of the loss.
+  factor_report report(const tensor<double, 2>& up, const tensor<double, 2>& down) const {
+    const index_t rank = up.extent(1);
+    const double norm = detail::squared_norm(weight_.copy());
+    const tensor<double, 2> error = difference(up, down);
+    const double lost = detail::squared_norm(error);
+    factor_report result;
+    result.name = options_.name;
+    result.rows = rows();
+    result.cols = cols();
+    result.rank = rank;
+    result.squared_norm = norm;
+    result.kept_energy = norm > 0.0 ? std::clamp(1.0 - lost / norm, 0.0, 1.0) : 1.0;
+    result.truncation_error = std::sqrt(lost);
+    result.relative_error = norm > 0.0 ? std::sqrt(lost / norm) : 0.0;
+    result.parameters_before = result.macs_before = rows() * cols();
+    result.parameters_after = result.macs_after = factor_parameters(rows(), cols(), rank);
+    double kept = 0.0;
+    for (index_t r = 0; r < rank; ++r) {
+      kept += spectrum_[static_cast<std::size_t>(r)] * spectrum_[static_cast<std::size_t>(r)];
+    }
+    result.weighted_energy = squared_norm_ > 0.0 ? std::min(1.0, kept / squared_norm_) : 1.0;
+    if (knows_rows() && true_scale_) result.predicted_loss = *true_scale_ * weighted_error(error, rank);
+    return result;
+  }
+
+  // The sum of ||L^T e||^2 over all rows, with L L^T = D, for the errors e that this rank leaves.
+  double weighted_error(const tensor<double, 2>& error, index_t rank) const {
+    if (output_moment_.size() == 0) return detail::squared_norm(rooted(error, loss_));
+    // e = (I - A B) y.
+    tensor<double, 2> rest({rows(), rows()});
+    detail::add_product_tn(detail::product_operand(left(rank)).transposed(),
+                           detail::product_operand(right(rank)).transposed(), rest.view());
+    detail::scale_by(-1.0, rest.data(), rest.size());
+    detail::add_to_diagonal(rest, 1.0);
+    const tensor<double, 2> seen = loss_.transposed_times(rest);
+    const tensor<double, 2> moved =
+        detail::product_tn(detail::product_operand(seen).transposed(), output_moment_);
+    return std::max(0.0, detail::dot(seen.data(), moved.data(), seen.size()));
+  }
+
+  detail::product_operand weight_;
+  truncation_options options_;
+  std::vector<double> mean_;
+  tensor<double, 2> output_moment_, input_root_;
+  std::vector<double> token_root_;
+  detail::error_weight weight_of_errors_, loss_;
+  double loss_scale_ = 1.0;
+  std::optional<double> true_scale_;
+  std::optional<symmetric_eigen> eigen_;
+  std::optional<svd_result> svd_;
+  std::vector<double> spectrum_;
+  double squared_norm_ = 0.0;
+};
+
+PUFFERFISH_NAMESPACE_END
