@@ -12,5 +12,7 @@
 #include <pufferfish/lowrank/factorize.hpp>
 #include <pufferfish/lowrank/factors.hpp>
 #include <pufferfish/lowrank/kinds.hpp>
+#include <pufferfish/lowrank/output_statistics.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/traits.hpp>
+#include <pufferfish/lowrank/truncation.hpp>

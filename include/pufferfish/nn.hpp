@@ -11,6 +11,7 @@
 #include <pufferfish/nn/activation.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 #include <pufferfish/nn/batch_norm.hpp>
+#include <pufferfish/nn/collect_statistics.hpp>
 #include <pufferfish/nn/dense_layers.hpp>
 #include <pufferfish/nn/dropout.hpp>
 #include <pufferfish/nn/factorize.hpp>

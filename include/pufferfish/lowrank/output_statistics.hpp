@@ -15,6 +15,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/linalg/double_product.hpp>
+#include <pufferfish/linalg/vector_loops.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -117,8 +118,10 @@ class output_statistics {
     counts_[all_samples] += samples;
   }
 
-  /// Adds the sums of another object, for the same matrix. Throws shape_error for another size.
-  void merge(const output_statistics& other) {
+  /// Adds the sums of another object, for the same matrix, its gradients times `samples`: for sums of a batch
+  /// whose size was not known when its gradients were added as those of one sample. Throws shape_error for
+  /// another size.
+  void merge(const output_statistics& other, double samples = 1.0) {
     if (outputs_ != other.outputs_ || inputs_ != other.inputs_) {
       detail::throw_error<shape_error>({"output_statistics: ", other.outputs_, " x ", other.inputs_,
                                         " cannot be added to ", outputs_, " x ", inputs_});
@@ -130,8 +133,18 @@ class output_statistics {
     }
     std::vector<part> to = parts();
     for (std::size_t i = 0; i < from.size(); ++i) {
-      for (std::size_t j = 0; j < from[i].values.size(); ++j) to[i].values[j] += from[i].values[j];
+      const bool gradients = std::string(from[i].name).rfind("gradient", 0) == 0;
+      const double factor = gradients ? samples * samples : 1.0;
+      detail::add_scaled(factor, from[i].values.data(), to[i].values.data(),
+                         static_cast<index_t>(from[i].values.size()));
     }
+  }
+
+  /// Takes the inputs of another object over, in place of its own: of a matrix that multiplies the same rows.
+  void take_inputs(const output_statistics& other) {
+    input_moment_ = other.input_moment_;
+    input_sum_ = other.input_sum_;
+    counts_[input_rows] = other.counts_[input_rows];
   }
 
   bool has_inputs() const { return input_moment_.size() > 0 || !token_counts_.empty(); }

@@ -67,6 +67,8 @@ struct factorize_policy {
   /// true: layers whose matrices together would not become smaller stay dense. false: a layer one of whose
   /// matrices would not become smaller is refused with a rank_error.
   bool keep_dense_if_larger = true;
+  /// What truncations keep; empty: the most that the statistics given to factorize allow (truncation).
+  std::optional<truncation> truncate = {};
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;
   /// Layers factorized at once; the result does not depend on it.

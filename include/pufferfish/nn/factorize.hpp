@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <pufferfish/core/parallel.hpp>
+#include <pufferfish/lowrank/output_statistics.hpp>
 #include <pufferfish/lowrank/selection.hpp>
 #include <pufferfish/nn/network.hpp>
 
@@ -88,6 +89,15 @@ struct slot_factorization {
   std::vector<factor_report> reports;
 };
 
+/// How one layer of a network is factorized.
+inline factorize_options options_for(const std::string& name, const factorize_policy& policy,
+                                     const network_statistics* statistics) {
+  factorize_options options{name, policy.keep_dense_if_larger, policy.method, policy.seed};
+  options.truncate = policy.truncate;
+  if (statistics != nullptr) options.statistics = statistics->find(name);
+  return options;
+}
+
 /// Writes to views of layers that are const, in the memory of a layer that the caller owns.
 template <class T, std::size_t N>
 tensor_view<T, N> writable(const tensor_view<const T, N>& view) {
@@ -100,9 +110,13 @@ tensor_view<T, N> writable(const tensor_view<const T, N>& view) {
 /// buffers carried over bit for bit. New arenas, a new generation: optimizers and exchanges of the old one
 /// throw from now on.
 ///
+/// `statistics`, if given, are those of the network's training (collect_statistics.hpp); layers that have
+/// none are truncated plainly, unless policy.truncate says otherwise.
+///
 /// Errors as svd_factorize, naming the layer; the network is unchanged if anything is thrown.
 template <class Root, class Device>
-factorization factorize(model<Root, Device>& net, const factorize_policy& policy) {
+factorization factorize(model<Root, Device>& net, const factorize_policy& policy,
+                        const network_statistics* statistics = nullptr) {
   using layer = any_layer<typename Root::value_type, Device>;
   factorization result;
   result.parameters_before = net.parameter_count();
@@ -115,8 +129,7 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
     thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
       const std::size_t i = order[static_cast<std::size_t>(task)];
       if (!choices[i].factorize()) return;
-      factorize_options options{found.layers[i].name, policy.keep_dense_if_larger, policy.method,
-                                policy.seed};
+      const factorize_options options = detail::options_for(found.layers[i].name, policy, statistics);
       layer made = found.slots[i]->factorized(choices[i].rank, options, work[i].reports);
       if (!policy.keep_dense_if_larger || detail::shrinks(work[i].reports))
         work[i].low_rank = std::move(made);

@@ -46,7 +46,7 @@ class Linear {
     detail::check_forward(*this, x, y);
     if (ctx.training()) ctx.tape().push_value(*this, x);
     ops::linear_forward<T>(ctx, x, stored(), has_bias() ? bias_.template as<T>() : nullptr, y);
-    if (ctx.training()) ctx.rows()(weight_, row_kind::output, tensor_view<const T, 2>(y));
+    if (ctx.training() && !shows_inputs()) ctx.rows()(weight_, row_kind::output, tensor_view<const T, 2>(y));
   }
 
   /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing. Throws shape_error,
@@ -83,7 +83,7 @@ class Linear {
                     bool add) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
     detail::check_backward(*this, x.shape(), dy, dx);
-    ctx.rows()(weight_, row_kind::input, x);
+    if (shows_inputs()) ctx.rows()(weight_, row_kind::input, x);
     ctx.rows()(weight_, row_kind::output_gradient, dy);
     ops::linear_backward_weight<T>(ctx, x, dy, {weight_.gradient_data(), {in_, out_}}, weight_.accumulate());
     ctx.gradient_written(weight_);
@@ -101,6 +101,8 @@ class Linear {
     }
     return logical_layout::matrix(out, in);
   }
+  // An observer needs the rows on one side of the weight: the narrower ones.
+  bool shows_inputs() const { return in_ < out_; }
   tensor_view<const T, 2> stored() const { return {weight_.template as<T>(), {in_, out_}}; }
 
   index_t in_, out_;
