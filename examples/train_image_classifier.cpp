@@ -197,7 +197,7 @@ class job {
     } else {
       auto twin = build_model(o_.model, image_, data_.train.classes);
       twin.initialize(o_.seed);
-      check_switch(recipe(o_), std::move(twin));
+      check_switch(recipe(o_), twin);
     }
     return net;
   }

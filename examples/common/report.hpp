@@ -72,6 +72,8 @@ inline nlohmann::ordered_json to_json(const pufferfish::switch_result& result) {
                       {"kept_energy", layer.kept_energy},
                       {"truncation_error", layer.truncation_error},
                       {"relative_error", layer.relative_error},
+                      {"weighted_energy", layer.weighted_energy},
+                      {"predicted_loss", layer.predicted_loss},
                       {"parameters_before", layer.parameters_before},
                       {"parameters_after", layer.parameters_after}});
   }

@@ -132,6 +132,8 @@ struct procedure_options {
   double rank_ratio = 0.25;
   double switch_rate = 1.0;
   bool restart = false;
+  pufferfish::truncation truncation = pufferfish::truncation::plain;
+  index_t statistics_steps = 20;      // of truncations that need them
   bool factorize_embeddings = false;  // of programs that add their options
   std::optional<index_t> embedding_rank = {};
 
@@ -147,6 +149,15 @@ inline void add_procedure_options(CLI::App& app, procedure_options& o) {
                             "Hybrid: dense, then factorized; lowrank: low rank from random values");
   app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
       ->check(CLI::Range(1e-6, 1.0));
+  using pufferfish::truncation;
+  add_choice<truncation>(app, "--truncation", o.truncation,
+                         {{"plain", truncation::plain},
+                          {"data-aware", truncation::data_aware},
+                          {"two-sided", truncation::two_sided}},
+                         "What the switch keeps as much of as it can: the weights, their outputs, the loss");
+  app.add_option("--statistics-steps", o.statistics_steps,
+                 "Last dense steps that data-aware and two-sided truncations go by")
+      ->check(CLI::Range(1, 1000000));
   app.add_option("--switch-rate", o.switch_rate, "Multiply the learning rate by this at the switch")
       ->check(check_positive);
   app.add_flag("--restart-rate", o.restart,
@@ -214,6 +225,10 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   run.divergence_steps = common.divergence_steps;
   run.warmup_epochs = common.warmup_epochs;
   run.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
+  if (o.truncation != pufferfish::truncation::plain) {
+    run.factorize.truncate = o.truncation;
+    run.statistics_steps = o.statistics_steps;
+  }
   run.factorize.embeddings_dense = !o.low_rank_embeddings();
   if (o.embedding_rank) run.factorize.embedding_rank = pufferfish::fixed_rank{*o.embedding_rank};
   run.switch_rate_factor = o.switch_rate;
@@ -302,9 +317,9 @@ nlohmann::ordered_json exchange_json(const exchange_choice& o, const Run& run) {
 }
 
 /// Throws on all ranks if a run would have nothing to factorize, before it has trained for hours.
-inline void check_switch(const pufferfish::training_options& t, pufferfish::network<float> net) {
+inline void check_switch(const pufferfish::training_options& t, const pufferfish::network<float>& net) {
   if (t.mode == pufferfish::training_mode::dense) return;
-  if (pufferfish::factorize(net, t.factorize).layers.empty()) {
+  if (pufferfish::planned_ranks(net, t.factorize).empty()) {
     throw pufferfish::value_error("from layer " + std::to_string(t.factorize.first_layer) +
                                   " on this network has no layer that factorizing makes smaller");
   }

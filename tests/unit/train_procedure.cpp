@@ -280,3 +280,31 @@ TEST_CASE("training_record survives text exactly; damaged text is an io_error") 
 }
 
 }  // namespace
+
+TEST_CASE(
+    "statistics of the last dense steps: the switch loses less of the loss, the same on any number of "
+    "threads") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  const auto run = [&](truncation kind, int threads) {
+    training_options options = small_options();
+    options.factorize.truncate = kind;
+    options.factorize.first_layer = 1;
+    options.statistics_steps = 3;
+    recorder seen;
+    self comm;
+    run_of trained(tiny_net<float>(true), comm, train, test, options, {threads, 0});
+    trained.run(seen);
+    return std::pair(seen, parameter_digest(trained));
+  };
+  double lost[3] = {};
+  for (const truncation kind : {truncation::plain, truncation::data_aware, truncation::two_sided}) {
+    const auto [seen, digest] = run(kind, 1);
+    REQUIRE(seen.switches.size() == 1);
+    for (const factor_report& one : seen.switches[0].factors.layers) {
+      lost[static_cast<int>(kind)] += one.predicted_loss;
+    }
+    CHECK(run(kind, 3).second == digest);
+  }
+  CHECK(lost[2] < lost[1]);
+  CHECK(lost[2] < lost[0]);
+}

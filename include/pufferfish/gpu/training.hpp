@@ -148,7 +148,7 @@ struct device_parts<device::gpu> {
 
   template <class Root>
   static factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
-                                 context<device::gpu>& ctx) {
+                                 context<device::gpu>& ctx, const network_statistics* /*none on a device*/) {
     return pufferfish::factorize(net, policy, ctx);
   }
 

@@ -57,9 +57,10 @@ struct device_parts<device::cpu> {
   static void check_place(const context<device::cpu>&, const void*) {}
 
   template <class Root>
-  static factorization factorize(model<Root>& net, factorize_policy policy, context<device::cpu>& ctx) {
+  static factorization factorize(model<Root>& net, factorize_policy policy, context<device::cpu>& ctx,
+                                 const network_statistics* statistics) {
     policy.threads = ctx.threads();
-    return pufferfish::factorize(net, policy);
+    return pufferfish::factorize(net, policy, statistics);
   }
 };
 

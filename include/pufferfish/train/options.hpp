@@ -36,6 +36,10 @@ struct run_options {
   /// factorizes the initial values.
   index_t warmup_epochs = 5;
   factorize_policy factorize;
+  /// S: the last S dense steps give the statistics of outputs and gradients by which the switch truncates
+  /// (see truncation); summed over all ranks. 0: none, a plain truncation. Hybrid only, CPU; a run that is
+  /// resumed among these steps has those that are left.
+  index_t statistics_steps = 0;
 
   double learning_rate = 0.1;               ///< base rate, times the factors of the following four
   schedule rate_schedule;                   ///< of the epoch, as a real number; goes on across the switch

@@ -20,6 +20,7 @@
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/options.hpp>
+#include <pufferfish/train/progress_record.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -48,6 +49,7 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   line("learning rate after the switch", "x " + exact_number(options.switch_rate_factor));
   line("plateau", options.rate_plateau ? options.rate_plateau->describe() : "no");
   line("optimizer", describe(options.optimizer));
+  if (options.statistics_steps > 0) line("statistics steps", std::to_string(options.statistics_steps));
   line("clip norm", exact_number(options.clip_norm));
   line("seed", std::to_string(options.seed));
   line("scalar bytes", std::to_string(scalar_bytes));
@@ -73,7 +75,8 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
                    policy.last_layer_dense ? "dense" : "factorized", ", shortcuts ",
                    policy.shortcuts_dense ? "dense" : "factorized", ", embeddings ",
                    policy.embeddings_dense ? "dense" : describe(policy.embedding_rank.value_or(policy.rank)),
-                   ", SVD ", static_cast<int>(policy.method), ", seed ", policy.seed, "\n"});
+                   ", SVD ", static_cast<int>(policy.method), ", seed ", policy.seed,
+                   policy.truncate ? ", " : "", policy.truncate ? to_string(*policy.truncate) : "", "\n"});
   const bool by_spectrum =
       !policy.embeddings_dense && needs_spectrum(policy.embedding_rank.value_or(policy.rank));
   if (needs_spectrum(policy.rank) || by_spectrum) return text;
@@ -150,6 +153,27 @@ inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
+}
+
+/// Writes an epoch's times to its result: `step_ms` of its steps, `exchange_ms` of all of them together.
+inline void note_times(const std::vector<double>& step_ms, double exchange_ms, epoch_result& result) {
+  result.seconds = 0.0;
+  for (const double ms : step_ms) result.seconds += ms / 1000.0;
+  result.step_ms = median(step_ms);
+  result.exchange_ms = exchange_ms / static_cast<double>(std::max<std::size_t>(1, step_ms.size()));
+}
+
+/// The learning rate of the step that is `steps_back` before the record's, without the plateau's factor.
+inline double rate_of_step(const run_options& options, const training_record& record, index_t steps_per_epoch,
+                           index_t steps_back) {
+  double epoch = static_cast<double>(record.epoch) +
+                 static_cast<double>(record.step - steps_back) / static_cast<double>(steps_per_epoch);
+  double rate = options.learning_rate;
+  if (record.switched) {
+    if (options.restart_schedule_at_switch) epoch -= static_cast<double>(record.switched->epoch);
+    rate *= options.switch_rate_factor;
+  }
+  return rate * options.rate_schedule(epoch);
 }
 
 }  // namespace detail

@@ -26,6 +26,7 @@
 #include <pufferfish/train/run_lines.hpp>
 #include <pufferfish/train/run_states.hpp>
 #include <pufferfish/train/run_steps.hpp>
+#include <pufferfish/train/switch_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -69,6 +70,7 @@ class training_run {
         options_(options),
         tune_first_(options.tune_exchange),
         plateau_(options.rate_plateau),
+        statistics_(options),
         ctx_(with_seed(machine, options.seed)),
         steps_(options) {
     detail::all_or_none(*comm_, "training_run", [this] {
@@ -231,6 +233,7 @@ class training_run {
       return std::string();
     });
     unbind();
+    statistics_.forget();
     net_ = std::move(loaded);
     optimizer_.emplace(std::move(restored));
     if (plan) options_.exchange.plan = plan;
@@ -319,6 +322,7 @@ class training_run {
 
   // Low rank from the start: the structure that the policy would give, with random factors.
   void start_low_rank() {
+    options_.factorize.truncate = truncation::plain;  // no step has been taken that could be measured
     if (needs_spectrum(options_.factorize.rank)) {
       model_type trial = net_;
       apply_ranks(net_, run_factorize(trial).ranks());
@@ -328,8 +332,8 @@ class training_run {
     net_.initialize(options_.seed);
   }
 
-  factorization run_factorize(model_type& net) {
-    return detail::device_parts<device_type>::factorize(net, options_.factorize, ctx_);
+  factorization run_factorize(model_type& net, const network_statistics* seen = nullptr) {
+    return detail::device_parts<device_type>::factorize(net, options_.factorize, ctx_, seen);
   }
 
   // The ranks' conditions together. Collective.
@@ -358,11 +362,11 @@ class training_run {
   void do_switch(training_observer& observer) {
     const clock::time_point start = clock::now();
     average_buffers();
-    switch_result result;
-    result.epoch = record_.epoch;
+    switch_result result{.epoch = record_.epoch, .factors = {}};
+    const std::optional<network_statistics> seen = statistics_.finish(*comm_);
     const std::string ranks = on_root([&] {
       try {
-        result.factors = run_factorize(net_);
+        result.factors = run_factorize(net_, seen ? &*seen : nullptr);
       } catch (const value_error& e) {
         detail::check_finite<T>(memory(), net_.store().values(), record_, e);
         throw;
@@ -403,7 +407,12 @@ class training_run {
     const clock::time_point start = clock::now();
     const double rate = learning_rate();
     ctx_.set_mode(run_mode::training);
-    found_skipped_ += steps_.take(parts(), {record_.epoch, record_.step, record_.total_steps}, rate, record_);
+    statistics_.run(ctx_, net_, record_.epoch, record_.step, steps_per_epoch(), [&] {
+      const std::int64_t before = record_.seen.count;
+      found_skipped_ +=
+          steps_.take(parts(), {record_.epoch, record_.step, record_.total_steps}, rate, record_);
+      return static_cast<double>(record_.seen.count - before);
+    });
     tell_skipped(observer);
     ++record_.step;
     ++record_.total_steps;
@@ -417,14 +426,8 @@ class training_run {
   }
 
   double learning_rate(index_t steps_back = 0) const {
-    double epoch = static_cast<double>(record_.epoch) +
-                   static_cast<double>(record_.step - steps_back) / static_cast<double>(steps_per_epoch());
-    double rate = options_.learning_rate;
-    if (record_.switched) {
-      if (options_.restart_schedule_at_switch) epoch -= static_cast<double>(record_.switched->epoch);
-      rate *= options_.switch_rate_factor;
-    }
-    return rate * options_.rate_schedule(epoch) * (plateau_ ? plateau_->factor() : 1.0);
+    return detail::rate_of_step(options_, record_, steps_per_epoch(), steps_back) *
+           (plateau_ ? plateau_->factor() : 1.0);
   }
 
   void end_epoch(training_observer& observer) {
@@ -439,10 +442,7 @@ class training_run {
     const evaluation train = reduce(*comm_, record_.seen);
     result.train_loss = train.loss();
     result.train_accuracy = train.accuracy();
-    result.seconds = 0.0;
-    for (double ms : step_ms_) result.seconds += ms / 1000.0;
-    result.step_ms = detail::median(step_ms_);
-    result.exchange_ms = record_.exchange_ms / static_cast<double>(std::max<std::size_t>(1, step_ms_.size()));
+    detail::note_times(step_ms_, record_.exchange_ms, result);
     const std::int64_t nonfinite = check_condition().nonfinite_steps;
     check_ranks_agree("after epoch " + std::to_string(record_.epoch));
     const evaluation tested = test();
@@ -484,6 +484,7 @@ class training_run {
   bool tune_first_;                    // before the next step
   const char* interrupted_ = nullptr;  // what ranks were lost in; nullptr: the run is whole
   std::optional<plateau> plateau_;
+  detail::switch_statistics<model_type> statistics_;
   context<device_type> ctx_;
   std::optional<optimizer_type> optimizer_;
   std::optional<exchange_type> exchange_;
