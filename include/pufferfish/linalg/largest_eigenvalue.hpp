@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `largest_eigenvalue`: the largest eigenvalue of a positive semidefinite matrix, for much less than all of
+/// them.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/linalg/symmetric_eigen.hpp>
+#include <pufferfish/linalg/vector_loops.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Whether shift I - a is positive definite, by a Cholesky factorization: then every eigenvalue of a is below
+/// the shift. Reads the lower triangle of a [n x n, rows dense]. n^3 / 6 multiplications.
+PUFFERFISH_COLD inline bool is_below(const tensor<double, 2>& a, double shift) {
+  const index_t n = a.extent(0);
+  tensor<double, 2> factor({n, n});
+  for (index_t i = 0; i < n; ++i) {
+    double* const row = factor.data() + i * n;
+    for (index_t j = 0; j < i; ++j) {
+      const double* const above = factor.data() + j * n;
+      row[j] = (-a.data()[i * n + j] - dot(row, above, j)) / above[j];
+    }
+    const double square = shift - a.data()[i * n + i] - dot(row, row, i);
+    if (!(square > 0.0)) return false;
+    row[i] = std::sqrt(square);
+  }
+  return true;
+}
+
+/// Lanczos iteration on a symmetric matrix from a fixed start: after k steps, ritz_value() is the largest
+/// eigenvalue of the matrix on the space of the start and its first k - 1 images (Golub & Van Loan, Matrix
+/// Computations, chapter 10). It rises towards the largest eigenvalue of all of the matrix and, up to
+/// rounding, never exceeds it. Vectors are not made orthogonal again: rounding then repeats eigenvalues that
+/// have been found, which the largest of them does not notice.
+class lanczos_iteration {
+ public:
+  /// `a` [n x n, rows dense] outlives this object; both triangles are read. Entries are at most about one.
+  explicit lanczos_iteration(const tensor<double, 2>& a)
+      : a_(a), q_(a.extent(0)), before_(a.extent(0)), next_(a.extent(0)) {
+    start_values random(0x706f776572U);
+    for (index_t i = 0; i < n(); ++i) q_.data()[i] = random.next();
+    scale_by(1.0 / std::sqrt(dot(q_.data(), q_.data(), n())), q_.data(), n());
+  }
+
+  /// One more step. False, and no step, once the space holds all of its images.
+  bool step() {
+    if (finished_) return false;
+    double* const next = next_.data();
+    for (index_t i = 0; i < n(); ++i) next[i] = dot(a_.data() + i * n(), q_.data(), n());
+    const double diagonal = dot(next, q_.data(), n());
+    add_scaled(-diagonal, q_.data(), next, n());
+    if (!t_.off.empty()) add_scaled(-t_.off.back(), before_.data(), next, n());
+    const double length = std::sqrt(dot(next, next, n()));
+    t_.diagonal.push_back(diagonal);
+    t_.off.push_back(length);
+    finished_ = length < 1e-14;
+    if (!finished_) scale_by(1.0 / length, next, n());
+    std::swap(before_, q_);
+    std::swap(q_, next_);
+    return true;
+  }
+
+  double ritz_value() const {
+    tridiagonal work = t_;
+    work.off.back() = 0.0;
+    run_ql(work);
+    return *std::max_element(work.diagonal.begin(), work.diagonal.end());
+  }
+
+ private:
+  index_t n() const { return a_.extent(0); }
+
+  const tensor<double, 2>& a_;
+  aligned_buffer<double> q_, before_, next_;
+  tridiagonal t_;
+  bool finished_ = false;
+};
+
+/// The method of largest_eigenvalue for a matrix with a trace of about one and both triangles; 0 where it has
+/// not come to an end.
+PUFFERFISH_COLD inline double largest_by_lanczos(const tensor<double, 2>& a, double tolerance) {
+  constexpr int most_steps = 128, between = 8, most_checks = 3;
+  lanczos_iteration iteration(a);
+  double before = 0.0;
+  int checks = 0;
+  for (int step = 1; step <= most_steps; ++step) {
+    const bool goes_on = iteration.step();
+    if (goes_on && step % between != 0) continue;
+    const double value = iteration.ritz_value();
+    const bool still = value - before <= 0.1 * tolerance * value;
+    before = value;
+    if (goes_on && !still) continue;
+    if (value > 0.0 && is_below(a, value * (1.0 + tolerance))) return value;
+    if (!goes_on || ++checks == most_checks) return 0.0;
+  }
+  return 0.0;
+}
+
+}  // namespace detail
+
+/// The largest eigenvalue of a positive semidefinite matrix a [n x n], of which only the lower triangle is
+/// read: a value v with v <= lambda_1 <= v (1 + tolerance), up to rounding.
+///
+/// Power iteration would do; the Lanczos iteration uses the same products with a and converges in about the
+/// square root of as many. A Cholesky factorization of v (1 + tolerance) I - a proves the upper bound, for
+/// whatever start. Where it cannot (a tolerance of about rounding, an iteration that has not converged within
+/// 128 steps), and for n up to 32, all eigenvalues are computed (symmetric_eigen). Deterministic: equal input
+/// gives equal bits.
+///
+/// 0 for a matrix of zeros or without elements. Throws shape_error if a is not square, value_error for a
+/// tolerance that is not positive or an entry that is not finite.
+PUFFERFISH_COLD inline double largest_eigenvalue(const tensor_view<const double, 2>& a,
+                                                 double tolerance = 1e-6) {
+  const index_t n = a.extent(0);
+  if (a.extent(1) != n) {
+    detail::throw_error<shape_error>({"largest_eigenvalue: a matrix ", a.shape(), " is not square"});
+  }
+  if (!(tolerance > 0.0)) {
+    detail::throw_error<value_error>({"largest_eigenvalue: tolerance ", tolerance, " is not positive"});
+  }
+  double trace = 0.0;
+  for (index_t i = 0; i < n; ++i) trace += a(i, i);
+  if (trace == 0.0) return 0.0;
+  constexpr index_t small = 32;
+  if (n > small && trace > 0.0 && std::isfinite(trace)) {
+    const double scale = detail::unit_scale(trace);
+    tensor<double, 2> scaled({n, n});
+    bool finite = true;
+    for (index_t i = 0; i < n; ++i) {
+      for (index_t j = 0; j <= i; ++j) {
+        scaled(i, j) = scaled(j, i) = scale * a(i, j);
+        finite = finite && std::isfinite(scaled(i, j));
+      }
+    }
+    const double found = finite ? detail::largest_by_lanczos(scaled, tolerance) : 0.0;
+    if (found > 0.0) return found / scale;
+  }
+  return std::max(0.0, symmetric_eigen(a).values().front());
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `stable_rank`: how many directions a matrix uses, as a real number, without a decomposition of it. The
+/// ranks and the moment of Cuttlefish come from it (train/cuttlefish.hpp).
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/linalg/largest_eigenvalue.hpp>
+#include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/lowrank/selection.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct stable_rank_options {
+  /// Bound of the relative error of sigma_1^2.
+  double tolerance = 1e-6;
+  /// floor(s), as Cuttlefish's code computes it; its paper and this library use the real number.
+  bool floored = false;
+};
+
+namespace detail {
+
+/// Throws value_error for the first element, in row order, that is not finite.
+template <class T>
+[[noreturn]] PUFFERFISH_COLD void refuse_stable_rank(const tensor_view<const T, 2>& a,
+                                                     const std::string& name) {
+  for (index_t i = 0; i < a.extent(0); ++i) {
+    for (index_t j = 0; j < a.extent(1); ++j) {
+      if (std::isfinite(a(i, j))) continue;
+      throw_error<value_error>({"stable_rank: element (", i, ", ", j, ") of ", name, " ", a.shape(), " is ",
+                                std::isnan(a(i, j)) ? "not a number" : "infinite"});
+    }
+  }
+  throw_error<value_error>({"stable_rank: ", name, " ", a.shape(), " has a norm that is not finite"});
+}
+
+/// The same matrix multiplied by a power of two, so that no square leaves the range of double.
+PUFFERFISH_COLD inline tensor<double, 2> in_range(const tensor_view<const double, 2>& a) {
+  tensor<double, 2> scaled = product_operand(a).copy();
+  const double scale = unit_scale(largest_magnitude(scaled));
+  scale_by(scale, scaled.data(), scaled.size());
+  return scaled;
+}
+
+template <class T>
+double stable_rank_of(const tensor_view<const T, 2>& a, const stable_rank_options& options,
+                      const std::string& name) {
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>,
+                "pufferfish: stable_rank() takes a matrix of float or double");
+  if (a.empty()) return 0.0;
+  const double squared_norm = sum_of_squares(a);
+  if constexpr (std::is_same_v<T, double>) {
+    // As for svd. Zeros stay zeros; the largest element of the copy is about one.
+    if (!(squared_norm > 1e-200 && squared_norm < 1e200)) {
+      const tensor<double, 2> scaled = in_range(a);
+      const tensor_view<const double, 2> view(scaled);
+      const double norm = sum_of_squares(view);
+      if (norm == 0.0) return 0.0;
+      if (!std::isfinite(norm)) refuse_stable_rank(a, name);
+      return stable_rank_of(view, options, name);
+    }
+  }
+  if (!std::isfinite(squared_norm)) refuse_stable_rank(a, name);
+  if (squared_norm == 0.0) return 0.0;
+  product_operand wide(a);
+  if (wide.extent[0] > wide.extent[1]) wide = wide.transposed();
+  const index_t full = wide.extent[0];
+  tensor<double, 2> gram({full, full});
+  add_product_tn(wide.transposed(), wide.transposed(), gram, product_part::lower);
+  const double largest = largest_eigenvalue(tensor_view<const double, 2>(gram), options.tolerance);
+  const double s = std::clamp(squared_norm / largest, 1.0, static_cast<double>(full));
+  return options.floored ? std::floor(s) : s;
+}
+
+/// A weight [out][in][height][width] as a matrix of `out` rows, the other elements in any order: in place if
+/// they are stored at one stride, else as a copy in `memory`.
+template <class T>
+tensor_view<const T, 2> any_order_matrix(const tensor_view<const T, 4>& weight, tensor<T, 2>& memory) {
+  const index_t rows = weight.extent(0), columns = rows == 0 ? 0 : weight.size() / rows;
+  std::array<std::size_t, 3> order{1, 2, 3};
+  std::sort(order.begin(), order.end(), [&](std::size_t i, std::size_t j) {
+    return weight.extent(i) != 1 && (weight.extent(j) == 1 || weight.stride(i) < weight.stride(j));
+  });
+  const index_t step = weight.stride(order[0]);
+  index_t next = step;
+  bool even = true;
+  for (const std::size_t d : order) {
+    if (weight.extent(d) == 1) continue;
+    even = even && weight.stride(d) == next;
+    next = weight.stride(d) * weight.extent(d);
+  }
+  if (even) return {weight.data(), {rows, columns}, {weight.stride(0), step}};
+  memory = tensor<T, 2>({rows, columns});
+  copy(weight, tensor_view<T, 4>(memory.data(), weight.shape()));
+  return memory;
+}
+
+}  // namespace detail
+
+/// The stable rank s = ||A||_F^2 / sigma_1^2 of a matrix a [rows x columns], T float or double, any strides:
+/// a real number in 1 .. min(rows, columns), and 0 for a matrix of zeros or without elements. It is at most
+/// the rank and, unlike the rank, changes little where the matrix changes little.
+///
+/// sigma_1^2 is the largest eigenvalue of the Gram matrix of the smaller side, summed in double:
+/// s / (1 + tolerance) <= exact value <= s, up to rounding. With n = min(rows, columns) and m the other side
+/// the costs are n^2 m / 2 + n^3 / 6 multiplications and n^2 doubles twice. Deterministic. Throws value_error
+/// for an element that is not finite (with its place and `name`) and for a tolerance that is not positive.
+template <class T>
+double stable_rank(const tensor_view<const T, 2>& a, const stable_rank_options& options = {},
+                   const std::string& name = "the matrix") {
+  if (!(options.tolerance > 0.0)) {
+    detail::throw_error<value_error>({"stable_rank: tolerance ", options.tolerance, " is not positive"});
+  }
+  return detail::stable_rank_of(a, options, name);
+}
+
+/// The stable ranks of a layer's weights on the host, one for each rank group: the largest of the group's
+/// matrices, as all of them get one rank. Errors as stable_rank, naming the layer.
+template <class T>
+std::vector<double> stable_ranks(const layer_weights<T>& weights, const stable_rank_options& options = {}) {
+  std::vector<double> ranks;
+  for (std::size_t i = 0; i < weights.matrices.size(); ++i) {
+    const auto& [name, group, view] = weights.matrices[i];
+    tensor<T, 2> memory;
+    const double s = stable_rank(detail::any_order_matrix<T>(view, memory), options, weights.describe(i));
+    if (group == ranks.size()) ranks.push_back(s);
+    ranks[group] = std::max(ranks[group], s);
+  }
+  return ranks;
+}
+
+/// A layer's stable ranks.
+struct layer_stable_rank {
+  std::string name;
+  std::vector<matrix_group> groups;  ///< by rank group
+  std::vector<double> values;        ///< one for each group: see stable_ranks
+};
+
+PUFFERFISH_NAMESPACE_END
