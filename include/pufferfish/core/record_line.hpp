@@ -5,6 +5,7 @@
 /// Internal: names and numbers as lines of words, and back. Ranks compare such lines and send them to each
 /// other; checkpoints keep them. Names are the user's, so they may contain anything.
 
+#include <algorithm>
 #include <charconv>
 #include <concepts>
 #include <cstddef>
@@ -43,6 +44,16 @@ inline std::string quote_word(std::string_view name) {
     }
   }
   return text + '"';
+}
+
+/// Calls f(line) for every line of a text.
+template <class F>
+void for_each_line(std::string_view text, F&& f) {
+  while (!text.empty()) {
+    const std::size_t length = std::min(text.find('\n'), text.size());
+    f(text.substr(0, length));
+    text.remove_prefix(std::min(text.size(), length + 1));
+  }
 }
 
 /// Reads the words of a line from left to right, with one space between them. After the first word that is

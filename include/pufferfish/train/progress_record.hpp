@@ -33,16 +33,6 @@ inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   return text;
 }
 
-/// Calls f(line) for every line of a text.
-template <class F>
-void for_each_line(std::string_view text, F&& f) {
-  while (!text.empty()) {
-    const std::size_t length = std::min(text.find('\n'), text.size());
-    f(text.substr(0, length));
-    text.remove_prefix(std::min(text.size(), length + 1));
-  }
-}
-
 /// The inverse. Throws io_error for anything that ranks_to_text does not write.
 inline std::vector<layer_rank> ranks_from_text(std::string_view text) {
   std::vector<layer_rank> ranks;

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Cuttlefish: when a network has settled enough to be factorized, and the rank of each layer, from the
+/// stable ranks of its weights (Wang, Agarwal, U-chupala, Tanaka, Xing, Papailiopoulos: "Cuttlefish: Low-Rank
+/// Model Training without All the Tuning", MLSys 2023).
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/record_line.hpp>
+#include <pufferfish/lowrank/stable_rank.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// The rank of a matrix of stable rank s, s(0) at its random initial values, full = min(rows, columns).
+enum class cuttlefish_rank {
+  scaled,  ///< min(full, ceil(xi s)) with xi = full / s(0): a random matrix counts as one of full rank
+  vanilla  ///< floor(s)
+};
+
+/// The default: CIFAR-10 and CIFAR-100, as the paper's code has them.
+struct cuttlefish_options {
+  index_t window = 15;     ///< N: the exponential average has weight 2 / (N + 1), tests begin at epoch N
+  index_t mean_of = 11;    ///< M: number of derivatives that are averaged
+  double tolerance = 0.1;  ///< eps: a layer has settled when their mean is at most eps
+  index_t few = 2;         ///< with this many layers left or fewer, 2.5 eps counts
+  index_t very_few = 1;    ///< and with this many, 5 eps
+  cuttlefish_rank rank = cuttlefish_rank::scaled;
+  double least_share = 0.0;  ///< beta: no rank is below floor(beta full)
+
+  static cuttlefish_options cifar() { return {}; }
+  /// ResNet-50 and WideResNet-50-2 on ImageNet.
+  static cuttlefish_options resnet50() { return {5, 5, 0.33, 6, 3, cuttlefish_rank::scaled, 0.2}; }
+  /// DeiT and ResMLP on ImageNet.
+  static cuttlefish_options deit() { return {5, 5, 0.411, 9, 4, cuttlefish_rank::scaled, 0.5}; }
+};
+
+/// Throws value_error for options that cannot be.
+PUFFERFISH_COLD inline void check_cuttlefish(const cuttlefish_options& o) {
+  if (o.window < 1 || o.mean_of < 1 || o.mean_of > o.window + 1) {
+    detail::throw_error<value_error>(
+        {"cuttlefish: a window of ", o.window, " and a mean of ", o.mean_of,
+         " derivatives: both must be at least 1, the mean at most over window + 1"});
+  }
+  if (!(o.tolerance > 0.0) || !std::isfinite(o.tolerance)) {
+    detail::throw_error<value_error>({"cuttlefish: tolerance ", o.tolerance, " is not a positive number"});
+  }
+  if (o.very_few < 0 || o.few < o.very_few) {
+    detail::throw_error<value_error>(
+        {"cuttlefish: ", o.few, " layers left count as few, ", o.very_few,
+         " as very few: the first number must be at least the second, neither negative"});
+  }
+  if (!(o.least_share >= 0.0 && o.least_share <= 1.0)) {
+    detail::throw_error<value_error>(
+        {"cuttlefish: least share ", o.least_share, " of the full rank is not in [0, 1]"});
+  }
+}
+
+/// In words, with exact numbers.
+PUFFERFISH_COLD inline std::string describe(const cuttlefish_options& o) {
+  return detail::message({"Cuttlefish, window ", o.window, ", mean of ", o.mean_of, ", tolerance ",
+                          o.tolerance, " (x 2.5 with ", o.few, " layers left, x 5 with ", o.very_few, "), ",
+                          o.rank == cuttlefish_rank::scaled ? "scaled" : "vanilla", " ranks of at least ",
+                          o.least_share, " of the full rank"});
+}
+
+/// How fast a series of stable ranks s(0) .. s(t) still changes: the mean of the last `mean_of` (or all, if
+/// there are fewer) absolute derivatives of its exponential average e,
+///     e(0) = s(0), e(i) = w s(i) + (1 - w) e(i - 1), w = 2 / (window + 1);
+///     derivative(i) = (e(i + 1) - e(i - 1)) / 2, one-sided at both ends.
+/// 0 for fewer than two values.
+PUFFERFISH_COLD inline double cuttlefish_slope(std::span<const double> series, index_t window,
+                                               index_t mean_of) {
+  const std::size_t count = series.size();
+  if (count < 2) return 0.0;
+  const double weight = 2.0 / (static_cast<double>(window) + 1.0);
+  std::vector<double> average(series.begin(), series.end());
+  for (std::size_t i = 1; i < count; ++i) {
+    average[i] = weight * series[i] + (1.0 - weight) * average[i - 1];
+  }
+  const std::size_t used = std::min(count, static_cast<std::size_t>(mean_of));
+  double sum = 0.0;
+  for (std::size_t i = count - used; i < count; ++i) {
+    const std::size_t before = i == 0 ? 0 : i - 1, after = std::min(i + 1, count - 1);
+    sum += std::abs(average[after] - average[before]) / static_cast<double>(after - before);
+  }
+  return sum / static_cast<double>(used);
+}
+
+/// Follows the stable ranks of the layers that may be factorized, measured at the start of epochs 0, 1, 2, ..
+/// of dense training.
+///
+///     cuttlefish_tracker tracker(cuttlefish_options::cifar());
+///     // At the start of each epoch, until it returns true:
+///     if (tracker.observe(epoch, stable_ranks(net, policy))) apply tracker.ranks();
+///
+/// From epoch N on, a series is latched, for good, once its cuttlefish_slope is at most the tolerance. A
+/// layer has one series for each rank group; it counts as left until all of them are latched. How many are
+/// left, and so which tolerance counts, is looked at before each measurement. When all are latched at epoch
+/// t, epoch t trains dense and the switch is due at the start of epoch t + 1 with the ranks measured there.
+///
+/// A value: copies share nothing. Nothing in it depends on threads or ranks of a distributed run; other ranks
+/// take the state of the one that measures.
+class cuttlefish_tracker {
+ public:
+  /// Throws value_error for options that cannot be.
+  explicit cuttlefish_tracker(const cuttlefish_options& options = {}) : options_(options) {
+    check_cuttlefish(options);
+  }
+
+  const cuttlefish_options& options() const { return options_; }
+
+  /// Takes the stable ranks at the start of `epoch`; true if the switch is due there. The layers of the first
+  /// call stay those of all. Throws state_error, with nothing changed, unless epochs come as 0, 1, 2, .. and
+  /// there are layers, always the same; value_error, naming the layer, for a stable rank that is negative or
+  /// not finite, or, at epoch 0 and with scaled ranks, zero.
+  bool observe(index_t epoch, const std::vector<layer_stable_rank>& measured) {
+    check(epoch, measured);
+    if (epoch == 0) take_layers(measured);
+    const double most = tolerance();
+    const bool due = epoch > 0 && left() == 0;
+    ++measurements_;
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      for (std::size_t g = 0; g < layers_[i].series.size(); ++g) {
+        one_series& series = layers_[i].series[g];
+        series.values.push_back(measured[i].values[g]);
+        if (series.latched < 0 && epoch >= options_.window && slope(series) <= most) series.latched = epoch;
+      }
+    }
+    return due;
+  }
+
+  /// Number of epochs that have been observed.
+  index_t measurements() const { return measurements_; }
+  /// Number of layers that are not latched.
+  index_t left() const {
+    return static_cast<index_t>(std::count_if(layers_.begin(), layers_.end(), [](const one_layer& layer) {
+      return std::any_of(layer.series.begin(), layer.series.end(),
+                         [](const one_series& s) { return s.latched < 0; });
+    }));
+  }
+  /// The bound of slopes for the next measurement.
+  double tolerance() const {
+    if (measurements_ == 0) return options_.tolerance;
+    const index_t layers = left();
+    return options_.tolerance * (layers <= options_.very_few ? 5.0 : layers <= options_.few ? 2.5 : 1.0);
+  }
+
+  /// Ranks by the latest measurement: of all layers that become smaller by them, whether latched or not.
+  /// Throws state_error before the first measurement.
+  std::vector<layer_rank> ranks() const {
+    if (measurements_ == 0) PUFFERFISH_THROW(state_error("cuttlefish: no stable ranks have been measured"));
+    std::vector<layer_rank> result;
+    for (const one_layer& layer : layers_) {
+      rank_list ranks;
+      for (std::size_t g = 0; g < layer.series.size(); ++g) {
+        ranks.push_back(rank_of(layer.groups[g].size, layer.series[g].values));
+      }
+      const layer_info info{layer.name, layer.groups};
+      if (detail::parameters_as_factors(info, ranks) < detail::parameters_as_dense(info)) {
+        result.emplace_back(layer.name, std::move(ranks));
+      }
+    }
+    return result;
+  }
+
+  /// What is known of a rank group of a layer, for reports.
+  struct report {
+    std::string name;
+    std::size_t group = 0;
+    double stable_rank = 0.0;  ///< latest
+    double scale = 0.0;        ///< xi = full / s(0)
+    double slope = 0.0;        ///< of the series up to now
+    index_t latched = -1;      ///< epoch; -1: not latched
+    index_t rank = 0;          ///< by the latest measurement
+  };
+  std::vector<report> reports() const {
+    std::vector<report> all;
+    for (const one_layer& layer : layers_) {
+      for (std::size_t g = 0; g < layer.series.size(); ++g) {
+        const one_series& series = layer.series[g];
+        all.push_back({layer.name, g, series.values.back(),
+                       full(layer.groups[g].size) / series.values.front(), slope(series), series.latched,
+                       rank_of(layer.groups[g].size, series.values)});
+      }
+    }
+    return all;
+  }
+
+  /// The state as lines, for checkpoints and other ranks; set_state gives the same object, bit for bit.
+  ///     series NAME GROUP ROWS COLUMNS MATRICES LATCHED S(0) S(1) ...
+  std::string state() const {
+    std::string text;
+    for (const one_layer& layer : layers_) {
+      for (std::size_t g = 0; g < layer.series.size(); ++g) {
+        const auto& [size, count] = layer.groups[g];
+        text += "series " + detail::quote_word(layer.name) +
+                detail::message(
+                    {" ", g, " ", size.rows, " ", size.cols, " ", count, " ", layer.series[g].latched});
+        for (const double s : layer.series[g].values) text.append(" ").append(detail::hexadecimal_number(s));
+        text += "\n";
+      }
+    }
+    return text;
+  }
+  /// Throws io_error, naming `source` and the line, for a text that state() does not write; nothing has
+  /// changed then. An empty text: nothing was measured.
+  void set_state(const std::string& text, const std::string& source) {
+    cuttlefish_tracker read(options_);
+    index_t number = 0;
+    detail::for_each_line(text, [&](std::string_view content) {
+      ++number;
+      if (!read.read_series(content)) {
+        detail::throw_error<io_error>({source, ": line ", number, " of Cuttlefish's state is not one: \"",
+                                       content.substr(0, 80), "\""});
+      }
+    });
+    *this = std::move(read);
+  }
+
+ private:
+  struct one_series {
+    std::vector<double> values;  // s(0), s(1), ..
+    index_t latched = -1;
+  };
+  struct one_layer {
+    std::string name;
+    std::vector<matrix_group> groups;
+    std::vector<one_series> series;  // by rank group
+  };
+
+  static double full(const matrix_size& size) { return static_cast<double>(std::min(size.rows, size.cols)); }
+
+  double slope(const one_series& series) const {
+    return cuttlefish_slope(series.values, options_.window, options_.mean_of);
+  }
+
+  index_t rank_of(const matrix_size& size, const std::vector<double>& values) const {
+    const double most = full(size), s = values.back();
+    // The quotient is exactly 1 where s = s(0).
+    const double wanted =
+        options_.rank == cuttlefish_rank::scaled ? std::ceil(most * (s / values.front())) : std::floor(s);
+    const double least = std::max(1.0, std::floor(options_.least_share * most));
+    return static_cast<index_t>(std::min(most, std::max(wanted, least)));
+  }
+
+  void check(index_t epoch, const std::vector<layer_stable_rank>& measured) const {
+    if (epoch != measurements_) {
+      detail::throw_error<state_error>(
+          {"cuttlefish: stable ranks of epoch ", epoch, " where those of epoch ", measurements_, " are due"});
+    }
+    if (measured.empty())
+      PUFFERFISH_THROW(state_error("cuttlefish: there is no layer that may be factorized"));
+    if (epoch > 0 && measured.size() != layers_.size()) {
+      detail::throw_error<state_error>({"cuttlefish: stable ranks of ", measured.size(), " layers at epoch ",
+                                        epoch, ", of ", layers_.size(), " before"});
+    }
+    for (std::size_t i = 0; i < measured.size(); ++i) check_layer(epoch, i, measured[i]);
+  }
+  void check_layer(index_t epoch, std::size_t i, const layer_stable_rank& layer) const {
+    if (layer.values.empty() || layer.values.size() != layer.groups.size()) {
+      detail::throw_error<state_error>({"cuttlefish: ", layer.name, " has ", layer.values.size(),
+                                        " stable ranks for ", layer.groups.size(), " rank groups"});
+    }
+    const auto same_group = [](const matrix_group& a, const matrix_group& b) {
+      return a.size == b.size && a.count == b.count;
+    };
+    if (epoch > 0 && (layers_[i].name != layer.name ||
+                      !std::equal(layer.groups.begin(), layer.groups.end(), layers_[i].groups.begin(),
+                                  layers_[i].groups.end(), same_group))) {
+      detail::throw_error<state_error>({"cuttlefish: layer ", i, " is ", layer.name, " at epoch ", epoch,
+                                        ", was ", layers_[i].name, ", or has matrices of other sizes"});
+    }
+    for (const double s : layer.values) {
+      const bool zero = s == 0.0 && epoch == 0 && options_.rank == cuttlefish_rank::scaled;
+      if (s >= 0.0 && std::isfinite(s) && !zero) continue;
+      detail::throw_error<value_error>({"cuttlefish: the stable rank of ", layer.name, " at epoch ", epoch,
+                                        " is ", s,
+                                        zero ? ": ranks scaled by initial values need initial values other "
+                                               "than zero (keep the layer dense, "
+                                               "or use vanilla ranks)"
+                                             : ""});
+    }
+  }
+
+  void take_layers(const std::vector<layer_stable_rank>& measured) {
+    layers_.clear();
+    for (const layer_stable_rank& layer : measured) {
+      layers_.push_back({layer.name, layer.groups, std::vector<one_series>(layer.values.size())});
+    }
+  }
+
+  bool read_series(std::string_view content) {
+    detail::record_line line(content);
+    std::string kind, name;
+    std::size_t group = 0;
+    matrix_group matrices;
+    one_series series;
+    line.read(kind, name, group, matrices.size.rows, matrices.size.cols, matrices.count, series.latched);
+    if (!line.read_rest(series.values).complete() || kind != "series") return false;
+    const auto count = static_cast<index_t>(series.values.size());
+    const bool possible = std::all_of(series.values.begin(), series.values.end(),
+                                      [](double s) { return s >= 0.0 && std::isfinite(s); });
+    if (!possible || matrices.size.rows < 1 || matrices.size.cols < 1 || matrices.count < 1 ||
+        series.latched < -1 || series.latched >= count || (measurements_ > 0 && count != measurements_)) {
+      return false;
+    }
+    measurements_ = count;
+    if (group == 0) layers_.push_back({name, {}, {}});
+    if (layers_.empty() || layers_.back().name != name || layers_.back().series.size() != group) return false;
+    layers_.back().groups.push_back(matrices);
+    layers_.back().series.push_back(std::move(series));
+    return true;
+  }
+
+  cuttlefish_options options_;
+  std::vector<one_layer> layers_;
+  index_t measurements_ = 0;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// When a training run switches from dense to low rank: at a fixed epoch, when Cuttlefish says so, or when
+/// the loss that the truncation is predicted to cost has stopped falling.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/record_line.hpp>
+#include <pufferfish/train/cuttlefish.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// At the start of this epoch (0-based); 0 factorizes the initial values.
+struct fixed_epoch {
+  index_t epoch = 5;
+};
+
+/// At the start of the epoch after the one at which the stable ranks of all layers have settled, with ranks
+/// from them; see cuttlefish_tracker.
+struct cuttlefish_moment {
+  cuttlefish_options options = {};
+  /// At the start of this epoch at the latest, with the ranks measured there; empty: the run stays dense
+  /// until all layers have settled.
+  std::optional<index_t> latest = std::nullopt;
+};
+
+/// At the start of the first epoch, from `earliest` on, at which p, the loss that a truncation within the
+/// budget is predicted to add (half of the sum of the dropped eigenvalues, per sample), has stopped falling
+/// or is small:
+///     p > (1 - improvement) p of the epoch before,   or   p <= tolerance.
+/// p compares the epochs of one network; it is not measured at epoch 0, which no training step precedes.
+struct predicted_loss_moment {
+  double improvement = 0.05;
+  double tolerance = 0.0;
+  index_t earliest = 2;
+  std::optional<index_t> latest = std::nullopt;  ///< at the start of this epoch at the latest
+};
+
+using switch_moment = std::variant<fixed_epoch, cuttlefish_moment, predicted_loss_moment>;
+
+/// Throws value_error for numbers that cannot be.
+PUFFERFISH_COLD inline void check_moment(const switch_moment& moment) {
+  const auto require_epoch = [](const char* what, index_t epoch, index_t least) {
+    if (epoch >= least) return;
+    detail::throw_error<value_error>({"switch moment: ", what, " epoch ", epoch, " is below ", least});
+  };
+  if (const auto* fixed = std::get_if<fixed_epoch>(&moment)) return require_epoch("the", fixed->epoch, 0);
+  if (const auto* c = std::get_if<cuttlefish_moment>(&moment)) {
+    check_cuttlefish(c->options);
+    return require_epoch("the latest", c->latest.value_or(0), 0);
+  }
+  const auto& p = std::get<predicted_loss_moment>(moment);
+  if (!(p.improvement >= 0.0 && p.improvement < 1.0)) {
+    detail::throw_error<value_error>({"switch moment: a relative improvement of the predicted loss of ",
+                                      p.improvement, " is not in [0, 1)"});
+  }
+  if (!(p.tolerance >= 0.0) || !std::isfinite(p.tolerance)) {
+    detail::throw_error<value_error>(
+        {"switch moment: ", p.tolerance,
+         " as tolerance of the predicted loss; it must be finite and not negative"});
+  }
+  require_epoch("the earliest", p.earliest, 0);
+  require_epoch("the latest", p.latest.value_or(p.earliest), p.earliest);
+}
+
+/// In words, for logs and for the lines that a resumed run must share: "epoch 5". Numbers are exact.
+PUFFERFISH_COLD inline std::string describe(const switch_moment& moment) {
+  const auto latest = [](const std::optional<index_t>& epoch) {
+    return epoch ? detail::message({", at the latest at epoch ", *epoch}) : std::string();
+  };
+  if (const auto* fixed = std::get_if<fixed_epoch>(&moment)) return detail::message({"epoch ", fixed->epoch});
+  if (const auto* c = std::get_if<cuttlefish_moment>(&moment))
+    return describe(c->options) + latest(c->latest);
+  const auto& p = std::get<predicted_loss_moment>(moment);
+  return detail::message({"predicted loss falls by less than ", p.improvement,
+                          " of it over an epoch or is at most ", p.tolerance, ", from epoch ", p.earliest}) +
+         latest(p.latest);
+}
+
+/// What a switch_clock is to be shown at the start of an epoch.
+enum class switch_measurement { none, stable_ranks, predicted_loss };
+
+struct switch_evidence {
+  std::vector<layer_stable_rank> stable_ranks = {};
+  std::optional<double> predicted_loss = std::nullopt;
+};
+
+/// Decides at the start of each epoch of dense training whether the switch is due there.
+///
+///     switch_clock clock(predicted_loss_moment{});
+///     // At the start of each epoch, on the rank that measures:
+///     switch_evidence seen;
+///     if (clock.wanted(epoch) == switch_measurement::predicted_loss) seen.predicted_loss = ...;
+///     clock.decide(epoch, seen);
+///     // All others, so that all ranks have one answer:
+///     clock.set_state(state broadcast from that rank, "rank 0");
+///     if (clock.is_due(epoch)) switch, at clock.ranks() if there are any;
+///
+/// The state, with the answer, goes into checkpoints; a clock that has got it gives the same answers.
+class switch_clock {
+ public:
+  /// Throws value_error for numbers that cannot be.
+  explicit switch_clock(switch_moment moment = fixed_epoch{})
+      : moment_(std::move(moment)), tracker_((check_moment(moment_), cuttlefish_of(moment_))) {}
+
+  const switch_moment& moment() const { return moment_; }
+
+  /// What decide(epoch) needs.
+  switch_measurement wanted(index_t epoch) const {
+    if (due_ || epoch == decided_) return switch_measurement::none;
+    if (std::holds_alternative<cuttlefish_moment>(moment_)) return switch_measurement::stable_ranks;
+    const auto* const p = std::get_if<predicted_loss_moment>(&moment_);
+    // The first epoch that may switch compares with the one before.
+    const bool compared = p != nullptr && epoch >= 1 && epoch + 1 >= p->earliest;
+    return compared ? switch_measurement::predicted_loss : switch_measurement::none;
+  }
+
+  /// Whether the switch is due at the start of `epoch`. Once it is, later epochs change nothing; asked twice
+  /// for one epoch, the first answer stays. A predicted loss that is missing decides nothing, and nothing is
+  /// compared with it. Throws state_error for an epoch before the last one and, for Cuttlefish, as
+  /// cuttlefish_tracker::observe; value_error for a predicted loss that is negative or not finite. Nothing
+  /// has changed then.
+  bool decide(index_t epoch, const switch_evidence& seen = {}) {
+    if (due_ || epoch == decided_) return is_due(epoch);
+    if (epoch < decided_) {
+      detail::throw_error<state_error>({"switch clock: epoch ", epoch, " after epoch ", decided_});
+    }
+    std::string why;
+    if (const auto* fixed = std::get_if<fixed_epoch>(&moment_)) {
+      if (epoch >= fixed->epoch) why = detail::message({"epoch ", fixed->epoch, " was asked for"});
+    } else if (const auto* c = std::get_if<cuttlefish_moment>(&moment_)) {
+      const index_t left = tracker_.left();
+      const bool settled = tracker_.observe(epoch, seen.stable_ranks);
+      why = settled ? std::string("the stable ranks of all layers have settled")
+                    : at_latest(epoch, c->latest,
+                                detail::message({"stable ranks of ", left, " layers still change"}));
+    } else {
+      why = by_predicted_loss(epoch, std::get<predicted_loss_moment>(moment_), seen.predicted_loss);
+    }
+    decided_ = epoch;
+    if (!why.empty()) {
+      due_ = epoch;
+      reason_ = std::move(why);
+    }
+    return due_.has_value();
+  }
+
+  /// The answer that has been given.
+  bool is_due(index_t epoch) const { return due_ && epoch >= *due_; }
+  /// The epoch at whose start the switch is due; empty: not decided yet.
+  const std::optional<index_t>& due() const { return due_; }
+  /// Why, in words; empty before the decision.
+  const std::string& reason() const { return reason_; }
+
+  /// Of Cuttlefish, once the switch is due: the layers to factorize and their ranks. Empty otherwise.
+  std::vector<layer_rank> ranks() const {
+    if (!due_ || !std::holds_alternative<cuttlefish_moment>(moment_)) return {};
+    return tracker_.ranks();
+  }
+  /// What Cuttlefish has seen.
+  const cuttlefish_tracker& cuttlefish() const { return tracker_; }
+  /// The predicted losses that have been measured: (epoch, loss), for plots.
+  const std::vector<std::pair<index_t, double>>& predicted_losses() const { return losses_; }
+
+  /// The state as lines. Empty: nothing was decided yet.
+  std::string state() const {
+    if (decided_ < 0) return {};
+    std::string text = detail::message({"decided ", decided_, "\n"});
+    if (due_) text += detail::message({"due ", *due_, " "}) + detail::quote_word(reason_) + "\n";
+    for (const auto& [epoch, loss] : losses_) {
+      text += detail::message({"loss ", epoch, " "}) + detail::hexadecimal_number(loss) + "\n";
+    }
+    return text + tracker_.state();
+  }
+  /// Takes the state of a clock of the same moment. Throws io_error, naming `source` and the line, for a text
+  /// that state() does not write; nothing has changed then.
+  void set_state(const std::string& text, const std::string& source) {
+    switch_clock read(moment_);
+    std::string series;
+    index_t number = 0;
+    detail::for_each_line(text, [&](std::string_view line) {
+      ++number;
+      if (line.substr(0, 7) == "series ") {
+        series.append(line).append("\n");
+      } else if (!read.read_line(line)) {
+        detail::throw_error<io_error>({source, ": line ", number,
+                                       " of the switch clock's state is not one: \"", line.substr(0, 80),
+                                       "\""});
+      }
+    });
+    read.tracker_.set_state(series, source);
+    const bool follows = std::holds_alternative<cuttlefish_moment>(moment_);
+    if (read.tracker_.measurements() != (follows ? read.decided_ + 1 : 0) ||
+        (!text.empty() && read.decided_ < 0) ||
+        (!read.losses_.empty() && !std::holds_alternative<predicted_loss_moment>(moment_))) {
+      detail::throw_error<io_error>({source, ": the switch clock's state was decided up to epoch ",
+                                     read.decided_, " with ", read.tracker_.measurements(),
+                                     " measurements of stable ranks and ", read.losses_.size(),
+                                     " predicted losses, which is not a state of: ", describe(moment_)});
+    }
+    *this = std::move(read);
+  }
+
+ private:
+  static cuttlefish_options cuttlefish_of(const switch_moment& moment) {
+    const auto* const c = std::get_if<cuttlefish_moment>(&moment);
+    return c != nullptr ? c->options : cuttlefish_options{};
+  }
+
+  static std::string at_latest(index_t epoch, const std::optional<index_t>& latest,
+                               const std::string& although) {
+    if (!latest || epoch < *latest) return {};
+    return detail::message({"epoch ", *latest, " is the latest, although ", although});
+  }
+
+  std::string by_predicted_loss(index_t epoch, const predicted_loss_moment& p,
+                                const std::optional<double>& loss) {
+    if (loss && !(*loss >= 0.0 && std::isfinite(*loss))) {
+      detail::throw_error<value_error>({"switch clock: the predicted loss at epoch ", epoch, " is ", *loss,
+                                        "; it must be finite and not negative"});
+    }
+    const bool compared = !losses_.empty() && losses_.back().first + 1 == epoch;
+    const double before = compared ? losses_.back().second : 0.0;
+    if (loss) losses_.emplace_back(epoch, *loss);
+    if (loss && epoch >= p.earliest) {
+      if (*loss <= p.tolerance) {
+        return detail::message({"the predicted loss ", *loss, " is at most ", p.tolerance});
+      }
+      if (compared && *loss > (1.0 - p.improvement) * before) {
+        return detail::message({"the predicted loss has stopped falling: ", before, ", then ", *loss});
+      }
+    }
+    return at_latest(epoch, p.latest,
+                     loss ? detail::message({"the predicted loss of ", *loss, " still falls"})
+                          : std::string("no predicted loss was measured"));
+  }
+
+  bool read_line(std::string_view content) {
+    const std::size_t space = std::min(content.find(' '), content.size());
+    const std::string_view kind = content.substr(0, space);
+    detail::record_line line(content.substr(std::min(content.size(), space + 1)));
+    if (kind == "decided") {
+      line.read(decided_);
+      return line.complete() && decided_ >= 0;
+    }
+    if (kind == "due") {
+      line.read(due_.emplace(), reason_);
+      return line.complete() && *due_ >= 0 && *due_ == decided_;
+    }
+    if (kind == "loss") {
+      const index_t before = losses_.empty() ? -1 : losses_.back().first;
+      auto& [epoch, loss] = losses_.emplace_back();
+      line.read(epoch, loss);
+      return line.complete() && epoch > before && epoch <= decided_ && loss >= 0.0 && std::isfinite(loss);
+    }
+    return false;
+  }
+
+  switch_moment moment_;
+  index_t decided_ = -1;  // the last epoch
+  std::optional<index_t> due_;
+  std::string reason_;
+  cuttlefish_tracker tracker_;                      // of a cuttlefish_moment
+  std::vector<std::pair<index_t, double>> losses_;  // of a predicted_loss_moment
+};
+
+PUFFERFISH_NAMESPACE_END
