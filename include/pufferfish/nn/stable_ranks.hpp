@@ -9,29 +9,24 @@
 #include <vector>
 
 #include <pufferfish/core/parallel.hpp>
+#include <pufferfish/lowrank/candidates.hpp>
 #include <pufferfish/lowrank/stable_rank.hpp>
 #include <pufferfish/nn/factorize.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The stable ranks of all layers that `policy` would factorize at a low enough rank, in execution order:
-/// dense layers that policy.first_layer, last_layer_dense, shortcuts_dense, embeddings_dense and also_if do
-/// not keep dense, and whose matrices rank 1 makes smaller. policy.rank counts for nothing; policy.threads
-/// layers are measured at once, which changes no bit of the result. The weights of a device's network are
-/// copied to the host first.
+/// The stable ranks of all layers that `policy` would factorize at a low enough rank (select_candidates), in
+/// execution order. policy.threads layers are measured at once, which changes no bit of the result. The
+/// weights of a device's network are copied to the host first.
 ///
 /// Throws value_error for an element that is not finite, naming the layer, and as `select`.
 template <class Root, class Device>
 std::vector<layer_stable_rank> stable_ranks(const model<Root, Device>& net, const factorize_policy& policy,
                                             const stable_rank_options& options = {}) {
-  factorize_policy any_rank = policy;
-  any_rank.rank = fixed_rank{1};
-  any_rank.embedding_rank.reset();
-  any_rank.keep_dense_if_larger = true;
   std::vector<layer_stable_rank> result;
   net.read_on_host([&](const Root&) {
     const auto found = detail::find_slots(net);
-    const std::vector<layer_choice> choices = select(found.layers, any_rank, "stable_ranks");
+    const std::vector<layer_choice> choices = select_candidates(found.layers, policy, "stable_ranks");
     std::vector<std::vector<double>> values(choices.size());
     const std::vector<std::size_t> order = detail::decomposition_order(found.layers);
     thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {

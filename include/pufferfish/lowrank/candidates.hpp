@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `select_candidates`: the layers that a policy would factorize at a low enough rank.
+
+#include <vector>
+
+#include <pufferfish/lowrank/selection.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What `select` says of layers whose ranks are found by other means than policy.rank: those that
+/// policy.first_layer, last_layer_dense, shortcuts_dense, embeddings_dense and also_if do not keep dense, and
+/// that become smaller at rank 1. policy.rank, embedding_rank and keep_dense_if_larger count for nothing.
+/// Errors as `select`.
+PUFFERFISH_COLD inline std::vector<layer_choice> select_candidates(const std::vector<layer_info>& layers,
+                                                                   const factorize_policy& policy,
+                                                                   const char* caller) {
+  factorize_policy any_rank = policy;
+  any_rank.rank = fixed_rank{1};
+  any_rank.embedding_rank.reset();
+  any_rank.keep_dense_if_larger = true;
+  return select(layers, any_rank, caller);
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `measure_layers`: times of layers, dense and at a few ranks, each by itself at its real input.
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/core/memory.hpp>
+#include <pufferfish/lowrank/candidates.hpp>
+#include <pufferfish/lowrank/layer_times.hpp>
+#include <pufferfish/nn/layer_inputs.hpp>
+#include <pufferfish/nn/network.hpp>
+#include <pufferfish/ops/output_loss.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct timing_options {
+  int iterations = 11;  ///< of each variant; the first is not counted, the median of the others is
+  /// No further iteration begins once all variants of a layer or a stage together have taken this long and at
+  /// least one of each counts.
+  double seconds = 10.0;
+};
+
+namespace detail {
+
+inline void check_timing(const char* who, const timing_options& options) {
+  if (options.iterations >= 2 && options.seconds > 0.0) return;
+  throw_error<value_error>({who, ": ", options.iterations, " iterations of which one is not counted, ",
+                            options.seconds, " seconds: at least 2, and more than 0"});
+}
+
+template <class Device>
+void wait_for(context<Device>& ctx) {
+  if constexpr (requires { ctx.synchronize(); }) ctx.synchronize();
+}
+
+/// Puts a context's step and mode back: what is timed begins steps of its own.
+template <class Device>
+class timed_scope {
+ public:
+  explicit timed_scope(context<Device>& ctx)
+      : ctx_(ctx), mode_(ctx, run_mode::training), step_(ctx.step()), first_(ctx.first_sample()) {}
+  ~timed_scope() { ctx_.begin_step(step_, first_); }
+  timed_scope(const timed_scope&) = delete;
+  timed_scope& operator=(const timed_scope&) = delete;
+
+ private:
+  context<Device>& ctx_;
+  mode_scope<Device> mode_;
+  std::uint64_t step_;
+  index_t first_;
+};
+
+/// Median milliseconds of each of several passes, which take turns, so that a machine that slows down slows
+/// all of them.
+template <class Device>
+std::vector<double> time_passes(context<Device>& ctx, const timing_options& options,
+                                const std::vector<std::function<void()>>& passes) {
+  using clock = std::chrono::steady_clock;
+  const timed_scope scope(ctx);
+  std::vector<std::vector<double>> times(passes.size());
+  const clock::time_point begun = clock::now();
+  for (int iteration = 0; iteration < options.iterations; ++iteration) {
+    if (iteration >= 2 && std::chrono::duration<double>(clock::now() - begun).count() > options.seconds)
+      break;
+    for (std::size_t i = 0; i < passes.size(); ++i) {
+      ctx.begin_step(static_cast<std::uint64_t>(iteration));
+      wait_for(ctx);
+      const clock::time_point start = clock::now();
+      passes[i]();
+      wait_for(ctx);
+      if (iteration > 0)
+        times[i].push_back(std::chrono::duration<double, std::milli>(clock::now() - start).count());
+    }
+  }
+  std::vector<double> medians;
+  for (std::vector<double>& all : times) {
+    const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+    std::nth_element(all.begin(), middle, all.end());
+    medians.push_back(all.size() % 2 == 1 ? *middle
+                                          : 0.5 * (*middle + *std::max_element(all.begin(), middle)));
+  }
+  return medians;
+}
+
+/// A tensor of a device's with random elements.
+template <class T, class Device>
+class random_block {
+ public:
+  random_block(const extents<4>& shape, std::uint64_t stream)
+      : shape_(shape), memory_(memory_of<Device>::source(), volume<4>(shape), uninitialized) {
+    // As random as timing needs: the same numbers again and again.
+    std::array<float, 4099> numbers{};
+    fill_normal(std::span<float>(numbers), 1.0, random_stream(1, stream));
+    std::vector<T> values(static_cast<std::size_t>(memory_.size()));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(numbers[i % numbers.size()]);
+    memory_.from_host(values);
+  }
+  tensor_view<T, 4> view() { return {memory_.data(), shape_}; }
+
+ private:
+  extents<4> shape_;
+  memory_block<T> memory_;
+};
+
+/// The same layer in a network of its own, dense as it is, or at other ranks and with random factors.
+/// `writers` passes write its gradients.
+template <class T, class Device>
+network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_list& ranks, int writers) {
+  struct setter final : state_visitor<parameter_t<T>> {
+    void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override { p.set_writers(count); }
+    void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
+    int count = 1;
+  } all;
+  all.count = writers;
+  any_layer<T, Device> copy = ranks.empty() ? layer : layer.twin(ranks);
+  copy.visit_state(all);
+  network<T, Device> alone(std::move(copy));
+  if (!ranks.empty()) alone.initialize(1);
+  return alone;
+}
+
+/// Passes of layers from images, rows or sequences to the same, all of one shape.
+template <class T, class Device>
+class layer_passes {
+ public:
+  layer_passes(context<Device>& ctx, const layer_input& input, const extents<4>& output)
+      : ctx_(&ctx),
+        x_(input.shape, 1),
+        y_(output, 2),
+        dy_(output, 3),
+        dx_(input.gradient ? input.shape : none, 4) {}
+
+  void run(const network<T, Device>& net) {
+    net.forward(*ctx_, x_.view(), y_.view());
+    net.backward(*ctx_, dy_.view(), dx_.view().empty() ? tensor_view<T, 4>() : dx_.view());
+  }
+
+ private:
+  static constexpr extents<4> none{0, 0, 0, 0};
+  context<Device>* ctx_;
+  random_block<T, Device> x_, y_, dy_, dx_;
+};
+
+/// Passes of an embedding: a lookup and, if its table is tied, the loss of an output layer of that table.
+template <class T, class Device>
+class embedding_passes {
+ public:
+  embedding_passes(context<Device>& ctx, const layer_input& input, const token_layer<T, Device>& table)
+      : ctx_(&ctx),
+        rows_(input.shape[0]),
+        tied_(input.tied_rows),
+        y_({rows_, 1, 1, table.width()}, 1),
+        h_({tied_, 1, 1, table.width()}, 2),
+        dh_({tied_, 1, 1, table.width()}, 3),
+        tokens_(memory_of<Device>::source(), std::max(rows_, tied_), uninitialized),
+        results_(memory_of<Device>::source(), 2) {
+    std::vector<std::int32_t> drawn;
+    const random_stream random(1, 5);
+    for (index_t i = 0; i < tokens_.size(); ++i) {
+      drawn.push_back(static_cast<std::int32_t>(
+          random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(table.vocabulary()))));
+    }
+    tokens_.from_host(drawn);
+  }
+
+  void run(const network<T, Device>& net) {
+    const token_layer<T, Device>& table = *net.root().tokens();
+    const auto matrix = [](const tensor_view<T, 4>& v) {
+      return tensor_view<T, 2>(v.data(), {v.extent(0), v.extent(3)});
+    };
+    const tensor_view<T, 2> y = matrix(y_.view());
+    table.forward(*ctx_, tokens(rows_), y);
+    if (tied_ > 0) output(table, matrix(h_.view()), matrix(dh_.view()));
+    table.backward(*ctx_, y);
+  }
+
+ private:
+  std::span<const std::int32_t> tokens(index_t count) const {
+    return {tokens_.data(), static_cast<std::size_t>(count)};
+  }
+  void output(const token_layer<T, Device>& table, const tensor_view<T, 2>& h, const tensor_view<T, 2>& dh) {
+    scratch_frame frame(ctx_->scratch());
+    const ops::output_layer<T> layer{table.output_rows(*ctx_, frame, h), table.rows(), nullptr, 1};
+    T* const kept = frame.template take<T>(ops::output_loss_kept(*ctx_, layer));
+    ops::output_loss_forward<T>(*ctx_, layer, tokens(tied_), {}, kept, results_.data());
+    const tensor_view<T, 2> drows = table.output_row_gradient(frame, dh);
+    ops::output_loss_backward<T>(*ctx_, layer, tokens(tied_), {}, static_cast<double>(tied_), kept,
+                                 {drows, table.weight_gradient(), false, nullptr, false});
+    table.output_backward(*ctx_, h, drows, dh);
+  }
+
+  context<Device>* ctx_;
+  index_t rows_, tied_;
+  random_block<T, Device> y_, h_, dh_;
+  memory_block<std::int32_t> tokens_;
+  memory_block<double> results_;
+};
+
+/// An eighth of the full rank of each group; then a quarter and a half of it in one group at a time.
+inline std::vector<rank_list> measured_ranks(const std::vector<matrix_group>& groups) {
+  const auto share = [](const matrix_group& group, index_t part) {
+    return std::max<index_t>(1, std::min(group.size.rows, group.size.cols) / part);
+  };
+  rank_list base;
+  for (const matrix_group& group : groups) base.push_back(share(group, 8));
+  std::vector<rank_list> all{base};
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (const index_t part : {4, 2}) {
+      rank_list ranks = base;
+      ranks[g] = share(groups[g], part);
+      if (ranks != all.back() && ranks != base) all.push_back(ranks);
+    }
+  }
+  return all;
+}
+
+/// Times of the same layer dense and at `ranks`; the first is the dense one's.
+template <class T, class Device>
+std::vector<double> time_layer(context<Device>& ctx, const any_layer<T, Device>& layer,
+                               const layer_input& input, const std::vector<rank_list>& ranks,
+                               const timing_options& options) {
+  std::vector<network<T, Device>> variants;
+  variants.reserve(ranks.size() + 1);
+  const int writers = input.tied_rows > 0 ? 2 : 1;
+  variants.push_back(layer_alone(layer, {}, writers));
+  for (const rank_list& one : ranks) variants.push_back(layer_alone(layer, one, writers));
+  std::vector<std::function<void()>> passes;
+  const auto time = [&](auto& pass) {
+    for (const network<T, Device>& variant : variants)
+      passes.emplace_back([&pass, &variant] { pass.run(variant); });
+    return time_passes(ctx, options, passes);
+  };
+  if (const auto* table = layer.tokens()) {
+    embedding_passes<T, Device> pass(ctx, input, *table);
+    return time(pass);
+  }
+  layer_passes<T, Device> pass(ctx, input, layer.output_shape(input.shape));
+  return time(pass);
+}
+
+/// Equal for layers that take equal time.
+template <class T, class Device>
+std::string timing_key(const any_layer<T, Device>& layer, const layer_input& input) {
+  std::string key = layer.describe();
+  const layer_weights<parameter_t<T>> weights = layer.weights("");
+  for (const auto& matrix : weights.matrices) key += message({" ", matrix.view.shape(), " ", matrix.group});
+  if (layer.tokens() == nullptr) key += " " + to_string<4>(layer.output_shape(input.shape));
+  return key + message({" ", input.shape, " ", input.gradient ? 1 : 0, " ", input.tied_rows, " ",
+                        has_any(weights.biases) ? 1 : 0});
+}
+
+}  // namespace detail
+
+/// Times of all layers that `policy` would factorize at a low enough rank (select_candidates): forward and
+/// backward pass of each layer alone at its input of `inputs` (traced_inputs, counted_inputs or
+/// sequence_inputs, for the batch of one rank), dense and, for each rank group, at an eighth, a quarter and a
+/// half of the full rank; then the linear model of fit_layer_time. Equal layers with equal inputs are
+/// measured once. A layer alone lacks what a network fuses into its passes (batch norm, ReLU), for both
+/// variants alike; a tied embedding's time is that of a lookup and of the output layer with its loss. On a
+/// device every pass is waited for, so that times have a launch's latency in them.
+///
+/// The network stays as it is. `ctx` must be between two training steps; its threads and mode of computing
+/// should be the run's. Takes memory for one layer at a time: its input and output twice, its parameters and
+/// gradients dense and at each rank.
+///
+/// Times differ from run to run: of several ranks one measures and the others take its to_text(). Throws
+/// state_error for a candidate without an input, naming it; value_error for options that cannot be.
+template <class Root, class Device>
+layer_times measure_layers(const model<Root, Device>& net, const std::vector<layer_input>& inputs,
+                           const factorize_policy& policy, context<Device>& ctx,
+                           const timing_options& options = {}) {
+  detail::check_timing("measure_layers", options);
+  layer_times result;
+  net.read_on_host([&](const Root&) {
+    const auto found = detail::find_slots(net);
+    const std::vector<layer_choice> choices = select_candidates(found.layers, policy, "measure_layers");
+    std::map<std::string, layer_time> known;
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      if (!choices[i].factorize()) continue;
+      const std::string& name = found.layers[i].name;
+      const auto input = std::find_if(inputs.begin(), inputs.end(),
+                                      [&](const layer_input& one) { return one.name == name; });
+      if (input == inputs.end()) {
+        PUFFERFISH_THROW(state_error("measure_layers: the list of inputs has none of layer " + name));
+      }
+      const auto& layer = *found.slots[i];
+      const std::string key = detail::timing_key(layer, *input);
+      auto at = known.find(key);
+      if (at == known.end()) {
+        const std::vector<rank_list> ranks = detail::measured_ranks(found.layers[i].groups);
+        const std::vector<double> times = detail::time_layer(ctx, layer, *input, ranks, options);
+        std::vector<rank_time> points;
+        for (std::size_t r = 0; r < ranks.size(); ++r) points.push_back({ranks[r], times[r + 1]});
+        at = known.emplace(key, fit_layer_time(name, times[0], points)).first;
+      }
+      result.layers.push_back(at->second);
+      result.layers.back().name = name;
+    }
+  });
+  return result;
+}
+
+PUFFERFISH_NAMESPACE_END
