@@ -16,8 +16,10 @@
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/core/record_line.hpp>
 #include <pufferfish/dist/exchange_plan.hpp>
+#include <pufferfish/lowrank/layer_times.hpp>
 #include <pufferfish/optim/schedule.hpp>
 #include <pufferfish/train/progress_record.hpp>
+#include <pufferfish/train/switch_moment.hpp>
 
 namespace {
 
@@ -49,6 +51,30 @@ void try_plateau(const std::string& text) {
   require(one.state() == other.state());
 }
 
+void try_clock(const std::string& text) {
+  for (const switch_moment& moment :
+       {switch_moment(cuttlefish_moment{}), switch_moment(predicted_loss_moment{})}) {
+    switch_clock one(moment), other(moment);
+    try {
+      one.set_state(text, "fuzz");
+    } catch (const io_error&) {
+      continue;
+    }
+    other.set_state(one.state(), "again");
+    require(one.state() == other.state() && one.due() == other.due() && one.ranks() == other.ranks());
+  }
+}
+
+void try_times(const std::string& text) {
+  const layer_times times = layer_times_from_text(text, "fuzz");
+  require(layer_times_from_text(to_text(times), "again") == times);
+}
+
+void try_stages(const std::string& text) {
+  const std::vector<stage_time> stages = stage_times_from_text(text, "fuzz");
+  require(stage_times_from_text(to_text(stages), "again") == stages);
+}
+
 /// Any bytes are a name; numbers come back bit for bit.
 void try_words(const std::string& text) {
   const std::string word = detail::quote_word(text);
@@ -74,7 +100,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const std::string text(reinterpret_cast<const char*>(data + 1), size - 1);
   try {
-    switch (data[0] % 5) {
+    // Bytes from 250 on have kinds of their own, so that seeds keep theirs.
+    switch (data[0] < 250 ? data[0] % 5 : data[0] - 245) {
       case 0:
         try_record(text);
         break;
@@ -86,6 +113,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
       case 3:
         try_plateau(text);
+        break;
+      case 5:
+        try_clock(text);
+        break;
+      case 6:
+        try_times(text);
+        break;
+      case 7:
+        try_stages(text);
         break;
       default:
         try_words(text);

@@ -233,6 +233,7 @@ TEST_CASE("Cuttlefish: a state as text goes on to the same answers, bit for bit"
        {"series a 1 4 5 1 2 0x1p+1 0x1p+1", "series a 1 4 5 1 -2 0x1p+1 0x1p+1", "series a 1 4 5 1 1 0x1p+1",
         "series a 2 4 5 1 1 0x1p+1 0x1p+1", "series b 1 4 5 1 1 0x1p+1 0x1p+1",
         "series a 1 0 5 1 1 0x1p+1 0x1p+1", "series a 1 4 5 0 1 0x1p+1 0x1p+1",
+        "series a 1 4000000000 4000000000 1 1 0x1p+1 0x1p+1", "series a 1 4 5 1 1 0x0p+0 0x1p+1",
         "series a 1 4 5 1 1 nan 0x1p+1", "series a 1 4 5 1 1 0x1p+1 -0x1p+1", "series", "",
         "other a 1 4 5 1 1 0x1p+1 0x1p+1", "series a 1 4 5 1 1"}) {
     CAPTURE(bad);

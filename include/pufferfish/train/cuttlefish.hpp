@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -299,6 +300,15 @@ class cuttlefish_tracker {
     }
   }
 
+  // Whether there can be such matrices: numbers of parameters, also of factors, are within index_t.
+  static bool is_possible(const matrix_group& matrices) {
+    const auto rows = static_cast<double>(matrices.size.rows), cols = static_cast<double>(matrices.size.cols);
+    const double sides = (rows + cols) * std::min(rows, cols);
+    return matrices.size.rows >= 1 && matrices.size.cols >= 1 && matrices.count >= 1 &&
+           std::max(rows * cols, sides) * static_cast<double>(matrices.count) <
+               0.5 * static_cast<double>(std::numeric_limits<index_t>::max());
+  }
+
   bool read_series(std::string_view content) {
     detail::record_line line(content);
     std::string kind, name;
@@ -308,10 +318,11 @@ class cuttlefish_tracker {
     line.read(kind, name, group, matrices.size.rows, matrices.size.cols, matrices.count, series.latched);
     if (!line.read_rest(series.values).complete() || kind != "series") return false;
     const auto count = static_cast<index_t>(series.values.size());
-    const bool possible = std::all_of(series.values.begin(), series.values.end(),
-                                      [](double s) { return s >= 0.0 && std::isfinite(s); });
-    if (!possible || matrices.size.rows < 1 || matrices.size.cols < 1 || matrices.count < 1 ||
-        series.latched < -1 || series.latched >= count || (measurements_ > 0 && count != measurements_)) {
+    if (!is_possible(matrices) || series.latched < -1 || series.latched >= count ||
+        (measurements_ > 0 && count != measurements_) ||
+        !std::all_of(series.values.begin(), series.values.end(),
+                     [](double s) { return s >= 0.0 && std::isfinite(s); }) ||
+        (options_.rank == cuttlefish_rank::scaled && series.values.front() == 0.0)) {
       return false;
     }
     measurements_ = count;
