@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `largest_eigenvalue`: the largest eigenvalue of a positive semidefinite matrix, for much less than all of
-/// them.
+/// `largest_eigenvalue`: the largest eigenvalue of a positive semidefinite matrix, at a fraction of the cost
+/// of all eigenvalues.
 
 #include <algorithm>
 #include <cmath>
@@ -17,8 +17,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Whether shift I - a is positive definite, by a Cholesky factorization: then every eigenvalue of a is below
-/// the shift. Reads the lower triangle of a [n x n, rows dense]. n^3 / 6 multiplications.
+/// Whether shift I - a is positive definite, so that every eigenvalue of a is below the shift. By a Cholesky
+/// factorization, n^3 / 6 multiplications. Of a [n x n, rows dense] only the lower triangle is read.
 PUFFERFISH_COLD inline bool is_below(const tensor<double, 2>& a, double shift) {
   const index_t n = a.extent(0);
   tensor<double, 2> factor({n, n});
@@ -35,14 +35,15 @@ PUFFERFISH_COLD inline bool is_below(const tensor<double, 2>& a, double shift) {
   return true;
 }
 
-/// Lanczos iteration on a symmetric matrix from a fixed start: after k steps, ritz_value() is the largest
-/// eigenvalue of the matrix on the space of the start and its first k - 1 images (Golub & Van Loan, Matrix
-/// Computations, chapter 10). It rises towards the largest eigenvalue of all of the matrix and, up to
-/// rounding, never exceeds it. Vectors are not made orthogonal again: rounding then repeats eigenvalues that
-/// have been found, which the largest of them does not notice.
+/// Lanczos iteration on a symmetric matrix from a fixed start vector (Golub & Van Loan, Matrix Computations,
+/// chapter 10). After k steps, ritz_value() is the largest eigenvalue of the matrix restricted to the span of
+/// the start vector and its first k - 1 images. It rises towards the largest eigenvalue of the matrix and, up
+/// to rounding, never exceeds it. The vectors are not reorthogonalized: rounding then repeats eigenvalues
+/// that have converged, which leaves the largest one as it is.
 class lanczos_iteration {
  public:
-  /// `a` [n x n, rows dense] outlives this object; both triangles are read. Entries are at most about one.
+  /// `a` [n x n, rows dense] must outlive this object. Both triangles are read. Elements are at most about
+  /// one.
   explicit lanczos_iteration(const tensor<double, 2>& a)
       : a_(a), q_(a.extent(0)), before_(a.extent(0)), next_(a.extent(0)) {
     start_values random(0x706f776572U);
@@ -50,7 +51,7 @@ class lanczos_iteration {
     scale_by(1.0 / std::sqrt(dot(q_.data(), q_.data(), n())), q_.data(), n());
   }
 
-  /// One more step. False, and no step, once the space holds all of its images.
+  /// Makes one more step. Returns false, without a step, if the span contains all of its images.
   bool step() {
     if (finished_) return false;
     double* const next = next_.data();
@@ -84,8 +85,8 @@ class lanczos_iteration {
   bool finished_ = false;
 };
 
-/// The method of largest_eigenvalue for a matrix with a trace of about one and both triangles; 0 where it has
-/// not come to an end.
+/// largest_eigenvalue of a matrix with a trace of about one and both triangles; 0 if the iteration has not
+/// converged.
 PUFFERFISH_COLD inline double largest_by_lanczos(const tensor<double, 2>& a, double tolerance) {
   constexpr int most_steps = 128, between = 8, most_checks = 3;
   lanczos_iteration iteration(a);
@@ -106,17 +107,17 @@ PUFFERFISH_COLD inline double largest_by_lanczos(const tensor<double, 2>& a, dou
 
 }  // namespace detail
 
-/// The largest eigenvalue of a positive semidefinite matrix a [n x n], of which only the lower triangle is
-/// read: a value v with v <= lambda_1 <= v (1 + tolerance), up to rounding.
+/// The largest eigenvalue lambda_1 of a positive semidefinite matrix a [n x n], of which only the lower
+/// triangle is read. The result v satisfies v <= lambda_1 <= v (1 + tolerance), up to rounding.
 ///
-/// Power iteration would do; the Lanczos iteration uses the same products with a and converges in about the
-/// square root of as many. A Cholesky factorization of v (1 + tolerance) I - a proves the upper bound, for
-/// whatever start. Where it cannot (a tolerance of about rounding, an iteration that has not converged within
-/// 128 steps), and for n up to 32, all eigenvalues are computed (symmetric_eigen). Deterministic: equal input
-/// gives equal bits.
+/// v comes from the Lanczos iteration, which needs about the square root of the products with a that power
+/// iteration needs. A Cholesky factorization of v (1 + tolerance) I - a then proves the upper bound, whatever
+/// the start vector was. If the proof fails (a tolerance close to rounding, or no convergence within 128
+/// steps), and for n <= 32, all eigenvalues are computed (symmetric_eigen). Deterministic: equal input gives
+/// equal bits.
 ///
 /// 0 for a matrix of zeros or without elements. Throws shape_error if a is not square, value_error for a
-/// tolerance that is not positive or an entry that is not finite.
+/// tolerance that is not positive and for an element that is not finite.
 PUFFERFISH_COLD inline double largest_eigenvalue(const tensor_view<const double, 2>& a,
                                                  double tolerance = 1e-6) {
   const index_t n = a.extent(0);

@@ -10,9 +10,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What `select` says of layers whose ranks are found by other means than policy.rank: those that
-/// policy.first_layer, last_layer_dense, shortcuts_dense, embeddings_dense and also_if do not keep dense, and
-/// that become smaller at rank 1. policy.rank, embedding_rank and keep_dense_if_larger count for nothing.
+/// The choices of `select` for layers whose ranks come from elsewhere than policy.rank. A layer is chosen
+/// unless policy.first_layer, last_layer_dense, shortcuts_dense, embeddings_dense or also_if keeps it dense,
+/// or rank 1 does not make it smaller. policy.rank, embedding_rank and keep_dense_if_larger are not used.
 /// Errors as `select`.
 PUFFERFISH_COLD inline std::vector<layer_choice> select_candidates(const std::vector<layer_info>& layers,
                                                                    const factorize_policy& policy,

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// `layer_times`: measured milliseconds of the layers of a network, dense and low-rank, as a table: for
-/// budgets in milliseconds, and for leaving layers dense that low rank does not make faster.
-/// nn/measure_layers.hpp measures them.
+/// `layer_times`: a table of measured milliseconds of the layers of a network, dense and low-rank. Budgets in
+/// milliseconds need it, and it tells which layers low rank does not make faster. nn/measure_layers.hpp
+/// measures the times.
 
 #include <algorithm>
 #include <cmath>
@@ -25,15 +25,16 @@ inline bool is_time(double ms) { return ms >= 0.0 && std::isfinite(ms); }
 
 }  // namespace detail
 
-/// Time of a layer's forward and backward pass over one batch, in milliseconds. As low-rank layer:
-///     low_rank_ms + ms_per_rank[0] rank[0] + ms_per_rank[1] rank[1] + ..   (a rank for each rank group)
+/// Milliseconds of a layer's forward and backward pass over one batch. At ranks r[0], r[1], ..., one for each
+/// rank group, the low-rank layer takes low_rank_ms + ms_per_rank[0] r[0] + ms_per_rank[1] r[1] + ... .
 struct layer_time {
   std::string name;
   double dense_ms = 0.0;
   double low_rank_ms = 0.0;         ///< what does not depend on ranks
   std::vector<double> ms_per_rank;  ///< of each rank group
 
-  /// Throws rank_error, naming the layer, for another number of ranks than the layer has rank groups.
+  /// The low-rank layer's time by that formula. Throws rank_error, naming the layer, unless `ranks` has one
+  /// rank for each rank group.
   double milliseconds(const rank_list& ranks) const {
     if (ranks.size() != ms_per_rank.size()) {
       detail::throw_error<rank_error>(
@@ -52,11 +53,11 @@ struct rank_time {
   double milliseconds = 0.0;
 };
 
-/// The linear model of a layer's times. points[0] is the base; every other point has a different rank in
-/// exactly one rank group, the base's ranks elsewhere. The slope of a group is that of the least squares line
-/// through the base and the group's points, and 0 where that falls; the constant is the mean over all points
-/// of what the slopes leave over, and at least 0. Throws value_error, naming the layer, for points that are
-/// not like that or a time that is negative or not finite.
+/// The linear model of a layer's measured times. points[0] is the base. Every other point differs from the
+/// base in the rank of exactly one rank group. The slope of a group is the slope of the least squares line
+/// through the base and the group's points, or 0 if that is negative. The constant is the mean over all
+/// points of the time minus the slopes' part, or 0 if that is negative. Throws value_error, naming the layer,
+/// for other points, and for a time that is negative or not finite.
 PUFFERFISH_COLD inline layer_time fit_layer_time(const std::string& name, double dense_ms,
                                                  const std::vector<rank_time>& points) {
   const auto refuse = [&](const char* what) {
@@ -68,7 +69,7 @@ PUFFERFISH_COLD inline layer_time fit_layer_time(const std::string& name, double
   for (const rank_time& point : points) times = times && detail::is_time(point.milliseconds);
   if (!times) refuse("a time is negative or not finite");
   layer_time result{name, dense_ms, 0.0, std::vector<double>(base.size())};
-  // The group in which a point differs; base.size(): in none.
+  // For each point the group in which its rank differs from the base; base.size(): in none.
   std::vector<std::size_t> group_of;
   for (const rank_time& point : points) {
     std::size_t group = base.size();
@@ -97,12 +98,13 @@ PUFFERFISH_COLD inline layer_time fit_layer_time(const std::string& name, double
   return result;
 }
 
-/// The times of a network's layers. A value; the same table on all ranks and in a later run gives the same
-/// choices, so rank 0 measures and sends to_text().
+/// The times of the layers of a network. Choices that rest on times are the same on all ranks, and in a run
+/// that is resumed, if the table is: rank 0 measures, and to_text() goes to the other ranks and into the
+/// run's records.
 struct layer_times {
   std::vector<layer_time> layers;
 
-  /// nullptr: not measured.
+  /// The times of a layer; nullptr if they were not measured.
   const layer_time* find(const std::string& name) const {
     const auto at =
         std::find_if(layers.begin(), layers.end(), [&](const layer_time& one) { return one.name == name; });
@@ -111,8 +113,8 @@ struct layer_times {
   friend bool operator==(const layer_times&, const layer_times&) = default;
 };
 
-/// Consecutive layers of a network whose outputs have equally many channels, measured together with what
-/// stands between them (batch norms, activations, sums): forward and backward pass of one batch.
+/// Milliseconds of a stage's forward and backward pass over one batch. A stage consists of consecutive layers
+/// whose outputs have equally many channels, with the batch norms, activations and sums between them.
 struct stage_time {
   std::string first, last;  ///< names of the first and the last of its layers or blocks
   index_t channels = 0;
@@ -124,7 +126,7 @@ struct stage_time {
   friend bool operator==(const stage_time&, const stage_time&) = default;
 };
 
-/// The layers of all stages with dense / low rank >= least_gain: Cuttlefish's choice of what to factorize.
+/// The layers of all stages with gain() >= least_gain. Cuttlefish factorizes these.
 inline std::vector<std::string> profitable_layers(const std::vector<stage_time>& stages,
                                                   double least_gain = 1.5) {
   std::vector<std::string> names;
@@ -134,7 +136,7 @@ inline std::vector<std::string> profitable_layers(const std::vector<stage_time>&
   return names;
 }
 
-/// `policy`, restricted to these layers: all others stay dense.
+/// The policy that factorizes what `policy` does, but only these layers.
 inline factorize_policy only_layers(factorize_policy policy, std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
   policy.also_if = [names = std::move(names), before = std::move(policy.also_if)](const std::string& name,
@@ -161,7 +163,8 @@ void read_times(const std::string& text, const std::string& source, const char* 
 
 }  // namespace detail
 
-/// Lines "NAME DENSE CONSTANT PER_RANK ..", exact: layer_times_from_text gives the same table.
+/// The table as text. layer_times_from_text gives the same table, bit for bit. Lines:
+///     NAME DENSE_MS LOW_RANK_MS MS_PER_RANK ...
 inline std::string to_text(const layer_times& times) {
   std::string text;
   for (const layer_time& layer : times.layers) {
@@ -188,7 +191,8 @@ inline layer_times layer_times_from_text(const std::string& text, const std::str
   return times;
 }
 
-/// Lines "FIRST LAST CHANNELS DENSE LOW_RANK LAYER ..", exact.
+/// The stages as text. stage_times_from_text gives the same stages, bit for bit. Lines:
+///     FIRST LAST CHANNELS DENSE_MS LOW_RANK_MS LAYER ...
 inline std::string to_text(const std::vector<stage_time>& stages) {
   std::string text;
   for (const stage_time& stage : stages) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `stable_rank`: how many directions a matrix uses, as a real number, without a decomposition of it. The
-/// ranks and the moment of Cuttlefish come from it (train/cuttlefish.hpp).
+/// `stable_rank`: a measure of the number of directions that a matrix uses, as a real number, without a
+/// decomposition. Cuttlefish derives ranks and the moment of the switch from it (train/cuttlefish.hpp).
 
 #include <algorithm>
 #include <array>
@@ -22,9 +22,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct stable_rank_options {
-  /// Bound of the relative error of sigma_1^2.
+  /// Bound of the relative error of sigma_1^2, the square of the largest singular value.
   double tolerance = 1e-6;
-  /// floor(s), as Cuttlefish's code computes it; its paper and this library use the real number.
+  /// Whether to round down to a whole number, as Cuttlefish's code does.
   bool floored = false;
 };
 
@@ -44,7 +44,8 @@ template <class T>
   throw_error<value_error>({"stable_rank: ", name, " ", a.shape(), " has a norm that is not finite"});
 }
 
-/// The same matrix multiplied by a power of two, so that no square leaves the range of double.
+/// A copy of a matrix, multiplied by a power of two so that the squares of its elements are within the range
+/// of double.
 PUFFERFISH_COLD inline tensor<double, 2> in_range(const tensor_view<const double, 2>& a) {
   tensor<double, 2> scaled = product_operand(a).copy();
   const double scale = unit_scale(largest_magnitude(scaled));
@@ -60,7 +61,8 @@ double stable_rank_of(const tensor_view<const T, 2>& a, const stable_rank_option
   if (a.empty()) return 0.0;
   const double squared_norm = sum_of_squares(a);
   if constexpr (std::is_same_v<T, double>) {
-    // As for svd. Zeros stay zeros; the largest element of the copy is about one.
+    // Outside of these bounds squares may have left the range of double. The largest element of the copy is
+    // about one.
     if (!(squared_norm > 1e-200 && squared_norm < 1e200)) {
       const tensor<double, 2> scaled = in_range(a);
       const tensor_view<const double, 2> view(scaled);
@@ -82,8 +84,8 @@ double stable_rank_of(const tensor_view<const T, 2>& a, const stable_rank_option
   return options.floored ? std::floor(s) : s;
 }
 
-/// A weight [out][in][height][width] as a matrix of `out` rows, the other elements in any order: in place if
-/// they are stored at one stride, else as a copy in `memory`.
+/// A weight [out][in][height][width] as a matrix of `out` rows whose columns may have any order. A view of
+/// the weight if the elements of a row are stored at one stride, else of a copy in `memory`.
 template <class T>
 tensor_view<const T, 2> any_order_matrix(const tensor_view<const T, 4>& weight, tensor<T, 2>& memory) {
   const index_t rows = weight.extent(0), columns = rows == 0 ? 0 : weight.size() / rows;
@@ -107,14 +109,15 @@ tensor_view<const T, 2> any_order_matrix(const tensor_view<const T, 4>& weight, 
 
 }  // namespace detail
 
-/// The stable rank s = ||A||_F^2 / sigma_1^2 of a matrix a [rows x columns], T float or double, any strides:
-/// a real number in 1 .. min(rows, columns), and 0 for a matrix of zeros or without elements. It is at most
-/// the rank and, unlike the rank, changes little where the matrix changes little.
+/// The stable rank s = ||A||_F^2 / sigma_1^2 of a matrix a [rows x columns] of float or double, with any
+/// strides: a real number in 1 .. min(rows, columns), and 0 for a matrix of zeros or without elements. The
+/// stable rank is at most the rank. A small change of the matrix changes it little.
 ///
-/// sigma_1^2 is the largest eigenvalue of the Gram matrix of the smaller side, summed in double:
-/// s / (1 + tolerance) <= exact value <= s, up to rounding. With n = min(rows, columns) and m the other side
-/// the costs are n^2 m / 2 + n^3 / 6 multiplications and n^2 doubles twice. Deterministic. Throws value_error
-/// for an element that is not finite (with its place and `name`) and for a tolerance that is not positive.
+/// sigma_1^2 is the largest eigenvalue of the Gram matrix of the smaller side, which is summed in double. The
+/// result s satisfies exact value <= s <= exact value (1 + tolerance), up to rounding. With n = min(rows,
+/// columns) and m = max(rows, columns) the cost is n^2 m / 2 + n^3 / 6 multiplications and memory for 2 n^2
+/// doubles. Deterministic. Throws value_error for an element that is not finite, with its position and
+/// `name`, and for a tolerance that is not positive.
 template <class T>
 double stable_rank(const tensor_view<const T, 2>& a, const stable_rank_options& options = {},
                    const std::string& name = "the matrix") {
@@ -124,8 +127,9 @@ double stable_rank(const tensor_view<const T, 2>& a, const stable_rank_options& 
   return detail::stable_rank_of(a, options, name);
 }
 
-/// The stable ranks of a layer's weights on the host, one for each rank group: the largest of the group's
-/// matrices, as all of them get one rank. Errors as stable_rank, naming the layer.
+/// The stable ranks of a layer's weights, which must be on the host: one for each rank group, the largest of
+/// the group's matrices, because all matrices of a group get the same rank. Errors as stable_rank, naming the
+/// layer.
 template <class T>
 std::vector<double> stable_ranks(const layer_weights<T>& weights, const stable_rank_options& options = {}) {
   std::vector<double> ranks;

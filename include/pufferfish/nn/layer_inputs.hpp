@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// What the layers of a network are given in one training pass: from the shapes that an input of a network
-/// has on its way, or from the rows that a model's own pass shows.
+/// `layer_input`: the size of a layer's input in a training pass. Convolutional networks trace it from the
+/// shape of an image batch; other models count the rows that a training step shows.
 
 #include <algorithm>
 #include <cstddef>
@@ -23,9 +23,9 @@ struct layer_input {
   /// NHWC. Rows of a fully connected layer: {rows, 1, 1, features}; sequences of a recurrent one: {steps,
   /// batch, 1, features}; tokens of an embedding: {tokens, 1, 1, width}.
   extents<4> shape{};
-  /// Whether the backward pass computes the gradient of the input: not for the network's first layer.
+  /// Whether the backward pass computes the gradient of the input. False for the first layer of a network.
   bool gradient = true;
-  /// Of an embedding whose table is also the matrix of an output layer: rows of that layer.
+  /// Rows of the output layer that shares the embedding's table (tied weights); 0: none.
   index_t tied_rows = 0;
 };
 
@@ -37,7 +37,8 @@ bool is_dense(const any_layer<T, Device>& layer) {
   return !layer.weights({}).matrices.empty();
 }
 
-/// The parameter of a layer's (first) weight matrix: what the layer names where it shows rows. nullptr: none.
+/// The parameter of a layer's first weight matrix, which the layer passes to a row_observer. nullptr: no
+/// matrix.
 template <class T, class Device>
 const parameter<parameter_t<T>>* weight_of(any_layer<T, Device>& layer) {
   struct finder final : state_visitor<parameter_t<T>> {
@@ -51,7 +52,7 @@ const parameter<parameter_t<T>>* weight_of(any_layer<T, Device>& layer) {
   return visitor.found;
 }
 
-/// How many numbers a row of the input of a layer of rows has.
+/// Number of features of an input row of a fully connected layer.
 template <class T, class Device>
 index_t row_width(any_layer<T, Device>& layer) {
   return layer.first_matrix().cols;
@@ -59,8 +60,8 @@ index_t row_width(any_layer<T, Device>& layer) {
 
 }  // namespace detail
 
-/// The inputs of a network's dense layers for an input of the network: a batch of one rank. Throws
-/// shape_error as output_shape.
+/// The inputs of the dense layers of a network for `input`, the batch of one rank. Throws shape_error as
+/// output_shape.
 template <class T, class Device>
 std::vector<layer_input> traced_inputs(const network<T, Device>& net, const extents<4>& input) {
   struct tracer final : layer_tracer<T, Device> {
@@ -76,17 +77,20 @@ std::vector<layer_input> traced_inputs(const network<T, Device>& net, const exte
   return std::move(trace.inputs);
 }
 
-/// Counts the rows that weights meet in training passes. Costs nothing beside them:
+/// Counts the rows that weights meet in training passes, at no measurable cost:
 ///
 ///     row_counter rows;
-///     { const observed_scope counted(ctx, rows); one training step of the model; }
+///     {
+///       const observed_scope counted(ctx, rows);
+///       ...  // one training step of the model
+///     }
 ///     const auto inputs = counted_inputs(net, rows, 1, steps of a sequence);
 class row_counter final : public row_observer {
  public:
   void on_rows(const void* weight, row_kind kind, const shown_rows& rows) override {
     rows_[{weight, static_cast<int>(kind)}] += rows.rows;
   }
-  /// All rows of this kind that the weight has met.
+  /// Number of rows of a kind that a weight has met; `weight` as in row_observer.
   index_t rows(const void* weight, row_kind kind) const {
     const auto at = rows_.find({weight, static_cast<int>(kind)});
     return at == rows_.end() ? 0 : at->second;
@@ -96,11 +100,11 @@ class row_counter final : public row_observer {
   std::map<std::pair<const void*, int>, index_t> rows_;
 };
 
-/// The inputs of the dense fully connected and recurrent layers and embeddings of a model of any kind, from
-/// the rows that `counter` has seen in `passes` training steps (a mean, rounded up). Sequences of recurrent
-/// layers have `steps` steps. Layers that have met no row are left out, and so are convolutions, whose images
-/// rows do not tell: for those see traced_inputs. Throws value_error for numbers below 1, or where a
-/// recurrent layer's rows are not a multiple of the steps.
+/// The inputs of dense fully connected layers, recurrent layers and embeddings of any model, from the rows
+/// that `counter` has seen in `passes` training steps (the mean, rounded up). `steps` is the length of the
+/// sequences of recurrent layers. Layers without rows are left out. Convolutions are left out, because rows
+/// do not tell the height and width of images: see traced_inputs. Throws value_error for a number below 1,
+/// and if the rows of a recurrent layer are not a multiple of `steps`.
 template <class Root, class Device>
 std::vector<layer_input> counted_inputs(const model<Root, Device>& net, const row_counter& counter,
                                         index_t passes = 1, index_t steps = 1) {
@@ -121,7 +125,8 @@ std::vector<layer_input> counted_inputs(const model<Root, Device>& net, const ro
       if (tokens + tied > 0) inputs.push_back({name, {tokens, 1, 1, table->width()}, true, tied});
       continue;
     }
-    const index_t count = rows(row_kind::input);
+    // Layers show inputs or outputs, and always the gradients of outputs.
+    const index_t count = rows(row_kind::output_gradient);
     if (count == 0) continue;
     if (slot.recurrent() == nullptr) {
       inputs.push_back({name, {count, 1, 1, detail::row_width(slot)}, true, 0});
@@ -136,9 +141,9 @@ std::vector<layer_input> counted_inputs(const model<Root, Device>& net, const ro
   return inputs;
 }
 
-/// The same for a model all of whose layers meet each token of a segment of `steps` steps of `batch`
-/// sequences once, such as lstm_lm, without a pass of it. Of an embedding that several passes write, the
-/// table counts as tied to the output.
+/// The same without a training step, for a model such as lstm_lm in which each layer meets each token of a
+/// segment once. A segment has `steps` steps of `batch` sequences. An embedding whose gradient has several
+/// writers counts as tied to the output layer. Throws value_error for a number below 1.
 template <class Root, class Device>
 std::vector<layer_input> sequence_inputs(const model<Root, Device>& net, index_t steps, index_t batch) {
   if (steps < 1 || batch < 1) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `measure_layers`: times of layers, dense and at a few ranks, each by itself at its real input.
+/// `measure_layers`: measures the time of each layer, dense and at a few ranks, alone and at its real input.
 
 #include <algorithm>
 #include <array>
@@ -28,8 +28,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 struct timing_options {
   int iterations = 11;  ///< of each variant; the first is not counted, the median of the others is
-  /// No further iteration begins once all variants of a layer or a stage together have taken this long and at
-  /// least one of each counts.
+  /// No further iteration begins once the iterations of a layer, or of a stage, have taken this long
+  /// together. Two iterations are always made, of which the second counts.
   double seconds = 10.0;
 };
 
@@ -46,7 +46,7 @@ void wait_for(context<Device>& ctx) {
   if constexpr (requires { ctx.synchronize(); }) ctx.synchronize();
 }
 
-/// Puts a context's step and mode back: what is timed begins steps of its own.
+/// Training mode for passes that are timed. Restores the context's mode and step at its end.
 template <class Device>
 class timed_scope {
  public:
@@ -63,8 +63,8 @@ class timed_scope {
   index_t first_;
 };
 
-/// Median milliseconds of each of several passes, which take turns, so that a machine that slows down slows
-/// all of them.
+/// Median milliseconds of each of several passes. The passes take turns, so that a slower phase of the
+/// machine slows all of them.
 template <class Device>
 std::vector<double> time_passes(context<Device>& ctx, const timing_options& options,
                                 const std::vector<std::function<void()>>& passes) {
@@ -95,13 +95,13 @@ std::vector<double> time_passes(context<Device>& ctx, const timing_options& opti
   return medians;
 }
 
-/// A tensor of a device's with random elements.
+/// A tensor with random elements, in the memory of a device.
 template <class T, class Device>
 class random_block {
  public:
   random_block(const extents<4>& shape, std::uint64_t stream)
       : shape_(shape), memory_(memory_of<Device>::source(), volume<4>(shape), uninitialized) {
-    // As random as timing needs: the same numbers again and again.
+    // Timing needs no better random numbers than 4099 of them, repeated.
     std::array<float, 4099> numbers{};
     fill_normal(std::span<float>(numbers), 1.0, random_stream(1, stream));
     std::vector<T> values(static_cast<std::size_t>(memory_.size()));
@@ -115,8 +115,8 @@ class random_block {
   memory_block<T> memory_;
 };
 
-/// The same layer in a network of its own, dense as it is, or at other ranks and with random factors.
-/// `writers` passes write its gradients.
+/// A copy of a layer in a network of its own: dense if `ranks` is empty, else low-rank with random factors.
+/// `writers`: writes of each gradient in a backward pass.
 template <class T, class Device>
 network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_list& ranks, int writers) {
   struct setter final : state_visitor<parameter_t<T>> {
@@ -132,7 +132,7 @@ network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_lis
   return alone;
 }
 
-/// Passes of layers from images, rows or sequences to the same, all of one shape.
+/// Forward and backward passes of a layer or a stage at one input shape.
 template <class T, class Device>
 class layer_passes {
  public:
@@ -154,7 +154,8 @@ class layer_passes {
   random_block<T, Device> x_, y_, dy_, dx_;
 };
 
-/// Passes of an embedding: a lookup and, if its table is tied, the loss of an output layer of that table.
+/// Forward and backward passes of an embedding: the lookup and, if the table is tied, the output layer with
+/// its loss.
 template <class T, class Device>
 class embedding_passes {
  public:
@@ -209,7 +210,8 @@ class embedding_passes {
   memory_block<double> results_;
 };
 
-/// An eighth of the full rank of each group; then a quarter and a half of it in one group at a time.
+/// The ranks to measure: an eighth of the full rank in all groups; then, in one group at a time, a quarter
+/// and a half.
 inline std::vector<rank_list> measured_ranks(const std::vector<matrix_group>& groups) {
   const auto share = [](const matrix_group& group, index_t part) {
     return std::max<index_t>(1, std::min(group.size.rows, group.size.cols) / part);
@@ -227,7 +229,7 @@ inline std::vector<rank_list> measured_ranks(const std::vector<matrix_group>& gr
   return all;
 }
 
-/// Times of the same layer dense and at `ranks`; the first is the dense one's.
+/// Median milliseconds of a layer, dense and at each entry of `ranks`, in this order.
 template <class T, class Device>
 std::vector<double> time_layer(context<Device>& ctx, const any_layer<T, Device>& layer,
                                const layer_input& input, const std::vector<rank_list>& ranks,
@@ -251,7 +253,7 @@ std::vector<double> time_layer(context<Device>& ctx, const any_layer<T, Device>&
   return time(pass);
 }
 
-/// Equal for layers that take equal time.
+/// A text that is equal for layers whose passes are the same work.
 template <class T, class Device>
 std::string timing_key(const any_layer<T, Device>& layer, const layer_input& input) {
   std::string key = layer.describe();
@@ -264,20 +266,24 @@ std::string timing_key(const any_layer<T, Device>& layer, const layer_input& inp
 
 }  // namespace detail
 
-/// Times of all layers that `policy` would factorize at a low enough rank (select_candidates): forward and
-/// backward pass of each layer alone at its input of `inputs` (traced_inputs, counted_inputs or
-/// sequence_inputs, for the batch of one rank), dense and, for each rank group, at an eighth, a quarter and a
-/// half of the full rank; then the linear model of fit_layer_time. Equal layers with equal inputs are
-/// measured once. A layer alone lacks what a network fuses into its passes (batch norm, ReLU), for both
-/// variants alike; a tied embedding's time is that of a lookup and of the output layer with its loss. On a
-/// device every pass is waited for, so that times have a launch's latency in them.
+/// Measures forward and backward passes of all layers that `policy` would factorize at a low enough rank
+/// (select_candidates). `inputs` has the input of each of them (traced_inputs, counted_inputs or
+/// sequence_inputs), for the batch of one rank. A layer is measured alone: dense, and for each rank group at
+/// an eighth, a quarter and a half of the full rank, from which fit_layer_time makes a linear model. Layers
+/// that are the same work are measured once.
 ///
-/// The network stays as it is. `ctx` must be between two training steps; its threads and mode of computing
-/// should be the run's. Takes memory for one layer at a time: its input and output twice, its parameters and
-/// gradients dense and at each rank.
+/// A layer alone does not share passes with its neighbours (batch norm, ReLU) as it may in its network. This
+/// holds for the dense and the low-rank layer alike. The time of a tied embedding is that of the lookup and
+/// of the output layer with its loss. On a device the host waits for every pass, so that times include the
+/// latency of launches.
 ///
-/// Times differ from run to run: of several ranks one measures and the others take its to_text(). Throws
-/// state_error for a candidate without an input, naming it; value_error for options that cannot be.
+/// The network is not changed. `ctx` must be between two training steps, and should have the number of
+/// threads and the math mode of the run. Needs memory for one layer at a time: input, output and their
+/// gradients, and the parameters with their gradients once for each variant.
+///
+/// Times differ from run to run: in a distributed run rank 0 measures, and the other ranks get to_text() of
+/// its table. Throws state_error, naming the layer, for a candidate without an input, and value_error for
+/// options out of range.
 template <class Root, class Device>
 layer_times measure_layers(const model<Root, Device>& net, const std::vector<layer_input>& inputs,
                            const factorize_policy& policy, context<Device>& ctx,

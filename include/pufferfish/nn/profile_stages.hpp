@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `profile_stages`: which stages of a network low rank makes faster on this machine. Cuttlefish chooses by
-/// it what to factorize (Wang et al., MLSys 2023, section 4.2).
+/// `profile_stages`: measures which stages of a network become faster as low-rank layers on this machine.
+/// Cuttlefish (train/cuttlefish.hpp) chooses the layers to factorize by it.
 
 #include <algorithm>
 #include <cstddef>
@@ -23,7 +23,7 @@ struct stage_options {
 
 namespace detail {
 
-/// A layer or a residual block: what stages are made of.
+/// A unit of a stage: a layer or a residual block.
 template <class T, class Device>
 struct stage_unit {
   std::string name;
@@ -31,7 +31,7 @@ struct stage_unit {
   extents<4> input, output;
 };
 
-/// The units of a network in execution order: what is in its sequentials, and in theirs.
+/// Appends the units below `layer` in execution order: sequentials are taken apart, other layers are units.
 template <class T, class Device>
 void collect_units(const any_layer<T, Device>& layer, const std::string& name, extents<4> shape,
                    std::vector<stage_unit<T, Device>>& units) {
@@ -46,11 +46,11 @@ void collect_units(const any_layer<T, Device>& layer, const std::string& name, e
   }
 }
 
-/// Units first .. last - 1 as a network, their layers called as in the whole one.
+/// The units first, ..., last - 1 as a network. Layers keep their names.
 template <class T, class Device>
 network<T, Device> stage_network(const std::vector<stage_unit<T, Device>>& units, std::size_t first,
                                  std::size_t last) {
-  // A single unit that is the whole network has no name.
+  // A root that is no sequential is the only unit, without a name.
   if (units[first].name.empty()) return network<T, Device>(*units[first].layer);
   sequential<T, Device> row;
   for (std::size_t i = first; i < last; ++i) row.add(units[i].name, *units[i].layer);
@@ -72,19 +72,18 @@ std::vector<layer_rank> ranks_within(const network<T, Device>& net, const std::v
 
 }  // namespace detail
 
-/// Times of the stages of a network for an input of the network (a batch of one rank): forward and backward
-/// pass of each stage, dense and with all layers that `policy` would factorize at rank ratio options.ratio,
-/// measured from the last stage to the first. A stage is consecutive layers and residual blocks whose outputs
-/// have equally many channels. Stages without a layer that may be factorized are left out. The result is in
-/// execution order:
+/// Measures forward and backward passes of the stages of a network, for `input`, the batch of one rank. A
+/// stage consists of consecutive layers and residual blocks whose outputs have equally many channels; a
+/// network whose root is no sequential is one stage. Each stage is measured dense, and with all layers
+/// low-rank that `policy` would factorize at rank ratio options.ratio, from the last stage to the first.
+/// Stages without such a layer are left out. The result is in execution order:
 ///
 ///     const auto stages = profile_stages(net, {batch, 32, 32, 3}, policy, ctx);
-///     policy = only_layers(policy, profitable_layers(stages));      // dense / low rank >= 1.5
+///     policy = only_layers(policy, profitable_layers(stages));  // where dense / low rank >= 1.5
 ///
-/// A stage is measured as a part of a network, with all that passes share; the first one without the gradient
-/// of its input. A network that is no sequential is one stage. Otherwise, and about `ctx`, see
-/// measure_layers. Throws shape_error as output_shape, value_error for options that cannot be and as
-/// `select`.
+/// A stage is measured as a network of its own, with its batch norms and activations. The first stage
+/// computes no gradient of its input. For `ctx`, several ranks and a device see measure_layers. Throws
+/// shape_error as output_shape, value_error for options out of range and as `select`.
 template <class T, class Device>
 std::vector<stage_time> profile_stages(const network<T, Device>& net, const extents<4>& input,
                                        const factorize_policy& policy, context<Device>& ctx,

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The stable ranks of a network's layers.
+/// `stable_ranks`: the stable ranks of the layers of a network.
 
 #include <cstddef>
 #include <utility>
@@ -16,10 +16,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// The stable ranks of all layers that `policy` would factorize at a low enough rank (select_candidates), in
-/// execution order. policy.threads layers are measured at once, which changes no bit of the result. The
+/// execution order. policy.threads layers are measured at once; the result does not depend on the number. The
 /// weights of a device's network are copied to the host first.
 ///
-/// Throws value_error for an element that is not finite, naming the layer, and as `select`.
+/// Throws value_error, naming the layer, for an element that is not finite, and as `select`.
 template <class Root, class Device>
 std::vector<layer_stable_rank> stable_ranks(const model<Root, Device>& net, const factorize_policy& policy,
                                             const stable_rank_options& options = {}) {

@@ -22,13 +22,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The rank of a matrix of stable rank s, s(0) at its random initial values, full = min(rows, columns).
+/// How the rank of a matrix follows from its stable rank s. s(0) is the stable rank of its random initial
+/// values, full = min(rows, columns).
 enum class cuttlefish_rank {
   scaled,  ///< min(full, ceil(xi s)) with xi = full / s(0): a random matrix counts as one of full rank
   vanilla  ///< floor(s)
 };
 
-/// The default: CIFAR-10 and CIFAR-100, as the paper's code has them.
+/// Options of cuttlefish_tracker. The defaults are those of the paper's code for CIFAR-10 and CIFAR-100.
 struct cuttlefish_options {
   index_t window = 15;     ///< N: the exponential average has weight 2 / (N + 1), tests begin at epoch N
   index_t mean_of = 11;    ///< M: number of derivatives that are averaged
@@ -45,7 +46,7 @@ struct cuttlefish_options {
   static cuttlefish_options deit() { return {5, 5, 0.411, 9, 4, cuttlefish_rank::scaled, 0.5}; }
 };
 
-/// Throws value_error for options that cannot be.
+/// Throws value_error, with the number, for an option outside of its range.
 PUFFERFISH_COLD inline void check_cuttlefish(const cuttlefish_options& o) {
   if (o.window < 1 || o.mean_of < 1 || o.mean_of > o.window + 1) {
     detail::throw_error<value_error>(
@@ -66,7 +67,7 @@ PUFFERFISH_COLD inline void check_cuttlefish(const cuttlefish_options& o) {
   }
 }
 
-/// In words, with exact numbers.
+/// The options in words, with exact numbers.
 PUFFERFISH_COLD inline std::string describe(const cuttlefish_options& o) {
   return detail::message({"Cuttlefish, window ", o.window, ", mean of ", o.mean_of, ", tolerance ",
                           o.tolerance, " (x 2.5 with ", o.few, " layers left, x 5 with ", o.very_few, "), ",
@@ -74,8 +75,8 @@ PUFFERFISH_COLD inline std::string describe(const cuttlefish_options& o) {
                           o.least_share, " of the full rank"});
 }
 
-/// How fast a series of stable ranks s(0) .. s(t) still changes: the mean of the last `mean_of` (or all, if
-/// there are fewer) absolute derivatives of its exponential average e,
+/// The speed at which a series of stable ranks s(0), ..., s(t) still changes. It is the mean of the last
+/// `mean_of` absolute derivatives (of all, if there are fewer) of the exponential average e of the series:
 ///     e(0) = s(0), e(i) = w s(i) + (1 - w) e(i - 1), w = 2 / (window + 1);
 ///     derivative(i) = (e(i + 1) - e(i - 1)) / 2, one-sided at both ends.
 /// 0 for fewer than two values.
@@ -97,33 +98,34 @@ PUFFERFISH_COLD inline double cuttlefish_slope(std::span<const double> series, i
   return sum / static_cast<double>(used);
 }
 
-/// Follows the stable ranks of the layers that may be factorized, measured at the start of epochs 0, 1, 2, ..
-/// of dense training.
+/// Follows the stable ranks of the layers that may be factorized. They are measured at the start of each
+/// epoch of dense training, from epoch 0 on.
 ///
 ///     cuttlefish_tracker tracker(cuttlefish_options::cifar());
-///     // At the start of each epoch, until it returns true:
-///     if (tracker.observe(epoch, stable_ranks(net, policy))) apply tracker.ranks();
+///     // At the start of each epoch, until observe() returns true:
+///     if (tracker.observe(epoch, stable_ranks(net, policy))) apply_ranks(net, tracker.ranks());
 ///
-/// From epoch N on, a series is latched, for good, once its cuttlefish_slope is at most the tolerance. A
-/// layer has one series for each rank group; it counts as left until all of them are latched. How many are
-/// left, and so which tolerance counts, is looked at before each measurement. When all are latched at epoch
-/// t, epoch t trains dense and the switch is due at the start of epoch t + 1 with the ranks measured there.
+/// Each rank group of a layer has a series of stable ranks. From epoch N on, a series is latched, for good,
+/// once its cuttlefish_slope is at most the tolerance. A layer counts as left until all of its series are
+/// latched. The number of layers left, which decides on the tolerance, is counted once before each
+/// measurement. When the last layer is latched at epoch t, epoch t still trains dense; the switch is due at
+/// the start of epoch t + 1, with the ranks measured there.
 ///
-/// A value: copies share nothing. Nothing in it depends on threads or ranks of a distributed run; other ranks
-/// take the state of the one that measures.
+/// A value: copies share nothing. In a distributed run one rank observes, and the others get its state().
 class cuttlefish_tracker {
  public:
-  /// Throws value_error for options that cannot be.
+  /// Throws value_error for an option outside of its range.
   explicit cuttlefish_tracker(const cuttlefish_options& options = {}) : options_(options) {
     check_cuttlefish(options);
   }
 
   const cuttlefish_options& options() const { return options_; }
 
-  /// Takes the stable ranks at the start of `epoch`; true if the switch is due there. The layers of the first
-  /// call stay those of all. Throws state_error, with nothing changed, unless epochs come as 0, 1, 2, .. and
-  /// there are layers, always the same; value_error, naming the layer, for a stable rank that is negative or
-  /// not finite, or, at epoch 0 and with scaled ranks, zero.
+  /// Adds the stable ranks at the start of `epoch`. Returns whether the switch is due at the start of this
+  /// epoch. The layers of epoch 0 are the tracker's layers from then on. Throws state_error unless epochs
+  /// come as 0, 1, 2, ... without a gap and every call has the same layers, at least one. Throws value_error,
+  /// naming the layer, for a stable rank that is negative or not finite, and for one of zero at epoch 0 where
+  /// ranks are scaled. The tracker is unchanged if anything is thrown.
   bool observe(index_t epoch, const std::vector<layer_stable_rank>& measured) {
     check(epoch, measured);
     if (epoch == 0) take_layers(measured);
@@ -149,15 +151,15 @@ class cuttlefish_tracker {
                          [](const one_series& s) { return s.latched < 0; });
     }));
   }
-  /// The bound of slopes for the next measurement.
+  /// The largest slope that latches a series at the next measurement.
   double tolerance() const {
     if (measurements_ == 0) return options_.tolerance;
     const index_t layers = left();
     return options_.tolerance * (layers <= options_.very_few ? 5.0 : layers <= options_.few ? 2.5 : 1.0);
   }
 
-  /// Ranks by the latest measurement: of all layers that become smaller by them, whether latched or not.
-  /// Throws state_error before the first measurement.
+  /// The ranks by the latest measurement, of latched layers and others. Layers that these ranks do not make
+  /// smaller are left out. Throws state_error before the first measurement.
   std::vector<layer_rank> ranks() const {
     if (measurements_ == 0) PUFFERFISH_THROW(state_error("cuttlefish: no stable ranks have been measured"));
     std::vector<layer_rank> result;
@@ -174,14 +176,14 @@ class cuttlefish_tracker {
     return result;
   }
 
-  /// What is known of a rank group of a layer, for reports.
+  /// The state of one series, for reports.
   struct report {
     std::string name;
     std::size_t group = 0;
-    double stable_rank = 0.0;  ///< latest
-    double scale = 0.0;        ///< xi = full / s(0)
-    double slope = 0.0;        ///< of the series up to now
-    index_t latched = -1;      ///< epoch; -1: not latched
+    double stable_rank = 0.0;  ///< the latest
+    double scale = 0.0;        ///< xi: full / s(0)
+    double slope = 0.0;        ///< cuttlefish_slope of the series
+    index_t latched = -1;      ///< the epoch that latched the series; -1: none
     index_t rank = 0;          ///< by the latest measurement
   };
   std::vector<report> reports() const {
@@ -197,7 +199,8 @@ class cuttlefish_tracker {
     return all;
   }
 
-  /// The state as lines, for checkpoints and other ranks; set_state gives the same object, bit for bit.
+  /// The state as text, for checkpoints and other ranks. set_state() of the text restores the state bit for
+  /// bit. Lines:
   ///     series NAME GROUP ROWS COLUMNS MATRICES LATCHED S(0) S(1) ...
   std::string state() const {
     std::string text;
@@ -213,8 +216,8 @@ class cuttlefish_tracker {
     }
     return text;
   }
-  /// Throws io_error, naming `source` and the line, for a text that state() does not write; nothing has
-  /// changed then. An empty text: nothing was measured.
+  /// Replaces the state. An empty text is the state before the first measurement. Throws io_error, naming
+  /// `source` and the line, for a text that state() does not write; the tracker is unchanged then.
   void set_state(const std::string& text, const std::string& source) {
     cuttlefish_tracker read(options_);
     index_t number = 0;
@@ -230,7 +233,7 @@ class cuttlefish_tracker {
 
  private:
   struct one_series {
-    std::vector<double> values;  // s(0), s(1), ..
+    std::vector<double> values;  // s(0), s(1), ...
     index_t latched = -1;
   };
   struct one_layer {
@@ -300,7 +303,8 @@ class cuttlefish_tracker {
     }
   }
 
-  // Whether there can be such matrices: numbers of parameters, also of factors, are within index_t.
+  // Whether matrices can have this size: the numbers of their and their factors' parameters are within
+  // index_t.
   static bool is_possible(const matrix_group& matrices) {
     const auto rows = static_cast<double>(matrices.size.rows), cols = static_cast<double>(matrices.size.cols);
     const double sides = (rows + cols) * std::min(rows, cols);

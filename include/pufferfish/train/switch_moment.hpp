@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// When a training run switches from dense to low rank: at a fixed epoch, when Cuttlefish says so, or when
-/// the loss that the truncation is predicted to cost has stopped falling.
+/// `switch_moment`: when a training run switches from dense to low rank: at a fixed epoch, once stable ranks
+/// have settled (Cuttlefish), or once the loss that the truncation is predicted to cost has stopped falling.
+/// `switch_clock` decides.
 
 #include <algorithm>
 #include <cmath>
@@ -21,25 +22,25 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// At the start of this epoch (0-based); 0 factorizes the initial values.
+/// The switch happens at the start of this epoch (0-based). 0 factorizes the initial values.
 struct fixed_epoch {
   index_t epoch = 5;
 };
 
-/// At the start of the epoch after the one at which the stable ranks of all layers have settled, with ranks
-/// from them; see cuttlefish_tracker.
+/// The switch happens at the start of the epoch after the one at which the stable ranks of all layers have
+/// settled. The ranks come from the stable ranks, too; see cuttlefish_tracker.
 struct cuttlefish_moment {
   cuttlefish_options options = {};
-  /// At the start of this epoch at the latest, with the ranks measured there; empty: the run stays dense
-  /// until all layers have settled.
+  /// The switch happens at the start of this epoch at the latest, with the ranks measured there. Empty: the
+  /// run stays dense until all layers have settled.
   std::optional<index_t> latest = std::nullopt;
 };
 
-/// At the start of the first epoch, from `earliest` on, at which p, the loss that a truncation within the
-/// budget is predicted to add (half of the sum of the dropped eigenvalues, per sample), has stopped falling
-/// or is small:
-///     p > (1 - improvement) p of the epoch before,   or   p <= tolerance.
-/// p compares the epochs of one network; it is not measured at epoch 0, which no training step precedes.
+/// The switch happens at the start of the first epoch, from `earliest` on, at which the predicted loss p has
+/// stopped falling or is small:
+///     p > (1 - improvement) (p of the epoch before),   or   p <= tolerance.
+/// p is the loss that a truncation within the budget is predicted to add: half of the sum of the dropped
+/// eigenvalues, per sample. No p is measured at epoch 0, which has no training step before it.
 struct predicted_loss_moment {
   double improvement = 0.05;
   double tolerance = 0.0;
@@ -49,7 +50,7 @@ struct predicted_loss_moment {
 
 using switch_moment = std::variant<fixed_epoch, cuttlefish_moment, predicted_loss_moment>;
 
-/// Throws value_error for numbers that cannot be.
+/// Throws value_error, with the number, for an option outside of its range.
 PUFFERFISH_COLD inline void check_moment(const switch_moment& moment) {
   const auto require_epoch = [](const char* what, index_t epoch, index_t least) {
     if (epoch >= least) return;
@@ -74,7 +75,8 @@ PUFFERFISH_COLD inline void check_moment(const switch_moment& moment) {
   require_epoch("the latest", p.latest.value_or(p.earliest), p.earliest);
 }
 
-/// In words, for logs and for the lines that a resumed run must share: "epoch 5". Numbers are exact.
+/// The moment in words, for logs and for the lines that a resumed run must share: "epoch 5". Numbers are
+/// exact.
 PUFFERFISH_COLD inline std::string describe(const switch_moment& moment) {
   const auto latest = [](const std::optional<index_t>& epoch) {
     return epoch ? detail::message({", at the latest at epoch ", *epoch}) : std::string();
@@ -88,7 +90,7 @@ PUFFERFISH_COLD inline std::string describe(const switch_moment& moment) {
          latest(p.latest);
 }
 
-/// What a switch_clock is to be shown at the start of an epoch.
+/// What a switch_clock has to know at the start of an epoch.
 enum class switch_measurement { none, stable_ranks, predicted_loss };
 
 struct switch_evidence {
@@ -96,41 +98,43 @@ struct switch_evidence {
   std::optional<double> predicted_loss = std::nullopt;
 };
 
-/// Decides at the start of each epoch of dense training whether the switch is due there.
+/// Decides at the start of each epoch of dense training whether the switch is due.
 ///
 ///     switch_clock clock(predicted_loss_moment{});
-///     // At the start of each epoch, on the rank that measures:
+///     // At the start of each epoch, on rank 0:
 ///     switch_evidence seen;
 ///     if (clock.wanted(epoch) == switch_measurement::predicted_loss) seen.predicted_loss = ...;
 ///     clock.decide(epoch, seen);
-///     // All others, so that all ranks have one answer:
-///     clock.set_state(state broadcast from that rank, "rank 0");
-///     if (clock.is_due(epoch)) switch, at clock.ranks() if there are any;
+///     // On all other ranks, so that all ranks have the same answer:
+///     clock.set_state(the text of rank 0's clock.state(), "rank 0");
+///     if (clock.is_due(epoch)) ...  // switch; at clock.ranks() unless that list is empty
 ///
-/// The state, with the answer, goes into checkpoints; a clock that has got it gives the same answers.
+/// The state contains the answer. A clock of the same moment that gets the state, in a resumed run for
+/// example, gives the same answers from then on.
 class switch_clock {
  public:
-  /// Throws value_error for numbers that cannot be.
+  /// Throws value_error for an option outside of its range.
   explicit switch_clock(switch_moment moment = fixed_epoch{})
       : moment_(std::move(moment)), tracker_((check_moment(moment_), cuttlefish_of(moment_))) {}
 
   const switch_moment& moment() const { return moment_; }
 
-  /// What decide(epoch) needs.
+  /// The measurement that decide(epoch) needs.
   switch_measurement wanted(index_t epoch) const {
     if (due_ || epoch == decided_) return switch_measurement::none;
     if (std::holds_alternative<cuttlefish_moment>(moment_)) return switch_measurement::stable_ranks;
     const auto* const p = std::get_if<predicted_loss_moment>(&moment_);
-    // The first epoch that may switch compares with the one before.
+    // The loss of the epoch before `earliest` is needed for a comparison.
     const bool compared = p != nullptr && epoch >= 1 && epoch + 1 >= p->earliest;
     return compared ? switch_measurement::predicted_loss : switch_measurement::none;
   }
 
-  /// Whether the switch is due at the start of `epoch`. Once it is, later epochs change nothing; asked twice
-  /// for one epoch, the first answer stays. A predicted loss that is missing decides nothing, and nothing is
-  /// compared with it. Throws state_error for an epoch before the last one and, for Cuttlefish, as
-  /// cuttlefish_tracker::observe; value_error for a predicted loss that is negative or not finite. Nothing
-  /// has changed then.
+  /// Decides whether the switch is due at the start of `epoch`. The answer for an epoch is given once: later
+  /// calls for the same epoch return it and change nothing, and so do all calls after the switch has become
+  /// due. Without a predicted loss nothing is compared, neither in this call nor in the next. Throws
+  /// state_error for an epoch before the last one and, with Cuttlefish, as cuttlefish_tracker::observe.
+  /// Throws value_error for a predicted loss that is negative or not finite. The clock is unchanged if
+  /// anything is thrown.
   bool decide(index_t epoch, const switch_evidence& seen = {}) {
     if (due_ || epoch == decided_) return is_due(epoch);
     if (epoch < decided_) {
@@ -156,24 +160,24 @@ class switch_clock {
     return due_.has_value();
   }
 
-  /// The answer that has been given.
+  /// The answer that decide(epoch) has given.
   bool is_due(index_t epoch) const { return due_ && epoch >= *due_; }
-  /// The epoch at whose start the switch is due; empty: not decided yet.
+  /// The epoch at whose start the switch is due. Empty: decide() has not returned true yet.
   const std::optional<index_t>& due() const { return due_; }
-  /// Why, in words; empty before the decision.
+  /// The reason of the decision in words; empty before the decision.
   const std::string& reason() const { return reason_; }
 
-  /// Of Cuttlefish, once the switch is due: the layers to factorize and their ranks. Empty otherwise.
+  /// With Cuttlefish, once the switch is due: the layers to factorize, with their ranks. Empty otherwise.
   std::vector<layer_rank> ranks() const {
     if (!due_ || !std::holds_alternative<cuttlefish_moment>(moment_)) return {};
     return tracker_.ranks();
   }
-  /// What Cuttlefish has seen.
+  /// The tracker of a cuttlefish_moment, for reports.
   const cuttlefish_tracker& cuttlefish() const { return tracker_; }
-  /// The predicted losses that have been measured: (epoch, loss), for plots.
+  /// All predicted losses up to now as (epoch, loss), for plots.
   const std::vector<std::pair<index_t, double>>& predicted_losses() const { return losses_; }
 
-  /// The state as lines. Empty: nothing was decided yet.
+  /// The state as text. Empty before the first call of decide().
   std::string state() const {
     if (decided_ < 0) return {};
     std::string text = detail::message({"decided ", decided_, "\n"});
@@ -183,8 +187,8 @@ class switch_clock {
     }
     return text + tracker_.state();
   }
-  /// Takes the state of a clock of the same moment. Throws io_error, naming `source` and the line, for a text
-  /// that state() does not write; nothing has changed then.
+  /// Replaces the state by that of a clock of the same moment. Throws io_error, naming `source` and the line,
+  /// for a text that state() does not write; the clock is unchanged then.
   void set_state(const std::string& text, const std::string& source) {
     switch_clock read(moment_);
     std::string series;
