@@ -114,8 +114,8 @@ struct switch_evidence {
 class switch_clock {
  public:
   /// Throws value_error for an option outside of its range.
-  explicit switch_clock(switch_moment moment = fixed_epoch{})
-      : moment_(std::move(moment)), tracker_((check_moment(moment_), cuttlefish_of(moment_))) {}
+  explicit switch_clock(const switch_moment& moment = fixed_epoch{})
+      : moment_(moment), tracker_((check_moment(moment_), cuttlefish_of(moment_))) {}
 
   const switch_moment& moment() const { return moment_; }
 
