@@ -26,5 +26,6 @@
 #include <pufferfish/nn/sequential.hpp>
 #include <pufferfish/optim/adam.hpp>
 #include <pufferfish/optim/clip.hpp>
+#include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/optim/schedule.hpp>
 #include <pufferfish/optim/sgd.hpp>

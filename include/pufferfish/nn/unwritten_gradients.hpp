@@ -42,16 +42,8 @@ class zero_before_step {
   /// Before the update of elements offset .. offset + size. Does nothing without a store.
   template <class T, class Zero>
   void use(const parameter_store<T>* store, index_t offset, index_t size, Zero&& zero) {
-    if (store == nullptr) return;
+    if (store == nullptr || !is_fresh(*store)) return;
     const auto& entries = store->parameters();
-    if (!looked_) {
-      looked_ = true;
-      fresh_ = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
-        const gradient_source source = entry.thing->gradient_origin();
-        return source == gradient_source::layer || source == gradient_source::exchange;
-      });
-    }
-    if (!fresh_) return;
     auto entry = std::partition_point(entries.begin(), entries.end(),
                                       [=](const auto& e) { return e.offset < offset; });
     for (; entry != entries.end() && entry->offset < offset + size; ++entry) {
@@ -62,7 +54,31 @@ class zero_before_step {
     }
   }
 
+  /// Before a term that no layer computes is added to the gradient of one parameter of the store: calls
+  /// zero(offset, size) if the gradient is an earlier step's, and marks the gradient as one that the
+  /// optimizer's step has to use. In a step without any write the gradient stays as it is.
+  template <class T, class Zero>
+  void prepare(const parameter_store<T>& store, const stored_entry<parameter<T>>& entry, Zero&& zero) {
+    if (!is_fresh(store)) return;
+    if (entry.thing->gradient_origin() == gradient_source::spent) zero(entry.offset, entry.thing->size());
+    // Of the sources that an optimizer uses, the one that the next exchange does not take for its own step's.
+    entry.thing->set_gradient_origin(gradient_source::exchange);
+  }
+
  private:
+  // Whether a layer or an exchange has written any gradient since the last step: looked at once a step.
+  template <class T>
+  bool is_fresh(const parameter_store<T>& store) {
+    if (looked_) return fresh_;
+    looked_ = true;
+    const auto& entries = store.parameters();
+    fresh_ = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+      const gradient_source source = entry.thing->gradient_origin();
+      return source == gradient_source::layer || source == gradient_source::exchange;
+    });
+    return fresh_;
+  }
+
   bool looked_ = false;  // at the store, in this step
   bool fresh_ = false;   // whether any gradient has been written since the last step
 };

@@ -24,6 +24,9 @@ struct arena_segment {
   index_t size = 0;
   bool decay = true;    ///< whether weight decay is meant for it: weights yes, biases and normalisation no
   index_t rounded = 0;  ///< where its copies in 16 bits begin, in an arena of those
+  /// No weight decay, whatever the optimizer's options say: another term of the loss decays the segment (see
+  /// frobenius_decay).
+  bool exempt = false;
 };
 
 /// Values and gradients of a network, side by side, and when they stop being valid.
@@ -79,7 +82,7 @@ class arena_tasks {
     for (const arena_segment& segment : segments) {
       for (index_t begin = 0; begin < segment.size; begin += piece) {
         tasks_.push_back({segment.offset + begin, std::min(piece, segment.size - begin),
-                          segment.decay || decay_all, segment.rounded + begin});
+                          (segment.decay || decay_all) && !segment.exempt, segment.rounded + begin});
       }
     }
   }
