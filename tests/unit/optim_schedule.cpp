@@ -121,4 +121,32 @@ TEST_CASE("schedule: errors") {
   CHECK_THROWS_AS(linear_warmup(1, std::nan("")), value_error);
 }
 
+TEST_CASE("switch_ramp: a straight line from start to 1, counted in steps after the switch") {
+  const switch_ramp none;
+  CHECK(none(0) == 1.0);
+  CHECK(none(1000) == 1.0);
+  CHECK(none.describe() == "none");
+  const switch_ramp one{1, 0.25};
+  CHECK(one(0) == 1.0);
+  const switch_ramp from_zero{4};
+  CHECK(from_zero(0) == 0.25);
+  CHECK(from_zero(1) == 0.5);
+  CHECK(from_zero(3) == 1.0);
+  CHECK(from_zero(4) == 1.0);
+  CHECK(from_zero(~std::uint64_t{0} - 1) == 1.0);
+  const switch_ramp cuttlefish{5 * 49, 0.1};
+  CHECK(cuttlefish(0) == Approx(0.1 + 0.9 / 245.0));
+  CHECK(cuttlefish(121) == Approx(0.1 + 0.9 * 122.0 / 245.0));
+  CHECK(cuttlefish(243) < 1.0);
+  CHECK(cuttlefish(244) == 1.0);
+  for (std::uint64_t k = 0; k < 300; ++k) CHECK(cuttlefish(k) <= cuttlefish(k + 1));
+  CHECK(cuttlefish.describe() == "from 0.1 over 245 steps");
+  CHECK(switch_ramp{3, 1.0}(0) == 1.0);
+  CHECK_NOTHROW(cuttlefish.validate());
+  CHECK_THROWS_WITH_AS((switch_ramp{-1, 0.5}.validate()), doctest::Contains("-1 steps"), value_error);
+  for (const double start : {-0.1, 1.5, std::nan("")}) {
+    CHECK_THROWS_AS((switch_ramp{5, start}.validate()), value_error);
+  }
+}
+
 }  // namespace

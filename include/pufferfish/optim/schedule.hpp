@@ -9,6 +9,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <numbers>
@@ -19,6 +20,7 @@
 
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/number_text.hpp>
+#include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -128,6 +130,38 @@ inline schedule noam(const noam_rate& rate, double steps_per_epoch) {
       text + ", " + detail::shortest_number(steps_per_epoch) + " steps an epoch: all must be positive");
   return {[rate, steps_per_epoch](double epoch) { return rate(epoch * steps_per_epoch + 1.0); }, text};
 }
+
+/// A ramp of the learning rate after the switch: the factor rises in a straight line from `start` to 1 over
+/// `steps` steps and stays there. What Pufferfish's runs with PowerSGD and Cuttlefish do is {5 epochs of
+/// steps, 0.1}. Multiplies the schedule's factor, which goes on by the epoch.
+struct switch_ramp {
+  index_t steps = 0;   ///< n; 0: no ramp
+  double start = 0.0;  ///< in [0, 1]
+
+  /// Throws value_error for a negative number of steps and a start outside of [0, 1].
+  void validate() const {
+    detail::require_schedule(steps >= 0 && start >= 0.0 && start <= 1.0,
+                             "ramp over " + std::to_string(steps) + " steps from " +
+                                 detail::shortest_number(start) + ": no steps below 0, a start in [0, 1]");
+  }
+
+  /// Of step k = 0, 1, ... after the switch: start + (1 - start) min(1, (k + 1) / n). The first step has more
+  /// than `start`, so that a ramp from 0 wastes no step.
+  double operator()(std::uint64_t k) const {
+    const auto n = static_cast<std::uint64_t>(std::max<index_t>(steps, 0));
+    if (k + 1 >= n) return 1.0;
+    return start + (1.0 - start) * static_cast<double>(k + 1) / static_cast<double>(n);
+  }
+
+  /// "from 0.1 over 500 steps", or "none".
+  std::string describe() const {
+    return steps <= 0
+               ? "none"
+               : "from " + detail::shortest_number(start) + " over " + std::to_string(steps) + " steps";
+  }
+
+  friend bool operator==(const switch_ramp&, const switch_ramp&) = default;
+};
 
 /// Divides the learning rate whenever the validation loss has not got below its best. Tell it each validation
 /// loss; multiply the base learning rate with factor().
