@@ -8,6 +8,7 @@
 #include <pufferfish/dist/self.hpp>
 #include <pufferfish/io/dataset.hpp>
 #include <pufferfish/nn.hpp>
+#include <pufferfish/train/carry_state.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/loader.hpp>

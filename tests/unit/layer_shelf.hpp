@@ -70,4 +70,14 @@ inline factorize_policy all_layers(const rank_policy& rank) {
   return policy;
 }
 
+/// One rank for every matrix of these layers.
+template <class Net>
+std::vector<layer_rank> ranks_of_all(const Net& net, index_t rank) {
+  std::vector<layer_rank> ranks;
+  for (const layer_rank& one : planned_ranks(net, all_layers(rank_ratio{0.25}))) {
+    ranks.push_back({one.name, rank_list(one.ranks.size(), rank)});
+  }
+  return ranks;
+}
+
 }  // namespace test

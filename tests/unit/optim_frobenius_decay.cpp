@@ -26,11 +26,7 @@ constexpr double lambda = 0.37;
 template <class T>
 model<shelf<T>> factors_of_every_kind(std::uint64_t seed, index_t rank) {
   model<shelf<T>> net = test::every_kind<T>(seed);
-  std::vector<layer_rank> ranks;
-  for (const layer_rank& one : planned_ranks(net, test::all_layers(rank_ratio{0.25}))) {
-    ranks.push_back({one.name, rank_list(one.ranks.size(), rank)});
-  }
-  apply_ranks(net, ranks);
+  apply_ranks(net, test::ranks_of_all(net, rank));
   net.initialize(seed + 1);
   return net;
 }

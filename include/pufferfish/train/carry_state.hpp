@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `optimizer_memory`: the state of an optimizer across the switch from dense to low rank.
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/parallel.hpp>
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/linalg/double_product.hpp>
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/train/host_mirror.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What optimizer_memory::carry did, by names of parameters.
+struct carried_state {
+  std::vector<std::string> kept;       ///< of the new network: states of before, bit for bit
+  std::vector<std::string> projected;  ///< of the new network: from the states of a dense layer
+  std::vector<std::string> fresh;      ///< of the new network: zeros, because there was no such parameter
+  std::vector<std::string> dropped;    ///< of the old network: states that nothing has taken over
+};
+
+namespace detail {
+
+/// A view as it is in every array that is arranged as the arena of the values.
+template <std::size_t N>
+struct arena_view {
+  index_t entry = -1;  ///< of the store: the parameter that holds it; -1: not stored in the arena
+  index_t offset = 0;
+  extents<N> shape{}, strides{};
+
+  bool in_arena() const { return entry >= 0; }
+  template <class T>
+  tensor_view<T, N> of(T* arena) const {
+    return {arena + offset, shape, strides};
+  }
+};
+
+/// Where a view of a layer's parameter is. A view without elements may be found in no parameter.
+template <class T, class U, std::size_t N>
+arena_view<N> find_in_arena(const parameter_store<T>& store, const tensor_view<U, N>& view) {
+  arena_view<N> result{-1, 0, view.shape(), view.strides()};
+  const auto& entries = store.parameters();
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const T* const begin = std::as_const(*entries[i].thing).data();
+    const bool inside = !std::less<const T*>()(view.data(), begin) &&
+                        std::less<const T*>()(view.data(), begin + entries[i].thing->size());
+    if (!inside) continue;
+    result.entry = static_cast<index_t>(i);
+    result.offset = entries[i].offset + (view.data() - begin);
+    break;
+  }
+  return result;
+}
+
+/// What becomes of a state when a parameter is replaced by others: see optimizer_memory.
+enum class state_order { first, second };
+
+/// Throws state_error for a state that is neither.
+inline state_order order_of_state(const std::string& name) {
+  if (name == "optimizer.momentum" || name == "optimizer.first_moment") return state_order::first;
+  if (name == "optimizer.second_moment") return state_order::second;
+  throw_error<state_error>({"optimizer_memory: no rule says how to carry ", name, " to factors"});
+}
+
+/// A state or factor as a matrix [out][everything else] in double.
+template <class T>
+tensor<double, 2> matrix_in_double(const tensor_view<T, 4>& view) {
+  tensor<double, 2> matrix({view.extent(0), view.extent(1) * view.extent(2) * view.extent(3)});
+  copy(view, tensor_view<double, 4>(matrix.data(), view.shape()));
+  return matrix;
+}
+inline tensor<double, 2> squares_of(tensor<double, 2> matrix) {
+  for (double& value : matrix.flat()) value *= value;
+  return matrix;
+}
+
+/// State of both factors from that of their matrix: up_state = state f(down)^T, down_state = f(up)^T state,
+/// f the identity or the squares of the elements; sums in double. state: [out][in][height][width], up and
+/// down as factor_views; states shaped as their factors. Any strides.
+template <class T>
+void project_state(const tensor_view<const T, 4>& state, const tensor_view<const T, 4>& up,
+                   const tensor_view<const T, 4>& down, state_order order, const tensor_view<T, 4>& up_state,
+                   const tensor_view<T, 4>& down_state) {
+  const tensor<double, 2> m = matrix_in_double(state);
+  tensor<double, 2> u = matrix_in_double(up), d = matrix_in_double(down);
+  if (order == state_order::second) {
+    u = squares_of(std::move(u));
+    d = squares_of(std::move(d));
+  }
+  tensor<double, 2> of_up(u.shape()), of_down(d.shape());
+  add_product_tn(product_operand(m).transposed(), product_operand(d).transposed(), of_up.view());
+  add_product_tn(u, m, of_down.view());
+  copy(tensor_view<const double, 4>(of_up.data(), up_state.shape()), up_state);
+  copy(tensor_view<const double, 4>(of_down.data(), down_state.shape()), down_state);
+}
+
+}  // namespace detail
+
+/// Carries an optimizer's state over the switch, or over any change of a network that replaces dense layers
+/// by low-rank ones:
+///
+///     const optimizer_memory<float> memory(net, optimizer);   // before: copies all states
+///     factorize(net, policy);
+///     optimizer_type fresh(make_optimizer_target(net.store()), options);
+///     memory.carry(net, fresh);                               // after
+///
+/// Parameters that keep their name and shape keep their state bit for bit, and the number of steps goes on
+/// (momentum would else start afresh, and Adam's bias correction with it).
+///
+/// A matrix W of a dense layer that becomes up down:
+///   - Velocity of SGD and first moment of Adam, M:  M_up = M down^T,  M_down = up^T M.
+///     M is a weighted sum of gradients G of W, and the gradients of the factors are G down^T and up^T G. So
+///     these are the sums that the factors, held fixed, would have collected from the same G. They transform
+///     as gradients do: where component i of up is multiplied by s and that of down divided by s, M_up is
+///     divided by s and M_down multiplied. With up = W Q, down = Q^T and orthonormal columns of Q they are
+///     M Q and up^T M, and a step of up with down fixed is the dense step times Q. Weight decay that M has
+///     collected, a multiple of W ~ up down, becomes the same multiple of the gradient of ||up down||_F^2 / 2
+///     (see frobenius_decay).
+///     The least-squares form M down^+ agrees with these only where the rows of down are orthonormal. It
+///     transforms as values do, not as a sum of gradients: for balanced factors of an SVD, component i is
+///     1 / sigma_i times as large as the sum that the following steps continue.
+///   - Second moment of Adam, V:  V_up = V (down o down)^T,  V_down = (up o up)^T V, o by elements.
+///     An average of squares of gradients: the expectation of (G down^T)_ij^2 where the elements of G in a
+///     row, or for V_down in a column, are uncorrelated.
+///
+/// Two biases of a dense layer that a low-rank one adds up (see low_rank_parts) have the same gradient, which
+/// is also that of their sum: the state of the sum is the mean of theirs. One bias alone keeps its state.
+template <class T>
+class optimizer_memory {
+ public:
+  /// Copies the states and the number of steps of an optimizer (optimizer, gpu::any_optimizer) whose arenas
+  /// are the network's, and notes where each dense layer's matrices are in them. Waits for a device. Throws
+  /// state_error, naming the state, if it is not arranged as the network's values or no rule for it is known.
+  template <class Root, class Device, class Optimizer>
+  optimizer_memory(model<Root, Device>& net, Optimizer& of) : steps_(of.steps()) {
+    const auto size = static_cast<std::size_t>(net.parameter_count());
+    for (const auto& [name, values] : of.states()) {
+      detail::order_of_state(name);
+      if (!values.empty() && values.size() != size) {
+        detail::throw_error<state_error>({"optimizer_memory: ", name, " has ", values.size(),
+                                          " elements, the network ", size, " parameters"});
+      }
+      detail::host_mirror<T> here(memory_of<Device>::source(), values);
+      states_.push_back({name, {here.values().begin(), here.values().end()}});
+    }
+    for (const auto& entry : net.store().parameters()) {
+      parameters_.push_back({entry.name, entry.offset, entry.thing->layout()});
+    }
+    const auto found = detail::find_slots(net);
+    for (std::size_t i = 0; i < found.slots.size(); ++i) {
+      const std::string& name = found.layers[i].name;
+      layer_before layer{name, {}, {}};
+      const auto weights = found.slots[i]->weights(name);
+      for (const auto& matrix : weights.matrices) {
+        layer.matrices.push_back({matrix.name, detail::find_in_arena(net.store(), matrix.view)});
+      }
+      for (const auto& bias : weights.biases) {
+        layer.biases.push_back({bias.view.is_null(), detail::find_in_arena(net.store(), bias.view)});
+      }
+      layers_.push_back(std::move(layer));
+    }
+  }
+
+  /// Number of steps that the optimizer had taken.
+  std::uint64_t steps() const { return steps_; }
+
+  /// Writes the states of an optimizer of the same kind and options over the network's new arenas, and sets
+  /// its number of steps. `threads` work on different matrices; the bits do not depend on them. Waits for a
+  /// device. The optimizer is as it was if anything is thrown: state_error for an optimizer of another kind,
+  /// for a layer that was low-rank and is not any more, and for one whose weights were not stored in the
+  /// network's arenas; shape_error for a layer or a parameter of another size or rank than before. Each names
+  /// the layer or parameter and both values.
+  template <class Root, class Device, class Optimizer>
+  carried_state carry(model<Root, Device>& net, Optimizer& to, int threads = 1) const {
+    auto spans = to.states();
+    check_states(spans, static_cast<std::size_t>(net.parameter_count()));
+    carried_state report;
+    std::vector<detail::host_mirror<T>> mirrors;
+    for (auto& [name, values] : spans) mirrors.emplace_back(memory_of<Device>::source(), values);
+    net.read_on_host([&](const Root&) {
+      const plan work = make_plan(net, report);
+      std::vector<std::vector<T>> made;
+      for (const auto& [name, values] : spans) made.emplace_back(values.size());
+      thread_pool(threads).run(static_cast<index_t>(work.pairs.size()), [&](index_t task, int) {
+        const pair_task& pair = work.pairs[static_cast<std::size_t>(task)];
+        for (std::size_t s = 0; s < made.size(); ++s) {
+          if (made[s].empty()) continue;
+          detail::project_state<T>(pair.matrix.of(states_[s].values.data()), pair.factors.up,
+                                   pair.factors.down, detail::order_of_state(states_[s].name),
+                                   pair.up.of(made[s].data()), pair.down.of(made[s].data()));
+        }
+      });
+      for (std::size_t s = 0; s < made.size(); ++s) {
+        if (made[s].empty()) continue;
+        copy_ranges(work, states_[s].values, made[s]);
+        std::copy(made[s].begin(), made[s].end(), mirrors[s].values().begin());
+      }
+    });
+    for (auto& mirror : mirrors) mirror.send_back();
+    to.set_steps(steps_);
+    return report;
+  }
+
+ private:
+  struct state {
+    std::string name;
+    std::vector<T> values;
+  };
+  struct old_parameter {
+    std::string name;
+    index_t offset;
+    logical_layout layout;
+  };
+  struct dense_matrix {
+    std::string name;
+    detail::arena_view<4> place;
+  };
+  struct dense_bias {
+    bool missing;
+    detail::arena_view<1> place;
+  };
+  struct layer_before {
+    std::string name;
+    std::vector<dense_matrix> matrices;  // none: the layer was low-rank
+    std::vector<dense_bias> biases;
+
+    bool is_low_rank() const { return matrices.empty(); }
+  };
+
+  // What a layer's plan has for a parameter of the new network.
+  enum class origin : unsigned char { unknown, kept, projected };
+
+  // What carry has to do for each state.
+  struct pair_task {
+    detail::arena_view<4> matrix;  // in the old arena
+    factor_views<T> factors;       // values
+    detail::arena_view<4> up, down;
+  };
+  struct range_task {  // to = from
+    index_t from, to, size;
+  };
+  struct bias_task {  // to = mean of from
+    std::vector<detail::arena_view<1>> from;
+    detail::arena_view<1> to;
+  };
+  struct plan {
+    std::vector<pair_task> pairs;
+    std::vector<range_task> ranges;
+    std::vector<bias_task> biases;
+  };
+
+  template <class Spans>
+  void check_states(const Spans& spans, std::size_t size) const {
+    bool same = spans.size() == states_.size();
+    std::string before, after;
+    for (const state& one : states_) before += " " + one.name + (one.values.empty() ? " (none)" : "");
+    for (const auto& [name, values] : spans) after += " " + name + (values.empty() ? " (none)" : "");
+    same = same && before == after;
+    for (const auto& [name, values] : spans) same = same && (values.empty() || values.size() == size);
+    if (same) return;
+    detail::throw_error<state_error>({"optimizer_memory: the states", before, " cannot be carried to", after,
+                                      " of a network of ", size, " parameters"});
+  }
+
+  template <class Root, class Device>
+  plan make_plan(model<Root, Device>& net, carried_state& report) const {
+    const auto& entries = net.store().parameters();
+    std::vector<origin> done(entries.size(), origin::unknown);
+    std::vector<bool> used(parameters_.size());
+    plan work;
+    const auto found = detail::find_slots(net);
+    for (std::size_t i = 0; i < found.slots.size(); ++i) {
+      const auto parts = found.slots[i]->low_rank();
+      const auto before = std::find_if(layers_.begin(), layers_.end(), [&](const layer_before& layer) {
+        return layer.name == found.layers[i].name;
+      });
+      if (before == layers_.end()) continue;
+      if (before->is_low_rank() && !parts.is_low_rank()) {
+        detail::throw_error<state_error>({"optimizer_memory: ", before->name,
+                                          " was low-rank and is dense: no rule says how to carry its state"});
+      }
+      if (!before->is_low_rank() && parts.is_low_rank())
+        plan_layer(net.store(), *before, parts, work, done, used);
+    }
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const std::string& name = entries[i].name;
+      if (done[i] != origin::unknown) {
+        (done[i] == origin::kept ? report.kept : report.projected).push_back(name);
+        continue;
+      }
+      const auto before = std::find_if(parameters_.begin(), parameters_.end(),
+                                       [&](const old_parameter& one) { return one.name == name; });
+      if (before == parameters_.end()) {
+        report.fresh.push_back(name);
+        continue;
+      }
+      if (!(before->layout == entries[i].thing->layout())) {
+        detail::throw_error<shape_error>({"optimizer_memory: ", name, " was ", to_string(before->layout),
+                                          " and is ", to_string(entries[i].thing->layout()),
+                                          ": its state cannot be carried"});
+      }
+      work.ranges.push_back({before->offset, entries[i].offset, entries[i].thing->size()});
+      used[static_cast<std::size_t>(before - parameters_.begin())] = true;
+      report.kept.push_back(name);
+    }
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if (!used[i]) report.dropped.push_back(parameters_[i].name);
+    }
+    return work;
+  }
+
+  // The factors and biases of a layer that was dense before.
+  void plan_layer(const parameter_store<T>& store, const layer_before& before, const low_rank_parts<T>& parts,
+                  plan& work, std::vector<origin>& done, std::vector<bool>& used) const {
+    if (before.matrices.size() != parts.factors.size()) {
+      detail::throw_error<shape_error>({"optimizer_memory: ", before.name, " had ", before.matrices.size(),
+                                        " matrices and has ", parts.factors.size(), " pairs of factors"});
+    }
+    const auto place = [&](const auto& view, origin how) {
+      const auto result = detail::find_in_arena(store, view);
+      require_stored(before.name, result.in_arena() || view.size() == 0);
+      if (result.in_arena()) done[static_cast<std::size_t>(result.entry)] = how;
+      return result;
+    };
+    const auto use = [&](const auto& from) {
+      require_stored(before.name, from.in_arena() || volume(from.shape) == 0);
+      if (from.in_arena()) used[static_cast<std::size_t>(from.entry)] = true;
+    };
+    for (std::size_t m = 0; m < parts.factors.size(); ++m) {
+      const factor_views<T>& pair = parts.factors[m];
+      const extents<4>& was = before.matrices[m].place.shape;
+      const extents<4> is{pair.up.extent(0), pair.down.extent(1), pair.down.extent(2), pair.down.extent(3)};
+      if (was != is) {
+        detail::throw_error<shape_error>({"optimizer_memory: ", before.name, ".", before.matrices[m].name,
+                                          " was ", was, " and its factors make ", is});
+      }
+      use(before.matrices[m].place);
+      work.pairs.push_back({before.matrices[m].place, pair, place(pair.up, origin::projected),
+                            place(pair.down, origin::projected)});
+    }
+    for (std::size_t b = 0; b < parts.biases.size(); ++b) {
+      if (parts.biases[b].is_null()) continue;
+      bias_task task{{}, {}};
+      for (std::size_t from = b; from < before.biases.size(); from += parts.biases.size()) {
+        if (before.biases[from].missing) continue;
+        use(before.biases[from].place);
+        task.from.push_back(before.biases[from].place);
+      }
+      task.to = place(parts.biases[b], task.from.size() == 1 ? origin::kept : origin::projected);
+      work.biases.push_back(std::move(task));
+    }
+  }
+
+  static void require_stored(const std::string& layer, bool stored) {
+    if (stored) return;
+    detail::throw_error<state_error>(
+        {"optimizer_memory: weights or factors of ", layer,
+         " are not stored in the network's arenas, so they have no state there"});
+  }
+
+  static void copy_ranges(const plan& work, const std::vector<T>& from, std::vector<T>& to) {
+    for (const range_task& range : work.ranges)
+      std::copy_n(from.data() + range.from, range.size, to.data() + range.to);
+    for (const bias_task& bias : work.biases) {
+      const tensor_view<T, 1> target = bias.to.of(to.data());
+      for (index_t i = 0; i < target.size(); ++i) {
+        if (bias.from.size() == 1) {
+          target(i) = bias.from.front().of(from.data())(i);
+          continue;
+        }
+        double sum = 0.0;
+        for (const auto& one : bias.from) sum += static_cast<double>(one.of(from.data())(i));
+        target(i) = bias.from.empty() ? T{} : static_cast<T>(sum / static_cast<double>(bias.from.size()));
+      }
+    }
+  }
+
+  std::uint64_t steps_ = 0;
+  std::vector<state> states_;
+  std::vector<old_parameter> parameters_;
+  std::vector<layer_before> layers_;
+};
+
+template <class Root, class Device, class Optimizer>
+optimizer_memory(model<Root, Device>&, Optimizer&)
+    -> optimizer_memory<typename model<Root, Device>::parameter_type>;
+
+PUFFERFISH_NAMESPACE_END
