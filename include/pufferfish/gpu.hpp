@@ -20,6 +20,7 @@
 #include <pufferfish/gpu/elementwise.hpp>
 #include <pufferfish/gpu/embedding.hpp>
 #include <pufferfish/gpu/factorize.hpp>
+#include <pufferfish/gpu/frobenius_decay.hpp>
 #include <pufferfish/gpu/graph.hpp>
 #include <pufferfish/gpu/layer_norm.hpp>
 #include <pufferfish/gpu/layers.hpp>

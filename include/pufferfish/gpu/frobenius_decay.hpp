@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What frobenius_decay (optim/frobenius_decay.hpp) needs on a device. Its products are cuBLAS's; nothing
+/// waits for the device, so begin_step and add can be captured into a graph.
+
+#include <span>
+
+#include <pufferfish/gpu/kernels/exchange.hpp>
+#include <pufferfish/gpu/positions.hpp>
+#include <pufferfish/gpu/products.hpp>
+#include <pufferfish/optim/frobenius_decay.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+template <class T>
+void scale(context<device::gpu>& ctx, std::span<T> x, T factor) {
+  gpu::kernels::multiply<T>(ctx.stream(), x.data(), static_cast<index_t>(x.size()), factor);
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
