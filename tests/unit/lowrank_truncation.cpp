@@ -124,7 +124,8 @@ constexpr truncation kinds[] = {truncation::plain, truncation::data_aware, trunc
 }  // namespace
 
 TEST_CASE("truncation: at full rank the product is the matrix") {
-  for (const auto& [out, in] : {std::pair<index_t, index_t>{6, 9}, {9, 6}, {1, 5}, {5, 1}, {7, 7}}) {
+  for (const auto& size : {std::pair<index_t, index_t>{6, 9}, {9, 6}, {1, 5}, {5, 1}, {7, 7}}) {
+    const index_t out = size.first, in = size.second;
     const setting s(out, in, 40, 3);
     for (const truncation kind : kinds) {
       for (const bool by_inputs : {true, false}) {
