@@ -116,7 +116,7 @@ tensor_view<T, 2> rows_in_memory(const std::string& who, const tensor_view<T, 4>
     columns *= extent;
   }
   const bool dense = step == 1 || columns <= 1 || view.stride(0) == 1 || view.extent(0) <= 1;
-  if (view.size() > 0 && (!even || !dense)) {
+  if (!view.empty() && (!even || !dense)) {
     throw_error<shape_error>({who, ": a factor ", view.shape(), " with strides ", view.strides(),
                               " is no matrix with adjacent rows or columns"});
   }
