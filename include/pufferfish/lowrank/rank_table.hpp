@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `rank_table`: the layers of a network with their ranks, costs and predicted losses, and why, as text.
+/// Serves budgets (`allocate`) and policies for single layers (`select`).
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/number_text.hpp>
+#include <pufferfish/lowrank/budget_layer.hpp>
+#include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/lowrank/selection.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A rank group of a layer in a rank_table. NaN: unknown.
+struct rank_row {
+  std::string name;   ///< of the layer; "rnn, rank 2" for the second group of `rnn`
+  matrix_size size;   ///< of each matrix; empty: the layer is low-rank already
+  index_t count = 1;  ///< matrices
+  index_t rank = 0;   ///< 0: dense, or low rank of a rank that only the decomposition tells
+  bool dense = true;
+  network_cost before, after;  ///< as dense matrices, and as chosen. Time is the layer's, in its first row
+  network_cost at_rank_0, per_rank;                                   ///< of factors
+  double weighted_energy = std::numeric_limits<double>::quiet_NaN();  ///< share that is kept
+  double predicted_loss = std::numeric_limits<double>::quiet_NaN();   ///< by how much the loss is to grow
+  std::string why;
+
+  index_t full_rank() const { return std::min(size.rows, size.cols); }
+};
+
+/// In words: "dense: the last layer".
+constexpr const char* to_string(dense_because reason) {
+  switch (reason) {
+    case dense_because::nothing:
+      return "low rank";
+    case dense_because::first_layers:
+      return "dense: among the first layers";
+    case dense_because::last_layer:
+      return "dense: the last layer";
+    case dense_because::shortcut:
+      return "dense: a shortcut";
+    case dense_because::embedding:
+      return "dense: an embedding";
+    case dense_because::caller:
+      return "dense: left out by the caller";
+    case dense_because::growth:
+      return "dense: factors not smaller";
+    case dense_because::low_rank:
+      return "low rank already";
+  }
+  return "";
+}
+
+namespace detail {
+
+inline constexpr double unknown_number = std::numeric_limits<double>::quiet_NaN();
+
+inline void set_rank(rank_row& row, index_t rank) {
+  const auto r = static_cast<double>(rank);
+  row.rank = rank;
+  row.dense = false;
+  row.after = row.at_rank_0 +
+              network_cost{r * row.per_rank.parameters, r * row.per_rank.macs, r * row.per_rank.milliseconds};
+}
+
+/// The rows of a layer with these ranks, one for each group; empty: dense, or ranks not known yet.
+inline void add_rank_rows(std::vector<rank_row>& rows, const budget_layer& layer, const rank_list& ranks,
+                          bool dense, const std::string& why) {
+  for (std::size_t g = 0; g < layer.groups.size(); ++g) {
+    const budget_group& group = layer.groups[g];
+    rank_row& row = rows.emplace_back();
+    row.name = g == 0 ? layer.name : message({layer.name, ", rank ", g + 1});
+    row.size = group.size;
+    row.count = group.count;
+    row.dense = dense;
+    row.why = why;
+    row.before = cost_as_dense(group);
+    row.per_rank = cost_per_rank(group);
+    if (g == 0) {
+      row.before.milliseconds = layer.dense_ms;
+      row.at_rank_0.milliseconds = layer.low_rank_ms;
+    }
+    row.after = row.before;
+    if (dense) {
+      row.weighted_energy = 1.0;
+      row.predicted_loss = 0.0;
+    } else if (ranks.empty()) {
+      row.after = {unknown_number, unknown_number, unknown_number};
+    } else {
+      set_rank(row, ranks[g]);
+      if (group.gains.empty()) continue;
+      double kept = 0.0, dropped = 0.0;
+      for (auto i = std::min(group.gains.size(), static_cast<std::size_t>(row.full_rank())); i-- > 0;) {
+        (i < static_cast<std::size_t>(row.rank) ? kept : dropped) += group.gains[i];
+      }
+      row.predicted_loss = dropped;
+      row.weighted_energy = kept + dropped > 0.0 ? kept / (kept + dropped) : 1.0;
+    }
+  }
+}
+
+inline void check_row_count(std::size_t layers, std::size_t choices) {
+  if (layers == choices) return;
+  throw_error<value_error>({"rank_rows: ", choices, " choices for ", layers, " layers"});
+}
+
+/// "1,234,567"; "-" if it is not known.
+inline std::string grouped_number(double value) {
+  if (!std::isfinite(value)) return "-";
+  const std::string digits = fixed_number(value, 0);
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+/// Three significant digits.
+inline std::string short_number(double value) {
+  if (!std::isfinite(value)) return "-";
+  char text[40];
+  return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::general, 3).ptr};
+}
+
+inline std::string matrix_text(const rank_row& row) {
+  if (row.size.empty()) return "-";
+  const std::string size = message({row.size.rows, " x ", row.size.cols});
+  return row.count == 1 ? size : message({row.count, " of ", size});
+}
+
+/// Cells in columns of equal width; the first and the last column to the left, others to the right.
+inline std::string aligned_cells(const std::vector<std::vector<std::string>>& cells) {
+  std::vector<std::size_t> widths(cells.front().size(), 0);
+  for (const auto& row : cells) {
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text;
+  for (const auto& row : cells) {
+    const std::size_t begin = text.size();
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      const std::string fill(widths[c] - row[c].size(), ' ');
+      if (c > 0) text += "  ";
+      text += c == 0 || c + 1 == row.size() ? row[c] + fill : fill + row[c];
+    }
+    while (text.size() > begin && text.back() == ' ') text.pop_back();
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace detail
+
+/// The rows of layers whose ranks `allocate` chose. Throws value_error for another number of choices.
+inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
+                                       std::span<const budget_choice> choices) {
+  detail::check_row_count(layers.size(), choices.size());
+  std::vector<rank_row> rows;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    detail::add_rank_rows(rows, layers[i], choices[i].ranks, choices[i].dense(),
+                          to_string(choices[i].reason));
+  }
+  return rows;
+}
+
+/// The rows of layers that `select` chose. Groups of `layers` may be without gains: predicted losses are not
+/// known then, nor are ranks that only a decomposition tells; add_reports adds both afterwards. A layer
+/// without groups is low-rank already.
+inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
+                                       std::span<const layer_choice> choices) {
+  detail::check_row_count(layers.size(), choices.size());
+  std::vector<rank_row> rows;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const layer_choice& choice = choices[i];
+    const std::string why = choice.factorize() ? describe(choice.rank) : to_string(choice.reason);
+    if (layers[i].groups.empty()) {
+      rank_row& row = rows.emplace_back();
+      row.name = layers[i].name;
+      row.dense = false;
+      row.before = row.after = {detail::unknown_number, detail::unknown_number, detail::unknown_number};
+      row.why = why;
+      continue;
+    }
+    detail::add_rank_rows(rows, layers[i], choice.factorize() ? choice.ranks : rank_list{},
+                          !choice.factorize(), why);
+  }
+  return rows;
+}
+/// The same, of layers of which only the sizes are known: multiply-adds are not known.
+inline std::vector<rank_row> rank_rows(std::span<const layer_info> layers,
+                                       std::span<const layer_choice> choices) {
+  std::vector<budget_layer> known;
+  for (const layer_info& layer : layers) {
+    budget_layer& one = known.emplace_back();
+    one.name = layer.name;
+    for (const matrix_group& group : layer.groups) {
+      budget_group& made = one.groups.emplace_back();
+      made.size = group.size;
+      made.count = group.count;
+      made.products = detail::unknown_number;
+    }
+  }
+  return rank_rows(known, choices);
+}
+
+/// Adds what a factorization did to the rows of the layers that it names: ranks, parameters, kept energy and
+/// predicted losses. Reports are those of each layer's matrices in order, called LAYER or LAYER.MATRIX. Rows
+/// of low rank without a report stayed dense, because their factors would not have been smaller. Throws
+/// value_error for a report of a layer that has no row or more matrices than its rows.
+PUFFERFISH_COLD inline void add_reports(std::vector<rank_row>& rows, std::span<const factor_report> reports) {
+  struct sums {
+    index_t matrices = 0;
+    double kept = 0.0, norm = 0.0;
+  };
+  std::vector<sums> done(rows.size());
+  const auto of_layer = [](const rank_row& row, std::string_view layer) {
+    const std::string_view name = row.name;
+    return name == layer ||
+           (name.substr(0, layer.size()) == layer && name.substr(layer.size()).substr(0, 7) == ", rank ");
+  };
+  const auto row_of = [&](std::string_view layer) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (of_layer(rows[i], layer) && done[i].matrices < rows[i].count && !rows[i].size.empty()) return i;
+    }
+    return rows.size();
+  };
+  for (const factor_report& report : reports) {
+    const std::string_view name = report.name;
+    std::size_t at = row_of(name);
+    if (at == rows.size()) at = row_of(name.substr(0, std::min(name.size(), name.rfind('.'))));
+    if (at == rows.size()) {
+      detail::throw_error<value_error>({"add_reports: no row for the matrix ", report.name});
+    }
+    rank_row& row = rows[at];
+    sums& sum = done[at];
+    if (sum.matrices++ == 0) {
+      detail::set_rank(row, report.rank);
+      row.predicted_loss = 0.0;
+    }
+    row.predicted_loss += report.predicted_loss;
+    sum.kept += report.squared_norm * report.weighted_energy;
+    sum.norm += report.squared_norm;
+    row.weighted_energy = sum.norm > 0.0 ? std::min(1.0, sum.kept / sum.norm) : 1.0;
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].dense || rows[i].size.empty() || done[i].matrices > 0) continue;
+    rows[i].dense = true;
+    rows[i].rank = 0;
+    rows[i].after = rows[i].before;
+    rows[i].weighted_energy = 1.0;
+    rows[i].predicted_loss = 0.0;
+    rows[i].why = to_string(dense_because::growth);
+  }
+}
+
+/// The rows as lines of text, with a last line for the whole network: its costs are the sums of all rows and
+/// `rest`. Columns: layer, matrix, full rank, rank, parameters and multiply-adds of one sample before and
+/// after, milliseconds if there are any, share of the weighted energy that is kept, predicted growth of the
+/// loss, and why. "-": unknown.
+PUFFERFISH_COLD inline std::string rank_table(std::span<const rank_row> rows, const network_cost& rest = {}) {
+  const bool timed = std::any_of(rows.begin(), rows.end(),
+                                 [](const rank_row& row) { return row.before.milliseconds > 0.0; });
+  std::vector<std::vector<std::string>> cells;
+  const auto add = [&](std::vector<std::string> head, const std::pair<network_cost, network_cost>& costs,
+                       std::vector<std::string> tail) {
+    const auto& [before, after] = costs;
+    for (const auto of : {&network_cost::parameters, &network_cost::macs}) {
+      head.push_back(detail::grouped_number(before.*of));
+      head.push_back(detail::grouped_number(after.*of));
+    }
+    if (timed) {
+      head.push_back(detail::short_number(before.milliseconds));
+      head.push_back(detail::short_number(after.milliseconds));
+    }
+    for (std::string& cell : tail) head.push_back(std::move(cell));
+    cells.push_back(std::move(head));
+  };
+  cells.push_back({"layer", "matrix", "full", "rank", "parameters", "after", "multiply-adds", "after"});
+  if (timed) cells.back().insert(cells.back().end(), {"ms", "after"});
+  cells.back().insert(cells.back().end(), {"kept", "loss", "why"});
+  network_cost before = rest, after = rest;
+  double loss = 0.0;
+  for (const rank_row& row : rows) {
+    add({row.name, detail::matrix_text(row), row.size.empty() ? "-" : std::to_string(row.full_rank()),
+         row.dense       ? "dense"
+         : row.rank == 0 ? "-"
+                         : std::to_string(row.rank)},
+        {row.before, row.after},
+        {std::isfinite(row.weighted_energy) ? detail::fixed_number(row.weighted_energy, 4) : "-",
+         detail::short_number(row.predicted_loss), row.why});
+    before = before + row.before;
+    after = after + row.after;
+    loss += row.predicted_loss;
+  }
+  if (!(rest == network_cost{})) add({"everything else", "", "", ""}, {rest, rest}, {"", "", ""});
+  add({"whole network", "", "", ""}, {before, after}, {"", detail::short_number(loss), ""});
+  return detail::aligned_cells(cells);
+}
+
+PUFFERFISH_NAMESPACE_END
