@@ -9,10 +9,12 @@
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/core/version.hpp>
+#include <pufferfish/lowrank/budget.hpp>
 #include <pufferfish/lowrank/factorize.hpp>
 #include <pufferfish/lowrank/factors.hpp>
 #include <pufferfish/lowrank/kinds.hpp>
 #include <pufferfish/lowrank/output_statistics.hpp>
 #include <pufferfish/lowrank/rank.hpp>
+#include <pufferfish/lowrank/rank_table.hpp>
 #include <pufferfish/lowrank/traits.hpp>
 #include <pufferfish/lowrank/truncation.hpp>
