@@ -21,6 +21,7 @@
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/nn/low_rank_norm_conv.hpp>
 #include <pufferfish/nn/network.hpp>
+#include <pufferfish/nn/norm_estimation.hpp>
 #include <pufferfish/nn/pooling.hpp>
 #include <pufferfish/nn/residual.hpp>
 #include <pufferfish/nn/sequential.hpp>

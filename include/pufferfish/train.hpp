@@ -10,6 +10,7 @@
 #include <pufferfish/nn.hpp>
 #include <pufferfish/train/carry_state.hpp>
 #include <pufferfish/train/checkpoint.hpp>
+#include <pufferfish/train/estimate_norms.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/loader.hpp>
 #include <pufferfish/train/options.hpp>

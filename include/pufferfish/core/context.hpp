@@ -6,10 +6,12 @@
 /// tape, random numbers, and whether it trains or infers.
 
 #include <cstdint>
+#include <optional>
 
 #include <pufferfish/core/arena.hpp>
 #include <pufferfish/core/device.hpp>
 #include <pufferfish/core/gradient_hook.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/parallel.hpp>
 #include <pufferfish/core/parameter.hpp>
 #include <pufferfish/core/random.hpp>
@@ -29,6 +31,27 @@ struct context_options {
   bool winograd = true;
 };
 
+/// A place in the sequence of random streams that layers draw: the step, its first sample and the number of
+/// streams drawn in it. See context::random_place.
+struct random_place {
+  std::uint64_t step = 0;
+  index_t first_sample = 0;
+  std::uint64_t streams_used = 0;
+  friend bool operator==(const random_place&, const random_place&) = default;
+};
+
+namespace detail {
+
+/// `momentum`, if it is empty or in 0 .. 1; else throws value_error.
+inline std::optional<double> checked_norm_momentum(std::optional<double> momentum) {
+  if (momentum && !(*momentum >= 0.0 && *momentum <= 1.0)) {
+    throw_error<value_error>({"context: a momentum of batch norms of ", *momentum, "; it must be in 0 .. 1"});
+  }
+  return momentum;
+}
+
+}  // namespace detail
+
 /// The CPU's. One context serves one thread of control at a time; layers are shared freely between contexts.
 template <>
 class context<device::cpu> {
@@ -41,6 +64,13 @@ class context<device::cpu> {
   run_mode mode() const { return mode_; }
   bool training() const { return mode_ == run_mode::training; }
   void set_mode(run_mode mode) { mode_ = mode; }
+
+  /// The momentum that batch norms use in training in place of their own; empty, the default: each its own.
+  /// norm_estimation sets it. Throws value_error unless it is in 0 .. 1.
+  std::optional<double> norm_momentum() const { return norm_momentum_; }
+  void set_norm_momentum(std::optional<double> momentum) {
+    norm_momentum_ = detail::checked_norm_momentum(momentum);
+  }
 
   int threads() const { return threads_.size(); }
 
@@ -78,6 +108,15 @@ class context<device::cpu> {
     return {seed_, substream(substream(stream_id("layer"), step_), streams_used_++)};
   }
 
+  /// Where the context is among the random streams. return_to() makes the following layers draw the streams
+  /// that they would have drawn at `place`; it leaves the tape alone.
+  pufferfish::random_place random_place() const { return {step_, first_sample_, streams_used_}; }
+  void return_to(const pufferfish::random_place& place) noexcept {
+    step_ = place.step;
+    first_sample_ = place.first_sample;
+    streams_used_ = place.streams_used;
+  }
+
   /// Called by layers when a parameter's gradient is complete for this step.
   template <class T>
   void gradient_written(const parameter<T>& p) {
@@ -110,6 +149,7 @@ class context<device::cpu> {
   stack_arena scratch_;
   pufferfish::tape tape_;
   run_mode mode_ = run_mode::inference;
+  std::optional<double> norm_momentum_;
   std::uint64_t seed_;
   bool winograd_;
   std::uint64_t step_ = 0;

@@ -6,7 +6,9 @@
 /// the tape and for scratch, cuBLAS, random numbers, and whether it trains or infers.
 
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <optional>
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/gpu/blas.hpp>
@@ -102,6 +104,12 @@ class context<device::gpu> {
   bool training() const { return mode_ == run_mode::training; }
   void set_mode(run_mode mode) { mode_ = mode; }
 
+  /// As the CPU's. The momentum is an argument of the kernels: a captured step keeps the one of its capture.
+  std::optional<double> norm_momentum() const { return norm_momentum_; }
+  void set_norm_momentum(std::optional<double> momentum) {
+    norm_momentum_ = pufferfish::detail::checked_norm_momentum(momentum);
+  }
+
   /// Temporary memory of the device, and of the host for notes; take them through a scratch_frame.
   stack_arena& scratch() { return scratch_; }
   stack_arena& host_scratch() { return host_scratch_; }
@@ -115,11 +123,7 @@ class context<device::gpu> {
     step_ = step;
     first_sample_ = first_sample;
     streams_used_ = 0;
-    gpu::kernels::step_values values{};
-    values.seed = seed_;
-    values.step = step;
-    values.layer_stream = substream(stream_id("layer"), step);
-    gpu::kernels::store_step_values(stream(), step_values_.data(), values);
+    store_step();
   }
 
   /// On the device: the seed and what else belongs to the step.
@@ -132,6 +136,19 @@ class context<device::gpu> {
   /// The stream of the next layer of this step that asks, by its number alone: kernels add the step, so that
   /// they draw what the CPU's layers draw, at a replay as well.
   random_stream next_random_stream() { return {seed_, streams_used_++}; }
+
+  /// As the CPU's. A failure of the device in return_to() is thrown where failures() are.
+  pufferfish::random_place random_place() const { return {step_, first_sample_, streams_used_}; }
+  void return_to(const pufferfish::random_place& place) noexcept {
+    step_ = place.step;
+    first_sample_ = place.first_sample;
+    streams_used_ = place.streams_used;
+    try {
+      store_step();
+    } catch (...) {
+      failures_->post(std::current_exception());
+    }
+  }
 
   /// As the CPU's. The gradient is ready when what is in the stream now is done.
   template <class T>
@@ -154,6 +171,14 @@ class context<device::gpu> {
   }
 
  private:
+  void store_step() {
+    gpu::kernels::step_values values{};
+    values.seed = seed_;
+    values.step = step_;
+    values.layer_stream = substream(stream_id("layer"), step_);
+    gpu::kernels::store_step_values(stream(), step_values_.data(), values);
+  }
+
   gpu::detail::current_device device_;
   gpu::stream stream_;
   gpu::stream_memory memory_;
@@ -163,6 +188,7 @@ class context<device::gpu> {
   memory_block<gpu::kernels::step_values> step_values_;
   std::shared_ptr<gpu::late_failure> failures_ = std::make_shared<gpu::late_failure>();
   run_mode mode_ = run_mode::inference;
+  std::optional<double> norm_momentum_;
   std::uint64_t seed_;
   gpu::math_mode math_;
   bool deterministic_;

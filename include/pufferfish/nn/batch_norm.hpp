@@ -17,7 +17,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// y = (x - mean) / sqrt(variance + eps) weight + bias for each channel (Ioffe, Szegedy, ICML 2015). Training
 /// uses mean and biased variance of the batch, over images and pixels, and moves the running statistics
 /// towards them: running = (1 - momentum) running + momentum batch, with the unbiased variance, as PyTorch
-/// does. Inference uses the running statistics. Vectors (N x 1 x 1 x C) are normalised over the batch.
+/// does. context::norm_momentum, where it is set, replaces the layer's momentum. Inference uses the running
+/// statistics. Vectors (N x 1 x 1 x C) are normalised over the batch.
 ///
 /// The buffer num_batches_tracked counts the batches that have gone into the running statistics. Nothing here
 /// reads it: it is part of PyTorch's state of the layer, and so of weight files and of published counts. T
@@ -193,18 +194,19 @@ class BatchNorm {
   template <class Device>
   void use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, const ops::moment_parts<T>* moments,
                  parameter_t<T>* statistics) const {
+    const double momentum = ctx.norm_momentum().value_or(momentum_);
     if constexpr (std::is_same_v<Device, device::cpu>) {  // elsewhere nobody gives moments
       if (moments != nullptr) {
         const index_t size = channels();
         scratch_frame frame(ctx.scratch());
         double* const mean = frame.take<double>(2 * size);
         take_moments(*moments, x.extent(0), mean, mean + size);
-        return ops::batch_norm_use_batch<T>(ctx, mean, mean + size, size, x.extent(0), eps_, momentum_,
+        return ops::batch_norm_use_batch<T>(ctx, mean, mean + size, size, x.extent(0), eps_, momentum,
                                             statistics, running_mean_.data(), running_var_.data(),
                                             batches_.data());
       }
     }
-    ops::batch_norm_use_batch<T>(ctx, x, eps_, momentum_, statistics, running_mean_.data(),
+    ops::batch_norm_use_batch<T>(ctx, x, eps_, momentum, statistics, running_mean_.data(),
                                  running_var_.data(), batches_.data());
   }
 

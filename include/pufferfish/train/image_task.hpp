@@ -69,6 +69,14 @@ class image_task {
     return detail::step_at_once(*this, ctx, net, at);
   }
 
+  /// Runs the forward pass of a step alone: see estimate_norms. False if this rank has none of its images.
+  bool estimate(context<Device>& ctx, model_type& net, const step_position& at) {
+    load(ctx, at);
+    if (place_.count == 0) return false;
+    net.forward(ctx, rows(images_, shape_), rows(logits_, output_shape_));
+    return true;
+  }
+
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
     if (!test_source_) {

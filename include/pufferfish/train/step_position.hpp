@@ -24,6 +24,9 @@
 ///       evaluation test(context<Device>& ctx, const model_type& net, Comm& comm);
 ///       std::string describe() const;   // lines: what a checkpoint and the run that resumes it must share
 ///       std::string data_lines() const; // the same of the data: their sizes and a digest; asked for once
+///       // Optional: one forward pass over this rank's share of a step's batch, in the context's mode; false
+///       // if the share is empty. For batch-norm statistics: train/estimate_norms.hpp.
+///       bool estimate(context<Device>& ctx, model_type& net, const step_position& at);
 ///       // Optional: this rank's state that is carried from step to step and kept in checkpoints. It is
 ///       // stored in the memory of the device.
 ///       std::span<T> carried();
