@@ -25,6 +25,7 @@
 #include <pufferfish/nn/pooling.hpp>
 #include <pufferfish/nn/residual.hpp>
 #include <pufferfish/nn/sequential.hpp>
+#include <pufferfish/nn/soft_projection.hpp>
 #include <pufferfish/optim/adam.hpp>
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/optim/frobenius_decay.hpp>

@@ -76,3 +76,27 @@ TEST_CASE("gpu after a switch: batch-norm statistics estimated over passes are t
     CHECK(ctx.tape().empty());
   }
 }
+
+TEST_CASE("gpu after a switch: soft projection of a network on a device is that of the CPU") {
+  pf::network<float> host_net = normed_network<pf::device::cpu>();
+  auto net = normed_network<pf::device::gpu>();
+  host_net.initialize(4);
+  pf::copy_state(host_net, net);
+  pf::factorize_policy policy;
+  policy.rank = pf::fixed_rank{2};
+  policy.first_layer = 1;
+  policy.last_layer_dense = false;
+  const std::uint64_t generation = net.generation();
+  const auto reports = pf::project_softly(host_net, policy, 0.4);
+  CHECK(pf::project_softly(net, policy, 0.4).size() == reports.size());
+  CHECK(reports.size() == 2);
+  CHECK(net.generation() == generation);
+  std::vector<float> got;
+  net.read_on_host([&](const auto&) {
+    for (const auto& entry : net.store().parameters()) {
+      got.insert(got.end(), entry.thing->values().begin(), entry.thing->values().end());
+    }
+  });
+  const std::span<const float> expected = host_net.store().values();
+  CHECK(std::equal(got.begin(), got.end(), expected.begin(), expected.end()));
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `project_softly`: moves dense weights towards low rank during the warm-up, so that the switch loses less.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/parallel.hpp>
+#include <pufferfish/nn/factorize.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// New numbers of a layer's matrices, each [out][everything else], and what was truncated.
+template <class T>
+struct projected_layer {
+  std::vector<tensor<T, 2>> matrices;
+  std::vector<factor_report> reports;
+};
+
+/// w + strength (truncated w - w) for each matrix, formed in double. At the strengths 0 and 1 the result is
+/// w and the truncated w.
+template <class T>
+projected_layer<T> project_layer(const layer_weights<T>& weights, const std::vector<factors<T>>& made,
+                                 double strength) {
+  projected_layer<T> result;
+  stack_arena scratch;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    const auto widened = [](const tensor<T, 2>& from) {
+      tensor<double, 2> to({from.extent(0), from.extent(1)});
+      std::copy(from.flat().begin(), from.flat().end(), to.flat().begin());
+      return to;
+    };
+    const tensor<double, 2> up = widened(made[i].up), down = widened(made[i].down);
+    tensor<double, 2> truncated({up.extent(0), down.extent(1)});
+    native_gemm(scratch).multiply<double>(up, down, truncated.view());
+    tensor<T, 2>& matrix = result.matrices.emplace_back(unroll(weights.matrices[i].view));
+    for (std::size_t j = 0; j < matrix.flat().size(); ++j) {
+      const auto w = static_cast<double>(matrix.flat()[j]);
+      matrix.flat()[j] = static_cast<T>(w + strength * (truncated.flat()[j] - w));
+    }
+    result.reports.push_back(made[i].report);
+  }
+  return result;
+}
+
+/// A slot to project: its weights, and policy_of(group) for each of its rank groups.
+template <class Slot>
+struct soft_target {
+  Slot* slot = nullptr;
+  factorize_options options;
+  std::vector<rank_policy> policies;
+  bool must_shrink = false;  ///< stays as it is if its factors would not be smaller
+};
+
+inline void check_strength(double strength) {
+  if (strength >= 0.0 && strength <= 1.0) return;
+  throw_error<value_error>({"project_softly: a strength of ", strength, "; it must be in 0 .. 1"});
+}
+
+/// Projects all targets, given in execution order; `order`: the order in which to decompose them.
+template <class Slot>
+std::vector<factor_report> project_targets(const std::vector<soft_target<Slot>>& targets,
+                                           const std::vector<std::size_t>& order, double strength,
+                                           int threads) {
+  using T = parameter_t<typename Slot::value_type>;
+  std::vector<projected_layer<T>> work(targets.size());
+  thread_pool(threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
+    const std::size_t i = order[static_cast<std::size_t>(task)];
+    const soft_target<Slot>& target = targets[i];
+    if (target.slot == nullptr) return;
+    const layer_weights<T> weights = target.slot->weights(target.options.name);
+    const std::vector<factors<T>> made = factorize_weights(
+        weights, [&target](std::size_t group) { return target.policies[group]; }, target.options);
+    if (target.must_shrink && !shrinks(reports_of(made))) return;
+    work[i] = project_layer(weights, made, strength);
+  });
+  std::vector<factor_report> reports;
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    if (work[i].matrices.empty()) continue;
+    const layer_weights<T> weights = targets[i].slot->weights(targets[i].options.name);
+    for (std::size_t m = 0; m < work[i].matrices.size(); ++m) {
+      const tensor_view<T, 4> to = writable(weights.matrices[m].view);
+      copy(tensor_view<const T, 4>(work[i].matrices[m].data(), to.shape()), to);
+    }
+    for (factor_report& report : work[i].reports) reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+}  // namespace detail
+
+/// Soft truncation of the layers that factorize(net, policy, statistics) would replace, at the ranks that it
+/// would choose now: for each of their matrices
+///
+///     W <- (1 - strength) W + strength trunc_r(W)
+///
+/// so that, with a plain truncation, singular values beyond r shrink by 1 - strength and the others stay.
+/// Called every few hundred steps of the warm-up, it makes the weights arrive nearly low-rank at the switch
+/// (projected warm-up). Everything else stays bit for bit: other layers, biases, the optimizer's state, the
+/// arenas and the generation. Returns a report for each matrix that was projected, about W as it was before:
+/// kept_energy says how close to low rank the warm-up has come.
+///
+/// The result depends on the numbers of the network alone, not on policy.threads. The ranks of a distributed
+/// run whose parameters are equal get equal results on machines with the same instruction sets; on others the
+/// last bits may differ, so that rank 0 has to broadcast its parameters, as after the switch.
+///
+/// A network on a device is projected on the host: its parameters are copied there and back. Throws
+/// value_error unless 0 <= strength <= 1, else as factorize; the network is unchanged then.
+template <class Root, class Device>
+std::vector<factor_report> project_softly(model<Root, Device>& net, const factorize_policy& policy,
+                                          double strength, const network_statistics* statistics = nullptr) {
+  detail::check_strength(strength);
+  std::vector<factor_report> reports;
+  net.on_host([&](Root& root) {
+    detail::slot_finder<typename Root::value_type, Device> found;
+    root.visit_layers(found);
+    const std::vector<layer_choice> choices = select(found.layers, policy);
+    std::vector<detail::soft_target<any_layer<typename Root::value_type, Device>>> targets(choices.size());
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      if (!choices[i].factorize()) continue;
+      targets[i].slot = found.slots[i];
+      targets[i].options = detail::options_for(found.layers[i].name, policy, statistics);
+      targets[i].policies.assign(found.layers[i].groups.size(), choices[i].rank);
+      targets[i].must_shrink = policy.keep_dense_if_larger;
+    }
+    reports =
+        detail::project_targets(targets, detail::decomposition_order(found.layers), strength, policy.threads);
+  });
+  return reports;
+}
+
+/// The same for the layers and ranks of a list, such as a budget's: plain truncations. Throws state_error for
+/// a name that is not a dense layer of the network or is listed twice, rank_error for impossible ranks or
+/// another number of them than the layer has rank groups.
+template <class Root, class Device>
+std::vector<factor_report> project_softly(model<Root, Device>& net, const std::vector<layer_rank>& ranks,
+                                          double strength, int threads = 1) {
+  detail::check_strength(strength);
+  std::vector<factor_report> reports;
+  net.on_host([&](Root& root) {
+    detail::slot_finder<typename Root::value_type, Device> found;
+    root.visit_layers(found);
+    std::vector<detail::soft_target<any_layer<typename Root::value_type, Device>>> targets(
+        found.slots.size());
+    for (const layer_rank& wanted : ranks) {
+      const auto at = std::find_if(found.layers.begin(), found.layers.end(), [&](const layer_info& one) {
+        return one.name == wanted.name && !one.groups.empty();
+      });
+      if (at == found.layers.end()) {
+        detail::throw_error<state_error>(
+            {"project_softly: the network has no dense layer called ", wanted.name});
+      }
+      detail::check_ranks(*at, wanted.ranks);
+      const auto i = static_cast<std::size_t>(at - found.layers.begin());
+      if (targets[i].slot != nullptr) {
+        detail::throw_error<state_error>(
+            {"project_softly: the list has two entries for layer ", wanted.name});
+      }
+      targets[i].slot = found.slots[i];
+      targets[i].options.name = wanted.name;
+      targets[i].options.allow_growth = true;
+      for (const index_t rank : wanted.ranks) targets[i].policies.emplace_back(fixed_rank{rank});
+    }
+    reports = detail::project_targets(targets, detail::decomposition_order(found.layers), strength, threads);
+  });
+  return reports;
+}
+
+PUFFERFISH_NAMESPACE_END
