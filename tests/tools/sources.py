@@ -32,7 +32,7 @@ THIRD_PARTY = {
     "tiny_dnn/": "tiny_dnn",
 }
 # What would mean something else within a namespace, or behind another file.
-ALONE = re.compile(r"^(#\s*(define|undef|pragma)|template <>|namespace \w+ \{|.*\boperator new\b)", re.MULTILINE)
+ALONE = re.compile(r"^(#\s*(define|undef|pragma)|template <>|struct \w+::\w+<|namespace \w+ \{|.*\boperator new\b)", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

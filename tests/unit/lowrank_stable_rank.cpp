@@ -199,7 +199,7 @@ TEST_CASE("stable rank: weights of convolutions as they are stored, and rank gro
   const std::vector<double> ranks = stable_ranks(weights);
   REQUIRE(ranks.size() == 2);
   check_close(ranks[0], expected);
-  CHECK(ranks[1] == std::max(ranks[0], stable_rank(detail::any_order_matrix<float>(part, memory))));
+  check_close(ranks[1], std::max(expected, reference(detail::any_order_matrix<float>(part, memory))));
   CHECK(stable_ranks(layer_weights<float>{}).empty());
 
   stored(1, 1, 2, 7) = std::numeric_limits<float>::infinity();
