@@ -337,12 +337,11 @@ TEST_CASE("transformer: at full rank the dense numbers; merged back, too") {
   apply_ranks(full, ranks);
   struct loader final : layer_visitor<double, device::cpu> {
     void on_layer(const std::string& name, any_layer<double>& slot) override {
-      factorize_options options;
-      options.allow_growth = true;
-      options.name = name;
-      std::vector<factor_report> reports;
-      const matrix_size size = slot.first_matrix();
-      slot = slot.factorized(fixed_rank{std::min(size.rows, size.cols)}, options, reports);
+      const auto weights = slot.weights(name);
+      slot = detail::with_factors(
+          slot, weights,
+          detail::factorize_weights(weights, [](std::size_t) { return rank_policy(rank_ratio{1.0}); },
+                                    {name, true}));
     }
   } visitor;
   full = net;

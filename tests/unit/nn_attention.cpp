@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <pufferfish/nn/attention.hpp>
+#include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/feed_forward.hpp>
 #include <pufferfish/nn/model.hpp>
 #include <pufferfish/nn/positional_encoding.hpp>
@@ -166,11 +167,12 @@ TEST_CASE("MultiHeadAttention: low rank at full rank gives the dense block's num
   layer.block.initialize({3, 3});
   auto low = layer;
   struct factorizer final : layer_visitor<double, device::cpu> {
-    void on_layer(const std::string&, any_layer<double>& slot) override {
-      std::vector<factor_report> report;
-      factorize_options options;
-      options.allow_growth = true;
-      slot = slot.factorized(fixed_rank{6}, options, report);
+    void on_layer(const std::string& name, any_layer<double>& slot) override {
+      const auto weights = slot.weights(name);
+      slot = detail::with_factors(
+          slot, weights,
+          detail::factorize_weights(weights, [](std::size_t) { return rank_policy(fixed_rank{6}); },
+                                    {name, true}));
     }
   } visitor;
   low.block.visit_layers(visitor, "");

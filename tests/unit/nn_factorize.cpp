@@ -172,11 +172,14 @@ TEST_CASE_TEMPLATE("factorize: at full rank the network computes the same functi
     struct filler final : layer_visitor<T, device::cpu> {
       void on_layer(const std::string& name, any_layer<T>& slot) override {
         if (slot.ranks().empty()) return;
-        factorize_options options;
-        options.allow_growth = true;
         std::vector<factor_report> report;
         source->for_each_layer([&](const std::string& other, const any_layer<T>& layer) {
-          if (other == name) slot = layer.factorized(rank_ratio{1.0}, options, report);
+          if (other != name) return;
+          const auto weights = layer.weights(name);
+          const auto made = detail::factorize_weights(
+              weights, [](std::size_t) { return rank_policy(rank_ratio{1.0}); }, {name, true});
+          report = detail::reports_of(made);
+          slot = detail::with_factors(layer, weights, made);
         });
         REQUIRE(report.size() == 1);
         CHECK(report[0].truncation_error <= 1e-5 * std::sqrt(report[0].squared_norm));
@@ -447,8 +450,7 @@ TEST_CASE("any_layer: layers without a matrix refuse to be factorized") {
   const any_layer<float> relu{ReLU<float>()};
   CHECK(relu.weights("relu").matrices.empty());
   CHECK(relu.first_matrix().empty());
-  std::vector<factor_report> report;
-  CHECK_THROWS_AS(relu.factorized(rank_ratio{0.5}, {}, report), state_error);
+  CHECK_THROWS_AS(detail::with_factors(relu, {}, {}), state_error);
   CHECK_THROWS_AS(relu.twin({1}), state_error);
   any_layer<float> low{LowRankLinear<float>(6, 5, 2)};
   CHECK(low.weights("low").matrices.empty());

@@ -12,13 +12,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// The choices of `select` for layers whose ranks come from elsewhere than policy.rank. A layer is chosen
 /// unless policy.first_layer, last_layer_dense, shortcuts_dense, embeddings_dense or also_if keeps it dense,
-/// or rank 1 does not make it smaller. policy.rank, embedding_rank and keep_dense_if_larger are not used.
+/// or rank 1 does not make it smaller. What the policy says of ranks, and keep_dense_if_larger, are not used.
 /// Errors as `select`.
 PUFFERFISH_COLD inline std::vector<layer_choice> select_candidates(const std::vector<layer_info>& layers,
                                                                    const factorize_policy& policy,
                                                                    const char* caller) {
   factorize_policy any_rank = policy;
   any_rank.rank = fixed_rank{1};
+  any_rank.budget.reset();
+  any_rank.ranks.clear();
   any_rank.embedding_rank.reset();
   any_rank.keep_dense_if_larger = true;
   return select(layers, any_rank, caller);

@@ -94,6 +94,9 @@ inline std::vector<budget_limit> limits_of(const network_budget& budget, const n
   return limits;
 }
 
+/// Throws value_error for an impossible number and for a budget without limits.
+inline void check_budget(const network_budget& budget) { limits_of(budget, {1.0, 1.0, 1.0}, 1.0); }
+
 }  // namespace detail
 
 /// In words: "0.3 of the parameters, 0.6 of the multiply-adds"; "no limit" for an empty budget.

@@ -16,6 +16,7 @@
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/linalg/double_product.hpp>
 #include <pufferfish/linalg/vector_loops.hpp>
+#include <pufferfish/lowrank/layer_times.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -113,9 +114,11 @@ class output_statistics {
 
   /// Says that a batch of `samples` samples had so many rows: how many pixels a sample has. Without it a
   /// sample counts as one row. Call it where the rows that were added are a part of those there were, too.
-  void add_batch(double rows, double samples) {
+  /// `tied`: rows of the output layer that is tied to an embedding.
+  void add_batch(double rows, double samples, double tied = 0.0) {
     counts_[all_rows] += rows;
     counts_[all_samples] += samples;
+    counts_[all_tied] += tied;
   }
 
   /// Adds the sums of another object, for the same matrix, its gradients times `samples`: for sums of a batch
@@ -156,6 +159,12 @@ class output_statistics {
   double rows_of_sample() const {
     return counts_[all_samples] > 0.0 ? counts_[all_rows] / counts_[all_samples] : 1.0;
   }
+  /// Rows of the tied output layer in one sample.
+  double tied_rows_of_sample() const {
+    return counts_[all_samples] > 0.0 ? counts_[all_tied] / counts_[all_samples] : 0.0;
+  }
+  /// Whether rows_of_sample() was counted.
+  bool has_samples() const { return counts_[all_samples] > 0.0; }
 
   /// Mean of y y^T [outputs x outputs], of x x^T [inputs x inputs], of samples^2 dy dy^T; both triangles.
   tensor<double, 2> output_moment() const { return mean(output_moment_, counts_[output_rows]); }
@@ -210,7 +219,7 @@ class output_statistics {
   }
 
  private:
-  enum count { output_rows, input_rows, gradient_rows, tied_rows, all_rows, all_samples, counts };
+  enum count { output_rows, input_rows, gradient_rows, tied_rows, all_rows, all_samples, all_tied, counts };
 
   static void start(tensor<double, 2>& moment, index_t size) {
     if (moment.size() == 0) moment = tensor<double, 2>({size, size});
@@ -279,9 +288,11 @@ struct layer_statistics {
   std::vector<double> output_scale;
 };
 
-/// Statistics of the layers of a network.
+/// Statistics of the layers of a network. A layer that no policy wants to factorize may have the numbers of
+/// rows alone, so that a budget knows its multiply-adds.
 struct network_statistics {
   std::vector<layer_statistics> layers;
+  layer_times times;  ///< measured, for budgets in milliseconds; empty: none
 
   /// Those of the layer called `name`; nullptr: none were taken.
   const layer_statistics* find(const std::string& name) const {

@@ -58,6 +58,8 @@ constexpr const char* to_string(dense_because reason) {
       return "dense: factors not smaller";
     case dense_because::low_rank:
       return "low rank already";
+    case dense_because::budget:
+      return "dense: worth it";
   }
   return "";
 }

@@ -19,6 +19,7 @@
 #include <pufferfish/linalg/svd.hpp>
 #include <pufferfish/lowrank/factors.hpp>
 #include <pufferfish/lowrank/kind_traits.hpp>
+#include <pufferfish/lowrank/network_budget.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -48,10 +49,38 @@ struct layer_info {
   layer_place place = layer_place::path;
 };
 
-/// Which layers of a network to factorize, and to what rank. The default is the paper's: rank ratio 1/4, the
-/// last layer dense, shortcuts dense (Wang et al., Pufferfish, MLSys 2021, section 3), embeddings dense.
+/// A layer and the ranks it has, or should have: one for each rank group (see kind_traits).
+struct layer_rank {
+  std::string name;
+  rank_list ranks;
+
+  layer_rank() = default;
+  layer_rank(std::string layer, rank_list all) : name(std::move(layer)), ranks(std::move(all)) {}
+  template <std::convertible_to<index_t>... Ranks>
+  requires(sizeof...(Ranks) > 0) layer_rank(std::string layer, Ranks... all)
+      : name(std::move(layer)), ranks{static_cast<index_t>(all)...} {}
+
+  /// The rank of the first group.
+  index_t rank() const { return ranks.empty() ? 0 : ranks.front(); }
+  friend bool operator==(const layer_rank&, const layer_rank&) = default;
+};
+
+/// Which layers of a network to factorize, and to what rank. The default factorizes the layers that the paper
+/// does (Wang et al., Pufferfish, MLSys 2021, section 3): not the first, the last, shortcuts and embeddings;
+/// to the paper's ranks, a quarter of each layer's. With statistics of a network's training the same number
+/// of parameters goes where it saves most loss instead; paper() has none of this.
 struct factorize_policy {
   rank_policy rank = rank_ratio{0.25};
+  /// In place of `rank`: limits for the whole network, from which the ranks of all layers follow (allocate).
+  /// Components are worth what the statistics given to factorize say, as exactly as these allow (truncation);
+  /// without any, their singular values, which do not tell layers apart well. Layers stay dense where their
+  /// components are worth it. embedding_rank still holds.
+  std::optional<network_budget> budget = {};
+  /// Without a budget, with statistics of gradients, where `rank` needs no singular values: the layers share
+  /// the parameters that `rank` would give them as a budget.
+  bool share = true;
+  /// In place of both: these layers at these ranks, no others (but none that the rules below keep dense).
+  std::vector<layer_rank> ranks = {};
   /// K: layers 1 .. K-1 stay dense (the hybrid network), counting those of the main path in execution order.
   /// 1 factorizes from the first layer on; the paper never factorizes that one: 2. A number below 1, or above
   /// 2 and beyond the last layer, is refused with a value_error.
@@ -73,35 +102,38 @@ struct factorize_policy {
   std::uint64_t seed = 0;
   /// Layers factorized at once; the result does not depend on it.
   int threads = 1;
+
+  /// The paper's way: rank ratio 1/4 for each layer and the singular value decomposition of its weights.
+  static factorize_policy paper() {
+    factorize_policy policy;
+    policy.share = false;
+    policy.truncate = truncation::plain;
+    return policy;
+  }
 };
 
 /// Why a layer is not to be factorized.
-enum class dense_because { nothing, first_layers, last_layer, shortcut, embedding, caller, growth, low_rank };
+enum class dense_because {
+  nothing,
+  first_layers,
+  last_layer,
+  shortcut,
+  embedding,
+  caller,
+  growth,
+  low_rank,
+  budget  ///< its components are worth what they cost
+};
 
 /// What `select` says of a layer.
 struct layer_choice {
   index_t number = 0;  ///< 1, 2, ... along the main path; 0 for a shortcut or an embedding
   dense_because reason = dense_because::nothing;
-  rank_policy rank;  ///< of its matrices
-  rank_list ranks;   ///< by rank group; empty if only the singular values tell
+  rank_policy rank;        ///< of its matrices
+  rank_list ranks;         ///< by rank group; empty if only the singular values tell
+  bool by_budget = false;  ///< the ranks follow from the network's budget
 
   bool factorize() const { return reason == dense_because::nothing; }
-};
-
-/// A layer and the ranks it has, or should have: one for each rank group (see kind_traits).
-struct layer_rank {
-  std::string name;
-  rank_list ranks;
-
-  layer_rank() = default;
-  layer_rank(std::string layer, rank_list all) : name(std::move(layer)), ranks(std::move(all)) {}
-  template <std::convertible_to<index_t>... Ranks>
-  requires(sizeof...(Ranks) > 0) layer_rank(std::string layer, Ranks... all)
-      : name(std::move(layer)), ranks{static_cast<index_t>(all)...} {}
-
-  /// The rank of the first group.
-  index_t rank() const { return ranks.empty() ? 0 : ranks.front(); }
-  friend bool operator==(const layer_rank&, const layer_rank&) = default;
 };
 
 namespace detail {
@@ -232,18 +264,63 @@ inline std::vector<index_t> number_layers(const std::vector<layer_info>& layers)
   return numbers;
 }
 
+namespace detail {
+
+/// The entry of policy.ranks for a layer; nullptr: none.
+inline const layer_rank* listed(const factorize_policy& policy, const std::string& name) {
+  const auto at = std::find_if(policy.ranks.begin(), policy.ranks.end(),
+                               [&](const layer_rank& one) { return one.name == name; });
+  return at == policy.ranks.end() ? nullptr : &*at;
+}
+
+/// Sets the ranks that follow from a policy without singular values, and refuses impossible ones.
+inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const factorize_policy& policy) {
+  const bool own = layer.place == layer_place::embedding && policy.embedding_rank;
+  choice.rank = own ? *policy.embedding_rank : policy.rank;
+  if (!policy.ranks.empty()) {
+    const layer_rank* const given = listed(policy, layer.name);
+    if (given == nullptr) {
+      choice.reason = dense_because::caller;
+      return;
+    }
+    choice.ranks = given->ranks;
+  } else if (policy.keep_dense_if_larger && cannot_shrink(layer)) {
+    choice.reason = dense_because::growth;
+    return;
+  } else if (policy.budget && !own) {
+    choice.by_budget = true;
+    return;
+  } else if (needs_spectrum(choice.rank)) {
+    return;
+  } else {
+    for (const auto& [size, count] : layer.groups) {
+      choice.ranks.push_back(choose_rank(choice.rank, size.rows, size.cols, {}, 0.0));
+    }
+  }
+  check_ranks(layer, choice.ranks);
+  if (!policy.keep_dense_if_larger) {
+    check_all_shrink(layer, choice.ranks);
+  } else if (parameters_as_factors(layer, choice.ranks) >= parameters_as_dense(layer)) {
+    choice.reason = dense_because::growth;
+  }
+}
+
+}  // namespace detail
+
 /// Applies a policy to the layers of a network. `layers` must be in execution order; the result has one
 /// choice for each of them: whether to factorize it, and its ranks if the policy needs no singular values to
 /// know them. Messages about policy.first_layer begin with `caller`.
 ///
-/// Throws value_error for a first_layer that is not the number of a layer, and for a ratio, fraction or
-/// budget that choose_rank refuses, even if no layer is factorized by it. Throws rank_error, naming the
+/// Throws value_error for a first_layer that is not the number of a layer, for a ratio, fraction or budget
+/// that is impossible, even if no layer is factorized by it, and for policy.ranks of other layers. Throws
+/// rank_error, naming the
 /// layer, for a fixed rank that a matrix cannot have; if keep_dense_if_larger is false, also for any rank
 /// whose factors have no fewer parameters than the matrix.
 PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_info>& layers,
                                                         const factorize_policy& policy,
                                                         const char* caller = "factorize") {
   choose_rank(policy.rank, 1, 1, {}, 0.0);  // refuses impossible fractions
+  if (policy.budget) detail::check_budget(*policy.budget);
   if (policy.embedding_rank) choose_rank(*policy.embedding_rank, 1, 1, {}, 0.0);
   const std::vector<index_t> numbers = number_layers(layers);
   const index_t last = numbers.empty() ? 0 : *std::max_element(numbers.begin(), numbers.end());
@@ -255,21 +332,12 @@ PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_
     choice.number = numbers[i];
     choice.reason = detail::place_rule(layer, numbers[i], last, policy);
     if (!choice.factorize()) continue;
-    const bool own = layer.place == layer_place::embedding && policy.embedding_rank;
-    choice.rank = own ? *policy.embedding_rank : policy.rank;
-    if (policy.keep_dense_if_larger && detail::cannot_shrink(layer)) {
-      choice.reason = dense_because::growth;
-    } else if (!needs_spectrum(choice.rank)) {
-      for (const auto& [size, count] : layer.groups) {
-        choice.ranks.push_back(choose_rank(choice.rank, size.rows, size.cols, {}, 0.0));
-      }
-      detail::check_ranks(layer, choice.ranks);
-      if (!policy.keep_dense_if_larger) {
-        detail::check_all_shrink(layer, choice.ranks);
-      } else if (detail::parameters_as_factors(layer, choice.ranks) >= detail::parameters_as_dense(layer)) {
-        choice.reason = dense_because::growth;
-      }
-    }
+    detail::set_known_ranks(choice, layer, policy);
+  }
+  for (const layer_rank& one : policy.ranks) {
+    const auto is = [&](const layer_info& layer) { return layer.name == one.name && !layer.groups.empty(); };
+    if (std::any_of(layers.begin(), layers.end(), is)) continue;
+    detail::throw_error<value_error>({caller, ": ranks for ", one.name, ", which is no dense layer here"});
   }
   return choices;
 }

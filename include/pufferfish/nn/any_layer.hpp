@@ -175,12 +175,6 @@ class any_layer {
     if (factors.empty()) return {};
     return {factors[0].up.extent(0), factors[0].down.size() / factors[0].down.extent(0)};
   }
-  /// The low-rank layer that svd_factorize makes of this one; a report for each of its matrices. Throws
-  /// state_error for a layer without weights(), else as svd_factorize.
-  any_layer factorized(const rank_policy& policy, const factorize_options& options,
-                       std::vector<factor_report>& reports) const {
-    return self().factorized(policy, options, reports);
-  }
   /// A new layer of this layer's kind, shape and settings whose parameters are all zero: low-rank of the
   /// given ranks (one for each rank group), or dense if `ranks` is empty. `bias` says whether the new layer
   /// has a bias; empty: if this layer has one. Throws state_error unless this layer has weights or factors,
@@ -240,8 +234,6 @@ class any_layer {
     virtual void initialize(random_stream) = 0;
     virtual layer_weights<parameter_t<T>> weights(const std::string&) const = 0;
     virtual low_rank_parts<parameter_t<T>> low_rank() = 0;
-    virtual any_layer factorized(const rank_policy&, const factorize_options&,
-                                 std::vector<factor_report>&) const = 0;
     virtual any_layer twin(const rank_list&, std::optional<bool>) const = 0;
     virtual const token_layer<T, Device>* tokens() const = 0;
     virtual const recurrent_layer<T>* recurrent() const = 0;
@@ -360,16 +352,6 @@ class any_layer {
     low_rank_parts<parameter_t<T>> low_rank() override {
       if constexpr (detail::low_rank_layer<L>) return detail::parts_of(layer);
       return {};
-    }
-    any_layer factorized([[maybe_unused]] const rank_policy& policy,
-                         [[maybe_unused]] const factorize_options& options,
-                         [[maybe_unused]] std::vector<factor_report>& reports) const override {
-      if constexpr (is_replaceable) {
-        using low_rank = typename detail::kind_of<L>::template low_rank<T, dynamic_rank, device::cpu>;
-        return svd_factorize<low_rank>(layer, policy, options, &reports);
-      } else {
-        no_weights();
-      }
     }
     any_layer twin([[maybe_unused]] const rank_list& ranks,
                    [[maybe_unused]] std::optional<bool> bias) const override {

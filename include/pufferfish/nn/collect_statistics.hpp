@@ -68,7 +68,8 @@ class following_norms final : public layer_visitor<T, Device> {
 
 }  // namespace detail
 
-/// Statistics of the layers that a policy would factorize, from training steps of the caller:
+/// Statistics of the layers that a policy would factorize, and the numbers of rows that all others meet, from
+/// training steps of the caller:
 ///
 ///     statistics_collector<float> collector(net, policy);
 ///     for (...) {
@@ -95,7 +96,8 @@ class statistics_collector final : public row_observer {
     net.visit_layers(norms);
     const std::vector<layer_choice> choices = select(found.layers, policy);
     for (std::size_t i = 0; i < choices.size(); ++i) {
-      if (choices[i].factorize()) watch(found.layers[i].name, *found.slots[i], norms.after(found.slots[i]));
+      if (found.layers[i].groups.empty()) continue;
+      watch(found.layers[i].name, *found.slots[i], norms.after(found.slots[i]), choices[i].factorize());
     }
   }
 
@@ -104,6 +106,9 @@ class statistics_collector final : public row_observer {
     const auto at = std::find_if(weights_.begin(), weights_.end(),
                                  [=](const watched_weight& one) { return one.weight == weight; });
     if (at == weights_.end()) return;
+    if (kind == row_kind::output_gradient) at->rows += static_cast<double>(rows.rows);
+    if (kind == row_kind::tied_input) at->tied += static_cast<double>(rows.rows);
+    if (!at->moments) return;
     if (kind == row_kind::token) return add_tokens(*at, rows);
     const detail::row_sample part =
         detail::sample_rows(rows.rows, rows.columns, options_.rows_of_step, steps_);
@@ -116,7 +121,6 @@ class statistics_collector final : public row_observer {
       const tensor_view<const T, 2> own = seen.slice(1, one.first_output, one.pending.outputs());
       kind == row_kind::output ? one.pending.add_outputs(own) : one.pending.add_gradients(own, 1.0);
     }
-    if (kind == row_kind::output_gradient) at->rows += static_cast<double>(rows.rows);
   }
 
   /// Ends a step whose loss was the mean over `samples` samples. `usable` false: the step's gradients were
@@ -125,12 +129,12 @@ class statistics_collector final : public row_observer {
     for (watched_weight& weight : weights_) {
       for (watched_matrix& one : weight.matrices) {
         if (usable) {
-          one.pending.add_batch(weight.rows, samples);
+          one.pending.add_batch(weight.rows, samples, weight.tied);
           one.seen.merge(one.pending, samples);
         }
         one.pending = output_statistics(one.seen.outputs(), one.seen.inputs());
       }
-      weight.rows = 0.0;
+      weight.rows = weight.tied = 0.0;
     }
     if (usable) ++steps_;
   }
@@ -176,7 +180,8 @@ class statistics_collector final : public row_observer {
   struct watched_weight {
     const void* weight = nullptr;  // parameter<T>
     std::vector<watched_matrix> matrices;
-    double rows = 0.0;  // of this step
+    bool moments = true;            // else rows are counted alone
+    double rows = 0.0, tied = 0.0;  // of this step
   };
   struct watched_layer {
     std::string name;
@@ -186,24 +191,28 @@ class statistics_collector final : public row_observer {
 
   // Outputs are innermost in the memory of every weight, so a matrix begins as many elements after its
   // parameter as there are outputs before its own.
-  void watch(const std::string& name, any_layer<T, Device>& slot, BatchNorm<T>* norm) {
+  void watch(const std::string& name, any_layer<T, Device>& slot, BatchNorm<T>* norm, bool moments) {
     watched_layer layer{name, norm, {}};
     const layer_weights<parameter_t<T>> shown = slot.weights(name);
     for (const auto& matrix : shown.matrices) {
-      const parameter<parameter_t<T>>& owner = owner_of(slot, matrix.view.data());
+      const parameter<parameter_t<T>>* const owner = owner_of(slot, matrix.view.data());
+      if (owner == nullptr) {
+        if (!moments) return;
+        detail::throw_error<state_error>({slot.describe(), ": a weight matrix is in none of its parameters"});
+      }
       const auto known = std::find_if(weights_.begin(), weights_.end(),
-                                      [&](const watched_weight& one) { return one.weight == &owner; });
+                                      [&](const watched_weight& one) { return one.weight == owner; });
       const auto weight = static_cast<std::size_t>(known - weights_.begin());
-      if (known == weights_.end()) weights_.push_back({&owner, {}, 0.0});
+      if (known == weights_.end()) weights_.push_back({owner, {}, moments});
       const index_t outputs = matrix.view.extent(0);
       const output_statistics empty(outputs, outputs == 0 ? 0 : matrix.view.size() / outputs);
       layer.places.emplace_back(weight, weights_[weight].matrices.size());
-      weights_[weight].matrices.push_back({matrix.view.data() - owner.data(), empty, empty});
+      weights_[weight].matrices.push_back({matrix.view.data() - owner->data(), empty, empty});
     }
     layers_.push_back(std::move(layer));
   }
 
-  static const parameter<parameter_t<T>>& owner_of(any_layer<T, Device>& slot, const parameter_t<T>* at) {
+  static const parameter<parameter_t<T>>* owner_of(any_layer<T, Device>& slot, const parameter_t<T>* at) {
     struct finder final : state_visitor<parameter_t<T>> {
       void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override {
         const std::less<> before;
@@ -215,10 +224,7 @@ class statistics_collector final : public row_observer {
     } visitor;
     visitor.place = at;
     slot.visit_state(visitor);
-    if (visitor.found == nullptr) {
-      detail::throw_error<state_error>({slot.describe(), ": a weight matrix is in none of its parameters"});
-    }
-    return *visitor.found;
+    return visitor.found;
   }
 
   void add_tokens(watched_weight& weight, const shown_rows& rows) {

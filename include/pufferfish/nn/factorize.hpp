@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <pufferfish/core/parallel.hpp>
-#include <pufferfish/lowrank/output_statistics.hpp>
-#include <pufferfish/lowrank/selection.hpp>
+#include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/network_ranks.hpp>
 #include <pufferfish/nn/network.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -22,6 +22,7 @@ struct factorization {
   std::vector<factor_report> layers;    ///< each matrix of the factorized layers, in execution order
   std::vector<layer_rank> low_rank;     ///< the factorized layers
   std::vector<std::string> kept_dense;  ///< layers that the policy chose and that would have grown
+  std::vector<rank_row> rows;           ///< of all layers, for rank_table: what became of them and why
   index_t parameters_before = 0;        ///< of the whole network
   index_t parameters_after = 0;
 
@@ -82,13 +83,6 @@ auto find_slots(Net& net) {
   return found;
 }
 
-/// A chosen layer: what becomes of it, or nothing if it would grow.
-template <class Layer>
-struct slot_factorization {
-  std::optional<Layer> low_rank;
-  std::vector<factor_report> reports;
-};
-
 /// How one layer of a network is factorized.
 inline factorize_options options_for(const std::string& name, const factorize_policy& policy,
                                      const network_statistics* statistics) {
@@ -104,44 +98,144 @@ tensor_view<T, N> writable(const tensor_view<const T, N>& view) {
   return {const_cast<T*>(view.data()), view.shape(), view.strides()};
 }
 
+/// The low-rank layer of a dense layer's shape, settings and biases with these factors of its matrices.
+template <class T, class Device>
+any_layer<T, Device> with_factors(const any_layer<T, Device>& dense,
+                                  const layer_weights<parameter_t<T>>& weights,
+                                  const std::vector<factors<parameter_t<T>>>& made) {
+  any_layer<T, Device> layer = dense.twin(ranks_of(weights, made));
+  store_factors(made, weights.biases, layer.low_rank());
+  return layer;
+}
+
+/// Makes low-rank layers of those of a network that a policy chooses. Nothing of the network changes.
+template <class T, class Device>
+class network_factorizer {
+  using P = parameter_t<T>;
+  using layer = any_layer<T, Device>;
+
+ public:
+  network_factorizer(const slot_finder<T, Device>& found, const factorize_policy& policy,
+                     const network_statistics* statistics)
+      : found_(found),
+        policy_(policy),
+        statistics_(statistics),
+        choices_(select(found.layers, policy)),
+        decomposed_(choices_.size()) {}
+
+  /// The new layers, by slot; empty: the slot stays as it is. `parameters`: of the whole network.
+  std::vector<std::optional<layer>> make(index_t parameters, factorization& result) {
+    const std::optional<budget_request> budget =
+        find_budget(found_.layers, choices_, policy_, statistics_, parameters);
+    if (budget) decompose();
+    result.rows = share_budget(found_.layers, choices_, budget, statistics_, parameters,
+                               [this](std::size_t i) { return decomposed_[i]->gains(); });
+    std::vector<std::optional<layer>> made(choices_.size());
+    std::vector<std::vector<factor_report>> reports(choices_.size());
+    for_each_chosen([&](std::size_t i) {
+      const layer_weights<P> weights = found_.slots[i]->weights(found_.layers[i].name);
+      const std::vector<factors<P>> parts = factorize_one(i, weights);
+      reports[i] = reports_of(parts);
+      if (!policy_.keep_dense_if_larger || shrinks(reports[i])) {
+        made[i] = with_factors(*found_.slots[i], weights, parts);
+      }
+      decomposed_[i].reset();
+    });
+    report(made, std::move(reports), result);
+    return made;
+  }
+
+ private:
+  // In parallel, the largest first.
+  template <class Work>
+  void for_each_chosen(const Work& work) {
+    const std::vector<std::size_t> order = decomposition_order(found_.layers);
+    thread_pool(policy_.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
+      const std::size_t i = order[static_cast<std::size_t>(task)];
+      if (choices_[i].factorize()) work(i);
+    });
+  }
+
+  factorize_options options(std::size_t i) const {
+    return options_for(found_.layers[i].name, policy_, statistics_);
+  }
+
+  // What a component is worth is measured as exactly as the statistics allow, whatever the factors keep.
+  void decompose() {
+    for_each_chosen([&](std::size_t i) {
+      if (!choices_[i].by_budget) return;
+      factorize_options how = options(i);
+      how.truncate.reset();
+      decomposed_[i].emplace(found_.slots[i]->weights(how.name), how, [](std::size_t) { return 0; });
+    });
+    // Gains of different kinds are in different units.
+    std::size_t first = 0;
+    while (first < decomposed_.size() && !decomposed_[first]) ++first;
+    for (std::size_t i = first; i < decomposed_.size(); ++i) {
+      if (!decomposed_[i] || decomposed_[i]->kind() == decomposed_[first]->kind()) continue;
+      throw_error<value_error>({"factorize: one budget for ", found_.layers[first].name,
+                                ", whose statistics allow a ", to_string(decomposed_[first]->kind()),
+                                " truncation, and ", found_.layers[i].name, ", whose allow a ",
+                                to_string(decomposed_[i]->kind()), " one"});
+    }
+  }
+
+  std::vector<factors<P>> factorize_one(std::size_t i, const layer_weights<P>& weights) const {
+    const layer_choice& choice = choices_[i];
+    const factorize_options how = options(i);
+    if (decomposed_[i] && decomposed_[i]->kind() == chosen_truncation(how)) {
+      return decomposed_[i]->make(choice.ranks);
+    }
+    if (choice.ranks.empty()) {
+      return factorize_weights(
+          weights, [&](std::size_t) -> const rank_policy& { return choice.rank; }, how);
+    }
+    return factorize_weights(
+        weights, [&](std::size_t group) { return rank_policy(fixed_rank{choice.ranks[group]}); }, how);
+  }
+
+  void report(const std::vector<std::optional<layer>>& made, std::vector<std::vector<factor_report>> reports,
+              factorization& result) const {
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      const std::string& name = found_.layers[i].name;
+      if (made[i]) {
+        result.add(name, made[i]->ranks(), std::move(reports[i]));
+      } else if (choices_[i].factorize() || choices_[i].reason == dense_because::growth) {
+        result.kept_dense.push_back(name);
+      }
+    }
+    add_reports(result.rows, result.layers);
+  }
+
+  const slot_finder<T, Device>& found_;
+  const factorize_policy& policy_;
+  const network_statistics* statistics_;
+  std::vector<layer_choice> choices_;
+  std::vector<std::optional<layer_truncation<P>>> decomposed_;  // of layers whose ranks a budget decides
+};
+
 }  // namespace detail
 
 /// Replaces the layers that `policy` chooses by their low-rank factors, all other layers, parameters and
 /// buffers carried over bit for bit. New arenas, a new generation: optimizers and exchanges of the old one
 /// throw from now on.
 ///
-/// `statistics`, if given, are those of the network's training (collect_statistics.hpp); layers that have
-/// none are truncated plainly, unless policy.truncate says otherwise.
+/// `statistics`, if given, are those of the network's training (collect_statistics.hpp). By them layers are
+/// truncated, unless policy.truncate says otherwise, and share the parameters, unless policy.share or
+/// policy.budget does. A layer that has none is truncated plainly.
 ///
-/// Errors as svd_factorize, naming the layer; the network is unchanged if anything is thrown.
+/// Errors as svd_factorize and allocate, naming the layer; the network is unchanged if anything is thrown.
 template <class Root, class Device>
 factorization factorize(model<Root, Device>& net, const factorize_policy& policy,
                         const network_statistics* statistics = nullptr) {
-  using layer = any_layer<typename Root::value_type, Device>;
   factorization result;
   result.parameters_before = net.parameter_count();
   net.modify([&](Root& root) {
     detail::slot_finder<typename Root::value_type, Device> found;
     root.visit_layers(found);
-    const std::vector<layer_choice> choices = select(found.layers, policy);
-    std::vector<detail::slot_factorization<layer>> work(choices.size());
-    const std::vector<std::size_t> order = detail::decomposition_order(found.layers);
-    thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
-      const std::size_t i = order[static_cast<std::size_t>(task)];
-      if (!choices[i].factorize()) return;
-      const factorize_options options = detail::options_for(found.layers[i].name, policy, statistics);
-      layer made = found.slots[i]->factorized(choices[i].rank, options, work[i].reports);
-      if (!policy.keep_dense_if_larger || detail::shrinks(work[i].reports))
-        work[i].low_rank = std::move(made);
-    });
-    for (std::size_t i = 0; i < work.size(); ++i) {
-      const std::string& name = found.layers[i].name;
-      if (work[i].low_rank) {
-        *found.slots[i] = std::move(*work[i].low_rank);
-        result.add(name, found.slots[i]->ranks(), std::move(work[i].reports));
-      } else if (choices[i].factorize() || choices[i].reason == dense_because::growth) {
-        result.kept_dense.push_back(name);
-      }
+    auto made = detail::network_factorizer(found, policy, statistics).make(result.parameters_before, result);
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      if (made[i]) *found.slots[i] = std::move(*made[i]);
     }
   });
   result.parameters_after = net.parameter_count();
@@ -183,8 +277,8 @@ void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks)
   });
 }
 
-/// The layers that factorize would replace and the ranks it would give them, without a decomposition. Throws
-/// value_error for a policy that needs the singular values (energy_kept).
+/// The layers that factorize would replace and the ranks it would give them without statistics, and without a
+/// decomposition. Throws value_error for a policy that needs one (energy_kept, a budget).
 template <class Root, class Device>
 std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const factorize_policy& policy) {
   const auto found = detail::find_slots(net);
@@ -193,7 +287,7 @@ std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const fact
   for (std::size_t i = 0; i < choices.size(); ++i) {
     if (!choices[i].factorize()) continue;
     if (choices[i].ranks.empty()) {
-      PUFFERFISH_THROW(value_error("planned_ranks: this policy needs the singular values of the weights"));
+      PUFFERFISH_THROW(value_error("planned_ranks: this policy needs the values of the weights"));
     }
     result.push_back({found.layers[i].name, choices[i].ranks});
   }
