@@ -114,6 +114,7 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"rank_ratio", o.procedure.rank_ratio},
           {"switch_rate", o.procedure.switch_rate},
           {"restart_rate", restarts(o.procedure)},
+          {"switch", switch_json(o.procedure, o)},
           {"first_layer", o.first_layer},
           {"epochs", o.epochs},
           {"warmup_epochs", o.warmup_epochs},
@@ -180,7 +181,8 @@ class job {
     void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
     void on_switch(const pufferfish::switch_result& result) override {
       shown_.on_switch(result);
-      if (job_.comm_.rank() == 0) job_.out_.write("\n" + switch_table(result.factors) + "\n");
+      if (job_.comm_.rank() == 0)
+        job_.out_.write("\n" + switch_table(result.factors, job_.o_.procedure.explain) + "\n");
     }
 
    private:

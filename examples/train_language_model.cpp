@@ -98,6 +98,7 @@ nlohmann::ordered_json options_json(const options& o, int ranks) {
           {"factorized_embeddings", embeddings_json(o.procedure)},
           {"switch_rate", o.procedure.switch_rate},
           {"restart_rate", restarts(o.procedure)},
+          {"switch", switch_json(o.procedure, o)},
           {"epochs", o.epochs},
           {"warmup_epochs", o.warmup_epochs},
           {"learning_rate", o.lr},
@@ -165,7 +166,8 @@ class job {
     void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
     void on_switch(const pufferfish::switch_result& result) override {
       shown_.on_switch(result);
-      if (job_.comm_.rank() == 0) job_.out_.write("\n" + switch_table(result.factors) + "\n");
+      if (job_.comm_.rank() == 0)
+        job_.out_.write("\n" + switch_table(result.factors, job_.o_.procedure.explain) + "\n");
     }
 
    private:

@@ -36,15 +36,27 @@ inline nlohmann::ordered_json to_json(const costs& c) {
   return {{"parameters", c.parameters}, {"macs", c.macs}, {"bytes_per_step", c.bytes_per_step}};
 }
 
-/// What the switch did, layer by layer.
-inline std::string switch_table(const pufferfish::factorization& factors) {
-  text_table table({"layer", "matrix", "rank", "kept energy", "relative error", "parameters", "after"});
+/// What the switch did: each factorized matrix; or with `explain` every layer, what it costs and why it has
+/// its rank.
+inline std::string switch_table(const pufferfish::factorization& factors, bool explain = false) {
+  if (explain) {
+    pufferfish::network_cost rest{static_cast<double>(factors.parameters_before), 0.0, 0.0};
+    for (const pufferfish::rank_row& row : factors.rows) rest.parameters -= row.before.parameters;
+    return pufferfish::rank_table(factors.rows, rest);
+  }
+  text_table table({"layer", "matrix", "rank", "kept energy", "relative error", "weighted", "predicted loss",
+                    "parameters", "after"});
   for (const pufferfish::factor_report& layer : factors.layers) {
     table.add({layer.name, format("%td x %td", layer.rows, layer.cols), std::to_string(layer.rank),
                format("%.4f", layer.kept_energy), format("%.4f", layer.relative_error),
+               format("%.4f", layer.weighted_energy),
+               std::isnan(layer.predicted_loss) ? "-" : format("%.2e", layer.predicted_loss),
                grouped(layer.parameters_before), grouped(layer.parameters_after)});
   }
-  table.add({"whole network", "", "", format("%.4f", factors.kept_energy()), "",
+  table.add({"whole network", "", "", format("%.4f", factors.kept_energy()), "", "",
+             factors.layers.empty() || std::isnan(factors.predicted_loss())
+                 ? "-"
+                 : format("%.2e", factors.predicted_loss()),
              grouped(factors.parameters_before), grouped(factors.parameters_after)});
   return table.str();
 }
@@ -77,12 +89,23 @@ inline nlohmann::ordered_json to_json(const pufferfish::switch_result& result) {
                       {"parameters_before", layer.parameters_before},
                       {"parameters_after", layer.parameters_after}});
   }
-  return {{"after_epochs", result.epoch},
-          {"milliseconds", result.milliseconds},
-          {"kept_energy", result.factors.kept_energy()},
-          {"parameters_before", result.factors.parameters_before},
-          {"parameters_after", result.factors.parameters_after},
-          {"layers", layers}};
+  nlohmann::ordered_json j = {{"after_epochs", result.epoch},
+                              {"why", result.why},
+                              {"milliseconds", result.milliseconds},
+                              {"kept_energy", result.factors.kept_energy()},
+                              {"predicted_loss", result.factors.predicted_loss()},
+                              {"parameters_before", result.factors.parameters_before},
+                              {"parameters_after", result.factors.parameters_after},
+                              {"layers", layers}};
+  const auto add_test = [&j](const std::string& name, const std::optional<pufferfish::evaluation>& tested) {
+    if (!tested) return;
+    j["accuracy_" + name] = tested->accuracy();
+    j["loss_" + name] = tested->loss();
+  };
+  add_test("before", result.before);
+  add_test("after", result.after);
+  add_test("estimated", result.estimated);
+  return j;
 }
 
 /// Median over the epochs of one structure of their median step, in ms; 0 if there was none.

@@ -126,19 +126,70 @@ inline void add_common_options(CLI::App& app, common_options& o, const common_te
       ->take_last();
 }
 
+/// What a switch keeps as much of as it can: the weights at a rank ratio (Wang et al.), outputs, the loss;
+/// or stable ranks, which also tell when and what (Wang et al., Cuttlefish).
+enum class switch_policy { paper, data_aware, two_sided, cuttlefish };
+
 /// How a program goes from dense to low rank.
 struct procedure_options {
   pufferfish::training_mode mode = pufferfish::training_mode::hybrid;
   double rank_ratio = 0.25;
   double switch_rate = 1.0;
   bool restart = false;
-  pufferfish::truncation truncation = pufferfish::truncation::plain;
-  index_t statistics_steps = 20;      // of truncations that need them
+  switch_policy policy = switch_policy::paper;
+  std::optional<pufferfish::truncation> truncation = {};  // else by the policy
+  bool uniform_ranks = false;
+  std::optional<double> budget = {}, mac_budget = {};  // shares of parameters and multiply-adds
+  bool by_predicted_loss = false;                      // when to switch
+  pufferfish::switch_options switching = {};
+  bool explain = false;
   bool factorize_embeddings = false;  // of programs that add their options
   std::optional<index_t> embedding_rank = {};
 
   bool low_rank_embeddings() const { return factorize_embeddings || embedding_rank.has_value(); }
 };
+
+/// Options of the switch and what follows it, for those who try what pays.
+inline void add_switch_options(CLI::App& app, procedure_options& o) {
+  using pufferfish::truncation;
+  add_choice<std::optional<truncation>>(app, "--truncation", o.truncation,
+                                        {{"by the policy", std::nullopt},
+                                         {"plain", truncation::plain},
+                                         {"data-aware", truncation::data_aware},
+                                         {"two-sided", truncation::two_sided}},
+                                        "What the factors keep as much of as they can");
+  app.add_flag("--uniform-ranks", o.uniform_ranks, "Each layer has the rank of --rank-ratio");
+  app.add_option("--budget", o.budget, "In place of --rank-ratio: share of the dense network's parameters")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->default_str("none");
+  app.add_option("--mac-budget", o.mac_budget,
+                 "In place of --rank-ratio: share of the dense network's multiply-adds")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->default_str("none");
+  app.add_option("--statistics-steps", o.switching.statistics_steps,
+                 "Last dense steps that the switch goes by; 0: 20, or none if the policy needs none")
+      ->check(CLI::Range(0, 1000000));
+  add_choice<bool>(app, "--switch-when", o.by_predicted_loss, {{"epoch", false}, {"predicted-loss", true}},
+                   "Switch after --warmup-epochs, or once the loss that it is to cost has stopped falling, "
+                   "--warmup-epochs at the latest");
+  app.add_flag("--carry-state,!--no-carry-state", o.switching.carry_state,
+               "At the switch, carry the optimizer's state over to the factors");
+  app.add_option("--frobenius-decay", o.switching.frobenius_decay,
+                 "Decay of the factors' products in place of the weight decay of each factor; 0: none")
+      ->check(check_not_negative);
+  app.add_option("--ramp-steps", o.switching.ramp.steps, "Steps of a ramp of the rate after the switch")
+      ->check(CLI::Range(0, 1000000000));
+  app.add_option("--ramp-start", o.switching.ramp.start, "Factor of the rate from which the ramp starts")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--norm-batches", o.switching.norm_batches,
+                 "Batches from which batch norms are estimated again right after the switch")
+      ->check(CLI::Range(0, 1000000));
+  app.add_option("--project-every", o.switching.project_every,
+                 "Dense steps between soft projections towards low rank; 0: none")
+      ->check(CLI::Range(0, 1000000000));
+  app.add_flag("--test-switch", o.switching.test, "Test right before and after the switch");
+  app.add_flag("--explain", o.explain, "Print each layer's rank, cost, predicted loss, and why");
+}
 
 inline void add_procedure_options(CLI::App& app, procedure_options& o) {
   using pufferfish::training_mode;
@@ -149,15 +200,15 @@ inline void add_procedure_options(CLI::App& app, procedure_options& o) {
                             "Hybrid: dense, then factorized; lowrank: low rank from random values");
   app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
       ->check(CLI::Range(1e-6, 1.0));
-  using pufferfish::truncation;
-  add_choice<truncation>(app, "--truncation", o.truncation,
-                         {{"plain", truncation::plain},
-                          {"data-aware", truncation::data_aware},
-                          {"two-sided", truncation::two_sided}},
-                         "What the switch keeps as much of as it can: the weights, their outputs, the loss");
-  app.add_option("--statistics-steps", o.statistics_steps,
-                 "Last dense steps that data-aware and two-sided truncations go by")
-      ->check(CLI::Range(1, 1000000));
+  add_choice<switch_policy>(app, "--policy", o.policy,
+                            {{"paper", switch_policy::paper},
+                             {"data-aware", switch_policy::data_aware},
+                             {"two-sided", switch_policy::two_sided},
+                             {"cuttlefish", switch_policy::cuttlefish}},
+                            "What the switch keeps as much of as it can: the weights, each layer at its "
+                            "--rank-ratio (paper); outputs of layers, or the loss, with layers sharing the "
+                            "parameters; or stable ranks, which also say when");
+  add_switch_options(app, o);
   app.add_option("--switch-rate", o.switch_rate, "Multiply the learning rate by this at the switch")
       ->check(check_positive);
   app.add_flag("--restart-rate", o.restart,
@@ -225,14 +276,59 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   run.divergence_steps = common.divergence_steps;
   run.warmup_epochs = common.warmup_epochs;
   run.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
-  if (o.truncation != pufferfish::truncation::plain) {
-    run.factorize.truncate = o.truncation;
-    run.statistics_steps = o.statistics_steps;
+  run.switching = o.switching;
+  const bool paper = o.policy == switch_policy::paper, cuttlefish = o.policy == switch_policy::cuttlefish;
+  run.factorize.share = !paper && !cuttlefish && !o.uniform_ranks;
+  if (o.budget || o.mac_budget) {
+    pufferfish::network_budget& budget = run.factorize.budget.emplace();
+    budget.fraction = o.budget;
+    budget.mac_fraction = o.mac_budget;
+  }
+  run.factorize.truncate = o.truncation                            ? o.truncation
+                           : paper || cuttlefish                   ? pufferfish::truncation::plain
+                           : o.policy == switch_policy::data_aware ? pufferfish::truncation::data_aware
+                                                                   : pufferfish::truncation::two_sided;
+  const bool measures = run.factorize.share || run.factorize.budget.has_value() ||
+                        run.factorize.truncate != pufferfish::truncation::plain || o.by_predicted_loss;
+  if (o.mode != pufferfish::training_mode::hybrid) {
+    run.switching.statistics_steps = 0;
+  } else if (measures && run.switching.statistics_steps == 0) {
+    run.switching.statistics_steps = 20;
+  }
+  if (cuttlefish) {
+    run.switching.moment = pufferfish::cuttlefish_moment{{}, common.warmup_epochs};
+  } else if (o.by_predicted_loss) {
+    pufferfish::predicted_loss_moment moment;
+    moment.latest = common.warmup_epochs;
+    moment.earliest = std::min(moment.earliest, common.warmup_epochs);
+    run.switching.moment = moment;
   }
   run.factorize.embeddings_dense = !o.low_rank_embeddings();
   if (o.embedding_rank) run.factorize.embedding_rank = pufferfish::fixed_rank{*o.embedding_rank};
   run.switch_rate_factor = o.switch_rate;
   run.restart_schedule_at_switch = restarts(o);
+}
+
+/// What results say about the switch.
+inline nlohmann::ordered_json switch_json(const procedure_options& o, const common_options& common) {
+  pufferfish::run_options run;
+  apply(o, common, run);
+  const pufferfish::switch_options& at = run.switching;
+  const char* const policies[] = {"paper", "data-aware", "two-sided", "cuttlefish"};
+  nlohmann::ordered_json j = {
+      {"policy", policies[static_cast<int>(o.policy)]},
+      {"truncation",
+       pufferfish::to_string(run.factorize.truncate.value_or(pufferfish::truncation::two_sided))},
+      {"shared_ranks", run.factorize.share},
+      {"budget", run.factorize.budget ? nlohmann::ordered_json(describe(*run.factorize.budget)) : nullptr},
+      {"moment", at.moment ? describe(*at.moment) : "epoch"},
+      {"statistics_steps", at.statistics_steps},
+      {"carry_state", at.carry_state},
+      {"frobenius_decay", at.frobenius_decay},
+      {"ramp", at.ramp.describe()},
+      {"norm_batches", at.norm_batches},
+      {"project_every", at.project_every}};
+  return j;
 }
 
 /// What ranks send each other.
@@ -319,6 +415,7 @@ nlohmann::ordered_json exchange_json(const exchange_choice& o, const Run& run) {
 /// Throws on all ranks if a run would have nothing to factorize, before it has trained for hours.
 inline void check_switch(const pufferfish::training_options& t, const pufferfish::network<float>& net) {
   if (t.mode == pufferfish::training_mode::dense) return;
+  if (t.factorize.budget) return;
   if (pufferfish::planned_ranks(net, t.factorize).empty()) {
     throw pufferfish::value_error("from layer " + std::to_string(t.factorize.first_layer) +
                                   " on this network has no layer that factorizing makes smaller");

@@ -179,7 +179,7 @@ TEST_CASE("factorize: what a budget cannot know is refused, and nothing changes"
 TEST_CASE("factorize: a list of ranks") {
   const net_type net = make_net();
   factorize_policy policy;
-  policy.ranks = {{"late", 3}, {"early", 5}};
+  policy.ranks = std::vector<layer_rank>{{"late", 3}, {"early", 5}};
   CHECK(planned_ranks(net, policy) == std::vector<layer_rank>{{"early", 5}, {"late", 3}});
   net_type copy = net;
   const factorization made = factorize(copy, policy);
@@ -190,13 +190,13 @@ TEST_CASE("factorize: a list of ranks") {
   net_type weighted = net;
   CHECK(factorize(weighted, policy, &seen).ranks() == made.ranks());
 
-  policy.ranks.emplace_back("nothing", 3);
+  policy.ranks->emplace_back("nothing", 3);
   net_type unchanged = net;
   CHECK_THROWS_WITH_AS(factorize(unchanged, policy),
                        doctest::Contains("ranks for nothing, which is no dense"), value_error);
-  policy.ranks = {{"hidden", 41}};
+  policy.ranks = std::vector<layer_rank>{{"hidden", 41}};
   net_type other = net;
   CHECK_THROWS_AS(factorize(other, policy), rank_error);
-  policy.ranks = {{"hidden", 3, 4}};
+  policy.ranks = std::vector<layer_rank>{{"hidden", 3, 4}};
   CHECK_THROWS_WITH_AS(factorize(other, policy), doctest::Contains("hidden: 2 ranks"), rank_error);
 }

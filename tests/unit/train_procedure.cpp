@@ -289,7 +289,7 @@ TEST_CASE(
     training_options options = small_options();
     options.factorize.truncate = kind;
     options.factorize.first_layer = 1;
-    options.statistics_steps = 3;
+    options.switching.statistics_steps = 3;
     recorder seen;
     self comm;
     run_of trained(tiny_net<float>(true), comm, train, test, options, {threads, 0});

@@ -20,7 +20,7 @@ PUFFERFISH_COLD inline std::vector<layer_choice> select_candidates(const std::ve
   factorize_policy any_rank = policy;
   any_rank.rank = fixed_rank{1};
   any_rank.budget.reset();
-  any_rank.ranks.clear();
+  any_rank.ranks.reset();
   any_rank.embedding_rank.reset();
   any_rank.keep_dense_if_larger = true;
   return select(layers, any_rank, caller);

@@ -76,7 +76,7 @@ inline std::optional<budget_request> find_budget(const std::vector<layer_info>& 
                                                  std::vector<layer_choice>& choices,
                                                  const factorize_policy& policy,
                                                  const network_statistics* statistics, index_t parameters) {
-  if (!policy.ranks.empty()) return {};
+  if (policy.ranks) return {};
   if (policy.budget) return budget_request{*policy.budget, {}};
   if (!policy.share || needs_spectrum(policy.rank) || !have_gradients(layers, choices, statistics)) return {};
   bool any = false;

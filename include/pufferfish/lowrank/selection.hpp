@@ -80,7 +80,7 @@ struct factorize_policy {
   /// the parameters that `rank` would give them as a budget.
   bool share = true;
   /// In place of both: these layers at these ranks, no others (but none that the rules below keep dense).
-  std::vector<layer_rank> ranks = {};
+  std::optional<std::vector<layer_rank>> ranks = {};
   /// K: layers 1 .. K-1 stay dense (the hybrid network), counting those of the main path in execution order.
   /// 1 factorizes from the first layer on; the paper never factorizes that one: 2. A number below 1, or above
   /// 2 and beyond the last layer, is refused with a value_error.
@@ -268,16 +268,17 @@ namespace detail {
 
 /// The entry of policy.ranks for a layer; nullptr: none.
 inline const layer_rank* listed(const factorize_policy& policy, const std::string& name) {
-  const auto at = std::find_if(policy.ranks.begin(), policy.ranks.end(),
-                               [&](const layer_rank& one) { return one.name == name; });
-  return at == policy.ranks.end() ? nullptr : &*at;
+  for (const layer_rank& one : *policy.ranks) {
+    if (one.name == name) return &one;
+  }
+  return nullptr;
 }
 
 /// Sets the ranks that follow from a policy without singular values, and refuses impossible ones.
 inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const factorize_policy& policy) {
   const bool own = layer.place == layer_place::embedding && policy.embedding_rank;
   choice.rank = own ? *policy.embedding_rank : policy.rank;
-  if (!policy.ranks.empty()) {
+  if (policy.ranks) {
     const layer_rank* const given = listed(policy, layer.name);
     if (given == nullptr) {
       choice.reason = dense_because::caller;
@@ -334,7 +335,7 @@ PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_
     if (!choice.factorize()) continue;
     detail::set_known_ranks(choice, layer, policy);
   }
-  for (const layer_rank& one : policy.ranks) {
+  for (const layer_rank& one : policy.ranks.value_or(std::vector<layer_rank>())) {
     const auto is = [&](const layer_info& layer) { return layer.name == one.name && !layer.groups.empty(); };
     if (std::any_of(layers.begin(), layers.end(), is)) continue;
     detail::throw_error<value_error>({caller, ": ranks for ", one.name, ", which is no dense layer here"});

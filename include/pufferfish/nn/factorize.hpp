@@ -36,6 +36,14 @@ struct factorization {
     return all > 0.0 ? kept / all : 1.0;
   }
 
+  /// By how much the mean loss is predicted to grow, to second order, all layers together. NaN: not known of
+  /// some layer.
+  double predicted_loss() const {
+    double sum = 0.0;
+    for (const factor_report& layer : layers) sum += layer.predicted_loss;
+    return sum;
+  }
+
   /// What another rank of a distributed run needs to build the same structure.
   std::vector<layer_rank> ranks() const { return low_rank; }
 

@@ -13,9 +13,13 @@
 #include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/loss.hpp>
+#include <pufferfish/nn/soft_projection.hpp>
+#include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 #include <pufferfish/optim/schedule.hpp>
+#include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/loader.hpp>
+#include <pufferfish/train/switch_moment.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -28,6 +32,45 @@ constexpr const char* to_string(training_mode mode) {
   return mode == training_mode::dense ? "dense" : mode == training_mode::hybrid ? "hybrid" : "lowrank";
 }
 
+/// How a run goes from dense to low rank, and on from there. Hybrid runs only.
+struct switch_options {
+  /// Empty: at the start of epoch run_options::warmup_epochs.
+  std::optional<switch_moment> moment = {};
+  /// S: the last S dense steps give the statistics of outputs and gradients, summed over all ranks, by which
+  /// the switch truncates and layers share parameters (truncation, factorize_policy). Where the moment is not
+  /// known before, those of every epoch that may be the last. 0: none, plain truncations at the policy's
+  /// rank. A run that is resumed among these steps has those that are left.
+  index_t statistics_steps = 0;
+  /// The optimizer's state goes on in the factors (optimizer_memory), in place of zeros.
+  bool carry_state = false;
+  switch_ramp ramp = {};  ///< of the learning rate after the switch
+  /// Lambda of frobenius_decay, in place of the optimizer's decay of factors; decoupled where the optimizer's
+  /// is. 0: the optimizer's own.
+  double frobenius_decay = 0.0;
+  /// Batches that are run forward right after the switch, so that statistics of batch norms are those of the
+  /// factorized network (estimate_norms). A step of training forgets them as it would have the old ones.
+  index_t norm_batches = 0;
+  /// Dense steps between soft projections of the weights on the policy's ranks (project_softly); 0: none.
+  index_t project_every = 0;
+  double project_strength = 0.1;
+  /// Test right before and after the switch (switch_result).
+  bool test = false;
+
+  /// Throws value_error, with the number, for an option out of its range.
+  void validate() const {
+    if (moment) check_moment(*moment);
+    ramp.validate();
+    frobenius_options{frobenius_decay}.validate();
+    detail::check_strength(project_strength);
+    const auto not_negative = [](const char* name, index_t value) {
+      if (value < 0) detail::throw_error<value_error>({"switch: ", name, " ", value, " is negative"});
+    };
+    not_negative("statistics_steps", statistics_steps);
+    not_negative("norm_batches", norm_batches);
+    not_negative("project_every", project_every);
+  }
+};
+
 /// Of any training run.
 struct run_options {
   training_mode mode = training_mode::hybrid;
@@ -36,10 +79,7 @@ struct run_options {
   /// factorizes the initial values.
   index_t warmup_epochs = 5;
   factorize_policy factorize;
-  /// S: the last S dense steps give the statistics of outputs and gradients by which the switch truncates
-  /// (see truncation); summed over all ranks. 0: none, a plain truncation. Hybrid only, CPU; a run that is
-  /// resumed among these steps has those that are left.
-  index_t statistics_steps = 0;
+  switch_options switching;
 
   double learning_rate = 0.1;               ///< base rate, times the factors of the following four
   schedule rate_schedule;                   ///< of the epoch, as a real number; goes on across the switch
@@ -91,6 +131,10 @@ struct switch_result {
   index_t epoch = 0;
   double milliseconds = 0.0;  ///< all of it: averaging statistics, SVDs, broadcast, new arenas and optimizer
   factorization factors;      ///< per-layer reports on rank 0 only
+  std::string why = {};       ///< it was due now
+  /// Tests with switch_options::test: of the dense network, of the factorized one, and of that one with the
+  /// statistics of norm_batches.
+  std::optional<evaluation> before = {}, after = {}, estimated = {};
 };
 
 /// Where a run is, for progress displays.

@@ -105,7 +105,14 @@ struct training_record {
           text.append(" ").append(hexadecimal_number(value));
         }
         text += "\n";
+        if (std::isnan(layer.predicted_loss)) continue;
+        text += "weighted " + hexadecimal_number(layer.weighted_energy) + " " +
+                hexadecimal_number(layer.predicted_loss) + "\n";
       }
+      if (!switched->why.empty()) text += "why " + detail::quote_word(switched->why) + "\n";
+      add_test(text, "before", switched->before);
+      add_test(text, "after", switched->after);
+      add_test(text, "estimated", switched->estimated);
     }
     return text;
   }
@@ -158,10 +165,30 @@ struct training_record {
       if (!are_factors(layer.rows, layer.cols, layer.rank)) return false;
       layer.parameters_before = layer.macs_before = layer.rows * layer.cols;
       layer.parameters_after = layer.macs_after = factor_parameters(layer.rows, layer.cols, layer.rank);
+      layer.weighted_energy = layer.kept_energy;
+    } else if (kind == "weighted" && switched && !switched->factors.layers.empty()) {
+      factor_report& layer = switched->factors.layers.back();
+      line.read(layer.weighted_energy, layer.predicted_loss);
+    } else if (kind == "why" && switched) {
+      line.read(switched->why);
+    } else if (kind == "tested" && switched) {
+      std::string name;
+      evaluation tested;
+      line.read(name, tested.loss_sum, tested.correct, tested.count);
+      if (name != "before" && name != "after" && name != "estimated") return false;
+      (name == "before"  ? switched->before
+       : name == "after" ? switched->after
+                         : switched->estimated) = tested;
     } else {
       return false;
     }
     return line.complete();
+  }
+
+  static void add_test(std::string& text, const char* name, const std::optional<evaluation>& tested) {
+    if (!tested) return;
+    text += std::string("tested ") + name + " " + detail::hexadecimal_number(tested->loss_sum) + " " +
+            std::to_string(tested->correct) + " " + std::to_string(tested->count) + "\n";
   }
 
   // Whether a matrix of this size can have this rank, and its numbers of parameters are within index_t.

@@ -6,6 +6,7 @@
 /// and what else it reads and reckons.
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -49,7 +50,18 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   line("learning rate after the switch", "x " + exact_number(options.switch_rate_factor));
   line("plateau", options.rate_plateau ? options.rate_plateau->describe() : "no");
   line("optimizer", describe(options.optimizer));
-  if (options.statistics_steps > 0) line("statistics steps", std::to_string(options.statistics_steps));
+  // Only what is not the default, so that older checkpoints go on.
+  const switch_options& at = options.switching;
+  if (at.moment) line("switch", describe(*at.moment));
+  if (at.statistics_steps > 0) line("statistics steps", std::to_string(at.statistics_steps));
+  if (at.carry_state) line("optimizer's state", "carried over the switch");
+  if (at.ramp.steps > 0) line("ramp", at.ramp.describe());
+  if (at.frobenius_decay > 0.0) line("Frobenius decay", exact_number(at.frobenius_decay));
+  if (at.norm_batches > 0) line("norm batches", std::to_string(at.norm_batches));
+  if (at.project_every > 0) {
+    line("soft projection",
+         message({"every ", at.project_every, " steps, "}) + exact_number(at.project_strength));
+  }
   line("clip norm", exact_number(options.clip_norm));
   line("seed", std::to_string(options.seed));
   line("scalar bytes", std::to_string(scalar_bytes));
@@ -76,10 +88,12 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
                    policy.shortcuts_dense ? "dense" : "factorized", ", embeddings ",
                    policy.embeddings_dense ? "dense" : describe(policy.embedding_rank.value_or(policy.rank)),
                    ", SVD ", static_cast<int>(policy.method), ", seed ", policy.seed,
-                   policy.truncate ? ", " : "", policy.truncate ? to_string(*policy.truncate) : "", "\n"});
+                   policy.truncate ? ", " : "", policy.truncate ? to_string(*policy.truncate) : "",
+                   policy.budget ? ", budget " + describe(*policy.budget) : std::string(),
+                   policy.share ? "" : ", not shared", "\n"});
   const bool by_spectrum =
       !policy.embeddings_dense && needs_spectrum(policy.embedding_rank.value_or(policy.rank));
-  if (needs_spectrum(policy.rank) || by_spectrum) return text;
+  if (policy.budget || needs_spectrum(policy.rank) || by_spectrum) return text;
   try {
     for (const layer_rank& layer : planned_ranks(net, policy)) {
       text += "factorized " + quote_word(layer.name) + " rank";
@@ -147,6 +161,8 @@ inline std::optional<exchange_plan> usable_plan(const std::string& text, const s
   return plan;
 }
 
+using run_clock = std::chrono::steady_clock;
+
 /// 0 of nothing.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
@@ -171,7 +187,9 @@ inline double rate_of_step(const run_options& options, const training_record& re
   double rate = options.learning_rate;
   if (record.switched) {
     if (options.restart_schedule_at_switch) epoch -= static_cast<double>(record.switched->epoch);
-    rate *= options.switch_rate_factor;
+    const auto steps = static_cast<std::uint64_t>((record.epoch - record.switched->epoch) * steps_per_epoch +
+                                                  record.step - steps_back);
+    rate *= options.switch_rate_factor * options.switching.ramp(steps);
   }
   return rate * options.rate_schedule(epoch);
 }

@@ -83,11 +83,12 @@ class carried_mirror {
 template <class T, class Comm, class Carried>
 class run_states {
  public:
-  /// `carried` is in `memory`, too; nothing if the task carries nothing. All must outlive it. Collective.
+  /// `carried` is in `memory`, too; nothing if the task carries nothing. `measured`: this rank's statistics
+  /// for the switch; may be empty. All must outlive it. Collective.
   template <class Optimizer>
   run_states(Comm& comm, memory_source& memory, Optimizer& of, std::vector<compressor_state<T>> compressed,
-             std::optional<std::span<Carried>> carried)
-      : comm_(&comm), optimizer_(memory, of), compressed_(std::move(compressed)) {
+             std::optional<std::span<Carried>> carried, std::span<T> measured = {})
+      : comm_(&comm), optimizer_(memory, of), compressed_(std::move(compressed)), measured_(measured) {
     if (carried) carried_.emplace(memory, *carried);
     of_ranks_.emplace(comm, states_of_rank());
   }
@@ -128,6 +129,7 @@ class run_states {
   std::vector<named_state<T>> states_of_rank() {
     std::vector<named_state<T>> result;
     if (carried_) result.push_back({"task.carried", carried_->values()});
+    if (!measured_.empty()) result.push_back({"switch.statistics", measured_});
     for (const auto& state : compressed_) {
       if (state.of_rank) result.push_back({state.name, state.values});
     }
@@ -137,6 +139,7 @@ class run_states {
   Comm* comm_;
   optimizer_mirror<T> optimizer_;
   std::vector<compressor_state<T>> compressed_;
+  std::span<T> measured_;
   std::optional<carried_mirror<T, Carried>> carried_;
   std::optional<rank_states<T, Comm>> of_ranks_;
 };

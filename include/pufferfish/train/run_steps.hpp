@@ -14,6 +14,7 @@
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/optim/clip.hpp>
+#include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/train/device_parts.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/progress_record.hpp>
@@ -39,6 +40,7 @@ struct run_parts {
   const run_options& options;
   optimizer_type& optimizer;
   exchange_type& exchange;
+  frobenius_decay<value_type, device_type>* decay = nullptr;  ///< of the factors; nullptr: none
 };
 
 template <class Task, class Comm, class Device>
@@ -102,15 +104,25 @@ class run_steps<Task, Comm, device::cpu> {
   static bool exchange_and_update(const parts& run, double rate) {
     const bool clips = run.options.clip_norm > 0.0;
     if (!clips && run.exchange.arrives_early() && !may_lose_ranks(run.comm)) {
-      run.optimizer.begin_step(rate);
+      begin_update(run, rate);
       return run.exchange.finish(run.ctx, [&run](const gradient_bucket& bucket) {
+        if (run.decay != nullptr) run.decay->add(run.ctx, bucket.offset, bucket.size);
         run.optimizer.step_range(run.ctx, bucket.offset, bucket.size);
       });
     }
     if (!run.exchange.finish(run.ctx)) return false;
-    if (clips) clip_gradient_norm<T>(run.ctx, run.net.store().gradients(), run.options.clip_norm);
-    run.optimizer.step(run.ctx, rate);
+    const std::span<T> gradients = run.net.store().gradients();
+    if (clips) clip_gradient_norm<T>(run.ctx, gradients, run.options.clip_norm);
+    begin_update(run, rate);
+    const auto size = static_cast<index_t>(gradients.size());
+    if (run.decay != nullptr) run.decay->add(run.ctx, 0, size);
+    run.optimizer.step_range(run.ctx, 0, size);
     return true;
+  }
+
+  static void begin_update(const parts& run, double rate) {
+    run.optimizer.begin_step(rate);
+    if (run.decay != nullptr) run.decay->begin_step(run.ctx, rate);
   }
 
   std::vector<T> buffers_before_;  // of this step, where ranks may be lost

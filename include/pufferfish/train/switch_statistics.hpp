@@ -6,40 +6,64 @@
 /// switch.
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/core/record_line.hpp>
 #include <pufferfish/nn/collect_statistics.hpp>
 #include <pufferfish/train/options.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Replaces the sums of every rank by their sum over all ranks, in one all-reduce. Collective.
-template <class Comm>
-void sum_over_ranks(Comm& comm, const std::vector<std::pair<std::string, output_statistics*>>& sums) {
-  if (comm.size() == 1) return;
-  // A rank without samples has not made room for any sum yet.
+using named_sums = std::vector<std::pair<std::string, output_statistics*>>;
+
+/// Which parts of the sums have room, in order: 0 or 1 each.
+inline std::vector<std::int64_t> present_parts(const named_sums& sums) {
   std::vector<std::int64_t> present;
   for (const auto& [name, one] : sums) {
     for (const auto& part : one->parts()) present.push_back(part.values.empty() ? 0 : 1);
   }
-  comm.all_reduce_max(std::span<std::int64_t>(present));
-  std::vector<double> all;
+  return present;
+}
+/// Makes room for these parts. Returns false if there is another number of them.
+inline bool make_parts(const named_sums& sums, const std::vector<std::int64_t>& present) {
   std::size_t at = 0;
   for (const auto& [name, one] : sums) {
     for (const auto& part : one->parts()) {
+      if (at == present.size()) return false;
       if (present[at++] != 0) one->make(part.name);
     }
+  }
+  return at == present.size();
+}
+/// A rank without samples has not made room for any sum yet: all ranks get room for what one has. Collective.
+template <class Comm>
+std::vector<std::int64_t> level_parts(Comm& comm, const named_sums& sums) {
+  std::vector<std::int64_t> present = present_parts(sums);
+  comm.all_reduce_max(std::span<std::int64_t>(present));
+  make_parts(sums, present);
+  return present;
+}
+
+/// All sums in one row, and back.
+inline std::vector<double> join(const named_sums& sums) {
+  std::vector<double> all;
+  for (const auto& [name, one] : sums) {
     for (const auto& part : one->parts()) all.insert(all.end(), part.values.begin(), part.values.end());
   }
-  comm.all_reduce_sum(std::span<double>(all));
+  return all;
+}
+inline void split(const std::vector<double>& all, const named_sums& sums) {
   auto from = all.begin();
   for (const auto& [name, one] : sums) {
     for (const auto& part : one->parts()) {
@@ -50,6 +74,49 @@ void sum_over_ranks(Comm& comm, const std::vector<std::pair<std::string, output_
   }
 }
 
+/// Replaces the sums of every rank by their sum over all ranks, in one all-reduce. Collective.
+template <class Comm>
+void sum_over_ranks(Comm& comm, const named_sums& sums) {
+  if (comm.size() == 1) return;
+  level_parts(comm, sums);
+  std::vector<double> all = join(sums);
+  comm.all_reduce_sum(std::span<double>(all));
+  split(all, sums);
+}
+
+/// Numbers of T that stand for a double, bit for bit, in files whose arrays are of T: 16 bits each.
+inline constexpr std::size_t packed_size = 4;
+template <class T>
+std::vector<T> pack(const std::vector<double>& values) {
+  std::vector<T> packed;
+  packed.reserve(packed_size * values.size());
+  for (const double value : values) {
+    auto bits = std::bit_cast<std::uint64_t>(value);
+    for (std::size_t i = 0; i < packed_size; ++i, bits >>= 16)
+      packed.push_back(static_cast<T>(bits & 0xffff));
+  }
+  return packed;
+}
+/// Throws io_error, naming `source`, for numbers that pack() does not write.
+template <class T>
+std::vector<double> unpack(const std::vector<T>& packed, const std::string& source) {
+  std::vector<double> values;
+  values.reserve(packed.size() / packed_size);
+  for (std::size_t at = 0; at + packed_size <= packed.size(); at += packed_size) {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < packed_size; ++i) {
+      const T part = packed[at + i];
+      if (!(part >= T{0} && part <= T{65535}) || part != std::floor(part)) {
+        throw_error<io_error>({source, ": a part of the statistics is ", static_cast<double>(part),
+                               ", not a number of 16 bits"});
+      }
+      bits |= static_cast<std::uint64_t>(part) << (16 * i);
+    }
+    values.push_back(std::bit_cast<double>(bits));
+  }
+  return values;
+}
+
 /// Takes the statistics of a run's model during some of its steps.
 template <class Model>
 class switch_statistics {
@@ -58,24 +125,21 @@ class switch_statistics {
   static constexpr bool possible = std::is_same_v<device_type, device::cpu>;
 
  public:
-  /// Throws value_error for a number of steps below 0, or above 0 on a device, where none can be taken.
+  /// Throws value_error for a number of steps above 0 on a device, where none can be taken.
   explicit switch_statistics(const run_options& options) : options_(options) {
-    const index_t steps = options.statistics_steps;
-    if (steps < 0) throw_error<value_error>({"statistics_steps: ", steps, " is negative"});
+    const index_t steps = options.switching.statistics_steps;
     if (!possible && steps > 0) {
       throw_error<value_error>({"statistics_steps: ", steps, " on a device, which takes no statistics"});
     }
   }
 
-  /// Calls take_step(), watching it if it is one of the last dense steps: step `step` of `steps` of epoch
-  /// `epoch`. take_step returns the samples of this rank whose mean is the loss, 0 for a step left out.
+  /// Calls take_step(), watching it if it may be one of the last S dense steps: step `step` of `steps` of
+  /// epoch `epoch`. take_step returns the samples of this rank whose mean is the loss, 0 for a step left out.
   template <class TakeStep>
   void run(context<device_type>& ctx, const Model& net, index_t epoch, index_t step, index_t steps,
            TakeStep&& take_step) {
-    const bool last = options_.mode == training_mode::hybrid && epoch + 1 == options_.warmup_epochs &&
-                      step + options_.statistics_steps >= steps;
     if constexpr (possible) {
-      if (last) {
+      if (may_be_last(epoch) && step + options_.switching.statistics_steps >= steps) {
         if (!collector_) collector_.emplace(net, options_.factorize);
         double samples = 0.0;
         {
@@ -104,7 +168,64 @@ class switch_statistics {
   /// Forgets what was seen: the model has other layers or arenas now.
   void forget() { collector_.reset(); }
 
+  /// What a checkpoint keeps of sums that are half taken: a line, the same on all ranks; empty: nothing has
+  /// been seen. And the numbers of this rank. Collective.
+  template <class U, class Comm>
+  std::string save([[maybe_unused]] Comm& comm, [[maybe_unused]] std::vector<U>& numbers) {
+    std::string line;
+    if constexpr (possible) {
+      if (!collector_) return line;
+      const named_sums sums = collector_->sums();
+      line = std::to_string(collector_->steps());
+      for (const std::int64_t one : level_parts(comm, sums)) line += one != 0 ? " 1" : " 0";
+      numbers = pack<U>(join(sums));
+    }
+    return line;
+  }
+  /// Takes the line over, before the numbers have been read: makes room for these. Throws io_error, naming
+  /// `source`, if it is not of such a network.
+  template <class U>
+  void prepare([[maybe_unused]] const std::string& line, const std::string& source,
+               [[maybe_unused]] const Model& net, std::vector<U>& numbers) {
+    collector_.reset();
+    numbers.clear();
+    if (line.empty()) return;
+    bool fits = false;
+    if constexpr (possible) {
+      collector_.emplace(net, options_.factorize);
+      std::uint64_t steps = 0;
+      std::vector<std::int64_t> present;
+      fits = record_line(line).read(steps).read_rest(present).complete() &&
+             make_parts(collector_->sums(), present);
+      collector_->set_steps(steps);
+      numbers.resize(packed_size * join(collector_->sums()).size());
+    }
+    if (!fits)
+      throw_error<io_error>({source, ": its statistics are not of this network: ", line.substr(0, 80)});
+  }
+  /// The same with the numbers, once the network has come to its place.
+  template <class U>
+  void restore(const std::string& line, const std::string& source, const Model& net, std::vector<U> numbers) {
+    std::vector<U> room;
+    prepare(line, source, net, room);
+    if constexpr (possible) {
+      if (collector_) split(unpack(numbers, source), collector_->sums());
+    }
+  }
+
  private:
+  // Whether the switch may be at the end of a dense epoch.
+  bool may_be_last(index_t epoch) const {
+    if (options_.mode != training_mode::hybrid || options_.switching.statistics_steps == 0) return false;
+    const std::optional<switch_moment>& moment = options_.switching.moment;
+    if (!moment) return epoch + 1 == options_.warmup_epochs;
+    if (const auto* fixed = std::get_if<fixed_epoch>(&*moment)) return epoch + 1 == fixed->epoch;
+    if (const auto* by_loss = std::get_if<predicted_loss_moment>(&*moment)) {
+      return epoch + 2 >= by_loss->earliest;
+    }
+    return true;
+  }
+
   struct no_collector {};
   run_options options_;
   std::optional<std::conditional_t<possible, statistics_collector<T>, no_collector>> collector_;

@@ -6,7 +6,6 @@
 /// many; for whatever a task is made of (images: `procedure`; what a task must have: step_position.hpp).
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -26,14 +25,15 @@
 #include <pufferfish/train/run_lines.hpp>
 #include <pufferfish/train/run_states.hpp>
 #include <pufferfish/train/run_steps.hpp>
-#include <pufferfish/train/switch_statistics.hpp>
+#include <pufferfish/train/run_switch.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Trains a model by synchronous data parallelism (Wang et al., Pufferfish, MLSys 2021, algorithm 1): every
 /// rank computes the gradients of its part of the global batch, the gradient arena is averaged in place,
 /// every rank takes the same step. In hybrid mode, at the start of epoch E rank 0 factorizes and broadcasts;
-/// batch-norm state and dense layers are carried over bit for bit; the optimizer starts afresh.
+/// batch-norm state and dense layers are carried over bit for bit; the optimizer starts afresh (other moments
+/// than E, and what may be carried over: switch_options).
 ///
 /// Parameters are bit-identical on all ranks after every step, and do not depend on the number of threads.
 /// All members that train, evaluate, save or load are collective: every rank calls them in the same order.
@@ -70,12 +70,12 @@ class training_run {
         options_(options),
         tune_first_(options.tune_exchange),
         plateau_(options.rate_plateau),
-        statistics_(options),
+        switch_(options),
         ctx_(with_seed(machine, options.seed)),
         steps_(options) {
     detail::all_or_none(*comm_, "training_run", [this] {
       detail::device_parts<device_type>::check_place(ctx_, net_.store().values().data());
-      if (options_.mode == training_mode::lowrank) start_low_rank();
+      if (options_.mode == training_mode::lowrank) switch_.start_low_rank(ctx_, net_);
     });
     if (options_.mode == training_mode::lowrank) agree_on_lines(*comm_, "network", net_.structure());
     broadcast_state();
@@ -129,7 +129,7 @@ class training_run {
     try {
       if (tune_first_) tune_now();
       if (record_.step < steps_per_epoch()) {  // else it was saved alone, at the end of an epoch
-        if (record_.step == 0 && switch_is_due()) do_switch(observer);
+        if (record_.step == 0 && switch_.is_due(ctx_, *comm_, net_, record_)) do_switch(observer);
         train_step(observer);
         const evaluation& seen = record_.seen;
         observer.on_step({record_.epoch, options_.epochs, record_.step, steps_per_epoch(), record_.low_rank,
@@ -168,7 +168,9 @@ class training_run {
     training_record whole = record_;
     whole.seen = reduce(*comm_, record_.seen);
     whole.optimizer_steps = optimizer_->steps();
-    states beside(*comm_, memory(), *optimizer_, exchange_->states(), carried());
+    std::vector<T> measured;
+    switch_.save(*comm_, facts, measured);
+    states beside(*comm_, memory(), *optimizer_, exchange_->states(), carried(), measured);
     beside.gather();
     on_root([&] {
       add_facts(facts, whole);
@@ -192,6 +194,7 @@ class training_run {
     training_record mine = record_;
     mine.optimizer_steps = optimizer_->steps();
     mine.saved_by = comm_->rank();
+    switch_.add_clock(facts);
     add_facts(facts, mine);
     save_checkpoint(path, net_, detail::optimizer_mirror<T>(memory(), *optimizer_).list(), facts);
   }
@@ -205,43 +208,51 @@ class training_run {
     settle();
     model_type loaded = net_;
     std::optional<checkpoint_file> file;
-    std::string plateau_state, plan_text, steps_state;
+    std::string plateau_state, plan_text, steps_state, clock_state, statistics;
     const std::string text = on_root([&] {
       file.emplace(open_checkpoint(path));
       detail::check_same_lines(path, file->fact("training.options"), resume_lines_, file->library_version());
       if (plateau_) plateau_state = file->fact("training.plateau");
       file->restore(loaded);
-      // Checkpoints from before plans have none.
-      if (file->facts().count("training.exchange") > 0) plan_text = file->fact("training.exchange");
-      if (file->facts().count("training.steps") > 0) steps_state = file->fact("training.steps");
+      const auto optional_fact = [&file](const char* name) {
+        return file->facts().count(name) > 0 ? file->fact(name) : std::string();
+      };
+      plan_text = optional_fact("training.exchange");
+      steps_state = optional_fact("training.steps");
+      clock_state = optional_fact(switch_type::clock_fact);
+      statistics = optional_fact(switch_type::statistics_fact);
       return file->fact("training.record");
     });
-    plan_text = detail::broadcast_text(*comm_, plan_text, 0);
-    steps_state = detail::broadcast_text(*comm_, steps_state, 0);
+    for (std::string* one : {&plan_text, &steps_state, &clock_state, &statistics}) {
+      *one = detail::broadcast_text(*comm_, *one, 0);
+    }
     training_record record = training_record::from_text(text, path);
     const bool whole = record.saved_by < 0;
     record.saved_by = -1;
     const std::optional<exchange_plan> plan = detail::usable_plan(plan_text, path, comm_->size());
     take_structure(low_rank_layers(loaded), loaded);
-    optimizer_type restored(make_optimizer_target(loaded.store()), options_.optimizer);
+    optimizer_type restored(switch_.make_target(loaded), options_.optimizer);
     auto compressor = new_compressor(loaded.store());
-    states beside(*comm_, memory(), restored,
-                  compressor ? compressor->states() : std::vector<compressor_state<T>>(), carried());
+    std::vector<compressor_state<T>> compressed;
+    if (compressor) compressed = compressor->states();
+    std::vector<T> measured = switch_.prepare(statistics, path, loaded);
+    states beside(*comm_, memory(), restored, std::move(compressed), carried(), measured);
     on_root([&] {
       if (whole) beside.check_ranks(*file);
       file->restore(loaded, whole ? beside.list() : beside.list_optimizer());
       return std::string();
     });
     unbind();
-    statistics_.forget();
     net_ = std::move(loaded);
     optimizer_.emplace(std::move(restored));
+    decay_ = switch_.make_decay(net_);
     if (plan) options_.exchange.plan = plan;
     exchange_.emplace(net_.store(), *comm_, options_.exchange, std::move(compressor));
     // What a compressor remembers is worth more than a plan.
     tune_first_ = tune_first_ && !plan && !beside.has_compressed();
     broadcast_state();
     beside.spread(whole);
+    switch_.restore(clock_state, statistics, path, net_, std::move(measured));
     optimizer_->set_steps(record.optimizer_steps);
     exchange_->set_steps(record.optimizer_steps);  // both leave out the same steps
     if (plateau_) plateau_->set_state(detail::broadcast_text(*comm_, plateau_state, 0));
@@ -254,15 +265,11 @@ class training_run {
   }
 
  private:
-  using clock = std::chrono::steady_clock;
   using all_parts = detail::run_parts<Task, Comm>;
   using optimizer_type = typename all_parts::optimizer_type;
   using exchange_type = typename all_parts::exchange_type;
+  using switch_type = detail::run_switch<Task, Comm>;
   using states = detail::run_states<T, Comm, typename model_type::value_type>;
-
-  static double milliseconds_since(clock::time_point start) {
-    return std::chrono::duration<double, std::milli>(clock::now() - start).count();
-  }
 
   static machine_options with_seed(machine_options machine, std::uint64_t seed) {
     machine.seed = seed;
@@ -271,7 +278,9 @@ class training_run {
 
   static memory_source& memory() { return memory_of<device_type>::source(); }
 
-  all_parts parts() { return {ctx_, task_, net_, *comm_, options_, *optimizer_, *exchange_}; }
+  all_parts parts() {
+    return {ctx_, task_, net_, *comm_, options_, *optimizer_, *exchange_, decay_ ? &*decay_ : nullptr};
+  }
 
   // What the task carries from step to step on this rank: numbers of the type that the model computes in.
   using carried_type = typename model_type::value_type;
@@ -311,29 +320,14 @@ class training_run {
   // An optimizer and an exchange for the arenas that the model has now.
   void bind_to_arenas() {
     unbind();
-    optimizer_.emplace(make_optimizer_target(net_.store()), options_.optimizer);
+    optimizer_.emplace(switch_.make_target(net_), options_.optimizer);
+    decay_ = switch_.make_decay(net_);
     exchange_.emplace(net_.store(), *comm_, options_.exchange, new_compressor(net_.store()));
     steps_.start(parts(), record_);
   }
   void unbind() {
     steps_.stop();
     exchange_.reset();
-  }
-
-  // Low rank from the start: the structure that the policy would give, with random factors.
-  void start_low_rank() {
-    options_.factorize.truncate = truncation::plain;  // no step has been taken that could be measured
-    if (needs_spectrum(options_.factorize.rank)) {
-      model_type trial = net_;
-      apply_ranks(net_, run_factorize(trial).ranks());
-    } else {
-      apply_ranks(net_, planned_ranks(net_, options_.factorize));
-    }
-    net_.initialize(options_.seed);
-  }
-
-  factorization run_factorize(model_type& net, const network_statistics* seen = nullptr) {
-    return detail::device_parts<device_type>::factorize(net, options_.factorize, ctx_, seen);
   }
 
   // The ranks' conditions together. Collective.
@@ -354,19 +348,16 @@ class training_run {
     return all;
   }
 
-  bool switch_is_due() const {
-    return options_.mode == training_mode::hybrid && !record_.low_rank &&
-           record_.epoch >= options_.warmup_epochs;
-  }
-
   void do_switch(training_observer& observer) {
-    const clock::time_point start = clock::now();
+    detail::run_clock::time_point start = detail::run_clock::now();
     average_buffers();
-    switch_result result{.epoch = record_.epoch, .factors = {}};
-    const std::optional<network_statistics> seen = statistics_.finish(*comm_);
+    switch_result result{.epoch = record_.epoch, .factors = {}, .why = switch_.why()};
+    result.before = switch_.test(parts(), start);
+    switch_.gather(*comm_);
+    const auto kept = switch_.remember(net_, *optimizer_);
     const std::string ranks = on_root([&] {
       try {
-        result.factors = run_factorize(net_, seen ? &*seen : nullptr);
+        result.factors = switch_.factorize(ctx_, net_);
       } catch (const value_error& e) {
         detail::check_finite<T>(memory(), net_.store().values(), record_, e);
         throw;
@@ -378,9 +369,15 @@ class training_run {
     take_structure(detail::ranks_from_text(ranks), net_);
     broadcast_state();
     bind_to_arenas();
+    switch_.carry(kept, ctx_, *comm_, net_, *optimizer_);
     record_.low_rank = true;
     if (plateau_) plateau_->forget_best();
-    result.milliseconds = milliseconds_since(start);
+    result.after = switch_.test(parts(), start);
+    if (switch_.estimate(parts(), record_)) {
+      average_buffers();
+      result.estimated = switch_.test(parts(), start);
+    }
+    result.milliseconds = detail::milliseconds_since(start);
     record_.switched = result;
     interrupted_ = nullptr;
     check_ranks_agree("after the switch");
@@ -404,10 +401,10 @@ class training_run {
   }
 
   void train_step(training_observer& observer) {
-    const clock::time_point start = clock::now();
+    const detail::run_clock::time_point start = detail::run_clock::now();
     const double rate = learning_rate();
     ctx_.set_mode(run_mode::training);
-    statistics_.run(ctx_, net_, record_.epoch, record_.step, steps_per_epoch(), [&] {
+    switch_.take_step(ctx_, *comm_, net_, record_, steps_per_epoch(), [&] {
       const std::int64_t before = record_.seen.count;
       found_skipped_ +=
           steps_.take(parts(), {record_.epoch, record_.step, record_.total_steps}, rate, record_);
@@ -416,7 +413,7 @@ class training_run {
     tell_skipped(observer);
     ++record_.step;
     ++record_.total_steps;
-    step_ms_.push_back(milliseconds_since(start));
+    step_ms_.push_back(detail::milliseconds_since(start));
   }
 
   void tell_skipped(training_observer& observer) {
@@ -431,9 +428,10 @@ class training_run {
   }
 
   void end_epoch(training_observer& observer) {
-    const clock::time_point start = clock::now();
+    const detail::run_clock::time_point start = detail::run_clock::now();
     settle();
-    if (!step_ms_.empty()) step_ms_.back() += milliseconds_since(start);  // they have waited for these steps
+    if (!step_ms_.empty())
+      step_ms_.back() += detail::milliseconds_since(start);  // they have waited for these steps
     tell_skipped(observer);
     epoch_result result;
     result.epoch = record_.epoch;
@@ -484,9 +482,10 @@ class training_run {
   bool tune_first_;                    // before the next step
   const char* interrupted_ = nullptr;  // what ranks were lost in; nullptr: the run is whole
   std::optional<plateau> plateau_;
-  detail::switch_statistics<model_type> statistics_;
+  switch_type switch_;
   context<device_type> ctx_;
   std::optional<optimizer_type> optimizer_;
+  std::optional<frobenius_decay<T, device_type>> decay_;
   std::optional<exchange_type> exchange_;
   detail::run_steps<Task, Comm, device_type> steps_;
   training_record record_;

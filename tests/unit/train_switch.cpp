@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// What a training run does around its switch: when, by which statistics, and what goes on afterwards.
+#include <doctest/doctest.h>
+
+#include "train_support.hpp"
+
+namespace {
+
+using namespace train_support;
+using run_of = procedure<float, self>;
+
+struct outcome {
+  recorder seen;
+  std::uint64_t digest = 0;
+};
+
+outcome train(const training_options& options, int threads = 1) {
+  static const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  self comm;
+  outcome result;
+  run_of run(tiny_net<float>(true), comm, train, test, options, {threads, 0});
+  run.run(result.seen);
+  result.digest = parameter_digest(run);
+  return result;
+}
+
+/// Everything that can be asked of a switch.
+training_options all_at_once() {
+  training_options options = small_options();
+  options.factorize.first_layer = 1;
+  options.switching.statistics_steps = 3;
+  options.switching.carry_state = true;
+  options.switching.frobenius_decay = 1e-3;
+  options.switching.ramp = {3, 0.2};
+  options.switching.norm_batches = 2;
+  options.switching.project_every = 5;
+  options.switching.test = true;
+  return options;
+}
+
+TEST_CASE("switch: each option changes what is trained, on any number of threads alike") {
+  training_options plain = small_options();
+  plain.factorize.first_layer = 1;
+  const outcome base = train(plain);
+  const auto check = [&](const char* name, auto&& set) {
+    CAPTURE(name);
+    training_options options = plain;
+    set(options.switching);
+    const outcome with = train(options);
+    CHECK(with.digest != base.digest);
+    CHECK(train(options, 3).digest == with.digest);
+    CHECK(with.seen.switches.size() == 1);
+  };
+  check("statistics", [](switch_options& at) { at.statistics_steps = 2; });
+  check("carry", [](switch_options& at) { at.carry_state = true; });
+  check("decay", [](switch_options& at) { at.frobenius_decay = 1e-3; });
+  check("ramp", [](switch_options& at) { at.ramp = {4, 0.1}; });
+  check("projection", [](switch_options& at) { at.project_every = 4; });
+  training_options tested = plain;
+  tested.switching.test = true;
+  CHECK(train(tested).digest == base.digest);
+  // Batch norms in training mode do not read what was estimated.
+  tested.switching.norm_batches = 3;
+  CHECK(train(tested).digest == base.digest);
+}
+
+TEST_CASE("switch: Frobenius decay holds for factors only, in clipped steps and in bucketwise ones alike") {
+  training_options options = small_options(training_mode::lowrank);
+  options.epochs = 1;
+  options.switching.frobenius_decay = 0.5;
+  options.optimizer = sgd_options{0.0, 0.0, false, 0.0, false};
+  const outcome buckets = train(options);
+  options.clip_norm = 1e9;  // clips nothing, but waits for all gradients
+  CHECK(train(options).digest == buckets.digest);
+  options.switching.frobenius_decay = 0.0;
+  CHECK(train(options).digest != buckets.digest);
+
+  // Dense training has no factors.
+  options = small_options(training_mode::dense);
+  const outcome dense = train(options);
+  options.switching.frobenius_decay = 0.5;
+  CHECK(train(options).digest == dense.digest);
+}
+
+TEST_CASE("switch: tests right before and after it, and of estimated batch norms") {
+  const outcome made = train(all_at_once());
+  REQUIRE(made.seen.switches.size() == 1);
+  const switch_result& at = made.seen.switches[0];
+  CHECK(at.epoch == 3);
+  CHECK(at.why == "epoch 3 was asked for");
+  REQUIRE((at.before && at.after && at.estimated));
+  CHECK(at.before->accuracy() == made.seen.epochs[2].test_accuracy);
+  CHECK(at.before->loss() == made.seen.epochs[2].test_loss);
+  CHECK(at.after->loss_sum != at.before->loss_sum);
+  CHECK(at.estimated->loss_sum != at.after->loss_sum);
+  CHECK(at.estimated->count == 40);
+  // The ramp ends before the epoch does.
+  CHECK(made.seen.epochs[3].learning_rate == small_options().learning_rate);
+
+  const outcome none = train(small_options());
+  CHECK(!none.seen.switches[0].before);
+  CHECK(!none.seen.switches[0].estimated);
+}
+
+TEST_CASE("switch: the rate after it rises along the ramp") {
+  training_options options = small_options();
+  options.rate_schedule = schedule();
+  options.switching.ramp = {8, 0.2};  // two epochs of four steps
+  const outcome made = train(options);
+  REQUIRE(made.seen.epochs.size() == 6);
+  CHECK(made.seen.epochs[2].learning_rate == 0.05);
+  CHECK(made.seen.epochs[3].learning_rate == doctest::Approx(0.05 * (0.2 + 0.8 * 4.0 / 8.0)));
+  CHECK(made.seen.epochs[4].learning_rate == doctest::Approx(0.05));
+  CHECK(made.seen.epochs[5].learning_rate == 0.05);
+}
+
+TEST_CASE("switch: with everything on, a run resumed at any step goes on bit for bit") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  const scratch_folder folder;
+  self comm;
+  training_observer nobody;
+  training_options cuttlefish = all_at_once(), by_loss = all_at_once();
+  cuttlefish.switching.moment = cuttlefish_moment{{}, 4};
+  by_loss.switching.moment = predicted_loss_moment{0.9, 0.0, 2, 4};
+  for (const training_options& options : {all_at_once(), cuttlefish, by_loss}) {
+    run_of whole(tiny_net<float>(true), comm, train, test, options);
+    whole.run(nobody);
+    REQUIRE(whole.switched());
+    for (const index_t stop : {3, 9, 10, 11, 12, 13, 15, 16, 17, 22}) {
+      CAPTURE(stop);
+      run_of first(tiny_net<float>(true), comm, train, test, options);
+      for (index_t i = 0; i < stop; ++i) first.advance(nobody);
+      first.save(folder / "checkpoint");
+      run_of second(tiny_net<float>(true), comm, train, test, options, {2, 0});
+      second.resume(folder / "checkpoint");
+      second.run(nobody);
+      CHECK(parameter_digest(second) == parameter_digest(whole));
+      REQUIRE(second.switched());
+      CHECK(second.switched()->epoch == whole.switched()->epoch);
+      CHECK(second.switched()->why == whole.switched()->why);
+      CHECK(second.switched()->after->loss_sum == whole.switched()->after->loss_sum);
+      CHECK(second.switched()->factors.predicted_loss() == whole.switched()->factors.predicted_loss());
+    }
+  }
+}
+
+TEST_CASE("switch: layers share the policy's parameters, and Cuttlefish finds epoch and ranks") {
+  training_options options = small_options();
+  options.switching.statistics_steps = 3;
+  const factorization shared = train(options).seen.switches[0].factors;
+  options.factorize.share = false;
+  const factorization uniform = train(options).seen.switches[0].factors;
+  CHECK(shared.ranks() != uniform.ranks());
+  CHECK(shared.parameters_after <= uniform.parameters_after);
+  CHECK(shared.rows.size() == 5);
+
+  options.epochs = 8;
+  options.factorize.first_layer = 1;
+  cuttlefish_moment moment;
+  moment.latest = 6;
+  options.switching.moment = moment;
+  const recorder seen = train(options).seen;
+  REQUIRE(seen.switches.size() == 1);
+  CHECK(seen.switches[0].epoch >= 1);
+  CHECK(seen.switches[0].epoch <= 6);
+  CHECK(seen.switches[0].factors.ranks() != uniform.ranks());
+  CHECK(seen.switches[0].why.find("stable ranks") != std::string::npos);
+
+  options.switching.moment = predicted_loss_moment{0.0, 1e9, 2, 5};
+  const recorder early = train(options).seen;
+  REQUIRE(early.switches.size() == 1);
+  CHECK(early.switches[0].epoch == 2);
+  CHECK(early.switches[0].why.find("is at most") != std::string::npos);
+}
+
+TEST_CASE("switch: options out of range are refused when the run is made") {
+  const auto refuse = [](auto&& set, const char* text) {
+    training_options options = small_options();
+    set(options.switching);
+    CHECK_THROWS_WITH_AS(train(options), doctest::Contains(text), value_error);
+  };
+  refuse([](switch_options& at) { at.statistics_steps = -1; }, "statistics_steps -1");
+  refuse([](switch_options& at) { at.norm_batches = -2; }, "norm_batches -2");
+  refuse([](switch_options& at) { at.project_every = -3; }, "project_every -3");
+  refuse([](switch_options& at) { at.project_strength = 1.5; }, "strength of 1.5");
+  refuse([](switch_options& at) { at.frobenius_decay = -1.0; }, "strength -1");
+  refuse([](switch_options& at) { at.ramp = {-1, 0.0}; }, "ramp over -1");
+  refuse([](switch_options& at) { at.moment = fixed_epoch{-1}; }, "epoch -1");
+}
+
+TEST_CASE("switch: a checkpoint with damaged statistics is refused, and nothing changes") {
+  std::vector<double> values{0.0, -1.5, 1e-300, std::numeric_limits<double>::infinity()};
+  CHECK(detail::unpack(detail::pack<float>(values), "file") == values);
+  CHECK(detail::unpack(detail::pack<double>(values), "file") == values);
+  std::vector<float> damaged = detail::pack<float>(values);
+  damaged[2] = 0.5F;
+  CHECK_THROWS_WITH_AS(detail::unpack(damaged, "file"), doctest::Contains("file: a part of the statistics"),
+                       io_error);
+}
+
+}  // namespace
