@@ -272,6 +272,76 @@ std::string shared_path(mpi::communicator& comm, const std::string& name) {
       .string();
 }
 
+TEST_CASE("a weighted switch: the ranks and factors of one rank with the same global batch, to rounding") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  self alone;
+  const image_set train = quadrants(60, 1), test = quadrants(40, 2);
+  training_options options = small_options();
+  options.batch = 12;  // all rows of a step are among the sums, on one rank and on many
+  options.epochs = 4;
+  options.warmup_epochs = 2;
+  options.factorize.first_layer = 1;
+  options.switching.statistics_steps = 4;
+  options.switching.carry_state = true;
+  options.switching.frobenius_decay = 1e-3;
+  recorder nobody;
+  parallel_run<double> many(tiny_net<double>(false), comm, train, test, options);
+  procedure<double, self> one(tiny_net<double>(false), alone, train, test, options);
+  while (!many.finished()) {
+    many.advance(nobody);
+    one.advance(nobody);
+    REQUIRE(same_on_all_ranks(comm, parameter_digest(many)));
+    REQUIRE(low_rank_layers(many.net()) == low_rank_layers(one.net()));
+    // Not element by element: components of a factor may have the other sign.
+    model a = many.net(), b = one.net();
+    merge(a);
+    merge(b);
+    const auto x = a.store().values(), y = b.store().values();
+    REQUIRE(x.size() == y.size());
+    double worst = 0.0;
+    for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, std::abs(x[i] - y[i]));
+    REQUIRE(worst < 1e-6);
+  }
+  REQUIRE(one.switched());
+  CHECK(one.switched()->factors.ranks().size() >= 3);
+}
+
+TEST_CASE("a weighted switch on several ranks: every moment, and resumed among the statistics bit for bit") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(74, 1), test = quadrants(40, 2);
+  const std::string path = shared_path(comm, "switch");
+  training_observer nobody;
+  training_options options = small_options();
+  options.batch = comm.size() > 2 ? 3 : 22;  // with four ranks one has no samples
+  options.epochs = 5;
+  options.factorize.first_layer = 1;
+  options.switching.statistics_steps = 3;
+  options.switching.carry_state = true;
+  options.switching.project_every = 2;
+  options.switching.norm_batches = 2;
+  for (const switch_moment& moment : {switch_moment(fixed_epoch{2}), switch_moment(cuttlefish_moment{{}, 3}),
+                                      switch_moment(predicted_loss_moment{0.9, 0.0, 2, 3})}) {
+    options.switching.moment = moment;
+    parallel_run<float> whole(tiny_net<float>(true), comm, train, test, options);
+    whole.run(nobody);
+    REQUIRE(whole.switched());
+    CHECK(same_on_all_ranks(comm, static_cast<std::uint64_t>(whole.switched()->epoch)));
+    const auto at = static_cast<int>(whole.switched()->epoch * whole.steps_per_epoch());
+    for (const int stop : {at - 2, at - 1, at, at + 1}) {
+      parallel_run<float> first(tiny_net<float>(true), comm, train, test, options);
+      for (int i = 0; i < stop; ++i) first.advance(nobody);
+      first.save(path);
+      parallel_run<float> second(tiny_net<float>(true), comm, train, test, options);
+      second.resume(path);
+      second.run(nobody);
+      CHECK(parameter_digest(second) == parameter_digest(whole));
+      CHECK(second.switched()->epoch == whole.switched()->epoch);
+    }
+  }
+  comm.barrier();
+  if (comm.rank() == 0) std::filesystem::remove(path);
+}
+
 TEST_CASE("buckets updated as they arrive: the bits of a step that waits for all") {
   mpi::communicator comm(MPI_COMM_WORLD);
   const image_set train = quadrants(72, 1), test = quadrants(40, 2);
