@@ -140,7 +140,8 @@ struct procedure_options {
   std::optional<pufferfish::truncation> truncation = {};  // else by the policy
   bool uniform_ranks = false;
   std::optional<double> budget = {}, mac_budget = {};  // shares of parameters and multiply-adds
-  bool by_predicted_loss = false;                      // when to switch
+  std::optional<double> ms_budget = {};
+  bool by_predicted_loss = false;  // when to switch
   pufferfish::switch_options switching = {};
   bool explain = false;
   bool factorize_embeddings = false;  // of programs that add their options
@@ -165,6 +166,11 @@ inline void add_switch_options(CLI::App& app, procedure_options& o) {
   app.add_option("--mac-budget", o.mac_budget,
                  "In place of --rank-ratio: share of the dense network's multiply-adds")
       ->check(CLI::Range(1e-6, 1.0))
+      ->default_str("none");
+  app.add_option(
+         "--ms-budget", o.ms_budget,
+         "In place of --rank-ratio: milliseconds of a step in these layers, as measured at the switch")
+      ->check(check_positive)
       ->default_str("none");
   app.add_option("--statistics-steps", o.switching.statistics_steps,
                  "Last dense steps that the switch goes by; 0: 20, or none if the policy needs none")
@@ -279,10 +285,11 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   run.switching = o.switching;
   const bool paper = o.policy == switch_policy::paper, cuttlefish = o.policy == switch_policy::cuttlefish;
   run.factorize.share = !paper && !cuttlefish && !o.uniform_ranks;
-  if (o.budget || o.mac_budget) {
+  if (o.budget || o.mac_budget || o.ms_budget) {
     pufferfish::network_budget& budget = run.factorize.budget.emplace();
     budget.fraction = o.budget;
     budget.mac_fraction = o.mac_budget;
+    budget.milliseconds = o.ms_budget;
   }
   run.factorize.truncate = o.truncation                            ? o.truncation
                            : paper || cuttlefish                   ? pufferfish::truncation::plain

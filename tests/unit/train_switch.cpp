@@ -173,6 +173,24 @@ TEST_CASE("switch: layers share the policy's parameters, and Cuttlefish finds ep
   CHECK(early.switches[0].why.find("is at most") != std::string::npos);
 }
 
+TEST_CASE("switch: a budget in milliseconds measures the layers") {
+  training_options options = small_options();
+  options.factorize.first_layer = 1;
+  options.factorize.last_layer_dense = false;
+  options.switching.statistics_steps = 3;
+  options.factorize.budget.emplace();
+  options.factorize.budget->milliseconds = 1e6;  // holds on any machine
+  const factorization made = train(options).seen.switches[0].factors;
+  CHECK(made.layers.empty());
+  REQUIRE(made.rows.size() == 5);
+  for (const rank_row& row : made.rows) {
+    CHECK(row.before.milliseconds > 0.0);
+    CHECK(row.why == "dense: fits");
+  }
+  options.factorize.budget->milliseconds = 1e-9;
+  CHECK_THROWS_WITH_AS(train(options), doctest::Contains("milliseconds 1e-09 cannot be met"), rank_error);
+}
+
 TEST_CASE("switch: options out of range are refused when the run is made") {
   const auto refuse = [](auto&& set, const char* text) {
     training_options options = small_options();

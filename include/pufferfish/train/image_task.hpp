@@ -8,8 +8,10 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <pufferfish/core/hash.hpp>
+#include <pufferfish/nn/layer_inputs.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/training_run.hpp>
@@ -76,6 +78,8 @@ class image_task {
     net.forward(ctx, rows(images_, shape_), rows(logits_, output_shape_));
     return true;
   }
+
+  std::vector<layer_input> layer_inputs(const model_type& net) const { return traced_inputs(net, shape_); }
 
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {

@@ -15,6 +15,7 @@
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/io/token_streams.hpp>
+#include <pufferfish/nn/layer_inputs.hpp>
 #include <pufferfish/train/training_run.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -149,6 +150,10 @@ class language_task {
   evaluation step(context<Device>& ctx, model_type& net,
                   const step_position& at) requires(std::is_same_v<Device, device::cpu>) {
     return detail::step_at_once(*this, ctx, net, at);
+  }
+
+  std::vector<layer_input> layer_inputs(const model_type& net) const {
+    return sequence_inputs(net, options_.segment, std::max<index_t>(1, train_.local_streams()));
   }
 
   template <class Comm>

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/nn/measure_layers.hpp>
 #include <pufferfish/nn/stable_ranks.hpp>
 #include <pufferfish/train/carry_state.hpp>
 #include <pufferfish/train/estimate_norms.hpp>
@@ -97,9 +98,11 @@ class run_switch {
   void gather(Comm& comm) {
     if (!seen_) seen_ = statistics_.finish(comm);
   }
-  /// Rank 0's network becomes low-rank.
-  factorization factorize(context<device_type>& ctx, model_type& net) {
+  /// Rank 0's network becomes low-rank. Throws value_error for a budget in milliseconds if the task cannot
+  /// tell its layers' inputs.
+  factorization factorize(context<device_type>& ctx, const Task& task, model_type& net) {
     factorize_policy policy = options_.factorize;
+    if (policy.budget && policy.budget->milliseconds) measure_times(ctx, task, net);
     if (std::holds_alternative<cuttlefish_moment>(clock_.moment())) policy.ranks = clock_.ranks();
     factorization made = device_work::factorize(net, policy, ctx, seen_ ? &*seen_ : nullptr);
     seen_.reset();
@@ -184,6 +187,16 @@ class run_switch {
   }
 
  private:
+  void measure_times(context<device_type>& ctx, const Task& task, const model_type& net) {
+    if constexpr (requires { task.layer_inputs(net); }) {
+      if (!seen_) seen_.emplace();
+      seen_->times = measure_layers(net, task.layer_inputs(net), options_.factorize, ctx);
+    } else {
+      PUFFERFISH_THROW(value_error(
+          "switch: a budget in milliseconds, but the task has no layer_inputs() to measure layers with"));
+    }
+  }
+
   factorize_policy policy_on(context<device_type>& ctx) const {
     factorize_policy policy = options_.factorize;
     policy.threads = ctx.threads();

@@ -27,6 +27,8 @@
 ///       // Optional: one forward pass over this rank's share of a step's batch, in the context's mode; false
 ///       // if the share is empty. For batch-norm statistics: train/estimate_norms.hpp.
 ///       bool estimate(context<Device>& ctx, model_type& net, const step_position& at);
+///       // Optional: what the layers of a dense network meet in a step, for budgets in milliseconds.
+///       std::vector<layer_input> layer_inputs(const model_type& net) const;
 ///       // Optional: this rank's state that is carried from step to step and kept in checkpoints. It is
 ///       // stored in the memory of the device.
 ///       std::span<T> carried();

@@ -357,7 +357,7 @@ class training_run {
     const auto kept = switch_.remember(net_, *optimizer_);
     const std::string ranks = on_root([&] {
       try {
-        result.factors = switch_.factorize(ctx_, net_);
+        result.factors = switch_.factorize(ctx_, task_, net_);
       } catch (const value_error& e) {
         detail::check_finite<T>(memory(), net_.store().values(), record_, e);
         throw;
