@@ -22,8 +22,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A layer for `allocate` and tables, without gains: its sizes and, where statistics tell, the rows that one
-/// sample shows it and its measured times. Products and lookups are NaN where they are not known.
+/// A layer as `allocate` and rank_rows need it, without gains: sizes; products and lookups per sample, from
+/// the statistics; measured times. Products are NaN if there are no statistics of the layer.
 inline budget_layer to_budget_layer(const layer_info& layer, const network_statistics* statistics) {
   budget_layer made;
   made.name = layer.name;
@@ -63,15 +63,15 @@ inline bool have_gradients(const std::vector<layer_info>& layers, const std::vec
   return true;
 }
 
-/// A budget, and the smallest rank that layers may get.
+/// A budget, and the smallest rank it may give.
 struct budget_request {
   network_budget limits;
   budget_options options;
 };
 
-/// The policy's budget for the whole network of `parameters` parameters: its own, or what its ranks would
-/// leave (factorize_policy::share), in which case the choices are made the budget's. Empty: layers have ranks
-/// of their own.
+/// The budget for a network of `parameters` parameters: policy.budget, or the number of parameters that
+/// policy.rank would give, if the layers are to share them (factorize_policy::share). In the second case the
+/// choices are marked by_budget. Empty: each layer has the rank of its own policy.
 inline std::optional<budget_request> find_budget(const std::vector<layer_info>& layers,
                                                  std::vector<layer_choice>& choices,
                                                  const factorize_policy& policy,
@@ -96,8 +96,8 @@ inline std::optional<budget_request> find_budget(const std::vector<layer_info>& 
   return request;
 }
 
-/// Throws value_error, naming the layer, where a budget limits multiply-adds that are not known; else takes
-/// them as those of one row.
+/// Replaces unknown numbers of products by 1. Throws value_error, naming the layer, if the budget limits
+/// multiply-adds.
 inline void settle_products(const network_budget& budget, budget_layer& layer) {
   for (budget_group& group : layer.groups) {
     if (std::isfinite(group.products)) continue;
@@ -109,9 +109,9 @@ inline void settle_products(const network_budget& budget, budget_layer& layer) {
   }
 }
 
-/// Gives the layers that `choices` leaves to the budget their ranks, or makes them dense. `parameters`: of
-/// the whole dense network. gains_of(i): for layer i the gains of each rank group. Returns the rows of a
-/// rank_table for all layers. Errors as allocate.
+/// Sets the ranks of all choices with by_budget, or their reason to stay dense. `parameters`: number of
+/// parameters of the whole dense network. gains_of(i): gains of layer i for each rank group. Returns rows for
+/// rank_table, of all layers. Errors as allocate.
 template <class GainsOf>
 std::vector<rank_row> share_budget(const std::vector<layer_info>& layers, std::vector<layer_choice>& choices,
                                    const std::optional<budget_request>& budget,

@@ -288,8 +288,8 @@ struct layer_statistics {
   std::vector<double> output_scale;
 };
 
-/// Statistics of the layers of a network. A layer that no policy wants to factorize may have the numbers of
-/// rows alone, so that a budget knows its multiply-adds.
+/// Statistics of the layers of a network. Layers that are not to be factorized may have numbers of rows only,
+/// from which their multiply-adds follow.
 struct network_statistics {
   std::vector<layer_statistics> layers;
   layer_times times;  ///< measured, for budgets in milliseconds; empty: none

@@ -65,21 +65,22 @@ struct layer_rank {
   friend bool operator==(const layer_rank&, const layer_rank&) = default;
 };
 
-/// Which layers of a network to factorize, and to what rank. The default factorizes the layers that the paper
-/// does (Wang et al., Pufferfish, MLSys 2021, section 3): not the first, the last, shortcuts and embeddings;
-/// to the paper's ranks, a quarter of each layer's. With statistics of a network's training the same number
-/// of parameters goes where it saves most loss instead; paper() has none of this.
+/// Which layers of a network to factorize, and to what rank. By default the first and the last layer,
+/// shortcuts and embeddings stay dense, and other layers get a quarter of their full rank (Wang et al.,
+/// Pufferfish, MLSys 2021, section 3). If factorize gets statistics of the network's training, the layers
+/// share the resulting number of parameters so that the least loss is predicted; paper() switches this off.
 struct factorize_policy {
   rank_policy rank = rank_ratio{0.25};
-  /// In place of `rank`: limits for the whole network, from which the ranks of all layers follow (allocate).
-  /// Components are worth what the statistics given to factorize say, as exactly as these allow (truncation);
-  /// without any, their singular values, which do not tell layers apart well. Layers stay dense where their
-  /// components are worth it. embedding_rank still holds.
+  /// Limits for the whole network, which replace `rank`: `allocate` computes the ranks of all layers from the
+  /// gains of the most exact truncation that the statistics allow (truncation). Without statistics the gains
+  /// are squares of singular values, which compare layers badly. A layer stays dense if `allocate` says so.
+  /// embedding_rank is not replaced.
   std::optional<network_budget> budget = {};
-  /// Without a budget, with statistics of gradients, where `rank` needs no singular values: the layers share
-  /// the parameters that `rank` would give them as a budget.
+  /// True: the number of parameters that `rank` would give all layers together is their budget. Only if there
+  /// are statistics of gradients, no other budget, and a `rank` that does not depend on singular values.
   bool share = true;
-  /// In place of both: these layers at these ranks, no others (but none that the rules below keep dense).
+  /// A list of layers with their ranks, which replaces `rank` and `budget`. Layers that are not listed stay
+  /// dense, and so do layers that one of the rules below keeps dense.
   std::optional<std::vector<layer_rank>> ranks = {};
   /// K: layers 1 .. K-1 stay dense (the hybrid network), counting those of the main path in execution order.
   /// 1 factorizes from the first layer on; the paper never factorizes that one: 2. A number below 1, or above

@@ -22,7 +22,7 @@ struct factorization {
   std::vector<factor_report> layers;    ///< each matrix of the factorized layers, in execution order
   std::vector<layer_rank> low_rank;     ///< the factorized layers
   std::vector<std::string> kept_dense;  ///< layers that the policy chose and that would have grown
-  std::vector<rank_row> rows;           ///< of all layers, for rank_table: what became of them and why
+  std::vector<rank_row> rows;           ///< for rank_table: all layers, with ranks, costs and reasons
   index_t parameters_before = 0;        ///< of the whole network
   index_t parameters_after = 0;
 
@@ -168,7 +168,7 @@ class network_factorizer {
     return options_for(found_.layers[i].name, policy_, statistics_);
   }
 
-  // What a component is worth is measured as exactly as the statistics allow, whatever the factors keep.
+  // Gains come from the most exact truncation that the statistics allow, also if policy.truncate is another.
   void decompose() {
     for_each_chosen([&](std::size_t i) {
       if (!choices_[i].by_budget) return;
@@ -228,9 +228,9 @@ class network_factorizer {
 /// buffers carried over bit for bit. New arenas, a new generation: optimizers and exchanges of the old one
 /// throw from now on.
 ///
-/// `statistics`, if given, are those of the network's training (collect_statistics.hpp). By them layers are
-/// truncated, unless policy.truncate says otherwise, and share the parameters, unless policy.share or
-/// policy.budget does. A layer that has none is truncated plainly.
+/// `statistics`, if given, are statistics of the network's training (collect_statistics.hpp). The truncations
+/// and, with policy.budget or policy.share, the ranks of the layers depend on them. A layer without
+/// statistics gets a plain truncation, and cannot share a budget with layers that have statistics.
 ///
 /// Errors as svd_factorize and allocate, naming the layer; the network is unchanged if anything is thrown.
 template <class Root, class Device>

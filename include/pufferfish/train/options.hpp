@@ -32,29 +32,29 @@ constexpr const char* to_string(training_mode mode) {
   return mode == training_mode::dense ? "dense" : mode == training_mode::hybrid ? "hybrid" : "lowrank";
 }
 
-/// How a run goes from dense to low rank, and on from there. Hybrid runs only.
+/// The switch of a hybrid run from dense to low rank, and what follows the switch.
 struct switch_options {
-  /// Empty: at the start of epoch run_options::warmup_epochs.
+  /// When the run switches. Empty: at the start of epoch run_options::warmup_epochs.
   std::optional<switch_moment> moment = {};
-  /// S: the last S dense steps give the statistics of outputs and gradients, summed over all ranks, by which
-  /// the switch truncates and layers share parameters (truncation, factorize_policy). Where the moment is not
-  /// known before, those of every epoch that may be the last. 0: none, plain truncations at the policy's
-  /// rank. A run that is resumed among these steps has those that are left.
+  /// S: number of dense steps before the switch from which statistics of outputs and gradients are taken,
+  /// summed over all ranks. The truncation and the ranks of the layers depend on them (truncation,
+  /// factorize_policy). If the moment is not known in advance, the last S steps of every dense epoch are
+  /// measured. 0: no statistics; plain truncations at the policy's ranks.
   index_t statistics_steps = 0;
-  /// The optimizer's state goes on in the factors (optimizer_memory), in place of zeros.
+  /// True: the optimizer's state is carried over to the factors (optimizer_memory). False: it starts at zero.
   bool carry_state = false;
-  switch_ramp ramp = {};  ///< of the learning rate after the switch
-  /// Lambda of frobenius_decay, in place of the optimizer's decay of factors; decoupled where the optimizer's
-  /// is. 0: the optimizer's own.
+  switch_ramp ramp = {};  ///< ramp of the learning rate after the switch
+  /// Lambda of a frobenius_decay of the factors, which replaces their weight decay. The decay is decoupled if
+  /// the optimizer's weight decay is. 0: the optimizer's weight decay.
   double frobenius_decay = 0.0;
-  /// Batches that are run forward right after the switch, so that statistics of batch norms are those of the
-  /// factorized network (estimate_norms). A step of training forgets them as it would have the old ones.
+  /// Number of batches from which the running statistics of batch norms are estimated right after the switch
+  /// (estimate_norms). They matter for evaluations before the next training steps. 0: no estimation.
   index_t norm_batches = 0;
-  /// Dense steps between soft projections of the weights on the policy's ranks (project_softly); 0: none.
+  /// Number of dense steps between soft projections of the weights to the policy's ranks (project_softly). 0:
+  /// no projection.
   index_t project_every = 0;
-  double project_strength = 0.1;
-  /// Test right before and after the switch (switch_result).
-  bool test = false;
+  double project_strength = 0.1;  ///< strength of project_softly
+  bool test = false;              ///< test the network right before and after the switch (switch_result)
 
   /// Throws value_error, with the number, for an option out of its range.
   void validate() const {
@@ -129,11 +129,12 @@ struct epoch_result {
 /// The switch from dense to low rank.
 struct switch_result {
   index_t epoch = 0;
-  double milliseconds = 0.0;  ///< all of it: averaging statistics, SVDs, broadcast, new arenas and optimizer
-  factorization factors;      ///< per-layer reports on rank 0 only
-  std::string why = {};       ///< it was due now
-  /// Tests with switch_options::test: of the dense network, of the factorized one, and of that one with the
-  /// statistics of norm_batches.
+  /// Duration without tests: statistics, decompositions, broadcast, new arenas and optimizer.
+  double milliseconds = 0.0;
+  factorization factors;  ///< per-layer reports on rank 0 only
+  std::string why = {};   ///< reason of the moment, in words
+  /// With switch_options::test: tests of the dense network, of the factorized network, and of the factorized
+  /// network with batch-norm statistics estimated from norm_batches.
   std::optional<evaluation> before = {}, after = {}, estimated = {};
 };
 

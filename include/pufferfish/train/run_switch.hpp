@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: what a training run does for its switch from dense to low rank: when it is due, what the
-/// factorization goes by, and what follows it.
+/// Internal: `run_switch`: the parts of a training run's switch from dense to low rank: the decision, the
+/// measurements before the factorization, and the optimizer and batch norms after the factorization.
 
 #include <map>
 #include <optional>
@@ -28,7 +28,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Options with which no step has been taken that could be measured.
+/// The policy for a network without statistics.
 inline factorize_policy unmeasured(factorize_policy policy) {
   policy.truncate = truncation::plain;
   return policy;
@@ -50,7 +50,8 @@ class run_switch {
         clock_(options.switching.moment.value_or(fixed_epoch{options.warmup_epochs})),
         statistics_(options) {}
 
-  /// Low rank from the start: the structure that the policy gives without statistics, with random factors.
+  /// Training at low rank from the start: makes the layers that the policy chooses without statistics
+  /// low-rank, with random factors.
   void start_low_rank(context<device_type>& ctx, model_type& net) const {
     const factorize_policy policy = unmeasured(options_.factorize);
     if (policy.budget || needs_spectrum(policy.rank)) {
@@ -62,8 +63,9 @@ class run_switch {
     net.initialize(options_.seed);
   }
 
-  /// Takes a step of a dense network, after a soft projection if one is due, and watches it if the switch may
-  /// go by it. take_step as switch_statistics::run. Collective.
+  /// Calls take_step() for one training step. Before it: a soft projection, if one is due. During it: the
+  /// statistics are taken, if this may be one of the last S dense steps. take_step: see
+  /// switch_statistics::run. Collective.
   template <class TakeStep>
   void take_step(context<device_type>& ctx, Comm& comm, model_type& net, const training_record& at,
                  index_t steps_per_epoch, TakeStep&& take_step) {
@@ -75,7 +77,7 @@ class run_switch {
     statistics_.run(ctx, net, at.epoch, at.step, steps_per_epoch, std::forward<TakeStep>(take_step));
   }
 
-  /// Whether the switch is due at the start of the record's epoch. Collective where that takes a measurement.
+  /// Whether the switch is due at the start of the record's epoch. Rank 0 measures and decides. Collective.
   bool is_due(context<device_type>& ctx, Comm& comm, const model_type& net, const training_record& at) {
     if (options_.mode != training_mode::hybrid || at.low_rank) return false;
     const switch_measurement wanted = clock_.wanted(at.epoch);
@@ -92,14 +94,15 @@ class run_switch {
     }
     return clock_.is_due(at.epoch);
   }
+  /// Reason of the last decision, in words.
   const std::string& why() const { return clock_.reason(); }
 
-  /// The sums of all ranks, before the factorization. Collective.
+  /// Sums the statistics over all ranks. To be called before the factorization. Collective.
   void gather(Comm& comm) {
     if (!seen_) seen_ = statistics_.finish(comm);
   }
-  /// Rank 0's network becomes low-rank. Throws value_error for a budget in milliseconds if the task cannot
-  /// tell its layers' inputs.
+  /// Factorizes rank 0's network. Throws value_error for a budget in milliseconds if the task has no
+  /// layer_inputs().
   factorization factorize(context<device_type>& ctx, const Task& task, model_type& net) {
     factorize_policy policy = options_.factorize;
     if (policy.budget && policy.budget->milliseconds) measure_times(ctx, task, net);
@@ -109,13 +112,14 @@ class run_switch {
     return made;
   }
 
-  /// The optimizer's state, if it is to be carried over.
+  /// A copy of the optimizer's state, if the options ask for the state to be carried over.
   template <class Optimizer>
   std::optional<optimizer_memory<T>> remember(model_type& net, Optimizer& optimizer) const {
     if (!options_.switching.carry_state) return std::nullopt;
     return std::optional<optimizer_memory<T>>(std::in_place, net, optimizer);
   }
-  /// Gives it to the optimizer of the factors: rank 0's numbers on all ranks. Collective.
+  /// Writes the copied state, projected to the factors, into the new optimizer. All ranks use rank 0's
+  /// numbers. Collective.
   template <class Optimizer>
   void carry(const std::optional<optimizer_memory<T>>& memory, context<device_type>& ctx, Comm& comm,
              model_type& net, Optimizer& to) const {
@@ -124,7 +128,7 @@ class run_switch {
     if (comm.size() > 1) optimizer_mirror<T>(memory_of<device_type>::source(), to).spread(comm);
   }
 
-  /// Estimates the statistics of batch norms, this rank's, if that is asked for. Returns whether it was.
+  /// Estimates this rank's statistics of batch norms, if the options ask for it. Returns whether they do.
   bool estimate(const all_parts& run, const training_record& at) const {
     if (options_.switching.norm_batches == 0) return false;
     estimate_norms(run.ctx, run.task, run.net, {at.epoch, 0, at.total_steps},
@@ -132,8 +136,8 @@ class run_switch {
     return true;
   }
 
-  /// Tests the network as it is now, if that is asked for, and moves the start of the switch by the time that
-  /// this takes. Collective.
+  /// Tests the network, if the options ask for it. Adds the duration of the test to `start`, so that the time
+  /// of the switch does not contain the test. Collective.
   template <class Time>
   std::optional<evaluation> test(const all_parts& run, Time& start) const {
     if (!options_.switching.test) return std::nullopt;
@@ -143,13 +147,14 @@ class run_switch {
     return tested;
   }
 
-  /// The optimizer's arenas: factors that have a Frobenius decay are exempt from its own.
+  /// Optimizer target of the network. Factors with a Frobenius decay are exempt from weight decay.
   auto make_target(model_type& net) const {
     auto target = make_optimizer_target(net.store());
     if (const auto decay = make_decay(net)) decay->exempt(target);
     return target;
   }
-  /// The decay of the factors that the network has now, at its present address.
+  /// Frobenius decay of the network's factors; empty if the options ask for none. The network must stay at
+  /// its address.
   std::optional<decay_type> make_decay(model_type& net) const {
     if (options_.switching.frobenius_decay == 0.0) return std::nullopt;
     const auto* const adam = std::get_if<adam_options>(&options_.optimizer);
@@ -157,28 +162,28 @@ class run_switch {
     return std::optional<decay_type>(std::in_place, net, how);
   }
 
-  /// What a checkpoint keeps: the clock's state, and where statistics are half taken their state, and this
-  /// rank's numbers. Collective.
+  /// Adds to `facts` the state of the clock and, if some of the S steps have been taken, a line about the
+  /// statistics, whose sums on this rank are written to `numbers`. Collective.
   void save(Comm& comm, std::map<std::string, std::string>& facts, std::vector<T>& numbers) {
     add_clock(facts);
     if (const std::string line = statistics_.save(comm, numbers); !line.empty())
       facts[statistics_fact] = line;
   }
-  /// The part of it that a rank saves alone.
+  /// Adds the state of the clock alone, without communication.
   void add_clock(std::map<std::string, std::string>& facts) const {
     if (const std::string state = clock_.state(); !state.empty()) facts[clock_fact] = state;
   }
-  /// The facts' names. Older checkpoints have none.
+  /// Names of the facts. Checkpoints of older versions have none of them.
   static constexpr const char* clock_fact = "training.switch";
   static constexpr const char* statistics_fact = "training.statistics";
 
-  /// Makes room for the numbers that belong to the line of statistics in a checkpoint of `net`. Then they are
-  /// taken over.
+  /// Room for the numbers that a checkpoint of `net` with this line of statistics contains.
   std::vector<T> prepare(const std::string& line, const std::string& source, const model_type& net) {
     std::vector<T> numbers;
     switch_statistics<model_type>(options_).prepare(line, source, net, numbers);
     return numbers;
   }
+  /// Takes over what save() has written. `net` must be at its final address.
   void restore(const std::string& clock, const std::string& line, const std::string& source,
                const model_type& net, std::vector<T> numbers) {
     statistics_.restore(line, source, net, std::move(numbers));
@@ -214,7 +219,7 @@ class run_switch {
     return found;
   }
 
-  // On rank 0, for all.
+  // Rank 0 projects and broadcasts, so that all ranks have the same bits.
   void project(context<device_type>& ctx, Comm& comm, model_type& net) const {
     on_root(comm, [&] {
       project_softly(net, unmeasured(policy_on(ctx)), options_.switching.project_strength);
@@ -227,7 +232,7 @@ class run_switch {
   run_options options_;
   switch_clock clock_;
   switch_statistics<model_type> statistics_;
-  std::optional<network_statistics> seen_;  // of all ranks
+  std::optional<network_statistics> seen_;  // sums over all ranks, until the switch
 };
 
 }  // namespace detail

@@ -27,7 +27,7 @@ namespace detail {
 
 using named_sums = std::vector<std::pair<std::string, output_statistics*>>;
 
-/// Which parts of the sums have room, in order: 0 or 1 each.
+/// For each part of each sum, in order: 1 if memory is allocated for the part, else 0.
 inline std::vector<std::int64_t> present_parts(const named_sums& sums) {
   std::vector<std::int64_t> present;
   for (const auto& [name, one] : sums) {
@@ -35,7 +35,8 @@ inline std::vector<std::int64_t> present_parts(const named_sums& sums) {
   }
   return present;
 }
-/// Makes room for these parts. Returns false if there is another number of them.
+/// Allocates the parts marked 1, with zeros. Returns false if `present` has another number of entries than
+/// there are parts.
 inline bool make_parts(const named_sums& sums, const std::vector<std::int64_t>& present) {
   std::size_t at = 0;
   for (const auto& [name, one] : sums) {
@@ -46,7 +47,7 @@ inline bool make_parts(const named_sums& sums, const std::vector<std::int64_t>& 
   }
   return at == present.size();
 }
-/// A rank without samples has not made room for any sum yet: all ranks get room for what one has. Collective.
+/// Allocates on all ranks the parts that any rank has, since a rank without samples has none. Collective.
 template <class Comm>
 std::vector<std::int64_t> level_parts(Comm& comm, const named_sums& sums) {
   std::vector<std::int64_t> present = present_parts(sums);
@@ -55,7 +56,7 @@ std::vector<std::int64_t> level_parts(Comm& comm, const named_sums& sums) {
   return present;
 }
 
-/// All sums in one row, and back.
+/// All sums in one array, and the inverse.
 inline std::vector<double> join(const named_sums& sums) {
   std::vector<double> all;
   for (const auto& [name, one] : sums) {
@@ -84,7 +85,8 @@ void sum_over_ranks(Comm& comm, const named_sums& sums) {
   split(all, sums);
 }
 
-/// Numbers of T that stand for a double, bit for bit, in files whose arrays are of T: 16 bits each.
+/// Number of elements of T that represent a double exactly in a file whose arrays have elements of T. Each of
+/// the elements is an integer of 16 bits.
 inline constexpr std::size_t packed_size = 4;
 template <class T>
 std::vector<T> pack(const std::vector<double>& values) {
@@ -168,8 +170,9 @@ class switch_statistics {
   /// Forgets what was seen: the model has other layers or arenas now.
   void forget() { collector_.reset(); }
 
-  /// What a checkpoint keeps of sums that are half taken: a line, the same on all ranks; empty: nothing has
-  /// been seen. And the numbers of this rank. Collective.
+  /// For checkpoints between the first and the last of the S steps: returns a line that is the same on all
+  /// ranks, and writes the sums of this rank to `numbers`. Returns an empty line if no step was measured.
+  /// Collective.
   template <class U, class Comm>
   std::string save([[maybe_unused]] Comm& comm, [[maybe_unused]] std::vector<U>& numbers) {
     std::string line;
@@ -182,8 +185,8 @@ class switch_statistics {
     }
     return line;
   }
-  /// Takes the line over, before the numbers have been read: makes room for these. Throws io_error, naming
-  /// `source`, if it is not of such a network.
+  /// Gives `numbers` the size that belongs to the line. Throws io_error, naming `source`, for a line of
+  /// another network.
   template <class U>
   void prepare([[maybe_unused]] const std::string& line, const std::string& source,
                [[maybe_unused]] const Model& net, std::vector<U>& numbers) {
@@ -203,7 +206,7 @@ class switch_statistics {
     if (!fits)
       throw_error<io_error>({source, ": its statistics are not of this network: ", line.substr(0, 80)});
   }
-  /// The same with the numbers, once the network has come to its place.
+  /// Takes over the line and the numbers of save(). `net` must be at its final address.
   template <class U>
   void restore(const std::string& line, const std::string& source, const Model& net, std::vector<U> numbers) {
     std::vector<U> room;
