@@ -25,6 +25,47 @@ def threads_and_ranks(programs, folder):
         expect(one["ms_per_step_dense"] > 0 and one["ms_per_step_low_rank"] > 0, "steps take time")
 
 
+def policies(programs, folder):
+    """Every policy and budget: what they promise of size and ranks, with the same bits after an interruption."""
+    short = [*HYBRID, "--statistics-steps", 3]
+    paper = programs.train(folder, *HYBRID, "--policy", "paper")
+    expect_equal(paper["options"]["switch"]["statistics_steps"], 0, "the paper's way measures nothing")
+    for policy in ("data-aware", "two-sided"):
+        shared = programs.train(folder, *short, "--policy", policy, "--test-switch", "--norm-batches", 2)
+        expect(shared["after"]["parameters"] <= paper["after"]["parameters"], f"{policy}: the parameters are shared")
+        ranks = [layer["rank"] for layer in shared["switch"]["layers"]]
+        expect(ranks != [layer["rank"] for layer in paper["switch"]["layers"]], f"{policy}: ranks of their own")
+        expect(shared["switch"]["predicted_loss"] > 0, f"{policy}: predicted loss")
+        for name in ("before", "after", "estimated"):
+            expect(0 <= shared["switch"][f"accuracy_{name}"] <= 100, f"{policy}: accuracy {name} the switch")
+    budget = programs.train(folder, *short, "--policy", "two-sided", "--budget", 0.5, "--mac-budget", 0.6)
+    expect(budget["after"]["parameters"] <= 0.5 * budget["before"]["parameters"], "half of the parameters")
+    expect(budget["after"]["macs"] <= 0.6 * budget["before"]["macs"], "60 % of the multiply-adds")
+    uniform = programs.train(folder, *short, "--policy", "two-sided", "--uniform-ranks")
+    expect_equal([layer["rank"] for layer in uniform["switch"]["layers"]],
+                 [layer["rank"] for layer in paper["switch"]["layers"]], "uniform ranks")
+    by_loss = ["--epochs", 4, "--warmup-epochs", 3, "--statistics-steps", 3, "--policy", "two-sided", "--switch-when",
+               "predicted-loss"]
+    loss = programs.train(folder, *by_loss)
+    expect(2 <= loss["switch"]["after_epochs"] <= 3 and "loss" in loss["switch"]["why"], "the moment by predicted loss")
+    stable = programs.train(folder, "--epochs", 4, "--warmup-epochs", 3, "--policy", "cuttlefish")
+    expect("stable ranks" in stable["switch"]["why"], "Cuttlefish's moment")
+    everything = [*short, "--policy", "two-sided", "--carry-state", "--frobenius-decay", 1e-4, "--ramp-steps", 5,
+                  "--ramp-start", 0.1, "--norm-batches", 2, "--project-every", 9]
+    whole = programs.train(folder, *everything)
+    expect(digests(whole) != digests(budget), "other parameters")
+    for steps in (10, 21, 23, 24):
+        file = folder / f"policy-{steps}.safetensors"
+        programs.run("train_image_classifier", "--width", 8, "--batch", 64, "--progress", "none", *everything,
+                     "--checkpoint", file, "--stop-after", steps)
+        again = programs.train(folder, *everything, "--checkpoint", file, "--resume")
+        expect_equal(digests(again), digests(whole), f"parameters after stopping at step {steps}")
+    out, _ = programs.run("train_image_classifier", *TINY, *HYBRID, "--policy", "two-sided", "--explain", "--progress",
+                          "none")
+    for text in ("multiply-adds", "dense: among the first layers", "dense: the last layer", "whole network", "budget"):
+        expect(text in out, f"--explain says {text}:\n{out}")
+
+
 def same_trajectory(programs, folder):
     """Without batch norm, no image's gradient depends on the others: ranks only change rounding."""
     plain = [*HYBRID, "--no-batch-norm", "--lr", "0.02"]
@@ -144,6 +185,7 @@ def narrow_resnet18(programs, folder):
 def test(programs, folder):
     threads_and_ranks(programs, folder)
     same_trajectory(programs, folder)
+    policies(programs, folder)
     resume(programs, folder)
     killed(programs, folder)
     interrupted(programs, folder)

@@ -160,6 +160,8 @@ TEST_CASE("factorize: what a budget cannot know is refused, and nothing changes"
                        value_error);
   policy.budget->mac_fraction.reset();
   policy.budget->fraction = 0.01;
+  CHECK_THROWS_WITH_AS(check_reachable(copy, policy), doctest::Contains("fraction 0.01 cannot be met"),
+                       rank_error);
   CHECK_THROWS_AS(factorize(copy, policy, &seen), rank_error);
   policy.budget->fraction = 0.5;
   std::erase_if(seen.layers, [](const layer_statistics& one) { return one.name == "late"; });

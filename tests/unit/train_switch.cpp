@@ -191,6 +191,35 @@ TEST_CASE("switch: a budget in milliseconds measures the layers") {
   CHECK_THROWS_WITH_AS(train(options), doctest::Contains("milliseconds 1e-09 cannot be met"), rank_error);
 }
 
+TEST_CASE("switch: the options of docs/training.md") {
+  // [switching]
+  training_options options;
+  options.switching.statistics_steps = 20;       // the last 20 dense steps measure outputs and gradients
+  options.factorize.budget.emplace();            // ranks of all layers from one budget:
+  options.factorize.budget->fraction = 0.34;     // at most 34 % of the parameters
+  options.factorize.budget->mac_fraction = 0.7;  // and at most 70 % of the multiply-adds
+  options.switching.frobenius_decay = 5e-4;  // decay of up * down, in place of weight decay of up and of down
+  options.switch_rate_factor = 2;
+  // [switching]
+  options.epochs = 2;
+  options.warmup_epochs = 1;
+  options.batch = 24;
+  const recorder seen = train(options).seen;
+  REQUIRE(seen.switches.size() == 1);
+  const factorization& made = seen.switches[0].factors;
+  CHECK(static_cast<double>(made.parameters_after) <= 0.34 * static_cast<double>(made.parameters_before));
+}
+
+TEST_CASE("switch: a budget that no ranks can meet is refused before training") {
+  training_options options = small_options();
+  options.factorize.budget.emplace();
+  options.factorize.budget->parameters = 100;
+  static const image_set data = quadrants(40, 1);
+  self comm;
+  CHECK_THROWS_WITH_AS(run_of(tiny_net<float>(true), comm, data, data, options),
+                       doctest::Contains("parameters 100 cannot be met"), rank_error);
+}
+
 TEST_CASE("switch: options out of range are refused when the run is made") {
   const auto refuse = [](auto&& set, const char* text) {
     training_options options = small_options();

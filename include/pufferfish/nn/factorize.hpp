@@ -302,6 +302,29 @@ std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const fact
   return result;
 }
 
+/// Throws rank_error, with the least that can be reached, if the network cannot meet the limits of parameters
+/// or bytes of policy.budget at any ranks. Limits of multiply-adds and milliseconds need measurements and are
+/// not checked. For runs that factorize later.
+template <class Root, class Device>
+void check_reachable(const model<Root, Device>& net, factorize_policy policy) {
+  if (!policy.budget || policy.ranks) return;
+  for (auto* const limit :
+       {&policy.budget->macs, &policy.budget->mac_fraction, &policy.budget->milliseconds}) {
+    limit->reset();
+  }
+  if (policy.budget->empty()) return;
+  const auto found = detail::find_slots(net);
+  std::vector<layer_choice> choices = select(found.layers, policy);
+  const detail::budget_request request{*policy.budget, {}};
+  detail::share_budget(found.layers, choices, request, nullptr, net.parameter_count(), [&](std::size_t i) {
+    std::vector<std::vector<double>> gains;
+    for (const matrix_group& group : found.layers[i].groups) {
+      gains.emplace_back(static_cast<std::size_t>(std::min(group.size.rows, group.size.cols)), 0.0);
+    }
+    return gains;
+  });
+}
+
 /// A layer by the number that factorize_policy::first_layer counts by.
 struct layer_number {
   std::string name;
