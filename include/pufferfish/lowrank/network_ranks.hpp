@@ -22,6 +22,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Throws value_error, naming the caller, for a policy whose ranks depend on the whole network. For
+/// factorizations that choose the rank of each layer by itself.
+inline void refuse_network_ranks(const char* caller, const factorize_policy& policy) {
+  if (!policy.budget && !policy.ranks) return;
+  throw_error<value_error>({caller, ": a policy with ", policy.budget ? "a budget" : "a list of ranks",
+                            " is not supported here; give a rank for each layer"});
+}
+
 /// A layer as `allocate` and rank_rows need it, without gains: sizes; products and lookups per sample, from
 /// the statistics; measured times. Products are NaN if there are no statistics of the layer.
 inline budget_layer to_budget_layer(const layer_info& layer, const network_statistics* statistics) {

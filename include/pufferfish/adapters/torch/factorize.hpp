@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <pufferfish/adapters/torch/slot.hpp>
+#include <pufferfish/lowrank/network_ranks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
@@ -218,6 +219,7 @@ struct place_factorization {
 inline std::vector<place_factorization> choose(const std::vector<module_place>& places,
                                                const std::vector<layer_info>& infos, factorize_policy policy,
                                                std::vector<kept_layer>& kept) {
+  pufferfish::detail::refuse_network_ranks("host_torch::factorize", policy);
   std::map<std::string, const std::string*> obstacles;
   for (const module_place& place : places) obstacles[place.name] = &place.obstacle;
   // `select` asks after its rules about places and before those about ranks.
