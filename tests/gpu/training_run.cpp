@@ -116,3 +116,40 @@ TEST_CASE("gpu training run: language, interrupted after the switch") {
 TEST_CASE("gpu training run: translation, interrupted at the switch") {
   check_runs(translation_case(), 4, 5e-3);
 }
+
+namespace {
+
+/// A case with everything that a switch can do on a device.
+template <class Case>
+struct weighted : Case {
+  static auto options() {
+    auto o = Case::options();
+    o.switching.statistics_steps = 3;
+    o.switching.carry_state = true;
+    o.switching.frobenius_decay = 1e-3;
+    o.switching.project_every = 4;
+    o.switching.ramp = {3, 0.5};
+    return o;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("gpu training run: a weighted switch of images, interrupted among the statistics") {
+  check_runs(weighted<image_case<>>(), 9, 2e-3);
+}
+TEST_CASE("gpu training run: a weighted switch of a language model, with clipping") {
+  check_runs(weighted<language_case<>>(), 3, 2e-3);
+}
+TEST_CASE("gpu training run: fp16 takes no statistics, bf16 does") {
+  pf::self comm;
+  const weighted<image_case<pf::gpu::fp16>> scaled;
+  CHECK_THROWS_WITH_AS(scaled.make<gpu>(comm, scaled.options()), doctest::Contains("fp16, whose gradients"),
+                       pf::value_error);
+  const weighted<image_case<pf::gpu::bf16>> brain;
+  auto run = brain.make<gpu>(comm, brain.options());
+  recorder seen;
+  run.run(seen);
+  REQUIRE(run.switched().has_value());
+  CHECK(run.switched()->factors.predicted_loss() > 0.0);
+}

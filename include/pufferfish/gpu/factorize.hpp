@@ -275,16 +275,23 @@ inline context_options options_of_current_device() {
 /// the size of the largest matrix in what settings.compute says (for an LSTM, twenty-four of the size of one
 /// gate's).
 ///
+/// With statistics, a budget or a list of ranks the weights are copied to the host, which decomposes them
+/// with policy.threads threads; `settings` are not used then.
+///
 /// Errors as the CPU's, and backend_error; the network is unchanged if anything is thrown.
 template <class Root>
 factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
-                        context<device::gpu>& ctx, const gpu::svd_settings& settings = {}) {
+                        context<device::gpu>& ctx, const gpu::svd_settings& settings = {},
+                        const network_statistics* statistics = nullptr) {
   using T = typename Root::value_type;
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // whatever stream the parameters came from
+  if (statistics != nullptr || policy.budget || policy.ranks) {
+    return pufferfish::detail::factorize_on_host(net, policy, statistics);
+  }
   factorization result;
   result.parameters_before = net.parameter_count();
   const auto found = pufferfish::detail::find_slots(net);
-  const std::vector<layer_choice> choices = select(found.layers, policy);
+  std::vector<layer_choice> choices = select(found.layers, policy);
   gpu::stream_memory memory(ctx.stream());
   gpu::jacobi_eigensolver own;
   gpu::eigensolver& solver = settings.solver != nullptr ? *settings.solver : own;
@@ -309,6 +316,9 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
       result.kept_dense.push_back(found.layers[i].name);
     }
   }
+  result.rows = pufferfish::detail::share_budget(found.layers, choices, {}, nullptr, result.parameters_before,
+                                                 pufferfish::detail::no_gains);
+  add_reports(result.rows, result.layers);
   result.parameters_after = net.parameter_count();
   return result;
 }

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -20,7 +21,9 @@
 #include <pufferfish/gpu/any_optimizer.hpp>
 #include <pufferfish/gpu/augment.hpp>
 #include <pufferfish/gpu/factorize.hpp>
+#include <pufferfish/gpu/frobenius_decay.hpp>
 #include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/host_rows.hpp>
 #include <pufferfish/gpu/input_place.hpp>
 #include <pufferfish/gpu/kernels/training.hpp>
 #include <pufferfish/gpu/staging.hpp>
@@ -146,10 +149,17 @@ struct device_parts<device::gpu> {
                               ctx.device(), ") before network and task are made"});
   }
 
+  /// Threads for work on the host between steps: all that the machine runs at once.
+  static int host_threads(const context<device::gpu>&) {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+
   template <class Root>
   static factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
-                                 context<device::gpu>& ctx, const network_statistics* /*none on a device*/) {
-    return pufferfish::factorize(net, policy, ctx);
+                                 context<device::gpu>& ctx, const network_statistics* statistics) {
+    factorize_policy with_threads = policy;
+    with_threads.threads = host_threads(ctx);
+    return pufferfish::factorize(net, with_threads, ctx, {}, statistics);
   }
 
   /// Multiples of a number between a 32nd and a 16th of the tokens, of 8 where they are few: steps of like
@@ -189,7 +199,10 @@ class run_steps<Task, Comm, device::gpu> {
   void start(const parts& run, const training_record& record) {
     ctx_ = &run.ctx;
     if (scaler_) scaler_->use(run.ctx);
-    run.optimizer.set_control({skip(run), clips() ? &facts_.data()->scale : nullptr});
+    // With a decay of factors gradients are clipped in place, because the decay is added to clipped
+    // gradients.
+    const bool scales = clips() && run.decay == nullptr;
+    run.optimizer.set_control({skip(run), scales ? &facts_.data()->scale : nullptr});
     sums_.set(run.ctx, {record.seen.loss_sum, record.seen.correct, record.seen.count, 0});
     skipped_ = 0;
     exposed_before_ = run.exchange.report().exposed_ms - record.exchange_ms;
@@ -209,7 +222,7 @@ class run_steps<Task, Comm, device::gpu> {
     run.optimizer.begin_step(run.ctx, rate);
     if (lossy) keep_buffers(run);
     moved_ = true;
-    const bool captures = captures_ && share.key != 0;
+    const bool captures = captures_ && share.key != 0 && run.ctx.rows().observer() == nullptr;
     if (!captures) {
       run.exchange.begin(run.ctx);
       run.task.compute(run.ctx, run.net, results_.data());
@@ -277,7 +290,9 @@ class run_steps<Task, Comm, device::gpu> {
   void finish(const parts& run, const step_share& share, bool lossy) {
     const std::span<T> gradients = run.net.store().gradients();
     if (!clips() && !lossy && !scaler_ && run.exchange.arrives_early()) {
+      if (run.decay != nullptr) run.decay->begin_step(run.ctx, 0.0);
       run.exchange.finish(run.ctx, [&run](const gradient_bucket& bucket) {
+        if (run.decay != nullptr) run.decay->add(run.ctx, bucket.offset, bucket.size);
         run.optimizer.step_range(run.ctx, bucket.offset, bucket.size);
       });
     } else if (finish_exchange(run)) {
@@ -285,7 +300,15 @@ class run_steps<Task, Comm, device::gpu> {
         scaler_->unscale(run.ctx, gradients);
         if (run.exchange.skip() != nullptr) scaler_->skip_if(run.ctx, run.exchange.skip());
       }
-      if (clips()) gpu::gradient_norm(run.ctx, gradients, clip_norm_, facts_.data());
+      if (clips() && run.decay != nullptr) {
+        gpu::clip_gradient_norm(run.ctx, gradients, clip_norm_, facts_.data());
+      } else if (clips()) {
+        gpu::gradient_norm(run.ctx, gradients, clip_norm_, facts_.data());
+      }
+      if (run.decay != nullptr) {
+        run.decay->begin_step(run.ctx, 0.0);  // the rate of a decoupled decay, which a device does not have
+        run.decay->add(run.ctx, 0, static_cast<index_t>(gradients.size()));
+      }
       run.optimizer.step_range(run.ctx, 0, static_cast<index_t>(gradients.size()));
       if (scaler_) scaler_->update(run.ctx);
     }

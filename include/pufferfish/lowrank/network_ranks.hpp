@@ -117,6 +117,9 @@ inline void settle_products(const network_budget& budget, budget_layer& layer) {
   }
 }
 
+/// Gains of layers without a budget.
+inline std::vector<std::vector<double>> no_gains(std::size_t) { return {}; }
+
 /// Sets the ranks of all choices with by_budget, or their reason to stay dense. `parameters`: number of
 /// parameters of the whole dense network. gains_of(i): gains of layer i for each rank group. Returns rows for
 /// rank_table, of all layers. Errors as allocate.

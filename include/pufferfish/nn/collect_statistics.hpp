@@ -42,6 +42,20 @@ inline row_sample sample_rows(index_t count, index_t columns, index_t most, std:
   return {first, step, (count - first + step - 1) / step};
 }
 
+/// Rows that a layer shows, in host memory: on a CPU the rows themselves. A device's form copies them
+/// (<pufferfish/gpu.hpp>).
+template <class T, class Device>
+class host_rows {
+ public:
+  using value_type = T;
+  tensor_view<const T, 2> operator()(const void* data, const extents<2>& shape, index_t stride) const {
+    return {static_cast<const T*>(data), shape, {stride, 1}};
+  }
+  std::span<const std::int32_t> tokens(const void* data, index_t count) const {
+    return {static_cast<const std::int32_t*>(data), static_cast<std::size_t>(count)};
+  }
+};
+
 /// Finds the batch normalisation that reads the outputs of each layer of a network.
 template <class T, class Device>
 class following_norms final : public layer_visitor<T, Device> {
@@ -82,7 +96,8 @@ class following_norms final : public layer_visitor<T, Device> {
 ///     factorize(net, policy, collector.statistics());
 ///
 /// The network must stay as and where it is, with its layers and arenas, as long as the collector is used.
-/// Sums of a step are taken in fixed order: the same for any number of threads. CPU.
+/// Sums of a step are taken in fixed order: the same for any number of threads. On a device every layer waits
+/// for its rows to be copied to the host, which sums them; such steps cannot be captured into a graph.
 template <class T, class Device = device::cpu>
 class statistics_collector final : public row_observer {
  public:
@@ -112,13 +127,14 @@ class statistics_collector final : public row_observer {
     if (kind == row_kind::token) return add_tokens(*at, rows);
     const detail::row_sample part =
         detail::sample_rows(rows.rows, rows.columns, options_.rows_of_step, steps_);
-    const tensor_view<const T, 2> seen(static_cast<const T*>(rows.data) + part.first * rows.stride,
-                                       {part.rows, rows.columns}, {part.step * rows.stride, 1});
+    const tensor_view<const typename fetcher::value_type, 2> seen =
+        fetch_(static_cast<const T*>(rows.data) + part.first * rows.stride, {part.rows, rows.columns},
+               part.step * rows.stride);
     // Inputs are those of all matrices in the weight: kept once.
     if (kind == row_kind::input) return at->matrices.front().pending.add_inputs(seen);
     if (kind == row_kind::tied_input) return at->matrices.front().pending.add_tied_inputs(seen);
     for (watched_matrix& one : at->matrices) {
-      const tensor_view<const T, 2> own = seen.slice(1, one.first_output, one.pending.outputs());
+      const auto own = seen.slice(1, one.first_output, one.pending.outputs());
       kind == row_kind::output ? one.pending.add_outputs(own) : one.pending.add_gradients(own, 1.0);
     }
   }
@@ -143,7 +159,8 @@ class statistics_collector final : public row_observer {
   std::uint64_t steps() const { return steps_; }
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
-  /// What has been seen so far, layer by layer in execution order.
+  /// What has been seen so far, layer by layer in execution order. On a device: to be called within
+  /// read_on_host of the network.
   network_statistics statistics() const {
     network_statistics all;
     for (const watched_layer& layer : layers_) {
@@ -228,11 +245,13 @@ class statistics_collector final : public row_observer {
   }
 
   void add_tokens(watched_weight& weight, const shown_rows& rows) {
-    weight.matrices.front().pending.add_tokens(
-        {static_cast<const std::int32_t*>(rows.data), static_cast<std::size_t>(rows.rows)});
+    weight.matrices.front().pending.add_tokens(fetch_.tokens(rows.data, rows.rows));
   }
 
+  using fetcher = detail::host_rows<T, Device>;
+
   statistics_options options_;
+  fetcher fetch_;
   std::vector<watched_weight> weights_;
   std::vector<watched_layer> layers_;
   std::uint64_t steps_ = 0;

@@ -222,6 +222,25 @@ class network_factorizer {
   std::vector<std::optional<layer_truncation<P>>> decomposed_;  // of layers whose ranks a budget decides
 };
 
+/// `factorize` with all decompositions on the host, for networks on any device.
+template <class Root, class Device>
+factorization factorize_on_host(model<Root, Device>& net, const factorize_policy& policy,
+                                const network_statistics* statistics) {
+  factorization result;
+  result.parameters_before = net.parameter_count();
+  net.modify([&](Root& root) {
+    slot_finder<typename Root::value_type, Device> found;
+    root.visit_layers(found);
+    auto made = network_factorizer(found, policy, statistics).make(result.parameters_before, result);
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      if (made[i]) *found.slots[i] = std::move(*made[i]);
+    }
+  });
+  result.parameters_after = net.parameter_count();
+  return_free_memory();
+  return result;
+}
+
 }  // namespace detail
 
 /// Replaces the layers that `policy` chooses by their low-rank factors, all other layers, parameters and
@@ -236,19 +255,7 @@ class network_factorizer {
 template <class Root, class Device>
 factorization factorize(model<Root, Device>& net, const factorize_policy& policy,
                         const network_statistics* statistics = nullptr) {
-  factorization result;
-  result.parameters_before = net.parameter_count();
-  net.modify([&](Root& root) {
-    detail::slot_finder<typename Root::value_type, Device> found;
-    root.visit_layers(found);
-    auto made = detail::network_factorizer(found, policy, statistics).make(result.parameters_before, result);
-    for (std::size_t i = 0; i < made.size(); ++i) {
-      if (made[i]) *found.slots[i] = std::move(*made[i]);
-    }
-  });
-  result.parameters_after = net.parameter_count();
-  detail::return_free_memory();
-  return result;
+  return detail::factorize_on_host(net, policy, statistics);
 }
 
 /// The device's form: <pufferfish/gpu.hpp>.

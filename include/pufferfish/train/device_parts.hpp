@@ -56,6 +56,9 @@ struct device_parts<device::cpu> {
   /// Whether parameters lie where the run is.
   static void check_place(const context<device::cpu>&, const void*) {}
 
+  /// Threads for work on the host between steps.
+  static int host_threads(const context<device::cpu>& ctx) { return ctx.threads(); }
+
   template <class Root>
   static factorization factorize(model<Root>& net, factorize_policy policy, context<device::cpu>& ctx,
                                  const network_statistics* statistics) {

@@ -85,7 +85,7 @@ class run_switch {
     if (wanted == switch_measurement::none) {
       clock_.decide(at.epoch);
     } else {
-      seen_ = statistics_.finish(comm);
+      seen_ = statistics_.finish(comm, net);
       const std::string state = on_root(comm, [&] {
         clock_.decide(at.epoch, measure(wanted, ctx, net));
         return clock_.state();
@@ -98,8 +98,8 @@ class run_switch {
   const std::string& why() const { return clock_.reason(); }
 
   /// Sums the statistics over all ranks. To be called before the factorization. Collective.
-  void gather(Comm& comm) {
-    if (!seen_) seen_ = statistics_.finish(comm);
+  void gather(Comm& comm, const model_type& net) {
+    if (!seen_) seen_ = statistics_.finish(comm, net);
   }
   /// Factorizes rank 0's network. Throws value_error for a budget in milliseconds if the task has no
   /// layer_inputs().
@@ -124,7 +124,7 @@ class run_switch {
   void carry(const std::optional<optimizer_memory<T>>& memory, context<device_type>& ctx, Comm& comm,
              model_type& net, Optimizer& to) const {
     if (!memory) return;
-    memory->carry(net, to, ctx.threads());
+    memory->carry(net, to, device_work::host_threads(ctx));
     if (comm.size() > 1) optimizer_mirror<T>(memory_of<device_type>::source(), to).spread(comm);
   }
 
@@ -204,7 +204,7 @@ class run_switch {
 
   factorize_policy policy_on(context<device_type>& ctx) const {
     factorize_policy policy = options_.factorize;
-    policy.threads = ctx.threads();
+    policy.threads = device_work::host_threads(ctx);
     return policy;
   }
 

@@ -124,46 +124,45 @@ template <class Model>
 class switch_statistics {
   using T = typename Model::value_type;
   using device_type = typename Model::device_type;
-  static constexpr bool possible = std::is_same_v<device_type, device::cpu>;
 
  public:
-  /// Throws value_error for a number of steps above 0 on a device, where none can be taken.
+  /// Throws value_error for a number of steps above 0 if the network computes in fp16: its gradients contain
+  /// a loss scale.
   explicit switch_statistics(const run_options& options) : options_(options) {
     const index_t steps = options.switching.statistics_steps;
-    if (!possible && steps > 0) {
-      throw_error<value_error>({"statistics_steps: ", steps, " on a device, which takes no statistics"});
+    if (rounded_format_of<T> == rounded_format::fp16 && steps > 0) {
+      throw_error<value_error>(
+          {"statistics_steps: ", steps, " with fp16, whose gradients have a loss scale"});
     }
   }
 
   /// Calls take_step(), watching it if it may be one of the last S dense steps: step `step` of `steps` of
-  /// epoch `epoch`. take_step returns the samples of this rank whose mean is the loss, 0 for a step left out.
+  /// epoch `epoch`. take_step(watched) returns the number of
+  /// samples of this rank whose mean is the loss, 0 for a step left out; the number is used if `watched`.
   template <class TakeStep>
   void run(context<device_type>& ctx, const Model& net, index_t epoch, index_t step, index_t steps,
            TakeStep&& take_step) {
-    if constexpr (possible) {
-      if (may_be_last(epoch) && step + options_.switching.statistics_steps >= steps) {
-        if (!collector_) collector_.emplace(net, options_.factorize);
-        double samples = 0.0;
-        {
-          const observed_scope watching(ctx, *collector_);
-          samples = take_step();
-        }
-        return collector_->end_step(samples, samples > 0.0);
-      }
+    if (!may_be_last(epoch) || step + options_.switching.statistics_steps < steps) {
+      take_step(false);
+      return;
     }
-    take_step();
+    if (!collector_) collector_.emplace(net, options_.factorize);
+    double samples = 0.0;
+    {
+      const observed_scope watching(ctx, *collector_);
+      samples = take_step(true);
+    }
+    collector_->end_step(samples, samples > 0.0);
   }
 
   /// What has been seen on all ranks; nothing more is seen afterwards. Empty: nothing was. Collective.
   template <class Comm>
-  std::optional<network_statistics> finish(Comm& comm) {
+  std::optional<network_statistics> finish(Comm& comm, const Model& net) {
     std::optional<network_statistics> all;
-    if constexpr (possible) {
-      if (!collector_) return all;
-      sum_over_ranks(comm, collector_->sums());
-      all = collector_->statistics();
-      collector_.reset();
-    }
+    if (!collector_) return all;
+    sum_over_ranks(comm, collector_->sums());
+    net.read_on_host([&](const auto&) { all = collector_->statistics(); });
+    collector_.reset();
     return all;
   }
 
@@ -174,35 +173,29 @@ class switch_statistics {
   /// ranks, and writes the sums of this rank to `numbers`. Returns an empty line if no step was measured.
   /// Collective.
   template <class U, class Comm>
-  std::string save([[maybe_unused]] Comm& comm, [[maybe_unused]] std::vector<U>& numbers) {
-    std::string line;
-    if constexpr (possible) {
-      if (!collector_) return line;
-      const named_sums sums = collector_->sums();
-      line = std::to_string(collector_->steps());
-      for (const std::int64_t one : level_parts(comm, sums)) line += one != 0 ? " 1" : " 0";
-      numbers = pack<U>(join(sums));
-    }
+  std::string save(Comm& comm, std::vector<U>& numbers) {
+    if (!collector_) return {};
+    const named_sums sums = collector_->sums();
+    std::string line = std::to_string(collector_->steps());
+    for (const std::int64_t one : level_parts(comm, sums)) line += one != 0 ? " 1" : " 0";
+    numbers = pack<U>(join(sums));
     return line;
   }
   /// Gives `numbers` the size that belongs to the line. Throws io_error, naming `source`, for a line of
   /// another network.
   template <class U>
-  void prepare([[maybe_unused]] const std::string& line, const std::string& source,
-               [[maybe_unused]] const Model& net, std::vector<U>& numbers) {
+  void prepare(const std::string& line, const std::string& source, const Model& net,
+               std::vector<U>& numbers) {
     collector_.reset();
     numbers.clear();
     if (line.empty()) return;
-    bool fits = false;
-    if constexpr (possible) {
-      collector_.emplace(net, options_.factorize);
-      std::uint64_t steps = 0;
-      std::vector<std::int64_t> present;
-      fits = record_line(line).read(steps).read_rest(present).complete() &&
-             make_parts(collector_->sums(), present);
-      collector_->set_steps(steps);
-      numbers.resize(packed_size * join(collector_->sums()).size());
-    }
+    collector_.emplace(net, options_.factorize);
+    std::uint64_t steps = 0;
+    std::vector<std::int64_t> present;
+    const bool fits = record_line(line).read(steps).read_rest(present).complete() &&
+                      make_parts(collector_->sums(), present);
+    collector_->set_steps(steps);
+    numbers.resize(packed_size * join(collector_->sums()).size());
     if (!fits)
       throw_error<io_error>({source, ": its statistics are not of this network: ", line.substr(0, 80)});
   }
@@ -211,9 +204,7 @@ class switch_statistics {
   void restore(const std::string& line, const std::string& source, const Model& net, std::vector<U> numbers) {
     std::vector<U> room;
     prepare(line, source, net, room);
-    if constexpr (possible) {
-      if (collector_) split(unpack(numbers, source), collector_->sums());
-    }
+    if (collector_) split(unpack(numbers, source), collector_->sums());
   }
 
  private:
@@ -229,9 +220,8 @@ class switch_statistics {
     return true;
   }
 
-  struct no_collector {};
   run_options options_;
-  std::optional<std::conditional_t<possible, statistics_collector<T>, no_collector>> collector_;
+  std::optional<statistics_collector<T, device_type>> collector_;
 };
 
 }  // namespace detail

@@ -32,16 +32,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Trains a model by synchronous data parallelism (Wang et al., Pufferfish, MLSys 2021, algorithm 1): every
 /// rank computes the gradients of its part of the global batch, the gradient arena is averaged in place,
 /// every rank takes the same step. In hybrid mode, at the start of epoch E rank 0 factorizes and broadcasts;
-/// batch-norm state and dense layers are carried over bit for bit; the optimizer starts afresh (other moments
-/// than E, and what may be carried over: switch_options).
+/// batch-norm state and dense layers are carried over bit for bit; the optimizer's state starts at zero (for
+/// other moments and for states that are carried over see switch_options).
 ///
 /// Parameters are bit-identical on all ranks after every step, and do not depend on the number of threads.
 /// All members that train, evaluate, save or load are collective: every rank calls them in the same order.
 ///
-/// Each bucket of parameters is updated as soon as its gradients have come, while later ones are on their
-/// way, where nothing can make the step one that must not be taken: no clipping, no compressor,
-/// nonfinite_policy::ignore, and no timeout set on the communicator (parameters must be those of a whole
-/// step when ranks are lost). Else all of them when all have come; the bits are the same.
+/// A bucket of parameters is updated as soon as its gradients are averaged, unless the step may have to be
+/// left out: with clipping, a compressor, nonfinite_policy::skip or a timeout of the communicator all buckets
+/// are updated at the end. The bits are the same.
 ///
 /// The model's device is the run's. On device::gpu (<pufferfish/gpu.hpp>) a step is one CUDA graph where the
 /// task's work repeats itself (run_options::captured_steps), and the host does not wait for it: what the run
@@ -278,7 +277,6 @@ class training_run {
   }
 
   static memory_source& memory() { return memory_of<device_type>::source(); }
-
   all_parts parts() {
     return {ctx_, task_, net_, *comm_, options_, *optimizer_, *exchange_, decay_ ? &*decay_ : nullptr};
   }
@@ -354,7 +352,7 @@ class training_run {
     average_buffers();
     switch_result result{.epoch = record_.epoch, .factors = {}, .why = switch_.why()};
     result.before = switch_.test(parts(), start);
-    switch_.gather(*comm_);
+    switch_.gather(*comm_, net_);
     const auto kept = switch_.remember(net_, *optimizer_);
     const std::string ranks = on_root([&] {
       try {
@@ -405,10 +403,12 @@ class training_run {
     const detail::run_clock::time_point start = detail::run_clock::now();
     const double rate = learning_rate();
     ctx_.set_mode(run_mode::training);
-    switch_.take_step(ctx_, *comm_, net_, record_, steps_per_epoch(), [&] {
+    const step_position at{record_.epoch, record_.step, record_.total_steps};
+    switch_.take_step(ctx_, *comm_, net_, record_, steps_per_epoch(), [&](bool watched) {
+      if (watched) settle();
       const std::int64_t before = record_.seen.count;
-      found_skipped_ +=
-          steps_.take(parts(), {record_.epoch, record_.step, record_.total_steps}, rate, record_);
+      found_skipped_ += steps_.take(parts(), at, rate, record_);
+      if (watched) settle();
       return static_cast<double>(record_.seen.count - before);
     });
     tell_skipped(observer);

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: rows that a layer on a device shows to a statistics_collector, copied to the host.
+
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/gpu/error.hpp>
+#include <pufferfish/nn/collect_statistics.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Copies rows from the device, after all work that has been launched. The copy is valid until the next one.
+/// Not to be captured into a graph.
+template <class T>
+class host_rows<T, device::gpu> {
+ public:
+  using value_type = parameter_t<T>;
+
+  tensor_view<const value_type, 2> operator()(const void* data, const extents<2>& shape, index_t stride) {
+    values_.resize(static_cast<std::size_t>(shape[0] * shape[1]));
+    if constexpr (std::is_same_v<T, value_type>) {
+      fetch(values_.data(), data, shape, stride);
+    } else {
+      narrow_.resize(values_.size());
+      fetch(narrow_.data(), data, shape, stride);
+      for (std::size_t i = 0; i < values_.size(); ++i) values_[i] = static_cast<value_type>(narrow_[i]);
+    }
+    return {values_.data(), shape};
+  }
+
+  std::span<const std::int32_t> tokens(const void* data, index_t count) {
+    tokens_.resize(static_cast<std::size_t>(count));
+    fetch(tokens_.data(), data, {count, 1}, 1);
+    return tokens_;
+  }
+
+ private:
+  template <class U>
+  static void fetch(U* to, const void* from, const extents<2>& shape, index_t stride) {
+    gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    if (shape[0] == 0 || shape[1] == 0) return;
+    const auto width = static_cast<std::size_t>(shape[1]) * sizeof(U);
+    const std::size_t pitch = shape[0] == 1 ? width : static_cast<std::size_t>(stride) * sizeof(U);
+    gpu::check(cudaMemcpy2D(to, width, from, pitch, width, static_cast<std::size_t>(shape[0]),
+                            cudaMemcpyDeviceToHost),
+               "cudaMemcpy2D");
+  }
+
+  std::vector<value_type> values_;
+  std::vector<T> narrow_;
+  std::vector<std::int32_t> tokens_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
