@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The runs of bench/switch_study: which program trains what with which options, and whether a result belongs to a run.
+
+A row is one variant of the switch, a job is a row with a seed. Each job is one process with one thread, so that two jobs
+share two cores.
+"""
+import dataclasses
+import math
+import shlex
+
+IMAGES = "train_image_classifier"
+TRANSLATOR = "train_translator"
+LANGUAGE = "train_language_model"
+
+RESNET = ("--dataset cifar10 --model resnet18_cifar_stem_bn --width 16 --batch 128 --lr 0.1 --schedule cosine --lr-warmup 1 "
+          "--weight-decay 0.0005 --pad-crop 4 --flip")
+FULL_WIDTH = RESNET.replace(" --width 16", "")
+TRANSFORMER = ("--layers 3 --width 256 --hidden 1024 --heads 8 --epochs 7 --batch 64 --schedule cosine --lr 0.0007 "
+               "--noam-warmup 600 --embedding-deviation 1")
+LSTM = ("--vocabulary 8000 --width 400 --layers 2 --dropout 0.2 --epochs 2 --batch 20 --segment 35 --lr 20 --schedule cosine "
+        "--lr-warmup 0.1 --clip-norm 0.25")
+FASHION = ("--dataset fashion-mnist --model small-resnet --width 16 --stem-stride 2 --epochs 8 --batch 128 --lr 0.1 "
+           "--schedule cosine --lr-warmup 1 --weight-decay 0.0005 --pad-crop 2 --flip")
+DIGITS = ("--dataset digits --model small-resnet --width 16 --epochs 20 --batch 64 --lr 0.1 --schedule cosine --lr-warmup 1 "
+          "--weight-decay 0.0005 --pad-crop 1")
+
+# Today's ResNet-18 of width 16 has 238,106 of 701,466 parameters and 23,184,640 of 35,046,656 multiply-adds. The new one may
+# have as many parameters and 1.1 times the multiply-adds.
+TODAY_PARAMETERS, TODAY_MACS = 238_106, 23_184_640
+LIMITS = "--budget 0.33944 --mac-budget 0.7277"
+TESTED = "--test-switch --norm-batches 20"
+NEW = f"--policy two-sided {LIMITS} {TESTED}"
+ADVICE = "--policy paper --first-layer 10"
+
+# What follows the truncation: each alone, all together, all minus one. --norm-batches changes running statistics only, so
+# the others are measured with it.
+ELEMENTS = {
+    "carry": ("carried optimizer state", "--carry-state"),
+    "frobenius": ("Frobenius decay 0.0005", "--frobenius-decay 0.0005"),
+    "ramp": ("ramp of the rate over 100 steps", "--ramp-steps 100"),
+    "norms": ("batch norms estimated again from 20 batches", "--norm-batches 20"),
+    "projection": ("soft projection every 100 dense steps", "--project-every 100"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    key: str  # in the program's JSON
+    title: str
+    unit: str  # of the loss against the dense network
+    higher: bool = True
+
+    def loss(self, dense, other):
+        """How much worse `other` is: a difference, of perplexities percent."""
+        return dense - other if self.higher else 100 * (other / dense - 1)
+
+
+ACCURACY = Metric("accuracy", "test accuracy, %", "points")
+BLEU = Metric("bleu", "BLEU, test 2016", "BLEU")
+PERPLEXITY = Metric("test_perplexity", "test perplexity", "% of perplexity", False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    title: str
+    about: str
+    metric: Metric
+    program: str
+    unit_of_macs: str = "an image"
+    train_images: int = 0  # after what `data` leaves; 0: not images
+
+
+# Rows `dense` are what the others of their group are compared with.
+GROUPS = {
+    "A": Group("Headline: ResNet-18 of width 16, CIFAR-10, 12 epochs", "Switch after 4 epochs, all 50,000 images.", ACCURACY,
+               IMAGES, train_images=50_000),
+    "A2": Group("Four epochs", "Switch after one epoch. [exchange_curves.md](exchange_curves.md) has the same run on two "
+                "ranks of 64 images, whose batch norms see half of a batch: dense 80.37 %, today's way 78.29 %.", ACCURACY,
+                IMAGES, train_images=50_000),
+    "B": Group("Ablations: six epochs, half of the images", "Switch after 2 epochs unless a row says otherwise; the first half "
+               "of each of CIFAR-10's batch files, 25,000 images, and the whole test set.", ACCURACY, IMAGES,
+               train_images=25_000),
+    "C": Group("Transformer of 3+3 layers, 256 wide, Multi30k", "7 epochs, switch after the first. Batches, rates and shapes as "
+               "in [accuracy_small.md](accuracy_small.md).", BLEU, TRANSLATOR, "a pair of 20 + 20 tokens"),
+    "D": Group("LSTM of 2x400, WikiText-2, 8,000 words", "2 epochs, switch after the first. Batches, rates and shapes as in "
+               "[accuracy_small.md](accuracy_small.md).", PERPLEXITY, LANGUAGE, "a token"),
+    "E": Group("Fashion-MNIST", "8 epochs, switch after 3. [first_run.md](first_run.md) has the same on two ranks.", ACCURACY,
+               IMAGES, train_images=60_000),
+    "E2": Group("The bundled digits", "20 epochs, switch after 5. [first_run.md](first_run.md) has the same on two ranks.",
+                ACCURACY, IMAGES),
+    "F": Group("ResNet-18 at full width: time and memory", "64 to 512 channels. A short run for times only: 2,560 training and "
+               "500 test images of CIFAR-10, so 20 steps an epoch, 3 epochs, switch after 2, one seed; its accuracy says "
+               "nothing. Statistics are taken in all steps of the second epoch and in none of the first, so one process shows "
+               "what they cost.", ACCURACY, IMAGES, train_images=2_560),
+}
+# What the command line's --only may name: a group brings its parts.
+PARTS = {"A": ("A", "A2"), "B": ("B",), "C": ("C",), "D": ("D",), "E": ("E", "E2"), "F": ("F",), "A2": ("A2",), "E2": ("E2",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    group: str
+    name: str
+    title: str
+    options: str
+    seeds: tuple = (1, 2, 3)
+    section: str = ""  # of a group's page
+    data: str = "whole"  # whole, half, tiny, none (bundled)
+    minutes: float = 2.0  # of one core, a guess
+    family: str = ""  # on the Pareto plots
+
+    @property
+    def key(self):
+        return f"{self.group}-{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    row: Row
+    seed: int
+
+    @property
+    def group(self):
+        return GROUPS[self.row.group]
+
+    @property
+    def file(self):
+        return f"{self.row.key}-{self.seed}.json"
+
+    @property
+    def words(self):
+        """What the result depends on."""
+        return [*shlex.split(self.row.options), "--seed", str(self.seed), "--threads", "1"]
+
+    def command(self, build, data, json_file, checkpoint):
+        source = [] if self.row.data == "none" else ["--data", data]
+        return [f"{build}/examples/{self.group.program}", *source, *self.words, "--progress", "none", "--checkpoint", checkpoint,
+                "--resume", "--json", json_file]
+
+    def shown(self):
+        """The command as the page has it, without folders of this machine."""
+        data = {"whole": "DIR", "half": "HALF", "tiny": "TINY", "none": ""}[self.row.data]
+        return shlex.join(self.command("build", data, self.file, self.file.replace(".json", ".ckpt")))
+
+    def __str__(self):
+        return f"{self.row.key} seed {self.seed}"
+
+
+def headline():
+    of = f"{RESNET} --epochs 12"
+    hybrid = f"{of} --warmup-epochs 4"
+    yield Row("A", "dense", "dense", f"{of} --mode dense", minutes=8.5, family="dense")
+    yield Row("A", "today", "today's way: plain, ratio 1/4, first two stages dense", f"{hybrid} {ADVICE}", minutes=7.5,
+              family="plain")
+    yield Row("A", "plain", "plain, ratio 1/4 from layer 2", f"{hybrid} --policy paper {TESTED}", minutes=6.5, family="plain")
+    yield Row("A", "new", "two-sided, today's parameters and 1.1 times its multiply-adds", f"{hybrid} {NEW}", minutes=7.5,
+              family="two-sided")
+    of = f"{RESNET} --epochs 4"
+    yield Row("A2", "dense", "dense", f"{of} --mode dense", minutes=3.0)
+    yield Row("A2", "today", "today's way", f"{of} --warmup-epochs 1 {ADVICE} {TESTED}", minutes=2.8)
+    yield Row("A2", "new", "two-sided, today's parameters and 1.1 times its multiply-adds", f"{of} --warmup-epochs 1 {NEW}",
+              minutes=2.8)
+
+
+def short(name, title, options, section, family="", warmup=2, **more):
+    return Row("B", name, title, f"{RESNET} --epochs 6" + (f" --warmup-epochs {warmup}" if warmup else "") + f" {options}",
+               section=section, data="half", family=family, **more)
+
+
+def factors_and_ranks():
+    section = "Factors and ranks"
+    yield short("dense", "dense", "--mode dense", section, "dense", warmup=0)
+    yield short("plain", "plain, ratio 1/4", "--policy paper", section, "plain")
+    yield short("plain-tested", "plain, ratio 1/4, statistics re-estimated", f"--policy paper {TESTED}", section)
+    yield short("aware", "data-aware, ratio 1/4", f"--policy data-aware --uniform-ranks {TESTED}", section, "data-aware")
+    yield short("two", "two-sided, ratio 1/4", f"--policy two-sided --uniform-ranks {TESTED}", section, "two-sided")
+    yield short("share-aware", "data-aware, shared ranks", f"--policy data-aware {TESTED}", section, "data-aware, shared")
+    yield short("share-plain", "plain factors, ranks of two-sided", f"--policy two-sided --truncation plain {TESTED}", section,
+                "plain, shared")
+    yield short("share", "two-sided, shared ranks", f"--policy two-sided {TESTED}", section, "two-sided, shared")
+    yield short("today", "today's advice: plain, first two stages dense", ADVICE, section, "plain")
+    yield short("two-today", "two-sided at the advice's layers and ranks",
+                f"--policy two-sided --uniform-ranks --first-layer 10 {TESTED}", section, "two-sided")
+    yield short("new", "two-sided, budgets of the headline", NEW, section, "two-sided, two budgets")
+    yield short("cuttlefish", "Cuttlefish, after 4 epochs at the latest", f"--policy cuttlefish {TESTED}", section, "Cuttlefish",
+                warmup=4)
+
+
+def elements():
+    section = "After the switch"
+    base = f"--policy two-sided {LIMITS} --test-switch"
+    norms = ELEMENTS["norms"][1]
+    yield short("none", "nothing but the truncation", base, section)
+    for name, (title, options) in ELEMENTS.items():
+        if name != "norms":  # the row B-new
+            yield short(f"only-{name}", f"with {title}", f"{base} {norms} {options}", section)
+    everything = " ".join(options for _, options in ELEMENTS.values())
+    yield short("all", "with all of them", f"{base} {everything}", section)
+    for name, (title, _) in ELEMENTS.items():
+        rest = " ".join(options for other, (_, options) in ELEMENTS.items() if other != name)
+        yield short(f"without-{name}", f"all but {title}", f"{base} {rest}", section)
+
+
+def moments():
+    section = "Moment and rate"
+    for epoch in (1, 3, 4):
+        yield short(f"after-{epoch}", f"two-sided with budgets, switch after {epoch}", NEW, section, warmup=epoch)
+    yield short("predicted", "two-sided with budgets, switch by predicted loss, after 4 at the latest",
+                f"{NEW} --switch-when predicted-loss", section, warmup=4)
+    # A rate that rises for our factors is tried for the others too.
+    yield short("rate-2", "two-sided with budgets, rate doubled at the switch", f"{NEW} --switch-rate 2", section)
+    yield short("after-3-rate-2", "the same, switch after 3", f"{NEW} --switch-rate 2", section, warmup=3)
+    yield short("today-rate-2", "today's advice, rate doubled at the switch", f"{ADVICE} --switch-rate 2", section)
+    of = RESNET.replace("--lr 0.1", "--lr 0.2")
+    yield Row("B", "dense-rate-2", "dense, rate doubled throughout", f"{of} --epochs 6 --mode dense", section=section, data="half")
+
+
+def pareto():
+    section = "Pareto"
+    for ratio, words in ((0.125, "1/8"), (0.5, "1/2")):
+        yield short(f"plain-{ratio}", f"plain, ratio {words}", f"--policy paper --rank-ratio {ratio}", section, "plain")
+    limits = {0.15: 0.4, 0.2: 0.5, 0.3: 0.6, 0.5: 0.8}  # with 0.34 and 0.7277 the row B-new
+    for share in (0.15, 0.2, 0.3, 0.34, 0.5):
+        exact = 0.33944 if share == 0.34 else share
+        budget = f"--policy two-sided --budget {exact} {TESTED}"
+        yield short(f"budget-{share}", f"two-sided, {100 * share:.0f} % of the parameters", budget, section, "two-sided, shared")
+        if share in limits:
+            yield short(f"both-{share}", f"two-sided, {100 * share:.0f} % of the parameters, {100 * limits[share]:.0f} % of the "
+                        "multiply-adds", f"{budget} --mac-budget {limits[share]}", section, "two-sided, two budgets")
+
+
+def sequences():
+    two = {"seeds": (1, 2)}
+    hybrid = f"{TRANSFORMER} --warmup-epochs 1"
+    new = "--policy two-sided --dense-layers 0 --budget 0.7197"
+    yield Row("C", "dense", "dense", f"{TRANSFORMER} --mode dense", minutes=38, **two)
+    yield Row("C", "today", "today's way: plain, ratio 1/4, first layers dense", f"{hybrid} --policy paper --dense-layers 1",
+              minutes=31, **two)
+    yield Row("C", "lowrank", "low rank from scratch, first layers dense", f"{TRANSFORMER} --mode lowrank --dense-layers 1",
+              minutes=31, **two)
+    yield Row("C", "new", "two-sided, today's parameters", f"{hybrid} {new}", minutes=31, **two)
+    yield Row("C", "embeddings", "two-sided, embeddings too, 55 % of the parameters",
+              f"{hybrid} --policy two-sided --dense-layers 0 --factorize-embeddings --budget 0.55", minutes=28, **two)
+    hybrid = f"{LSTM} --warmup-epochs 1 --switch-rate 1"
+    yield Row("D", "dense", "dense", f"{LSTM} --mode dense", minutes=20, **two)
+    yield Row("D", "today", "today's way: plain, ratio 1/4", f"{hybrid} --policy paper", minutes=18, **two)
+    yield Row("D", "new", "two-sided, today's parameters", f"{hybrid} --policy two-sided --budget 0.7782", minutes=18, **two)
+    yield Row("D", "embeddings", "two-sided, embedding too, 45 % of the parameters",
+              f"{hybrid} --policy two-sided --factorize-embeddings --budget 0.45", minutes=14, **two)
+
+
+def small():
+    hybrid = f"{FASHION} --warmup-epochs 3"
+    yield Row("E", "dense", "dense", f"{FASHION} --mode dense", minutes=4)
+    yield Row("E", "today", "today's way: plain, ratio 1/4 from layer 6", f"{hybrid} --policy paper --first-layer 6", minutes=4)
+    yield Row("E", "new", "two-sided, today's parameters and 1.1 times its multiply-adds",
+              f"{hybrid} --policy two-sided --budget 0.49296 --mac-budget 0.8281 {TESTED}", minutes=4)
+    hybrid = f"{DIGITS} --warmup-epochs 5"
+    yield Row("E2", "dense", "dense", f"{DIGITS} --mode dense", minutes=0.5, data="none")
+    yield Row("E2", "today", "today's way: plain, ratio 1/4 from layer 4", f"{hybrid} --policy paper --first-layer 4", minutes=0.5,
+              data="none")
+    yield Row("E2", "new", "two-sided, today's parameters and 1.1 times its multiply-adds",
+              f"{hybrid} --policy two-sided --budget 0.3662 --mac-budget 0.6456 {TESTED}", minutes=0.5, data="none")
+
+
+def full_width():
+    one = {"seeds": (1,), "data": "tiny", "minutes": 9}
+    hybrid = f"{FULL_WIDTH} --epochs 3 --warmup-epochs 2"
+    yield Row("F", "dense", "dense", f"{FULL_WIDTH} --epochs 3 --mode dense", **one)
+    yield Row("F", "today", "plain, ratio 1/4 from layer 4", f"{hybrid} --policy paper --first-layer 4", **one)
+    yield Row("F", "new", "two-sided from layer 4, shared ranks, as many parameters",
+              f"{hybrid} --policy two-sided --first-layer 4 --statistics-steps 20 {TESTED}", **one)
+
+
+def all_rows():
+    rows = [*headline(), *factors_and_ranks(), *elements(), *moments(), *pareto(), *sequences(), *small(), *full_width()]
+    assert len({row.key for row in rows}) == len(rows)
+    return rows
+
+
+def all_jobs(groups=None):
+    """First seeds of all groups, then the second ones, so that an unfinished study has every row."""
+    rows = [row for row in all_rows() if groups is None or row.group in groups]
+    return [Job(row, seed) for seed in (1, 2, 3) for row in rows if seed in row.seeds]
+
+
+# --- does a result belong to a job? ---
+
+# Command-line option: the place in the JSON's `options`, and the value without the option.
+TRAINING = {"--mode": ("mode", "hybrid"), "--rank-ratio": ("rank_ratio", 0.25), "--epochs": ("epochs", 20),
+            "--warmup-epochs": ("warmup_epochs", 5), "--batch": ("batch", None), "--seed": ("seed", 1)}
+NAMES = {
+    IMAGES: {**TRAINING, "--dataset": ("data_set", "digits"), "--model": ("model.name", None), "--width": ("model.width", 0),
+             "--stem-stride": ("model.stem_stride", 1), "--switch-rate": ("switch_rate", 1.0), "--first-layer": ("first_layer", 2),
+             "--lr": ("learning_rate", 0.1), "--weight-decay": ("weight_decay", 5e-4), "--pad-crop": ("pad_crop", 0),
+             "--flip": ("flip", False), "--momentum": ("momentum", 0.9), "--label-smoothing": ("label_smoothing", 0.0),
+             "--clip-norm": ("clip_norm", 0.0)},
+    TRANSLATOR: {**TRAINING, "--layers": ("layers", 3), "--width": ("width", 256), "--hidden": ("hidden", 1024),
+                 "--heads": ("heads", 8), "--dropout": ("dropout", 0.1), "--schedule": ("schedule", "noam"),
+                 "--lr": ("rate_factor", 1.0), "--noam-warmup": ("noam_warmup", 1000),
+                 "--embedding-deviation": ("embedding_deviation", 0.0), "--switch-rate": ("switch_rate", 1.0),
+                 "--dense-layers": ("dense_layers", 1), "--label-smoothing": ("label_smoothing", 0.1)},
+    LANGUAGE: {**TRAINING, "--vocabulary": ("vocabulary", None), "--width": ("width", 400), "--layers": ("layers", 2),
+               "--dropout": ("dropout", 0.4), "--segment": ("segment", 35), "--lr": ("learning_rate", 20.0),
+               "--clip-norm": ("clip_norm", 0.25), "--switch-rate": ("switch_rate", 0.5)},
+}
+HYBRID_ONLY = ("--warmup-epochs", "--switch-rate")
+NOT_DENSE = ("--rank-ratio", "--first-layer", "--dense-layers")
+SWITCH = ("--policy", "--truncation", "--uniform-ranks", "--budget", "--mac-budget", "--statistics-steps", "--switch-when",
+          "--carry-state", "--frobenius-decay", "--ramp-steps", "--ramp-start", "--norm-batches", "--project-every", "--test-switch")
+ELSEWHERE = ("--threads", "--schedule", "--lr-warmup", "--factorize-embeddings")
+
+
+def flags_of(words):
+    """{option: its value, or True}."""
+    flags = {}
+    for i, word in enumerate(words):
+        if word.startswith("--"):
+            last = i + 1 == len(words) or words[i + 1].startswith("--")
+            flags[word] = True if last else words[i + 1]
+    return flags
+
+
+def expected_switch(flags):
+    """`options.switch` of a run with these options, but for `moment`, of which it says whether it is a fixed epoch."""
+    policy = flags.get("--policy", "paper")
+    plain = policy in ("paper", "cuttlefish")
+    shares = not plain and "--uniform-ranks" not in flags
+    truncation = flags.get("--truncation", "plain" if plain else policy)
+    limits = [f"{float(flags[option])!r} of the {what}" for option, what in
+              (("--budget", "parameters"), ("--mac-budget", "multiply-adds")) if option in flags]
+    by_loss = flags.get("--switch-when") == "predicted-loss"
+    measures = shares or limits or truncation != "plain" or by_loss
+    ramp = int(flags.get("--ramp-steps", 0))
+    return {"policy": policy, "truncation": truncation, "shared_ranks": shares, "budget": ", ".join(limits) or None,
+            "statistics_steps": int(flags.get("--statistics-steps", 0)) or (20 if measures else 0),
+            "carry_state": "--carry-state" in flags, "frobenius_decay": float(flags.get("--frobenius-decay", 0)),
+            "ramp": f"from {float(flags.get('--ramp-start', 0)):g} over {ramp} steps" if ramp else "none",
+            "norm_batches": int(flags.get("--norm-batches", 0)), "project_every": int(flags.get("--project-every", 0)),
+            "fixed": policy != "cuttlefish" and not by_loss}
+
+
+def same(found, wanted):
+    """Whether a JSON value is what an option says."""
+    if isinstance(wanted, str) and isinstance(found, (int, float)) and not isinstance(found, bool):
+        return math.isclose(found, float(wanted), rel_tol=1e-12)
+    return found == wanted
+
+
+def switch_difference(flags, document):
+    switch = document["options"].get("switch")
+    wanted = expected_switch(flags)
+    if switch is None:
+        # Programs before these options knew the paper's way, and for a while others without a word of it in `options`;
+        # those wrote what they measured.
+        if any("weighted_energy" in layer for layer in document.get("switch", {}).get("layers", [])):
+            return "its truncation was weighted, but `options` do not say how"
+        switch = dict(expected_switch({}), moment="epoch")
+    for key, value in wanted.items():
+        if key == "fixed":
+            if value != (switch.get("moment") == "epoch"):
+                return f"moment {switch.get('moment')}"
+        elif not same(switch.get(key), value):
+            return f"switch.{key} {switch.get(key)}, not {value}"
+    return ""
+
+
+def last_rate(flags, images):
+    """Learning rate of the last step of a run with a cosine schedule; it shows how many steps an epoch has."""
+    epochs, steps = int(flags["--epochs"]), -(-images // int(flags["--batch"]))
+    rate = float(flags["--lr"]) * 0.5 * (1 + math.cos(math.pi * (epochs * steps - 1) / (epochs * steps)))
+    return rate * (float(flags.get("--switch-rate", 1)) if flags.get("--mode", "hybrid") == "hybrid" else 1)
+
+
+def difference(job, document):
+    """Why a finished result is not that of the job, by its `options`; empty if it is."""
+    options, flags = document["options"], flags_of(job.words)
+    names = NAMES[job.group.program]
+    unknown = [f for f in flags if f not in names and f not in SWITCH and f not in ELSEWHERE]
+    if unknown:
+        raise ValueError(f"{job}: no one has said where `options` show {unknown[0]}")
+    mode = flags.get("--mode", "hybrid")
+    for option, (place, default) in names.items():
+        if (option in HYBRID_ONLY and mode != "hybrid") or (option in NOT_DENSE and mode == "dense"):
+            continue
+        found = options
+        for part in place.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        wanted = flags.get(option, default)
+        if wanted is not None and not same(found, wanted):
+            return f"{place} {found}, not {wanted}"
+    fixed = {"ranks": 1, "device": "cpu", "precision": "fp32", "restart_rate": False, "decay_all": False, "reflect": False}
+    for key, value in fixed.items():
+        if options.get(key, value) != value:
+            return f"{key} {options[key]}, not {value}"
+    if options.get("factorized_embeddings") and "--factorize-embeddings" not in flags:
+        return "its embeddings are factorized"
+    if "--factorize-embeddings" in flags and options.get("factorized_embeddings") != {"rank_ratio": 0.25}:
+        return f"factorized_embeddings {options.get('factorized_embeddings')}"
+    if job.group.program != TRANSLATOR:
+        warmup = f"warm-up over {float(flags['--lr-warmup']):g} epochs from {'0' if job.group.program == LANGUAGE else '0.1'}"
+        schedule = f"{warmup}, cosine over {flags['--epochs']} epochs to 0"
+        if options.get("schedule") != schedule:
+            return f"schedule {options.get('schedule')}, not {schedule}"
+    if job.group.train_images:
+        rate, wanted = document["history"][-1]["learning_rate"], last_rate(flags, job.group.train_images)
+        if not math.isclose(rate, wanted, rel_tol=1e-6):
+            return f"last learning rate {rate:.4g}, not the {wanted:.4g} of {job.group.train_images} images"
+    return switch_difference(flags, document) if mode == "hybrid" else ""
