@@ -155,6 +155,9 @@ def headline():
     yield Row("A", "plain", "plain, ratio 1/4 from layer 2", f"{hybrid} --policy paper {TESTED}", minutes=6.5, family="plain")
     yield Row("A", "new", "two-sided, today's parameters and 1.1 times its multiply-adds", f"{hybrid} {NEW}", minutes=7.5,
               family="two-sided")
+    yield Row("A", "later", "the same, rate doubled at the switch after 6, carried state and Frobenius decay",
+              f"{of} --warmup-epochs 6 {NEW} --switch-rate 2 --carry-state --frobenius-decay 0.0005", minutes=8.0,
+              family="two-sided")
     of = f"{RESNET} --epochs 4"
     yield Row("A2", "dense", "dense", f"{of} --mode dense", minutes=3.0)
     yield Row("A2", "today", "today's way", f"{of} --warmup-epochs 1 {ADVICE} {TESTED}", minutes=2.8)
