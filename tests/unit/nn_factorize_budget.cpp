@@ -43,8 +43,7 @@ net_type make_net() {
   return net;
 }
 
-network_statistics statistics_of(const net_type& made, const factorize_policy& policy) {
-  net_type net = made;
+network_statistics statistics_of(const net_type& net, const factorize_policy& policy) {
   cpu_context ctx;
   statistics_collector<double> collector(net, policy, {0});
   for (unsigned step = 0; step < 3; ++step) {
