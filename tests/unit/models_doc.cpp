@@ -53,6 +53,20 @@ TEST_CASE("docs: choosing ranks") {
   // Stage 4 has 128 channels; its four convolutions are random, so 0.9 of the energy is most of the rank.
   CHECK(done.layers.size() + done.kept_dense.size() == 4);
   for (const factor_report& layer : done.layers) CHECK(layer.kept_energy >= 0.9);
+
+  network<float> other = resnet18<float>({.width = 16});
+  other.initialize(1);
+  // clang-format off
+  // [budget]
+  factorize_policy shared;
+  shared.budget.emplace();
+  shared.budget->fraction = 0.4;  // of the parameters; also parameters, macs, mac_fraction, bytes, milliseconds
+  const factorization by_budget = factorize(other, shared);
+  std::printf("%s", rank_table(by_budget.rows).c_str());  // each layer: rank, cost, predicted loss, why
+  // [budget]
+  // clang-format on
+  CHECK(static_cast<double>(by_budget.parameters_after) <=
+        0.4 * static_cast<double>(by_budget.parameters_before));
 }
 
 void load_resnet50() {
