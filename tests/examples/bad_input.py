@@ -53,7 +53,7 @@ def test(programs, folder):
         (["--schedule", "multistep", "--milestones", "5,2"], "milestone 2 does not follow 5"),
         (["--policy", "best"], "best not in"),
         (["--budget", "1.5"], "--budget"),
-        (["--budget", "0.0001"], ["fraction 0.0001 cannot be met", "the least that can be reached is"]),
+        (["--budget", "0.01"], ["fraction 0.01 cannot be met", "the least that can be reached is"]),
         (["--frobenius-decay", "-1"], "-1 is not a number from 0 on"),
         (["--milestones", "5"], ["--milestones: has no effect with --schedule cosine", "only with --schedule multistep"]),
         (["--model", "mlp", "--stem-stride", "2"], "--stem-stride: has no effect with --model mlp"),
