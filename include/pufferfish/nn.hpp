@@ -14,6 +14,7 @@
 #include <pufferfish/nn/collect_statistics.hpp>
 #include <pufferfish/nn/dense_layers.hpp>
 #include <pufferfish/nn/dropout.hpp>
+#include <pufferfish/nn/factor_norms.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/flatten.hpp>
 #include <pufferfish/nn/fold_batch_norm.hpp>

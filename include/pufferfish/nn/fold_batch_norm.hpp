@@ -129,7 +129,8 @@ any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& n
   return result;
 }
 
-/// up (scale (down x) + shift) = up' x' with the scale on the outputs of `down` and up shift for a bias.
+/// up (scale (down x) + shift) + b = up' x' with the scale on the outputs of `down` and up shift + b for a
+/// bias.
 template <class T, class Device>
 LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   const channel_affine norm(*layer[1].template target<BatchNorm<T>>());
@@ -140,7 +141,7 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   copy(up.weight(), result.up());
   for (index_t o = 0; o < layer.shape().out_channels; ++o) {
     const index_t first = o / layer.shape().group_outputs() * layer.rank();  // of the group of o
-    double sum = 0.0;
+    double sum = layer.has_bias() ? static_cast<double>(up.bias()(o)) : 0.0;
     for (index_t r = 0; r < layer.rank(); ++r) {
       sum += static_cast<double>(up.weight()(o, r, 0, 0)) * norm.shift[static_cast<std::size_t>(first + r)];
     }
@@ -148,6 +149,18 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   }
   return result;
 }
+
+/// Throws state_error, naming the layer, for factors that are only observed yet: see insert_factor_norms.
+template <class T, class Device>
+class settled_check final : public layer_visitor<T, Device> {
+ public:
+  void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
+    auto* const layer = slot.template target<LowRankNormConv<T, Device>>();
+    if (layer == nullptr || (*layer)[1].template target<BatchNorm<T>>() != nullptr) return;
+    throw_error<state_error>({"fold_batch_norm: ", name, " has ", (*layer)[1].describe(),
+                              " between its factors, no batch norm: call settle_factor_norms first"});
+  }
+};
 
 template <class T, class Device>
 class batch_norm_folder final : public layer_visitor<T, Device> {
@@ -195,12 +208,14 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
 ///
 /// Batch norms elsewhere stay and are reported. Layers with a static rank become layers of the same rank
 /// given at run time. New arenas, a new generation: optimizers and exchanges of the old one throw from now
-/// on.
+/// on. Throws state_error, and changes nothing, between observe_factors and settle_factor_norms.
 template <class Root, class Device>
 batch_norm_folding fold_batch_norm(model<Root, Device>& net) {
   batch_norm_folding result;
   result.parameters_before = net.parameter_count();
   net.modify([&](Root& root) {
+    detail::settled_check<typename Root::value_type, Device> check;
+    root.visit_layers(check);
     detail::batch_norm_folder<typename Root::value_type, Device> folder(result);
     root.visit_layers(folder);
   });

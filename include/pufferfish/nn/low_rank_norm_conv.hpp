@@ -12,19 +12,20 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = up * BatchNorm(down * x): `down` is the convolution `shape` to groups * `rank` channels, `up` a 1x1
-/// convolution of as many groups to all of them. What the code of Pufferfish uses in its pure low-rank
+/// y = up * BatchNorm(down * x) + b: `down` is the convolution `shape` to groups * `rank` channels, `up` a
+/// 1x1 convolution of as many groups to all of them. What the code of Pufferfish uses in its pure low-rank
 /// ResNet-18 and ResNet-34 for ImageNet; its published networks, and factorize, have nothing between the
 /// factors. With running statistics it is not the product of two matrices of the training pass, so it cannot
-/// be merged or made by an SVD.
+/// be merged or made by an SVD. insert_factor_norms makes it of a LowRankConv.
 ///
-/// Names below it: down.weight, bn.weight, bn.bias, up.weight.
+/// Names below it: down.weight, bn.weight, bn.bias, up.weight, up.bias.
 template <class T, class Device = device::cpu>
 class LowRankNormConv : public sequential<T, Device> {
  public:
-  /// No bias: a batch norm follows. Throws shape_error for a shape that is none, rank_error unless 1 <= rank
-  /// <= min(out / groups, in / groups * kernel height * kernel width).
-  LowRankNormConv(const conv_shape& shape, index_t rank) : shape_(shape), rank_(rank) {
+  /// By default without b: a batch norm follows. Throws shape_error for a shape that is none, rank_error
+  /// unless 1 <= rank <= min(out / groups, in / groups * kernel height * kernel width).
+  LowRankNormConv(const conv_shape& shape, index_t rank, bool bias = false)
+      : shape_(shape), rank_(rank), has_bias_(bias) {
     shape.validate("LowRankNormConv");
     check_rank(describe(), shape.group_outputs(), shape.patch(), rank);
     conv_shape down = shape;
@@ -33,12 +34,13 @@ class LowRankNormConv : public sequential<T, Device> {
     up.groups = shape.groups;
     this->add("down", Conv<T>(down));
     this->add("bn", BatchNorm<T>(down.out_channels));
-    this->add("up", Conv<T>(up));
+    this->add("up", Conv<T>(up, bias));
   }
 
   /// The geometry of the dense convolution that it stands for.
   const conv_shape& shape() const { return shape_; }
   index_t rank() const { return rank_; }
+  bool has_bias() const { return has_bias_; }
   std::string describe() const override {
     return detail::message({"LowRankNormConv rank ", rank_, ", ", shape_.describe()});
   }
@@ -49,6 +51,7 @@ class LowRankNormConv : public sequential<T, Device> {
  private:
   conv_shape shape_;
   index_t rank_;
+  bool has_bias_;
 };
 
 PUFFERFISH_NAMESPACE_END

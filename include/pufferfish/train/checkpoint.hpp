@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,7 @@
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/io/json_numbers.hpp>
 #include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/nn/factor_norms.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 
@@ -113,10 +115,8 @@ inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) 
   return ranks;
 }
 
-/// The ranks of a network in an order that does not depend on the network's.
-template <class Root, class Device>
-std::vector<layer_rank> sorted_ranks(const model<Root, Device>& net) {
-  std::vector<layer_rank> ranks = low_rank_layers(net);
+/// Ranks in an order that does not depend on the network's.
+inline std::vector<layer_rank> sorted_ranks(std::vector<layer_rank> ranks) {
   std::sort(ranks.begin(), ranks.end(),
             [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
   return ranks;
@@ -145,8 +145,11 @@ class checkpoint_file {
 
   /// Version of the library that wrote it.
   const std::string& library_version() const { return version_; }
-  /// The network's low-rank layers, sorted by name; empty for a dense one.
+  /// The network's low-rank layers, sorted by name; empty for a dense one. A LowRankNormConv is none of them.
   const std::vector<layer_rank>& ranks() const { return ranks_; }
+  /// The layers that are a LowRankNormConv, sorted by name; nullopt for a file of an earlier version, which
+  /// does not list them: then a network keeps those that it has.
+  const std::optional<std::vector<layer_rank>>& factor_norms() const { return factor_norms_; }
   /// Parameters, buffers and state.
   const std::vector<std::string>& tensor_names() const { return file_.tensor_names(); }
   /// Flat arrays beside the network, with their numbers of elements.
@@ -176,7 +179,7 @@ class checkpoint_file {
   void restore(model<Root, Device>& net,
                std::type_identity_t<std::span<const named_state<T>>> states = {}) const {
     check_states<T>(states);
-    if (detail::sorted_ranks(net) == ranks_) {
+    if (has_structure(net)) {
       check(net, states);
       read_all(net);
     } else {
@@ -201,10 +204,14 @@ class checkpoint_file {
     }
     version_ = own_entry("version");
     layout_ = own_entry("layout");
-    ranks_ =
-        detail::ranks_from_numbers(parse_json_numbers(own_entry("ranks"), name() + ": the list of ranks"));
-    std::sort(ranks_.begin(), ranks_.end(),
-              [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
+    const auto ranks_of = [this](std::string_view key, const char* what) {
+      return detail::sorted_ranks(
+          detail::ranks_from_numbers(parse_json_numbers(own_entry(key), name() + ": the list of " + what)));
+    };
+    ranks_ = ranks_of("ranks", "ranks");
+    if (file_.metadata().count(detail::metadata_name("factor_norms")) > 0) {
+      factor_norms_ = ranks_of("factor_norms", "batch norms between factors");
+    }
     states_ = parse_json_numbers(own_entry("states"), name() + ": the list of states");
     for (const auto& [state, size] : states_) {
       if (file_.tensor(state).count() != size) {
@@ -238,12 +245,19 @@ class checkpoint_file {
     return std::binary_search(state_names_.begin(), state_names_.end(), tensor);
   }
 
+  template <class Root, class Device>
+  bool has_structure(const model<Root, Device>& net) const {
+    return detail::sorted_ranks(low_rank_layers(net)) == ranks_ &&
+           (!factor_norms_ || detail::sorted_ranks(factor_norm_layers(net)) == *factor_norms_);
+  }
+
   /// A copy of the network, brought to the stored structure.
   template <class Root, class Device>
   model<Root, Device> with_structure(const model<Root, Device>& net) const {
     model<Root, Device> result = net;
     try {
       if (!low_rank_layers(result).empty()) merge(result);
+      if (factor_norms_) apply_factor_norms(result, *factor_norms_);
       if (!ranks_.empty()) apply_ranks(result, ranks_);
     } catch (const error& e) {
       PUFFERFISH_THROW(io_error(name() + ": the network is of another model: " + e.what()));
@@ -335,6 +349,7 @@ class checkpoint_file {
   safetensors_file file_;
   std::string version_, layout_;
   std::vector<layer_rank> ranks_;
+  std::optional<std::vector<layer_rank>> factor_norms_;
   named_numbers states_;
   std::vector<std::string> state_names_;  // sorted
   std::map<std::string, std::string> facts_;
@@ -379,6 +394,8 @@ void save_checkpoint(const std::string& path, const model<Root, Device>& net,
   metadata[detail::metadata_name("version")] = PUFFERFISH_VERSION_STRING;
   metadata[detail::metadata_name("layout")] = detail::layout_digest(net);
   metadata[detail::metadata_name("ranks")] = encode_json_numbers(ranks, path);
+  metadata[detail::metadata_name("factor_norms")] =
+      encode_json_numbers(detail::numbers_of(factor_norm_layers(net)), path);
   metadata[detail::metadata_name("states")] = encode_json_numbers(sizes, path);
 
   net.read_on_host([&](const Root&) {
