@@ -296,7 +296,7 @@ class probe_guard {
 template <class Root, class Device, class Forward>
 std::vector<layer_rank> insert_factor_norms(context<Device>& ctx, model<Root, Device>& net, index_t passes,
                                             Forward&& forward) {
-  const std::vector<layer_rank> layers = observe_factors(net);
+  std::vector<layer_rank> layers = observe_factors(net);
   if (layers.empty()) return layers;
   detail::probe_guard<model<Root, Device>> guard(net);
   estimate_norms(ctx, net, passes, forward);
