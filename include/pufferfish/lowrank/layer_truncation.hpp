@@ -162,7 +162,7 @@ class layer_truncation {
   }
 
   truncation kind_;
-  std::list<tensor<T, 2>> unrolled_;  // matrices_ read them
+  std::list<tensor<T, 2>> unrolled_;  // must stay as long as matrices_, which read it
   std::vector<extents<2>> kernels_;
   std::vector<std::string> names_;
   std::vector<std::size_t> groups_;

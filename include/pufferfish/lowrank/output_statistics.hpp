@@ -27,9 +27,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     output_statistics seen(dense.out_features(), dense.in_features());
 ///     for (const batch& one : batches) {                    // 20 batches of training are plenty
 ///       ...                                                 // forward and backward pass of the host
-///       seen.add_outputs(y);                                // or, where inputs < outputs:
-///       seen.add_inputs(x) seen.add_gradients(dy, one.size());                 // optional: for
-///       truncation::two_sided
+///       seen.add_outputs(y);                                // or seen.add_inputs(x), if x is narrower
+///       seen.add_gradients(dy, one.size());                 // optional: for truncation::two_sided
 ///     }
 ///     auto low_rank = svd_factorize(dense, rank_ratio{0.25}, seen);
 ///
