@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <optional>
@@ -19,6 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include <pufferfish/weights/merge.hpp>
+#include <pufferfish/weights/statistics.hpp>
 
 #include "common/console.hpp"
 #include "common/session.hpp"
@@ -44,6 +46,7 @@ struct options {
   bool factorize_projections = false;
   std::vector<std::string> groups;
   std::string method = "auto";
+  std::string statistics, truncation;
   bool merge = false;
   bool all = false;
   bool overwrite = false;
@@ -94,8 +97,14 @@ std::map<std::string, index_t> groups_of(const options& o) {
   return groups;
 }
 
-pufferfish::weight_policy policy_of(const options& o) {
+/// `statistics`: nullptr, or what --statistics names.
+pufferfish::weight_policy policy_of(const options& o, const pufferfish::network_statistics* statistics) {
   pufferfish::weight_policy policy;
+  policy.statistics = statistics;
+  for (const auto kind : {pufferfish::truncation::plain, pufferfish::truncation::data_aware,
+                          pufferfish::truncation::two_sided}) {
+    if (o.truncation == to_string(kind)) policy.truncate = kind;
+  }
   if (o.ratio) policy.rank = pufferfish::rank_ratio{*o.ratio};
   if (o.energy) policy.rank = pufferfish::energy_kept{*o.energy};
   policy.budget = o.budget.value_or(0);
@@ -167,8 +176,9 @@ std::string shown(const std::string& name) {
 std::string table_of(const options& o, const weight_report& report) {
   const std::vector<std::string> merged{"tensor",     "dtype",  "shape",  "rank",
                                         "parameters", "before", "seconds"};
-  const std::vector<std::string> made{"tensor",      "dtype",          "shape",      "layer",  "rank",
-                                      "energy kept", "relative error", "parameters", "before", "seconds"};
+  std::vector<std::string> made{"tensor",      "dtype",          "shape",      "layer",  "rank",
+                                "energy kept", "relative error", "parameters", "before", "seconds"};
+  if (!o.statistics.empty()) made.insert(made.begin() + 7, {"weighted energy", "predicted loss"});
   text_table table(o.merge ? merged : made);
   std::size_t others = 0;
   for (const weight_result& r : report.tensors) {
@@ -183,6 +193,10 @@ std::string table_of(const options& o, const weight_report& report) {
     if (!o.merge) {
       row.push_back(r.factorized ? format("%.4f", r.kept_energy) : "");
       row.push_back(r.factorized ? format("%.4f", r.relative_error) : "");
+    }
+    if (!o.statistics.empty()) {
+      row.push_back(r.factorized ? format("%.4f", r.weighted_energy) : "");
+      row.push_back(r.factorized && !std::isnan(r.predicted_loss) ? format("%.3g", r.predicted_loss) : "");
     }
     row.push_back(grouped(r.parameters_after));
     row.push_back(grouped(r.parameters_before));
@@ -210,6 +224,11 @@ nlohmann::ordered_json to_json(const options& o, const weight_report& report) {
         row["energy_kept"] = r.kept_energy;
         row["relative_error"] = r.relative_error;
       }
+      if (!o.statistics.empty()) {
+        row["truncation"] = to_string(r.kind);
+        row["weighted_energy"] = r.weighted_energy;
+        if (!std::isnan(r.predicted_loss)) row["predicted_loss"] = r.predicted_loss;
+      }
       row["seconds"] = r.seconds;
     } else if (!o.merge) {
       row["reason"] = r.reason;
@@ -230,12 +249,15 @@ void work(const options& o) {
   check_new(o.out, o.overwrite);
   check_writable(o.json);
   const console out(0, o.json, progress_style::automatic);
+  std::optional<pufferfish::network_statistics> statistics;
+  if (!o.statistics.empty()) statistics = pufferfish::read_statistics(o.statistics);
+  const pufferfish::network_statistics* const seen = statistics ? &*statistics : nullptr;
   weight_report report;
   {
     bar show(out);
     const auto observer = [&show](const weight_result& tensor, double share) { show(tensor, share); };
     report = o.merge ? pufferfish::merge_weights(o.in, o.out, threads_for(o.threads, 1), observer)
-                     : pufferfish::factorize_weights(o.in, o.out, policy_of(o), observer);
+                     : pufferfish::factorize_weights(o.in, o.out, policy_of(o, seen), observer);
   }
   std::size_t count = 0;
   for (const weight_result& r : report.tensors) count += r.factorized ? 1 : 0;
@@ -298,9 +320,15 @@ int main(int argc, char** argv) {
   app.add_option("--svd", o.method, "How matrices are decomposed")
       ->check(CLI::IsMember({"auto", "gram", "jacobi", "randomized"}))
       ->capture_default_str();
+  CLI::Option* statistics =
+      app.add_option("--statistics", o.statistics,
+                     "Safetensors with what the weights met; factors then keep the loss small");
+  CLI::Option* truncation = app.add_option("--truncation", o.truncation,
+                                           "What factors keep; else the most that --statistics allows")
+                                ->check(CLI::IsMember({"plain", "data-aware", "two-sided"}));
   CLI::Option* merge = app.add_flag("--merge", o.merge, "The way back: factors become dense weights");
   for (CLI::Option* other : {ratio, energy, budget, first, last, include, exclude, embeddings, embedding_rank,
-                             embedding_names, projections, groups}) {
+                             embedding_names, projections, groups, statistics, truncation}) {
     merge->excludes(other);
   }
   app.add_flag("--overwrite", o.overwrite, "Replace the output if it exists already; it may be the input");

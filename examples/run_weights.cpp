@@ -28,24 +28,6 @@ struct options {
   int threads = 0;
 };
 
-/// The layers that have factors in the file, with their ranks. The rank of every kind of layer is the second
-/// extent of NAME.up.weight.
-std::vector<layer_rank> ranks_of(const safetensors_file& file) {
-  const std::string ending = ".up.weight";
-  std::vector<layer_rank> ranks;
-  for (const std::string& name : file.tensor_names()) {
-    if (name.size() <= ending.size() ||
-        name.compare(name.size() - ending.size(), ending.size(), ending) != 0) {
-      continue;
-    }
-    const std::string layer = name.substr(0, name.size() - ending.size());
-    if (!file.contains(layer + ".down.weight")) continue;
-    const std::vector<index_t>& shape = file.tensor(name).shape;
-    ranks.push_back({layer, shape.size() < 2 ? 0 : shape[1]});
-  }
-  return ranks;
-}
-
 void run_weights(const options& o) {
   for (const std::string& input : {o.weights, o.in}) {
     std::error_code missing;
@@ -57,7 +39,7 @@ void run_weights(const options& o) {
   network<float> net = model.make(factor_mode::dense);
   {
     const safetensors_file file = safetensors_file::read(o.weights);
-    apply_ranks(net, ranks_of(file));
+    apply_ranks(net, factor_ranks(file));
     load_weights(net, file);
   }
   const npz_file arrays = npz_file::read(o.in);

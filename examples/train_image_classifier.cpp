@@ -4,6 +4,9 @@
 //   mpirun -n 4 build/examples/train_image_classifier --dataset mnist --data DIR --model small-resnet
 //     --mode hybrid --checkpoint run.safetensors --resume --save model.safetensors --json results.json
 
+#include <pufferfish/train/measure_statistics.hpp>
+#include <pufferfish/weights/statistics.hpp>
+
 #include "common/kept_run.hpp"
 #include "common/model_file.hpp"
 #include "common/progress.hpp"
@@ -34,7 +37,7 @@ struct options : common_options {
   std::uint64_t seed = 1;
   exchange_choice exchange;
   checkpoint_options checkpoints;
-  std::string save;
+  std::string save, save_statistics;
   bool merge = false;
 };
 
@@ -70,6 +73,9 @@ void add_options(CLI::App& app, options& o) {
   add_exchange_options(app, o.exchange);
   add_checkpoint_options(app, o.checkpoints);
   CLI::Option* save = app.add_option("--save", o.save, "File for the trained network, for predict");
+  app.add_option("--save-statistics", o.save_statistics,
+                 "And what its weights met in 20 batches, for factorize_weights --statistics")
+      ->needs(save);
   app.add_flag("--merge", o.merge, "Save it with its factors multiplied out: dense")->needs(save);
   refuse_without_effect(app, {{"--milestones", "--schedule", "multistep"},
                               {"--blocks", "--model", "small-resnet"},
@@ -156,8 +162,10 @@ class job {
       if (!o_.checkpoints.resume) {
         check_new(o_.checkpoints.file, o_.checkpoints.overwrite, "--resume goes on from it, ");
       }
-      check_new(o_.save, o_.checkpoints.overwrite);
-      for (const std::string& path : {o_.json, o_.plot, o_.save, o_.checkpoints.file}) check_writable(path);
+      for (const std::string& path : {o_.save, o_.save_statistics}) check_new(path, o_.checkpoints.overwrite);
+      for (const std::string& path : {o_.json, o_.plot, o_.save, o_.save_statistics, o_.checkpoints.file}) {
+        check_writable(path);
+      }
     }
     const costs before = costs_now();
     out_.line(format("%s on %s: %s parameters, %s MACs, %s; %d ranks, %d threads each", o_.model.name.c_str(),
@@ -241,6 +249,24 @@ class job {
     card.data_set = data_.name;
     card.mode = pufferfish::to_string(o_.procedure.mode);
     save_model(o_.save, net, card);
+    if (!o_.save_statistics.empty()) save_statistics(net);
+  }
+
+  /// Of all dense layers, under the names of their weights. The running statistics of batch norms stay those
+  /// of the saved network, so `normalized` is not set.
+  void save_statistics(pufferfish::network<float>& net) const {
+    pufferfish::context<pufferfish::device::cpu> ctx({threads_for(o_.threads, 1)});
+    pufferfish::image_task<float> task(net, data_.train, data_.test, recipe(o_), 0, 1);
+    pufferfish::factorize_policy all;
+    all.first_layer = 1;
+    all.last_layer_dense = all.shortcuts_dense = false;
+    pufferfish::network_statistics seen = pufferfish::measure_statistics(ctx, task, net, all);
+    for (pufferfish::layer_statistics& layer : seen.layers) {
+      layer.name += ".weight";
+      layer.normalized = false;
+    }
+    std::erase_if(seen.layers, [](const auto& layer) { return !layer.matrices.front().has_rows(); });
+    pufferfish::write_statistics(o_.save_statistics, std::move(seen));
   }
 
   nlohmann::ordered_json document(const costs& before, const costs& after, const run_end& end) const {

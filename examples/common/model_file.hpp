@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <pufferfish/models/weights.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/loader.hpp>
 
@@ -79,8 +80,17 @@ inline void save_model(const std::string& path, const pufferfish::network<float>
   pufferfish::save_checkpoint(path, net, {}, {{card_fact, to_text(card)}});
 }
 
-/// Reads a network that save_model wrote, dense or low-rank as it was. Throws io_error.
+/// Reads a network that save_model wrote, dense or low-rank as it was, or what factorize_weights made of it.
+/// Throws io_error.
 inline std::pair<pufferfish::network<float>, model_card> load_model(const std::string& path) {
+  const pufferfish::safetensors_file weights = pufferfish::safetensors_file::read(path);
+  if (weights.metadata().count("pufferfish.low_rank") > 0 && weights.metadata().count(card_fact) > 0) {
+    model_card card = card_from_text(weights.metadata().find(card_fact)->second, path);
+    pufferfish::network<float> net = build_model(card.model, card.image, card.class_count());
+    pufferfish::apply_ranks(net, pufferfish::factor_ranks(weights));
+    pufferfish::load_weights(net, weights);
+    return {std::move(net), std::move(card)};
+  }
   const pufferfish::checkpoint_file file = pufferfish::open_checkpoint(path);
   model_card card = card_from_text(file.fact(card_fact), path);
   pufferfish::network<float> net = build_model(card.model, card.image, card.class_count());

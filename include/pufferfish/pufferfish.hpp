@@ -53,6 +53,7 @@
 #include <pufferfish/train/language_task.hpp>
 #include <pufferfish/train/translation_task.hpp>
 #include <pufferfish/weights/merge.hpp>
+#include <pufferfish/weights/statistics.hpp>
 #endif
 #if __has_include(<mpi.h>)
 #include <pufferfish/distributed.hpp>

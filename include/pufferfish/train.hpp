@@ -13,5 +13,6 @@
 #include <pufferfish/train/estimate_norms.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/loader.hpp>
+#include <pufferfish/train/measure_statistics.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/procedure.hpp>

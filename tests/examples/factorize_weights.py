@@ -14,7 +14,7 @@ import sys
 import time
 import zipfile
 
-from support import expect, expect_equal, load, main
+from support import TEST_IMAGES, TEST_LABELS, expect, expect_equal, load, main
 from weights import SIZE, Values, read, resnet50, write
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -177,19 +177,20 @@ def small_files(programs, folder):
     return dense
 
 
+def python(script, *arguments):
+    """Runs a script that exits with 77 without PyTorch."""
+    result = subprocess.run([sys.executable, str(HERE / script), *map(str, arguments)], capture_output=True, text=True,
+                            check=False)
+    if result.returncode != 77:
+        print(result.stdout, end="")
+        expect_equal(result.returncode, 0, f"{script} {arguments}: {result.stdout}{result.stderr}")
+    return result
+
+
 def torch_modules(programs, folder):
     """Grouped convolutions, embeddings and attention: the factors in PyTorch's modules compute what their product does."""
-    script = str(HERE / "torch_factors.py")
-
-    def python(*arguments):
-        result = subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True, text=True, check=False)
-        if result.returncode != 77:
-            print(result.stdout, end="")
-            expect_equal(result.returncode, 0, f"{script} {arguments}: {result.stdout}{result.stderr}")
-        return result
-
     dense, low, merged = (folder / f"modules-{n}.safetensors" for n in ("dense", "low", "merged"))
-    made = python("make", dense)
+    made = python("torch_factors.py", "make", dense)
     if made.returncode == 77:
         print(f"skipped, the modules of PyTorch: {made.stderr.strip()}")
         return
@@ -202,7 +203,52 @@ def torch_modules(programs, folder):
     expect_equal(rows["attention.in_proj_weight"]["matrices"], 3, "projections")
     expect_equal(rows["depthwise.weight"]["reason"], "depthwise, or of one channel", "depthwise")
     programs.run("factorize_weights", low, merged, "--merge")
-    python("check", low, merged)
+    python("torch_factors.py", "check", low, merged)
+
+
+def torch_statistics(programs, folder):
+    """Statistics taken in PyTorch: predicted losses are those of the factors, and least with two-sided ones."""
+    dense, seen, low, merged, report = (folder / f"seen-{n}" for n in ("dense", "statistics", "low", "merged", "json"))
+    made = python("torch_statistics.py", "make", dense, seen)
+    if made.returncode == 77:
+        print(f"skipped, statistics taken in PyTorch: {made.stderr.strip()}")
+        return
+    losses = {}
+    chosen = ["--statistics", seen, "--include", "conv|linear|wte", "--keep-first", 0, "--factorize-last", "--groups",
+              "conv.weight=2", "--overwrite"]
+    for kind in ("plain", "data-aware", "two-sided"):
+        table, _ = programs.run("factorize_weights", dense, low, *chosen, "--truncation", kind, "--json", report)
+        expect("predicted loss" in table, f"the table:\n{table}")
+        programs.run("factorize_weights", low, merged, "--merge", "--overwrite")
+        python("torch_statistics.py", "check", merged, report)
+        losses[kind] = sum(row.get("predicted_loss", 0) for row in load(report)["tensors"])
+    expect(losses["two-sided"] < min(losses["plain"], losses["data-aware"]), f"two-sided factors lose least: {losses}")
+    programs.run("factorize_weights", dense, low, *chosen, "--budget", 5500, "--json", report)
+    rows = load(report)
+    expect(5000 < rows["parameters_after"] <= 5500, f"a budget of 5500: {rows['parameters_after']}")
+
+
+def trained_network(programs, folder):
+    """Train, factorize, predict: with statistics, the same number of parameters loses less."""
+    dense, seen, low, out = (folder / f"digits-{n}" for n in ("dense", "statistics", "low", "json"))
+    programs.run("train_image_classifier", "--model", "small-resnet", "--width", 12, "--epochs", 3, "--batch", 64, "--mode",
+                 "dense", "--save", dense, "--save-statistics", seen, "--progress", "none")
+
+    def accuracy(file):
+        programs.run("predict", "--model", file, TEST_IMAGES, "--labels", TEST_LABELS, "--json", out)
+        return load(out)["files"][0]["accuracy"]
+
+    accuracies = {"dense": accuracy(dense)}
+    for kind, options in (("plain", []), ("data-aware", ["--truncation", "data-aware"])):
+        options += ["--statistics", seen] if options else []
+        programs.run("factorize_weights", dense, low, "--budget", 13000, *options, "--overwrite", "--json", out)
+        expect(12000 < load(out)["parameters_after"] <= 13000, "the budget")
+        accuracies[kind] = accuracy(low)
+    print(f"accuracies of the digits: {accuracies}")
+    expect(accuracies["data-aware"] > accuracies["plain"] and accuracies["data-aware"] > 0.8 * accuracies["dense"],
+           f"accuracies {accuracies}")
+    programs.run("factorize_weights", low, folder / "digits-merged", "--merge")
+    expect(abs(accuracy(folder / "digits-merged") - accuracies["data-aware"]) < 1, "merged factors predict the same")
 
 
 def bad_input(programs, folder, dense):
@@ -243,6 +289,10 @@ def bad_input(programs, folder, dense):
     refused(dense, out, "--merge", "--groups", "mlp.weight=2", says="--groups")
     refused(dense, out, "--groups", "mlp.weight", says="not NAME=N")
     refused(dense, out, "--groups", "mlp.weight=2x", says="not NAME=N")
+    refused(dense, out, "--truncation", "two-sided", says="needs statistics")
+    refused(dense, out, "--statistics", dense, says="with the size of its weight")
+    refused(dense, out, "--statistics", folder / "none", says="No such file")
+    refused(dense, out, "--merge", "--statistics", dense, says="--statistics")
     refused(dense, out, "--groups", "mlp.weight=0", says="not NAME=N")
     refused(dense, out, "--groups", "mlp.weigh=2", says="has no tensor of this name")
     refused(dense, out, "--groups", "mlp.weight=2", says="this tensor has 2 dimensions")
@@ -268,6 +318,8 @@ def bad_input(programs, folder, dense):
 def test(programs, folder):
     dense = small_files(programs, folder)
     torch_modules(programs, folder)
+    torch_statistics(programs, folder)
+    trained_network(programs, folder)
     bad_input(programs, folder, dense)
     against_torch(programs, folder, resnet(programs, folder)[:2])
 

@@ -401,3 +401,15 @@ TEST_CASE("output statistics: parts and merging are sums") {
   CHECK(distance(copy.gradient_moment(), whole.gradient_moment()) == 0.0);
   CHECK(copy.input_mean() == whole.input_mean());
 }
+
+TEST_CASE("statistics of a layer: an output scale of too few numbers is refused") {
+  Linear<float> dense(9, 8);
+  const tensor<float, 2> y({20, 8});
+  layer_statistics seen(output_statistics(8, 9));
+  seen.matrices[0].add_outputs(tensor_view<const float, 2>(y));
+  seen.output_scale.assign(7, 1.0);
+  CHECK_THROWS_WITH_AS(svd_factorize(dense, rank_ratio{0.25}, seen),
+                       doctest::Contains("output_scale of 7 numbers; outputs 0 to 8"), shape_error);
+  seen.output_scale.assign(8, 1.0);
+  CHECK(svd_factorize(dense, rank_ratio{0.25}, seen).rank() == 2);
+}

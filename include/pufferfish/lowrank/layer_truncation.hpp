@@ -58,7 +58,7 @@ class layer_truncation {
  public:
   /// Decomposes the matrices of `weights`, which may go afterwards. rank_of(group): the rank to be made, if
   /// it is known, else 0. Throws shape_error, naming the layer, if there are
-  /// statistics of another number of matrices; else as matrix_truncation.
+  /// statistics of another number of matrices or outputs; else as matrix_truncation.
   template <class RankOf>
   layer_truncation(const layer_weights<T>& weights, const factorize_options& options, const RankOf& rank_of)
       : kind_(chosen_truncation(options)) {
@@ -140,8 +140,14 @@ class layer_truncation {
     own.centered = statistics->normalized || has_any(weights.biases);
     if (!statistics->output_scale.empty()) {
       const index_t first = place(weights, i).first;
+      const index_t rows = weights.matrices[i].view.extent(0);
+      const auto scales = static_cast<index_t>(statistics->output_scale.size());
+      if (scales < first + rows) {
+        throw_error<shape_error>({own.name, ": an output_scale of ", scales, " numbers; outputs ", first,
+                                  " to ", first + rows, " need one each"});
+      }
       const auto from = statistics->output_scale.begin() + first;
-      own.output_scale.assign(from, from + weights.matrices[i].view.extent(0));
+      own.output_scale.assign(from, from + rows);
     }
     return own;
   }

@@ -22,12 +22,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Throws value_error, naming the caller, for a policy whose ranks depend on the whole network. For
-/// factorizations that choose the rank of each layer by itself.
-inline void refuse_network_ranks(const char* caller, const factorize_policy& policy) {
-  if (!policy.budget && !policy.ranks) return;
-  throw_error<value_error>({caller, ": a policy with ", policy.budget ? "a budget" : "a list of ranks",
-                            " is not supported here; give a rank for each layer"});
+/// Throws value_error, naming two layers, if layers that share a budget have gains of different truncations,
+/// which are in different units. kinds[i]: truncation of layer i; empty: not in the budget.
+inline void check_one_truncation(const char* caller, const std::vector<layer_info>& layers,
+                                 const std::vector<std::optional<truncation>>& kinds) {
+  std::size_t first = 0;
+  while (first < kinds.size() && !kinds[first]) ++first;
+  for (std::size_t i = first; i < kinds.size(); ++i) {
+    if (!kinds[i] || kinds[i] == kinds[first]) continue;
+    throw_error<value_error>({caller, ": one budget for ", layers[first].name, ", whose statistics allow a ",
+                              to_string(*kinds[first]), " truncation, and ", layers[i].name,
+                              ", whose allow a ", to_string(*kinds[i]), " one"});
+  }
 }
 
 /// A layer as `allocate` and rank_rows need it, without gains: sizes; products and lookups per sample, from

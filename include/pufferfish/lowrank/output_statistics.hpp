@@ -149,6 +149,34 @@ class output_statistics {
     counts_[input_rows] = other.counts_[input_rows];
   }
 
+  /// Statistics of rows first .. first + rows - 1 of W, a matrix of their own in a packed weight. Throws
+  /// shape_error for rows that W does not have.
+  output_statistics block(index_t first, index_t rows) const {
+    if (first < 0 || rows < 0 || first > outputs_ - rows) {
+      detail::throw_error<shape_error>(
+          {"output_statistics: ", rows, " rows from row ", first, " on of ", outputs_});
+    }
+    output_statistics own(rows, inputs_);
+    const auto square = [&](const tensor<double, 2>& moment) {
+      if (moment.size() == 0) return tensor<double, 2>();
+      return tensor<double, 2>(moment.view().slice(0, first, rows).slice(1, first, rows));
+    };
+    const auto range = [&](const std::vector<double>& values) {
+      if (values.empty()) return values;
+      return std::vector<double>(values.begin() + first, values.begin() + first + rows);
+    };
+    own.counts_ = counts_;
+    own.output_moment_ = square(output_moment_);
+    own.gradient_moment_ = square(gradient_moment_);
+    own.tied_moment_ = square(tied_moment_);
+    own.output_sum_ = range(output_sum_);
+    own.gradient_squares_ = range(gradient_squares_);
+    own.input_moment_ = input_moment_;
+    own.input_sum_ = input_sum_;
+    own.token_counts_ = token_counts_;
+    return own;
+  }
+
   bool has_inputs() const { return input_moment_.size() > 0 || !token_counts_.empty(); }
   bool has_tokens() const { return !token_counts_.empty(); }
   /// Whether there is something of outputs or inputs: the least that a data-aware truncation needs.
@@ -217,8 +245,12 @@ class output_statistics {
     detail::throw_error<value_error>({"output_statistics: no part is called ", name});
   }
 
+  /// Numbers in the part "counts".
+  static constexpr index_t count_size = 7;
+
  private:
   enum count { output_rows, input_rows, gradient_rows, tied_rows, all_rows, all_samples, all_tied, counts };
+  static_assert(counts == count_size);
 
   static void start(tensor<double, 2>& moment, index_t size) {
     if (moment.size() == 0) moment = tensor<double, 2>({size, size});

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/lowrank/selection.hpp>
 #include <pufferfish/nn/model.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -114,6 +115,19 @@ inline std::string factor_advice(const safetensors_file& file, const std::vector
 }
 
 }  // namespace detail
+
+/// The layers of which a file has factors, NAME.down.weight and NAME.up.weight, with their ranks, for
+/// apply_ranks: of linear layers, convolutions and embeddings.
+inline std::vector<layer_rank> factor_ranks(const safetensors_file& file) {
+  std::vector<layer_rank> ranks;
+  for (const std::string& name : file.tensor_names()) {
+    const std::optional<std::string> layer = detail::stem_before(name, "up.weight");
+    if (!layer || layer->empty() || !file.contains(*layer + ".down.weight")) continue;
+    const std::vector<index_t>& shape = file.tensor(name).shape;
+    ranks.push_back({*layer, shape.size() < 2 ? 0 : shape[1]});
+  }
+  return ranks;
+}
 
 /// Fills a model from the tensors named as its parameters and buffers: weights as [out][in] or
 /// [out][in][height][width], F32, F64, F16 or BF16 converted to the scalar of the model's parameters

@@ -176,16 +176,11 @@ class network_factorizer {
       how.truncate.reset();
       decomposed_[i].emplace(found_.slots[i]->weights(how.name), how, [](std::size_t) { return 0; });
     });
-    // Gains of different kinds are in different units.
-    std::size_t first = 0;
-    while (first < decomposed_.size() && !decomposed_[first]) ++first;
-    for (std::size_t i = first; i < decomposed_.size(); ++i) {
-      if (!decomposed_[i] || decomposed_[i]->kind() == decomposed_[first]->kind()) continue;
-      throw_error<value_error>({"factorize: one budget for ", found_.layers[first].name,
-                                ", whose statistics allow a ", to_string(decomposed_[first]->kind()),
-                                " truncation, and ", found_.layers[i].name, ", whose allow a ",
-                                to_string(decomposed_[i]->kind()), " one"});
+    std::vector<std::optional<truncation>> kinds(decomposed_.size());
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      if (decomposed_[i]) kinds[i] = decomposed_[i]->kind();
     }
+    check_one_truncation("factorize", found_.layers, kinds);
   }
 
   std::vector<factors<P>> factorize_one(std::size_t i, const layer_weights<P>& weights) const {

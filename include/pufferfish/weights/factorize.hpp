@@ -12,11 +12,11 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
-#include <queue>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,9 +25,12 @@
 
 #include <pufferfish/core/parallel.hpp>
 #include <pufferfish/io/tensor_files.hpp>
+#include <pufferfish/lowrank/budget.hpp>
 #include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/lowrank/layer_truncation.hpp>
 #include <pufferfish/weights/metadata.hpp>
 #include <pufferfish/weights/plan.hpp>
+#include <pufferfish/weights/weight_matrices.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -44,6 +47,10 @@ struct weight_result {
   bool embedding = false;       ///< see weight_decision
   double kept_energy = 1.0;     ///< sum of kept sigma^2 / ||A||_F^2
   double relative_error = 0.0;  ///< ||A - up down||_F / ||A||_F with the factors as the file has them
+  truncation kind = truncation::plain;
+  double weighted_energy = 1.0;  ///< see factor_report
+  /// By how much the mean loss is predicted to grow, to second order; NaN: no statistics of gradients.
+  double predicted_loss = std::numeric_limits<double>::quiet_NaN();
   index_t parameters_before = 0;
   index_t parameters_after = 0;
   double seconds = 0.0;
@@ -89,22 +96,6 @@ void run_in_order(int threads, index_t tasks, const Make& make, const Finish& fi
   });
 }
 
-/// A tensor's elements as a matrix of float or double.
-template <class T>
-tensor<T, 2> read_matrix(const tensor_source& file, const tensor_place& place, index_t rows) {
-  const index_t cols = rows == 0 ? 0 : place.count() / rows;
-  tensor<T, 2> matrix({rows, cols});
-  const auto bytes = static_cast<std::size_t>(place.bytes);
-  if (place.dtype == dtype_of_v<T>) {
-    file.read(place, 0, {reinterpret_cast<std::uint8_t*>(matrix.data()), bytes});
-    return matrix;
-  }
-  std::vector<std::uint8_t> raw(bytes);
-  file.read(place, 0, raw);
-  convert_floating<T>(place.dtype, raw, std::span<T>(matrix.data(), static_cast<std::size_t>(matrix.size())));
-  return matrix;
-}
-
 /// Hands up * down to visit(first_row, block), some rows at a time, with sums in double.
 template <class T, class Visit>
 void visit_product(const tensor_view<const T, 2>& up, const tensor_view<const T, 2>& down,
@@ -125,22 +116,14 @@ struct made_factors {
 };
 
 template <class T>
-made_factors factorize_tensor(const tensor_source& file, const tensor_place& place,
-                              const weight_decision& decision, const weight_policy& policy,
+made_factors factorize_tensor(const tensor_source& file, const weight_task& task, const weight_policy& policy,
                               const rank_policy& rank_of, weight_result result) {
-  const tensor<T, 2> whole = read_matrix<T>(file, place, decision.parts * decision.rows);
-  const auto part = [&](index_t p) {
-    return tensor_view<const T, 2>(whole).slice(0, p * decision.rows, decision.rows);
-  };
-  factorize_options options;
-  options.name = place.name;
-  options.allow_growth = true;
-  options.method = policy.method;
-  options.seed = policy.seed;
+  const weight_decision& decision = task.decision;
+  const weight_matrices<T> matrices(file, task, policy);
   std::vector<factors<T>> made;
   index_t rank = 0;
   for (index_t p = 0; p < decision.parts; ++p) {
-    made.push_back(factorize_matrix<T>(part(p), rank_of, options));
+    made.push_back(matrices.make(p, rank_of));
     rank = std::max(rank, made.back().rank());
   }
   made_factors out;
@@ -149,17 +132,17 @@ made_factors factorize_tensor(const tensor_source& file, const tensor_place& pla
     out.result.reason = "factors would not be smaller";
     return out;
   }
-  double kept = 0.0, norm2 = 0.0, lost2 = 0.0;
+  double kept = 0.0, weighted = 0.0, norm2 = 0.0, lost2 = 0.0, predicted = 0.0;
   for (index_t p = 0; p < decision.parts; ++p) {
     factors<T>& one = made[static_cast<std::size_t>(p)];
     // The factors of all parts are one tensor, so all parts get the largest of their ranks.
-    if (one.rank() != rank) one = factorize_matrix<T>(part(p), fixed_rank{rank}, options);
+    if (one.rank() != rank) one = matrices.make(p, fixed_rank{rank});
     // Leaves the rounded numbers in the factor, so that the error is that of the file.
     const auto store = [&](tensor<T, 2>& factor, std::vector<std::uint8_t>& bytes) {
       const std::size_t begin = bytes.size();
       const std::span<T> elements(factor.data(), static_cast<std::size_t>(factor.size()));
-      append_floating<T>(place.dtype, elements, bytes);
-      convert_floating<T>(place.dtype, std::span(bytes).subspan(begin), elements);
+      append_floating<T>(task.place.dtype, elements, bytes);
+      convert_floating<T>(task.place.dtype, std::span(bytes).subspan(begin), elements);
     };
     tensor<T, 2> width_by_rank;
     if (decision.embedding) {
@@ -175,7 +158,7 @@ made_factors factorize_tensor(const tensor_source& file, const tensor_place& pla
                                              : tensor_view<const T, 2>(one.down);
     visit_product<T>(one.up, down, [&](index_t first, const tensor<double, 2>& block) {
       for (index_t i = 0; i < block.extent(0); ++i) {
-        const T* wanted = part(p).data() + (first + i) * decision.cols;
+        const T* wanted = matrices.part(p).data() + (first + i) * decision.cols;
         const double* have = block.data() + i * decision.cols;
         for (index_t j = 0; j < decision.cols; ++j) {
           const double lost = static_cast<double>(wanted[j]) - have[j];
@@ -185,11 +168,16 @@ made_factors factorize_tensor(const tensor_source& file, const tensor_place& pla
     });
     norm2 += one.report.squared_norm;
     kept += one.report.squared_norm * one.report.kept_energy;
+    weighted += one.report.squared_norm * one.report.weighted_energy;
+    predicted += one.report.predicted_loss;
   }
   out.result.factorized = true;
   out.result.rank = rank;
+  out.result.kind = task.kind;
   out.result.kept_energy = norm2 > 0.0 ? kept / norm2 : 1.0;
+  out.result.weighted_energy = norm2 > 0.0 ? weighted / norm2 : 1.0;
   out.result.relative_error = norm2 > 0.0 ? std::sqrt(lost2 / norm2) : 0.0;
+  out.result.predicted_loss = predicted;
   out.result.parameters_after = decision.parts * factor_parameters(decision.rows, decision.cols, rank);
   return out;
 }
@@ -241,69 +229,69 @@ inline index_t least_parameters(const std::vector<weight_decision>& plan) {
   return least;
 }
 
-/// Ranks under a budget for the file: one more for the matrix whose next singular value keeps most energy for
-/// a parameter, again and again. Singular values fall, so what is taken first is never worth less than what
-/// is left. `available` is at least least_parameters(plan).
-inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>& plan,
-                                             const std::vector<std::vector<double>>& energies,
-                                             index_t available) {
-  std::vector<index_t> ranks(plan.size(), 0);
-  struct step {
-    double gain;
-    std::size_t tensor;
-    bool operator<(const step& other) const {
-      return gain != other.gain ? gain < other.gain : tensor > other.tensor;
+/// The truncation of all weights: the policy's, or the most that the statistics of all allow. Throws
+/// value_error, naming the weight: statistics that are missing, or of a weight that the file does not have.
+inline truncation truncation_of(const std::vector<tensor_place>& tensors,
+                                const std::vector<weight_decision>& plan, const weight_policy& policy) {
+  if (policy.statistics == nullptr) {
+    if (policy.truncate.value_or(truncation::plain) == truncation::plain) return truncation::plain;
+    throw_error<value_error>(
+        {"factorize_weights: a ", to_string(*policy.truncate), " truncation needs statistics"});
+  }
+  for (const layer_statistics& layer : policy.statistics->layers) {
+    if (std::none_of(tensors.begin(), tensors.end(),
+                     [&](const tensor_place& one) { return one.name == layer.name; })) {
+      throw_error<value_error>(
+          {"factorize_weights: statistics of ", quote_name(layer.name), ", which is no tensor of the file"});
     }
-  };
-  std::priority_queue<step> steps;
-  const auto price = [&](std::size_t i) { return plan[i].parts * (plan[i].rows + plan[i].cols); };
-  const auto offer = [&](std::size_t i) {
-    const auto next = static_cast<std::size_t>(ranks[i]);
-    if (ranks[i] >= largest_shrinking_rank(plan[i].rows, plan[i].cols) || next >= energies[i].size()) return;
-    steps.push({energies[i][next] / static_cast<double>(price(i)), i});
-  };
-  index_t left = available - least_parameters(plan);
+  }
+  truncation most = truncation::two_sided;
   for (std::size_t i = 0; i < plan.size(); ++i) {
     if (!plan[i].factorize) continue;
-    ranks[i] = 1;
-    offer(i);
+    const layer_statistics* const seen = policy.statistics->find(tensors[i].name);
+    factorize_options options;
+    options.statistics = seen;
+    const truncation own = chosen_truncation(options);
+    if (own == truncation::plain) {
+      throw_error<value_error>({"factorize_weights: no statistics of ", quote_name(tensors[i].name),
+                                "; exclude it, or measure it, too"});
+    }
+    most = std::min(most, own);
   }
-  while (!steps.empty()) {
-    const std::size_t i = steps.top().tensor;
-    steps.pop();
-    if (price(i) > left) continue;  // what is cheaper may still fit
-    left -= price(i);
-    ++ranks[i];
-    offer(i);
-  }
-  return ranks;
+  return policy.truncate.value_or(most);
 }
 
-/// Of each singular value its share of ||A||_F^2; of several parts, of all together.
-template <class T>
-std::vector<double> energy_shares(const tensor_source& file, const tensor_place& place,
-                                  const weight_decision& decision, const weight_policy& policy) {
-  const tensor<T, 2> whole = read_matrix<T>(file, place, decision.parts * decision.rows);
-  std::vector<double> shares;
-  double norm2 = 0.0;
-  for (index_t p = 0; p < decision.parts; ++p) {
-    svd_options how;
-    how.method = policy.method;
-    how.seed = policy.seed;
-    const auto part = tensor_view<const T, 2>(whole).slice(0, p * decision.rows, decision.rows);
-    svd_result result;
-    PUFFERFISH_DETAIL_TRY {
-      result = svd(part, how, [](std::span<const double>, double) { return index_t{0}; });
-    }
-    PUFFERFISH_DETAIL_CATCH(value_error, e) { PUFFERFISH_THROW(value_error(place.name + ": " + e.what())); }
-    shares.resize(std::max(shares.size(), result.singular_values.size()));
-    for (std::size_t i = 0; i < result.singular_values.size(); ++i) {
-      shares[i] += result.singular_values[i] * result.singular_values[i];
-    }
-    norm2 += result.squared_norm;
+/// Ranks that keep all floating-point tensors of the file within the policy's budget; 0: stays dense, for the
+/// reason that is written to `report`. gains[i]: weight_matrices::gains of tensor i. The budget is at least
+/// `fixed` + least_parameters(plan).
+inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>& plan,
+                                             std::vector<std::vector<double>> gains, index_t fixed,
+                                             const weight_policy& policy, weight_report& report) {
+  std::vector<budget_layer> layers;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    if (!plan[i].factorize) continue;
+    budget_layer& layer = layers.emplace_back();
+    layer.name = report.tensors[i].name;
+    budget_group& group = layer.groups.emplace_back();
+    group.size = {plan[i].rows, plan[i].cols};
+    group.count = plan[i].parts;
+    group.gains = std::move(gains[i]);
+    places.push_back(i);
   }
-  for (double& share : shares) share = norm2 > 0.0 ? share / norm2 : 0.0;
-  return shares;
+  network_cost rest;
+  rest.parameters = static_cast<double>(fixed);
+  network_budget budget;
+  budget.parameters = policy.budget;
+  budget_options options;
+  options.floor = 1;
+  const std::vector<budget_choice> choices = allocate(layers, rest, budget, options);
+  std::vector<index_t> ranks(plan.size(), 0);
+  for (std::size_t k = 0; k < choices.size(); ++k) {
+    if (!choices[k].dense()) ranks[places[k]] = choices[k].ranks.front();
+    if (choices[k].dense()) report.tensors[places[k]].reason = to_string(choices[k].reason);
+  }
+  return ranks;
 }
 
 }  // namespace detail
@@ -321,8 +309,10 @@ std::vector<double> energy_shares(const tensor_source& file, const tensor_place&
 ///
 /// A file is .npz if its name ends so, else safetensors. Of a safetensors file, only the matrices being
 /// worked on and the factors that wait to be written are in memory. Throws io_error for files, value_error
-/// for a matrix with an element that is not finite, for a budget that is too small and as weight_plan. After
-/// an error, `out` is unchanged. `out` may be `in`.
+/// for a matrix with an element that is not finite, for a budget that is too small, for statistics that a
+/// truncation needs and that are missing, for those of a tensor that the file does not have, and as
+/// weight_plan; shape_error for statistics of another matrix. After an error, `out` is unchanged. `out` may
+/// be `in`.
 inline weight_report factorize_weights(const std::string& in, const std::string& out,
                                        const weight_policy& policy, const weight_observer& observer = {}) {
   using namespace detail;
@@ -332,6 +322,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   std::vector<weight_tensor> seen;
   for (const tensor_place& t : tensors) seen.push_back({t.name, t.dtype, t.shape});
   const std::vector<weight_decision> plan = weight_plan(seen, policy);
+  const truncation kind = truncation_of(tensors, plan, policy);
 
   weight_report report;
   std::vector<double> cost(tensors.size(), 0.0);
@@ -368,17 +359,29 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   }
   const auto sink = open_tensor_sink(out, room);
 
+  std::vector<weight_task> tasks;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tasks.push_back({tensors[i], plan[i], nullptr, kind, {}});
+    if (policy.statistics != nullptr) tasks[i].statistics = policy.statistics->find(tensors[i].name);
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (policy.statistics == nullptr || plan[i].bias_of == weight_decision::npos) continue;
+    if (!is_floating(tensors[i].dtype)) continue;
+    const tensor<double, 2> bias = read_matrix<double>(*source, tensors[i], 1);
+    tasks[plan[i].bias_of].bias.assign(bias.data(), bias.data() + bias.size());
+  }
+
   const auto wide = [&](std::size_t i) { return tensors[i].dtype == tensor_dtype::f64; };
   std::vector<index_t> ranks(tensors.size(), 0);
   if (policy.budget > 0) {
-    std::vector<std::vector<double>> energies(tensors.size());
+    std::vector<std::vector<double>> gains(tensors.size());
     thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
       const std::size_t i = order[static_cast<std::size_t>(task)];
       if (!plan[i].factorize) return;
-      energies[i] = wide(i) ? energy_shares<double>(*source, tensors[i], plan[i], policy)
-                            : energy_shares<float>(*source, tensors[i], plan[i], policy);
+      gains[i] = wide(i) ? weight_matrices<double>(*source, tasks[i], policy).gains()
+                         : weight_matrices<float>(*source, tasks[i], policy).gains();
     });
-    ranks = ranks_for_budget(plan, energies, policy.budget - fixed);
+    ranks = ranks_for_budget(plan, std::move(gains), fixed, policy, report);
   }
 
   double done = 0.0;
@@ -387,12 +390,12 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     const std::size_t i = order[static_cast<std::size_t>(task)];
     made_factors made;
     made.result = report.tensors[i];
-    if (!plan[i].factorize) return made;
+    if (!plan[i].factorize || (policy.budget > 0 && ranks[i] == 0)) return made;
     const auto begun = std::chrono::steady_clock::now();
     const rank_policy rank_of =
         policy.budget > 0 ? rank_policy(fixed_rank{ranks[i]}) : rank_policy_of(policy, plan[i]);
     const auto run = wide(i) ? &factorize_tensor<double> : &factorize_tensor<float>;
-    made = run(*source, tensors[i], plan[i], policy, rank_of, std::move(made.result));
+    made = run(*source, tasks[i], policy, rank_of, std::move(made.result));
     made.result.seconds = seconds_since(begun);
     return made;
   };

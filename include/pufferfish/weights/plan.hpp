@@ -21,6 +21,8 @@
 
 #include <pufferfish/io/tensor_info.hpp>
 #include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/lowrank/output_statistics.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/selection.hpp>
 
@@ -30,9 +32,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// first and the last layer dense, embeddings dense.
 struct weight_policy {
   rank_policy rank = rank_ratio{0.25};
-  /// If not 0: the largest number of elements of all floating-point tensors of the new file together. Ranks
-  /// are then those that keep the most energy, each matrix counted by the share of its own norm, and `rank`
-  /// is unused.
+  /// If not 0: the largest number of elements of all floating-point tensors of the new file together. Ranks,
+  /// and the weights that stay dense, are then chosen by `allocate`, by statistics or, without these, by the
+  /// share that each component has in the energy of its weight; `rank` is unused.
   index_t budget = 0;
   /// Number of layers at the start that stay dense. weight_plan defines the order of layers.
   index_t keep_first = 1;
@@ -54,6 +56,12 @@ struct weight_policy {
   /// Number of groups of the convolution with this weight, which a file does not tell; 1 if not set. Called
   /// for weights of four dimensions.
   std::function<index_t(const std::string& name)> groups;
+  /// What the weights have met, by their names (read_statistics), for truncations other than plain and for
+  /// predicted losses. Must exist during the call. Then each weight that is factorized must have some, and a
+  /// budget depends on predicted losses. nullptr: none.
+  const network_statistics* statistics = nullptr;
+  /// Empty: the most that the statistics of all weights to be factorized allow, see factorize_options.
+  std::optional<truncation> truncate;
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;
   /// Tensors worked on at once; the result does not depend on it.

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `measure_statistics`: the statistics of a trained network, for factors without further training.
+
+#include <cstdint>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/nn/collect_statistics.hpp>
+#include <pufferfish/train/step_position.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// The statistics of the layers that `policy` would factorize (see statistics_collector), from the first
+/// `steps` steps of a task's epochs, each a forward and a backward pass in training mode. Changes the
+/// gradients of `net` and the running statistics of its batch norms; its parameters stay. Throws value_error
+/// for fewer than 1 step; else as the task, and as select.
+template <class Task>
+network_statistics measure_statistics(context<device::cpu>& ctx, Task& task, typename Task::model_type& net,
+                                      const factorize_policy& policy, index_t steps = 20) {
+  if (steps < 1) detail::throw_error<value_error>({"measure_statistics: ", steps, " steps"});
+  statistics_collector<typename Task::model_type::value_type> collector(net, policy);
+  const mode_scope<device::cpu> training(ctx, run_mode::training);
+  const index_t of_epoch = task.steps_per_epoch();
+  for (index_t k = 0; k < steps; ++k) {
+    const step_position at{k / of_epoch, k % of_epoch, static_cast<std::uint64_t>(k)};
+    double samples = 0.0;
+    {
+      const observed_scope watching(ctx, collector);
+      samples = static_cast<double>(task.step(ctx, net, at).count);
+    }
+    collector.end_step(samples, samples > 0.0);
+  }
+  return collector.statistics();
+}
+
+PUFFERFISH_NAMESPACE_END
