@@ -4,16 +4,15 @@
 /// \file
 /// pufferfish in libtorch (C++ PyTorch), 1.13 and later: everything in namespace pufferfish::host_torch.
 ///
-///   traits.hpp       layer_traits of Linear, Conv2d, Embedding, LSTM, MultiheadAttention for svd_factorize
-///   and
-///                    svd_factors
-///   linear, conv, embedding, lstm, attention.hpp   LowRankLinear, LowRankConv2d, LowRankEmbedding,
-///   LowRankLSTM,
-///                    LowRankMultiheadAttention: modules of libtorch
-///   from_dense.hpp   low_rank(layer, policy): one of them from a dense module; the table of kinds
-///   slot.hpp         Linear, Conv2d, Embedding, LSTM, MultiheadAttention: typed members that may become
-///   low-rank factorize.hpp    factorize(module, policy): a whole tree, in place distributed.hpp distributed:
-///   the gradients of a module, averaged over ranks
+/// - traits.hpp: layer_traits of Linear, Conv2d, Embedding, LSTM, MultiheadAttention for svd_factorize and
+///   svd_factors
+/// - linear, conv, embedding, lstm, attention.hpp: LowRankLinear, LowRankConv2d, LowRankEmbedding,
+///   LowRankLSTM, LowRankMultiheadAttention: modules of libtorch
+/// - from_dense.hpp: low_rank(layer, policy): one of them from a dense module; the table of kinds
+/// - slot.hpp: Linear, Conv2d, Embedding, LSTM, MultiheadAttention: typed members that may become low-rank
+/// - factorize.hpp: factorize(module, policy): a whole tree, in place
+/// - statistics.hpp: statistics_recorder: what layers meet in training, for factors that lose less
+/// - distributed.hpp: distributed: the gradients of a module, averaged over ranks
 ///
 /// Needs g++, or a clang with libtorch 2 or later: clang cannot compile libtorch 1 as C++20.
 
@@ -22,3 +21,4 @@
 
 #include <pufferfish/adapters/torch/distributed.hpp>
 #include <pufferfish/adapters/torch/factorize.hpp>
+#include <pufferfish/adapters/torch/statistics.hpp>

@@ -84,7 +84,7 @@ class gradient_hook final : public torch::autograd::FunctionPostHook {
 /// parameters take no part.
 ///
 /// Dense parameters on the CPU, all of scalar T (float, or double as the second template argument). Between
-/// the first gradient of a step and finish() nobody else may use the communicator. Made after optimizers or
+/// the first gradient of a step and finish() no one else may use the communicator. Made after optimizers or
 /// before them, but anew after factorize().
 template <class Comm, class T = float>
 class distributed {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <typeinfo>
@@ -201,25 +202,24 @@ inline layer_info info_of(module_place& place) {
 
 /// What becomes of a place.
 struct place_factorization {
-  layer_choice choice;
+  layer_gains gains;
   decomposition made;
   bool grows = false;
 
-  void run(const module_place& place, const factorize_policy& policy) {
-    with_dense_layer(*place.layer, [&](const auto& dense) {
-      made = decompose(dense, choice.rank,
-                       {place.name, policy.keep_dense_if_larger, policy.method, policy.seed});
-      grows = policy.keep_dense_if_larger && !pufferfish::detail::shrinks(made.reports);
-    });
+  void measure(const module_place& place, const factorize_options& options) {
+    with_dense_layer(*place.layer, [&](const auto& dense) { gains = gains_of(dense, options); });
+  }
+  void run(const module_place& place, const layer_choice& choice, const factorize_options& options) {
+    with_dense_layer(*place.layer, [&](const auto& dense) { made = decompose(dense, choice, options); });
+    grows = options.allow_growth && !pufferfish::detail::shrinks(made.reports);
   }
 };
 
 /// Applies the policy to all places. A place that the policy chooses and that has an obstacle is added to
 /// `kept`.
-inline std::vector<place_factorization> choose(const std::vector<module_place>& places,
-                                               const std::vector<layer_info>& infos, factorize_policy policy,
-                                               std::vector<kept_layer>& kept) {
-  pufferfish::detail::refuse_network_ranks("host_torch::factorize", policy);
+inline std::vector<layer_choice> choose(const std::vector<module_place>& places,
+                                        const std::vector<layer_info>& infos, factorize_policy policy,
+                                        std::vector<kept_layer>& kept) {
   std::map<std::string, const std::string*> obstacles;
   for (const module_place& place : places) obstacles[place.name] = &place.obstacle;
   // `select` asks after its rules about places and before those about ranks.
@@ -229,11 +229,7 @@ inline std::vector<place_factorization> choose(const std::vector<module_place>& 
     if (!obstacle.empty()) kept.push_back({name, obstacle});
     return obstacle.empty();
   };
-  std::vector<place_factorization> work;
-  for (layer_choice& choice : select(infos, policy, "host_torch::factorize")) {
-    work.push_back({std::move(choice), {}, false});
-  }
-  return work;
+  return select(infos, policy, "host_torch::factorize");
 }
 
 /// A module's parameters, those of layers that are in two places once.
@@ -267,10 +263,15 @@ inline index_t parameter_count(const torch::nn::Module& m) {
 /// a tensor with another module, or whose options have no factors (two directions, padding that is not zeros,
 /// sparse gradients).
 ///
+/// `statistics`, if given, are those of a statistics_recorder, by the names of the layers: truncations, and
+/// ranks under policy.budget or policy.share, then lose as little as possible of the loss. Layers without
+/// statistics get a plain truncation and cannot share a budget with others.
+///
 /// Throws value_error for a weight that is not finite and for a first_layer beyond the last one, rank_error
 /// where the policy asks for it or for a rank that a matrix cannot have, and state_error if typed members
 /// hold all layers that the policy wants. The module is unchanged if anything is thrown.
-inline factorization factorize(torch::nn::Module& root, const factorize_policy& policy = {}) {
+inline factorization factorize(torch::nn::Module& root, const factorize_policy& policy = {},
+                               const network_statistics* statistics = nullptr) {
   const detail::keep_random_state keep;
   factorization result;
   result.parameters_before = detail::parameter_count(root);
@@ -278,32 +279,55 @@ inline factorization factorize(torch::nn::Module& root, const factorize_policy& 
   std::vector<detail::module_place>& places = finder.places;
   std::vector<layer_info> infos;
   for (detail::module_place& place : places) infos.push_back(detail::info_of(place));
-  std::vector<detail::place_factorization> work = detail::choose(places, infos, policy, result.kept);
+  std::vector<layer_choice> choices = detail::choose(places, infos, policy, result.kept);
   const auto held = std::find_if(result.kept.begin(), result.kept.end(), [](const kept_layer& k) {
     return k.reason == detail::place_finder::held_elsewhere;
   });
-  const bool any = std::any_of(work.begin(), work.end(), [](const detail::place_factorization& one) {
-    return one.choice.factorize() || one.choice.reason == dense_because::growth;
+  const bool any = std::any_of(choices.begin(), choices.end(), [](const layer_choice& one) {
+    return one.factorize() || one.reason == dense_because::growth;
   });
   if (!any && held != result.kept.end()) {
     PUFFERFISH_THROW(
         state_error("host_torch::factorize: no layer can be replaced; " + held->name + ": " + held->reason));
   }
+  std::vector<detail::place_factorization> work(places.size());
   const std::vector<std::size_t> order = pufferfish::detail::decomposition_order(infos);
-  thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
-    const std::size_t i = order[static_cast<std::size_t>(task)];
-    if (work[i].choice.factorize()) work[i].run(places[i], policy);
-  });
+  const auto for_each_chosen = [&](const auto& call) {
+    thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
+      const std::size_t i = order[static_cast<std::size_t>(task)];
+      if (choices[i].factorize()) {
+        call(i, pufferfish::detail::options_for(places[i].name, policy, statistics));
+      }
+    });
+  };
+  const auto budget =
+      pufferfish::detail::find_budget(infos, choices, policy, statistics, result.parameters_before);
+  if (budget) {
+    for_each_chosen([&](std::size_t i, const factorize_options& options) {
+      if (choices[i].by_budget) work[i].measure(places[i], options);
+    });
+    std::vector<std::optional<truncation>> kinds(work.size());
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      if (choices[i].factorize() && choices[i].by_budget) kinds[i] = work[i].gains.kind;
+    }
+    pufferfish::detail::check_one_truncation("host_torch::factorize", infos, kinds);
+  }
+  result.rows = pufferfish::detail::share_budget(infos, choices, budget, statistics, result.parameters_before,
+                                                 [&](std::size_t i) { return work[i].gains.groups; });
+  for_each_chosen(
+      [&](std::size_t i, const factorize_options& options) { work[i].run(places[i], choices[i], options); });
 
   // A layer that is in two places is one layer afterwards, too.
   std::map<const torch::nn::Module*, std::shared_ptr<torch::nn::Module>> made;
   for (std::size_t i = 0; i < work.size(); ++i) {
     detail::place_factorization& done = work[i];
     const torch::nn::Module* dense = places[i].layer.get();
-    if (done.grows || done.choice.reason == dense_because::growth) {
+    if (done.grows || choices[i].reason == dense_because::growth) {
       result.kept_dense.push_back(places[i].name);
       result.kept.push_back({places[i].name, "no fewer parameters as factors"});
-    } else if (done.choice.factorize() && made.find(dense) == made.end()) {
+    } else if (choices[i].reason == dense_because::budget) {
+      result.kept.push_back({places[i].name, "the budget is better spent on other layers"});
+    } else if (choices[i].factorize() && made.find(dense) == made.end()) {
       made[dense] = done.made.build();
       made[dense]->train(dense->is_training());
       for (layer_rank& rank : done.made.ranks) result.low_rank.push_back(std::move(rank));
@@ -311,7 +335,7 @@ inline factorization factorize(torch::nn::Module& root, const factorize_policy& 
     }
   }
   for (std::size_t i = 0; i < work.size(); ++i) {
-    if (work[i].choice.factorize() && !work[i].grows) places[i].put(made[places[i].layer.get()]);
+    if (choices[i].factorize() && !work[i].grows) places[i].put(made[places[i].layer.get()]);
   }
   result.parameters_after = detail::parameter_count(root);
   result.parameters = detail::parameters_of(root);

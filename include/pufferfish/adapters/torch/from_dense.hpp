@@ -105,11 +105,59 @@ low_rank_parts<T> parts_of(const std::vector<factor_tensors>& factors, const std
   return parts;
 }
 
-/// Decomposes `source`, whose weights are of type T on the CPU. The low-rank module is made like `dense`: of
-/// its device, scalar and requires_grad.
+/// The options of layer `layer` of the `layers` of a module. Statistics are those of modules of one layer.
+inline factorize_options options_of_layer(factorize_options options, std::int64_t layer,
+                                          std::int64_t layers) {
+  if (layers == 1) return options;
+  options.name += ".l" + std::to_string(layer);
+  options.statistics = nullptr;
+  return options;
+}
+
+/// Calls call(source, T()) with the module, or a copy of it, as one with weights of T on the CPU: the scalar
+/// of its weights if that is float or double, else float.
+template <class Dense, class Call>
+auto with_numbers(const Dense& dense, Call&& call) {
+  const Tensor weight = dense.parameters().front();
+  if (!is_ours(weight)) {
+    const auto copy = std::dynamic_pointer_cast<Dense>(dense.clone(torch::Device(torch::kCPU)));
+    copy->to(torch::kFloat);
+    return call(std::shared_ptr<const Dense>(copy), float());
+  }
+  const std::shared_ptr<const Dense> source(std::shared_ptr<void>(), &dense);
+  return weight.scalar_type() == torch::kFloat ? call(source, float()) : call(source, double());
+}
+
+/// Gains of the rank groups of a module's layers, by the most exact truncation that the statistics allow.
+struct layer_gains {
+  std::vector<std::vector<double>> groups;
+  truncation kind = truncation::plain;
+};
+template <class Dense>
+layer_gains gains_of(const Dense& dense, factorize_options options) {
+  using kind = typename find_kind<Dense>::type;
+  options.truncate.reset();
+  return with_numbers(dense, [&](const auto& source, auto scalar) {
+    using T = decltype(scalar);
+    const typename kind::dense& module = *source;
+    const std::int64_t layers = module_traits<typename kind::dense>::layers(module);
+    layer_gains result;
+    for (std::int64_t l = 0; l < layers; ++l) {
+      const factorize_options own = options_of_layer(options, l, layers);
+      const pufferfish::detail::layer_truncation<T> one(
+          pufferfish::detail::weights_of(of<T>(module, l), own.name), own, [](std::size_t) { return 0; });
+      for (std::vector<double>& gains : one.gains()) result.groups.push_back(std::move(gains));
+      result.kind = one.kind();
+    }
+    return result;
+  });
+}
+
+/// Decomposes `source`, whose weights are of type T on the CPU, at choice.ranks, or by choice.rank if that
+/// list is empty. The low-rank module is made like `dense`: of its device, scalar and requires_grad.
 template <class T, class Dense>
 decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Dense& dense,
-                           const rank_policy& policy, const factorize_options& options) {
+                           const layer_choice& choice, const factorize_options& options) {
   using kind = typename find_kind<Dense>::type;
   using traits = module_traits<typename kind::dense>;
   decomposition result;
@@ -117,12 +165,16 @@ decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Den
   rank_list ranks;
   const std::int64_t layers = traits::layers(dense);
   for (std::int64_t l = 0; l < layers; ++l) {
-    factorize_options own = options;
-    if (layers > 1) own.name += ".l" + std::to_string(l);
+    const factorize_options own = options_of_layer(options, l, layers);
     const typename kind::dense& module = *source;
     layer_factors<T> one{pufferfish::detail::weights_of(of<T>(module, l), own.name), {}};
+    const std::size_t before = ranks.size();
     one.made = pufferfish::detail::factorize_weights(
-        one.weights, [&](std::size_t) -> const rank_policy& { return policy; }, own);
+        one.weights,
+        [&](std::size_t group) {
+          return choice.ranks.empty() ? choice.rank : rank_policy(fixed_rank{choice.ranks[before + group]});
+        },
+        own);
     for (const factors<T>& f : one.made) result.reports.push_back(f.report);
     result.ranks.emplace_back(own.name, pufferfish::detail::ranks_of(one.weights, one.made));
     ranks.insert(ranks.end(), result.ranks.back().ranks.begin(), result.ranks.back().ranks.end());
@@ -146,19 +198,12 @@ decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Den
   return result;
 }
 
-/// The decomposition of a module of any kind: in the precision of its weights if that is float or double,
-/// else in float. `dense` must live until the module is built.
+/// The decomposition of a module of any kind. `dense` must live until the module is built.
 template <class Dense>
-decomposition decompose(const Dense& dense, const rank_policy& policy, const factorize_options& options) {
-  const Tensor weight = dense.parameters().front();
-  if (!is_ours(weight)) {
-    const auto copy = std::dynamic_pointer_cast<Dense>(dense.clone(torch::Device(torch::kCPU)));
-    copy->to(torch::kFloat);
-    return decompose_as<float, Dense>(copy, dense, policy, options);
-  }
-  const std::shared_ptr<const Dense> source(std::shared_ptr<void>(), &dense);
-  return weight.scalar_type() == torch::kFloat ? decompose_as<float>(source, dense, policy, options)
-                                               : decompose_as<double>(source, dense, policy, options);
+decomposition decompose(const Dense& dense, const layer_choice& choice, const factorize_options& options) {
+  return with_numbers(dense, [&](const auto& source, auto scalar) {
+    return decompose_as<decltype(scalar)>(source, dense, choice, options);
+  });
 }
 
 }  // namespace detail
@@ -181,7 +226,9 @@ typename Kind::holder low_rank(const Dense& dense, const rank_policy& policy, fa
   if (options.name == factorize_options{}.name) {
     options.name = detail::module_traits<typename Kind::dense>::describe(module);
   }
-  detail::decomposition made = detail::decompose(module, policy, options);
+  layer_choice choice;
+  choice.rank = policy;
+  detail::decomposition made = detail::decompose(module, choice, options);
   auto low_rank = std::dynamic_pointer_cast<typename Kind::low_rank>(made.build());
   low_rank->train(dense.is_training());
   if (reports != nullptr) *reports = std::move(made.reports);

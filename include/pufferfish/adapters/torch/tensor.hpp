@@ -82,7 +82,7 @@ void check_kind(const std::string& layer, const char* what, const Tensor& t) {
   }
 }
 
-/// A tensor of N dimensions as it lies in memory, whatever its strides.
+/// A tensor of N dimensions as stored in memory, whatever its strides.
 template <class T, std::size_t N>
 tensor_view<const T, N> view_of(const Tensor& t) {
   extents<N> shape{}, strides{};
