@@ -85,6 +85,7 @@ inline pufferfish::gpu::context_options machine_of(pufferfish::device::gpu, cons
 /// A trained model on the CPU. `made`: the same dense model, whatever its values.
 template <class Root, class Device, class Model>
 Model on_host(const pufferfish::model<Root, Device>& net, Model made) {
+  pufferfish::apply_factor_norms(made, pufferfish::factor_norm_layers(net));
   pufferfish::apply_ranks(made, pufferfish::low_rank_layers(net));
   pufferfish::copy_state(net, made);
   return made;

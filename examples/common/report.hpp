@@ -105,6 +105,13 @@ inline nlohmann::ordered_json to_json(const pufferfish::switch_result& result) {
   add_test("before", result.before);
   add_test("after", result.after);
   add_test("estimated", result.estimated);
+  for (const pufferfish::stage_time& stage : result.stages) {
+    j["stages"].push_back({{"first", stage.first},
+                           {"last", stage.last},
+                           {"dense_ms", stage.dense_ms},
+                           {"low_rank_ms", stage.low_rank_ms},
+                           {"gain", stage.gain()}});
+  }
   return j;
 }
 

@@ -142,6 +142,7 @@ struct procedure_options {
   std::optional<double> budget = {}, mac_budget = {};  // shares of parameters and multiply-adds
   std::optional<double> ms_budget = {};
   bool by_predicted_loss = false;  // when to switch
+  double least_gain = 0.0;         // of Cuttlefish's stages
   pufferfish::switch_options switching = {};
   bool explain = false;
   bool factorize_embeddings = false;  // of programs that add their options
@@ -178,6 +179,10 @@ inline void add_switch_options(CLI::App& app, procedure_options& o) {
   add_choice<bool>(app, "--switch-when", o.by_predicted_loss, {{"epoch", false}, {"predicted-loss", true}},
                    "Switch after --warmup-epochs, or once the loss that it is to cost has stopped falling, "
                    "--warmup-epochs at the latest");
+  app.add_option("--least-gain", o.least_gain,
+                 "Cuttlefish: only stages that low rank makes this many times as fast, as measured at the "
+                 "start; 1.5 in its paper, 0: no measurement")
+      ->check(check_not_negative);
   app.add_flag("--carry-state,!--no-carry-state", o.switching.carry_state,
                "At the switch, carry the optimizer's state over to the factors");
   app.add_option("--frobenius-decay", o.switching.frobenius_decay,
@@ -189,6 +194,9 @@ inline void add_switch_options(CLI::App& app, procedure_options& o) {
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--norm-batches", o.switching.norm_batches,
                  "Batches from which batch norms are estimated again right after the switch")
+      ->check(CLI::Range(0, 1000000));
+  app.add_option("--extra-norm", o.switching.extra_norm_batches,
+                 "Put batch norms between the factors of convolutions, measured over N batches")
       ->check(CLI::Range(0, 1000000));
   app.add_option("--project-every", o.switching.project_every,
                  "Dense steps between soft projections towards low rank; 0: none")
@@ -303,7 +311,7 @@ inline void apply(const procedure_options& o, const common_options& common, puff
     run.switching.statistics_steps = 20;
   }
   if (cuttlefish) {
-    run.switching.moment = pufferfish::cuttlefish_moment{{}, common.warmup_epochs};
+    run.switching.moment = pufferfish::cuttlefish_moment{{}, common.warmup_epochs, o.least_gain};
   } else if (o.by_predicted_loss) {
     pufferfish::predicted_loss_moment moment;
     moment.latest = common.warmup_epochs;
@@ -334,6 +342,7 @@ inline nlohmann::ordered_json switch_json(const procedure_options& o, const comm
       {"frobenius_decay", at.frobenius_decay},
       {"ramp", at.ramp.describe()},
       {"norm_batches", at.norm_batches},
+      {"extra_norm_batches", at.extra_norm_batches},
       {"project_every", at.project_every}};
   return j;
 }

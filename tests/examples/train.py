@@ -5,7 +5,7 @@ any number of ranks; checkpoints that go on bit for bit from before, at and afte
 import signal
 import subprocess
 
-from support import TINY, digests, expect, expect_equal, load, main
+from support import TEST_IMAGES, TEST_LABELS, TINY, digests, expect, expect_equal, load, main
 
 HYBRID = ["--epochs", "3", "--warmup-epochs", "1"]
 
@@ -50,6 +50,8 @@ def policies(programs, folder):
     expect(2 <= loss["switch"]["after_epochs"] <= 3 and "loss" in loss["switch"]["why"], "the moment by predicted loss")
     stable = programs.train(folder, "--epochs", 4, "--warmup-epochs", 3, "--policy", "cuttlefish")
     expect("stable ranks" in stable["switch"]["why"], "Cuttlefish's moment")
+    _, err = programs.run("train_image_classifier", *TINY, *HYBRID, "--policy", "cuttlefish", "--least-gain", 1000, fails=True)
+    expect("no stage gains 1000" in err, f"stages that gain too little are named:\n{err}")
     everything = [*short, "--policy", "two-sided", "--carry-state", "--frobenius-decay", 1e-4, "--ramp-steps", 5,
                   "--ramp-start", 0.1, "--norm-batches", 2, "--project-every", 9]
     whole = programs.train(folder, *everything)
@@ -60,6 +62,14 @@ def policies(programs, folder):
                      "--checkpoint", file, "--stop-after", steps)
         again = programs.train(folder, *everything, "--checkpoint", file, "--resume")
         expect_equal(digests(again), digests(whole), f"parameters after stopping at step {steps}")
+    norms = programs.train(folder, *short, "--extra-norm", 3, "--save", folder / "norms.safetensors")
+    expect_equal(norms["options"]["switch"]["extra_norm_batches"], 3, "norms between factors")
+    programs.run("predict", "--model", folder / "norms.safetensors", TEST_IMAGES, "--labels", TEST_LABELS, "--json",
+                 folder / "norms.json")
+    # An image or two may be on the edge: the loader's batches are others.
+    expect(abs(load(folder / "norms.json")["files"][0]["accuracy"] - norms["accuracy"]) < 1, "the saved network predicts the same")
+    _, err = programs.run("train_image_classifier", *TINY, *HYBRID, "--extra-norm", 3, "--carry-state", fails=True)
+    expect("together with carry_state" in err, f"norms with a carried state are refused:\n{err}")
     out, _ = programs.run("train_image_classifier", *TINY, *HYBRID, "--policy", "two-sided", "--explain", "--progress",
                           "none")
     for text in ("multiply-adds", "dense: among the first layers", "dense: the last layer", "whole network", "budget"):

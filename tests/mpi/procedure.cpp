@@ -322,10 +322,15 @@ TEST_CASE("a weighted switch on several ranks: every moment, and resumed among t
   for (const switch_moment& moment : {switch_moment(fixed_epoch{2}), switch_moment(cuttlefish_moment{{}, 3}),
                                       switch_moment(predicted_loss_moment{0.9, 0.0, 2, 3})}) {
     options.switching.moment = moment;
+    // With the first moment: batch norms between the factors, in place of a carried state.
+    options.switching.extra_norm_batches = std::holds_alternative<fixed_epoch>(moment) ? 2 : 0;
+    options.switching.carry_state = options.switching.extra_norm_batches == 0;
     parallel_run<float> whole(tiny_net<float>(true), comm, train, test, options);
     whole.run(nobody);
     REQUIRE(whole.switched());
     CHECK(same_on_all_ranks(comm, static_cast<std::uint64_t>(whole.switched()->epoch)));
+    CHECK(same_on_all_ranks(comm, parameter_digest(whole)));
+    CHECK(factor_norm_layers(whole.net()).empty() == (options.switching.extra_norm_batches == 0));
     const auto at = static_cast<int>(whole.switched()->epoch * whole.steps_per_epoch());
     for (const int stop : {at - 2, at - 1, at, at + 1}) {
       parallel_run<float> first(tiny_net<float>(true), comm, train, test, options);

@@ -56,6 +56,7 @@ TEST_CASE("switch: each option changes what is trained, on any number of threads
   check("decay", [](switch_options& at) { at.frobenius_decay = 1e-3; });
   check("ramp", [](switch_options& at) { at.ramp = {4, 0.1}; });
   check("projection", [](switch_options& at) { at.project_every = 4; });
+  check("norms between factors", [](switch_options& at) { at.extra_norm_batches = 4; });
   training_options tested = plain;
   tested.switching.test = true;
   CHECK(train(tested).digest == base.digest);
@@ -102,6 +103,25 @@ TEST_CASE("switch: tests right before and after it, and of estimated batch norms
   CHECK(!none.seen.switches[0].estimated);
 }
 
+TEST_CASE("switch: batch norms between factors change no output until they are trained") {
+  const image_set set = quadrants(96, 1), test = quadrants(40, 2);
+  training_options options = small_options();
+  options.factorize.first_layer = 1;
+  options.switching.test = true;
+  options.switching.norm_batches = 4;
+  const evaluation plain = *train(options).seen.switches[0].estimated;
+  options.switching.extra_norm_batches = 4;
+  self comm;
+  recorder seen;
+  run_of run(tiny_net<float>(true), comm, set, test, options);
+  run.run(seen);
+  const evaluation with = *seen.switches[0].estimated;
+  CHECK(with.correct == plain.correct);
+  CHECK(with.loss_sum == doctest::Approx(plain.loss_sum).epsilon(1e-4));
+  CHECK(factor_norm_layers(run.net()).size() == 3);  // all convolutions
+  CHECK(low_rank_layers(run.net()).size() == 1);     // the linear layer
+}
+
 TEST_CASE("switch: the rate after it rises along the ramp") {
   training_options options = small_options();
   options.rate_schedule = schedule();
@@ -122,7 +142,11 @@ TEST_CASE("switch: with everything on, a run resumed at any step goes on bit for
   training_options cuttlefish = all_at_once(), by_loss = all_at_once();
   cuttlefish.switching.moment = cuttlefish_moment{{}, 4};
   by_loss.switching.moment = predicted_loss_moment{0.9, 0.0, 2, 4};
-  for (const training_options& options : {all_at_once(), cuttlefish, by_loss}) {
+  training_options norms = all_at_once();
+  norms.switching.carry_state = false;
+  norms.switching.frobenius_decay = 0.0;
+  norms.switching.extra_norm_batches = 3;
+  for (const training_options& options : {all_at_once(), cuttlefish, by_loss, norms}) {
     run_of whole(tiny_net<float>(true), comm, train, test, options);
     whole.run(nobody);
     REQUIRE(whole.switched());
@@ -171,6 +195,41 @@ TEST_CASE("switch: layers share the policy's parameters, and Cuttlefish finds ep
   REQUIRE(early.switches.size() == 1);
   CHECK(early.switches[0].epoch == 2);
   CHECK(early.switches[0].why.find("is at most") != std::string::npos);
+}
+
+TEST_CASE("switch: Cuttlefish measures stages once, and only those that gain enough are factorized") {
+  const image_set train_set = quadrants(96, 1), test = quadrants(40, 2);
+  const scratch_folder folder;
+  self comm;
+  training_options options = small_options();
+  options.factorize.first_layer = 1;
+  options.switching.moment = cuttlefish_moment{{}, 3, 1e-6};
+  recorder seen;
+  run_of whole(tiny_net<float>(true, 16), comm, train_set, test, options);
+  whole.run(seen);
+  REQUIRE(seen.switches.size() == 1);
+  const std::vector<stage_time>& stages = seen.switches[0].stages;
+  REQUIRE(stages.size() >= 2);
+  std::vector<std::string> names = profitable_layers(stages, 1e-6);
+  for (const layer_rank& one : seen.switches[0].factors.ranks()) {
+    CHECK(std::count(names.begin(), names.end(), one.name) == 1);
+  }
+  // A resumed run takes the candidates from the checkpoint.
+  for (const index_t stop : {1, 5, 11}) {
+    training_observer none;
+    run_of first(tiny_net<float>(true, 16), comm, train_set, test, options);
+    for (index_t i = 0; i < stop; ++i) first.advance(none);
+    first.save(folder / "checkpoint");
+    run_of second(tiny_net<float>(true, 16), comm, train_set, test, options);
+    second.resume(folder / "checkpoint");
+    second.run(none);
+    CHECK(second.switched()->stages.empty());
+    CHECK(parameter_digest(second) == parameter_digest(whole));
+  }
+  options.switching.moment = cuttlefish_moment{{}, 3, 1e6};
+  CHECK_THROWS_WITH_AS(train(options), doctest::Contains("no stage gains 1e+06"), value_error);
+  options.switching.moment = cuttlefish_moment{{}, 3, -1.0};
+  CHECK_THROWS_WITH_AS(train(options), doctest::Contains("least gain of -1"), value_error);
 }
 
 TEST_CASE("switch: a budget in milliseconds measures the layers") {
@@ -228,6 +287,10 @@ TEST_CASE("switch: options out of range are refused when the run is made") {
   };
   refuse([](switch_options& at) { at.statistics_steps = -1; }, "statistics_steps -1");
   refuse([](switch_options& at) { at.norm_batches = -2; }, "norm_batches -2");
+  refuse([](switch_options& at) { at.extra_norm_batches = -4; }, "extra_norm_batches -4");
+  refuse([](switch_options& at) { at.extra_norm_batches = 5, at.carry_state = true; }, "with carry_state");
+  refuse([](switch_options& at) { at.extra_norm_batches = 5, at.frobenius_decay = 0.1; },
+         "with frobenius_decay");
   refuse([](switch_options& at) { at.project_every = -3; }, "project_every -3");
   refuse([](switch_options& at) { at.project_strength = 1.5; }, "strength of 1.5");
   refuse([](switch_options& at) { at.frobenius_decay = -1.0; }, "strength -1");

@@ -24,9 +24,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// One side of a low-rank LSTM. The four first factors lie side by side, [in][4 rank]: one product for all of
-/// them. The second ones are [rank][4 hidden], each gate's a block of columns; as a whole they are block
-/// diagonal. What is kept is the output of the first factors.
+/// One side of a low-rank LSTM. The four first factors are stored side by side, [in][4 rank]: one product for
+/// all of them. The second ones are [rank][4 hidden], each gate's a block of columns; as a whole they are
+/// block diagonal. What is kept is the output of the first factors.
 template <class T>
 class low_rank_gates {
  public:
@@ -150,7 +150,7 @@ class low_rank_gates {
     const double bound = std::sqrt(6.0 / static_cast<double>(fans));
     fill_uniform(p.values(), -bound, bound, random);
   }
-  /// Gate `gate` of a matrix in which the gates lie side by side, `width` columns each.
+  /// Gate `gate` of a matrix in which the gates are stored side by side, `width` columns each.
   template <class U>
   static tensor_view<U, 2> of_gate(const tensor_view<U, 2>& all, index_t gate, index_t width) {
     return all.slice(1, gate * width, width);

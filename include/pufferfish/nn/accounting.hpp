@@ -52,7 +52,7 @@ struct model_cost {
 /// Which ReLU and pooling layers the paper's counter sees. It hooks into modules, so those that a network
 /// calls as functions escape it: a published number depends on how its network was written down.
 struct paper_counter {
-  /// Asked for the name of each ReLU and pooling layer, and of each residual block with a ReLU behind its
+  /// Asked for the name of each ReLU and pooling layer, and of each residual block with a ReLU after its
   /// sum; empty: it sees all.
   std::function<bool(const std::string& name)> sees;
 };
@@ -96,7 +96,7 @@ auto last_below(Layers& layers, const std::string& container) {
 
 }  // namespace detail
 
-/// The costs of a network for an NHWC input (one image: {1, height, width, channels}). The ReLU behind a
+/// The costs of a network for an NHWC input (one image: {1, height, width, channels}). The ReLU after a
 /// residual block's sum is a row of its own under the block's name. Throws shape_error as output_shape.
 template <class T, class Device>
 model_cost cost_of(const network<T, Device>& net, const extents<4>& input,

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `any_layer<T>`: any layer behind one type, so that networks are values and nobody waits for a network's
-/// type to compile. The price is one virtual call a layer.
+/// `any_layer<T>`: any layer behind one type, so that networks are values and no program waits for a
+/// network's type to compile. The price is one virtual call a layer.
 ///
 /// What a layer must have to go in (a documented class that does not exist):
 ///

@@ -74,7 +74,7 @@ class BatchNorm {
     forward_fused(ctx, x, y, {});
   }
 
-  /// The same with a sum and a ReLU behind it, and statistics of the batch that are known already; the
+  /// The same with a sum and a ReLU after it, and statistics of the batch that are known already; the
   /// backward pass is backward_masked if there is a mask. Throws as forward, and shape_error for moments of
   /// something else than x.
   template <class Device>

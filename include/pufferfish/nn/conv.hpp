@@ -51,7 +51,7 @@ class Conv {
     show_output(ctx, y);
   }
 
-  /// forward, and the moments of y's channels for a batch norm behind it.
+  /// forward, and the moments of y's channels for a batch norm after it.
   template <ops::collects_moments Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {

@@ -22,7 +22,7 @@ class inner_places {
   inner_places(scratch_frame& frame, scratch_frame& notes, std::size_t count)
       : frame_(frame), places_(notes.take<place>(static_cast<index_t>(count) + 1)) {}
 
-  /// In `memory`, which is somebody else's.
+  /// In `memory`, which is the caller's.
   void put(std::size_t i, T* memory) { last_ = places_[i] = {memory, none}; }
 
   /// In the block that does not hold the tensor named before.

@@ -24,7 +24,7 @@ struct layer_abilities {
   bool takes_moments = false;
   /// backward_add: adds the gradient to dx instead of overwriting it.
   bool adds_gradient = false;
-  /// y may be x in its forward pass, where nobody reads x later.
+  /// y may be x in its forward pass, where no pass reads x later.
   bool output_in_place = false;
   /// dx may be dy in its backward pass.
   bool gradient_in_place = false;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `parameter_store`: the arenas of a network. Values, gradients and buffers each lie in one piece, so that
-/// an optimizer is one loop and a gradient bucket is a range.
+/// `parameter_store`: the arenas of a network. Values, gradients and buffers are each stored in one piece, so
+/// that an optimizer is one loop and a gradient bucket is a range.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +22,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Where one named tensor lies in its arena (elements).
+/// Where one named tensor is stored in its arena (elements).
 template <class Thing>
 struct stored_entry {
   std::string name;
@@ -73,7 +73,7 @@ class layout_count {
 /// own, each on a boundary of vectors: written whenever the store gets new values, by the optimizer's step,
 /// and by round().
 ///
-/// The arenas may lie on a device. Whatever the host does to the visited objects then happens between
+/// The arenas may be stored on a device. Whatever the host does to the visited objects then happens between
 /// bring_to_host() and send_back().
 template <class T>
 class parameter_store {

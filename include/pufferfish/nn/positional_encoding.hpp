@@ -15,7 +15,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// y = x + table row of the position: in column j, sin on even j and cos on odd j of position / 10000^(2
 /// floor(j / 2) / width) (Vaswani et al.: "Attention is all you need", NIPS 2017, section 3.5). Nothing of it
-/// is trained or stored in files; the table lies on the host, devices compute what they need of it.
+/// is trained or stored in files; the table is stored on the host, devices compute what they need of it.
 template <class T>
 class PositionalEncoding {
  public:

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `residual`: y = branch(x) + shortcut(x), with or without a ReLU behind the sum.
+/// `residual`: y = branch(x) + shortcut(x), with or without a ReLU after the sum.
 
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/sequential.hpp>

@@ -19,11 +19,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Layers in a row. It owns the memory between them. In training an output that a backward pass reads lies on
 /// the tape until that is over. One that a layer can write again from its own input (a batch norm's, for the
 /// convolution behind it) is written again when that backward pass needs it, where the gradient goes
-/// afterwards; one that nobody reads is not kept. Outputs that are not kept alternate between two blocks of
+/// afterwards; one that no layer reads is not kept. Outputs that are not kept alternate between two blocks of
 /// scratch, and so do gradients, unless they can take the place of an output that has had its last reader.
 ///
 /// Neighbours share passes over memory where they offer to (layer_abilities): a batch norm takes the moments
-/// of its input from the layer before and does the work of the ReLU behind it, whose output is then the only
+/// of its input from the layer before and does the work of the ReLU after it, whose output is then the only
 /// one that is written, and whose backward pass is part of the batch norm's.
 template <class T, class Device>
 class sequential {
@@ -242,7 +242,7 @@ class sequential {
     return shapes;
   }
 
-  // Children begin .. end - 1 that run as one: a layer, or one that fuses with the ReLU behind it.
+  // Children begin .. end - 1 that run as one: a layer, or one that fuses with the ReLU after it.
   struct group {
     std::size_t begin, end;
     bool relu;
@@ -341,7 +341,7 @@ class sequential {
 
   // Gradients: over the output that they belong to, where its layers let them. Else in two blocks in turn,
   // but where a layer can, its dx takes the place of its dy: what is only written must be fetched from memory
-  // first. The outermost dy is somebody else's, unless `over_dy` says where dx takes its place.
+  // first. The outermost dy is the caller's, unless `over_dy` says where dx takes its place.
   detail::inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes,
                                           const extents<4>* shapes, const inner_output* outputs,
                                           T* over_dy) const {

@@ -144,6 +144,12 @@ class cuttlefish_tracker {
 
   /// Number of epochs that have been observed.
   index_t measurements() const { return measurements_; }
+  /// The layers of epoch 0; empty before it.
+  std::vector<std::string> layer_names() const {
+    std::vector<std::string> names;
+    for (const one_layer& layer : layers_) names.push_back(layer.name);
+    return names;
+  }
   /// Number of layers that are not latched.
   index_t left() const {
     return static_cast<index_t>(std::count_if(layers_.begin(), layers_.end(), [](const one_layer& layer) {

@@ -39,7 +39,7 @@ struct device_parts<device::cpu> {
   /// What a step reads, on its way to where it reads it: here, where it is written.
   class input_place {
    public:
-    /// For up to so many bytes.
+    /// Room for `room` bytes.
     explicit input_place(index_t room) : place_(memory_of<device::cpu>::source(), room, uninitialized) {}
     /// Where to write what the next bring() brings.
     std::byte* write() { return place_.data(); }

@@ -19,7 +19,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The elements themselves where they lie on the host, else a copy. T may be const. Waits for the device.
+/// The elements themselves where they are stored on the host, else a copy. T may be const. Waits for the
+/// device.
 template <class T>
 class host_mirror {
   using value = std::remove_const_t<T>;

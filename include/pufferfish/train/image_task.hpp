@@ -79,6 +79,8 @@ class image_task {
     return true;
   }
 
+  /// Of one rank's batch.
+  const extents<4>& input_shape() const { return shape_; }
   std::vector<layer_input> layer_inputs(const model_type& net) const { return traced_inputs(net, shape_); }
 
   template <class Comm>

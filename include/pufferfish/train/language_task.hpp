@@ -34,7 +34,7 @@ class segment_place {
   using view = tensor_view<const std::int32_t, 2>;
 
  public:
-  /// For up to so many tokens.
+  /// Room for `tokens` tokens.
   explicit segment_place(index_t tokens) : place_(2 * tokens * size) {}
 
   void bring(context<Device>& ctx, const token_segment& part) {

@@ -50,6 +50,11 @@ struct switch_options {
   /// Number of batches from which the running statistics of batch norms are estimated right after the switch
   /// (estimate_norms). They matter for evaluations before the next training steps. 0: no estimation.
   index_t norm_batches = 0;
+  /// Number of batches over which mean and variance are measured between the factors of each convolution on
+  /// the main path; each such convolution then becomes a LowRankNormConv whose batch norm starts as the
+  /// identity of inference (factor_norms.hpp). Not together with carry_state or frobenius_decay. 0: no batch
+  /// norms between factors.
+  index_t extra_norm_batches = 0;
   /// Number of dense steps between soft projections of the weights to the policy's ranks (project_softly). 0:
   /// no projection.
   index_t project_every = 0;
@@ -67,7 +72,14 @@ struct switch_options {
     };
     not_negative("statistics_steps", statistics_steps);
     not_negative("norm_batches", norm_batches);
+    not_negative("extra_norm_batches", extra_norm_batches);
     not_negative("project_every", project_every);
+    if (extra_norm_batches > 0 && (carry_state || frobenius_decay > 0.0)) {
+      detail::throw_error<value_error>(
+          {"switch: extra_norm_batches ", extra_norm_batches, " together with ",
+           carry_state ? "carry_state" : "frobenius_decay",
+           "; with a batch norm between them, the product of two factors is no weight"});
+    }
   }
 };
 
@@ -133,6 +145,8 @@ struct switch_result {
   double milliseconds = 0.0;
   factorization factors;  ///< per-layer reports on rank 0 only
   std::string why = {};   ///< reason of the moment, in words
+  /// cuttlefish_moment::least_gain: the stages as measured; on rank 0 of the run that measured them only.
+  std::vector<stage_time> stages = {};
   /// With switch_options::test: tests of the dense network, of the factorized network, and of the factorized
   /// network with batch-norm statistics estimated from norm_batches.
   std::optional<evaluation> before = {}, after = {}, estimated = {};

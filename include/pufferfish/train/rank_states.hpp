@@ -15,6 +15,7 @@
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/dist/communicator.hpp>
 #include <pufferfish/train/checkpoint.hpp>
+#include <pufferfish/train/progress_record.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -48,6 +49,19 @@ std::string on_root(Comm& comm, Work&& work) {
   if (mine.failure) std::rethrow_exception(mine.failure);
   if (failed[0] != 0) PUFFERFISH_THROW(state_error("rank 0 failed: " + text));
   return text;
+}
+
+/// Gives the network of every rank the structure of rank 0's: which layers are low-rank, with which ranks,
+/// and which have a batch norm between their factors. All were of one structure before rank 0 changed its
+/// own. Collective.
+template <class Comm, class Net>
+void share_structure(Comm& comm, Net& net) {
+  const bool root = comm.rank() == 0;
+  const std::string layers = broadcast_text(comm, root ? ranks_to_text(low_rank_layers(net)) : "", 0);
+  const std::string norms = broadcast_text(comm, root ? ranks_to_text(factor_norm_layers(net)) : "", 0);
+  if (root) return;
+  if (ranks_to_text(factor_norm_layers(net)) != norms) apply_factor_norms(net, ranks_from_text(norms));
+  if (ranks_to_text(low_rank_layers(net)) != layers) apply_ranks(net, ranks_from_text(layers));
 }
 
 /// Arrays of every rank, in a checkpoint "name.0", "name.1", ... Only rank 0 has room for those of all.

@@ -15,6 +15,7 @@
 
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/nn/measure_layers.hpp>
+#include <pufferfish/nn/profile_stages.hpp>
 #include <pufferfish/nn/stable_ranks.hpp>
 #include <pufferfish/train/carry_state.hpp>
 #include <pufferfish/train/estimate_norms.hpp>
@@ -78,7 +79,8 @@ class run_switch {
   }
 
   /// Whether the switch is due at the start of the record's epoch. Rank 0 measures and decides. Collective.
-  bool is_due(context<device_type>& ctx, Comm& comm, const model_type& net, const training_record& at) {
+  bool is_due(context<device_type>& ctx, Comm& comm, const Task& task, const model_type& net,
+              const training_record& at) {
     if (options_.mode != training_mode::hybrid || at.low_rank) return false;
     const switch_measurement wanted = clock_.wanted(at.epoch);
     seen_.reset();
@@ -87,7 +89,7 @@ class run_switch {
     } else {
       seen_ = statistics_.finish(comm, net);
       const std::string state = on_root(comm, [&] {
-        clock_.decide(at.epoch, measure(wanted, ctx, net));
+        clock_.decide(at.epoch, measure(wanted, ctx, task, net));
         return clock_.state();
       });
       if (comm.rank() != 0) clock_.set_state(state, "rank 0");
@@ -96,6 +98,8 @@ class run_switch {
   }
   /// Reason of the last decision, in words.
   const std::string& why() const { return clock_.reason(); }
+  /// switch_result::stages.
+  const std::vector<stage_time>& stages() const { return stages_; }
 
   /// Sums the statistics over all ranks. To be called before the factorization. Collective.
   void gather(Comm& comm, const model_type& net) {
@@ -128,13 +132,20 @@ class run_switch {
     if (comm.size() > 1) optimizer_mirror<T>(memory_of<device_type>::source(), to).spread(comm);
   }
 
-  /// Estimates this rank's statistics of batch norms, if the options ask for it. Returns whether they do.
-  bool estimate(const all_parts& run, const training_record& at) const {
-    if (options_.switching.norm_batches == 0) return false;
-    estimate_norms(run.ctx, run.task, run.net, {at.epoch, 0, at.total_steps},
-                   options_.switching.norm_batches);
+  /// If the options ask for it: estimates the statistics of batch norms and inserts batch norms between the
+  /// factors, which moves the arenas (moves_arenas()). average(): averages the buffers over the ranks.
+  /// Returns whether the options ask for one of the two. Collective.
+  template <class Average>
+  bool estimate(const all_parts& run, const training_record& at, Average&& average) const {
+    const index_t passes = std::max(options_.switching.norm_batches, options_.switching.extra_norm_batches);
+    if (passes == 0) return false;
+    if (moves_arenas()) observe_factors(run.net);
+    estimate_norms(run.ctx, run.task, run.net, {at.epoch, 0, at.total_steps}, passes);
+    average();
+    if (moves_arenas()) settle_factor_norms(run.net);
     return true;
   }
+  bool moves_arenas() const { return options_.switching.extra_norm_batches > 0; }
 
   /// Tests the network, if the options ask for it. Adds the duration of the test to `start`, so that the time
   /// of the switch does not contain the test. Collective.
@@ -208,15 +219,42 @@ class run_switch {
     return policy;
   }
 
-  switch_evidence measure(switch_measurement wanted, context<device_type>& ctx, const model_type& net) const {
+  switch_evidence measure(switch_measurement wanted, context<device_type>& ctx, const Task& task,
+                          const model_type& net) {
     switch_evidence found;
     if (wanted == switch_measurement::stable_ranks) {
-      found.stable_ranks = stable_ranks(net, policy_on(ctx));
+      found.stable_ranks = stable_ranks(net, candidates(ctx, task, net));
     } else if (seen_) {
       model_type trial = net;
       found.predicted_loss = device_work::factorize(trial, options_.factorize, ctx, &*seen_).predicted_loss();
     }
     return found;
+  }
+
+  // The layers whose stable ranks are followed: those that the policy selects, or of these the ones in
+  // stages that gain enough. The first measurement of the run decides for all later ones.
+  factorize_policy candidates(context<device_type>& ctx, const Task& task, const model_type& net) {
+    const double least = std::get<cuttlefish_moment>(clock_.moment()).least_gain;
+    factorize_policy policy = policy_on(ctx);
+    if (least == 0.0) return policy;
+    if (clock_.cuttlefish().measurements() > 0) {
+      return only_layers(std::move(policy), clock_.cuttlefish().layer_names());
+    }
+    if constexpr (requires { task.input_shape(); }) {
+      stages_ = profile_stages(net, task.input_shape(), unmeasured(policy), ctx);
+      std::vector<std::string> names = profitable_layers(stages_, least);
+      if (!names.empty()) return only_layers(std::move(policy), std::move(names));
+      std::string gains;
+      for (const stage_time& stage : stages_) {
+        gains += message({gains.empty() ? "" : ", ", stage.first, " to ", stage.last, ": "}) +
+                 exact_number(stage.gain());
+      }
+      throw_error<value_error>({"switch: no stage gains ", least, " from low-rank layers (", gains,
+                                "); choose a smaller least_gain, 0 for no measurement"});
+    } else {
+      PUFFERFISH_THROW(
+          value_error("switch: least_gain, but the task has no input_shape() to measure stages with"));
+    }
   }
 
   // Rank 0 projects and broadcasts, so that all ranks have the same bits.
@@ -233,6 +271,7 @@ class run_switch {
   switch_clock clock_;
   switch_statistics<model_type> statistics_;
   std::optional<network_statistics> seen_;  // sums over all ranks, until the switch
+  std::vector<stage_time> stages_;          // rank 0, of the run that measured them
 };
 
 }  // namespace detail

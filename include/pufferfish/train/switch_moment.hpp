@@ -34,6 +34,11 @@ struct cuttlefish_moment {
   /// The switch happens at the start of this epoch at the latest, with the ranks measured there. Empty: the
   /// run stays dense until all layers have settled.
   std::optional<index_t> latest = std::nullopt;
+  /// Above 0: only layers of stages are candidates whose step becomes at least `least_gain` times as fast at
+  /// rank ratio 1/4 (profile_stages; 1.5 in the paper). Rank 0 measures the stages when the run starts, so
+  /// the candidates depend on the machine; checkpoints contain them. 0: no measurement; all layers that the
+  /// policy selects are candidates.
+  double least_gain = 0.0;
 };
 
 /// The switch happens at the start of the first epoch, from `earliest` on, at which the predicted loss p has
@@ -59,6 +64,10 @@ PUFFERFISH_COLD inline void check_moment(const switch_moment& moment) {
   if (const auto* fixed = std::get_if<fixed_epoch>(&moment)) return require_epoch("the", fixed->epoch, 0);
   if (const auto* c = std::get_if<cuttlefish_moment>(&moment)) {
     check_cuttlefish(c->options);
+    if (!(c->least_gain >= 0.0) || !std::isfinite(c->least_gain)) {
+      detail::throw_error<value_error>({"switch moment: a least gain of ", c->least_gain,
+                                        " of a stage; it must be finite and not negative"});
+    }
     return require_epoch("the latest", c->latest.value_or(0), 0);
   }
   const auto& p = std::get<predicted_loss_moment>(moment);
@@ -82,8 +91,11 @@ PUFFERFISH_COLD inline std::string describe(const switch_moment& moment) {
     return epoch ? detail::message({", at the latest at epoch ", *epoch}) : std::string();
   };
   if (const auto* fixed = std::get_if<fixed_epoch>(&moment)) return detail::message({"epoch ", fixed->epoch});
-  if (const auto* c = std::get_if<cuttlefish_moment>(&moment))
-    return describe(c->options) + latest(c->latest);
+  if (const auto* c = std::get_if<cuttlefish_moment>(&moment)) {
+    const std::string stages =
+        c->least_gain > 0.0 ? detail::message({", stages with a gain of at least ", c->least_gain}) : "";
+    return describe(c->options) + stages + latest(c->latest);
+  }
   const auto& p = std::get<predicted_loss_moment>(moment);
   return detail::message({"predicted loss falls by less than ", p.improvement,
                           " of it over an epoch or is at most ", p.tolerance, ", from epoch ", p.earliest}) +

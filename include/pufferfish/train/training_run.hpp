@@ -129,7 +129,7 @@ class training_run {
     try {
       if (tune_first_) tune_now();
       if (record_.step < steps_per_epoch()) {  // else it was saved alone, at the end of an epoch
-        if (record_.step == 0 && switch_.is_due(ctx_, *comm_, net_, record_)) do_switch(observer);
+        if (record_.step == 0 && switch_.is_due(ctx_, *comm_, task_, net_, record_)) do_switch(observer);
         train_step(observer);
         const evaluation& seen = record_.seen;
         observer.on_step({record_.epoch, options_.epochs, record_.step, steps_per_epoch(), record_.low_rank,
@@ -230,7 +230,7 @@ class training_run {
     const bool whole = record.saved_by < 0;
     record.saved_by = -1;
     const std::optional<exchange_plan> plan = detail::usable_plan(plan_text, path, comm_->size());
-    take_structure(low_rank_layers(loaded), loaded);
+    detail::share_structure(*comm_, loaded);
     optimizer_type restored(switch_.make_target(loaded), options_.optimizer);
     auto compressor = new_compressor(loaded.store());
     std::vector<compressor_state<T>> compressed;
@@ -350,11 +350,12 @@ class training_run {
   void do_switch(training_observer& observer) {
     detail::run_clock::time_point start = detail::run_clock::now();
     average_buffers();
-    switch_result result{.epoch = record_.epoch, .factors = {}, .why = switch_.why()};
+    switch_result result{
+        .epoch = record_.epoch, .factors = {}, .why = switch_.why(), .stages = switch_.stages()};
     result.before = switch_.test(parts(), start);
     switch_.gather(*comm_, net_);
     const auto kept = switch_.remember(net_, *optimizer_);
-    const std::string ranks = on_root([&] {
+    on_root([&] {
       try {
         result.factors = switch_.factorize(ctx_, task_, net_);
       } catch (const value_error& e) {
@@ -362,18 +363,18 @@ class training_run {
         throw;
       }
       interrupted_ = detail::in_switch;
-      return detail::ranks_to_text(result.factors.ranks());
+      return std::string();
     });
     interrupted_ = detail::in_switch;
-    take_structure(detail::ranks_from_text(ranks), net_);
+    detail::share_structure(*comm_, net_);
     broadcast_state();
     bind_to_arenas();
     switch_.carry(kept, ctx_, *comm_, net_, *optimizer_);
     record_.low_rank = true;
     if (plateau_) plateau_->forget_best();
     result.after = switch_.test(parts(), start);
-    if (switch_.estimate(parts(), record_)) {
-      average_buffers();
+    if (switch_.estimate(parts(), record_, [&] { average_buffers(); })) {
+      if (switch_.moves_arenas()) bind_to_arenas();
       result.estimated = switch_.test(parts(), start);
     }
     result.milliseconds = detail::milliseconds_since(start);
@@ -381,14 +382,6 @@ class training_run {
     interrupted_ = nullptr;
     check_ranks_agree("after the switch");
     observer.on_switch(result);
-  }
-
-  // Brings a network of the dense structure to that of rank 0, which has it already.
-  void take_structure(const std::vector<layer_rank>& of_root, model_type& net) {
-    const std::string text = detail::broadcast_text(*comm_, detail::ranks_to_text(of_root), 0);
-    if (comm_->rank() == 0) return;
-    const std::vector<layer_rank> ranks = detail::ranks_from_text(text);
-    if (low_rank_layers(net) != ranks) apply_ranks(net, ranks);
   }
 
   void tune_now() {
