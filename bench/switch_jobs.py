@@ -163,6 +163,13 @@ def headline():
     yield Row("A", "later-3", "the same, rate three times as high at the switch",
               f"{of} --warmup-epochs 6 {NEW} --switch-rate 3 --carry-state --frobenius-decay 0.0005", minutes=8.0,
               family="two-sided", seeds=(1,))
+    # How much of the loss is left if less of the training is left after the switch.
+    for epoch in (8, 10):
+        yield Row("A", f"after-{epoch}", f"the same, rate doubled at the switch after {epoch}",
+                  f"{of} --warmup-epochs {epoch} {NEW} --switch-rate 2 --carry-state --frobenius-decay 0.0005", minutes=8.5,
+                  family="two-sided")
+    yield Row("A", "today-after-10", "today's way, rate doubled at the switch after 10, carried state",
+              f"{of} --warmup-epochs 10 {ADVICE} --switch-rate 2 --carry-state", minutes=8.5, family="plain")
     of = f"{RESNET} --epochs 4"
     yield Row("A2", "dense", "dense", f"{of} --mode dense", minutes=3.0)
     yield Row("A2", "today", "today's way", f"{of} --warmup-epochs 1 {ADVICE} {TESTED}", minutes=2.8)
@@ -202,6 +209,7 @@ def elements():
     for name, (title, options) in ELEMENTS.items():
         if name != "norms":  # the row B-new
             yield short(f"only-{name}", f"with {title}", f"{base} {norms} {options}", section)
+    yield short("only-extra-norm", "with batch norms between the factors", f"{base} {norms} --extra-norm 20", section)
     everything = " ".join(options for _, options in ELEMENTS.values())
     yield short("all", "with all of them", f"{base} {everything}", section)
     for name, (title, _) in ELEMENTS.items():
@@ -325,7 +333,7 @@ NAMES = {
 HYBRID_ONLY = ("--warmup-epochs", "--switch-rate")
 NOT_DENSE = ("--rank-ratio", "--first-layer", "--dense-layers")
 SWITCH = ("--policy", "--truncation", "--uniform-ranks", "--budget", "--mac-budget", "--statistics-steps", "--switch-when",
-          "--carry-state", "--frobenius-decay", "--ramp-steps", "--ramp-start", "--norm-batches", "--project-every", "--test-switch")
+          "--carry-state", "--frobenius-decay", "--ramp-steps", "--ramp-start", "--norm-batches", "--extra-norm", "--project-every", "--test-switch")
 ELSEWHERE = ("--threads", "--schedule", "--lr-warmup", "--factorize-embeddings")
 
 
@@ -355,6 +363,7 @@ def expected_switch(flags):
             "carry_state": "--carry-state" in flags, "frobenius_decay": float(flags.get("--frobenius-decay", 0)),
             "ramp": f"from {float(flags.get('--ramp-start', 0)):g} over {ramp} steps" if ramp else "none",
             "norm_batches": int(flags.get("--norm-batches", 0)), "project_every": int(flags.get("--project-every", 0)),
+            "extra_norm_batches": int(flags.get("--extra-norm", 0)),
             "fixed": policy != "cuttlefish" and not by_loss}
 
 
@@ -367,6 +376,8 @@ def same(found, wanted):
 
 def switch_difference(flags, document):
     switch = document["options"].get("switch")
+    if switch is not None:
+        switch = {"extra_norm_batches": 0, **switch}  # earlier programs had no such option
     wanted = expected_switch(flags)
     if switch is None:
         # Programs before these options knew the paper's way, and for a while others without a word of it in `options`;

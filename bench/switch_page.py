@@ -3,6 +3,7 @@
 
 `known` maps finished jobs to their documents. Differences are paired by seed: only seeds that both sides have count.
 """
+import json
 import shutil
 import statistics
 import subprocess
@@ -238,6 +239,28 @@ def goal_table(results):
     return [*lines, ""]
 
 
+# --- trained networks, by bench/trained_model ---
+
+def trained(raw):
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(raw.glob("trained-*.json"))]
+    lines = ["## A trained network, factorized and not trained again", "",
+             "ResNet-18 of width 16 of the headline, trained dense for 12 epochs; its file is factorized by `factorize_weights` "
+             "(all layers allowed, `--budget`) and tested by `predict`. Batch norms keep their running statistics. *Plain* takes "
+             "ranks by each weight's own energy and reads no statistics; the others read those of 20 batches. Accuracy in "
+             "percent, mean (least to most over seeds).", "", "```sh", "bench/trained_model --data DIR", "```", ""]
+    if not documents:
+        return [*lines, "Not run yet.", ""]
+    ways = list(dict.fromkeys(row["way"] for d in documents for row in d["rows"]))
+    lines += [f"Seeds {', '.join(str(d['seed']) for d in documents)}; dense "
+              f"{spread(d['accuracy'] for d in documents)} %, {documents[0]['elements']:,} numbers in the file.", "",
+              f"| numbers that are left | {' | '.join(ways)} |", "|---" + "|---:" * len(ways) + "|"]
+    for share in dict.fromkeys(row["share"] for d in documents for row in d["rows"]):
+        cells = [spread(row["accuracy"] for d in documents for row in d["rows"] if (row["share"], row["way"]) == (share, way))
+                 for way in ways]
+        lines.append(f"| {100 * share:.0f} % | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
 # --- plots ---
 
 AXES = {"parameters": ("parameters / 1000", 1e-3), "macs": ("multiply-adds an image / million", 1e-6)}
@@ -276,6 +299,30 @@ def pareto(raw, group, rows, results):
     return drawn
 
 
+def switch_plot(raw, results):
+    """Draws what the headline's switch did, layer by layer: ranks, and what is dropped; the file's name, or none."""
+    file = "layers-A-new.svg"
+    documents = results.of("A-new")
+    layers = documents[min(documents)].get("switch", {}).get("layers", []) if documents else []
+    if not layers or any(not layer.get("predicted_loss") for layer in layers):
+        return None
+    if shutil.which("gnuplot") is None:
+        return file if (raw / file).is_file() else None
+    rows = "".join(f'"{layer["name"]}" {layer["rank"] / min(layer["rows"], layer["cols"]):.6g} {1 - layer["kept_energy"]:.6g} '
+                   f'{1 - layer["weighted_energy"]:.6g} {layer["predicted_loss"]:.6g} {layer["rank"]}\n' for layer in layers)
+    text = (f"set terminal svg size 860,600 dynamic background rgb 'white'\nset output '{file}'\n$d << EOD\n{rows}EOD\n"
+            "set multiplot\nset size 1,0.42\nset origin 0,0.58\nset grid ytics\nset style fill solid 0.6 noborder\nset boxwidth 0.7\n"
+            f"set xrange [-0.7:{len(layers) - 0.3}]\nset lmargin 12\nset bmargin 1\nset xtics format ''\n"
+            "set ylabel 'rank / full rank'\nset yrange [0:*]\nset key top left\n"
+            "plot $d using 0:2 with boxes lc rgb '#4878a8' notitle, $d using 0:2:6 with labels offset 0,0.6 font ',9' notitle\n"
+            "set size 1,0.6\nset origin 0,0\nset bmargin 6\nset xtics rotate by -40 font ',9'\nset logscale y\nset format y '10^{%L}'\nset yrange [*:*]\n"
+            "set ylabel 'share dropped; loss'\nset key outside top center horizontal\n"
+            "plot $d using 0:3:xtic(1) with linespoints lc rgb 'gray50' pt 4 title 'share of the weight that is dropped', "
+            "$d using 0:4 with linespoints lc rgb '#4878a8' pt 7 title 'share of the loss-weighted energy', "
+            "$d using 0:5 with linespoints lc rgb '#c03030' pt 9 title 'predicted loss'\nunset multiplot\n")
+    return file if subprocess.run(["gnuplot"], input=text, text=True, cwd=raw, check=False).returncode == 0 else None
+
+
 # --- the page ---
 
 def surroundings(known):
@@ -309,6 +356,10 @@ def section(name, rows, results, raw):
         lines += [*([f"### {part}", ""] if part else []), *table([*base, *members], results, group)]
         if part == "After the switch":
             lines += elements(results)
+    if name == "A" and (file := switch_plot(raw, results)):
+        lines += ["What the new switch did, layer by layer (the first seed of *two-sided, today's parameters*; numbers above the "
+                  "bars are ranks, layers that are not shown stay dense):", "",
+                  f"![ranks, and what is dropped, of each layer](switch/{file})", ""]
     for file in pareto(raw, name, rows, results):
         lines += [f"![test accuracy against {'parameters' if 'parameters' in file else 'multiply-adds'}](switch/{file})", ""]
     return lines
@@ -339,6 +390,7 @@ def write_page(page, raw, jobs, known):
     lines += ["## Goals", "", *goal_table(results)]
     for name in jobs_of.GROUPS:
         lines += section(name, [row for row in rows if row.group == name], results, raw)
+    lines += trained(raw)
     lines += ["## Commands", "", "Of the first seed. `HALF` and `TINY` are the reduced data sets that bench/switch_study writes.",
               "", "```sh", *(jobs_of.Job(row, row.seeds[0]).shown() for row in rows), "```"]
     aside = page.with_name(page.name + ".tmp")

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -285,6 +286,30 @@ class Page(Folder):
         self.assertTrue(row.endswith("| 2.0 (2.0 to 2.0) |"), row)
         self.assertIn("A-new (seed 3)", text)
         self.assertIn("Machine: a machine; compiler: a compiler, release build; commits abc.", text)
+
+    def test_switch_is_drawn_layer_by_layer(self):
+        layers = [{"name": f"conv{i}", "rows": 64, "cols": 288, "rank": 10 + i, "kept_energy": 0.8, "weighted_energy": 0.99,
+                   "predicted_loss": 1e-3} for i in range(5)]
+        switch = {"after_epochs": 4, "milliseconds": 9.0, "predicted_loss": 0.01, "layers": layers}
+        self.keep(job_of("A-new"), switch=switch)
+        self.assertEqual("layers-A-new.svg" in self.page(), shutil.which("gnuplot") is not None)
+        if shutil.which("gnuplot"):
+            drawn = (self.results / "switch" / "layers-A-new.svg").read_text(encoding="utf-8")
+            for text in ("conv0", "conv4", "rank / full rank", "predicted loss", ">14<"):
+                self.assertIn(text, drawn)
+
+    def test_trained_networks_are_averaged_over_seeds(self):
+        self.assertIn("Not run yet.", self.page())
+        folder = self.results / "switch"
+        for seed, shift in ((1, 0.0), (2, 2.0)):
+            rows = [{"share": share, "way": way, "accuracy": accuracy + shift} for share, way, accuracy in (
+                (0.7, "plain", 60.0), (0.7, "two-sided", 80.0), (0.34, "plain", 20.0), (0.34, "two-sided", 50.0))]
+            (folder / f"trained-{seed}.json").write_text(json.dumps(
+                {"seed": seed, "accuracy": 87.0, "elements": 1234, "rows": rows}), encoding="utf-8")
+        text = self.page()
+        self.assertIn("Seeds 1, 2; dense 87.00 (87.00 to 87.00) %, 1,234 numbers in the file.", text)
+        self.assertIn("| numbers that are left | plain | two-sided |", text)
+        self.assertIn("| 34 % | 21.00 (20.00 to 22.00) | 51.00 (50.00 to 52.00) |", text)
 
     def test_losses_at_the_switch(self):
         def switch(before, after, estimated):
