@@ -27,7 +27,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// dlib steps after the whole backward pass, so nothing overlaps: a step takes as much longer as all layers'
 /// all-reduces do. The trainer calls solvers in a thread of its own: MPI must be there for it
-/// (thread_level::serialized), and nobody else may use the communicator until the trainer is waited for
+/// (thread_level::serialized), and no one else may use the communicator until the trainer is waited for
 /// (get_net).
 template <class Solver, class Comm>
 class distributed_solver {

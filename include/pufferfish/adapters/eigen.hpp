@@ -158,7 +158,7 @@ auto samples_of(M&& columns) {
   return transpose(view_of(columns));
 }
 
-/// Ours where the samples lie back to back, else a copy in scratch.
+/// Ours where the samples are stored back to back, else a copy in scratch.
 template <class T>
 tensor_view<const T, 2> dense_samples(const tensor_view<const T, 2>& samples, scratch_frame& frame) {
   if (samples.is_contiguous()) return samples;

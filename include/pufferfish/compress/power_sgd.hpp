@@ -54,7 +54,7 @@ inline std::string describe(const power_sgd_options& options) {
 ///     Q = mean over ranks of Q_own;  result = Q P^T;  e = D - Q_own P^T      (aggregated: D - result)
 ///
 /// Two sums a step: all P, and what is not compressed (vectors, and matrices that it would not pay for),
-/// which becomes the mean; then all Q. A matrix is a parameter as it lies in memory: rows are its outer
+/// which becomes the mean; then all Q. A matrix is a parameter as stored in memory: rows are its outer
 /// extents (taps and inputs of a convolution), columns the innermost one (outputs); P belongs to the columns.
 /// A column of P that vanishes is replaced by a unit vector orthogonal to the others.
 ///

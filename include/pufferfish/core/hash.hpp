@@ -36,7 +36,7 @@ class hasher {
   constexpr hasher() = default;
   constexpr explicit hasher(std::uint64_t seed) : state_(detail::spread_bits(seed ^ initial)) {}
 
-  /// Adds the bytes as they lie in memory.
+  /// Adds the bytes as stored in memory.
   hasher& bytes(std::span<const std::byte> piece) {
     step(piece.size());
     std::size_t at = 0;

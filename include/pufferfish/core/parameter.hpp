@@ -230,7 +230,7 @@ class parameter {
   /// Position in the network's arenas, or -1.
   int id() const { return id_; }
 
-  /// Whether the values lie on a device, where the host must not touch them.
+  /// Whether the values are stored on a device, where the host must not touch them.
   bool on_device() const { return values_.on_device(); }
 
   /// Moves values and gradient to their places in a network's arenas. The places must outlive the binding.

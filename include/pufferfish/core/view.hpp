@@ -121,7 +121,7 @@ PUFFERFISH_NOINLINE constexpr bool is_contiguous(const index_t* shape, const ind
 
 }  // namespace detail
 
-/// A strided array of N dimensions over memory that somebody else owns.
+/// A strided array of N dimensions over memory that the caller owns.
 /// Copying a view copies no elements; `T` may be const. Strides are in elements and may be in any order (an
 /// OIHW view of a weight stored HWIO has the output channels' stride 1).
 template <class T, std::size_t N>
@@ -175,7 +175,8 @@ class tensor_view {
     return data_[offset];
   }
 
-  /// True if the elements lie back to back, last index fastest (strides of extents below two do not matter).
+  /// True if the elements are stored back to back, last index fastest (strides of extents below two do not
+  /// matter).
   constexpr bool is_contiguous() const { return detail::is_contiguous(extents_.data(), strides_.data(), N); }
 
   /// The elements of a contiguous view. Throws shape_error for any other.

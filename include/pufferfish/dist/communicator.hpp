@@ -11,7 +11,7 @@
 ///   there to find out before data is mixed whether the ranks are about to do so.
 /// - One thread at a time uses a communicator and its requests.
 /// - Blocking collectives work in place and return when this rank's memory holds the result.
-/// - A started reduction owns the span's memory until `wait()` returned or `done()` was true: nobody else may
+/// - A started reduction owns the span's memory until `wait()` returned or `done()` was true: no one else may
 ///   read or write it, and it may overlap no other collective's span. It must stay alive that long. Any
 ///   number may be in flight; a blocking collective may be called meanwhile.
 /// - An empty span does nothing (on all ranks, as lengths are equal).

@@ -40,7 +40,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// communicator) begin throws state_error: the ranks' collectives may no longer fit together. Make a new
 /// exchange on all ranks. A step that nonfinite_policy::stop ends has not failed in this sense.
 ///
-/// Between begin and finish nobody else may use the communicator. The mean is the sum times 1 / p, rounded;
+/// Between begin and finish no one else may use the communicator. The mean is the sum times 1 / p, rounded;
 /// the order of the sum is the algorithm's: the same plan (see exchange_plan) on as many ranks gives the same
 /// bits again. All ranks end with the same bits.
 ///

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `gpu::image_loader`: batches of normalised, augmented images out of an image set that lies on a device.
+/// `gpu::image_loader`: batches of normalised, augmented images out of an image set that is stored on a
+/// device.
 
 #include <cstdint>
 #include <span>

@@ -142,7 +142,7 @@ class blas {
           "cublasGemmEx");
   }
 
-  /// `count` such products, the operands of each so many elements behind those of the one before.
+  /// `count` such products, the operands of each so many elements after those of the previous one.
   void multiply_batch(const detail::blas_product& p, index_t count, index_t a_stride, index_t b_stride,
                       index_t c_stride) const {
     const scales one(p.type, 1.0), beta(p.type, p.add ? 1.0 : 0.0);
@@ -225,7 +225,7 @@ class blas {
     lay_out(c, p.c_type, p.m, p.n, p.c_step);
   }
 
-  // Largest power of two up to 256 that divides an address: parameters lie packed, wherever they come.
+  // Largest power of two up to 256 that divides an address: parameters are stored packed, wherever they come.
   static std::uint32_t alignment_of(const void* data) {
     const auto address = reinterpret_cast<std::uintptr_t>(data) | 256U;
     return static_cast<std::uint32_t>(address & (~address + 1));

@@ -113,7 +113,7 @@ class context<device::gpu> {
   /// Temporary memory of the device, and of the host for notes; take them through a scratch_frame.
   stack_arena& scratch() { return scratch_; }
   stack_arena& host_scratch() { return host_scratch_; }
-  /// Tensors on it lie on the device, notes on the host.
+  /// Tensors on it are stored on the device, notes on the host.
   pufferfish::tape& tape() { return tape_; }
 
   /// Starts training step `step`, as the CPU's does. Throws what failures() has of steps before.

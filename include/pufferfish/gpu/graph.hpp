@@ -104,7 +104,7 @@ class stream_capture {
 ///     });
 ///
 /// The first runs are direct, until the context's arenas have found their size; then one is captured. A new
-/// key, or an arena that has grown for somebody else's sake, starts that again.
+/// key, or an arena that has grown for another graph, starts that again.
 class step_graph {
  public:
   /// What the addresses and arguments of a step's work follow from.

@@ -14,12 +14,13 @@ namespace gpu {
 
 /// The host writes into pinned memory; a stream of copies takes that to the device while it computes steps
 /// before; the context's stream then copies it within the device to the place that steps read. There are a
-/// few of everything but the place, so that nobody waits while the host is less than `ahead` steps in front.
+/// few of everything but the place, so that no thread waits while the host is less than `ahead` steps in
+/// front.
 class input_place {
  public:
   static constexpr std::size_t ahead = 4;
 
-  /// For up to so many bytes. Throws backend_error.
+  /// Room for `room` bytes. Throws backend_error.
   explicit input_place(index_t room)
       : room_((room + memory_step - 1) / memory_step * memory_step),
         pinned_(pinned_memory(), of_all(), uninitialized),

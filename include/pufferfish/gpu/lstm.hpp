@@ -39,7 +39,7 @@ void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
                                  gpu::detail::rows_of(dc_after), gpu::detail::rows_of(dc_before));
 }
 
-/// The right operand of products step after step on a device: used where it lies. cuBLAS packs what it likes
+/// The right operand of products step after step on a device: used in place. cuBLAS packs what it likes
 /// itself.
 template <class T>
 class step_operand<T, device::gpu> {

@@ -18,7 +18,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How the tokens of a batch lie in memory.
+/// How the tokens of a batch are stored in memory.
 enum class pair_layout {
   padded,  ///< every sentence in as many places as the longest one has, padding behind its end
   packed   ///< one sentence right behind the other: nothing is computed that is thrown away

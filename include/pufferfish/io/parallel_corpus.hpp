@@ -79,7 +79,7 @@ inline vocabulary joint_vocabulary(const parallel_text& text, std::int64_t minim
   return vocabulary(kept, options);
 }
 
-/// Sequences of ids, one behind the other.
+/// Sequences of ids, one after the other.
 class id_lists {
  public:
   index_t size() const { return static_cast<index_t>(ends_.size()); }

@@ -17,7 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 /// The right operand of many products, laid out for the micro-kernels: panels of a few vectors' width. It is
-/// used where it lies if its rows are dense and whole vectors; otherwise `prepare` copies it, padded with
+/// used in place if its rows are dense and whole vectors; otherwise `prepare` copies it, padded with
 /// zeros.
 template <class T>
 class gemm_operand {

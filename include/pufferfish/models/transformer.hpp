@@ -107,10 +107,10 @@ class transformer {
 
   /// The loss of the tokens that follow those of `target`: `next` is shaped as it, and padding in it does not
   /// count. Its sum goes to results[0], how many tokens count to results[1], two numbers in the memory of the
-  /// device; the host is told how many at once. source: batch x its own length. Tokens lie on the host. In
-  /// training, backward(ctx, normalizer) may follow. Logits are never all in memory twice. Throws shape_error
-  /// if the sizes differ or a sentence is longer than the table of positions; value_error for a token outside
-  /// the vocabulary, with its position.
+  /// device; the host is told how many at once. source: batch x its own length. Tokens are stored on the
+  /// host. In training, backward(ctx, normalizer) may follow. Logits are never all in memory twice. Throws
+  /// shape_error if the sizes differ or a sentence is longer than the table of positions; value_error for a
+  /// token outside the vocabulary, with its position.
   index_t loss(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
                const token_matrix& next, const label_smoothing& smoothing, double* results) const {
     if (next.shape() != target.shape()) {

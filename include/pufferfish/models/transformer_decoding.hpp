@@ -22,7 +22,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Hypotheses of a batch of sentences on their way. Refers to the transformer, which must live longer and
-/// stay as it is. What step is told lies on the host, wherever the transformer is.
+/// stay as it is. What step is told is stored on the host, wherever the transformer is.
 template <class T, class Device>
 class transformer_decoding {
  public:

@@ -35,8 +35,8 @@ using vgg_stages = std::array<int, 5>;
 inline constexpr vgg_stages vgg11_stages{1, 1, 2, 2, 2};
 inline constexpr vgg_stages vgg19_stages{2, 2, 4, 4, 4};
 
-/// Convolutions conv1, conv2, ..., each with batch_norm1, ... and relu1, ...; 2x2 max pooling behind every
-/// stage, but `last_pool` behind the last.
+/// Convolutions conv1, conv2, ..., each with batch_norm1, ... and relu1, ...; 2x2 max pooling after every
+/// stage, but `last_pool` after the last.
 template <class T, class Device>
 sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, const vgg_options& options,
                                    any_layer<T, Device> last_pool) {
@@ -88,7 +88,7 @@ void lottery_ticket_values(const std::string& name, parameter<parameter_t<T>>& p
 }  // namespace detail
 
 /// VGG-11 and VGG-19 with batch norm for images of 32x32: eight or sixteen 3x3 convolutions without bias in
-/// five stages to 64, 128, 256, 512 and 512 channels, 2x2 max pooling behind each stage, then three linear
+/// five stages to 64, 128, 256, 512 and 512 channels, 2x2 max pooling after each stage, then three linear
 /// layers of 512, 512 and `classes` outputs (Simonyan and Zisserman, ICLR 2015, configurations A and E with
 /// narrower linear layers). 9,753,674 and 20,560,330 parameters with 10 classes. Names are those of the
 /// paper's code: conv1, batch_norm1, ..., classifier.1, classifier.4, classifier.6.
@@ -104,7 +104,7 @@ network<T, Device> vgg19(const vgg_options& options = {}) {
   return detail::vgg<T, Device>("vgg19", detail::vgg19_stages, options);
 }
 
-/// The VGG-19 that the paper compares with lottery tickets: 2x2 average pooling behind the last stage, and
+/// The VGG-19 that the paper compares with lottery tickets: 2x2 average pooling after the last stage, and
 /// one linear layer, fc. 20,035,018 parameters with 10 classes. Initial values of that comparison: weights
 /// from N(0, 2 / fan_in), batch norm weights from U[0, 1). Otherwise as vgg19.
 template <class T, class Device = device::cpu>

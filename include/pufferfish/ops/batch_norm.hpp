@@ -4,7 +4,7 @@
 /// \file
 /// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation, gradients;
 /// the plain reference and the fast CPU form. Each fast form is one pass over memory, the gradient two, with
-/// a residual sum and a ReLU behind the normalisation in the same passes.
+/// a residual sum and a ReLU after the normalisation in the same passes.
 ///
 /// Source: Ioffe, Szegedy: "Batch normalization", ICML 2015, section 3.
 
@@ -52,7 +52,7 @@ void batch_norm_apply(const tensor_view<const T, 2>& x, const T* mean, const T* 
 
 /// With z_mc = (x_mc - mean_c) inv_std_c: dbias_c = sum_m dy_mc, dweight_c = sum_m dy_mc z_mc,
 /// dx_mc = weight_c inv_std_c (dy_mc - dbias_c / M - z_mc dweight_c / M), where dy_mc counts as 0 where the
-/// mask of a ReLU behind (none: a null mask) does not pass it.
+/// mask of a following ReLU (none: a null mask) does not pass it.
 template <class T>
 void batch_norm_backward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& dy, const T* mean,
                          const T* inv_std, const T* weight, const relu_mask<T>& mask, double* dweight,

@@ -298,7 +298,7 @@ inline conv_shape turned(const conv_shape& shape) {
 }
 
 /// What is left to do for rows of the output while they are in the cache: the bias, and the moments that a
-/// batch norm behind wants.
+/// following batch norm needs.
 template <class T>
 struct output_finish {
   tensor_view<T, 2> y;  ///< all rows

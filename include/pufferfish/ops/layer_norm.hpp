@@ -48,7 +48,7 @@ struct norm_input {
   bool sums() const { return dropout.drops() || !residual.is_null(); }
 };
 
-/// What the backward pass of a layer norm needs. Memory of somebody else (on the tape, usually).
+/// What the backward pass of a layer norm needs. Memory of the caller (on the tape, usually).
 template <class T>
 struct norm_record {
   using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;

@@ -18,7 +18,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Gates of an LSTM, in the order in which they lie side by side.
+/// Gates of an LSTM, in the order in which they are stored side by side.
 inline constexpr index_t lstm_gates = 4;
 
 namespace ops {

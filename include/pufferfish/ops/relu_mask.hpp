@@ -61,7 +61,7 @@ void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f)
 }  // namespace detail
 
 /// One bit for each element of a matrix of rows x channels: whether it passes a ReLU's gradient. A view of
-/// words that somebody else owns (on the tape, usually). On a device the bits lie in another order:
+/// words that the caller owns (on the tape, usually). On a device the bits lie in another order:
 /// gpu/kernels/relu_mask.hpp.
 template <class T>
 struct relu_mask {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// c = a b for many rows of activations and a weight: the left operand is read where it lies, a tile of its
+/// c = a b for many rows of activations and a weight: the left operand is read in place, a tile of its
 /// rows stays in the second-level cache while panels of the right one pass by.
 
 #include <pufferfish/ops/passes.hpp>

@@ -13,7 +13,7 @@ namespace ops {
 namespace reference {
 
 /// c_g = a_g b_g, or c_g += a_g b_g, for each group g of columns. b: the first group's K x N matrix, the
-/// others `group_step` elements behind each other; a: M x G K; c: M x G N.
+/// others `group_step` elements apart; a: M x G K; c: M x G N.
 template <class T>
 void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b, index_t group_step,
                    const tensor_view<T, 2>& c, bool add) {
@@ -35,8 +35,8 @@ class step_operand;
 template <class T>
 class step_operand<T, device::cpu> {
  public:
-  /// b: K x N, any strides; `groups` of them, each `group_step` elements behind the one before. Copied to
-  /// memory of `frame` where that pays for so many steps, else used where it lies: b and the frame must live
+  /// b: K x N, any strides; `groups` of them, each `group_step` elements after the previous one. Copied to
+  /// memory of `frame` where that pays for so many steps, else used in place: b and the frame must live
   /// as long as the operand is used.
   step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
                index_t steps, index_t groups = 1, index_t group_step = 0)

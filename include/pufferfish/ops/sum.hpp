@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Sums of activations, with or without a ReLU behind them: the plain reference and the fast CPU form.
+/// Sums of activations, with or without a ReLU after them: the plain reference and the fast CPU form.
 
 #include <span>
 

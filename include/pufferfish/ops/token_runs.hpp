@@ -26,7 +26,7 @@ struct token_runs {
 
 namespace ops {
 
-/// Runs of sequences of one length, one behind the other: first[s] = s length, and count[s] = lengths[s], or
+/// Runs of sequences of one length, one after the other: first[s] = s length, and count[s] = lengths[s], or
 /// `length` where `lengths` is nullptr. Arrays in the memory of the context's device.
 inline token_runs make_runs(context<device::cpu>&, index_t sequences, index_t length, const index_t* lengths,
                             index_t* first, index_t* count) {

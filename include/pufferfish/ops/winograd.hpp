@@ -20,7 +20,7 @@ namespace ops::detail {
 
 using pufferfish::detail::sized_kernel;
 
-/// Scalars that it is for: whoever asks for double asks for small errors.
+/// Scalars that it is for: double is for small errors.
 template <class T>
 inline constexpr bool has_winograd = std::is_same_v<T, float>;
 

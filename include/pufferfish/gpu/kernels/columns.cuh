@@ -30,7 +30,7 @@ struct lanes {
 template <class T, int Width>
 using row_values = lanes<accumulate_t<T>, Width>;
 
-/// Of T as they lie in memory: one, or multiples of 16 aligned bytes.
+/// Of T as stored in memory: one, or multiples of 16 aligned bytes.
 template <int Width, class T>
 __device__ inline row_values<T, Width> load_row(const T* from) {
   row_values<T, Width> result;

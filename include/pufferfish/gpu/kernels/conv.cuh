@@ -63,8 +63,8 @@ struct correlation_memory {
   static constexpr std::size_t bytes = tiles + Block::rows * sizeof(gathered_pixel);
 };
 
-/// The tiles of the result lie side by side along x, columns fastest: blocks that run at the same time share
-/// patches, and the weight fits into the second-level cache anyway. y: phases of a gradient; z: slices.
+/// The tiles of the result are stored side by side along x, columns fastest: blocks that run at the same time
+/// share patches, and the weight fits into the second-level cache anyway. y: phases of a gradient; z: slices.
 template <class T, class Block, bool Backward>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     correlate(correlation<T> work) {

@@ -9,7 +9,7 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// How a matrix lies in memory. Its columns may be counted by three indices, the last one fastest: an
+/// How a matrix is stored in memory. Its columns may be counted by three indices, the last one fastest: an
 /// unrolled convolution [out][in height width] whose weight is stored [height][width][in][out].
 struct matrix_layout {
   index_t rows;

@@ -209,8 +209,8 @@ __device__ inline T block_max(T value, T lowest) {
 // ---------------------------------------------------------------------------------------------------------
 // Numbers
 
-/// The types that networks compute in whose kernels are compiled: whoever needs fewer, and less time to
-/// compile, defines it before.
+/// The types that networks compute in whose kernels are compiled: a program that needs fewer, and less time
+/// to compile, defines it before.
 #ifndef PUFFERFISH_DEVICE_TYPES
 #define PUFFERFISH_DEVICE_TYPES(use) use(float) use(__nv_bfloat16) use(__half)
 #endif

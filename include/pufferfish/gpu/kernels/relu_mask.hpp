@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Where the bits of a ReLU's mask lie on a device. The words are those of ops::relu_mask, which has room for
-/// at least as many; their order is simpler than the CPU's: element i of the dense matrix has bit i % 32 of
-/// 32-bit word i / 32, so that a warp's consecutive elements share words.
+/// Where the bits of a ReLU's mask are stored on a device. The words are those of ops::relu_mask, which has
+/// room for at least as many; their order is simpler than the CPU's: element i of the dense matrix has bit i
+/// % 32 of 32-bit word i / 32, so that a warp's consecutive elements share words.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Passes over rows of matrices, 16 bytes at a time where they lie so.
+/// Passes over rows of matrices, 16 bytes at a time where they are stored so.
 
 #include <cmath>
 

@@ -10,7 +10,7 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// A matrix with dense rows, each `stride` elements behind the one before.
+/// A matrix with dense rows, each `stride` elements after the previous one.
 template <class T>
 struct row_array {
   T* data;
@@ -24,7 +24,7 @@ struct row_array {
   }
 };
 
-/// Rows first[s] .. first[s] + count[s] - 1 belong to sequence s; the arrays lie on the device.
+/// Rows first[s] .. first[s] + count[s] - 1 belong to sequence s; the arrays are stored on the device.
 struct run_arrays {
   index_t sequences;
   const index_t* first;
@@ -40,8 +40,8 @@ template <class T>
 void scale_rows(cudaStream_t stream, accumulate_t<T> factor, row_array<const T> from, index_t rows,
                 index_t columns, row_array<T> to);
 
-/// to_m = from_(places[m]), or to_(places[m]) = from_m; places lie on the device, each in the other matrix;
-/// nullptr: place m.
+/// to_m = from_(places[m]), or to_(places[m]) = from_m; places are stored on the device, each in the other
+/// matrix; nullptr: place m.
 template <class T>
 void gather_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
                  index_t columns, row_array<T> to);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: products of tiles that lie in shared memory, with the result in the registers of a group of
-/// threads: by the float units, in blocks of each thread, or by the tensor cores, in blocks of each warp.
+/// Internal: products of tiles that are stored in shared memory, with the result in the registers of a group
+/// of threads: by the float units, in blocks of each thread, or by the tensor cores, in blocks of each warp.
 ///
 /// Both kinds have one interface, so that a kernel is written once:
 ///   threads                       how many threads share the result,

@@ -9,7 +9,8 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// Rows of logits z = scale * logits + bias, and what they are held against. All arrays lie on the device.
+/// Rows of logits z = scale * logits + bias, and what they are held against. All arrays are stored on the
+/// device.
 template <class T>
 struct token_logits {
   index_t rows, classes;
