@@ -198,6 +198,9 @@ inline void add_switch_options(CLI::App& app, procedure_options& o) {
   app.add_option("--extra-norm", o.switching.extra_norm_batches,
                  "Put batch norms between the factors of convolutions, measured over N batches")
       ->check(CLI::Range(0, 1000000));
+  app.add_option("--anneal-epochs", o.switching.anneal_epochs,
+                 "Epochs after the switch over which what the factors lack fades out; on the CPU only")
+      ->check(CLI::Range(0, 1000000));
   app.add_option("--project-every", o.switching.project_every,
                  "Dense steps between soft projections towards low rank; 0: none")
       ->check(CLI::Range(0, 1000000000));
@@ -343,6 +346,7 @@ inline nlohmann::ordered_json switch_json(const procedure_options& o, const comm
       {"ramp", at.ramp.describe()},
       {"norm_batches", at.norm_batches},
       {"extra_norm_batches", at.extra_norm_batches},
+      {"anneal_epochs", at.anneal_epochs},
       {"project_every", at.project_every}};
   return j;
 }

@@ -9,6 +9,7 @@
 #include <pufferfish/lowrank.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/activation.hpp>
+#include <pufferfish/nn/annealing.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 #include <pufferfish/nn/batch_norm.hpp>
 #include <pufferfish/nn/collect_statistics.hpp>

@@ -68,6 +68,9 @@ def policies(programs, folder):
                  folder / "norms.json")
     # An image or two may be on the edge: the loader's batches are others.
     expect(abs(load(folder / "norms.json")["files"][0]["accuracy"] - norms["accuracy"]) < 1, "the saved network predicts the same")
+    fading = programs.train(folder, *HYBRID, "--anneal-epochs", 1, "--test-switch")
+    expect_equal(fading["options"]["switch"]["anneal_epochs"], 1, "epochs of annealing")
+    expect_equal(fading["switch"]["accuracy_after"], fading["switch"]["accuracy_before"], "nothing is lost at the switch")
     _, err = programs.run("train_image_classifier", *TINY, *HYBRID, "--extra-norm", 3, "--carry-state", fails=True)
     expect("together with carry_state" in err, f"norms with a carried state are refused:\n{err}")
     out, _ = programs.run("train_image_classifier", *TINY, *HYBRID, "--policy", "two-sided", "--explain", "--progress",

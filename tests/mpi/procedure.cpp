@@ -325,6 +325,7 @@ TEST_CASE("a weighted switch on several ranks: every moment, and resumed among t
     // With the first moment: batch norms between the factors, in place of a carried state.
     options.switching.extra_norm_batches = std::holds_alternative<fixed_epoch>(moment) ? 2 : 0;
     options.switching.carry_state = options.switching.extra_norm_batches == 0;
+    options.switching.anneal_epochs = std::holds_alternative<cuttlefish_moment>(moment) ? 1 : 0;
     parallel_run<float> whole(tiny_net<float>(true), comm, train, test, options);
     whole.run(nobody);
     REQUIRE(whole.switched());

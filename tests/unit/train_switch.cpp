@@ -57,6 +57,7 @@ TEST_CASE("switch: each option changes what is trained, on any number of threads
   check("ramp", [](switch_options& at) { at.ramp = {4, 0.1}; });
   check("projection", [](switch_options& at) { at.project_every = 4; });
   check("norms between factors", [](switch_options& at) { at.extra_norm_batches = 4; });
+  check("annealing", [](switch_options& at) { at.anneal_epochs = 1; });
   training_options tested = plain;
   tested.switching.test = true;
   CHECK(train(tested).digest == base.digest);
@@ -122,6 +123,36 @@ TEST_CASE("switch: batch norms between factors change no output until they are t
   CHECK(low_rank_layers(run.net()).size() == 1);     // the linear layer
 }
 
+TEST_CASE("switch: annealing changes nothing at the switch, and ends with its epochs or with the run") {
+  const image_set set = quadrants(96, 1), test = quadrants(40, 2);
+  training_options options = small_options();
+  options.factorize.first_layer = 1;
+  options.factorize.rank = fixed_rank{1};
+  options.epochs = 4;
+  options.warmup_epochs = 2;
+  options.switching.test = true;
+  options.switching.carry_state = true;
+  const recorder plain = train(options).seen;
+  CHECK(plain.switches[0].after->loss_sum != doctest::Approx(plain.switches[0].before->loss_sum));
+  self comm;
+  for (const index_t epochs : {1, 2, 7}) {
+    CAPTURE(epochs);
+    options.switching.anneal_epochs = epochs;
+    recorder seen;
+    run_of run(tiny_net<float>(true), comm, set, test, options);
+    while (!run.finished()) {
+      run.advance(seen);
+      const bool fading = run.low_rank() && !run.finished() && run.epoch() < 2 + epochs;
+      CHECK(annealed_layers(run.net()).size() == (fading ? 4 : 0));
+      CHECK(low_rank_layers(run.net()).size() == (run.low_rank() ? 4 : 0));
+    }
+    const switch_result& at = seen.switches[0];
+    CHECK(at.after->correct == at.before->correct);
+    CHECK(at.after->loss_sum == doctest::Approx(at.before->loss_sum).epsilon(1e-4));
+    CHECK(run.exchange_bytes() == 4 * run.net().parameter_count());
+  }
+}
+
 TEST_CASE("switch: the rate after it rises along the ramp") {
   training_options options = small_options();
   options.rate_schedule = schedule();
@@ -146,7 +177,10 @@ TEST_CASE("switch: with everything on, a run resumed at any step goes on bit for
   norms.switching.carry_state = false;
   norms.switching.frobenius_decay = 0.0;
   norms.switching.extra_norm_batches = 3;
-  for (const training_options& options : {all_at_once(), cuttlefish, by_loss, norms}) {
+  training_options annealing = all_at_once();
+  annealing.switching.anneal_epochs = 1;
+  annealing.compression = power_sgd_options{2, error_feedback::local, 0.5, 1};
+  for (const training_options& options : {all_at_once(), cuttlefish, by_loss, norms, annealing}) {
     run_of whole(tiny_net<float>(true), comm, train, test, options);
     whole.run(nobody);
     REQUIRE(whole.switched());
@@ -291,6 +325,9 @@ TEST_CASE("switch: options out of range are refused when the run is made") {
   refuse([](switch_options& at) { at.extra_norm_batches = 5, at.carry_state = true; }, "with carry_state");
   refuse([](switch_options& at) { at.extra_norm_batches = 5, at.frobenius_decay = 0.1; },
          "with frobenius_decay");
+  refuse([](switch_options& at) { at.anneal_epochs = -5; }, "anneal_epochs -5");
+  refuse([](switch_options& at) { at.extra_norm_batches = 5, at.anneal_epochs = 2; },
+         "together with anneal_epochs 2");
   refuse([](switch_options& at) { at.project_every = -3; }, "project_every -3");
   refuse([](switch_options& at) { at.project_strength = 1.5; }, "strength of 1.5");
   refuse([](switch_options& at) { at.frobenius_decay = -1.0; }, "strength -1");

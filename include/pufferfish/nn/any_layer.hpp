@@ -31,6 +31,10 @@
 ///                            const ops::relu_mask<T>&) const;    // goes with forward_fused
 ///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
 ///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
+///       // For a layer around a low-rank one, with what any_layer's members of these names return:
+///       low_rank_parts<parameter_t<T>> low_rank();
+///       any_layer<T, Device> twin(const rank_list& ranks, std::optional<bool> bias) const;
+///
 ///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place;
 ///       static constexpr bool gradient_over_input, input_may_move;
 ///       static constexpr bool reads_input, reads_output;         // true for a layer without them
@@ -350,6 +354,7 @@ class any_layer {
       return {};
     }
     low_rank_parts<parameter_t<T>> low_rank() override {
+      if constexpr (requires { layer.low_rank(); }) return layer.low_rank();
       if constexpr (detail::low_rank_layer<L>) return detail::parts_of(layer);
       return {};
     }
@@ -359,6 +364,8 @@ class any_layer {
         using kind = detail::kind_of<L>;
         return detail::make_twin<any_layer, kind>(layer, kind::shape(layer, layer.describe()), ranks,
                                                   bias.value_or(detail::has_any(detail::host_biases(layer))));
+      } else if constexpr (requires { layer.twin(ranks, bias); }) {
+        return layer.twin(ranks, bias);
       } else if constexpr (detail::low_rank_layer<L>) {
         using kind = detail::low_rank_kind_of<L>;
         const auto biases = kind::biases(const_cast<L&>(layer));

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/nn/annealing.hpp>
 #include <pufferfish/nn/batch_norm.hpp>
 #include <pufferfish/nn/conv.hpp>
 #include <pufferfish/nn/factorize.hpp>
@@ -150,11 +151,15 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   return result;
 }
 
-/// Throws state_error, naming the layer, for factors that are only observed yet: see insert_factor_norms.
+/// Throws state_error, naming the layer, for factors that are only observed yet (see insert_factor_norms) and
+/// for an AnnealedLayer.
 template <class T, class Device>
 class settled_check final : public layer_visitor<T, Device> {
  public:
   void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
+    if (slot.template target<AnnealedLayer<T, Device>>() != nullptr) {
+      throw_error<state_error>({"fold_batch_norm: ", name, " has a residual: call detach_residuals first"});
+    }
     auto* const layer = slot.template target<LowRankNormConv<T, Device>>();
     if (layer == nullptr || (*layer)[1].template target<BatchNorm<T>>() != nullptr) return;
     throw_error<state_error>({"fold_batch_norm: ", name, " has ", (*layer)[1].describe(),
@@ -208,7 +213,8 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
 ///
 /// Batch norms elsewhere stay and are reported. Layers with a static rank become layers of the same rank
 /// given at run time. New arenas, a new generation: optimizers and exchanges of the old one throw from now
-/// on. Throws state_error, and changes nothing, between observe_factors and settle_factor_norms.
+/// on. Throws state_error, and changes nothing, between observe_factors and settle_factor_norms, and for
+/// layers with residuals (attach_residuals).
 template <class Root, class Device>
 batch_norm_folding fold_batch_norm(model<Root, Device>& net) {
   batch_norm_folding result;

@@ -25,6 +25,7 @@
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/io/json_numbers.hpp>
 #include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/nn/annealing.hpp>
 #include <pufferfish/nn/factor_norms.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/train/host_mirror.hpp>
@@ -150,6 +151,8 @@ class checkpoint_file {
   /// The layers that are a LowRankNormConv, sorted by name; nullopt for a file of an earlier version, which
   /// does not list them: then a network keeps those that it has.
   const std::optional<std::vector<layer_rank>>& factor_norms() const { return factor_norms_; }
+  /// The layers that have a residual (annealing.hpp), sorted by name.
+  const std::vector<layer_rank>& annealed() const { return annealed_; }
   /// Parameters, buffers and state.
   const std::vector<std::string>& tensor_names() const { return file_.tensor_names(); }
   /// Flat arrays beside the network, with their numbers of elements.
@@ -212,6 +215,9 @@ class checkpoint_file {
     if (file_.metadata().count(detail::metadata_name("factor_norms")) > 0) {
       factor_norms_ = ranks_of("factor_norms", "batch norms between factors");
     }
+    if (file_.metadata().count(detail::metadata_name("annealed")) > 0) {
+      annealed_ = ranks_of("annealed", "layers with a residual");
+    }
     states_ = parse_json_numbers(own_entry("states"), name() + ": the list of states");
     for (const auto& [state, size] : states_) {
       if (file_.tensor(state).count() != size) {
@@ -248,6 +254,7 @@ class checkpoint_file {
   template <class Root, class Device>
   bool has_structure(const model<Root, Device>& net) const {
     return detail::sorted_ranks(low_rank_layers(net)) == ranks_ &&
+           detail::sorted_ranks(annealed_layers(net)) == annealed_ &&
            (!factor_norms_ || detail::sorted_ranks(factor_norm_layers(net)) == *factor_norms_);
   }
 
@@ -259,6 +266,7 @@ class checkpoint_file {
       if (!low_rank_layers(result).empty()) merge(result);
       if (factor_norms_) apply_factor_norms(result, *factor_norms_);
       if (!ranks_.empty()) apply_ranks(result, ranks_);
+      if (!annealed_.empty()) apply_residuals(result, annealed_);
     } catch (const error& e) {
       PUFFERFISH_THROW(io_error(name() + ": the network is of another model: " + e.what()));
     }
@@ -350,6 +358,7 @@ class checkpoint_file {
   std::string version_, layout_;
   std::vector<layer_rank> ranks_;
   std::optional<std::vector<layer_rank>> factor_norms_;
+  std::vector<layer_rank> annealed_;
   named_numbers states_;
   std::vector<std::string> state_names_;  // sorted
   std::map<std::string, std::string> facts_;
@@ -396,6 +405,9 @@ void save_checkpoint(const std::string& path, const model<Root, Device>& net,
   metadata[detail::metadata_name("ranks")] = encode_json_numbers(ranks, path);
   metadata[detail::metadata_name("factor_norms")] =
       encode_json_numbers(detail::numbers_of(factor_norm_layers(net)), path);
+  if (const std::vector<layer_rank> annealed = annealed_layers(net); !annealed.empty()) {
+    metadata[detail::metadata_name("annealed")] = encode_json_numbers(detail::numbers_of(annealed), path);
+  }
   metadata[detail::metadata_name("states")] = encode_json_numbers(sizes, path);
 
   net.read_on_host([&](const Root&) {

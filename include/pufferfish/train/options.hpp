@@ -55,6 +55,11 @@ struct switch_options {
   /// identity of inference (factor_norms.hpp). Not together with carry_state or frobenius_decay. 0: no batch
   /// norms between factors.
   index_t extra_norm_batches = 0;
+  /// Number of epochs after the switch over which what the truncation drops fades out by a cosine
+  /// (annealing.hpp): of convolutions and linear layers, on the CPU only. Gradients are those of the factors
+  /// from the first step on; the multiply-adds of the dense layers are saved from the end of these epochs on,
+  /// or of the run. Not together with extra_norm_batches. 0: the dropped part vanishes at the switch.
+  index_t anneal_epochs = 0;
   /// Number of dense steps between soft projections of the weights to the policy's ranks (project_softly). 0:
   /// no projection.
   index_t project_every = 0;
@@ -73,12 +78,18 @@ struct switch_options {
     not_negative("statistics_steps", statistics_steps);
     not_negative("norm_batches", norm_batches);
     not_negative("extra_norm_batches", extra_norm_batches);
+    not_negative("anneal_epochs", anneal_epochs);
     not_negative("project_every", project_every);
     if (extra_norm_batches > 0 && (carry_state || frobenius_decay > 0.0)) {
       detail::throw_error<value_error>(
           {"switch: extra_norm_batches ", extra_norm_batches, " together with ",
            carry_state ? "carry_state" : "frobenius_decay",
            "; with a batch norm between them, the product of two factors is no weight"});
+    }
+    if (extra_norm_batches > 0 && anneal_epochs > 0) {
+      detail::throw_error<value_error>({"switch: extra_norm_batches ", extra_norm_batches,
+                                        " together with anneal_epochs ", anneal_epochs,
+                                        "; batch norms are measured between factors without a residual"});
     }
   }
 };

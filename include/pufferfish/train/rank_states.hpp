@@ -52,16 +52,20 @@ std::string on_root(Comm& comm, Work&& work) {
 }
 
 /// Gives the network of every rank the structure of rank 0's: which layers are low-rank, with which ranks,
-/// and which have a batch norm between their factors. All were of one structure before rank 0 changed its
-/// own. Collective.
+/// and which have a batch norm between their factors or a residual. All were of one structure before rank 0
+/// changed its own. Collective.
 template <class Comm, class Net>
 void share_structure(Comm& comm, Net& net) {
   const bool root = comm.rank() == 0;
   const std::string layers = broadcast_text(comm, root ? ranks_to_text(low_rank_layers(net)) : "", 0);
   const std::string norms = broadcast_text(comm, root ? ranks_to_text(factor_norm_layers(net)) : "", 0);
+  const std::string annealed = broadcast_text(comm, root ? ranks_to_text(annealed_layers(net)) : "", 0);
   if (root) return;
+  const bool same_residuals = ranks_to_text(annealed_layers(net)) == annealed;
+  if (!same_residuals) detach_residuals(net);
   if (ranks_to_text(factor_norm_layers(net)) != norms) apply_factor_norms(net, ranks_from_text(norms));
   if (ranks_to_text(low_rank_layers(net)) != layers) apply_ranks(net, ranks_from_text(layers));
+  if (!same_residuals) apply_residuals(net, ranks_from_text(annealed));
 }
 
 /// Arrays of every rank, in a checkpoint "name.0", "name.1", ... Only rank 0 has room for those of all.

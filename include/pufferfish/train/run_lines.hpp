@@ -59,6 +59,7 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   if (at.frobenius_decay > 0.0) line("Frobenius decay", exact_number(at.frobenius_decay));
   if (at.norm_batches > 0) line("norm batches", std::to_string(at.norm_batches));
   if (at.extra_norm_batches > 0) line("norms between factors", std::to_string(at.extra_norm_batches));
+  if (at.anneal_epochs > 0) line("annealing epochs", std::to_string(at.anneal_epochs));
   if (at.project_every > 0) {
     line("soft projection",
          message({"every ", at.project_every, " steps, "}) + exact_number(at.project_strength));

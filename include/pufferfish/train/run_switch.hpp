@@ -5,15 +5,18 @@
 /// Internal: `run_switch`: the parts of a training run's switch from dense to low rank: the decision, the
 /// measurements before the factorization, and the optimizer and batch norms after the factorization.
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/nn/annealing.hpp>
 #include <pufferfish/nn/measure_layers.hpp>
 #include <pufferfish/nn/profile_stages.hpp>
 #include <pufferfish/nn/stable_ranks.hpp>
@@ -43,13 +46,19 @@ class run_switch {
   using T = typename all_parts::value_type;
   using device_work = device_parts<device_type>;
   using decay_type = frobenius_decay<T, device_type>;
+  static constexpr bool on_cpu = std::is_same_v<device_type, device::cpu>;
 
  public:
-  /// Throws value_error for options out of range.
+  /// Throws value_error for options out of range, and for options that the device does not have.
   explicit run_switch(const run_options& options)
       : options_((options.switching.validate(), options)),
         clock_(options.switching.moment.value_or(fixed_epoch{options.warmup_epochs})),
-        statistics_(options) {}
+        statistics_(options) {
+    if (options.switching.anneal_epochs > 0 && !on_cpu) {
+      throw_error<value_error>({"switch: anneal_epochs ", options.switching.anneal_epochs,
+                                " on a device; layers with residuals compute on the CPU only"});
+    }
+  }
 
   /// Training at low rank from the start: makes the layers that the policy chooses without statistics
   /// low-rank, with random factors.
@@ -64,9 +73,9 @@ class run_switch {
     net.initialize(options_.seed);
   }
 
-  /// Calls take_step() for one training step. Before it: a soft projection, if one is due. During it: the
-  /// statistics are taken, if this may be one of the last S dense steps. take_step: see
-  /// switch_statistics::run. Collective.
+  /// Calls take_step() for one training step. Before it: a soft projection, if one is due, and the share of
+  /// residuals. During it: the statistics are taken, if this may be one of the last S dense steps. take_step:
+  /// see switch_statistics::run. Collective.
   template <class TakeStep>
   void take_step(context<device_type>& ctx, Comm& comm, model_type& net, const training_record& at,
                  index_t steps_per_epoch, TakeStep&& take_step) {
@@ -74,6 +83,11 @@ class run_switch {
     const bool dense = options_.mode == training_mode::hybrid && !at.low_rank;
     if (dense && every > 0 && at.total_steps > 0 && at.total_steps % static_cast<std::uint64_t>(every) == 0) {
       project(ctx, comm, net);
+    }
+    if (const index_t epochs = annealing_epochs(at); epochs > 0) {
+      const index_t done = (at.epoch - at.switched->epoch) * steps_per_epoch + at.step;
+      set_residual_share(
+          net, residual_share(static_cast<double>(done), static_cast<double>(epochs * steps_per_epoch)));
     }
     statistics_.run(ctx, net, at.epoch, at.step, steps_per_epoch, std::forward<TakeStep>(take_step));
   }
@@ -105,14 +119,19 @@ class run_switch {
   void gather(Comm& comm, const model_type& net) {
     if (!seen_) seen_ = statistics_.finish(comm, net);
   }
-  /// Factorizes rank 0's network. Throws value_error for a budget in milliseconds if the task has no
-  /// layer_inputs().
+  /// Factorizes rank 0's network, and attaches residuals if the options ask for them. Throws value_error for
+  /// a budget in milliseconds if the task has no layer_inputs().
   factorization factorize(context<device_type>& ctx, const Task& task, model_type& net) {
     factorize_policy policy = options_.factorize;
     if (policy.budget && policy.budget->milliseconds) measure_times(ctx, task, net);
     if (std::holds_alternative<cuttlefish_moment>(clock_.moment())) policy.ranks = clock_.ranks();
+    std::optional<model_type> dense;
+    if (options_.switching.anneal_epochs > 0) dense = net;
     factorization made = device_work::factorize(net, policy, ctx, seen_ ? &*seen_ : nullptr);
     seen_.reset();
+    if constexpr (on_cpu) {
+      if (dense) attach_residuals(net, std::move(*dense));
+    }
     return made;
   }
 
@@ -146,6 +165,12 @@ class run_switch {
     return true;
   }
   bool moves_arenas() const { return options_.switching.extra_norm_batches > 0; }
+
+  /// Whether the residuals are to be detached at the end of the record's epoch.
+  bool annealing_ends(const training_record& at) const {
+    const index_t epochs = annealing_epochs(at);
+    return epochs > 0 && at.epoch + 1 == at.switched->epoch + epochs;
+  }
 
   /// Tests the network, if the options ask for it. Adds the duration of the test to `start`, so that the time
   /// of the switch does not contain the test. Collective.
@@ -203,6 +228,13 @@ class run_switch {
   }
 
  private:
+  // Number of epochs over which residuals fade, if the record's epoch is one of them; else 0.
+  index_t annealing_epochs(const training_record& at) const {
+    if (options_.switching.anneal_epochs == 0 || !at.switched) return 0;
+    const index_t epochs = std::min(options_.switching.anneal_epochs, options_.epochs - at.switched->epoch);
+    return at.epoch < at.switched->epoch + epochs ? epochs : 0;
+  }
+
   void measure_times(context<device_type>& ctx, const Task& task, const model_type& net) {
     if constexpr (requires { task.layer_inputs(net); }) {
       if (!seen_) seen_.emplace();

@@ -384,6 +384,24 @@ class training_run {
     observer.on_switch(result);
   }
 
+  // Parameters keep their order, so the states of optimizer and compressor go on.
+  void end_annealing() {
+    const optimizer_memory<T> kept(net_, *optimizer_);
+    const std::uint64_t exchanges = exchange_->steps();
+    std::vector<std::vector<T>> compressed;
+    for (const auto& state : exchange_->states()) {
+      compressed.emplace_back(state.values.begin(), state.values.end());
+    }
+    detach_residuals(net_);
+    bind_to_arenas();
+    kept.carry(net_, *optimizer_);
+    const auto fresh = exchange_->states();
+    for (std::size_t i = 0; i < fresh.size(); ++i) {
+      std::copy(compressed[i].begin(), compressed[i].end(), fresh[i].values.begin());
+    }
+    exchange_->set_steps(exchanges);
+  }
+
   void tune_now() {
     options_.exchange.plan = tune(*comm_);
     unbind();
@@ -435,6 +453,7 @@ class training_run {
     result.train_loss = train.loss();
     result.train_accuracy = train.accuracy();
     detail::note_times(step_ms_, record_.exchange_ms, result);
+    if (switch_.annealing_ends(record_)) end_annealing();
     const std::int64_t nonfinite = check_condition().nonfinite_steps;
     check_ranks_agree("after epoch " + std::to_string(record_.epoch));
     const evaluation tested = test();
