@@ -90,13 +90,16 @@ GROUPS = {
                IMAGES, train_images=60_000),
     "E2": Group("The bundled digits", "20 epochs, switch after 5. [first_run.md](first_run.md) has the same on two ranks.",
                 ACCURACY, IMAGES),
+    "T": Group("ResNet-18 of width 16: time a step", "The headline's switches on 2,560 training images, 3 epochs, switch after 1, for "
+               "times only. Run it alone, `--only T --jobs 1`: the two networks then take turns on one machine, pair by pair.", ACCURACY,
+               IMAGES, train_images=2_560),
     "F": Group("ResNet-18 at full width: time and memory", "64 to 512 channels. A short run for times only: 2,560 training and "
                "500 test images of CIFAR-10, so 20 steps an epoch, 3 epochs, switch after 2, one seed; its accuracy says "
                "nothing. Statistics are taken in all steps of the second epoch and in none of the first, so one process shows "
                "what they cost.", ACCURACY, IMAGES, train_images=2_560),
 }
 # What the command line's --only may name: a group brings its parts.
-PARTS = {"A": ("A", "A2"), "B": ("B",), "C": ("C",), "D": ("D",), "E": ("E", "E2"), "F": ("F",), "A2": ("A2",), "E2": ("E2",)}
+PARTS = {"A": ("A", "A2"), "B": ("B",), "C": ("C",), "D": ("D",), "E": ("E", "E2"), "F": ("F",), "T": ("T",), "A2": ("A2",), "E2": ("E2",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +292,13 @@ def small():
               f"{hybrid} --policy two-sided --budget 0.3662 --mac-budget 0.6456 {TESTED}", minutes=0.5, data="none")
 
 
+def step_times():
+    tiny = {"data": "tiny", "minutes": 0.5}
+    hybrid = f"{RESNET} --epochs 3 --warmup-epochs 1"
+    yield Row("T", "today", "today's way", f"{hybrid} {ADVICE}", **tiny)
+    yield Row("T", "new", "two-sided, today's parameters and 1.1 times its multiply-adds", f"{hybrid} {NEW}", **tiny)
+
+
 def full_width():
     one = {"seeds": (1,), "data": "tiny", "minutes": 9}
     hybrid = f"{FULL_WIDTH} --epochs 3 --warmup-epochs 2"
@@ -299,7 +309,7 @@ def full_width():
 
 
 def all_rows():
-    rows = [*headline(), *factors_and_ranks(), *elements(), *moments(), *pareto(), *sequences(), *small(), *full_width()]
+    rows = [*headline(), *factors_and_ranks(), *elements(), *moments(), *pareto(), *sequences(), *small(), *step_times(), *full_width()]
     assert len({row.key for row in rows}) == len(rows)
     return rows
 

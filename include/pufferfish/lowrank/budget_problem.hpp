@@ -152,7 +152,7 @@ class budget_problem {
     }
   }
 
-  /// A price factor at which `choose` takes no component beyond the floors.
+  /// Upper bound for a search: at this multiple of `price`, `choose` takes only the least rank of each layer.
   double highest_price(const budget_vector& price) const {
     double highest = 0.0;
     const auto consider = [&](double gain, double cost) {

@@ -153,9 +153,9 @@ class budget_search {
     work_ += form_->size();
   }
 
-  /// Finds two neighbouring factors of `unit` such that too_much(state) holds at the lower one only, and
-  /// leaves them in low_ and high_ and their states in above_ and below_; both are 0 if it holds nowhere.
-  /// False if it holds at any price.
+  /// Finds two neighbouring factors of `unit`: low_, whose state above_ is too much, and high_, whose state
+  /// below_ is not. Returns false if the state is too much at any factor. If it is too much at none, low_ and
+  /// high_ are 0, and the result is true.
   template <class TooMuch>
   bool bracket(const budget_vector& unit, const TooMuch& too_much) {
     const double highest = problem_.highest_price(unit), guess = high_;

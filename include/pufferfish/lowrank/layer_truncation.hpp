@@ -38,7 +38,8 @@ inline truncation chosen_truncation(const factorize_options& options) {
   return gradients ? truncation::two_sided : truncation::data_aware;
 }
 
-/// Which of a layer's biases outputs of matrix i are in, and from which element on.
+/// Place of the biases of matrix i's outputs: number of the layer's bias vector, and offset of the first
+/// element.
 struct bias_place {
   std::size_t bias = 0;
   index_t first = 0;

@@ -193,7 +193,9 @@ class output_statistics {
   /// Whether rows_of_sample() was counted.
   bool has_samples() const { return counts_[all_samples] > 0.0; }
 
-  /// Mean of y y^T [outputs x outputs], of x x^T [inputs x inputs], of samples^2 dy dy^T; both triangles.
+  /// Means over the rows seen, both triangles: of y y^T [outputs x outputs], of x x^T [inputs x inputs], and
+  /// of samples^2 dy dy^T [outputs x outputs]. `samples` is the batch size, which undoes the mean of the
+  /// loss.
   tensor<double, 2> output_moment() const { return mean(output_moment_, counts_[output_rows]); }
   tensor<double, 2> input_moment() const { return mean(input_moment_, counts_[input_rows]); }
   tensor<double, 2> gradient_moment() const { return mean(gradient_moment_, counts_[gradient_rows]); }

@@ -207,7 +207,8 @@ class matrix_truncation {
       const tensor<double, 2> outputs = detail::product_tn(weight_.transposed(), vector_operand(mean));
       mean_.assign(outputs.data(), outputs.data() + outputs.size());
     } else {
-      // x x^T is unknown: a multiple of the identity is added to it that gives y y^T the ridge's share.
+      // x x^T is unknown, so its ridge is c I, with c such that the trace of c W W^T is the share input_ridge
+      // of the trace of y y^T.
       const tensor<double, 2> gram = detail::product_tn(weight_.transposed(), weight_.transposed());
       const double norm = detail::trace(gram), energy = detail::trace(moment);
       const double ridge = energy > 0.0 ? detail::input_ridge * energy : 1.0;

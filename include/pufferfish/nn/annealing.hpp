@@ -43,7 +43,8 @@ class AnnealedLayer {
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
-  /// `shape`: of the dense convolution; a linear layer is one of 1x1 pixels. R is zero and s is 1.
+  /// `shape`: of the dense convolution; for a linear layer, of a convolution with a 1x1 kernel. Initially R
+  /// is zero and s is 1.
   AnnealedLayer(layer_type inner, const conv_shape& shape)
       : inner_(std::move(inner)), shape_(shape), residual_(shape.patch() * shape.out_channels), share_(1) {
     *share_.data() = parameter_t<T>(1);

@@ -31,13 +31,13 @@
 ///                            const ops::relu_mask<T>&) const;    // goes with forward_fused
 ///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
 ///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
-///       // For a layer around a low-rank one, with what any_layer's members of these names return:
-///       low_rank_parts<parameter_t<T>> low_rank();
-///       any_layer<T, Device> twin(const rank_list& ranks, std::optional<bool> bias) const;
-///
 ///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place;
 ///       static constexpr bool gradient_over_input, input_may_move;
 ///       static constexpr bool reads_input, reads_output;         // true for a layer without them
+///
+///       // For a layer around a low-rank one, with what any_layer's members of these names return:
+///       low_rank_parts<parameter_t<T>> low_rank();
+///       any_layer<T, Device> twin(const rank_list& ranks, std::optional<bool> bias) const;
 ///     };
 ///
 /// A container says what it can do itself, layer_abilities abilities() const, and where it fuses or adds has

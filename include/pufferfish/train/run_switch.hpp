@@ -172,8 +172,8 @@ class run_switch {
     return epochs > 0 && at.epoch + 1 == at.switched->epoch + epochs;
   }
 
-  /// Tests the network, if the options ask for it. Adds the duration of the test to `start`, so that the time
-  /// of the switch does not contain the test. Collective.
+  /// Tests the network, if the options ask for it. Adds the duration of the test to `start`, so that the
+  /// measured duration of the switch does not contain the test. Collective.
   template <class Time>
   std::optional<evaluation> test(const all_parts& run, Time& start) const {
     if (!options_.switching.test) return std::nullopt;

@@ -179,7 +179,8 @@ class switch_clock {
   /// The reason of the decision in words; empty before the decision.
   const std::string& reason() const { return reason_; }
 
-  /// With Cuttlefish, once the switch is due: the layers to factorize, with their ranks. Empty otherwise.
+  /// Layers to factorize and their ranks, once Cuttlefish's switch is due; empty before that and for other
+  /// moments.
   std::vector<layer_rank> ranks() const {
     if (!due_ || !std::holds_alternative<cuttlefish_moment>(moment_)) return {};
     return tracker_.ranks();
