@@ -250,6 +250,33 @@ def goal_table(results):
     return [*lines, ""]
 
 
+def choices(results):
+    """What the tables say to someone who has to choose, with the numbers that say it."""
+    def gain(one, other):
+        return spread(results.paired(one, other, at("accuracy"), lambda a, b: a - b)) or "no run"
+
+    def macs(one, other):
+        ours, theirs = (results.mean(key, at("after", "macs")) for key in (one, other))
+        return f"{ours / theirs:.2f} times" if ours and theirs else "not measured"
+    return [
+        "## What to choose", "",
+        "Points of test accuracy in the short runs (ResNet-18 of width 16), mean (least to most over seeds):", "",
+        "| instead of | choose | accuracy | it costs |", "|---|---|---:|---|",
+        f"| plain truncation | `--policy two-sided --uniform-ranks`, at the same layers and ranks | "
+        f"{gain('B-two-today', 'B-today')} | the statistics of 20 steps; parameters, multiply-adds and bytes are the same |",
+        f"| plain truncation at ratio 1/4 | `--policy two-sided`: the layers share the same parameters | "
+        f"{gain('B-share', 'B-plain')} | {macs('B-share', 'B-plain')} the multiply-adds: ranks move to large images |",
+        f"| first two stages dense, by hand | `--policy two-sided` | {gain('B-share', 'B-today')} | fewer parameters, "
+        f"{macs('B-share', 'B-today')} the multiply-adds |",
+        f"| a switch after a third of the epochs | one after half of them | {gain('B-after-3', 'B-new')} | dense steps, and the bytes "
+        "of their gradients |", "",
+        "`factorize_policy` shares parameters where a run has statistics of gradients (`switching.statistics_steps`), and truncates "
+        "by the most exact measure that it has. The programs' default is the paper's way, `--policy paper`, as is "
+        "`factorize_policy::paper()`: its counts are published, it needs no statistics, and it has the fewest multiply-adds for "
+        "its parameters. Choose the others where accuracy counts more. The elements that follow a switch are off by default; the "
+        "table of elements says which of them pay.", ""]
+
+
 # --- trained networks, by bench/trained_model ---
 
 def trained(raw):
@@ -400,7 +427,7 @@ def write_page(page, raw, jobs, known):
              "bench/switch_study --data DIR", "```", ""]
     if missing:
         lines += [f"**Not all has run.** Missing: {missing}.", ""]
-    lines += ["## Goals", "", *goal_table(results)]
+    lines += ["## Goals", "", *goal_table(results), *choices(results)]
     for name in jobs_of.GROUPS:
         lines += section(name, [row for row in rows if row.group == name], results, raw)
     lines += trained(raw)

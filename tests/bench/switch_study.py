@@ -272,6 +272,7 @@ class Page(Folder):
         self.assertIn("**Not all has run.** Missing: A-dense (seeds 1, 2, 3)", text)
         goals = text[text.index("## Goals"): text.index("## Headline")]
         self.assertEqual(goals.count("not run yet"), len(list(switch_page.goals(switch_page.Results({})))))
+        self.assertEqual("\n".join(switch_page.choices(switch_page.Results({}))).count("no run"), 4)
 
     def test_differences_are_paired_by_seed(self):
         for seed, dense, new in ((1, 87.0, 86.5), (2, 87.4, 87.3)):
