@@ -24,7 +24,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct stable_rank_options {
   /// Bound of the relative error of sigma_1^2, the square of the largest singular value.
   double tolerance = 1e-6;
-  /// Whether to round down to a whole number, as Cuttlefish's code does.
+  /// Whether to round down to a whole number, as Cuttlefish's code does. A value that rounding has left
+  /// within 1e-12 below a whole number counts as that number.
   bool floored = false;
 };
 
@@ -81,7 +82,7 @@ double stable_rank_of(const tensor_view<const T, 2>& a, const stable_rank_option
   add_product_tn(wide.transposed(), wide.transposed(), gram, product_part::lower);
   const double largest = largest_eigenvalue(tensor_view<const double, 2>(gram), options.tolerance);
   const double s = std::clamp(squared_norm / largest, 1.0, static_cast<double>(full));
-  return options.floored ? std::floor(s) : s;
+  return options.floored ? std::floor(s * (1.0 + 1e-12)) : s;
 }
 
 /// A weight [out][in][height][width] as a matrix of `out` rows whose columns may have any order. A view of
