@@ -5,6 +5,8 @@
 /// Internal: all that a run's checkpoint has beside the network, on the host, wherever it lies otherwise.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -49,6 +51,30 @@ class optimizer_mirror {
 
  private:
   std::vector<std::pair<std::string, host_mirror<T>>> states_;
+};
+
+/// Copy of what a compressor carries and of the number of exchanges, for an exchange of the same compressor
+/// and the same parameters whose arenas have moved. States are on the host.
+template <class T>
+class exchange_memory {
+ public:
+  template <class Exchange>
+  explicit exchange_memory(Exchange& of) : steps_(of.steps()) {
+    for (const auto& state : of.states()) states_.emplace_back(state.values.begin(), state.values.end());
+  }
+
+  template <class Exchange>
+  void carry(Exchange& to) const {
+    const auto states = to.states();
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      std::copy(states_[i].begin(), states_[i].end(), states[i].values.begin());
+    }
+    to.set_steps(steps_);
+  }
+
+ private:
+  std::uint64_t steps_;
+  std::vector<std::vector<T>> states_;
 };
 
 /// Numbers that a task carries, as T: themselves, or where they have 16 bits the same ones, wider.

@@ -172,7 +172,7 @@ class training_run {
     switch_.save(*comm_, facts, measured);
     states beside(*comm_, memory(), *optimizer_, exchange_->states(), carried(), measured);
     beside.gather();
-    on_root([&] {
+    detail::on_root(*comm_, [&] {
       add_facts(facts, whole);
       save_checkpoint(path, net_, beside.list(), facts);
       return std::string();
@@ -209,7 +209,7 @@ class training_run {
     model_type loaded = net_;
     std::optional<checkpoint_file> file;
     std::string plateau_state, plan_text, steps_state, clock_state, statistics;
-    const std::string text = on_root([&] {
+    const std::string text = detail::on_root(*comm_, [&] {
       file.emplace(open_checkpoint(path));
       detail::check_same_lines(path, file->fact("training.options"), resume_lines_, file->library_version());
       if (plateau_) plateau_state = file->fact("training.plateau");
@@ -237,7 +237,7 @@ class training_run {
     if (compressor) compressed = compressor->states();
     std::vector<T> measured = switch_.prepare(statistics, path, loaded);
     states beside(*comm_, memory(), restored, std::move(compressed), carried(), measured);
-    on_root([&] {
+    detail::on_root(*comm_, [&] {
       if (whole) beside.check_ranks(*file);
       file->restore(loaded, whole ? beside.list() : beside.list_optimizer());
       return std::string();
@@ -286,11 +286,6 @@ class training_run {
   std::optional<std::span<carried_type>> carried() {
     if constexpr (requires { task_.carried(); }) return task_.carried();
     return std::nullopt;
-  }
-
-  template <class Work>
-  std::string on_root(Work&& work) {
-    return detail::on_root(*comm_, work);
   }
 
   // What a checkpoint says beside the arrays.
@@ -355,7 +350,7 @@ class training_run {
     result.before = switch_.test(parts(), start);
     switch_.gather(*comm_, net_);
     const auto kept = switch_.remember(net_, *optimizer_);
-    on_root([&] {
+    detail::on_root(*comm_, [&] {
       try {
         result.factors = switch_.factorize(ctx_, task_, net_);
       } catch (const value_error& e) {
@@ -386,20 +381,12 @@ class training_run {
 
   // Parameters keep their order, so the states of optimizer and compressor go on.
   void end_annealing() {
-    const optimizer_memory<T> kept(net_, *optimizer_);
-    const std::uint64_t exchanges = exchange_->steps();
-    std::vector<std::vector<T>> compressed;
-    for (const auto& state : exchange_->states()) {
-      compressed.emplace_back(state.values.begin(), state.values.end());
-    }
+    const optimizer_memory<T> of_optimizer(net_, *optimizer_);
+    const detail::exchange_memory<T> of_exchange(*exchange_);
     detach_residuals(net_);
     bind_to_arenas();
-    kept.carry(net_, *optimizer_);
-    const auto fresh = exchange_->states();
-    for (std::size_t i = 0; i < fresh.size(); ++i) {
-      std::copy(compressed[i].begin(), compressed[i].end(), fresh[i].values.begin());
-    }
-    exchange_->set_steps(exchanges);
+    of_optimizer.carry(net_, *optimizer_);
+    of_exchange.carry(*exchange_);
   }
 
   void tune_now() {
