@@ -94,7 +94,7 @@ TEST_CASE("stable rank: zeros, nothing, one element, one direction, all directio
     }
     CHECK(stable_rank<double>(outer) == doctest::Approx(1.0).epsilon(2e-6));
     CHECK(stable_rank<double>(outer, {.floored = true}) == 1.0);
-    CHECK(stable_rank<double>(identity) == doctest::Approx(n).epsilon(1e-12));
+    CHECK(stable_rank<double>(identity) == doctest::Approx(static_cast<double>(n)).epsilon(1e-12));
     CHECK(stable_rank<double>(identity, {.floored = true}) == static_cast<double>(n));
   }
 }
