@@ -56,10 +56,10 @@ class optimizer_mirror {
 /// Copy of what a compressor carries and of the number of exchanges, for an exchange of the same compressor
 /// and the same parameters whose arenas have moved. States are on the host.
 template <class T>
-class exchange_memory {
+class carried_exchange {
  public:
   template <class Exchange>
-  explicit exchange_memory(Exchange& of) : steps_(of.steps()) {
+  explicit carried_exchange(Exchange& of) : steps_(of.steps()) {
     for (const auto& state : of.states()) states_.emplace_back(state.values.begin(), state.values.end());
   }
 

@@ -382,7 +382,7 @@ class training_run {
   // Parameters keep their order, so the states of optimizer and compressor go on.
   void end_annealing() {
     const optimizer_memory<T> of_optimizer(net_, *optimizer_);
-    const detail::exchange_memory<T> of_exchange(*exchange_);
+    const detail::carried_exchange<T> of_exchange(*exchange_);
     detach_residuals(net_);
     bind_to_arenas();
     of_optimizer.carry(net_, *optimizer_);
