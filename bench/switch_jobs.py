@@ -189,6 +189,8 @@ def factors_and_ranks():
     yield short("plain-tested", "plain, ratio 1/4, statistics re-estimated", f"--policy paper {TESTED}", section)
     yield short("aware", "data-aware, ratio 1/4", f"--policy data-aware --uniform-ranks {TESTED}", section, "data-aware")
     yield short("two", "two-sided, ratio 1/4", f"--policy two-sided --uniform-ranks {TESTED}", section, "two-sided")
+    yield short("both", "two-sided, ratio 1/4's parameters and multiply-adds shared",
+                f"--policy two-sided --budget 0.29693 --mac-budget 0.297829 {TESTED}", section, "two-sided, two budgets")
     yield short("share-aware", "data-aware, shared ranks", f"--policy data-aware {TESTED}", section, "data-aware, shared")
     yield short("share-plain", "plain factors, ranks of two-sided", f"--policy two-sided --truncation plain {TESTED}", section,
                 "plain, shared")

@@ -127,7 +127,8 @@ inline void add_common_options(CLI::App& app, common_options& o, const common_te
 }
 
 /// What a switch keeps as much of as it can: the weights at a rank ratio (Wang et al.), outputs, the loss;
-/// or stable ranks, which also tell when and what (Wang et al., Cuttlefish).
+/// or stable ranks, which also tell when and what (Wang et al., Cuttlefish). The default, no value, keeps as
+/// much of the loss as it can at the rank ratio.
 enum class switch_policy { paper, data_aware, two_sided, cuttlefish };
 
 /// How a program goes from dense to low rank.
@@ -136,7 +137,7 @@ struct procedure_options {
   double rank_ratio = 0.25;
   double switch_rate = 1.0;
   bool restart = false;
-  switch_policy policy = switch_policy::paper;
+  std::optional<switch_policy> policy = {};
   std::optional<pufferfish::truncation> truncation = {};  // else by the policy
   bool uniform_ranks = false;
   std::optional<double> budget = {}, mac_budget = {};  // shares of parameters and multiply-adds
@@ -149,6 +150,9 @@ struct procedure_options {
   std::optional<index_t> embedding_rank = {};
 
   bool low_rank_embeddings() const { return factorize_embeddings || embedding_rank.has_value(); }
+  bool shares_ranks() const {
+    return !uniform_ranks && (policy == switch_policy::data_aware || policy == switch_policy::two_sided);
+  }
 };
 
 /// Options of the switch and what follows it, for those who try what pays.
@@ -217,14 +221,18 @@ inline void add_procedure_options(CLI::App& app, procedure_options& o) {
                             "Hybrid: dense, then factorized; lowrank: low rank from random values");
   app.add_option("--rank-ratio", o.rank_ratio, "Rank of a factorized matrix, as a share of its full rank")
       ->check(CLI::Range(1e-6, 1.0));
-  add_choice<switch_policy>(app, "--policy", o.policy,
-                            {{"paper", switch_policy::paper},
-                             {"data-aware", switch_policy::data_aware},
-                             {"two-sided", switch_policy::two_sided},
-                             {"cuttlefish", switch_policy::cuttlefish}},
-                            "What the switch keeps as much of as it can: the weights, each layer at its "
-                            "--rank-ratio (paper); outputs of layers, or the loss, with layers sharing the "
-                            "parameters; or stable ranks, which also say when");
+  add_choice<std::optional<switch_policy>>(
+      app, "--policy", o.policy,
+      {{"uniform", std::nullopt},
+       {"paper", switch_policy::paper},
+       {"data-aware", switch_policy::data_aware},
+       {"two-sided", switch_policy::two_sided},
+       {"cuttlefish", switch_policy::cuttlefish}},
+      "What the switch keeps as much of as it can. uniform: the loss, each layer at its --rank-ratio; paper: "
+      "the "
+      "weights at the same ranks; data-aware, two-sided: outputs of layers, or the loss, with layers sharing "
+      "the "
+      "parameters; cuttlefish: the weights at stable ranks, which also say when");
   add_switch_options(app, o);
   app.add_option("--switch-rate", o.switch_rate, "Multiply the learning rate by this at the switch")
       ->check(check_positive);
@@ -294,8 +302,11 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   run.warmup_epochs = common.warmup_epochs;
   run.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
   run.switching = o.switching;
-  const bool paper = o.policy == switch_policy::paper, cuttlefish = o.policy == switch_policy::cuttlefish;
-  run.factorize.share = !paper && !cuttlefish && !o.uniform_ranks;
+  const bool cuttlefish = o.policy == switch_policy::cuttlefish;
+  // Without an option and without dense steps there is nothing to take statistics from.
+  const bool plain =
+      o.policy == switch_policy::paper || cuttlefish || (!o.policy && common.warmup_epochs == 0);
+  run.factorize.share = o.shares_ranks();
   if (o.budget || o.mac_budget || o.ms_budget) {
     pufferfish::network_budget& budget = run.factorize.budget.emplace();
     budget.fraction = o.budget;
@@ -303,7 +314,7 @@ inline void apply(const procedure_options& o, const common_options& common, puff
     budget.milliseconds = o.ms_budget;
   }
   run.factorize.truncate = o.truncation                            ? o.truncation
-                           : paper || cuttlefish                   ? pufferfish::truncation::plain
+                           : plain                                 ? pufferfish::truncation::plain
                            : o.policy == switch_policy::data_aware ? pufferfish::truncation::data_aware
                                                                    : pufferfish::truncation::two_sided;
   const bool measures = run.factorize.share || run.factorize.budget.has_value() ||
@@ -334,7 +345,7 @@ inline nlohmann::ordered_json switch_json(const procedure_options& o, const comm
   const pufferfish::switch_options& at = run.switching;
   const char* const policies[] = {"paper", "data-aware", "two-sided", "cuttlefish"};
   nlohmann::ordered_json j = {
-      {"policy", policies[static_cast<int>(o.policy)]},
+      {"policy", o.policy ? policies[static_cast<int>(*o.policy)] : "uniform"},
       {"truncation",
        pufferfish::to_string(run.factorize.truncate.value_or(pufferfish::truncation::two_sided))},
       {"shared_ranks", run.factorize.share},

@@ -1013,7 +1013,6 @@ TEST_CASE("statistics_recorder: sums are those of the tensors, and factors lose 
     auto copy = copy_of(*net);
     pf::factorize_policy policy = everything(pf::rank_ratio{0.4});
     policy.embeddings_dense = false;
-    policy.share = false;
     policy.truncate = kind;
     const ht::factorization report = ht::factorize(*copy, policy, &seen);
     CHECK(report.low_rank.size() == 4);
@@ -1086,7 +1085,6 @@ TEST_CASE("factorize: one budget for a tree of modules, by statistics") {
   seen.layers.pop_back();
   CHECK(contains(error_of([&] { ht::factorize(*net, policy, &seen); }), "one budget for"));
   policy.budget.reset();
-  policy.share = false;
   policy.truncate = pf::truncation::two_sided;
   const std::string text = error_of([&] { ht::factorize(*net, policy, &seen); });
   CHECK(contains(text, "needs statistics"));

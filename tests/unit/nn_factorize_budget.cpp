@@ -76,6 +76,7 @@ double macs_of(const factorization& made, bool after) {
 TEST_CASE("factorize: layers share the parameters of the policy's rank where gradients are known") {
   const net_type net = make_net();
   factorize_policy policy;
+  policy.share = true;
   const network_statistics seen = statistics_of(net, policy);
   REQUIRE(seen.layers.size() == 5);  // the rows of all layers, moments of three
   CHECK(!seen.find("stem")->matrices[0].has_rows());
@@ -97,6 +98,8 @@ TEST_CASE("factorize: layers share the parameters of the policy's rank where gra
   CHECK(of_shared.rows.front().why == "dense: among the first layers");
   CHECK(of_shared.rows.back().why == "dense: the last layer");
   CHECK(of_uniform.rows[1].why == "ratio 0.25");
+
+  CHECK(factorize(uniform = net, factorize_policy{}, &seen).ranks() == of_uniform.ranks());
 
   // Without gradients, and the paper's way, each layer has the policy's rank.
   net_type plain = net, paper = net;

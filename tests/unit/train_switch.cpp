@@ -205,6 +205,7 @@ TEST_CASE("switch: with everything on, a run resumed at any step goes on bit for
 TEST_CASE("switch: layers share the policy's parameters, and Cuttlefish finds epoch and ranks") {
   training_options options = small_options();
   options.switching.statistics_steps = 3;
+  options.factorize.share = true;
   const factorization shared = train(options).seen.switches[0].factors;
   options.factorize.share = false;
   const factorization uniform = train(options).seen.switches[0].factors;

@@ -67,8 +67,8 @@ struct layer_rank {
 
 /// Which layers of a network to factorize, and to what rank. By default the first and the last layer,
 /// shortcuts and embeddings stay dense, and other layers get a quarter of their full rank (Wang et al.,
-/// Pufferfish, MLSys 2021, section 3). If factorize gets statistics of the network's training, the layers
-/// share the resulting number of parameters so that the least loss is predicted; paper() switches this off.
+/// Pufferfish, MLSys 2021, section 3). If factorize gets statistics of the network's training, the factors
+/// keep as much of the loss, or of the outputs, as these ranks can (truncation); paper() switches this off.
 struct factorize_policy {
   rank_policy rank = rank_ratio{0.25};
   /// Limits for the whole network, which replace `rank`: `allocate` computes the ranks of all layers from the
@@ -76,9 +76,10 @@ struct factorize_policy {
   /// are squares of singular values, which compare layers badly. A layer stays dense if `allocate` says so.
   /// embedding_rank is not replaced.
   std::optional<network_budget> budget = {};
-  /// True: the number of parameters that `rank` would give all layers together is their budget. Only if there
-  /// are statistics of gradients, no other budget, and a `rank` that does not depend on singular values.
-  bool share = true;
+  /// True: the number of parameters that `rank` would give all layers together is their budget, so that the
+  /// least loss is predicted. The multiply-adds change. Only if there are statistics of gradients, no other
+  /// budget, and a `rank` that does not depend on singular values.
+  bool share = false;
   /// A list of layers with their ranks, which replaces `rank` and `budget`. Layers that are not listed stay
   /// dense, and so do layers that one of the rules below keeps dense.
   std::optional<std::vector<layer_rank>> ranks = {};
@@ -107,7 +108,6 @@ struct factorize_policy {
   /// The paper's way: rank ratio 1/4 for each layer and the singular value decomposition of its weights.
   static factorize_policy paper() {
     factorize_policy policy;
-    policy.share = false;
     policy.truncate = truncation::plain;
     return policy;
   }
