@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Times what compressors compute in a step of ResNet-18, for any number of ranks and without them: nothing is
-// sent, and the blocks of other ranks are random. bench/scaling reads its lines; Signum's votes, which grow
+// sent, and the blocks of other ranks are copies of this rank's. bench/scaling reads its lines; Signum's votes, which grow
 // with the ranks, are why.
 
 #include <array>
@@ -42,12 +42,21 @@ pf::compression_options options_of(const std::string& name) {
   return options;
 }
 
-void fill(std::span<std::byte> bytes) {
-  std::uint64_t state = 1;
-  for (std::byte& b : bytes) {
-    state = state * 6364136223846793005U + 1442695040888963407U;
-    b = static_cast<std::byte>(state >> 56);
+/// Stands in for the exchange: every other rank has sent what this rank has.
+void fill(const pf::compressor_message<float>& message, int rank, int ranks) {
+  const auto count = static_cast<std::size_t>(ranks), me = static_cast<std::size_t>(rank);
+  if (message.sends_length) {
+    message.gathered->resize(std::vector<std::size_t>(count, message.own.size()));
+    for (std::size_t r = 0; r < count; ++r) std::ranges::copy(message.own, (*message.gathered)[r].begin());
+  } else if (message.gathered != nullptr) {
+    pf::rank_blocks& blocks = *message.gathered;
+    for (std::size_t r = 0; r < count; ++r) {
+      if (blocks.size(r) == blocks.size(me)) std::ranges::copy(blocks[me], blocks[r].begin());
+    }
   }
+  if (message.to_ranks == nullptr) return;
+  const pf::rank_blocks& out = *message.to_ranks;
+  for (std::size_t r = 0; r < count; ++r) std::ranges::copy(out[me], (*message.from_ranks)[r].begin());
 }
 
 /// Milliseconds of encoding and of decoding, over the rounds of a step.
@@ -58,7 +67,7 @@ std::array<double, 2> once(pf::any_compressor<float>& compressor, pf::cpu_contex
     const auto start = clock::now();
     const auto message = compressor.encode(ctx, place, round, gradients);
     ms[0] += 1e3 * seconds_since(start);
-    if (first) fill(message.blocks);
+    if (first || message.sends_length) fill(message, place.rank, place.ranks);
     const auto decoding = clock::now();
     compressor.decode(ctx, place, round, gradients);
     ms[1] += 1e3 * seconds_since(decoding);
@@ -78,6 +87,7 @@ void measure(const settings& s, reporter& out, const std::string& mode, const st
   pf::cpu_context ctx({.threads = s.threads});
   for (const int ranks : s.ranks) {
     auto compressor = *pf::make_compressor(net.store(), options_of(name));
+    compressor.start(0, ranks);
     std::vector<double> encode, decode;
     for (int run = 0; run <= s.runs; ++run) {
       std::ranges::copy(fresh, gradients.begin());

@@ -39,21 +39,66 @@ bool exchange_step(exchange_of<T>& exchange, cpu_context& ctx, odd_parameters<T>
   return exchange.finish(ctx);
 }
 
-TEST_CASE("blocks of all ranks are gathered, in order of the ranks") {
+// Byte i of the block that rank `from` has for rank `to`; blocks for all ranks: to = -1.
+std::byte byte_of(int from, int to, std::size_t i) {
+  return static_cast<std::byte>((1000 * from + 77 * to + static_cast<int>(i % 251)) % 256);
+}
+void fill_block(std::span<std::byte> block, int from, int to) {
+  for (std::size_t i = 0; i < block.size(); ++i) block[i] = byte_of(from, to, i);
+}
+std::size_t wrong_bytes(std::span<const std::byte> block, int from, int to) {
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < block.size(); ++i) wrong += block[i] == byte_of(from, to, i) ? 0U : 1U;
+  return wrong;
+}
+// Lengths of all kinds: none, one byte, several pieces; `salt` varies them.
+std::size_t length_of(int from, int to, int salt) {
+  const std::size_t lengths[] = {0, 1, 61441, 5, 300007};
+  return lengths[static_cast<std::size_t>(3 * from + to + 1 + salt) % 5];
+}
+
+TEST_CASE("gather_blocks: all ranks get all blocks, of any length, known to all or to their rank alone") {
   mpi::communicator comm(MPI_COMM_WORLD);
-  const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
-  for (const std::size_t length : std::vector<std::size_t>{0, 1, 5, 100003}) {
-    std::vector<int> blocks(ranks * length, -1);
-    for (std::size_t i = 0; i < length; ++i) blocks[me * length + i] = static_cast<int>(1000 * me + i);
-    ring_all_gather(comm, std::span<int>(blocks));
-    std::size_t right = 0;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      right += blocks[i] == static_cast<int>(1000 * (i / length) + i % length) ? 1U : 0U;
+  const auto me = static_cast<std::size_t>(comm.rank());
+  for (int salt = 0; salt < 5; ++salt) {
+    std::vector<std::size_t> lengths;
+    for (int rank = 0; rank < comm.size(); ++rank) lengths.push_back(length_of(rank, -1, salt));
+    rank_blocks known(lengths), sent;
+    fill_block(known[me], comm.rank(), -1);
+    const std::vector<std::byte> own(known[me].begin(), known[me].end());
+    gather_blocks(comm, known);
+    gather_blocks(comm, own, sent);
+    REQUIRE(sent.count() == lengths.size());
+    for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
+      CHECK(wrong_bytes(known[rank], static_cast<int>(rank), -1) == 0);
+      CHECK(sent.size(rank) == lengths[rank]);
+      CHECK(wrong_bytes(sent[rank], static_cast<int>(rank), -1) == 0);
     }
-    CHECK(right == blocks.size());
   }
-  std::vector<int> odd(ranks + 1);
-  if (ranks > 1) CHECK_THROWS_AS(ring_all_gather(comm, std::span<int>(odd)), shape_error);
+  rank_blocks odd(std::vector<std::size_t>(static_cast<std::size_t>(comm.size()) + 1, 4));
+  CHECK_THROWS_WITH_AS(gather_blocks(comm, odd), doctest::Contains("blocks for"), shape_error);
+}
+
+TEST_CASE("exchange_blocks: every rank gets the blocks that are for it") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const int me = comm.rank();
+  for (int salt = 0; salt < 5; ++salt) {
+    std::vector<std::size_t> out_lengths, in_lengths;
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      out_lengths.push_back(length_of(me, rank, salt));
+      in_lengths.push_back(length_of(rank, me, salt));
+    }
+    rank_blocks out(out_lengths), in(in_lengths);
+    for (int rank = 0; rank < comm.size(); ++rank) fill_block(out[static_cast<std::size_t>(rank)], me, rank);
+    exchange_blocks(comm, out, in);
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      CHECK(wrong_bytes(in[static_cast<std::size_t>(rank)], rank, me) == 0);
+    }
+  }
+  const std::vector<std::size_t> lengths(static_cast<std::size_t>(comm.size()), 3);
+  rank_blocks out(lengths), in(std::vector<std::size_t>(lengths.size(), 4));
+  CHECK_THROWS_WITH_AS(exchange_blocks(comm, out, in), doctest::Contains("has 3 bytes, and room for 4"),
+                       shape_error);
 }
 
 TEST_CASE("PowerSGD over the ranks is what its formulas say; what is sent and what is left are the mean") {

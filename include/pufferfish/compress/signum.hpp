@@ -114,24 +114,27 @@ class signum {
 
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
                                std::span<T> gradients) {
-    votes_.resize(static_cast<std::size_t>(words_ * place.ranks));
+    votes_.resize(std::vector<std::size_t>(static_cast<std::size_t>(place.ranks),
+                                           static_cast<std::size_t>(payload_bytes())));
     const T keep = place.step == 0 ? T(0) : static_cast<T>(options_.momentum);
     const T take = place.step == 0 ? T(1) : static_cast<T>(1.0 - options_.momentum);
     const bool negative_zero = place.step % 2 != 0;
     const T* from = gradients.data();
     T* kept = momentum_.data();
-    std::uint32_t* mine = votes_.data() + words_ * place.rank;
+    std::uint32_t* mine = votes_.words(static_cast<std::size_t>(place.rank)).data();
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, momentum_signs<T>);
     // Chunks are whole words.
     ops::for_chunks(ctx, momentum_.size(), [=](index_t begin, index_t end) {
       kernel(keep, take, negative_zero, from + begin, kept + begin, mine + begin / detail::signs_a_word,
              end - begin);
     });
-    return {{}, std::as_writable_bytes(std::span<std::uint32_t>(votes_))};
+    compressor_message<T> message;
+    message.gathered = &votes_;
+    return message;
   }
 
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
-    const std::uint32_t* votes = votes_.data();
+    const std::uint32_t* votes = votes_.words(0).data();
     T* to = gradients.data();
     const index_t words = words_;
     const auto count = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, majority);
@@ -161,7 +164,12 @@ class signum {
   signum_options options_;
   aligned_buffer<T> momentum_;
   index_t words_ = 0;
-  std::vector<std::uint32_t> votes_;  // of all ranks, one after the other
+  rank_blocks votes_;
 };
+
+template <class T>
+any_compressor<T> new_compressor(const parameter_store<T>& store, const signum_options& options) {
+  return signum<T>(store, options);
+}
 
 PUFFERFISH_NAMESPACE_END

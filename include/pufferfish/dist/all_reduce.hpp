@@ -3,7 +3,7 @@
 
 /// \file
 /// All-reduce algorithms of our own over messages between pairs of ranks: a ring, recursive doubling, and a
-/// direct exchange whose messages are narrower than the numbers they carry; and an all-gather.
+/// direct exchange whose messages are narrower than the numbers they carry.
 ///
 /// Each adds in an order that depends on the number of ranks and the length alone, and every element is
 /// computed once and copied, or computed alike by both partners: all ranks hold the same bits.
@@ -191,24 +191,6 @@ void all_reduce_by(all_reduce_algorithm algorithm, C& comm, std::span<T> values,
       break;
   }
   PUFFERFISH_THROW(value_error("all_reduce_by: which algorithm is left to a plan that is not here"));
-}
-
-/// `blocks` holds as many equal blocks as there are ranks, block r that of rank r; every rank gives its own
-/// and gets all. Around a ring: p - 1 messages of a block. Throws shape_error if the blocks cannot be equal.
-/// Collective.
-template <class C, class T>
-void ring_all_gather(C& comm, std::span<T> blocks) {
-  const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
-  if (blocks.size() % ranks != 0) {
-    detail::throw_error<shape_error>(
-        {"ring_all_gather: ", blocks.size(), " elements are no equal blocks of ", ranks, " ranks"});
-  }
-  const int next = static_cast<int>((me + 1) % ranks), before = static_cast<int>((me + ranks - 1) % ranks);
-  const auto block = [&](std::size_t number) { return detail::part_of(blocks, number % ranks, ranks); };
-  for (std::size_t step = 0; step + 1 < ranks; ++step) {
-    const std::span<const T> out = block(me + ranks - step);
-    detail::send_and_receive(comm, out, next, block(me + ranks - step - 1), before);
-  }
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -83,6 +83,7 @@ concept communicator = requires(C& comm, const C& observer, std::span<float> flo
   { comm.start_all_reduce_sum(doubles) } -> collective_request;
   comm.all_reduce_min(integers);
   comm.all_reduce_max(integers);
+  comm.all_reduce_max(floats);
   comm.all_reduce_min(words);
   comm.all_reduce_max(words);
   comm.broadcast(floats, root);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/dist/block_exchange.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -28,13 +29,36 @@ struct exchange_place {
   std::uint64_t step = 0;
 };
 
-/// What a round of an exchange sends, out of the compressor's own memory; either part may be empty. `sum`
-/// becomes the sum over all ranks, in place. `blocks` are as many equal blocks of bytes as there are ranks;
-/// the compressor has filled this rank's, the exchange brings the others'. Lengths are equal on all ranks.
+/// What one round of an exchange sends. All parts are memory of the compressor, and each may be absent. All
+/// ranks send the same parts; lengths are equal on all ranks except that of `own`.
 template <class T>
 struct compressor_message {
-  std::span<T> sum;
-  std::span<std::byte> blocks;
+  /// Replaced by the sum over all ranks, element by element.
+  std::span<T> sum = {};
+  /// Replaced by the maximum over all ranks, element by element. No element may be NaN.
+  std::span<float> maxima = {};
+  /// Blocks of which every rank gets all. The compressor has set their lengths and filled the block of this
+  /// rank; the exchange fills the others. Different ranks' blocks may have different lengths.
+  rank_blocks* gathered = nullptr;
+  /// With sends_length: the block of this rank, whose length no other rank knows. The exchange then sets the
+  /// lengths of `gathered` and fills all blocks. 8 more bytes travel per rank.
+  std::span<const std::byte> own = {};
+  bool sends_length = false;
+  /// Block r of `to_ranks` goes to rank r, block r of `from_ranks` comes from rank r. The compressor has set
+  /// the lengths of both (exchange_blocks).
+  const rank_blocks* to_ranks = nullptr;
+  rank_blocks* from_ranks = nullptr;
+
+  /// Bytes that rank `rank` gives to collectives.
+  std::size_t payload_bytes(int rank) const {
+    std::size_t bytes = sum.size_bytes() + maxima.size_bytes();
+    if (sends_length) {
+      bytes += own.size();
+    } else if (gathered != nullptr) {
+      bytes += gathered->size(static_cast<std::size_t>(rank));
+    }
+    return bytes + (to_ranks == nullptr ? 0 : to_ranks->bytes().size());
+  }
 };
 
 /// What a compressor carries from step to step. `of_rank`: it differs between ranks, and a checkpoint keeps
@@ -59,6 +83,8 @@ struct compressor_state {
 ///   states()                              its compressor_states; all spans together are all that it carries
 ///   describe()                            a line that tells it from others: ranks must agree on it. If the
 ///                                         result's bits depend on the machine, it says on what
+/// and, if it has them,
+///   start(rank, ranks)                    called once by the exchange, before everything else
 /// Results depend on the gradients, the place and the state alone, not on the number of threads. Where a
 /// gradient is not finite nothing is asked of the result but that it is not finite either (a sign can not
 /// say so; see nonfinite_policy).
@@ -96,6 +122,7 @@ class any_compressor {
     if constexpr (fits) self_ = std::make_unique<model<C>>(std::move(compressor));
   }
 
+  void start(int rank, int ranks) { self_->start(rank, ranks); }
   int rounds() const { return self_->rounds(); }
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
@@ -114,6 +141,7 @@ class any_compressor {
     base(const base&) = delete;
     base& operator=(const base&) = delete;
     virtual ~base() = default;
+    virtual void start(int rank, int ranks) = 0;
     virtual int rounds() const = 0;
     virtual compressor_message<T> encode(context<device::cpu>&, const exchange_place&, int, std::span<T>) = 0;
     virtual void decode(context<device::cpu>&, const exchange_place&, int, std::span<T>) = 0;
@@ -125,6 +153,9 @@ class any_compressor {
   template <class C>
   struct model final : base {
     explicit model(C&& c) : held(std::move(c)) {}
+    void start([[maybe_unused]] int rank, [[maybe_unused]] int ranks) override {
+      if constexpr (requires { held.start(rank, ranks); }) held.start(rank, ranks);
+    }
     int rounds() const override { return held.rounds(); }
     compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                  std::span<T> gradients) override {

@@ -42,6 +42,7 @@ class gradient_reducer {
     all_or_none(comm, "gradient_exchange", [this] {
       check_plan("gradient_exchange", plan_);
       check_options();
+      if (compressor_) compressor_->start(comm_->rank(), comm_->size());
     });
   }
   gradient_reducer(const gradient_reducer&) = delete;
@@ -251,18 +252,25 @@ class gradient_reducer {
       const auto start = clock::now();
       const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients);
       report_.encode_ms += milliseconds_since(start);
-      if (place.ranks > 1) {
-        all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
-        ring_all_gather(*comm_, message.blocks);
-        report_.payload_bytes +=
-            message.sum.size_bytes() + message.blocks.size() / static_cast<std::size_t>(place.ranks);
-      }
+      if (place.ranks > 1) report_.payload_bytes += message.payload_bytes(place.rank);
+      send(message);
       const auto decoding = clock::now();
       compressor_->decode(ctx, place, round, gradients);
       report_.decode_ms += milliseconds_since(decoding);
     }
     if (usable_result(gradients)) return true;
     PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+  }
+
+  void send(const compressor_message<T>& message) {
+    if (comm_->size() > 1) all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
+    if (!message.maxima.empty()) comm_->all_reduce_max(message.maxima);
+    if (message.sends_length) {
+      gather_blocks(*comm_, message.own, *message.gathered);
+    } else if (message.gathered != nullptr) {
+      gather_blocks(*comm_, *message.gathered);
+    }
+    if (message.to_ranks != nullptr) exchange_blocks(*comm_, *message.to_ranks, *message.from_ranks);
   }
 
   // What all ranks have found in their own gradients.
