@@ -2,13 +2,14 @@
 #pragma once
 
 /// \file
-/// `compression_options`: which compressor a training run's exchange has, and how.
+/// `compression_options`: which compressor a training run's exchange has, and with which options.
 
 #include <optional>
 #include <string>
 #include <variant>
 
 #include <pufferfish/compress/power_sgd.hpp>
+#include <pufferfish/compress/sign_codec.hpp>
 #include <pufferfish/compress/signum.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -16,22 +17,29 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Gradients travel as they are (or narrower, see exchange_wire), while the backward pass still runs.
 struct no_compression {};
 
-using compression_options = std::variant<no_compression, power_sgd_options, signum_options>;
+inline std::string describe(const no_compression&) { return "none"; }
+template <class T>
+std::optional<any_compressor<T>> new_compressor(const parameter_store<T>&, const no_compression&) {
+  return std::nullopt;
+}
+
+/// The list of all compressors of the library. Each type of options has, in its own header,
+/// `describe(options)` and `new_compressor(store, options)`.
+using compression_options =
+    std::variant<no_compression, power_sgd_options, signum_options, sign_codec_options>;
 
 /// In a line, for logs and to tell runs apart.
 inline std::string describe(const compression_options& options) {
-  if (const auto* power = std::get_if<power_sgd_options>(&options)) return describe(*power);
-  if (const auto* signs = std::get_if<signum_options>(&options)) return describe(*signs);
-  return "none";
+  return std::visit([](const auto& one) { return describe(one); }, options);
 }
 
-/// A new compressor for the arenas of a network, nothing for no_compression. Errors as power_sgd, signum.
+/// A new compressor for the arenas of a network, nothing for no_compression. Errors as new_compressor of the
+/// options.
 template <class T>
 std::optional<any_compressor<T>> make_compressor(const parameter_store<T>& store,
                                                  const compression_options& options) {
-  if (const auto* power = std::get_if<power_sgd_options>(&options)) return power_sgd<T>(store, *power);
-  if (const auto* signs = std::get_if<signum_options>(&options)) return signum<T>(store, *signs);
-  return std::nullopt;
+  return std::visit(
+      [&](const auto& one) { return std::optional<any_compressor<T>>(new_compressor(store, one)); }, options);
 }
 
 PUFFERFISH_NAMESPACE_END

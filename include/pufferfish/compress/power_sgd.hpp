@@ -252,4 +252,9 @@ class power_sgd {
   aligned_buffer<T> second_;  // all Q
 };
 
+template <class T>
+any_compressor<T> new_compressor(const parameter_store<T>& store, const power_sgd_options& options) {
+  return power_sgd<T>(store, options);
+}
+
 PUFFERFISH_NAMESPACE_END

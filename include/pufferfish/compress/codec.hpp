@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `gradient_codec`: turns gradients into a short code and back. How codes travel between ranks is not its
+/// concern: see gathered_codes (compress/gathered_codes.hpp) and two_hop_codes (compress/two_hop_codes.hpp).
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/random.hpp>
+#include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/nn/parameter_store.hpp>
+#include <pufferfish/ops/chunks.hpp>
+#include <pufferfish/ops/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A tensor, or the part of a tensor inside a stripe, as a codec sees it.
+struct coded_tensor {
+  std::string name;          ///< of the parameter
+  logical_layout layout;     ///< of the whole parameter
+  index_t offset = 0;        ///< of the first element, in the values that the codec codes
+  index_t size = 0;          ///< elements; at least 1
+  index_t first = 0;         ///< position of the first element in the parameter's storage
+  std::uint64_t stream = 0;  ///< of random numbers: depends on the name alone
+};
+
+/// Where and when a code is made. Random codecs draw from it, so that a resumed run draws the same numbers.
+struct code_place {
+  int rank = 0;
+  std::uint64_t step = 0;
+  int hop = 0;  ///< 0: of a rank's own gradients, 1: of the mean that the owner of a stripe has formed
+};
+
+/// How decoded values enter a span.
+enum class decode_as { values, addition, subtraction };
+
+/// Codes a fixed list of tensors, which it is given when it is made.
+///   value_type                         float or double
+///   has_fixed_length                   static constexpr bool: every code has most_bytes() bytes
+///   most_bytes()                       bytes that a code may have
+///   encode(ctx, place, gradients, memory, code)  writes the code C of D = gradients + memory into `code`
+///                                      (most_bytes() bytes) and returns its length. On return memory is
+///                                      D - C, C decoded. An empty memory counts as zero and stays empty
+///   decode(ctx, code, as, to)          to = C, to += C or to -= C. Throws value_error for bytes that are no
+///                                      code
+///   describe()                         a line that tells its options from others
+/// Spans of values have the length of all tensors together and do not overlap. Results do not depend on the
+/// number of threads. Where D is not finite, C is not specified.
+template <class C>
+concept gradient_codec = std::movable<C> &&
+    requires(C& codec, const C& observer, context<device::cpu>& ctx, const code_place& place,
+             std::span<const typename C::value_type> gradients, std::span<typename C::value_type> memory,
+             std::span<std::byte> code, std::span<const std::byte> coded) {
+  { C::has_fixed_length } -> std::convertible_to<bool>;
+  { observer.most_bytes() } -> std::same_as<std::size_t>;
+  { codec.encode(ctx, place, gradients, memory, code) } -> std::same_as<std::size_t>;
+  observer.decode(ctx, coded, decode_as::values, memory);
+  { observer.describe() } -> std::same_as<std::string>;
+};
+
+/// All parameters of a store that have elements, in the order of the arena.
+template <class T>
+std::vector<coded_tensor> coded_tensors(const parameter_store<T>& store) {
+  std::vector<coded_tensor> result;
+  for (const auto& entry : store.parameters()) {
+    if (entry.thing->size() == 0) continue;
+    result.push_back(
+        {entry.name, entry.thing->layout(), entry.offset, entry.thing->size(), 0, stream_id(entry.name)});
+  }
+  return result;
+}
+
+/// The parts of tensors with offsets in [begin, end). Offsets of the result count from `begin`.
+inline std::vector<coded_tensor> coded_parts(const std::vector<coded_tensor>& tensors, index_t begin,
+                                             index_t end) {
+  std::vector<coded_tensor> result;
+  for (const coded_tensor& tensor : tensors) {
+    const index_t first = std::max(begin, tensor.offset), last = std::min(end, tensor.offset + tensor.size);
+    if (first >= last) continue;
+    coded_tensor& part = result.emplace_back(tensor);
+    part.first += first - tensor.offset;
+    part.offset = first - begin;
+    part.size = last - first;
+  }
+  return result;
+}
+
+/// Elements of all tensors together.
+inline index_t coded_size(const std::vector<coded_tensor>& tensors) {
+  return tensors.empty() ? 0 : tensors.back().offset + tensors.back().size;
+}
+
+namespace detail {
+
+/// Random numbers of a codec: those of (seed, system, step, rank, hop); child of the tensor's stream.
+inline random_stream code_randoms(std::uint64_t seed, std::string_view system, const code_place& place,
+                                  const coded_tensor& tensor) {
+  const auto rank = static_cast<std::uint64_t>(2 * place.rank + place.hop);
+  return {seed, substream(substream(substream(stream_id(system), place.step), rank), tensor.stream)};
+}
+
+/// memory += gradients.
+template <class T>
+void add_gradients(context<device::cpu>& ctx, std::span<const T> gradients, std::span<T> memory) {
+  const auto add = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
+  const T* from = gradients.data();
+  T* to = memory.data();
+  ops::for_chunks(ctx, static_cast<index_t>(memory.size()),
+                  [=](index_t begin, index_t end) { add(from + begin, to + begin, end - begin); });
+}
+
+/// to = value, to += value or to -= value.
+template <class T>
+PUFFERFISH_ALWAYS_INLINE void put_decoded(decode_as as, T value, T& to) {
+  to = as == decode_as::values ? value : as == decode_as::addition ? to + value : to - value;
+}
+
+/// Writes trivially copyable values at a byte position, and reads them. Codes have no alignment.
+template <class T>
+void write_at(std::span<std::byte> code, std::size_t byte, const T& value) {
+  std::memcpy(code.data() + byte, &value, sizeof(T));
+}
+template <class T>
+T read_at(std::span<const std::byte> code, std::size_t byte) {
+  T value;
+  std::memcpy(&value, code.data() + byte, sizeof(T));
+  return value;
+}
+
+/// Throws value_error unless a code has the length that it must have.
+inline void check_code_length(const char* codec, std::size_t found, std::size_t wanted) {
+  if (found != wanted) throw_error<value_error>({codec, ": a code of ", found, " bytes, not ", wanted});
+}
+
+}  // namespace detail
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `gathered_codes`: a compressor that codes the gradients of every rank, with or without a memory of what
+/// was lost, and gathers all codes on all ranks.
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/compress/codec.hpp>
+#include <pufferfish/dist/wire.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Whether a rank adds to its next gradients what its last code has lost.
+enum class code_memory { none, error_feedback };
+
+constexpr const char* to_string(code_memory memory) {
+  return memory == code_memory::none ? "no memory" : "error feedback";
+}
+
+/// With gradient g_w and memory e_w on rank w (zero at the start) and the codec's code C:
+///
+///     D_w = g_w + e_w;  result = (1 / p) (C(D_0) + ... + C(D_p-1));  e_w = D_w - C(D_w)
+///
+/// Without memory e_w stays zero. Codes are added in the order of the ranks, in T, and the sum is multiplied
+/// by 1 / p rounded, so that all ranks get the same bits. Error feedback: Seide et al., INTERSPEECH 2014;
+/// Karimireddy et al., ICML 2019, algorithm 2, with the memory in units of gradients.
+template <class Codec>
+class gathered_codes {
+ public:
+  using value_type = typename Codec::value_type;
+
+  /// `size`: elements of the gradient arena.
+  gathered_codes(Codec codec, index_t size, code_memory memory) : codec_(std::move(codec)) {
+    if (memory == code_memory::error_feedback) memory_ = aligned_buffer<value_type>(size);
+  }
+
+  int rounds() const { return 1; }
+
+  compressor_message<value_type> encode(context<device::cpu>& ctx, const exchange_place& place, int,
+                                        std::span<value_type> gradients) {
+    const code_place from{place.rank, place.step, 0};
+    const auto ranks = static_cast<std::size_t>(place.ranks), me = static_cast<std::size_t>(place.rank);
+    compressor_message<value_type> message;
+    message.gathered = &codes_;
+    if constexpr (Codec::has_fixed_length) {
+      if (codes_.count() != ranks) codes_.resize(std::vector<std::size_t>(ranks, codec_.most_bytes()));
+      codec_.encode(ctx, from, gradients, memory_.span(), codes_[me]);
+    } else {
+      own_.resize(codec_.most_bytes());
+      const std::size_t length = codec_.encode(ctx, from, gradients, memory_.span(), own_);
+      message.own = std::span<const std::byte>(own_).first(length);
+      message.sends_length = true;
+    }
+    return message;
+  }
+
+  void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<value_type> gradients) {
+    for (std::size_t rank = 0; rank < codes_.count(); ++rank) {
+      codec_.decode(ctx, std::as_const(codes_)[rank], rank == 0 ? decode_as::values : decode_as::addition,
+                    gradients);
+    }
+    if (place.ranks > 1)
+      detail::scale_values(gradients, value_type(1) / static_cast<value_type>(place.ranks));
+  }
+
+  /// Of a codec without a fixed length: the most that a code may have.
+  index_t payload_bytes() const { return static_cast<index_t>(codec_.most_bytes()); }
+
+  std::vector<compressor_state<value_type>> states() {
+    if (memory_.size() == 0) return {};
+    return {{"exchange.error", memory_.span(), true}};
+  }
+
+  std::string describe() const {
+    return codec_.describe() + ", " +
+           to_string(memory_.size() == 0 ? code_memory::none : code_memory::error_feedback);
+  }
+
+ private:
+  Codec codec_;
+  aligned_buffer<value_type> memory_;  // e
+  std::vector<std::byte> own_;
+  rank_blocks codes_;
+};
+
+PUFFERFISH_NAMESPACE_END
