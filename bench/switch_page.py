@@ -262,7 +262,7 @@ def choices(results):
         "## What to choose", "",
         "Points of test accuracy in the short runs (ResNet-18 of width 16), mean (least to most over seeds):", "",
         "| instead of | choose | accuracy | it costs |", "|---|---|---:|---|",
-        f"| plain truncation | `--policy two-sided --uniform-ranks`, at the same layers and ranks | "
+        f"| plain truncation | two-sided factors at the same layers and ranks, the default | "
         f"{gain('B-two-today', 'B-today')} | the statistics of 20 steps; parameters, multiply-adds and bytes are the same |",
         f"| plain truncation at ratio 1/4 | `--policy two-sided`: the layers share the same parameters | "
         f"{gain('B-share', 'B-plain')} | {macs('B-share', 'B-plain')} the multiply-adds: ranks move to large images |",
@@ -270,11 +270,12 @@ def choices(results):
         f"{macs('B-share', 'B-today')} the multiply-adds |",
         f"| a switch after a third of the epochs | one after half of them | {gain('B-after-3', 'B-new')} | dense steps, and the bytes "
         "of their gradients |", "",
-        "`factorize_policy` shares parameters where a run has statistics of gradients (`switching.statistics_steps`), and truncates "
-        "by the most exact measure that it has. The programs' default is the paper's way, `--policy paper`, as is "
-        "`factorize_policy::paper()`: its counts are published, it needs no statistics, and it has the fewest multiply-adds for "
-        "its parameters. Choose the others where accuracy counts more. The elements that follow a switch are off by default; the "
-        "table of elements says which of them pay.", ""]
+        "The programs' default, `--policy uniform`, is the first row: the paper's layers and ranks, so its parameters, "
+        "multiply-adds and bytes, with two-sided factors. `factorize_policy` does the same where a run has statistics "
+        "(`switching.statistics_steps`). The paper's way is `--policy paper`, or `factorize_policy::paper()`. Sharing ratio 1/4's "
+        "parameters *and* multiply-adds among the layers (row *two-sided, ratio 1/4's parameters and multiply-adds shared*) gained "
+        "nothing over its own ranks in the mean, so ranks are shared only on request. The elements that follow a switch are off by "
+        "default; the table of elements says which of them pay.", ""]
 
 
 # --- trained networks, by bench/trained_model ---
