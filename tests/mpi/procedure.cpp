@@ -242,7 +242,10 @@ TEST_CASE("resume on several ranks is bit-exact before, at and after the switch"
         compression_options(signum_options{})}) {
     training_options options = small_options();
     options.compression = compression;
-    if (compression.index() == 2) options.learning_rate = 1e-3;
+    if (brings_momentum(compression)) {
+      options.learning_rate = 1e-3;
+      options.optimizer = sgd_options{0.0, 0.0, false, 1e-4, false};
+    }
     parallel_run<float> whole(tiny_net<float>(true), comm, train, test, options);
     whole.run(nobody);
     for (int stop : {1, 9, 10, 16}) {

@@ -175,7 +175,7 @@ TEST_CASE("compressed gradients: bytes before and after the switch, and a resume
         compression_options(signum_options{})}) {
     training_options options = small_options();
     options.compression = compression;
-    if (compression.index() == 2) {
+    if (brings_momentum(compression)) {
       options.optimizer = sgd_options{0.0, 0.0, false, 1e-4, false};
       options.learning_rate = 1e-3;
     }

@@ -28,6 +28,16 @@ std::optional<any_compressor<T>> new_compressor(const parameter_store<T>&, const
 using compression_options =
     std::variant<no_compression, power_sgd_options, signum_options, sign_codec_options>;
 
+/// Whether a compressor has a momentum of its own, in place of the optimizer's.
+inline bool brings_momentum(const compression_options& options) {
+  return std::visit(
+      [](const auto& one) {
+        if constexpr (requires { one.brings_momentum; }) return static_cast<bool>(one.brings_momentum);
+        return false;
+      },
+      options);
+}
+
 /// In a line, for logs and to tell runs apart.
 inline std::string describe(const compression_options& options) {
   return std::visit([](const auto& one) { return describe(one); }, options);

@@ -21,6 +21,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 struct signum_options {
   double momentum = 0.9;
+  static constexpr bool brings_momentum = true;  ///< in place of the optimizer's
 };
 
 /// "Signum, momentum 0.9".

@@ -22,11 +22,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Where a compressor works: this rank of how many, and how many exchanges it has done before this one.
+/// Where a compressor works: this rank of how many, and how many exchanges it has done before this one. Epoch
+/// and learning rate are those that gradient_exchange::set_epoch was told last.
 struct exchange_place {
   int rank = 0;
   int ranks = 1;
   std::uint64_t step = 0;
+  index_t epoch = 0;
+  double learning_rate = 0.0;
 };
 
 /// What one round of an exchange sends. All parts are memory of the compressor, and each may be absent. All

@@ -124,7 +124,8 @@ class gradient_exchange {
     reducer_.set_steps(steps);
     steps_agreed_ = false;
   }
-
+  /// Tells compressors the epoch and its learning rate, between steps.
+  void set_epoch(index_t epoch, double learning_rate) { reducer_.set_epoch(epoch, learning_rate); }
   /// The last one that nonfinite_policy::skip has met; the same on all ranks.
   const std::optional<nonfinite_gradient>& nonfinite() const { return reducer_.nonfinite(); }
 

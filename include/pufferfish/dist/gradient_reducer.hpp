@@ -76,6 +76,10 @@ class gradient_reducer {
   }
   std::uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
   void set_steps(std::uint64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
+  void set_epoch(index_t epoch, double learning_rate) {
+    epoch_ = epoch;
+    learning_rate_ = learning_rate;
+  }
   const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
 
   index_t payload_bytes() const {
@@ -247,7 +251,7 @@ class gradient_reducer {
     check_not_given_up(*comm_);
     // Before the compressor keeps any of it.
     if (!usable_everywhere()) return false;
-    const exchange_place place{comm_->rank(), comm_->size(), steps()};
+    const exchange_place place{comm_->rank(), comm_->size(), steps(), epoch_, learning_rate_};
     for (int round = 0; round < compressor_->rounds(); ++round) {
       const auto start = clock::now();
       const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients);
@@ -310,6 +314,8 @@ class gradient_reducer {
   std::vector<bfloat16> bf16_scratch_;
   std::vector<float16> fp16_scratch_;
   std::atomic<std::uint64_t> steps_{0};
+  index_t epoch_ = 0;
+  double learning_rate_ = 0.0;
   std::atomic<bool> stopped_{false};
   index_t local_nonfinite_ = -1;  // offset in the arena of this rank's first one of the step
   std::optional<nonfinite_gradient> nonfinite_;

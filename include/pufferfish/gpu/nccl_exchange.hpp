@@ -202,6 +202,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     steps_ = steps;
     steps_agreed_ = false;
   }
+  void set_epoch(index_t, double) {}
   const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
   const int* skip() const { return judge_.skip(); }
 

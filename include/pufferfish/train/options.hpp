@@ -94,6 +94,13 @@ struct switch_options {
   }
 };
 
+/// Which epochs of a run compress gradients: all, those before the switch, those after it.
+enum class compression_phase { both, dense, low_rank };
+
+constexpr const char* to_string(compression_phase phase) {
+  return phase == compression_phase::both ? "both" : phase == compression_phase::dense ? "dense" : "low rank";
+}
+
 /// Of any training run.
 struct run_options {
   training_mode mode = training_mode::hybrid;
@@ -115,8 +122,11 @@ struct run_options {
   exchange_options exchange;
   /// Measure the network before the first step, a few seconds, and go by the plan that `tune` makes.
   bool tune_exchange = false;
-  /// What travels instead of the gradients; afresh after the switch. Signum wants SGD without momentum.
+  /// What travels instead of the gradients; made anew after the switch. A compressor with a momentum of its
+  /// own (brings_momentum) is refused with SGD's.
   compression_options compression;
+  /// When. Powerfish is PowerSGD in the dense phase.
+  compression_phase phase_of_compression = compression_phase::both;
   /// Steps in a row without a finite loss (on any rank) after which a run ends with divergence_error; 0: a
   /// run goes on whatever its loss is. Several ranks compare their losses about four times a second and at
   /// the end of an epoch, so some more steps may pass; on a device a step counts as one without a finite loss
@@ -126,6 +136,18 @@ struct run_options {
   /// be. Off, for debugging, every kernel is launched by itself; the bits are the same.
   bool captured_steps = true;
   std::uint64_t seed = 1;  ///< initial values, order of samples, augmentation, dropout
+
+  /// Throws value_error, naming the option and its value, for options out of their range or against each
+  /// other.
+  void validate() const {
+    switching.validate();
+    const auto* const sgd = std::get_if<sgd_options>(&optimizer);
+    if (brings_momentum(compression) && (sgd == nullptr || sgd->momentum != 0.0)) {
+      detail::throw_error<value_error>(
+          {"compression ", describe(compression),
+           " has a momentum of its own: it needs SGD without momentum, and this is ", describe(optimizer)});
+    }
+  }
 };
 
 /// Of an image classifier's.

@@ -68,6 +68,9 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   line("seed", std::to_string(options.seed));
   line("scalar bytes", std::to_string(scalar_bytes));
   line("compression", pufferfish::describe(options.compression));
+  if (options.phase_of_compression != compression_phase::both) {
+    line("phase of compression", to_string(options.phase_of_compression));
+  }
   line("wire", to_string(options.exchange.wire));
   line("non-finite gradients", to_string(options.exchange.nonfinite));
   return text;

@@ -14,8 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/compress/compression.hpp>
 #include <pufferfish/train/host_mirror.hpp>
+#include <pufferfish/train/options.hpp>
 #include <pufferfish/train/rank_states.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -76,6 +77,17 @@ class carried_exchange {
   std::uint64_t steps_;
   std::vector<std::vector<T>> states_;
 };
+
+/// The compressor that a run has for these arenas, before or after the switch; nothing if it has none then.
+/// All ranks make one, or all throw: it takes memory of the gradients' size. Collective.
+template <class T, class Comm>
+std::optional<any_compressor<T>> make_run_compressor(Comm& comm, const parameter_store<T>& store,
+                                                     const run_options& options, bool low_rank) {
+  const bool other_phase =
+      options.phase_of_compression == (low_rank ? compression_phase::dense : compression_phase::low_rank);
+  if (other_phase || std::holds_alternative<no_compression>(options.compression)) return std::nullopt;
+  return all_or_none(comm, "training_run", [&] { return make_compressor(store, options.compression); });
+}
 
 /// Numbers that a task carries, as T: themselves, or where they have 16 bits the same ones, wider.
 template <class T, class Carried>

@@ -51,7 +51,7 @@ class run_switch {
  public:
   /// Throws value_error for options out of range, and for options that the device does not have.
   explicit run_switch(const run_options& options)
-      : options_((options.switching.validate(), options)),
+      : options_((options.validate(), options)),
         clock_(options.switching.moment.value_or(fixed_epoch{options.warmup_epochs})),
         statistics_(options) {
     if (options.switching.anneal_epochs > 0 && !on_cpu) {

@@ -232,7 +232,7 @@ class training_run {
     const std::optional<exchange_plan> plan = detail::usable_plan(plan_text, path, comm_->size());
     detail::share_structure(*comm_, loaded);
     optimizer_type restored(switch_.make_target(loaded), options_.optimizer);
-    auto compressor = new_compressor(loaded.store());
+    auto compressor = detail::make_run_compressor(*comm_, loaded.store(), options_, record.low_rank);
     std::vector<compressor_state<T>> compressed;
     if (compressor) compressed = compressor->states();
     std::vector<T> measured = switch_.prepare(statistics, path, loaded);
@@ -261,7 +261,7 @@ class training_run {
     found_skipped_ = 0;
     ctx_.tape().clear();
     steps_.set_state(steps_state, path);
-    steps_.start(parts(), record_);
+    start_steps();
   }
 
  private:
@@ -304,19 +304,20 @@ class training_run {
     net_.store().round();
   }
 
-  // On all ranks or none: it takes memory of the gradients' size. Collective.
-  std::optional<any_compressor<T>> new_compressor(const parameter_store<T>& store) {
-    if (std::holds_alternative<no_compression>(options_.compression)) return std::nullopt;
-    return detail::all_or_none(*comm_, "training_run",
-                               [&] { return make_compressor(store, options_.compression); });
-  }
-
   // An optimizer and an exchange for the arenas that the model has now.
   void bind_to_arenas() {
     unbind();
     optimizer_.emplace(switch_.make_target(net_), options_.optimizer);
     decay_ = switch_.make_decay(net_);
-    exchange_.emplace(net_.store(), *comm_, options_.exchange, new_compressor(net_.store()));
+    start_exchange();
+  }
+  void start_exchange() {
+    exchange_.emplace(net_.store(), *comm_, options_.exchange,
+                      detail::make_run_compressor(*comm_, net_.store(), options_, record_.low_rank));
+    start_steps();
+  }
+  void start_steps() {
+    exchange_->set_epoch(record_.epoch, learning_rate());
     steps_.start(parts(), record_);
   }
   void unbind() {
@@ -392,8 +393,7 @@ class training_run {
   void tune_now() {
     options_.exchange.plan = tune(*comm_);
     unbind();
-    exchange_.emplace(net_.store(), *comm_, options_.exchange, new_compressor(net_.store()));
-    steps_.start(parts(), record_);
+    start_exchange();
     tune_first_ = false;
   }
 
@@ -456,7 +456,7 @@ class training_run {
     record_.step = 0;
     record_.seen = {};
     record_.exchange_ms = 0.0;
-    steps_.start(parts(), record_);
+    start_steps();
     step_ms_.clear();
     observer.on_epoch(result);
   }
