@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Times what compressors compute in a step of ResNet-18, for any number of ranks and without them: nothing is
-// sent, and the blocks of other ranks are copies of this rank's. bench/scaling reads its lines; Signum's votes, which grow
-// with the ranks, are why.
+// sent, and the blocks of other ranks are copies of this rank's. bench/scaling reads its lines; Signum's
+// votes, which grow with the ranks, are why.
 
 #include <array>
 #include <cstdint>
@@ -15,6 +15,7 @@
 #include <pufferfish/models/resnet.hpp>
 #include <pufferfish/nn/factorize.hpp>
 
+#include "../examples/common/compressors.hpp"
 #include "../examples/common/session.hpp"
 #include "common/report.hpp"
 #include "common/timing.hpp"
@@ -34,9 +35,8 @@ struct settings {
 };
 
 pf::compression_options options_of(const std::string& name) {
-  if (name == "signum") return pf::signum_options{};
   const std::string power = "powersgd-r";
-  if (!name.starts_with(power)) throw std::runtime_error("no compressor is called " + name);
+  if (!name.starts_with(power)) return examples::compression_of(name);
   pf::power_sgd_options options;
   options.rank = std::stoi(name.substr(power.size()));
   return options;
@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
   settings s;
   app.option_defaults()->always_capture_default();
   app.add_option("--modes", s.modes, "Networks")->check(CLI::IsMember({"dense", "hybrid"}));
-  app.add_option("--compressors", s.compressors, "signum, powersgd-rN");
+  app.add_option("--compressors", s.compressors, "powersgd-rN, or the names of the examples' --compress");
   app.add_option("--ranks", s.ranks, "Numbers of ranks; Signum keeps 1.4 MB for each")
       ->check(CLI::Range(1, 65536));
   app.add_option("--threads", s.threads, "Threads")->check(CLI::Range(1, 4096));

@@ -15,6 +15,7 @@
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/train/procedure.hpp>
 
+#include "compressors.hpp"
 #include "console.hpp"
 #include "data.hpp"
 #include "device.hpp"
@@ -364,54 +365,72 @@ inline nlohmann::ordered_json switch_json(const procedure_options& o, const comm
 
 /// What ranks send each other.
 struct exchange_choice {
-  std::string compress = "none";
-  std::optional<index_t> rank;
+  std::string compress = "none";  // also bf16, fp16
+  compressor_settings settings = {};
+  pufferfish::compression_phase phase = pufferfish::compression_phase::both;
   bool tune = false;
 };
 
-inline void add_exchange_options(CLI::App& app, exchange_choice& o) {
-  app.add_option("--compress", o.compress,
-                 "What travels instead of the gradients: halves of their bytes (bf16, fp16), products of "
-                 "low rank, signs")
-      ->check(CLI::IsMember({"none", "bf16", "fp16", "powersgd", "powersgd-aggregated", "signum"}));
-  app.add_option("--compress-rank", o.rank, "Of PowerSGD's products")
+/// Adds --compress-... for each setting of a compressor.
+inline void add_compressor_settings(CLI::App& app, compressor_settings& o) {
+  using pufferfish::code_memory;
+  using pufferfish::code_route;
+  const char* const own = "the compressor's own";
+  app.add_option("--compress-rank", o.rank, "Rank of PowerSGD's products, or of products with as many bytes")
       ->check(CLI::Range(1, 100000))
-      ->default_str("2");
+      ->default_str(own);
+  app.add_option("--compress-ratio", o.ratio, "Share of the values that is sent")->default_str(own);
+  app.add_option("--compress-bits", o.bits, "Of a value")->check(CLI::IsMember({2, 4, 8}))->default_str(own);
+  app.add_option("--compress-bucket", o.bucket, "Values that share a norm")
+      ->check(CLI::Range(1, 1 << 30))
+      ->default_str(own);
+  app.add_option("--compress-sparsity", o.sparsity, "Atoms of a tensor that are sent, in the mean")
+      ->default_str(own);
+  add_choice<std::optional<code_route>>(
+      app, "--compress-route", o.route,
+      {{own, std::nullopt}, {"gather", code_route::gather}, {"two-hop", code_route::two_hop}},
+      "All codes to all ranks, or stripes to owners and means back");
+  add_choice<std::optional<code_memory>>(
+      app, "--compress-memory", o.memory,
+      {{own, std::nullopt}, {"none", code_memory::none}, {"feedback", code_memory::error_feedback}},
+      "Add what a code has lost to the next gradients");
+}
+
+inline void add_exchange_options(CLI::App& app, exchange_choice& o) {
+  using pufferfish::compression_phase;
+  std::vector<std::string> names{"bf16", "fp16"};
+  for (const named_compressor& one : named_compressors()) names.push_back(one.name);
+  app.add_option(
+         "--compress", o.compress,
+         "What travels instead of the gradients: halves of their bytes (bf16, fp16), or a compressor's codes")
+      ->check(CLI::IsMember(names));
+  add_compressor_settings(app, o.settings);
+  add_choice<compression_phase>(app, "--compress-phase", o.phase,
+                                {{"both", compression_phase::both},
+                                 {"dense", compression_phase::dense},
+                                 {"low-rank", compression_phase::low_rank}},
+                                "Compress in all epochs, before the switch, or after it");
   app.add_flag("--tune-exchange", o.tune,
                "Measure the network for a few seconds first, and choose messages and algorithms by that");
 }
 
-/// Puts them into a recipe that has its optimizer and its clipping. Throws value_error if they do not go
-/// together.
+/// Puts them into a recipe that has its clipping. Throws value_error if they do not go together.
 inline void apply(const exchange_choice& o, pufferfish::run_options& r) {
-  const bool power = o.compress.compare(0, 8, "powersgd") == 0;
-  if (o.rank && !power) {
-    throw pufferfish::value_error("--compress-rank " + std::to_string(*o.rank) +
-                                  " is PowerSGD's, but --compress is " + o.compress);
-  }
   r.tune_exchange = o.tune;
+  const bool wire = o.compress == "none" || o.compress == "bf16" || o.compress == "fp16";
   if (o.compress == "bf16") r.exchange.wire = pufferfish::exchange_wire::bf16;
   if (o.compress == "fp16") r.exchange.wire = pufferfish::exchange_wire::fp16;
-  if (power) {
-    pufferfish::power_sgd_options options;
-    options.rank = o.rank.value_or(2);
-    options.feedback =
-        o.compress == "powersgd" ? pufferfish::error_feedback::local : pufferfish::error_feedback::aggregated;
-    r.compression = options;
+  if (wire && o.phase != pufferfish::compression_phase::both) {
+    pufferfish::detail::throw_error<pufferfish::value_error>(
+        {"--compress-phase ", pufferfish::to_string(o.phase), " needs a compressor, and --compress is ",
+         o.compress});
   }
-  if (o.compress != "signum") return;
-  const auto* sgd = std::get_if<pufferfish::sgd_options>(&r.optimizer);
-  if (sgd == nullptr || sgd->momentum != 0.0) {
-    throw pufferfish::value_error(
-        "--compress signum has a momentum of its own and leaves signs: it needs SGD without "
-        "momentum, and this is " +
-        pufferfish::describe(r.optimizer));
-  }
-  if (r.clip_norm > 0.0) {
+  r.compression = compression_of(wire ? "none" : o.compress, o.settings, o.compress);
+  r.phase_of_compression = o.phase;
+  if (o.compress == "signum" && r.clip_norm > 0.0) {
     throw pufferfish::value_error(
         "--compress signum leaves signs, whose norm says nothing: it needs --clip-norm 0");
   }
-  r.compression = pufferfish::signum_options{};
 }
 
 /// What travelled, and what it took a step on this rank, since the start, the resumption or the switch.
@@ -427,6 +446,7 @@ nlohmann::ordered_json exchange_json(const exchange_choice& o, const Run& run) {
   }
   return {{"compress", o.compress},
           {"compressor", pufferfish::describe(run.options().compression)},
+          {"phase", pufferfish::to_string(run.options().phase_of_compression)},
           {"wire", pufferfish::to_string(run.options().exchange.wire)},
           {"payload_bytes", run.exchange_bytes()},
           {"exposed_ms", report.exposed_ms / steps},

@@ -53,6 +53,7 @@ class gathered_codes {
     } else {
       own_.resize(codec_.most_bytes());
       const std::size_t length = codec_.encode(ctx, from, gradients, memory_.span(), own_);
+      sent_ = length;
       message.own = std::span<const std::byte>(own_).first(length);
       message.sends_length = true;
     }
@@ -68,8 +69,13 @@ class gathered_codes {
       detail::scale_values(gradients, value_type(1) / static_cast<value_type>(place.ranks));
   }
 
-  /// Of a codec without a fixed length: the most that a code may have.
-  index_t payload_bytes() const { return static_cast<index_t>(codec_.most_bytes()); }
+  /// Of a codec without a fixed length: those of the last code. Before the first one: the expected number if
+  /// the codec has expected_bytes(), else the most that a code may have.
+  index_t payload_bytes() const {
+    if (sent_ > 0) return static_cast<index_t>(sent_);
+    if constexpr (requires { codec_.expected_bytes(); }) return static_cast<index_t>(codec_.expected_bytes());
+    return static_cast<index_t>(codec_.most_bytes());
+  }
 
   std::vector<compressor_state<value_type>> states() {
     if (memory_.size() == 0) return {};
@@ -84,7 +90,8 @@ class gathered_codes {
  private:
   Codec codec_;
   aligned_buffer<value_type> memory_;  // e
-  std::vector<std::byte> own_;
+  std::vector<std::byte> own_;         // without a fixed length
+  std::size_t sent_ = 0;               // bytes of it that the last code had
   rank_blocks codes_;
 };
 

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `dgc`: deep gradient compression, the largest entries of what momentum has accumulated.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pufferfish/compress/dgc_options.hpp>
+#include <pufferfish/compress/entry_blocks.hpp>
+#include <pufferfish/compress/select_largest.hpp>
+#include <pufferfish/compress/tensor_chunks.hpp>
+#include <pufferfish/optim/clip.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+#define PUFFERFISH_KERNELS dgc_passes
+#define PUFFERFISH_KERNEL_FILE <pufferfish/compress/dgc.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+}  // namespace detail
+
+/// Lin, Han, Mao, Wang and Dally, Deep gradient compression (ICLR 2018). With momentum m and the gradient g_w
+/// of each of p ranks, scaled by min(1, (tau / sqrt(p)) / ||g_w||) if clip_norm is tau > 0:
+///
+///     matrices (two or more dimensions), u_w and v_w zero at the start, on each rank:
+///       u_w = m u_w + g_w;  v_w = v_w + u_w        (Nesterov: u_w = m (u_w + g_w);  v_w = v_w + u_w + g_w)
+///       the k = ceil(rho n) entries of largest |v_w| are sent and leave v_w; those of u_w become zero
+///       G = (1 / p) times the sum of what all ranks have sent, added in the order of the ranks
+///     vectors:
+///       M = mean of g_w over all ranks;  u = m u + M;  G = u           (Nesterov: u = m (u + M);  G = u + M)
+///     parameters with weight decay d, w their values:
+///       b = m b + w;  result = G + d b                            (Nesterov: result = G + d (w + m b))
+///
+/// rho is dgc_ratio of the epoch. The optimizer takes the result for the gradient: use SGD without momentum
+/// and without weight decay. Without factor masking u_w stays as it is.
+///
+/// One round: a sum, the vectors; and equal gathered blocks, all values, then all indices (32-bit integers,
+/// ascending, local to their tensor), tensors in the order of the arena. With half_values values travel as
+/// float16 of at most 65504, and v_w keeps what rounding has lost.
+///
+/// The store must outlive the object if there is weight decay.
+template <class T>
+class dgc {
+ public:
+  using value_type = T;
+
+  /// Throws value_error for options out of range and, by name, for a matrix of 2^31 elements or more.
+  dgc(const parameter_store<T>& store, const dgc_options& options)
+      : options_(options),
+        store_(&store),
+        tensors_(coded_tensors(store)),
+        chunks_(tensors_),
+        entries_(options.half_values),
+        selector_("dgc", tensors_),
+        u_(coded_size(tensors_)),
+        v_(coded_size(tensors_)) {
+    options.validate();
+    index_t vectors = 0;
+    for (const coded_tensor& tensor : tensors_) {
+      places_.push_back({is_matrix(tensor) ? -1 : vectors});
+      if (!is_matrix(tensor)) vectors += tensor.size;
+    }
+    std::size_t t = 0;
+    for (std::size_t id = 0; id < store.parameters().size(); ++id) {
+      const auto& entry = store.parameters()[id];
+      if (entry.thing->size() == 0) continue;
+      places_[t].parameter = id;
+      places_[t++].decays =
+          options.weight_decay > 0.0 && (options.decay_all || entry.thing->role() == parameter_role::weight);
+    }
+    sum_ = aligned_buffer<T>(vectors);
+    if (options.weight_decay > 0.0) decayed_ = aligned_buffer<T>(u_.size());
+    set_epoch(0);
+  }
+
+  int rounds() const { return 1; }
+
+  compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
+                               std::span<T> gradients) {
+    set_epoch(place.epoch);
+    rank_blocks& codes = entries_.blocks(at(place.ranks));
+    accumulate(ctx, clip_factor(ctx, place.ranks, gradients), gradients.data());
+    selector_.select(ctx, entries_.lists(), v_.span());
+    take_sent(ctx, entries_.write(at(place.rank), selector_.values(), selector_.indices()));
+    compressor_message<T> message;
+    message.sum = sum_.span();
+    message.gathered = &codes;
+    return message;
+  }
+
+  /// Throws value_error for indices that are not ascending or not in their tensor, state_error if weight
+  /// decay needs values that are not on the host.
+  void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
+    entries_.read(ctx, "dgc", tensors_);
+    const T factor = T(1) / static_cast<T>(place.ranks);
+    detail::scale_values(sum_.span(), factor);
+    chunks_.for_each(ctx, [&](index_t, index_t, std::span<const detail::tensor_part> parts, std::size_t) {
+      for (const detail::tensor_part& part : parts) {
+        if (is_matrix(tensors_[part.tensor])) {
+          const index_t offset = tensors_[part.tensor].offset;
+          const std::span<T> to = gradients.subspan(at(part.begin), at(part.size()));
+          std::fill(to.begin(), to.end(), T(0));
+          entries_.add(part.tensor, part.begin - offset, part.end - offset, gradients.data() + offset);
+          detail::scale_values(to, factor);
+        } else {
+          add_momentum(part, gradients.data());
+        }
+        if (places_[part.tensor].decays) add_decay(part, gradients.data());
+      }
+    });
+  }
+
+  /// In the epoch of the last encode; before it, in epoch 0.
+  index_t payload_bytes() const {
+    return static_cast<index_t>(entries_.block_bytes()) + sum_.size() * static_cast<index_t>(sizeof(T));
+  }
+
+  std::vector<compressor_state<T>> states() {
+    std::vector<compressor_state<T>> result{{"exchange.momentum", u_.span(), true},
+                                            {"exchange.accumulated", v_.span(), true}};
+    if (decayed_.size() > 0) result.push_back({"exchange.decayed", decayed_.span(), false});
+    return result;
+  }
+
+  /// Options, and how momenta of vectors, which every rank computes, are rounded.
+  std::string describe() const {
+    return pufferfish::describe(options_) + (detail::fuses_multiply_add() ? ", fused multiply-add" : "");
+  }
+
+ private:
+  // Of a tensor: where a vector begins in the sum (matrices: -1), and its parameter's number in the store.
+  struct tensor_place {
+    index_t in_sum = 0;
+    std::size_t parameter = 0;
+    bool decays = false;
+  };
+
+  static std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
+  static bool is_matrix(const coded_tensor& tensor) { return tensor.layout.dims >= 2; }
+  void set_epoch(index_t epoch) {
+    if (epoch == epoch_) return;
+    epoch_ = epoch;
+    std::vector<index_t> counts;
+    for (const coded_tensor& tensor : tensors_) {
+      const double entries = std::ceil(dgc_ratio(options_, epoch) * static_cast<double>(tensor.size));
+      counts.push_back(is_matrix(tensor) ? std::min(tensor.size, static_cast<index_t>(entries)) : 0);
+    }
+    entries_.resize(detail::entry_lists(counts));
+  }
+
+  T clip_factor(context<device::cpu>& ctx, int ranks, std::span<const T> gradients) const {
+    if (options_.clip_norm == 0.0) return T(1);
+    const double most = options_.clip_norm / std::sqrt(static_cast<double>(ranks));
+    const double norm = gradient_norm<T>(ctx, gradients);
+    return norm > most ? static_cast<T>(most / norm) : T(1);
+  }
+
+  // u and v of matrices, and the gradients of vectors into the sum.
+  void accumulate(context<device::cpu>& ctx, T factor, const T* gradients) {
+    const auto take = PUFFERFISH_KERNEL(widest_isa(), detail::dgc_passes, accumulate<T>);
+    const auto scale = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, scale<T>);
+    const T momentum = static_cast<T>(options_.momentum);
+    chunks_.for_each(ctx, [&](index_t, index_t, std::span<const detail::tensor_part> parts, std::size_t) {
+      for (const detail::tensor_part& part : parts) {
+        const T* const from = gradients + part.begin;
+        if (is_matrix(tensors_[part.tensor])) {
+          take(options_.nesterov, momentum, factor, from, u_.data() + part.begin, v_.data() + part.begin,
+               part.size());
+        } else {
+          scale(factor, from, in_sum(part), part.size());
+        }
+      }
+    });
+  }
+  T* in_sum(const detail::tensor_part& part) {
+    return sum_.data() + places_[part.tensor].in_sum + part.begin - tensors_[part.tensor].offset;
+  }
+
+  // The selected entries leave u and v.
+  void take_sent(context<device::cpu>& ctx, std::span<const T> sent) {
+    const std::int32_t* const indices = selector_.indices().data();
+    entries_.lists().for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
+      T* const u = u_.data() + tensors_[t].offset;
+      T* const v = v_.data() + tensors_[t].offset;
+      for (index_t i = begin; i < end; ++i) {
+        v[indices[i]] = options_.half_values ? v[indices[i]] - sent[at(i)] : T(0);
+        if (options_.factor_masking) u[indices[i]] = T(0);
+      }
+    });
+  }
+
+  void add_momentum(const detail::tensor_part& part, T* gradients) {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::dgc_passes, add_momentum<T>);
+    kernel(options_.nesterov, static_cast<T>(options_.momentum), in_sum(part), u_.data() + part.begin,
+           gradients + part.begin, part.size());
+  }
+  void add_decay(const detail::tensor_part& part, T* gradients) {
+    const auto& parameter = *store_->parameters()[places_[part.tensor].parameter].thing;
+    if (parameter.on_device()) {
+      PUFFERFISH_THROW(state_error("dgc: weight decay needs the values of parameters on the host"));
+    }
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::dgc_passes, add_decay<T>);
+    kernel(options_.nesterov, static_cast<T>(options_.momentum), static_cast<T>(options_.weight_decay),
+           parameter.data() + (part.begin - tensors_[part.tensor].offset), decayed_.data() + part.begin,
+           gradients + part.begin, part.size());
+  }
+
+  dgc_options options_;
+  const parameter_store<T>* store_;
+  std::vector<coded_tensor> tensors_;
+  std::vector<tensor_place> places_;
+  detail::tensor_chunks chunks_;
+  detail::entry_blocks<T> entries_;  // as many as the epoch has; none of vectors
+  largest_selector<T> selector_;
+  index_t epoch_ = -1;
+  aligned_buffer<T> u_, v_, decayed_;  // decayed_: b
+  aligned_buffer<T> sum_;              // of vectors
+};
+
+template <class T>
+any_compressor<T> new_compressor(const parameter_store<T>& store, const dgc_options& options) {
+  return dgc<T>(store, options);
+}
+
+PUFFERFISH_NAMESPACE_END

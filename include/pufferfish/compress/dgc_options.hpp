@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `dgc_options`: the options of deep gradient compression, and its share of sent entries in each epoch.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <pufferfish/compress/entry_lists.hpp>
+#include <pufferfish/core/number_text.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Options of dgc.
+struct dgc_options {
+  static constexpr bool brings_momentum = true;  ///< in place of the optimizer's
+  double ratio = 0.001;   ///< of the entries of a matrix that are sent; above 0, at most 1
+  double momentum = 0.9;  ///< 0 <= momentum < 1
+  bool nesterov = false;
+  double clip_norm = 0.0;  ///< tau: a rank's gradients have at most the norm tau / sqrt(p); 0: not clipped
+  bool factor_masking = true;  ///< the momentum of sent entries starts again from zero
+  int warmup_epochs = 0;       ///< W: epochs 0 .. W - 1 send more; see dgc_ratio
+  double weight_decay = 0.0;   ///< with a momentum of its own, in place of the optimizer's
+  bool decay_all = false;      ///< weight decay also of biases and normalisation parameters
+  bool half_values = false;    ///< values travel as float16
+
+  /// Throws value_error, naming the option and its value, for what is out of range.
+  void validate() const {
+    const auto refuse_unless = [](bool valid, const char* option, double value, const char* range) {
+      if (!valid) detail::throw_error<value_error>({"dgc: ", option, " ", value, " is not ", range});
+    };
+    detail::check_entry_ratio("dgc", ratio);
+    refuse_unless(momentum >= 0.0 && momentum < 1.0, "momentum", momentum, "in 0 .. 1 and below 1");
+    refuse_unless(clip_norm >= 0.0, "clip_norm", clip_norm, "at least 0");
+    refuse_unless(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0");
+    refuse_unless(weight_decay >= 0.0 && std::isfinite(weight_decay), "weight_decay", weight_decay,
+                  "finite and at least 0");
+  }
+};
+
+/// "DGC, ratio 0.001, momentum 0.9, factor masking", and the options that are not at their defaults.
+inline std::string describe(const dgc_options& options) {
+  std::string text = detail::message({"DGC, ratio ", options.ratio, ", ", options.nesterov ? "Nesterov " : "",
+                                      "momentum ", options.momentum,
+                                      options.factor_masking ? ", factor masking" : ", no factor masking"});
+  if (options.clip_norm > 0.0) text += detail::message({", clipped to norm ", options.clip_norm});
+  if (options.warmup_epochs > 0) text += detail::message({", warm-up of ", options.warmup_epochs, " epochs"});
+  if (options.weight_decay > 0.0) {
+    text += detail::message({", weight decay ", options.weight_decay, options.decay_all ? " of all" : ""});
+  }
+  if (options.half_values) text += ", half values";
+  return text;
+}
+
+/// The share of the entries that is sent in epoch e = 0, 1, ...: max(rho, c^(e + 1)) with c = rho^(1 / (W +
+/// 1)) while e < W, then rho. W = 4, rho = 0.001: .2512, .0631, .0158, .0040, .001.
+inline double dgc_ratio(const dgc_options& options, index_t epoch) {
+  if (epoch >= options.warmup_epochs) return options.ratio;
+  const auto done = static_cast<double>(epoch + 1) / static_cast<double>(options.warmup_epochs + 1);
+  return std::max(options.ratio, std::pow(options.ratio, done));
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: blocks of entries that all ranks gather, equally long on all of them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/compress/entry_lists.hpp>
+#include <pufferfish/compress/tensor_chunks.hpp>
+#include <pufferfish/dist/block_exchange.hpp>
+#include <pufferfish/dist/wire.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// The lists of entries of every rank. A rank's block holds the values of all lists, as T or as float16, and
+/// then all indices, as 32-bit integers: ascending in each list, and local to its tensor. Blocks have no
+/// alignment.
+template <class T>
+class entry_blocks {
+ public:
+  explicit entry_blocks(bool half_values) : half_(half_values) {}
+
+  /// Sets how many entries each list has.
+  void resize(const entry_lists& lists) { lists_ = lists; }
+  const entry_lists& lists() const { return lists_; }
+
+  std::size_t value_bytes() const { return count() * (half_ ? sizeof(float16) : sizeof(T)); }
+  std::size_t block_bytes() const { return value_bytes() + count() * sizeof(std::int32_t); }
+
+  /// The blocks of all ranks, each of block_bytes().
+  rank_blocks& blocks(std::size_t ranks) {
+    if (blocks_.count() != ranks || blocks_.size(0) != block_bytes()) {
+      blocks_.resize(std::vector<std::size_t>(ranks, block_bytes()));
+    }
+    return blocks_;
+  }
+
+  /// Fills the block of a rank. Returns the values that it stands for: finite values beyond the range of
+  /// float16 become the largest one of it, others are rounded to it.
+  std::span<const T> write(std::size_t rank, std::span<const T> values,
+                           std::span<const std::int32_t> indices) {
+    const std::span<std::byte> block = blocks_[rank];
+    if (count() == 0) return values;
+    std::memcpy(block.data() + value_bytes(), indices.data(), count() * sizeof(std::int32_t));
+    if (!half_) {
+      std::memcpy(block.data(), values.data(), value_bytes());
+      return values;
+    }
+    const T largest = T(65504);
+    const auto bounded = [largest](T x) { return std::isfinite(x) ? std::clamp(x, -largest, largest) : x; };
+    sent_.resize(count());
+    std::transform(values.begin(), values.end(), sent_.begin(), bounded);
+    const std::span<float16> halves(reinterpret_cast<float16*>(block.data()), count());
+    to_wire<float16, T>(sent_, halves);
+    from_wire<float16, T>(halves, sent_, T(1));
+    return sent_;
+  }
+
+  /// Takes the entries out of all blocks. Throws value_error, naming `user`, the tensor and the rank, for
+  /// indices that are not ascending or not in their tensor.
+  void read(context<device::cpu>& ctx, const char* user, const std::vector<coded_tensor>& tensors) {
+    received_.resize(blocks_.count());
+    for (std::size_t rank = 0; rank < blocks_.count() && count() > 0; ++rank) {
+      const std::span<const std::byte> block = std::as_const(blocks_)[rank];
+      entries& to = received_[rank];
+      to.values.resize(count());
+      to.indices.resize(count());
+      std::memcpy(to.indices.data(), block.data() + value_bytes(), count() * sizeof(std::int32_t));
+      check(ctx, user, tensors, rank);
+      if (half_) {
+        from_wire<float16, T>({reinterpret_cast<const float16*>(block.data()), count()}, to.values, T(1));
+      } else {
+        std::memcpy(to.values.data(), block.data(), value_bytes());
+      }
+    }
+  }
+
+  /// What has been read of list `list`, whose tensor begins at to[0]: to += its entries with indices from
+  /// `begin` to `end` - 1, in the order of the ranks.
+  void add(std::size_t list, index_t begin, index_t end, T* to) const {
+    for (const entries& from : received_) {
+      const auto first = from.indices.begin() + lists_.first(list), last = first + lists_.count(list);
+      auto index = std::lower_bound(first, last, begin);
+      auto value = from.values.begin() + (index - from.indices.begin());
+      for (; index != last && *index < end; ++index) to[*index] += *value++;
+    }
+  }
+
+ private:
+  struct entries {
+    std::vector<T> values;
+    std::vector<std::int32_t> indices;
+  };
+
+  std::size_t count() const { return static_cast<std::size_t>(lists_.size()); }
+
+  void check(context<device::cpu>& ctx, const char* user, const std::vector<coded_tensor>& tensors,
+             std::size_t rank) const {
+    const std::int32_t* const index = received_[rank].indices.data();
+    lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
+      index_t before = begin == lists_.first(t) ? -1 : index[begin - 1], wrong = 0;
+      for (index_t i = begin; i < end; before = index[i++]) wrong += before < index[i] ? 0 : 1;
+      if (wrong == 0 && before < tensors[t].size) return;
+      throw_error<value_error>({user, ": indices of ", tensors[t].name, " from rank ", rank,
+                                " are not ascending numbers from 0 to ", tensors[t].size - 1});
+    });
+  }
+
+  bool half_;
+  entry_lists lists_;
+  rank_blocks blocks_;
+  std::vector<T> sent_;
+  std::vector<entries> received_;  // from each rank
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `tern_codec`: signs and zeros, drawn at random, and one scaler per tensor. See compress/tern_grad.hpp for
+/// the compressor and for the form with a scaler that ranks share.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <pufferfish/compress/tern_codes.hpp>
+#include <pufferfish/compress/two_hop_codes.hpp>
+#include <pufferfish/core/number_text.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct tern_grad_options {
+  double clip = 2.5;          ///< values are limited to this many standard deviations; 0: they are not
+  bool shared_scaler = true;  ///< one scaler of all ranks for each tensor
+  /// Parameters that are sent whole, and layers all of whose parameters are: "fc" stands for "fc.weight" and
+  /// "fc.bias".
+  std::vector<std::string> skip = {};
+  code_route route = code_route::gather;
+  std::uint64_t seed = 1;
+};
+
+/// "TernGrad, clip 2.5, seed 1, own scalers, gather", with ", whole: fc" after the seed if fc is sent whole.
+inline std::string describe(const tern_grad_options& options) {
+  std::string text =
+      detail::message({"TernGrad, clip ", detail::shortest_number(options.clip), ", seed ", options.seed});
+  for (std::size_t i = 0; i < options.skip.size(); ++i)
+    text += (i == 0 ? ", whole: " : " ") + options.skip[i];
+  text += options.shared_scaler ? ", shared scalers, " : ", own scalers, ";
+  return text + to_string(options.route);
+}
+
+/// For each tensor D of n values with mean m:
+///
+///     sigma^2 = (1 / n) sum (D_i - m)^2;  s = min(clip sigma, max |D_i|), without clip sigma if that is 0
+///     C(D)_i = s sign(D_i) with probability min(1, |D_i| / s), else 0
+///
+/// E C(D) is D limited to -s .. s. With clip = 0, and where all values are equal (a tensor of one value,
+/// say), nothing is limited: E C(D) = D. Parameters that options.skip names are coded as they are. sigma is
+/// summed in double.
+///
+/// The code: fields of 2 bits for the values of all tensors that are not sent whole, field i in the bits
+/// [2 i, 2 i + 2) of a little-endian stream of bytes, 0 for zero, 1 for plus, 2 for minus; then s as T for
+/// each of these tensors; then the values of tensors that are sent whole, as T.
+///
+/// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017). options.shared_scaler is not looked at.
+template <class T>
+class tern_codec {
+ public:
+  using value_type = T;
+  using options_type = tern_grad_options;
+  static constexpr bool has_fixed_length = true;
+
+  /// Throws value_error unless clip is finite and not negative.
+  explicit tern_codec(const std::vector<coded_tensor>& tensors, const tern_grad_options& options = {})
+      : options_(options), codes_(tensors, options.clip, options.skip) {}
+
+  std::size_t most_bytes() const {
+    return whole_byte() + static_cast<std::size_t>(codes_.whole_size()) * sizeof(T);
+  }
+
+  std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
+                     std::span<T> memory, std::span<std::byte> code) {
+    const T* values = gradients.data();
+    if (!memory.empty()) {
+      detail::add_gradients(ctx, gradients, memory);
+      values = memory.data();
+    }
+    std::vector<T> scalers;
+    for (const detail::tern_bounds<T>& bounds : codes_.bounds(ctx, values)) {
+      scalers.push_back(bounds.clip < bounds.largest ? bounds.clip : bounds.largest);
+    }
+    codes_.encode(ctx, detail::code_streams(options_.seed, "tern_grad", place, codes_.coded()), scalers,
+                  values, code.data());
+    std::memcpy(code.data() + codes_.code_bytes(), scalers.data(), scalers.size() * sizeof(T));
+    codes_.for_each_whole([&](index_t position, index_t size, index_t first) {
+      std::memcpy(code.data() + whole_byte(first), values + position,
+                  static_cast<std::size_t>(size) * sizeof(T));
+    });
+    if (!memory.empty()) decode(ctx, code, decode_as::subtraction, memory);
+    return most_bytes();
+  }
+
+  /// Throws value_error, before it changes anything, for a field 3.
+  void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
+              std::span<T> to) const {
+    detail::check_code_length("tern_codec", code.size(), most_bytes());
+    if (detail::has_invalid_tern(code.first(codes_.code_bytes()))) {
+      PUFFERFISH_THROW(value_error("tern_codec: a field 11 in a code"));
+    }
+    const auto ternary = PUFFERFISH_KERNEL(widest_isa(), detail::field_passes, ternary_fields);
+    detail::decode_fields(
+        ctx, codes_.chunks(), codes_.bits, code.data(),
+        [&](std::uint8_t* fields, index_t count) { ternary(fields, count); },
+        [&](const detail::tensor_part& part, const std::int8_t* levels) {
+          const T scaler = detail::read_at<T>(code, codes_.code_bytes() + part.tensor * sizeof(T));
+          detail::put_levels(as, levels, scaler, to.data() + codes_.position(part), part.size());
+        });
+    codes_.for_each_whole([&](index_t position, index_t size, index_t first) {
+      for (index_t i = 0; i < size; ++i) {
+        detail::put_decoded(as, detail::read_at<T>(code, whole_byte(first + i)),
+                            to[static_cast<std::size_t>(position + i)]);
+      }
+    });
+  }
+
+  /// Only what codes depend on: the route is named by the class that sends them.
+  std::string describe() const {
+    tern_grad_options own = options_;
+    own.shared_scaler = false;
+    const std::string whole = pufferfish::describe(own);
+    return whole.substr(0, whole.rfind(','));
+  }
+
+ private:
+  // Where a value that is sent whole is stored.
+  std::size_t whole_byte(index_t value = 0) const {
+    return codes_.code_bytes() + (codes_.coded().size() + static_cast<std::size_t>(value)) * sizeof(T);
+  }
+
+  tern_grad_options options_;
+  detail::tern_codes<T> codes_;
+};
+
+PUFFERFISH_NAMESPACE_END

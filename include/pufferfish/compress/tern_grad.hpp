@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// TernGrad: `tern_grad_options`, `tern_codec` (a scaler of each rank's own) and `shared_tern_grad` (scalers
+/// that ranks share).
+
+#include <utility>
+#include <vector>
+
+#include <pufferfish/compress/shared_tern_grad.hpp>
+#include <pufferfish/compress/tern_codec.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Throws value_error for options out of their ranges, and for a name in options.skip that is no parameter.
+template <class T>
+any_compressor<T> new_compressor(const parameter_store<T>& store, const tern_grad_options& options) {
+  const std::vector<coded_tensor> tensors = coded_tensors(store);
+  if (options.shared_scaler) return shared_tern_grad<T>(tensors, options);
+  detail::check_tern_skips(options.skip, tensors);
+  return make_coded_compressor<tern_codec<T>>(store, options, code_memory::none, options.route);
+}
+
+PUFFERFISH_NAMESPACE_END
