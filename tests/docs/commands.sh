@@ -72,7 +72,7 @@ build/examples/model_zoo --model resnet50 --json zoo.json   # the same for progr
 # [sweep]
 for ratio in 0.125 0.25 0.5; do
   for warmup in 0 5; do
-    build/examples/train_image_classifier --rank-ratio $ratio --warmup-epochs $warmup --first-layer 4 --epochs 10 \
+    build/examples/train_image_classifier --policy paper --rank-ratio $ratio --warmup-epochs $warmup --first-layer 4 --epochs 10 \
       --progress none --json rank-$ratio-warmup-$warmup.json
   done
 done
