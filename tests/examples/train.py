@@ -42,6 +42,7 @@ def policies(programs, folder):
     expect(budget["after"]["parameters"] <= 0.5 * budget["before"]["parameters"], "half of the parameters")
     expect(budget["after"]["macs"] <= 0.6 * budget["before"]["macs"], "60 % of the multiply-adds")
     uniform = programs.train(folder, *short, "--policy", "two-sided", "--uniform-ranks")
+    expect_equal(digests(programs.train(folder, *short)), digests(uniform), "the default: two-sided factors at the paper's ranks")
     expect_equal([layer["rank"] for layer in uniform["switch"]["layers"]],
                  [layer["rank"] for layer in paper["switch"]["layers"]], "uniform ranks")
     by_loss = ["--epochs", 4, "--warmup-epochs", 3, "--statistics-steps", 3, "--policy", "two-sided", "--switch-when",

@@ -104,7 +104,7 @@ namespace detail {
 /// Random numbers of a codec: those of (seed, system, step, rank, hop); child of the tensor's stream.
 inline random_stream code_randoms(std::uint64_t seed, std::string_view system, const code_place& place,
                                   const coded_tensor& tensor) {
-  const auto rank = static_cast<std::uint64_t>(2 * place.rank + place.hop);
+  const auto rank = 2 * static_cast<std::uint64_t>(place.rank) + static_cast<std::uint64_t>(place.hop);
   return {seed, substream(substream(substream(stream_id(system), place.step), rank), tensor.stream)};
 }
 

@@ -28,7 +28,7 @@ namespace detail {
 template <class T>
 struct quotient {
   quotient(T numerator, T divisor)
-      : lift(divisor < std::numeric_limits<T>::min() * T(0x1p40) ? T(0x1p64) : T(1)),
+      : lift(divisor < std::numeric_limits<T>::min() * T(0x1p40) ? T(0x1p100) : T(1)),
         factor(numerator / (divisor * lift)) {}
   T lift, factor;
 };
