@@ -36,14 +36,13 @@ using bytes_word =
                        std::conditional_t<Bytes == 4, std::uint32_t,
                                           std::conditional_t<Bytes == 2, std::uint16_t, std::uint8_t>>>;
 
-/// The kernels of code_fields.inc; `fields` and `levels` are aligned to 8 bytes where pieces begin:
-///   pack_fields(bits, fields, count, code)    fields below 2^bits, a byte each, to a stream; bits 1, 2,
-///   4, 8.
-///                                             Unused bits of the last byte become 0
-///   unpack_fields(bits, code, count, fields)  the reverse; bits 2, 4, 8
-///   signed_fields(bits, fields, count)        fields with their sign in the highest of `bits` bits and the
+/// The kernels of code_fields.inc. Fields have a byte each; where a piece begins they are aligned to 8 bytes.
+///   pack_fields(bits, fields, count, code)    packs fields of 1, 2, 4 or 8 bits; the unused bits of the
+///                                             last byte become 0
+///   unpack_fields(bits, code, count, fields)  the reverse, for 2, 4 or 8 bits
+///   signed_fields(bits, fields, count)        fields with a sign in the highest of `bits` bits and a
 ///                                             magnitude in the others become std::int8_t, in place
-///   ternary_fields(fields, count)             fields 0, 1, 2 become the std::int8_t 0, 1, -1, in place
+///   ternary_fields(fields, count)             fields 0, 1, 2 become std::int8_t 0, 1, -1, in place
 ///   add_levels(levels, to, count)             to_i += levels_i
 ///   scaled_levels(levels, scale, to, count)   to_i = levels_i scale
 #define PUFFERFISH_KERNELS field_passes
@@ -114,7 +113,7 @@ void put_levels(decode_as as, const std::int8_t* levels, T scale, T* to, index_t
   PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>)(products, to, count);
 }
 
-/// Calls f(part) for what of the parts is in [begin, end).
+/// Calls f(part) for the intersections of the parts with [begin, end).
 template <class F>
 void for_each_part(std::span<const tensor_part> parts, index_t begin, index_t end, F&& f) {
   for (const tensor_part& part : parts) {

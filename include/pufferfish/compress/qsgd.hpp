@@ -4,8 +4,10 @@
 /// \file
 /// `qsgd_codec`: values rounded at random to a few levels of their bucket's norm.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,7 +60,7 @@ class qsgd_codec {
   /// Throws value_error unless bits and bucket are in their ranges.
   explicit qsgd_codec(std::vector<coded_tensor> tensors, const qsgd_options& options = {})
       : options_(checked(options)), tensors_(std::move(tensors)), chunks_(tensors_) {
-    norms_.resize(static_cast<std::size_t>((chunks_.size() + options.bucket - 1) / options.bucket));
+    norms_.resize(static_cast<std::size_t>(bucket_end(chunks_.size())));
   }
 
   std::size_t most_bytes() const { return level_bytes() + norms_.size() * sizeof(T); }
@@ -96,7 +98,7 @@ class qsgd_codec {
           });
           return decided;
         });
-    std::memcpy(code.data() + level_bytes(), norms_.data(), norms_.size() * sizeof(T));
+    std::ranges::copy(std::as_bytes(std::span(norms_)), code.data() + level_bytes());
     if (!memory.empty()) decode(ctx, code, decode_as::subtraction, memory);
     return most_bytes();
   }
@@ -135,7 +137,8 @@ class qsgd_codec {
 
   T most() const { return static_cast<T>((1 << (options_.bits - 1)) - 1); }  // the highest level
   std::size_t level_bytes() const { return detail::field_bytes(chunks_.size(), options_.bits); }
-  index_t bucket_end(index_t value) const { return (value + options_.bucket - 1) / options_.bucket; }
+  // One more than the bucket of value `end` - 1.
+  index_t bucket_end(index_t end) const { return end == 0 ? 0 : (end - 1) / options_.bucket + 1; }
 
   void find_norms(const T* values, index_t first, index_t last) {
     const auto squares = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sum_of_squares<T>);
@@ -149,8 +152,8 @@ class qsgd_codec {
     }
   }
 
-  // Calls f(bucket, first, begin, count) for the buckets of a part: which bucket, and the range of its values
-  // that starts at the part's value `first`, which is value `begin` of all.
+  // Calls f(bucket, first, begin, count) for every bucket that the part touches. The bucket has `count`
+  // values of the part. The first of them is value `first` of the part and value `begin` of all tensors.
   template <class F>
   void for_each_bucket(const detail::tensor_part& part, F&& f) const {
     for (index_t begin = part.begin; begin < part.end;) {

@@ -18,7 +18,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// x as a float that is at least x. Not finite: infinity.
+/// The smallest float that is at least x, at most the largest float; infinity if x is not finite.
 template <class T>
 float float_above(T x) {
   if (!std::isfinite(x)) return std::numeric_limits<float>::infinity();
@@ -30,28 +30,31 @@ float float_above(T x) {
 
 }  // namespace detail
 
-/// With gradient g_w of rank w of p, and for each tensor c_w = clip sigma of g_w (max |g_w,i| if that is 0 or
-/// clip is 0) as tern_codec:
+/// TernGrad with shared scalers. Each tensor has, on rank w of p with gradient g_w and its standard deviation
+/// sigma_w, the bound c_w = clip sigma_w; c_w = max_i |g_w,i| if that is zero. Then
 ///
-///     round 1: s = min(max over ranks of c_w, max over ranks and values of |g_w,i|)
+///     s = min(max_w c_w, max_w,i |g_w,i|)
 ///     k_w,i = sign(g_w,i) with probability min(1, |g_w,i| / s), else 0
 ///     result_i = (k_0,i + ... + k_p-1,i) (s / p)
 ///
-/// Round 1 takes the maxima of two floats per tensor over all ranks, and sums the parameters that
-/// options.skip names. By the route `gather` fields of 2 bits with all k_w go to all ranks. By `two_hop` rank
-/// w sends its fields of stripe r (stripe_of, over the values that are not sent whole) to rank r, which sends
-/// the sums plus p, as fields of ceil(log2(2 p + 1)) bits, to all ranks. Sums are exact, so both routes have
-/// the same bits. With the rounding of s to float, the largest gradients of type double may be 1 + 2^-24 of
-/// what they were with a probability that makes up for it.
+/// In round 1 ranks take the maxima of two floats per tensor, and sum the parameters that options.skip names;
+/// these have their mean as result. For T = double the two floats are rounded up.
 ///
-/// Wen et al., TernGrad (NIPS 2017), scaler sharing; the reference takes s = max c_w.
+/// Route `gather`: the k_w of all tensors travel to all ranks, in fields of 2 bits. Route `two_hop`: the k_w
+/// of stripe r (stripe_of, over the values that are not sent whole) travel from all ranks to rank r, in
+/// fields of 2 bits; then rank r sends p plus their sums to all ranks, in fields of ceil(log2(2 p + 1)) bits.
+/// Sums of signs are exact, so both routes have the same bits. With b bits of a sum a rank sends (1 + b / 2)
+/// / p times as many bytes by two hops: more for p = 2, less from p = 3 on.
+///
+/// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017), scaler sharing. The reference program takes
+/// s = max_w c_w.
 template <class T>
 class shared_tern_grad {
  public:
   using value_type = T;
 
-  /// `tensors`: all of the arena. Throws value_error unless clip is finite and not negative, and for a name
-  /// in options.skip that is no parameter.
+  /// `tensors` are those of the whole arena. Throws value_error unless clip is finite and not negative, and
+  /// for a name in options.skip that is not the name of a parameter or layer.
   shared_tern_grad(const std::vector<coded_tensor>& tensors, const tern_grad_options& options)
       : options_(options), codes_(tensors, options.clip, options.skip) {
     detail::check_tern_skips(options.skip, tensors);
@@ -150,7 +153,7 @@ class shared_tern_grad {
     }
   }
 
-  // The sums of the codes of all ranks, values [begin, end) of those that this rank has codes of.
+  // Sums of the levels of all ranks, for the values [begin, end) of the codes that this rank has received.
   void add_codes(index_t begin, index_t end, sums_of_piece& sums) const {
     const auto unpack = PUFFERFISH_KERNEL(widest_isa(), detail::field_passes, unpack_fields);
     const auto ternary = PUFFERFISH_KERNEL(widest_isa(), detail::field_passes, ternary_fields);

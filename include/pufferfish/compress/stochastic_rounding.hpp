@@ -5,10 +5,10 @@
 /// Internal: unbiased rounding of values to a few levels by random draws, for codecs that send the levels as
 /// fields of a few bits (code_fields.hpp).
 ///
-/// A draw takes 32 random bits u: an event of probability f happens where u < floor(2^32 f). The upper 16
-/// bits decide but for one draw in 65,536, so only they are made for all values; the others are made for runs
-/// of values with a draw that needs them. Value i of a parameter has draw i of its stream, so that results
-/// depend on nothing else.
+/// A draw u has 32 random bits: an event of probability f happens where u < floor(2^32 f). The upper 16 bits
+/// decide all but one draw in 65,536. So only the upper bits are generated for all values; the lower bits are
+/// generated for runs of values in which a draw is undecided. Value i of a parameter has draw i of the
+/// parameter's stream, so that a draw does not depend on chunks, stripes or threads.
 
 #include <cmath>
 #include <cstdint>
@@ -44,33 +44,35 @@ struct value_moments {
   double sum = 0.0, squares = 0.0;
 };
 
-/// Draw i of a stream. Its upper half is, with i = 64 g + 32 h + j, half h (0: the lower) of word 32 g + j of
-/// the stream; its lower half is the lower half of word i of the stream's child "lower".
+/// Draw i of a stream. With i = 64 g + 32 h + j, the upper half of the draw is half h (0: the lower one) of
+/// word 32 g + j of the stream. The lower half of the draw is the lower half of word i of the child "lower".
 inline std::uint32_t draw_at(const random_stream& random, std::uint64_t i) {
   const std::uint32_t upper = random.word(i / 64 * 32 + i % 32) >> (i / 32 % 2 * 16) & 0xffffU;
   return upper << 16 | (random.child("lower").word(i) & 0xffffU);
 }
 
-/// The kernels of stochastic_rounding.inc. Those that round write a field per value of x, a byte each, and
-/// take the draws as words: with `whole` all their bits; without it their upper halves, and then the result
-/// is false, and the fields are of no use, if these do not decide for all values. s is above zero.
-///   round_levels(whole, x, words, quotient(l, s), l, bits, fields, count)
-///             a_i = |x_i| / s l, at most l; the magnitude floor(a_i), plus one with probability
-///             a_i - floor(a_i); bit `bits` - 1 is set where x_i < 0
-///   round_ternary(whole, x, words, quotient(2^32, s), s, fields, count)
-///             with probability |x_i| / s, certainly where |x_i| >= s: 1, or 2 where x_i < 0; else 0
-///   round_binary(whole, x, words, quotient(2^32, high - low), low, high, fields, count)
-///             1 with probability (x_i - low) / (high - low), certainly where x_i >= high; else 0
-///   spread_halves(words, count, to)  the upper halves of 2 `count` draws from words of the stream; `count`
-///   is
-///                                    a multiple of 32
-///   range_of(x, count)               value_range of at least one value
-///   moments_of(x, shift, count)      value_moments
+/// The kernels of stochastic_rounding.inc. `spread_halves(words, count, to)` writes the upper halves of 2
+/// count draws from `count` words of the stream, a multiple of 32. `range_of(x, count)` is the value_range of
+/// at least one value, `moments_of(x, shift, count)` the value_moments.
+///
+/// The kernels that round write one field per value of x, a byte each. The draws of the values are in
+/// `words`: with `whole` all bits, without it the upper halves. The result is false if the upper halves do
+/// not decide for all values; the fields are then of no use. The number s is above zero.
+///
+/// round_levels(whole, x, words, quotient(l, s), l, bits, fields, count): with a_i = min(l, l |x_i| / s) the
+/// field has the magnitude floor(a_i), plus one with probability a_i - floor(a_i), and bit `bits` - 1 is set
+/// where x_i < 0.
+///
+/// round_ternary(whole, x, words, quotient(2^32, s), s, fields, count): with probability |x_i| / s, and
+/// always where |x_i| >= s, the field is 2 for x_i < 0 and 1 for other x_i; else it is 0.
+///
+/// round_binary(whole, x, words, quotient(2^32, high - low), low, high, fields, count): the field is 1 with
+/// probability (x_i - low) / (high - low), and always where x_i >= high; else it is 0.
 #define PUFFERFISH_KERNELS rounding_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/stochastic_rounding.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Fields of zeros, in place of a rounding.
+/// Writes fields of zero, in place of a kernel that rounds.
 inline bool no_fields(std::uint8_t* fields, index_t count) {
   std::fill_n(fields, count, std::uint8_t{0});
   return true;
@@ -119,9 +121,10 @@ class draws_of_run {
   std::uint32_t draws_[field_piece + 128];
 };
 
-/// Writes a stream of fields of `bits` bits, on all threads. For every chunk it calls start(begin, end). For
-/// the parts of tensors in every piece it calls round(part, whole, words, fields), which writes a field for
-/// each value of the part as the kernels that round, and returns what they return.
+/// Writes a stream of fields of `bits` bits, on all threads. start(begin, end) is called for every chunk
+/// before its fields are made. round(part, whole, words, fields) is called for the parts of tensors in every
+/// piece: it writes a field for each value of the part, and its arguments and result are those of the kernels
+/// that round.
 template <class Start, class Round>
 void encode_fields(context<device::cpu>& ctx, const tensor_chunks& chunks,
                    const std::vector<coded_tensor>& tensors, const std::vector<random_stream>& streams,

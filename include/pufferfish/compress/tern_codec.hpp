@@ -5,7 +5,9 @@
 /// `tern_codec`: signs and zeros, drawn at random, and one scaler per tensor. See compress/tern_grad.hpp for
 /// the compressor and for the form with a scaler that ranks share.
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,18 +39,18 @@ inline std::string describe(const tern_grad_options& options) {
 
 /// For each tensor D of n values with mean m:
 ///
-///     sigma^2 = (1 / n) sum (D_i - m)^2;  s = min(clip sigma, max |D_i|), without clip sigma if that is 0
+///     sigma^2 = (1 / n) sum_i (D_i - m)^2;  s = min(clip sigma, max_i |D_i|)
 ///     C(D)_i = s sign(D_i) with probability min(1, |D_i| / s), else 0
 ///
-/// E C(D) is D limited to -s .. s. With clip = 0, and where all values are equal (a tensor of one value,
-/// say), nothing is limited: E C(D) = D. Parameters that options.skip names are coded as they are. sigma is
-/// summed in double.
+/// E C(D) is D limited to the range -s .. s. If clip sigma is zero, because clip is 0 or all values are equal
+/// (such as the value of a tensor of one element), then s = max_i |D_i| and E C(D) = D. C(D) = D for
+/// parameters that options.skip names. sigma is summed in double.
 ///
 /// The code: fields of 2 bits for the values of all tensors that are not sent whole, field i in the bits
 /// [2 i, 2 i + 2) of a little-endian stream of bytes, 0 for zero, 1 for plus, 2 for minus; then s as T for
 /// each of these tensors; then the values of tensors that are sent whole, as T.
 ///
-/// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017). options.shared_scaler is not looked at.
+/// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017). options.shared_scaler has no effect here.
 template <class T>
 class tern_codec {
  public:
@@ -77,7 +79,7 @@ class tern_codec {
     }
     codes_.encode(ctx, detail::code_streams(options_.seed, "tern_grad", place, codes_.coded()), scalers,
                   values, code.data());
-    std::memcpy(code.data() + codes_.code_bytes(), scalers.data(), scalers.size() * sizeof(T));
+    std::ranges::copy(std::as_bytes(std::span(scalers)), code.data() + codes_.code_bytes());
     codes_.for_each_whole([&](index_t position, index_t size, index_t first) {
       std::memcpy(code.data() + whole_byte(first), values + position,
                   static_cast<std::size_t>(size) * sizeof(T));

@@ -33,7 +33,7 @@ inline double checked_tern_clip(double clip) {
   return clip;
 }
 
-/// Throws value_error for a name that names none of the parameters.
+/// Throws value_error for a name that is neither a parameter's nor a layer's.
 inline void check_tern_skips(const std::vector<std::string>& names,
                              const std::vector<coded_tensor>& tensors) {
   for (const std::string& name : names) {
@@ -56,19 +56,20 @@ inline bool has_invalid_tern(std::span<const std::byte> code) {
   return (both & 0x5555555555555555U) != 0;
 }
 
-/// 2.5 standard deviations, say, of a tensor, and its largest magnitude; the latter is NaN if a value is not
-/// finite.
+/// Two bounds of a tensor's scaler: clip standard deviations and the largest magnitude. The latter is NaN if
+/// a value is not finite.
 template <class T>
 struct tern_bounds {
   T clip, largest;
 };
 
-/// The tensors that are coded, moved together, and those that are sent whole.
+/// Codes of signs and zeros for some tensors, without gaps; the other tensors are sent whole.
 template <class T>
 class tern_codes {
  public:
   static constexpr int bits = 2;
 
+  /// `whole`: names of parameters and layers. Throws value_error for a clip out of its range.
   tern_codes(const std::vector<coded_tensor>& tensors, double clip, const std::vector<std::string>& whole)
       : clip_(checked_tern_clip(clip)), chunks_({}) {
     index_t offset = 0;
@@ -94,8 +95,8 @@ class tern_codes {
   /// Position among all values of a part of coded tensors.
   index_t position(const tensor_part& part) const { return part.begin + moves_[part.tensor]; }
 
-  /// Of every coded tensor: clip deviations, and its largest magnitude in place of them if clip is 0 or all
-  /// values are equal.
+  /// The bounds of every coded tensor. If clip is 0 or all values of the tensor are equal, the largest
+  /// magnitude stands for both.
   std::vector<tern_bounds<T>> bounds(context<device::cpu>& ctx, const T* values) const {
     const auto range_of = PUFFERFISH_KERNEL(widest_isa(), rounding_passes, range_of<T>);
     const auto moments_of = PUFFERFISH_KERNEL(widest_isa(), rounding_passes, moments_of<T>);
@@ -104,7 +105,7 @@ class tern_codes {
     chunks_.for_each(ctx, [&](index_t, index_t, std::span<const tensor_part> parts, std::size_t i) {
       for (const tensor_part& part : parts) {
         const T* const from = values + position(part);
-        // A value of the tensor as origin: equal values have deviation zero.
+        // With a value of the tensor as origin, equal values have a deviation of exactly zero.
         const T origin = values[coded_[part.tensor].offset + moves_[part.tensor]];
         if (clip_ > 0.0) moments[i] = moments_of(from, origin, part.size());
         largest[i++] = largest_magnitude(range_of(from, part.size()));
