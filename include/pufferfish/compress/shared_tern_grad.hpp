@@ -43,8 +43,8 @@ float float_above(T x) {
 /// Route `gather`: the k_w of all tensors travel to all ranks, in fields of 2 bits. Route `two_hop`: the k_w
 /// of stripe r (stripe_of, over the values that are not sent whole) travel from all ranks to rank r, in
 /// fields of 2 bits; then rank r sends p plus their sums to all ranks, in fields of ceil(log2(2 p + 1)) bits.
-/// Sums of signs are exact, so both routes have the same bits. With b bits of a sum a rank sends (1 + b / 2)
-/// / p times as many bytes by two hops: more for p = 2, less from p = 3 on.
+/// Sums of signs are exact, so both routes have the same bits. For p = 2 a rank sends more bytes by two hops
+/// than by a gather, from p = 3 on fewer: (1 + b / 2) / p times as many, with b bits of a sum.
 ///
 /// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017), scaler sharing. The reference program takes
 /// s = max_w c_w.

@@ -71,7 +71,7 @@ class sign_codec {
           }
         });
     const std::vector<T> scales = mean_magnitudes();
-    std::memcpy(code.data() + word_bytes(), scales.data(), scales.size() * sizeof(T));
+    std::ranges::copy(std::as_bytes(std::span(scales)), code.data() + word_bytes());
     if (!memory.empty()) subtract(ctx, scales, memory);
     return most_bytes();
   }

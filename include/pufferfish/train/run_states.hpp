@@ -86,7 +86,11 @@ std::optional<any_compressor<T>> make_run_compressor(Comm& comm, const parameter
   const bool other_phase =
       options.phase_of_compression == (low_rank ? compression_phase::dense : compression_phase::low_rank);
   if (other_phase || std::holds_alternative<no_compression>(options.compression)) return std::nullopt;
-  return all_or_none(comm, "training_run", [&] { return make_compressor(store, options.compression); });
+  return all_or_none(comm, "training_run", [&] {
+    auto made = make_compressor(store, options.compression);
+    made->start(comm.rank(), comm.size());  // states may depend on them
+    return made;
+  });
 }
 
 /// Numbers that a task carries, as T: themselves, or where they have 16 bits the same ones, wider.
