@@ -125,7 +125,11 @@ class any_compressor {
     if constexpr (fits) self_ = std::make_unique<model<C>>(std::move(compressor));
   }
 
-  void start(int rank, int ranks) { self_->start(rank, ranks); }
+  /// Once: later calls with the same numbers do nothing, so that spans of states() stay.
+  void start(int rank, int ranks) {
+    if (std::pair(rank, ranks) == std::exchange(started_, std::pair(rank, ranks))) return;
+    self_->start(rank, ranks);
+  }
   int rounds() const { return self_->rounds(); }
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
@@ -175,6 +179,7 @@ class any_compressor {
   };
 
   std::unique_ptr<base> self_;
+  std::pair<int, int> started_{-1, 0};  // rank, ranks
 };
 
 /// Options of which `make_compressor(store, options)` makes a compressor for the arenas of a network:
