@@ -79,8 +79,8 @@ class training_run {
     });
     if (options_.mode == training_mode::lowrank) agree_on_lines(*comm_, "network", net_.structure());
     broadcast_state();
-    bind_to_arenas();
     record_.low_rank = options_.mode == training_mode::lowrank;
+    bind_to_arenas();
   }
 
   bool finished() const { return record_.epoch >= options_.epochs; }
@@ -364,9 +364,9 @@ class training_run {
     interrupted_ = detail::in_switch;
     detail::share_structure(*comm_, net_);
     broadcast_state();
+    record_.low_rank = true;
     bind_to_arenas();
     switch_.carry(kept, ctx_, *comm_, net_, *optimizer_);
-    record_.low_rank = true;
     if (plateau_) plateau_->forget_best();
     result.after = switch_.test(parts(), start);
     if (switch_.estimate(parts(), record_, [&] { average_buffers(); })) {
