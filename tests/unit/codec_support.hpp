@@ -101,4 +101,15 @@ std::vector<coded_tensor> vectors_of(const std::vector<index_t>& lengths) {
   return result;
 }
 
+/// Tensors of these layouts, one after the other.
+inline std::vector<coded_tensor> tensors_of(const std::vector<logical_layout>& layouts) {
+  std::vector<coded_tensor> result;
+  for (const logical_layout& layout : layouts) {
+    std::string name = "t";
+    name += std::to_string(result.size());
+    result.push_back({name, layout, coded_size(result), layout.size(), 0, stream_id(name)});
+  }
+  return result;
+}
+
 }  // namespace codec_support

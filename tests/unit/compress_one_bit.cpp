@@ -15,16 +15,6 @@ using namespace codec_support;
 
 constexpr one_bit_cell both_cells[] = {one_bit_cell::output_unit, one_bit_cell::tensor};
 
-std::vector<coded_tensor> tensors_of(const std::vector<logical_layout>& layouts) {
-  std::vector<coded_tensor> result;
-  for (const logical_layout& layout : layouts) {
-    std::string name = "t";
-    name += std::to_string(result.size());
-    result.push_back({name, layout, coded_size(result), layout.size(), 0, stream_id(name)});
-  }
-  return result;
-}
-
 template <class T>
 std::vector<T> normal_values(index_t size, std::uint64_t stream) {
   std::vector<T> values(static_cast<std::size_t>(size));

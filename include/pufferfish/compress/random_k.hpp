@@ -26,7 +26,7 @@ struct random_k_options {
   /// One run of neighbours in each tensor instead of entries picked one by one.
   bool block = false;
   code_memory memory = code_memory::error_feedback;
-  /// Multiplies sent entries by n / k, so that the result is the mean in expectation. Without memory only.
+  /// Multiplies sent entries by n / k, so that the expected result is the mean. Refused with a memory.
   bool unbiased = false;
   std::uint64_t seed = 1;  ///< of the positions, the same on all ranks
 };

@@ -90,7 +90,7 @@ class sign_codec {
     });
   }
 
-  /// Only what codes depend on: memory and route are named by whoever sends them.
+  /// Only what codes depend on: the class that sends codes names memory and route.
   std::string describe() const { return "sign and norm"; }
 
  private:

@@ -32,7 +32,7 @@ struct sparse_all_reduce_options {
   sparse_algorithm algorithm = sparse_algorithm::automatic;
   /// automatic: split_dense if the expected number of entries of the sum is above dense_factor delta.
   double dense_factor = 1.0;
-  /// automatic: else recursive doubling if the entries of all ranks together have at most so many bytes.
+  /// automatic: else recursive doubling if the entries of all ranks together have at most this many bytes.
   std::size_t most_doubling_bytes = std::size_t{64} << 10;
 };
 
