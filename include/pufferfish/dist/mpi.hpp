@@ -185,39 +185,24 @@ class communicator {
     detail::call("MPI_Comm_test_inter", [&] { return MPI_Comm_test_inter(comm, &inter); });
     if (inter != 0)
       PUFFERFISH_THROW(value_error("mpi::communicator: an intercommunicator has two groups; merge it"));
-    comm_ = detail::duplicate(comm);
-    try {
-      configure(chunk);
-    } catch (...) {
-      release();
-      throw;
-    }
+    watch_ = std::make_shared<detail::watch>(comm);
+    pufferfish::detail::all_or_none(*this, "mpi::communicator", [&] {
+      if (chunk < 1 || chunk > std::size_t{INT_MAX}) {
+        PUFFERFISH_THROW(value_error(std::string("mpi::communicator: chunk of ") + std::to_string(chunk) +
+                                     " elements is outside 1 .. " + std::to_string(INT_MAX)));
+      }
+    });
+    chunk_ = chunk;
   }
 
-  communicator(communicator&& other) noexcept
-      : comm_(std::exchange(other.comm_, MPI_COMM_NULL)),
-        chunk_(other.chunk_),
-        rank_(other.rank_),
-        size_(other.size_),
-        backs_off_(other.backs_off_),
-        may_lose_ranks_(other.may_lose_ranks_),
-        watch_(std::move(other.watch_)) {}
-  communicator& operator=(communicator&& other) noexcept {
-    std::swap(comm_, other.comm_);
-    std::swap(chunk_, other.chunk_);
-    std::swap(rank_, other.rank_);
-    std::swap(size_, other.size_);
-    std::swap(backs_off_, other.backs_off_);
-    std::swap(may_lose_ranks_, other.may_lose_ranks_);
-    std::swap(watch_, other.watch_);
-    return *this;
-  }
+  /// The duplicate is freed with the communicator and the last of its requests (collective in MPI's words,
+  /// local in practice), unless MPI has been finalized. A moved-from object is rank 0 of 1 and has
+  /// MPI_COMM_NULL, so that its calls throw backend_error.
+  communicator(communicator&& other) noexcept = default;
+  communicator& operator=(communicator&& other) noexcept = default;
 
-  /// Frees the duplicate (collective in MPI's words, local in practice), unless MPI has been finalized.
-  ~communicator() { release(); }
-
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  int rank() const { return watch_ ? watch_->rank() : 0; }
+  int size() const { return watch_ ? watch_->size() : 1; }
 
   /// True if a thread other than the main one may call, as long as it is one at a time (MPI_THREAD_SERIALIZED
   /// or more).
@@ -274,13 +259,13 @@ class communicator {
   /// Ends all ranks' programs, with this exit status where the launcher passes it on. Local; takes no turn,
   /// so that nothing can keep it from ending the program.
   [[noreturn]] void abort(int status) {
-    MPI_Abort(comm_, status);
+    MPI_Abort(handle(), status);
     std::abort();
   }
 
   /// The duplicate, for collectives that this class does not offer; see call_lock. Stays owned by this
   /// object.
-  MPI_Comm handle() const { return comm_; }
+  MPI_Comm handle() const { return watch_ ? watch_->group() : MPI_COMM_NULL; }
 
   template <class T>
   void all_reduce_sum(std::span<T> values) {
@@ -312,7 +297,7 @@ class communicator {
     detail::for_chunks(values, chunk_, [&](T* first, int length) {
       MPI_Request* const next = started.next();
       detail::call("MPI_Iallreduce", [&] {
-        return MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), MPI_SUM, comm_, next);
+        return MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), MPI_SUM, handle(), next);
       });
     });
     return started;
@@ -325,13 +310,13 @@ class communicator {
     broadcast_bytes(std::as_writable_bytes(values), root);
   }
   void broadcast_bytes(std::span<std::byte> bytes, int root) {
-    pufferfish::detail::check_root("mpi::communicator: broadcast", root, size_);
+    pufferfish::detail::check_root("mpi::communicator: broadcast", root, size());
     for_pieces(bytes, [&](std::byte* first, int length) {
       const auto start = [&](std::byte* memory, MPI_Request* next) {
-        return MPI_Ibcast(memory, length, MPI_BYTE, root, comm_, next);
+        return MPI_Ibcast(memory, length, MPI_BYTE, root, handle(), next);
       };
       if (polls()) return poll("MPI_Ibcast", std::span(first, static_cast<std::size_t>(length)), start);
-      detail::call("MPI_Bcast", [&] { return MPI_Bcast(first, length, MPI_BYTE, root, comm_); });
+      detail::call("MPI_Bcast", [&] { return MPI_Bcast(first, length, MPI_BYTE, root, handle()); });
     });
   }
 
@@ -339,47 +324,48 @@ class communicator {
   std::vector<T> all_gather(const T& value) {
     pufferfish::detail::check_gatherable<T>();
     constexpr int bytes = static_cast<int>(sizeof(T));
-    std::vector<T> all(static_cast<std::size_t>(size_), value);
+    std::vector<T> all(static_cast<std::size_t>(size()), value);
     if (polls()) {
       poll("MPI_Iallgather", std::as_writable_bytes(std::span(all)),
            [&](std::byte* memory, MPI_Request* next) {
-             return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory, bytes, MPI_BYTE, comm_, next);
+             return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory, bytes, MPI_BYTE, handle(),
+                                   next);
            });
     } else {
       detail::call("MPI_Allgather", [&] {
-        return MPI_Allgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_);
+        return MPI_Allgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, handle());
       });
     }
     return all;
   }
 
   void barrier() {
-    if (!polls()) return detail::call("MPI_Barrier", [&] { return MPI_Barrier(comm_); });
-    poll("MPI_Ibarrier", {}, [&](std::byte*, MPI_Request* next) { return MPI_Ibarrier(comm_, next); });
+    if (!polls()) return detail::call("MPI_Barrier", [&] { return MPI_Barrier(handle()); });
+    poll("MPI_Ibarrier", {}, [&](std::byte*, MPI_Request* next) { return MPI_Ibarrier(handle(), next); });
   }
 
   /// A message to another rank, or from it (see `messenger`). Messages from one rank to another arrive in the
   /// order in which they are started, into as many bytes.
   template <class T>
   [[nodiscard]] request start_send(std::span<const T> values, int to) {
-    pufferfish::detail::check_root("mpi::communicator: start_send", to, size_);
+    pufferfish::detail::check_root("mpi::communicator: start_send", to, size());
     request started = new_request();
     detail::for_chunks(std::as_bytes(values), chunk_, [&](const std::byte* first, int length) {
       MPI_Request* const next = started.next();
       detail::call("MPI_Isend",
-                   [&] { return MPI_Isend(first, length, MPI_BYTE, to, message_tag, comm_, next); });
+                   [&] { return MPI_Isend(first, length, MPI_BYTE, to, message_tag, handle(), next); });
     });
     return started;
   }
   template <class T>
   [[nodiscard]] request start_receive(std::span<T> values, int from) {
     pufferfish::detail::check_broadcastable<T>();
-    pufferfish::detail::check_root("mpi::communicator: start_receive", from, size_);
+    pufferfish::detail::check_root("mpi::communicator: start_receive", from, size());
     request started = new_request();
     detail::for_chunks(std::as_writable_bytes(values), chunk_, [&](std::byte* first, int length) {
       MPI_Request* const next = started.next();
       detail::call("MPI_Irecv",
-                   [&] { return MPI_Irecv(first, length, MPI_BYTE, from, message_tag, comm_, next); });
+                   [&] { return MPI_Irecv(first, length, MPI_BYTE, from, message_tag, handle(), next); });
     });
     return started;
   }
@@ -389,26 +375,6 @@ class communicator {
 
   /// Bytes of a piece of a polled collective, which is copied: more in one piece would hardly be faster.
   static constexpr std::size_t longest_piece = std::size_t{16} << 20;
-
-  void configure(std::size_t chunk) {
-    detail::call("MPI_Comm_rank", [&] { return MPI_Comm_rank(comm_, &rank_); });
-    detail::call("MPI_Comm_size", [&] { return MPI_Comm_size(comm_, &size_); });
-    watch_ = std::make_shared<detail::watch>(comm_);
-    pufferfish::detail::all_or_none(*this, "mpi::communicator", [&] {
-      if (chunk < 1 || chunk > std::size_t{INT_MAX}) {
-        PUFFERFISH_THROW(value_error(std::string("mpi::communicator: chunk of ") + std::to_string(chunk) +
-                                     " elements is outside 1 .. " + std::to_string(INT_MAX)));
-      }
-    });
-    chunk_ = chunk;
-  }
-
-  // What was started on a broken one still refers to the duplicate.
-  void release() noexcept {
-    if (comm_ == MPI_COMM_NULL || broken() || detail::is_finalized()) return;
-    const auto turn = call_lock();
-    MPI_Comm_free(&comm_);
-  }
 
   bool polls() const { return watch_ && watch_->polls(); }
 
@@ -446,7 +412,7 @@ class communicator {
     pufferfish::detail::check_reducible<T>();
     for_pieces(values, [&](T* first, int length) {
       const auto start = [&](std::byte* memory, MPI_Request* next) {
-        return MPI_Iallreduce(MPI_IN_PLACE, memory, length, detail::datatype<T>(), operation, comm_, next);
+        return MPI_Iallreduce(MPI_IN_PLACE, memory, length, detail::datatype<T>(), operation, handle(), next);
       };
       const std::span<T> piece(first, static_cast<std::size_t>(length));
       if (polls()) return poll("MPI_Iallreduce", std::as_writable_bytes(piece), start);
@@ -457,7 +423,7 @@ class communicator {
   void block(std::span<T> values, MPI_Op operation) {
     detail::call("MPI_Allreduce", [&] {
       return MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()),
-                           detail::datatype<T>(), operation, comm_);
+                           detail::datatype<T>(), operation, handle());
     });
   }
 
@@ -479,10 +445,7 @@ class communicator {
     }
   }
 
-  MPI_Comm comm_ = MPI_COMM_NULL;
   std::size_t chunk_ = default_chunk;
-  int rank_ = 0;
-  int size_ = 1;
   bool backs_off_ = true;
   bool may_lose_ranks_ = false;
   std::shared_ptr<detail::watch> watch_;  // nullptr: moved from

@@ -65,21 +65,40 @@ inline MPI_Comm duplicate(MPI_Comm comm) {
   return state->made;
 }
 
-/// Is kept for good, with its room, once it is broken.
-class watch : public std::enable_shared_from_this<watch> {
+/// A duplicate of an MPI communicator, freed with the object unless MPI has been finalized.
+class owned_handle {
  public:
-  /// Duplicates `comm` (collective).
-  explicit watch(MPI_Comm comm) : takes_turns_(takes_turns()), comm_(duplicate(comm)) {
-    call("MPI_Comm_rank", [&] { return MPI_Comm_rank(comm_, &rank_); });
-    call("MPI_Comm_size", [&] { return MPI_Comm_size(comm_, &size_); });
-  }
-  watch(const watch&) = delete;
-  watch& operator=(const watch&) = delete;
-  ~watch() {
+  explicit owned_handle(MPI_Comm comm) : comm_(duplicate(comm)) {}
+  owned_handle(const owned_handle&) = delete;
+  owned_handle& operator=(const owned_handle&) = delete;
+  ~owned_handle() {
     if (is_finalized()) return;
     const auto turn = call_lock();
     MPI_Comm_free(&comm_);
   }
+  MPI_Comm get() const { return comm_; }
+
+ private:
+  MPI_Comm comm_;
+};
+
+/// Owns the duplicates that a communicator works with. Every request shares it: Open MPI 4.1 goes on with a
+/// started collective on a communicator that has been freed, and finds freed memory. Is kept for good, with
+/// its room, once it is broken.
+class watch : public std::enable_shared_from_this<watch> {
+ public:
+  /// Duplicates `comm` twice (collective).
+  explicit watch(MPI_Comm comm) : takes_turns_(takes_turns()), group_(comm), roll_(group_.get()) {
+    call("MPI_Comm_rank", [&] { return MPI_Comm_rank(group(), &rank_); });
+    call("MPI_Comm_size", [&] { return MPI_Comm_size(group(), &size_); });
+  }
+  watch(const watch&) = delete;
+  watch& operator=(const watch&) = delete;
+
+  /// For the messages and collectives of the communicator.
+  MPI_Comm group() const { return group_.get(); }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
 
   /// Seconds that a wait may take; 0: for ever.
   double seconds() const { return seconds_; }
@@ -148,7 +167,7 @@ class watch : public std::enable_shared_from_this<watch> {
   bool is_called() const {
     int called = 0;
     const auto turn = call_lock();
-    MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &called, MPI_STATUS_IGNORE);
+    MPI_Iprobe(MPI_ANY_SOURCE, tag, roll_.get(), &called, MPI_STATUS_IGNORE);
     return called != 0;
   }
 
@@ -158,7 +177,7 @@ class watch : public std::enable_shared_from_this<watch> {
     for (int other = 0; other < size_; ++other) {
       const auto turn = call_lock();
       MPI_Request sent = MPI_REQUEST_NULL;  // eager; nothing waits for it
-      if (other != rank_ && MPI_Isend(&here, 1, MPI_CHAR, other, tag, comm_, &sent) == MPI_SUCCESS) {
+      if (other != rank_ && MPI_Isend(&here, 1, MPI_CHAR, other, tag, roll_.get(), &sent) == MPI_SUCCESS) {
         MPI_Request_free(&sent);
       }
     }
@@ -183,10 +202,10 @@ class watch : public std::enable_shared_from_this<watch> {
     int arrived = 0;
     MPI_Status status;
     const auto turn = call_lock();
-    MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &arrived, &status);
+    MPI_Iprobe(MPI_ANY_SOURCE, tag, roll_.get(), &arrived, &status);
     if (arrived == 0) return -1;
     char answer = 0;
-    MPI_Recv(&answer, 1, MPI_CHAR, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE);  // it is there
+    MPI_Recv(&answer, 1, MPI_CHAR, status.MPI_SOURCE, tag, roll_.get(), MPI_STATUS_IGNORE);  // it is there
     return status.MPI_SOURCE;
   }
 
@@ -212,7 +231,8 @@ class watch : public std::enable_shared_from_this<watch> {
   }
 
   bool takes_turns_;
-  MPI_Comm comm_;
+  owned_handle group_;
+  owned_handle roll_;  // for answers to a roll, which no message of the group meets
   int rank_ = 0, size_ = 1;
   double seconds_ = default_timeout;
   bool broken_ = false;
