@@ -4,25 +4,27 @@
 #include <array>
 #include <pufferfish/lowrank.hpp>
 
-namespace host {
+namespace conv_of_two_dimensions {
 struct Layer {
   float weight[64 * 32] = {};
 };
-}  // namespace host
+}  // namespace conv_of_two_dimensions
 
 template <>
-struct pufferfish::layer_traits<host::Layer> {
+struct pufferfish::layer_traits<conv_of_two_dimensions::Layer> {
 #ifdef PUFFERFISH_FAIL
   static constexpr auto kind = layer_kind::conv;
 #else
   static constexpr auto kind = layer_kind::linear;
 #endif
-  static auto shape(const host::Layer&) { return conv_shape::square(32, 64, 1); }
-  static auto matrices(const host::Layer& layer) {
+  static auto shape(const conv_of_two_dimensions::Layer&) { return conv_shape::square(32, 64, 1); }
+  static auto matrices(const conv_of_two_dimensions::Layer& layer) {
     return std::array{named_view<const float, 2>{"weight", {layer.weight, {64, 32}}}};
   }
 };
 
-void factorize(const host::Layer& dense, pufferfish::LowRankLinear<float>& layer) {
+namespace conv_of_two_dimensions {
+void factorize(const Layer& dense, pufferfish::LowRankLinear<float>& layer) {
   (void)pufferfish::svd_factorize(dense, layer);
 }
+}  // namespace conv_of_two_dimensions

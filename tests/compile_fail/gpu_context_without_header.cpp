@@ -3,6 +3,8 @@
 
 #include <pufferfish/core/device.hpp>
 
+namespace gpu_context_without_header {
 #ifdef PUFFERFISH_FAIL
 pufferfish::context<pufferfish::device::gpu> on_a_device;
 #endif
+}  // namespace gpu_context_without_header

@@ -3,6 +3,7 @@
 
 #include <pufferfish/lowrank.hpp>
 
+namespace layer_without_device_header {
 #ifdef PUFFERFISH_FAIL
 using where = pufferfish::device::gpu;
 #else
@@ -10,3 +11,4 @@ using where = pufferfish::device::cpu;
 #endif
 
 pufferfish::LowRankLinear<float, 8, where> layer(64, 32);
+}  // namespace layer_without_device_header

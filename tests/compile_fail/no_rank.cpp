@@ -3,6 +3,7 @@
 
 #include "host_linear.hpp"
 
+namespace no_rank {
 void factorize(const host::Dense& dense) {
 #ifdef PUFFERFISH_FAIL
   (void)pufferfish::svd_factorize(dense);
@@ -10,3 +11,4 @@ void factorize(const host::Dense& dense) {
   (void)pufferfish::svd_factorize(dense, pufferfish::rank_ratio{0.25});
 #endif
 }
+}  // namespace no_rank

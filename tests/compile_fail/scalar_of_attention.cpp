@@ -3,6 +3,7 @@
 
 #include <pufferfish/lowrank.hpp>
 
+namespace scalar_of_attention {
 #ifdef PUFFERFISH_FAIL
 using scalar = int;
 #else
@@ -12,3 +13,4 @@ using scalar = double;
 const pufferfish::attention_shape shape;
 pufferfish::LowRankAttention<scalar, 4> fixed(shape);
 pufferfish::LowRankAttention<scalar> dynamic(shape, 4);
+}  // namespace scalar_of_attention

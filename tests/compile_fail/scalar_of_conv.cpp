@@ -3,6 +3,7 @@
 
 #include <pufferfish/lowrank.hpp>
 
+namespace scalar_of_conv {
 #ifdef PUFFERFISH_FAIL
 using scalar = int;
 #else
@@ -12,3 +13,4 @@ using scalar = double;
 const auto shape = pufferfish::conv_shape::square(32, 64, 3);
 pufferfish::LowRankConv<scalar, 4> fixed(shape);
 pufferfish::LowRankConv<scalar> dynamic(shape, 4);
+}  // namespace scalar_of_conv

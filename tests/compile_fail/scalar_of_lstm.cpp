@@ -3,6 +3,7 @@
 
 #include <pufferfish/lowrank.hpp>
 
+namespace scalar_of_lstm {
 #ifdef PUFFERFISH_FAIL
 using scalar = int;
 #else
@@ -11,3 +12,4 @@ using scalar = double;
 
 pufferfish::LowRankLSTM<scalar, 4> fixed(64, 32);
 pufferfish::LowRankLSTM<scalar> dynamic(64, 32, 4, 4);
+}  // namespace scalar_of_lstm

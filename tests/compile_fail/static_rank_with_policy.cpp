@@ -3,9 +3,11 @@
 
 #include "host_linear.hpp"
 
+namespace static_rank_with_policy {
 void factorize(const host::Dense& dense) {
   (void)pufferfish::svd_factorize<8>(dense);
 #ifdef PUFFERFISH_FAIL
   (void)pufferfish::svd_factorize<pufferfish::LowRankLinear<float, 8>>(dense, pufferfish::rank_ratio{0.25});
 #endif
 }
+}  // namespace static_rank_with_policy

@@ -3,9 +3,11 @@
 
 #include "host_linear.hpp"
 
+namespace static_rank_zero {
 void factorize(const host::Dense& dense) {
   (void)pufferfish::svd_factorize<8>(dense);
 #ifdef PUFFERFISH_FAIL
   pufferfish::LowRankLinear<float, 0> layer(64, 32);
 #endif
 }
+}  // namespace static_rank_zero

@@ -4,19 +4,19 @@
 #include <array>
 #include <pufferfish/lowrank.hpp>
 
-namespace host {
+namespace traits_without_heads {
 struct Attention {
   float weights[4][64 * 64] = {};
 };
-}  // namespace host
+}  // namespace traits_without_heads
 
 template <>
-struct pufferfish::layer_traits<host::Attention> {
+struct pufferfish::layer_traits<traits_without_heads::Attention> {
   static constexpr auto kind = layer_kind::attention;
 #ifndef PUFFERFISH_FAIL
-  static index_t heads(const host::Attention&) { return 4; }
+  static index_t heads(const traits_without_heads::Attention&) { return 4; }
 #endif
-  static auto matrices(const host::Attention& layer) {
+  static auto matrices(const traits_without_heads::Attention& layer) {
     using view = named_view<const float, 2>;
     const extents<2> size{64, 64};
     return std::array{view{"query", {layer.weights[0], size}}, view{"key", {layer.weights[1], size}},
@@ -24,6 +24,6 @@ struct pufferfish::layer_traits<host::Attention> {
   }
 };
 
-void factorize(const host::Attention& dense) {
-  (void)pufferfish::svd_factors(dense, pufferfish::fixed_rank{8});
-}
+namespace traits_without_heads {
+void factorize(const Attention& dense) { (void)pufferfish::svd_factors(dense, pufferfish::fixed_rank{8}); }
+}  // namespace traits_without_heads

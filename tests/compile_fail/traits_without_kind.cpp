@@ -4,20 +4,22 @@
 #include <array>
 #include <pufferfish/lowrank.hpp>
 
-namespace host {
+namespace traits_without_kind {
 struct Dense {
   float weight[64 * 32] = {};
 };
-}  // namespace host
+}  // namespace traits_without_kind
 
 template <>
-struct pufferfish::layer_traits<host::Dense> {
+struct pufferfish::layer_traits<traits_without_kind::Dense> {
 #ifndef PUFFERFISH_FAIL
   static constexpr auto kind = layer_kind::linear;
 #endif
-  static auto matrices(const host::Dense& layer) {
+  static auto matrices(const traits_without_kind::Dense& layer) {
     return std::array{named_view<const float, 2>{"weight", {layer.weight, {64, 32}}}};
   }
 };
 
-void factorize(const host::Dense& dense) { (void)pufferfish::svd_factorize<8>(dense); }
+namespace traits_without_kind {
+void factorize(const Dense& dense) { (void)pufferfish::svd_factorize<8>(dense); }
+}  // namespace traits_without_kind

@@ -4,22 +4,24 @@
 #include <array>
 #include <pufferfish/lowrank.hpp>
 
-namespace host {
+namespace traits_without_matrices {
 struct Dense {
   float weight[64 * 32] = {};
 };
-}  // namespace host
+}  // namespace traits_without_matrices
 
 template <>
-struct pufferfish::layer_traits<host::Dense> {
+struct pufferfish::layer_traits<traits_without_matrices::Dense> {
   static constexpr auto kind = layer_kind::linear;
 #ifndef PUFFERFISH_FAIL
-  static auto matrices(const host::Dense& layer) {
+  static auto matrices(const traits_without_matrices::Dense& layer) {
     return std::array{named_view<const float, 2>{"weight", {layer.weight, {64, 32}}}};
   }
 #endif
 };
 
-void factorize(const host::Dense& dense) {
+namespace traits_without_matrices {
+void factorize(const Dense& dense) {
   (void)pufferfish::svd_factorize<pufferfish::LowRankLinear<float>>(dense, pufferfish::rank_ratio{0.25});
 }
+}  // namespace traits_without_matrices

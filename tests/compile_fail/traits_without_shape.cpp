@@ -4,23 +4,23 @@
 #include <array>
 #include <pufferfish/lowrank.hpp>
 
-namespace host {
+namespace traits_without_shape {
 struct Conv {
   float weight[64 * 32 * 9] = {};
 };
-}  // namespace host
+}  // namespace traits_without_shape
 
 template <>
-struct pufferfish::layer_traits<host::Conv> {
+struct pufferfish::layer_traits<traits_without_shape::Conv> {
   static constexpr auto kind = layer_kind::conv;
 #ifndef PUFFERFISH_FAIL
-  static auto shape(const host::Conv&) { return conv_shape::square(32, 64, 3); }
+  static auto shape(const traits_without_shape::Conv&) { return conv_shape::square(32, 64, 3); }
 #endif
-  static auto matrices(const host::Conv& layer) {
+  static auto matrices(const traits_without_shape::Conv& layer) {
     return std::array{named_view<const float, 4>{"weight", {layer.weight, {64, 32, 3, 3}}}};
   }
 };
 
-void factorize(const host::Conv& dense) {
-  (void)pufferfish::svd_factorize(dense, pufferfish::rank_ratio{0.25});
-}
+namespace traits_without_shape {
+void factorize(const Conv& dense) { (void)pufferfish::svd_factorize(dense, pufferfish::rank_ratio{0.25}); }
+}  // namespace traits_without_shape

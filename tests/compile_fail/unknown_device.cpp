@@ -3,6 +3,8 @@
 
 #include <pufferfish/core/device.hpp>
 
+namespace unknown_device {
 #ifdef PUFFERFISH_FAIL
 pufferfish::context<int> on_an_int;
 #endif
+}  // namespace unknown_device

@@ -3,6 +3,7 @@
 
 #include <pufferfish/core/view.hpp>
 
+namespace view_drops_const {
 float values[4];
 const pufferfish::tensor_view<float, 1> writable(values, {4});
 const pufferfish::tensor_view<const float, 1> readable = writable;
@@ -10,3 +11,4 @@ const pufferfish::tensor_view<const float, 1> readable = writable;
 #ifdef PUFFERFISH_FAIL
 const pufferfish::tensor_view<float, 1> sneaky = readable;
 #endif
+}  // namespace view_drops_const

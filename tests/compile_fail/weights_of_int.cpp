@@ -4,24 +4,26 @@
 #include <array>
 #include <pufferfish/lowrank.hpp>
 
+namespace weights_of_int {
 #ifdef PUFFERFISH_FAIL
 using weight_type = int;
 #else
 using weight_type = double;
 #endif
 
-namespace host {
 struct Dense {
   weight_type weight[64 * 32] = {};
 };
-}  // namespace host
+}  // namespace weights_of_int
 
 template <>
-struct pufferfish::layer_traits<host::Dense> {
+struct pufferfish::layer_traits<weights_of_int::Dense> {
   static constexpr auto kind = layer_kind::linear;
-  static auto matrices(const host::Dense& layer) {
-    return std::array{named_view<const weight_type, 2>{"weight", {layer.weight, {64, 32}}}};
+  static auto matrices(const weights_of_int::Dense& layer) {
+    return std::array{named_view<const weights_of_int::weight_type, 2>{"weight", {layer.weight, {64, 32}}}};
   }
 };
 
-void factorize(const host::Dense& dense) { (void)pufferfish::svd_factorize<8>(dense); }
+namespace weights_of_int {
+void factorize(const Dense& dense) { (void)pufferfish::svd_factorize<8>(dense); }
+}  // namespace weights_of_int

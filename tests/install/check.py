@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""check.py ROOT WAY -- COMPILER...
+"""check.py ROOT WAY FOLDER -- COMPILER...
 
 Installs the library into a scratch prefix (or copies its sources, for the ways that build from them), then builds
 and runs the consumer program in ways its users do. Exit code 77 (skipped) where a way's build system is absent.
+All of it happens in FOLDER/WAY, which is removed in the end: ccache knows a compilation again where paths are the same.
 """
 import os
 import pathlib
@@ -12,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 
 SKIP = 77
 HERE = pathlib.Path(__file__).resolve().parent
@@ -64,7 +64,13 @@ def install(root, scratch):
 
 def copy_sources(root, target):
     """What a clone brings, without builds and history."""
-    shutil.copytree(root, target, ignore=shutil.ignore_patterns("build*", ".git", "data", "__pycache__", ".cache"))
+    patterns = shutil.ignore_patterns("build*", ".git", "data", "__pycache__", ".cache")
+
+    def ignored(folder, names):
+        # Nor the folder that the copy is in.
+        return patterns(folder, names) | {name for name in names if target.is_relative_to(pathlib.Path(folder) / name)}
+
+    shutil.copytree(root, target, ignore=ignored)
     return target
 
 
@@ -82,16 +88,24 @@ def pkg_config(root, scratch, compiler):
         sys.exit(f"flags of our own build leak to users: {flags}")
     if run("pkg-config", "--modversion", "pufferfish", env=env).strip() != version(root):
         sys.exit("pkg-config knows another version")
-    run(*compiler, "-std=c++20", CONSUMER / "main.cpp", *flags, "-o", scratch / "consumer")
-    expect_version(root, run(scratch / "consumer"))
-    for name in components():
-        flags = run("pkg-config", "--cflags", "--libs", f"pufferfish-{name}", env=env).split()
-        run(*compiler, "-std=c++20", CONSUMER / f"{name}.cpp", *flags, "-o", scratch / name)
-        expect_version(root, run(scratch / name))
-    output = run(*compiler, "-std=c++20", CONSUMER / "train.cpp",
-                 *run("pkg-config", "--cflags", "--libs", "pufferfish", env=env).split(), "-o", scratch / "plain", fails=True)
-    if "gzopen" not in output and "inflate" not in output:
-        sys.exit(f"without the component another thing than zlib is missing:\n{output}")
+
+    def compiled(source, package):
+        # ccache knows what is compiled, not what is linked at once.
+        cflags = run("pkg-config", "--cflags", package, env=env).split()
+        run(*compiler, "-std=c++20", *cflags, "-c", CONSUMER / f"{source}.cpp", "-o", scratch / f"{source}.o")
+
+    def linked(source, package, fails=False):
+        libs = run("pkg-config", "--libs", package, env=env).split()
+        return run(*compiler, scratch / f"{source}.o", *libs, "-o", scratch / source, fails=fails)
+
+    for source, package in [("main", "pufferfish"), *((name, f"pufferfish-{name}") for name in components())]:
+        compiled(source, package)
+        linked(source, package)
+        expect_version(root, run(scratch / source))
+    if "train" in components():
+        output = linked("train", "pufferfish", fails=True)
+        if "gzopen" not in output and "inflate" not in output:
+            sys.exit(f"without the component another thing than zlib is missing:\n{output}")
 
 
 def components():
@@ -185,8 +199,13 @@ def main():
     root = pathlib.Path(sys.argv[1]).resolve()
     way = {f.__name__: f for f in (pkg_config, cmake_find_package, cmake_add_subdirectory, meson_subproject)}[sys.argv[2]]
     compiler = sys.argv[sys.argv.index("--") + 1:]
-    with tempfile.TemporaryDirectory(prefix="pufferfish-install-") as scratch:
-        way(root, pathlib.Path(scratch), compiler)
+    scratch = pathlib.Path(sys.argv[3]).resolve() / sys.argv[2]
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        way(root, scratch, compiler)
+    finally:
+        shutil.rmtree(scratch)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""check_layout.py ROOT BUILD HAVE -- COMPILER ARGS...
+"""check_layout.py ROOT
 
-Holds the sources against the rules of the layout: the order of the folders (from the compiler's dependency output),
-what umbrella headers may pull in, no <iostream>, the length of headers, SPDX lines. HAVE names the third parties that
-are installed, joined by commas; where theirs are comes from BUILD's compile commands.
+Holds the sources against the rules of the layout: the order of the folders, what umbrella headers may pull in, no
+<iostream>, the length of headers, SPDX lines. Includes are followed whether or not the compiler would reach them: an
+include within #if counts, and so do those of headers that need what is not installed.
 """
-import json
+import functools
 import os
 import pathlib
 import re
-import shlex
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
-from sources import headers, includes, need_of, needs
+from sources import headers, includes, need_of
 
 # A folder may include itself and what stands before it.
-ORDER = ["core", "io", "linalg", "ops", "lowrank", "nn", "optim", "dist", "compress", "weights", "models", "train",
-         "adapters"]
+ORDER = ["core", "io", "linalg", "ops", "lowrank", "nn", "optim", "dist", "compress", "prune", "weights", "models",
+         "train", "adapters"]
 # Folders that stand before another in ORDER and may still not be included by it: computation reads no files, and files
 # of weights are factorized without the network.
-MAY_NOT = {folder: {"io"} for folder in ("linalg", "ops", "lowrank", "nn", "optim", "dist", "compress")}
-MAY_NOT["weights"] = {"nn", "optim", "dist", "compress"}
+MAY_NOT = {folder: {"io"} for folder in ("linalg", "ops", "lowrank", "nn", "optim", "dist", "compress", "prune")}
+MAY_NOT["weights"] = {"nn", "optim", "dist", "compress", "prune"}
 # gpu stands apart: it may use all of ORDER but the adapters, and only gpu.hpp may include it.
 GPU_MAY = ORDER[: ORDER.index("train") + 1] + ["gpu"]
 # Umbrella headers: the last folder of ORDER they may reach, folders left out, third parties they may pull in. One may
@@ -42,6 +39,10 @@ MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "dist": {"mpi"}, "gpu":
 MAX_LINES = 500
 # Numbers as text and back, in the locale of the process.
 FOLLOWS_LOCALE = re.compile(r"\b(strto[dfl]d?|sto[df]|stold|atof|v?sn?printf)\(")
+# What an #error of ours is followed by, so that the compiler stops there.
+STOPS = "pufferfish/stopped_by_the_error_above"
+# A macro that names a file to include.
+FILE_MACRO = re.compile(r'^\s*#\s*define\s+\w+_FILE\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
 SPDX_KINDS = {".hpp", ".inc", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
 SPDX_NAMES = {"CMakeLists.txt", "meson_options.txt", "run", "compile_time", ".clang-format", ".clang-tidy"}
@@ -68,23 +69,37 @@ def umbrellas_before(name):
     return names[: names.index(name)] if name in names else []
 
 
-def include_flags(build):
-    """Where the program that includes every header finds those of third parties."""
-    commands = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    command = next(c["command"] for c in commands if c["file"].endswith("tests/headers/all.cpp"))
-    return [flag for flag in shlex.split(command) if flag.startswith("-isystem")]
+@functools.cache
+def direct(path, include):
+    """The files of ours that a file includes itself, and the names of those that are not there."""
+    found, missing = [], []
+    named = [(name, mark == '"') for mark, name in FILE_MACRO.findall(path.read_text(encoding="utf-8"))]
+    for name, quoted in includes(path) + named:
+        if name != STOPS and (quoted or name.startswith("pufferfish/")):
+            # As a compiler does: beside the file first, if quoted.
+            places = ([path.parent / name] if quoted else []) + [include / name]
+            there = [place.resolve() for place in places if place.is_file()]
+            (found if there else missing).append(there[0] if there else name)
+    return found, missing
 
 
-def dependencies(compiler, root, path):
-    """Every file the compiler opens for a header."""
-    command = [*compiler, f"-I{root / 'include'}", "-M", "-x", "c++", str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise RuntimeError(f"{shlex.join(command)}\n{result.stderr}")
-    return result.stdout.replace("\\\n", " ").split()[1:]
+@functools.cache
+def third_parties_of(path):
+    return {need_of(name) for name, _ in includes(path)}
 
 
-def check_header(compiler, root, path):
+def reached(path, include):
+    """Every file of ours that a header includes, directly or not, in the order of their names."""
+    found, left = set(), [path]
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            left += direct(file, include)[0]
+    return sorted(found)
+
+
+def check_header(root, path):
     base = root / "include" / "pufferfish"
     name = path.relative_to(base).as_posix()
     allowed = allowed_folders(name)
@@ -92,12 +107,8 @@ def check_header(compiler, root, path):
         return [f"{name}: neither an umbrella header nor in a folder of the layout"]
     problems = []
     third_parties = set()
-    try:
-        found = dependencies(compiler, root, path)
-    except RuntimeError as error:
-        return [f"{name} cannot be preprocessed:\n{error}"]
-    for dependency in found:
-        resolved = pathlib.Path(dependency).resolve()
+    problems += [f"{name} includes {missing}, which does not exist" for missing in direct(path, base.parent)[1]]
+    for resolved in reached(path, base.parent):
         if resolved == path or base not in resolved.parents:
             continue
         other = resolved.relative_to(base).as_posix()
@@ -105,7 +116,7 @@ def check_header(compiler, root, path):
             problems.append(f"{name} includes the umbrella header {other}")
         elif folder_of(other) and folder_of(other) not in allowed:
             problems.append(f"{name} reaches {other}, which its folder may not")
-        third_parties |= {need_of(n) for n, _ in includes(resolved)}
+        third_parties |= third_parties_of(resolved)
     own = {need_of(n) for n, _ in includes(path)} - {None}
     for need in sorted(own - MAY_NAME.get(folder_of(name), set())):
         problems.append(f"{name} includes a header of {need}, which its folder may not name")
@@ -136,13 +147,10 @@ def check_spdx(root):
 
 def main():
     root = pathlib.Path(sys.argv[1]).resolve()
-    compiler = sys.argv[sys.argv.index("--") + 1:] + include_flags(pathlib.Path(sys.argv[2]))
-    have = set(sys.argv[3].split(","))
-    files = [path for path in headers(root) if needs(path, root) <= have]
+    files = headers(root)
     if not files:
         sys.exit("no headers found")
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        problems = [p for found in pool.map(lambda f: check_header(compiler, root, f), files) for p in found]
+    problems = [problem for path in files for problem in check_header(root, path)]
     for path in sorted((root / "include" / "pufferfish").rglob("*.cuh")):
         if re.search(r"#\s*include\s*<(unsupported/)?Eigen/", path.read_text(encoding="utf-8")):
             problems.append(f"{path.name}: Eigen in a .cuh")

@@ -48,21 +48,32 @@ def need_of(name):
     return None
 
 
-def foreign_includes(path, root, seen=None):
-    """What is not ours among the includes of a file and of every file of ours that it includes."""
-    seen = set() if seen is None else seen
-    if path in seen or not path.is_file():
-        return set()
-    seen.add(path)
-    found = set()
+def follow(path, root, ours, foreign):
+    """Adds a file and every file of ours that it includes to `ours`, and what else they include to `foreign`."""
+    if path in ours or not path.is_file():
+        return
+    ours.add(path)
     for name, quoted in includes(path):
         if quoted:
-            found |= foreign_includes((path.parent / name).resolve(), root, seen)
+            follow((path.parent / name).resolve(), root, ours, foreign)
         elif name.startswith("pufferfish/"):
-            found |= foreign_includes(root / "include" / name, root, seen)
+            follow(root / "include" / name, root, ours, foreign)
         else:
-            found.add(name)
-    return found
+            foreign.add(name)
+
+
+def reached(path, root):
+    """A file and every file of ours that it includes, directly or not."""
+    ours = set()
+    follow(path, root, ours, set())
+    return ours
+
+
+def foreign_includes(path, root):
+    """What is not ours among the includes of a file and of every file of ours that it includes."""
+    foreign = set()
+    follow(path, root, set(), foreign)
+    return foreign
 
 
 def needs(path, root):
