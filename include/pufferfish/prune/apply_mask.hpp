@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Masks on networks, optimizers, ranks and checkpoints: `mask_weights`, `mask_states`, `mask_gradients`,
+/// `prunable_except`, `broadcast_mask`, `mask_numbers`.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/compress/tern_codes.hpp>
+#include <pufferfish/prune/mask.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// w = 0 where the weight is pruned. Once, when the mask is made; with masked gradients and states such
+/// weights then stay 0 under SGD and Adam. The values may be in the memory of a host framework. Throws
+/// state_error if the values are on a device or the mask was made for other arenas.
+template <class T>
+void mask_weights(context<device::cpu>& ctx, const weight_mask& mask, parameter_store<T>& store) {
+  if (!store.on_host()) {
+    PUFFERFISH_THROW(state_error("mask_weights: the values are on a device: use model::on_host"));
+  }
+  mask.check_store(store);
+  for (const auto& entry : store.parameters()) {
+    if (entry.thing->size() > 0) mask.apply(ctx, entry.thing->values(), entry.offset);
+  }
+  store.round();
+}
+
+/// The same for the state of an optimizer: each span of states(), arranged as the arena, that is not empty.
+template <class Optimizer>
+void mask_states(context<device::cpu>& ctx, const weight_mask& mask, Optimizer& optimizer) {
+  for (auto& [name, values] : optimizer.states()) {
+    if (!values.empty()) mask.apply(ctx, values);
+  }
+}
+
+/// g = 0 where the weight is pruned: before the gradients reach an exchange, a memory of errors, momentum or
+/// weight decay. In every step, unless a compact_sum exchanges them, which does so itself.
+template <class T>
+void mask_gradients(context<device::cpu>& ctx, const weight_mask& mask, parameter_store<T>& store) {
+  mask.apply(ctx, store.gradients());
+}
+
+/// is_prunable, but not for parameters and layers that `names` lists: "fc" stands for "fc.weight". Throws
+/// value_error for a name that is neither a parameter's nor a layer's.
+template <class T>
+prunable_choice prunable_except(const parameter_store<T>& store, std::vector<std::string> names) {
+  const std::vector<coded_tensor> tensors = coded_tensors(store);
+  for (const std::string& name : names) {
+    if (std::none_of(tensors.begin(), tensors.end(), [&](const coded_tensor& tensor) {
+          return detail::names_parameter(name, tensor.name);
+        })) {
+      detail::throw_error<value_error>({"prunable_except: there is no parameter or layer ", name});
+    }
+  }
+  return [names = std::move(names)](const coded_tensor& tensor) {
+    return is_prunable(tensor) && std::none_of(names.begin(), names.end(), [&](const std::string& name) {
+             return detail::names_parameter(name, tensor.name);
+           });
+  };
+}
+
+/// All ranks get the mask of rank `root`. Collective; masks for equal arenas.
+template <class Comm>
+void broadcast_mask(Comm& comm, weight_mask& mask, int root = 0) {
+  std::vector<std::uint64_t> words(mask.words().begin(), mask.words().end());
+  comm.broadcast(std::span<std::uint64_t>(words), root);
+  mask.set_words(words);
+}
+
+/// The bits as whole numbers of 16 bits each, four a word and lower bits first, which float holds exactly:
+/// for checkpoints, whose states are arrays of T.
+template <class T>
+std::vector<T> mask_numbers(const weight_mask& mask) {
+  std::vector<T> numbers;
+  numbers.reserve(4 * mask.words().size());
+  for (const std::uint64_t word : mask.words()) {
+    for (int shift = 0; shift < 64; shift += 16) numbers.push_back(static_cast<T>(word >> shift & 0xffffU));
+  }
+  return numbers;
+}
+/// The inverse. Throws value_error, without a change, for numbers that mask_numbers does not write, and as
+/// weight_mask::set_words.
+template <class T>
+void set_mask_numbers(weight_mask& mask, std::span<const T> numbers) {
+  if (numbers.size() != 4 * mask.words().size()) {
+    detail::throw_error<value_error>({"set_mask_numbers: ", numbers.size(), " numbers for a mask of ",
+                                      4 * mask.words().size(), " times 16 bits"});
+  }
+  std::vector<std::uint64_t> words(mask.words().size(), 0);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const T number = numbers[i];
+    if (!(number >= T(0) && number <= T(65535) && std::floor(number) == number)) {
+      detail::throw_error<value_error>({"set_mask_numbers: ", static_cast<double>(number), " at position ", i,
+                                        " is no whole number of 16 bits"});
+    }
+    words[i / 4] |= static_cast<std::uint64_t>(number) << i % 4 * 16;
+  }
+  mask.set_words(words);
+}
+
+PUFFERFISH_NAMESPACE_END

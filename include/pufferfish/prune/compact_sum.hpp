@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `compact_sum`: the mean of gradients of pruned weights, without the pruned ones; whole or in signs.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/compress/tern_grad.hpp>
+#include <pufferfish/prune/survivor_lists.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct compact_sum_options {
+  std::shared_ptr<const weight_mask> mask;  ///< the same on all ranks
+  /// TernGrad over the survivors, in place of their sum. With own scalers (shared_scaler = false) a step has
+  /// one round and 2 bits a survivor besides a scaler a tensor.
+  std::optional<tern_grad_options> ternary = std::nullopt;
+};
+
+/// "compact sum of survivors", "compact sum of survivors, TernGrad, clip 2.5, seed 1, own scalers, gather".
+/// The mask has no part in it: a compact_sum's own describe() has its digest.
+inline std::string describe(const compact_sum_options& options) {
+  const std::string text = "compact sum of survivors";
+  return options.ternary ? text + ", " + describe(*options.ternary) : text;
+}
+
+/// With gradient g_w on rank w of p and mask m (1 for everything that is not prunable):
+///
+///     result_i = (1 / p) (g_0,i + ... + g_p-1,i) where m_i = 1, else 0
+///
+/// Only the elements with m_i = 1 travel, gathered in arena order into one array. All ranks have the same
+/// mask, so no index is sent: 4 bytes a survivor (8 for double). The mask's digest is a part of describe(),
+/// which the exchange compares between ranks. Sums of one element are those of the plain exchange of masked
+/// gradients; the bits are equal where the order of additions does not depend on the length of a message and
+/// a place in it. Gradients of pruned weights have no influence, also if they are not finite. There is no
+/// memory.
+///
+/// `ternary`: the code of TernGrad of the survivors in place of their values; tensors without survivors are
+/// left out, and random numbers are counted by the position among the survivors of a tensor.
+///
+/// PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
+template <class T>
+class compact_sum {
+ public:
+  using value_type = T;
+
+  /// For the whole arena. Throws value_error without a mask, for a name in ternary.skip that is no parameter,
+  /// and by name for a tensor of 2^31 elements or more.
+  explicit compact_sum(compact_sum_options options)
+      : compact_sum(options, 0, options.mask ? options.mask->size() : 0) {}
+
+  /// See gradient_compressor. TernGrad by two hops has none, since its scalers are those of stripes.
+  bool has_parts() const { return !options_.ternary || options_.ternary->route == code_route::gather; }
+  /// The compact sum of elements [begin, end) of the arena, for an exchange of buckets: the gradients that it
+  /// is given are these elements alone. Throws value_error if the range cuts a tensor.
+  compact_sum part(index_t begin, index_t end) const { return compact_sum(options_, begin, end); }
+
+  void start(int rank, int ranks) {
+    if (ternary_) ternary_->start(rank, ranks);
+  }
+  int rounds() const { return ternary_ ? ternary_->rounds() : 1; }
+
+  /// Throws value_error for another number of gradients than the range has elements.
+  compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
+                               std::span<T> gradients) {
+    if (static_cast<index_t>(gradients.size()) != survivors_.size()) {
+      detail::throw_error<value_error>(
+          {"compact_sum: ", gradients.size(), " gradients for a range of ", survivors_.size(), " elements"});
+    }
+    if (round == 0) survivors_.gather(ctx, std::as_const(gradients).data(), values_.data());
+    if (ternary_) return ternary_->encode(ctx, place, round, values_.span());
+    compressor_message<T> message;
+    message.sum = values_.span();
+    return message;
+  }
+
+  void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
+    if (ternary_) ternary_->decode(ctx, place, round, values_.span());
+    if (round + 1 < rounds()) return;
+    const T factor = ternary_ ? T(1) : T(1) / static_cast<T>(place.ranks);
+    survivors_.scatter(ctx, std::as_const(values_).data(), factor, gradients.data());
+  }
+
+  index_t payload_bytes() const {
+    return ternary_ ? ternary_->payload_bytes() : values_.size() * static_cast<index_t>(sizeof(T));
+  }
+
+  std::vector<compressor_state<T>> states() { return {}; }
+
+  /// "compact sum of 3358788 of 11173834 values, mask 0x0123456789abcdef", with TernGrad's options after it.
+  std::string describe() const {
+    std::string text = detail::message({"compact sum of ", survivors_.survivors(), " of ", survivors_.size(),
+                                        " values, mask ", detail::hexadecimal(options_.mask->digest())});
+    return options_.ternary ? text + ", " + pufferfish::describe(*options_.ternary) : text;
+  }
+
+  /// Survivors of the range.
+  index_t survivors() const { return survivors_.survivors(); }
+
+ private:
+  compact_sum(const compact_sum_options& options, index_t begin, index_t end)
+      : options_(options), survivors_(checked(options), begin, end), values_(survivors_.survivors()) {
+    if (options.ternary) ternary_.emplace(make_ternary(begin, end));
+  }
+
+  static const weight_mask& checked(const compact_sum_options& options) {
+    if (!options.mask) PUFFERFISH_THROW(value_error("compact_sum: the options have no mask"));
+    if (options.ternary) {
+      const auto& tensors = options.mask->tensors();
+      detail::check_tern_skips(options.ternary->skip, {tensors.begin(), tensors.end()});
+    }
+    return *options.mask;
+  }
+
+  // The survivors as tensors without gaps.
+  std::vector<coded_tensor> survivor_tensors(index_t begin, index_t end) const {
+    std::vector<coded_tensor> result;
+    const auto [first, last] = options_.mask->tensor_range(begin, end);
+    for (std::size_t t = first; t < last; ++t) {
+      const masked_tensor& tensor = options_.mask->tensors()[t];
+      if (tensor.kept == 0) continue;
+      result.push_back({tensor.name, logical_layout::vector(tensor.kept), survivors_.lists().first(t - first),
+                        tensor.kept, 0, tensor.stream});
+    }
+    return result;
+  }
+
+  any_compressor<T> make_ternary(index_t begin, index_t end) const {
+    std::vector<coded_tensor> tensors = survivor_tensors(begin, end);
+    tern_grad_options options = *options_.ternary;
+    std::erase_if(options.skip, [&](const std::string& name) {
+      return std::none_of(tensors.begin(), tensors.end(), [&](const coded_tensor& tensor) {
+        return detail::names_parameter(name, tensor.name);
+      });
+    });
+    if (options.shared_scaler) return shared_tern_grad<T>(tensors, options);
+    if (options.route == code_route::two_hop) {
+      return two_hop_codes<tern_codec<T>>(std::move(tensors), options, code_memory::none);
+    }
+    return gathered_codes<tern_codec<T>>(tensors, options, code_memory::none);
+  }
+
+  compact_sum_options options_;
+  detail::survivor_lists survivors_;
+  aligned_buffer<T> values_;  // of the survivors: this rank's, then the sum or what TernGrad makes of them
+  std::optional<any_compressor<T>> ternary_;
+};
+
+/// Throws state_error if the mask was made for other arenas; else as compact_sum.
+template <class T>
+any_compressor<T> new_compressor(const parameter_store<T>& store, const compact_sum_options& options) {
+  compact_sum<T> made(options);
+  options.mask->check_store(store);
+  return made;
+}
+
+PUFFERFISH_NAMESPACE_END

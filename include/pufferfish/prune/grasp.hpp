@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `grasp_scores`, `prune_by_grasp`: pruning that keeps the flow of gradients, from finite differences of
+/// gradients. `balanced_halves`: the samples to do so with.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/prune/removal.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct grasp_options {
+  double share = 0.8;  ///< of the whole: floor(share x prunable) weights are pruned afterwards
+  removal_rule rule = removal_rule::exact;  ///< `but_last`: as the reference program
+  /// Draws the weights of linear layers (2 logical dimensions) anew for the scores, normal with the deviation
+  /// sqrt(2 / (in + out)) of Glorot and Bengio (AISTATS 2010), as the reference program does. The network's
+  /// own weights come back afterwards.
+  bool fresh_linear = false;
+  std::uint64_t seed = 1;  ///< of fresh_linear
+  double step = 1e-2;      ///< of the finite differences, relative to the norm of the weights
+};
+
+namespace detail {
+
+/// Restores values and buffers of a store bit for bit, and zero gradients, when it ends.
+template <class T>
+class restored_arenas {
+ public:
+  explicit restored_arenas(parameter_store<T>& store)
+      : store_(&store),
+        values_(store.values().begin(), store.values().end()),
+        buffers_(store.buffers().begin(), store.buffers().end()) {}
+  restored_arenas(const restored_arenas&) = delete;
+  restored_arenas& operator=(const restored_arenas&) = delete;
+  ~restored_arenas() {
+    std::ranges::copy(values_, store_->values().begin());
+    std::ranges::copy(buffers_, store_->buffers().begin());
+    std::ranges::fill(store_->gradients(), T(0));
+    for (const auto& entry : store_->parameters()) {
+      entry.thing->restart();
+      entry.thing->set_gradient_origin(gradient_source::program);
+    }
+    store_->round();
+  }
+
+ private:
+  parameter_store<T>* store_;
+  std::vector<T> values_, buffers_;
+};
+
+/// Zero for everything that is pruned or not prunable.
+template <class T>
+void keep_prunable(context<device::cpu>& ctx, const weight_mask& mask, std::span<T> values) {
+  for (const masked_tensor& tensor : mask.tensors()) {
+    if (!tensor.prunable) std::fill_n(values.begin() + tensor.offset, tensor.size, T(0));
+  }
+  mask.apply(ctx, values);
+}
+
+template <class T>
+double norm_of(std::span<const T> values) {
+  double squares = 0;
+  for (const T value : values) squares += static_cast<double>(value) * static_cast<double>(value);
+  return std::sqrt(squares);
+}
+
+/// Weights of linear layers, normal with variance 2 / (in + out).
+template <class T>
+void draw_linear_weights(const weight_mask& mask, std::uint64_t seed, std::span<T> values) {
+  for (const masked_tensor& tensor : mask.tensors()) {
+    if (!tensor.prunable || tensor.layout.dims != 2) continue;
+    const double sides = static_cast<double>(tensor.layout.shape[0] + tensor.layout.shape[1]);
+    fill_normal(
+        values.subspan(static_cast<std::size_t>(tensor.offset), static_cast<std::size_t>(tensor.size)),
+        std::sqrt(2.0 / sides), random_stream(seed, stream_id("grasp")).child(tensor.name));
+  }
+}
+
+/// eps = step ||theta|| / ||g||. Throws value_error if a norm is zero or not finite.
+inline double grasp_epsilon(double step, double weights, double gradient) {
+  const double epsilon = step * weights / gradient;
+  if (!(epsilon > 0.0 && std::isfinite(epsilon))) {
+    throw_error<value_error>({"grasp_scores: step ", step, ", norm of the weights ", weights,
+                              ", norm of the gradient ", gradient, ": all must be finite and above 0"});
+  }
+  return epsilon;
+}
+
+/// An unsigned integer that falls as x rises; +0 = -0.
+template <class T>
+bits_like<T> falling_key(T x) {
+  constexpr bits_like<T> sign = ~(~bits_like<T>{0} >> 1);
+  const auto bits = std::bit_cast<bits_like<T>>(x + T(0));
+  return (bits & sign) != 0 ? bits : ~(bits | sign);
+}
+
+}  // namespace detail
+
+/// The scores of gradient signal preservation. With the weights theta that remain of the mask's prunable
+/// tensors, the gradients g_0 and g_1 of the losses of two half batches, and their Hessians H_0 and H_1,
+///
+///     g = g_0 + g_1;   h = H_0 g + H_1 g;   score = -theta x h   (element by element)
+///     H_k g = (g_k(theta + eps g) - g_k(theta - eps g)) / (2 eps);   eps = step ||theta|| / ||g||
+///
+/// so that 6 gradients are computed and no layer needs a second derivative. The result is arranged as the
+/// arena, 0 for everything that is pruned or not prunable. The published division by |sum of scores| is left
+/// out: it changes no order.
+///
+/// gradient(half) computes the gradient of the loss of half 0 or 1 at the store's present values into the
+/// store's gradients (a forward and a backward pass). The published loss is the cross entropy of the outputs
+/// divided by 200, of class-balanced samples (balanced_halves), with batch norm in training mode:
+///
+///     prune_by_grasp(ctx, net.store(), mask, [&](int half) {
+///       net.forward(ctx, samples[half], outputs);
+///       ...                                          // outputs / 200, loss, gradient of the outputs
+///       net.backward(ctx, outputs_gradient);
+///     });
+///
+/// Afterwards values and buffers of the store, the running statistics of batch norm among them, have their
+/// old bits, also if `gradient` throws; gradients are zero. All ranks must score the same samples, or one of
+/// them does and broadcast_mask follows. Differences of gradients in float have relative errors of about
+/// 1e-5.
+///
+/// Throws value_error if a norm or a score is not finite, or theta or g is zero; state_error if the mask was
+/// made for other arenas or the values are on a device or in the memory of a host framework.
+/// Wang, Zhang and Grosse, "Picking winning tickets before training by preserving gradient flow", ICLR 2020.
+template <class T, class Gradient>
+std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store, const weight_mask& mask,
+                            Gradient&& gradient, const grasp_options& options = {}) {
+  if (!store.on_host()) {
+    PUFFERFISH_THROW(state_error("grasp_scores: the values are on a device: use model::on_host"));
+  }
+  mask.check_store(store);
+  if (static_cast<index_t>(store.values().size()) != mask.size()) {
+    PUFFERFISH_THROW(state_error("grasp_scores: the values are in the memory of a host framework"));
+  }
+  const detail::restored_arenas<T> before(store);
+  const std::span<T> values = store.values();
+  if (options.fresh_linear) detail::draw_linear_weights(mask, options.seed, values);
+  const std::vector<T> theta(values.begin(), values.end());
+  std::vector<T> g(values.size(), T(0)), scores(values.size(), T(0));
+  const auto gradient_at = [&](double epsilon, int half) -> std::span<const T> {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<T>(static_cast<double>(theta[i]) + epsilon * static_cast<double>(g[i]));
+    }
+    store.round();
+    gradient(half);
+    return store.gradients();
+  };
+  std::vector<T> first(values.size());
+  std::ranges::copy(gradient_at(0.0, 0), first.begin());
+  std::ranges::transform(gradient_at(0.0, 1), first, g.begin(), [](T a, T b) { return a + b; });
+  detail::keep_prunable(ctx, mask, std::span(g));
+  std::vector<T> weights = theta;
+  detail::keep_prunable(ctx, mask, std::span(weights));
+  const double epsilon =
+      detail::grasp_epsilon(options.step, detail::norm_of<T>(weights), detail::norm_of<T>(g));
+  for (const int half : {0, 1}) {
+    std::ranges::copy(gradient_at(epsilon, half), first.begin());
+    const std::span<const T> second = gradient_at(-epsilon, half);
+    for (std::size_t i = 0; i < scores.size(); ++i) scores[i] += first[i] - second[i];
+  }
+  detail::keep_prunable(ctx, mask, std::span(scores));
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    scores[i] =
+        static_cast<T>(-static_cast<double>(weights[i]) * static_cast<double>(scores[i]) / (2 * epsilon));
+    if (!std::isfinite(scores[i])) {
+      detail::throw_error<value_error>(
+          {"grasp_scores: the score of element ", i, " of the arena is ", static_cast<double>(scores[i])});
+    }
+  }
+  return scores;
+}
+
+/// Removes from the mask the weights of largest score, so many that floor(share x prunable) are pruned in
+/// all; of equal scores those earlier in the arena. Returns the number of removed weights. Values are
+/// restored, not masked: see mask_weights. Errors as grasp_scores, and value_error unless 0 <= share <= 1.
+template <class T, class Gradient>
+index_t prune_by_grasp(context<device::cpu>& ctx, parameter_store<T>& store, weight_mask& mask,
+                       Gradient&& gradient, const grasp_options& options = {}) {
+  detail::check_removal_share("prune_by_grasp", options.share);
+  const std::vector<T> scores = grasp_scores(ctx, store, mask, gradient, options);
+  return detail::remove_share(
+      mask, options.share, removal_share::of_whole, removal_scope::global, options.rule,
+      [&](std::size_t tensor, index_t element) {
+        return detail::falling_key(scores[static_cast<std::size_t>(mask.tensors()[tensor].offset + element)]);
+      });
+}
+
+/// Indices of `per_class` samples of each class, drawn without replacement, in two halves: of each class the
+/// first half has ceil(per_class / 2). labels[i] in 0 .. classes - 1 is the class of sample i. The draw
+/// depends on seed and labels alone. Throws value_error, naming the class, if it has fewer samples, and for a
+/// label out of range.
+template <class Label>
+std::pair<std::vector<index_t>, std::vector<index_t>> balanced_halves(std::span<const Label> labels,
+                                                                      index_t classes, index_t per_class,
+                                                                      std::uint64_t seed = 1) {
+  std::vector<index_t> found(static_cast<std::size_t>(classes), 0);
+  std::pair<std::vector<index_t>, std::vector<index_t>> halves;
+  const random_stream random(seed, stream_id("balanced_halves"));
+  for (const std::uint32_t sample : random_permutation(static_cast<index_t>(labels.size()), random)) {
+    const auto label = static_cast<index_t>(labels[sample]);
+    if (label < 0 || label >= classes) {
+      detail::throw_error<value_error>(
+          {"balanced_halves: sample ", sample, " is of class ", label, " of ", classes});
+    }
+    index_t& number = found[static_cast<std::size_t>(label)];
+    if (number < per_class) (number % 2 == 0 ? halves.first : halves.second).push_back(sample);
+    ++number;
+  }
+  for (std::size_t c = 0; c < found.size(); ++c) {
+    if (found[c] < per_class) {
+      detail::throw_error<value_error>(
+          {"balanced_halves: class ", c, " has ", found[c], " samples, not ", per_class});
+    }
+  }
+  return halves;
+}
+
+PUFFERFISH_NAMESPACE_END

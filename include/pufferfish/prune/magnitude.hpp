@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `prune_by_magnitude`: removes the weights of smallest |w|.
+
+#include <pufferfish/compress/kth_largest.hpp>
+#include <pufferfish/prune/removal.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct magnitude_options {
+  double share = 0.5;  ///< 0 .. 1
+  removal_share of = removal_share::of_whole;
+  removal_scope scope = removal_scope::global;
+  removal_rule rule = removal_rule::exact;
+};
+
+namespace detail {
+
+/// The bits of |w|, which have the order of magnitudes. NaN is largest.
+template <class T>
+auto magnitudes_of(const parameter_store<T>& store) {
+  return [places = places_of(store)](std::size_t tensor, index_t element) {
+    return magnitude_key(places[tensor][element]);
+  };
+}
+
+}  // namespace detail
+
+/// Removes from the mask the weights of smallest |w| among those that remain, by options.share: with share f
+/// of what remains, ceil(f kept) more; with share x of the whole, so many that floor(x prunable) are pruned
+/// in all. Scope `layers` applies the share to each tensor by itself. Of equal magnitudes those earlier in
+/// the arena go; +0 = -0. Returns the number of removed weights. The values themselves are not changed: see
+/// mask_weights.
+///
+/// Equal weights give equal masks on all ranks. Throws value_error unless 0 <= share <= 1, state_error if the
+/// mask was made for other arenas or the values are on a device.
+/// Han, Pool, Tran and Dally, "Learning both weights and connections for efficient neural networks", NIPS
+/// 2015.
+template <class T>
+index_t prune_by_magnitude(weight_mask& mask, const parameter_store<T>& store,
+                           const magnitude_options& options = {}) {
+  detail::check_removal_share("prune_by_magnitude", options.share);
+  if (!store.on_host()) {
+    PUFFERFISH_THROW(state_error("prune_by_magnitude: the values are on a device: use model::on_host"));
+  }
+  mask.check_store(store);
+  return detail::remove_share(mask, options.share, options.of, options.scope, options.rule,
+                              detail::magnitudes_of(store));
+}
+
+/// Removes exactly `count` weights of smallest magnitude, of all layers together; with another rule than
+/// exact, as this rule says. For schedules that count by themselves. Errors as prune_by_magnitude, and
+/// value_error for a count that is negative or above mask.kept().
+template <class T>
+index_t prune_smallest(weight_mask& mask, const parameter_store<T>& store, index_t count,
+                       removal_rule rule = removal_rule::exact) {
+  mask.check_store(store);
+  return detail::remove_smallest(mask, 0, mask.tensors().size(), count, rule, detail::magnitudes_of(store));
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `weight_mask`: which weights of a network remain, one bit for each weight that may be pruned.
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/prune/mask_passes.hpp>
+#include <pufferfish/prune/mask_report.hpp>
+#include <pufferfish/prune/masked_tensor.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A bit for each weight of the prunable tensors of a network: set where the weight remains. The mask
+/// decides, not the value: a weight that remains may be 0. A new mask keeps everything.
+///
+///     auto mask = std::make_shared<weight_mask>(net.store());
+///     prune_by_magnitude(*mask, net.store(), {.share = 0.8});
+///     mask_weights(ctx, *mask, net.store());
+///     mask_states(ctx, *mask, optimizer);
+///
+/// and from then on mask_gradients (prune/apply_mask.hpp) or a compact_sum (prune/compact_sum.hpp) before
+/// each step of the optimizer. Bit i % 64 of word i / 64 of a tensor belongs to its element i in storage
+/// order; bits after the last element are clear. A mask belongs to one layout of the arenas: the switch to
+/// low rank needs a new one.
+class weight_mask {
+ public:
+  static constexpr index_t word_bits = detail::mask_word_bits;
+
+  /// `tensors` cover the arena without gaps, as coded_tensors lists them.
+  explicit weight_mask(const std::vector<coded_tensor>& tensors,
+                       const prunable_choice& choice = is_prunable) {
+    std::size_t words = 0;
+    for (const coded_tensor& tensor : tensors) {
+      const bool prunable = choice(tensor);
+      tensors_.push_back({tensor, prunable, words, tensor.size});
+      if (prunable) words += detail::words_for(tensor.size);
+      (prunable ? prunable_ : unprunable_) += tensor.size;
+    }
+    words_.assign(words, ~std::uint64_t{0});
+    for (const masked_tensor& tensor : tensors_) {
+      const index_t last = tensor.size % word_bits;
+      if (tensor.prunable && last != 0) {
+        words_[tensor.first_word + detail::words_for(tensor.size) - 1] = (std::uint64_t{1} << last) - 1;
+      }
+    }
+    pieces_ = detail::mask_pieces(tensors_);
+  }
+  /// Of all parameters that have elements; only those of role weight are offered to `choice`.
+  template <class T>
+  explicit weight_mask(const parameter_store<T>& store, const prunable_choice& choice = is_prunable)
+      : weight_mask(coded_tensors(store), [&](const coded_tensor& tensor) {
+          const auto& all = store.parameters();
+          const auto found = std::find_if(all.begin(), all.end(),
+                                          [&](const auto& entry) { return entry.name == tensor.name; });
+          return found->thing->role() == parameter_role::weight && choice(tensor);
+        }) {}
+
+  /// In arena order, of all tensors that have elements.
+  const std::vector<masked_tensor>& tensors() const { return tensors_; }
+  index_t size() const { return prunable_ + unprunable_; }  ///< elements of the arena
+  index_t prunable() const { return prunable_; }            ///< weights that have a bit
+  /// Bits that are set.
+  index_t kept() const {
+    index_t kept = 0;
+    for (const masked_tensor& tensor : tensors_) kept += tensor.prunable ? tensor.kept : 0;
+    return kept;
+  }
+  /// Elements of the arena that remain: kept() and everything that is not prunable.
+  index_t survivors() const { return kept() + unprunable_; }
+
+  bool keeps(std::size_t tensor, index_t element) const {
+    const masked_tensor& of = tensors_[tensor];
+    return !of.prunable || (words_[detail::word_of(of, element)] >> element % word_bits & 1U) != 0;
+  }
+  /// Clears the bit of an element of a prunable tensor.
+  void remove(std::size_t tensor, index_t element) {
+    masked_tensor& of = tensors_[tensor];
+    std::uint64_t& word = words_[detail::word_of(of, element)];
+    const std::uint64_t bit = std::uint64_t{1} << element % word_bits;
+    of.kept -= (word & bit) != 0 ? 1 : 0;
+    word &= ~bit;
+  }
+
+  /// Calls f(tensor, element) for the weights that remain of the prunable tensors first .. last - 1, in arena
+  /// order. f may remove the weight that it is called for.
+  template <class F>
+  void for_each_kept(std::size_t first, std::size_t last, F&& f) const {
+    for (std::size_t t = first; t < last; ++t) {
+      if (!tensors_[t].prunable) continue;
+      for (std::size_t w = 0; w < detail::words_for(tensors_[t].size); ++w) {
+        for (std::uint64_t word = words_[tensors_[t].first_word + w]; word != 0; word &= word - 1) {
+          f(t, static_cast<index_t>(w) * word_bits + std::countr_zero(word));
+        }
+      }
+    }
+  }
+
+  /// values_i = +0 where the weight is pruned; NaN, too. `values` are those of elements begin .. begin + size
+  /// of the arena. Throws value_error unless these are whole tensors.
+  template <class T>
+  void apply(context<device::cpu>& ctx, std::span<T> values, index_t begin = 0) const {
+    const auto [first, last] = tensor_range(begin, begin + static_cast<index_t>(values.size()));
+    if (first == last) return;
+    const auto keep = PUFFERFISH_KERNEL(widest_isa(), detail::mask_passes, keep_marked<T>);
+    T* const to = values.data();
+    pieces_.for_each(ctx, first, last, [&, begin](const detail::mask_piece& at) {
+      keep(words_.data() + at.word, to + (at.offset - begin), at.size);
+    });
+  }
+
+  /// Numbers of the tensors of elements [begin, end) of the arena: first, one past the last. Throws
+  /// value_error unless both are ends of tensors.
+  std::pair<std::size_t, std::size_t> tensor_range(index_t begin, index_t end) const {
+    const auto from = [this](index_t element) {
+      return std::partition_point(tensors_.begin(), tensors_.end(),
+                                  [=](const masked_tensor& tensor) { return tensor.offset < element; });
+    };
+    const auto is_end = [&](auto at, index_t element) {
+      return at == tensors_.end() ? element == size() : element == at->offset;
+    };
+    const auto first = from(begin), last = from(end);
+    if (begin < 0 || end < begin || !is_end(first, begin) || !is_end(last, end)) {
+      detail::throw_error<value_error>(
+          {"weight_mask: elements ", begin, " .. ", end, " are no whole tensors of ", size(), " elements"});
+    }
+    return {static_cast<std::size_t>(first - tensors_.begin()),
+            static_cast<std::size_t>(last - tensors_.begin())};
+  }
+
+  /// The bits of all prunable tensors, each from a new word on: for checkpoints and broadcasts.
+  std::span<const std::uint64_t> words() const { return words_; }
+  /// Throws value_error, without a change, for another number of words, and for bits after the last element
+  /// of a tensor, which it names.
+  void set_words(std::span<const std::uint64_t> words) {
+    if (words.size() != words_.size()) {
+      detail::throw_error<value_error>(
+          {"weight_mask: ", words.size(), " words of bits for a mask of ", words_.size()});
+    }
+    for (const masked_tensor& tensor : tensors_) {
+      const index_t last = tensor.size % word_bits;
+      if (tensor.prunable && last != 0 &&
+          words[tensor.first_word + detail::words_for(tensor.size) - 1] >> last != 0) {
+        detail::throw_error<value_error>({"weight_mask: ", tensor.name, " has ", tensor.size,
+                                          " elements, and bits are set after the last one"});
+      }
+    }
+    std::ranges::copy(words, words_.begin());
+    count_kept();
+  }
+
+  /// Sets the bits of all weights that are not 0 and clears the others; NaN is not 0. `values`: of the arena.
+  template <class T>
+  void set_nonzero(context<device::cpu>& ctx, std::span<const T> values) {
+    check_size(static_cast<index_t>(values.size()));
+    std::vector<const T*> places;
+    for (const masked_tensor& tensor : tensors_) places.push_back(values.data() + tensor.offset);
+    mark_nonzero(ctx, places);
+  }
+  /// The same for the values of a store, also if they are in the memory of a host framework. Throws
+  /// state_error if the mask was made for other arenas.
+  template <class T>
+  void set_nonzero(context<device::cpu>& ctx, const parameter_store<T>& store) {
+    check_store(store);
+    mark_nonzero(ctx, detail::places_of(store));
+  }
+
+  /// Of names, sizes, which tensors are prunable, and all bits: equal for equal masks only, but for
+  /// accidents.
+  std::uint64_t digest() const {
+    hasher all;
+    for (const masked_tensor& tensor : tensors_) {
+      all.text(tensor.name).number(tensor.size).number(tensor.prunable ? 1 : 0);
+    }
+    return all.values(words()).digest();
+  }
+  bool operator==(const weight_mask& other) const {
+    return words_ == other.words_ && std::ranges::equal(tensors_, other.tensors_, same_tensor);
+  }
+
+  /// Throws state_error, naming the tensor, unless the mask was made for tensors such as these.
+  void check_tensors(const std::vector<coded_tensor>& tensors) const {
+    for (std::size_t t = 0; t < std::max(tensors.size(), tensors_.size()); ++t) {
+      if (t < tensors.size() && t < tensors_.size() && tensors[t].name == tensors_[t].name &&
+          tensors[t].layout == tensors_[t].layout && tensors[t].offset == tensors_[t].offset) {
+        continue;
+      }
+      const auto name = [t](const auto& of) { return t < of.size() ? of[t].name : std::string("nothing"); };
+      detail::throw_error<state_error>({"weight_mask: made for other arenas: tensor ", t, " is ",
+                                        name(tensors_), " in the mask and ", name(tensors),
+                                        " in the network, or their shapes differ; make a new mask"});
+    }
+  }
+  template <class T>
+  void check_store(const parameter_store<T>& store) const {
+    check_tensors(coded_tensors(store));
+  }
+
+  mask_report report() const {
+    mask_report result;
+    result.unprunable = unprunable_;
+    for (const masked_tensor& tensor : tensors_) {
+      if (!tensor.prunable) continue;
+      result.rows.push_back({tensor.name, tensor.kept, tensor.size});
+      result.kept += tensor.kept;
+      result.total += tensor.size;
+    }
+    return result;
+  }
+
+ private:
+  static bool same_tensor(const masked_tensor& a, const masked_tensor& b) {
+    return a.name == b.name && a.layout == b.layout && a.prunable == b.prunable;
+  }
+
+  void check_size(index_t found) const {
+    if (found != size())
+      detail::throw_error<value_error>({"weight_mask: ", found, " values for a mask of ", size()});
+  }
+  // places[t]: the first value of tensor t.
+  template <class T>
+  void mark_nonzero(context<device::cpu>& ctx, const std::vector<const T*>& places) {
+    const auto mark = PUFFERFISH_KERNEL(widest_isa(), detail::mask_passes, mark_nonzero<T>);
+    pieces_.for_each(ctx, 0, tensors_.size(), [&](const detail::mask_piece& at) {
+      mark(places[at.tensor] + (at.offset - tensors_[at.tensor].offset), words_.data() + at.word, at.size);
+    });
+    count_kept();
+  }
+  void count_kept() {
+    for (masked_tensor& tensor : tensors_) {
+      if (!tensor.prunable) continue;
+      tensor.kept = 0;
+      for (std::size_t w = 0; w < detail::words_for(tensor.size); ++w) {
+        tensor.kept += std::popcount(words_[tensor.first_word + w]);
+      }
+    }
+  }
+
+  std::vector<masked_tensor> tensors_;
+  std::vector<std::uint64_t> words_;
+  detail::mask_pieces pieces_;
+  index_t prunable_ = 0, unprunable_ = 0;
+};
+
+PUFFERFISH_NAMESPACE_END

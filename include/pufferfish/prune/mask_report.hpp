@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `mask_report`: how many weights of each tensor remain.
+
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Counts of a mask. Rows are the prunable tensors, in arena order.
+struct mask_report {
+  struct row {
+    std::string name;
+    index_t kept = 0, total = 0;
+  };
+  std::vector<row> rows;
+  index_t kept = 0;        ///< weights of all rows that remain
+  index_t total = 0;       ///< weights of all rows
+  index_t unprunable = 0;  ///< parameters without a bit
+
+  /// Parameters of the pruned network.
+  index_t parameters() const { return kept + unprunable; }
+};
+
+/// A line "conv1.weight: 120 of 432 weights" for each row, then "all: 3349306 of 11164352 weights, 3358788
+/// parameters".
+inline std::string to_string(const mask_report& report) {
+  std::string text;
+  for (const mask_report::row& row : report.rows) {
+    text += detail::message({row.name, ": ", row.kept, " of ", row.total, " weights\n"});
+  }
+  return text + detail::message({"all: ", report.kept, " of ", report.total, " weights, ",
+                                 report.parameters(), " parameters\n"});
+}
+
+PUFFERFISH_NAMESPACE_END

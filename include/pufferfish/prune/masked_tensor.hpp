@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `masked_tensor`: a tensor of a weight_mask; `is_prunable`: which tensors have bits in it.
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include <pufferfish/compress/codec.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Whether the weights of a tensor may be pruned.
+using prunable_choice = std::function<bool(const coded_tensor&)>;
+
+/// The default choice: tensors of 2 or more logical dimensions whose outputs are innermost in storage, which
+/// are the weights of convolutions, linear layers, attention and LSTM layers and their low-rank factors.
+/// Biases and normalization parameters are vectors. Tables of embeddings, low-rank or not, are stored row by
+/// row; a table of width 1 cannot be told from a matrix and needs a choice of the caller's own.
+inline bool is_prunable(const coded_tensor& tensor) {
+  return tensor.layout.dims >= 2 && tensor.layout.strides[0] == 1;
+}
+
+/// A tensor of the arena, and where its bits are stored.
+struct masked_tensor : coded_tensor {
+  bool prunable = false;
+  std::size_t first_word = 0;  ///< of its bits; ceil(size / 64) words if it is prunable, else none
+  index_t kept = 0;            ///< elements that remain; all if it is not prunable
+};
+
+namespace detail {
+
+inline constexpr index_t mask_word_bits = 64;
+
+/// Words of the bits of `size` elements, and the word of one element.
+inline std::size_t words_for(index_t size) {
+  return static_cast<std::size_t>((size + mask_word_bits - 1) / mask_word_bits);
+}
+inline std::size_t word_of(const masked_tensor& tensor, index_t element) {
+  return tensor.first_word + static_cast<std::size_t>(element / mask_word_bits);
+}
+
+/// Work of one task: `size` elements of one tensor, the first of them element `offset` of the arena.
+struct mask_piece {
+  std::size_t tensor, word;
+  index_t offset, size;
+};
+
+/// Where the values of tensors are that have elements, in arena order: in the store's arena, or in the memory
+/// of a host framework.
+template <class T>
+std::vector<const T*> places_of(const parameter_store<T>& store) {
+  std::vector<const T*> places;
+  for (const auto& entry : store.parameters()) {
+    if (entry.thing->size() > 0) places.push_back(entry.thing->data());
+  }
+  return places;
+}
+
+/// The prunable tensors, cut into pieces of whole words. Where the cuts are depends on sizes alone.
+class mask_pieces {
+ public:
+  mask_pieces() = default;
+  explicit mask_pieces(const std::vector<masked_tensor>& tensors) {
+    constexpr index_t most = 16384;
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      const masked_tensor& tensor = tensors[t];
+      for (index_t at = 0; tensor.prunable && at < tensor.size; at += most) {
+        pieces_.push_back({t, word_of(tensor, at), tensor.offset + at, std::min(most, tensor.size - at)});
+      }
+      ends_.push_back(pieces_.size());
+    }
+  }
+
+  /// Calls f(piece) for the tensors first .. last - 1, on all threads.
+  template <class F>
+  void for_each(context<device::cpu>& ctx, std::size_t first, std::size_t last, F&& f) const {
+    const std::size_t from = ends_[first], count = ends_[last] - from;
+    ctx.parallel_for(static_cast<index_t>(count),
+                     [&](index_t task, int) { f(pieces_[from + static_cast<std::size_t>(task)]); });
+  }
+
+ private:
+  std::vector<mask_piece> pieces_;
+  std::vector<std::size_t> ends_{0};  // of the pieces of all tensors before
+};
+
+}  // namespace detail
+
+PUFFERFISH_NAMESPACE_END

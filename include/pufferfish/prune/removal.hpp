@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `removal_rule`, `removal_share`: how many weights are pruned and how ties are settled; and the selection
+/// that all criteria share.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/prune/mask.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Which weights go, if `count` of them shall. Weights are sorted by their criterion, those to be removed
+/// first; t is the criterion at a position of this order, counted from 0.
+enum class removal_rule {
+  exact,     ///< the first `count`; of equal ones those earlier in the arena
+  and_next,  ///< all up to t at position `count`, ties included: one more (reference program of the lottery
+             ///< ticket hypothesis, Frankle and Carbin, ICLR 2019)
+  but_last  ///< all before t at position `count` - 1, without its ties: one less (reference program of GraSP,
+            ///< Wang, Zhang and Grosse, ICLR 2020)
+};
+
+/// What a share of removed weights refers to.
+enum class removal_share {
+  of_remaining,  ///< ceil(share x weights that remain) more weights go
+  of_whole       ///< floor(share x prunable weights) weights are pruned afterwards, in all
+};
+
+/// Whether weights of all layers are compared with each other, or those of each layer by themselves.
+enum class removal_scope { global, layers };
+
+namespace detail {
+
+/// Throws value_error unless 0 <= share <= 1.
+inline void check_removal_share(const char* who, double share) {
+  if (!(share >= 0.0 && share <= 1.0)) {
+    throw_error<value_error>({who, ": a share of ", share, "; it must be in 0 .. 1"});
+  }
+}
+
+/// How many weights go now. Products are formed in double.
+inline index_t removal_count(double share, removal_share of, index_t kept, index_t total) {
+  if (of == removal_share::of_remaining) {
+    return std::min(kept, static_cast<index_t>(std::ceil(share * static_cast<double>(kept))));
+  }
+  const auto wanted = static_cast<index_t>(std::floor(share * static_cast<double>(total)));
+  return std::max<index_t>(0, wanted - (total - kept));
+}
+
+/// Removes weights of the tensors first .. last - 1, those of smallest key first; key_of(tensor, element) is
+/// an unsigned integer. Returns how many. Throws value_error for a count that is negative or above the number
+/// of weights that remain there.
+template <class KeyOf>
+index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, index_t count,
+                        removal_rule rule, const KeyOf& key_of) {
+  std::vector<std::invoke_result_t<const KeyOf&, std::size_t, index_t>> keys;
+  mask.for_each_kept(first, last, [&](std::size_t t, index_t i) { keys.push_back(key_of(t, i)); });
+  const auto kept = static_cast<index_t>(keys.size());
+  if (count < 0 || count > kept) {
+    throw_error<value_error>({"weight_mask: ", count, " weights to remove of ", kept, " that remain"});
+  }
+  if (rule == removal_rule::and_next && count == kept) rule = removal_rule::exact;
+  if (count == 0 && rule != removal_rule::and_next) return 0;
+  const auto limit_at = keys.begin() + (rule == removal_rule::and_next ? count : count - 1);
+  std::nth_element(keys.begin(), limit_at, keys.end());
+  const auto limit = *limit_at;
+  // Of the weights whose key is the limit, so many go.
+  index_t ties = rule == removal_rule::and_next ? kept : 0, removed = 0;
+  if (rule == removal_rule::exact) {
+    ties = count - std::count_if(keys.begin(), limit_at, [&](auto key) { return key < limit; });
+  }
+  mask.for_each_kept(first, last, [&](std::size_t t, index_t i) {
+    const auto key = key_of(t, i);
+    if (key > limit || (key == limit && ties-- <= 0)) return;
+    mask.remove(t, i);
+    ++removed;
+  });
+  return removed;
+}
+
+/// The same by share and scope.
+template <class KeyOf>
+index_t remove_share(weight_mask& mask, double share, removal_share of, removal_scope scope,
+                     removal_rule rule, const KeyOf& key_of) {
+  const std::size_t tensors = mask.tensors().size();
+  if (scope == removal_scope::global) {
+    const index_t count = removal_count(share, of, mask.kept(), mask.prunable());
+    return remove_smallest(mask, 0, tensors, count, rule, key_of);
+  }
+  index_t removed = 0;
+  for (std::size_t t = 0; t < tensors; ++t) {
+    const masked_tensor& tensor = mask.tensors()[t];
+    if (!tensor.prunable) continue;
+    const index_t count = removal_count(share, of, tensor.kept, tensor.size);
+    removed += remove_smallest(mask, t, t + 1, count, rule, key_of);
+  }
+  return removed;
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: `survivor_lists`, which moves the elements that a mask keeps between the arena and a dense
+/// array.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <pufferfish/compress/entry_lists.hpp>
+#include <pufferfish/prune/mask.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// The survivors of elements [begin, end) of the arena, in arena order. Tensors of which everything remains
+/// are copied; of the others there is an index of 32 bits for each survivor. For masks that prune 50 to 90 %
+/// of single weights, such lists gather 8 to 2 times as fast as lists of runs, and as fast as vectors of 8
+/// elements that are permuted by the bits of the mask.
+class survivor_lists {
+ public:
+  /// Throws value_error unless begin and end are ends of tensors, and, by name, for a tensor of 2^31 elements
+  /// or more.
+  survivor_lists(const weight_mask& mask, index_t begin, index_t end) : size_(end - begin) {
+    const auto [first, last] = mask.tensor_range(begin, end);
+    std::vector<index_t> counts;
+    for (std::size_t t = first; t < last; ++t) {
+      const masked_tensor& tensor = mask.tensors()[t];
+      check_entry_indices("compact_sum", tensor.name, tensor.size);
+      counts.push_back(tensor.kept);
+      places_.push_back({tensor.offset - begin, tensor.size, indices_.size(), tensor.kept == tensor.size});
+      if (places_.back().whole) continue;
+      mask.for_each_kept(
+          t, t + 1, [this](std::size_t, index_t i) { indices_.push_back(static_cast<std::int32_t>(i)); });
+    }
+    lists_ = entry_lists(counts);
+  }
+
+  index_t size() const { return size_; }  ///< elements of the range of the arena
+  index_t survivors() const { return lists_.size(); }
+  const entry_lists& lists() const { return lists_; }  ///< a list for each tensor of the range
+
+  template <class T>
+  void gather(context<device::cpu>& ctx, const T* arena, T* to) const {
+    lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
+      const T* const from = arena + places_[t].offset;
+      if (places_[t].whole) {
+        std::copy(from + (begin - lists_.first(t)), from + (end - lists_.first(t)), to + begin);
+        return;
+      }
+      const std::int32_t* const index = indices_of(t, begin);
+      for (index_t i = 0; i < end - begin; ++i) to[begin + i] = from[index[i]];
+    });
+  }
+
+  /// arena = factor x survivor, and 0 everywhere else.
+  template <class T>
+  void scatter(context<device::cpu>& ctx, const T* from, T factor, T* arena) const {
+    lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
+      T* const to = arena + places_[t].offset;
+      if (places_[t].whole) {
+        T* const copy = to + (begin - lists_.first(t));
+        for (index_t i = 0; i < end - begin; ++i) copy[i] = from[begin + i] * factor;
+        return;
+      }
+      for (index_t at = begin; at < end; at += block) {
+        scatter_block(t, at, std::min(end, at + block), from, factor, to);
+      }
+    });
+    for (std::size_t t = 0; t < places_.size(); ++t) {
+      if (lists_.count(t) == 0)
+        ops::fill(ctx, {arena + places_[t].offset, static_cast<std::size_t>(places_[t].size)}, T(0));
+    }
+  }
+
+ private:
+  // Survivors that are set to zero and written at once, so that their lines are still in a cache.
+  static constexpr index_t block = 1024;
+
+  struct place {
+    index_t offset, size;     // in the range
+    std::size_t first_index;  // of its indices, unless whole
+    bool whole;
+  };
+
+  const std::int32_t* indices_of(std::size_t t, index_t survivor) const {
+    return indices_.data() + places_[t].first_index + (survivor - lists_.first(t));
+  }
+
+  // Writes the survivors [begin, end), the zeros between them and those after the last one; before the first
+  // one only if it is the first of the tensor.
+  template <class T>
+  void scatter_block(std::size_t t, index_t begin, index_t end, const T* from, T factor, T* to) const {
+    const std::int32_t* const index = indices_of(t, begin);
+    const bool is_last = end == lists_.first(t) + lists_.count(t);
+    const index_t first = begin == lists_.first(t) ? 0 : index[0];
+    const index_t last = is_last ? places_[t].size : index[end - begin];
+    std::fill(to + first, to + last, T(0));
+    for (index_t i = 0; i < end - begin; ++i) to[index[i]] = from[begin + i] * factor;
+  }
+
+  index_t size_;
+  std::vector<place> places_;  // of each tensor
+  std::vector<std::int32_t> indices_;
+  entry_lists lists_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
