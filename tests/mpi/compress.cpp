@@ -109,7 +109,7 @@ TEST_CASE("PowerSGD over the ranks is what its formulas say; what is sent and wh
       const power_sgd_options options{rank, feedback, rank == 99 ? 0.0 : 1.0, 3};
       odd_parameters<double> net;
       cpu_context ctx;
-      exchange_of<double> exchange(net.store, comm, {}, make_compressor(net.store, options));
+      exchange_of<double> exchange(net.store, comm, {}, new_compressor(net.store, options));
       serial_power_sgd<double> serial(net.store, options, comm.size(), exchange.states()[1].values);
       const auto size = net.store.values().size();
       std::vector<double> given(size, 0.0), taken(size, 0.0);
@@ -143,7 +143,7 @@ TEST_CASE("Signum over the ranks is the majority's sign, and nothing where there
   mpi::communicator comm(MPI_COMM_WORLD);
   odd_parameters<double> net;
   cpu_context ctx;
-  exchange_of<double> exchange(net.store, comm, {}, make_compressor<double>(net.store, signum_options{}));
+  exchange_of<double> exchange(net.store, comm, {}, new_compressor<double>(net.store, signum_options{}));
   serial_signum serial(0.9);
   for (std::uint64_t step = 0; step < 8; ++step) {
     exchange_step(exchange, ctx, net, comm.rank(), step);
@@ -161,7 +161,7 @@ TEST_CASE("Signum: values whose gradient is zero move by the learning rate and b
   mpi::communicator comm(MPI_COMM_WORLD);
   odd_parameters<float> net;
   cpu_context ctx;
-  exchange_of<float> exchange(net.store, comm, {}, make_compressor<float>(net.store, signum_options{}));
+  exchange_of<float> exchange(net.store, comm, {}, new_compressor<float>(net.store, signum_options{}));
   SGD<float> optimizer(make_optimizer_target(net.store), {});
   constexpr float rate = 1.0F / 1024;
   const std::span<float> values = net.store.values();
@@ -244,7 +244,7 @@ TEST_CASE("parameters are bit-identical on all ranks after each of 50 steps, wha
     if (ring) options.algorithm = all_reduce_algorithm::ring;
     ring = !ring;
     network<float> net = small_net(1);
-    exchange_of<float> exchange(net.store(), comm, options, make_compressor(net.store(), way.first));
+    exchange_of<float> exchange(net.store(), comm, options, new_compressor(net.store(), way.first));
     SGD<float> optimizer(make_optimizer_target(net.store()), {0.9, 0.0, false, 1e-4, false});
     cpu_context ctx({1 + comm.rank() % 2, 0});
     ctx.set_mode(run_mode::training);
@@ -290,10 +290,10 @@ TEST_CASE("a rank with another compressor or policy is told so by name") {
   const bool last = comm.rank() == comm.size() - 1;
   const power_sgd_options power{last ? 4 : 2, error_feedback::local, 1.0, 1};
   const std::string name = "rank " + std::to_string(comm.size() - 1) + " has \"compressor PowerSGD, rank 4";
-  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, make_compressor<float>(net.store, power)),
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, new_compressor<float>(net.store, power)),
                        doctest::Contains(name.c_str()), state_error);
   const compression_options other = last ? compression_options(signum_options{}) : compression_options();
-  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, make_compressor(net.store, other)),
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, new_compressor(net.store, other)),
                        doctest::Contains("\"compressor Signum"), state_error);
   exchange_options options;
   options.nonfinite = last ? nonfinite_policy::skip : nonfinite_policy::stop;
@@ -317,7 +317,7 @@ TEST_CASE("PowerSGD on ranks with other instruction sets is refused, naming both
   if (comm.size() == 1) return;
   odd_parameters<float> net;
   const auto make = [&] {
-    if (comm.rank() != comm.size() - 1) return make_compressor<float>(net.store, power_sgd_options{});
+    if (comm.rank() != comm.size() - 1) return new_compressor<float>(net.store, power_sgd_options{});
     return std::optional<any_compressor<float>>(on_another_processor(net.store, power_sgd_options{}));
   };
   const std::string last = "rank " + std::to_string(comm.size() - 1) + " has \"compressor PowerSGD";
@@ -348,7 +348,7 @@ TEST_CASE("a NaN on one rank is named on all, and all skip or stop") {
     CAPTURE(describe(compression));
     exchange_options options;
     options.nonfinite = nonfinite_policy::skip;
-    exchange_of<float> skipping(net.store, comm, options, make_compressor(net.store, compression));
+    exchange_of<float> skipping(net.store, comm, options, new_compressor(net.store, compression));
     CHECK_FALSE(spoilt_step(skipping));
     CHECK(skipping.report().skipped == 1);
     CHECK((skipping.nonfinite() && to_string(*skipping.nonfinite()).find(name) != std::string::npos));
@@ -356,7 +356,7 @@ TEST_CASE("a NaN on one rank is named on all, and all skip or stop") {
     CHECK(skipping.report().skipped == 1);
     CHECK(detail::find_nonfinite(std::span<const float>(net.store.gradients())) < 0);
     options.nonfinite = nonfinite_policy::stop;
-    exchange_of<float> stopping(net.store, comm, options, make_compressor(net.store, compression));
+    exchange_of<float> stopping(net.store, comm, options, new_compressor(net.store, compression));
     CHECK_THROWS_WITH_AS(spoilt_step(stopping), doctest::Contains(name.c_str()), value_error);
   }
 }

@@ -460,7 +460,7 @@ TEST_CASE("what cannot be on one rank is refused on all, naming the rank") {
                                             [&] { exchange(net.store(), comm, bad_plan); });
   if (last) bad_wire.wire = pf::exchange_wire::bf16;
   check_refused_everywhere<pf::value_error>(comm, "gradient_exchange: what travels is the compressor's", [&] {
-    exchange(net.store(), comm, bad_wire, pf::make_compressor<float>(net.store(), pf::power_sgd_options{}));
+    exchange(net.store(), comm, bad_wire, pf::new_compressor<float>(net.store(), pf::power_sgd_options{}));
   });
   pf::tune_options measure;
   if (last) measure.repeats = 0;

@@ -143,7 +143,7 @@ void check_late_exchange(const std::string& name, const pf::exchange_options& op
     layers.add("fc2", pf::Linear<float>(200, 60));
     auto net = std::make_unique<pf::network<float>>(pf::any_layer<float>(std::move(layers)));
     pf::gradient_exchange<float, pf::mpi::communicator> exchange(
-        net->store(), comm, options, pf::make_compressor<float>(net->store(), compression));
+        net->store(), comm, options, pf::new_compressor<float>(net->store(), compression));
     pf::cpu_context ctx;
     const std::span<float> gradients = net->store().gradients();
     std::fill(gradients.begin(), gradients.end(), static_cast<float>(comm.rank() + 1));

@@ -49,7 +49,7 @@ exchange_options cut_small() {
 std::uint64_t exchange_steps(communicator& comm, const exchange_options& options,
                              const compression_options& compression, std::uint64_t steps, int passes = 1) {
   network<float> net = tiny_net<float>(true);
-  exchange_of exchange(net.store(), comm, options, make_compressor<float>(net.store(), compression));
+  exchange_of exchange(net.store(), comm, options, new_compressor<float>(net.store(), compression));
   cpu_context ctx({.threads = 2});
   ctx.set_mode(run_mode::training);
   const micro_batches<float> parts(net.store(), passes);

@@ -40,7 +40,7 @@ TEST_CASE_TEMPLATE("PowerSGD on one rank is what its formulas say", T, float, do
         odd_parameters<T> net;
         self comm;
         cpu_context ctx;
-        exchange_of<T> exchange(net.store, comm, {}, make_compressor(net.store, options));
+        exchange_of<T> exchange(net.store, comm, {}, new_compressor(net.store, options));
         serial_power_sgd<T> serial(net.store, options, 1, exchange.states()[1].values);
         double worst = 0;
         for (std::uint64_t step = 0; step < 6; ++step) {
@@ -63,7 +63,7 @@ TEST_CASE("gradient_exchange: options of a compressor are taken where a compress
     return std::pair(exchange.states().size(), exchange.payload_bytes());
   };
   const auto made = [&](const compression_options& options) {
-    exchange_of<float> exchange(net.store, comm, {}, make_compressor(net.store, options));
+    exchange_of<float> exchange(net.store, comm, {}, new_compressor(net.store, options));
     return std::pair(exchange.states().size(), exchange.payload_bytes());
   };
   CHECK(described(power_sgd_options{3}) == made(power_sgd_options{3}));
@@ -83,7 +83,7 @@ TEST_CASE("PowerSGD: what was sent and what is left are the gradients; of full r
     self comm;
     cpu_context ctx;
     exchange_of<double> exchange(net.store, comm, {},
-                                 make_compressor<double>(net.store, power_sgd_options{2, feedback, 1.0, 1}));
+                                 new_compressor<double>(net.store, power_sgd_options{2, feedback, 1.0, 1}));
     std::vector<double> given(net.store.values().size(), 0.0), taken = given;
     for (std::uint64_t step = 0; step < 20; ++step) {
       const auto gradients = gradients_of(net.store, 0, step);
@@ -99,7 +99,7 @@ TEST_CASE("PowerSGD: what was sent and what is left are the gradients; of full r
     CHECK(std::any_of(left.begin(), left.end(), [](double e) { return std::abs(e) > 0.1; }));
 
     exchange_of<double> full(net.store, comm, {},
-                             make_compressor<double>(net.store, power_sgd_options{99, feedback, 0.0, 1}));
+                             new_compressor<double>(net.store, power_sgd_options{99, feedback, 0.0, 1}));
     for (std::uint64_t step = 0; step < 3; ++step) {
       exchange_step(full, ctx, net, step);
       CHECK(largest_difference<double>(net.store.gradients(), gradients_of(net.store, 0, step)) < 1e-11);
@@ -112,8 +112,8 @@ TEST_CASE("PowerSGD: gradients of zero, and after them, are no trouble; threads 
   self comm;
   cpu_context one, three({3, 0});
   const power_sgd_options options{2, error_feedback::local, 1.0, 1};
-  exchange_of<float> exchange(net.store, comm, {}, make_compressor<float>(net.store, options));
-  exchange_of<float> threads(other.store, comm, {}, make_compressor<float>(other.store, options));
+  exchange_of<float> exchange(net.store, comm, {}, new_compressor<float>(net.store, options));
+  exchange_of<float> threads(other.store, comm, {}, new_compressor<float>(other.store, options));
   for (std::uint64_t step = 0; step < 8; ++step) {
     if (step == 2) {
       exchange.begin(one);
@@ -207,7 +207,7 @@ TEST_CASE("Signum on one rank: the sign of the momentum, which starts as the gra
   odd_parameters<double> net;
   self comm;
   cpu_context ctx;
-  exchange_of<double> exchange(net.store, comm, {}, make_compressor<double>(net.store, signum_options{0.8}));
+  exchange_of<double> exchange(net.store, comm, {}, new_compressor<double>(net.store, signum_options{0.8}));
   serial_signum serial(0.8);
   for (std::uint64_t step = 0; step < 9; ++step) {
     exchange_step(exchange, ctx, net, step);
@@ -225,7 +225,7 @@ TEST_CASE("bytes of a step: ResNet-18 for CIFAR-10, dense and as the paper facto
   const auto bytes = [&](const compression_options& compression, exchange_wire wire = exchange_wire::same) {
     exchange_options options;
     options.wire = wire;
-    return exchange_of<float>(net.store(), comm, options, make_compressor(net.store(), compression))
+    return exchange_of<float>(net.store(), comm, options, new_compressor(net.store(), compression))
         .payload_bytes();
   };
   CHECK(bytes(no_compression{}) == 44'695'336);
@@ -250,7 +250,7 @@ TEST_CASE("options that cannot be are refused, and lines tell compressors apart"
   exchange_options narrow;
   narrow.wire = exchange_wire::fp16;
   CHECK_THROWS_WITH_AS(
-      exchange_of<float>(net.store, comm, narrow, make_compressor<float>(net.store, signum_options{})),
+      exchange_of<float>(net.store, comm, narrow, new_compressor<float>(net.store, signum_options{})),
       doctest::Contains("fp16"), value_error);
   CHECK(describe(compression_options(power_sgd_options{})) ==
         "PowerSGD, rank 2, local error feedback, least saving 1, seed 1");
@@ -275,17 +275,17 @@ TEST_CASE("a gradient that is not finite: ignored, skipped before the memory has
        {compression_options(), compression_options(power), compression_options(signum_options{})}) {
     CAPTURE(describe(compression));
     exchange_options options;
-    exchange_of<float> ignoring(net.store, comm, options, make_compressor(net.store, compression));
+    exchange_of<float> ignoring(net.store, comm, options, new_compressor(net.store, compression));
     CHECK(spoil(ignoring, not_a_number));
 
     options.nonfinite = nonfinite_policy::stop;
-    exchange_of<float> stopping(net.store, comm, options, make_compressor(net.store, compression));
+    exchange_of<float> stopping(net.store, comm, options, new_compressor(net.store, compression));
     CHECK_THROWS_WITH_AS(spoil(stopping, -std::numeric_limits<float>::infinity()),
                          doctest::Contains("p7 is not finite at element 5 on rank 0"), value_error);
 
     options.nonfinite = nonfinite_policy::skip;
-    exchange_of<float> skipping(net.store, comm, options, make_compressor(net.store, compression));
-    exchange_of<float> whole(net.store, comm, options, make_compressor(net.store, compression));
+    exchange_of<float> skipping(net.store, comm, options, new_compressor(net.store, compression));
+    exchange_of<float> whole(net.store, comm, options, new_compressor(net.store, compression));
     CHECK(exchange_step(skipping, ctx, net, 0));
     CHECK_FALSE(skipping.nonfinite());
     CHECK_FALSE(spoil(skipping, not_a_number));

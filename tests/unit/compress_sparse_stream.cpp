@@ -5,8 +5,8 @@
 #include <set>
 #include <vector>
 
-#include <pufferfish/compress/sparse_stream.hpp>
 #include <pufferfish/core/random.hpp>
+#include <pufferfish/dist/sparse_stream.hpp>
 
 namespace {
 

@@ -85,8 +85,7 @@ class spectral_atomo_codec {
 
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
-    if (!memory.empty()) detail::add_gradients(ctx, gradients, memory);
-    const T* const values = memory.empty() ? gradients.data() : memory.data();
+    const T* const values = detail::values_to_code(ctx, gradients, memory);
     multiply_grams(ctx, values);
     std::vector<std::vector<detail::kept_triplet>> kept(tensors_.size());
     ctx.parallel_for(static_cast<index_t>(tensors_.size()),

@@ -118,6 +118,14 @@ void add_gradients(context<device::cpu>& ctx, std::span<const T> gradients, std:
                   [=](index_t begin, index_t end) { add(from + begin, to + begin, end - begin); });
 }
 
+/// D = gradients + memory, formed in the memory; the gradients if the memory is empty.
+template <class T>
+const T* values_to_code(context<device::cpu>& ctx, std::span<const T> gradients, std::span<T> memory) {
+  if (memory.empty()) return gradients.data();
+  add_gradients(ctx, gradients, memory);
+  return memory.data();
+}
+
 /// to = value, to += value or to -= value.
 template <class T>
 PUFFERFISH_ALWAYS_INLINE void put_decoded(decode_as as, T value, T& to) {

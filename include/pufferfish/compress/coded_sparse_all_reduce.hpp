@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <pufferfish/compress/codec.hpp>
-#include <pufferfish/compress/sparse_all_reduce.hpp>
+#include <pufferfish/dist/sparse_all_reduce.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -13,6 +13,7 @@
 
 #include <pufferfish/compress/dgc_options.hpp>
 #include <pufferfish/compress/entry_blocks.hpp>
+#include <pufferfish/compress/sampled_selector.hpp>
 #include <pufferfish/compress/select_largest.hpp>
 #include <pufferfish/compress/tensor_chunks.hpp>
 #include <pufferfish/optim/clip.hpp>
@@ -43,7 +44,9 @@ namespace detail {
 ///
 /// One round: a sum, the vectors; and equal gathered blocks, all values, then all indices (32-bit integers,
 /// ascending, local to their tensor), tensors in the order of the arena. With half_values values travel as
-/// float16 of at most 65504, and v_w keeps what rounding has lost.
+/// float16 of at most 65504, and v_w keeps what rounding has lost. With a sampled threshold fewer than k
+/// entries may be selected; blocks are then filled with entries of the index n. By code_route::sparse entries
+/// of different ranks are added on their way, in the order of sparse_all_reduce.
 ///
 /// The store must outlive the object if there is weight decay.
 template <class T>
@@ -57,11 +60,13 @@ class dgc {
         store_(&store),
         tensors_(coded_tensors(store)),
         chunks_(tensors_),
-        entries_(options.half_values),
-        selector_("dgc", tensors_),
+        entries_(options.half_values, options.sampled),
+        exact_("dgc", tensors_),
+        sampled_("dgc", tensors_),
         u_(coded_size(tensors_)),
         v_(coded_size(tensors_)) {
     options.validate();
+    if (is_summed()) stream_ = sparse_stream<T>(u_.size());
     index_t vectors = 0;
     for (const coded_tensor& tensor : tensors_) {
       places_.push_back({is_matrix(tensor) ? -1 : vectors});
@@ -85,29 +90,36 @@ class dgc {
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
                                std::span<T> gradients) {
     set_epoch(place.epoch);
-    rank_blocks& codes = entries_.blocks(at(place.ranks));
+    rank_blocks& codes = entries_.blocks(is_summed() ? 1 : at(place.ranks));
     accumulate(ctx, clip_factor(ctx, place.ranks, gradients), gradients.data());
-    selector_.select(ctx, entries_.lists(), v_.span());
-    take_sent(ctx, entries_.write(at(place.rank), selector_.values(), selector_.indices()));
+    const std::size_t block = is_summed() ? 0 : at(place.rank);
+    options_.sampled ? select_by(sampled_, ctx, block) : select_by(exact_, ctx, block);
     compressor_message<T> message;
     message.sum = sum_.span();
-    message.gathered = &codes;
+    if (is_summed()) {
+      message.sparse = &stream_;
+    } else {
+      message.gathered = &codes;
+    }
     return message;
   }
 
   /// Throws value_error for indices that are not ascending or not in their tensor, state_error if weight
   /// decay needs values that are not on the host.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
-    entries_.read(ctx, "dgc", tensors_);
+    if (is_summed()) {
+      ops::fill(ctx, gradients, T(0));
+      stream_.add_to(gradients);
+    } else {
+      entries_.read(ctx, "dgc", tensors_);
+    }
     const T factor = T(1) / static_cast<T>(place.ranks);
     detail::scale_values(sum_.span(), factor);
     chunks_.for_each(ctx, [&](index_t, index_t, std::span<const detail::tensor_part> parts, std::size_t) {
       for (const detail::tensor_part& part : parts) {
         if (is_matrix(tensors_[part.tensor])) {
-          const index_t offset = tensors_[part.tensor].offset;
           const std::span<T> to = gradients.subspan(at(part.begin), at(part.size()));
-          std::fill(to.begin(), to.end(), T(0));
-          entries_.add(part.tensor, part.begin - offset, part.end - offset, gradients.data() + offset);
+          if (!is_summed()) add_entries(part, gradients);
           detail::scale_values(to, factor);
         } else {
           add_momentum(part, gradients.data());
@@ -119,7 +131,7 @@ class dgc {
 
   /// In the epoch of the last encode; before it, in epoch 0.
   index_t payload_bytes() const {
-    return static_cast<index_t>(entries_.block_bytes()) + sum_.size() * static_cast<index_t>(sizeof(T));
+    return static_cast<index_t>(sent_) + sum_.size() * static_cast<index_t>(sizeof(T));
   }
 
   std::vector<compressor_state<T>> states() {
@@ -143,6 +155,7 @@ class dgc {
   };
 
   static std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
+  bool is_summed() const { return options_.route == code_route::sparse; }
   static bool is_matrix(const coded_tensor& tensor) { return tensor.layout.dims >= 2; }
   void set_epoch(index_t epoch) {
     if (epoch == epoch_) return;
@@ -153,6 +166,8 @@ class dgc {
       counts.push_back(is_matrix(tensor) ? std::min(tensor.size, static_cast<index_t>(entries)) : 0);
     }
     entries_.resize(detail::entry_lists(counts));
+    sent_ = entries_.block_bytes();
+    if (is_summed()) sent_ = stream_.header_bytes + std::min(sent_, at(u_.size()) * sizeof(T));
   }
 
   T clip_factor(context<device::cpu>& ctx, int ranks, std::span<const T> gradients) const {
@@ -183,19 +198,31 @@ class dgc {
     return sum_.data() + places_[part.tensor].in_sum + part.begin - tensors_[part.tensor].offset;
   }
 
-  // The selected entries leave u and v.
-  void take_sent(context<device::cpu>& ctx, std::span<const T> sent) {
-    const std::int32_t* const indices = selector_.indices().data();
+  // Writes the selected entries into a block or the stream; they leave u and v.
+  template <class Selector>
+  void select_by(Selector& selector, context<device::cpu>& ctx, std::size_t block) {
+    selector.select(ctx, entries_.lists(), v_.span());
+    const std::span<const T> sent = entries_.write(block, selector.values(), selector.indices());
+    if (is_summed()) {
+      stream_ = detail::stream_of_lists<T>(tensors_, entries_.lists(), selector.indices(), sent);
+      sent_ = stream_.header_bytes + stream_.body_bytes();
+    }
+    const std::int32_t* const indices = selector.indices().data();
     entries_.lists().for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
       T* const u = u_.data() + tensors_[t].offset;
       T* const v = v_.data() + tensors_[t].offset;
-      for (index_t i = begin; i < end; ++i) {
+      for (index_t i = begin; i < end && indices[i] < tensors_[t].size; ++i) {
         v[indices[i]] = options_.half_values ? v[indices[i]] - sent[at(i)] : T(0);
         if (options_.factor_masking) u[indices[i]] = T(0);
       }
     });
   }
 
+  void add_entries(const detail::tensor_part& part, std::span<T> gradients) const {
+    const index_t offset = tensors_[part.tensor].offset;
+    std::fill_n(gradients.data() + part.begin, part.size(), T(0));
+    entries_.add(part.tensor, part.begin - offset, part.end - offset, gradients.data() + offset);
+  }
   void add_momentum(const detail::tensor_part& part, T* gradients) {
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::dgc_passes, add_momentum<T>);
     kernel(options_.nesterov, static_cast<T>(options_.momentum), in_sum(part), u_.data() + part.begin,
@@ -218,7 +245,10 @@ class dgc {
   std::vector<tensor_place> places_;
   detail::tensor_chunks chunks_;
   detail::entry_blocks<T> entries_;  // as many as the epoch has; none of vectors
-  largest_selector<T> selector_;
+  largest_selector<T> exact_;
+  sampled_selector<T> sampled_;
+  sparse_stream<T> stream_;  // by code_route::sparse
+  std::size_t sent_ = 0;     // bytes of entries
   index_t epoch_ = -1;
   aligned_buffer<T> u_, v_, decayed_;  // decayed_: b
   aligned_buffer<T> sum_;              // of vectors

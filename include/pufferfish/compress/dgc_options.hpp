@@ -8,6 +8,7 @@
 #include <cmath>
 #include <string>
 
+#include <pufferfish/compress/code_route.hpp>
 #include <pufferfish/compress/entry_lists.hpp>
 #include <pufferfish/core/number_text.hpp>
 
@@ -25,6 +26,11 @@ struct dgc_options {
   double weight_decay = 0.0;   ///< with a momentum of its own, in place of the optimizer's
   bool decay_all = false;      ///< weight decay also of biases and normalisation parameters
   bool half_values = false;    ///< values travel as float16
+  bool sampled = false;  ///< about the largest entries, as the published code selects them: sampled_selector
+  code_route route = code_route::gather;  ///< of the entries of matrices: gather or sparse
+
+  /// Whether the compressor has a weight decay of its own, in place of the optimizer's.
+  constexpr bool brings_weight_decay() const { return weight_decay > 0.0; }
 
   /// Throws value_error, naming the option and its value, for what is out of range.
   void validate() const {
@@ -37,6 +43,10 @@ struct dgc_options {
     refuse_unless(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0");
     refuse_unless(weight_decay >= 0.0 && std::isfinite(weight_decay), "weight_decay", weight_decay,
                   "finite and at least 0");
+    if (route == code_route::two_hop || (route == code_route::sparse && half_values)) {
+      detail::throw_error<value_error>(
+          {"dgc: entries ", half_values ? "of half values " : "", "cannot travel by ", to_string(route)});
+    }
   }
 };
 
@@ -51,6 +61,8 @@ inline std::string describe(const dgc_options& options) {
     text += detail::message({", weight decay ", options.weight_decay, options.decay_all ? " of all" : ""});
   }
   if (options.half_values) text += ", half values";
+  if (options.sampled) text += ", sampled threshold";
+  if (options.route != code_route::gather) text += std::string(", ") + to_string(options.route);
   return text;
 }
 

@@ -13,25 +13,13 @@
 
 #include <pufferfish/compress/atomo_passes.hpp>
 #include <pufferfish/compress/atomo_probabilities.hpp>
+#include <pufferfish/compress/entry_atomo_options.hpp>
 #include <pufferfish/compress/entry_lists.hpp>
 #include <pufferfish/compress/tensor_chunks.hpp>
 #include <pufferfish/compress/two_hop_codes.hpp>
-#include <pufferfish/core/number_text.hpp>
 #include <pufferfish/ops/dropout.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-struct entry_atomo_options {
-  double ratio = 0.01;  ///< expected entries of a tensor of n elements: max(1, ratio n); 0 < ratio <= 1
-  std::uint64_t seed = 1;
-  code_memory memory = code_memory::none;  ///< none: unbiased
-};
-
-/// "ATOMO, entries, ratio 0.01, seed 1, no memory".
-inline std::string describe(const entry_atomo_options& options) {
-  return detail::message({"ATOMO, entries, ratio ", detail::exact_number(options.ratio), ", seed ",
-                          options.seed, ", ", to_string(options.memory)});
-}
 
 /// Entry D_i of a tensor is kept with probability p_i, independently of the others, and C(D)_i = D_i / p_i,
 /// so that the mean of C(D) is D; other entries of C(D) are 0. p = atomo_probabilities(D, s) with s = max(1,
@@ -52,7 +40,7 @@ class entry_atomo_codec {
  public:
   using value_type = T;
   using options_type = entry_atomo_options;
-  static constexpr bool has_fixed_length = false;
+  static constexpr bool has_fixed_length = false, has_entries = true;
 
   /// Throws value_error unless 0 < ratio <= 1, and for tensors of 2^31 elements or more.
   explicit entry_atomo_codec(std::vector<coded_tensor> tensors, const entry_atomo_options& options = {})
@@ -73,8 +61,7 @@ class entry_atomo_codec {
 
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
-    if (!memory.empty()) detail::add_gradients(ctx, gradients, memory);
-    const T* const values = memory.empty() ? gradients.data() : memory.data();
+    const T* const values = detail::values_to_code(ctx, gradients, memory);
     const std::vector<double> levels = saturations(ctx, values);
     draw(ctx, place, values, levels);
     // Entries of each part before it in its tensor, and of each tensor.
@@ -146,6 +133,21 @@ class entry_atomo_codec {
         last = index;
       }
     });
+  }
+
+  /// See summed_entries. `code` is one that encode has written.
+  template <class F>
+  void for_each_entry(std::span<const std::byte> code, F&& f) const {
+    std::size_t next = 0;
+    for (const coded_tensor& tensor : tensors_) {
+      const std::size_t size = detail::read_at<std::uint32_t>(code, next);
+      const std::size_t values = next + sizeof(std::uint32_t), indices = values + size * sizeof(T);
+      for (std::size_t i = 0; i < size; ++i) {
+        f(tensor.offset + detail::read_at<std::int32_t>(code, indices + i * sizeof(std::int32_t)),
+          detail::read_at<T>(code, values + i * sizeof(T)));
+      }
+      next = values + size * entry_bytes;
+    }
   }
 
   /// Only what codes depend on.
@@ -244,7 +246,7 @@ class entry_atomo_codec {
 
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const entry_atomo_options& options) {
-  return make_coded_compressor<entry_atomo_codec<T>>(store, options, options.memory);
+  return make_coded_compressor<entry_atomo_codec<T>>(store, options, options.memory, options.route);
 }
 
 PUFFERFISH_NAMESPACE_END

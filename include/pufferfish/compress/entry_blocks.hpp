@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -16,18 +17,39 @@
 #include <pufferfish/compress/entry_lists.hpp>
 #include <pufferfish/compress/tensor_chunks.hpp>
 #include <pufferfish/dist/block_exchange.hpp>
+#include <pufferfish/dist/sparse_stream.hpp>
 #include <pufferfish/dist/wire.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// The entries of all lists, one list per tensor, as a vector over all tensors. Entries with the number of
+/// elements of their tensor as index stand for nothing. Errors as sparse_stream.
+template <class T>
+sparse_stream<T> stream_of_lists(const std::vector<coded_tensor>& tensors, const entry_lists& lists,
+                                 std::span<const std::int32_t> indices, std::span<const T> values) {
+  std::vector<std::int32_t> all_indices;
+  std::vector<T> all_values;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const auto first = static_cast<std::size_t>(lists.first(t));
+    for (std::size_t i = first; i < first + static_cast<std::size_t>(lists.count(t)); ++i) {
+      if (indices[i] >= tensors[t].size) break;
+      all_indices.push_back(static_cast<std::int32_t>(tensors[t].offset) + indices[i]);
+      all_values.push_back(values[i]);
+    }
+  }
+  return {coded_size(tensors), all_indices, all_values};
+}
+
 /// The lists of entries of every rank. A rank's block holds the values of all lists, as T or as float16, and
 /// then all indices, as 32-bit integers: ascending in each list, and local to its tensor. Blocks have no
-/// alignment.
+/// alignment. If lists may be filled, their last entries may have the number of elements of the tensor as
+/// index; they stand for nothing.
 template <class T>
 class entry_blocks {
  public:
-  explicit entry_blocks(bool half_values) : half_(half_values) {}
+  explicit entry_blocks(bool half_values, bool filled_lists = false)
+      : half_(half_values), filled_(filled_lists) {}
 
   /// Sets how many entries each list has.
   void resize(const entry_lists& lists) { lists_ = lists; }
@@ -108,14 +130,18 @@ class entry_blocks {
     const std::int32_t* const index = received_[rank].indices.data();
     lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
       index_t before = begin == lists_.first(t) ? -1 : index[begin - 1], wrong = 0;
-      for (index_t i = begin; i < end; before = index[i++]) wrong += before < index[i] ? 0 : 1;
-      if (wrong == 0 && before < tensors[t].size) return;
+      // The index of entries that stand for nothing.
+      const index_t filler = filled_ ? tensors[t].size : std::numeric_limits<index_t>::max();
+      for (index_t i = begin; i < end; before = index[i++]) {
+        wrong += before < index[i] || (before == filler && index[i] == filler) ? 0 : 1;
+      }
+      if (wrong == 0 && before < tensors[t].size + (filled_ ? 1 : 0)) return;
       throw_error<value_error>({user, ": indices of ", tensors[t].name, " from rank ", rank,
                                 " are not ascending numbers from 0 to ", tensors[t].size - 1});
     });
   }
 
-  bool half_;
+  bool half_, filled_;
   entry_lists lists_;
   rank_blocks blocks_;
   std::vector<T> sent_;

@@ -11,15 +11,24 @@
 #include <vector>
 
 #include <pufferfish/compress/codec.hpp>
+#include <pufferfish/compress/memory_rate.hpp>
 #include <pufferfish/dist/wire.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Whether a rank adds to its next gradients what its last code has lost.
-enum class code_memory { none, error_feedback };
+enum class code_memory {
+  none,
+  error_feedback,
+  /// error_feedback, and when the learning rate that gradient_exchange::set_epoch is told goes from a to b,
+  /// the memory is multiplied by a / b, so that the parameters are those of a memory in units of steps.
+  rescaled_error_feedback,
+};
 
 constexpr const char* to_string(code_memory memory) {
-  return memory == code_memory::none ? "no memory" : "error feedback";
+  return memory == code_memory::none             ? "no memory"
+         : memory == code_memory::error_feedback ? "error feedback"
+                                                 : "rescaled error feedback";
 }
 
 /// With gradient g_w and memory e_w on rank w (zero at the start) and the codec's code C:
@@ -29,14 +38,30 @@ constexpr const char* to_string(code_memory memory) {
 /// Without memory e_w stays zero. Codes are added in the order of the ranks, in T, and the sum is multiplied
 /// by 1 / p rounded, so that all ranks get the same bits. Error feedback: Seide et al., INTERSPEECH 2014;
 /// Karimireddy et al., ICML 2019, algorithm 2, with the memory in units of gradients.
+/// The codec must have a constructor from (std::vector<coded_tensor>, Codec::options_type).
 template <class Codec>
 class gathered_codes {
  public:
   using value_type = typename Codec::value_type;
 
-  /// `size`: elements of the gradient arena.
-  gathered_codes(Codec codec, index_t size, code_memory memory) : codec_(std::move(codec)) {
-    if (memory == code_memory::error_feedback) memory_ = aligned_buffer<value_type>(size);
+  /// `tensors`: those of the gradient arena. Errors as Codec's constructor.
+  gathered_codes(std::vector<coded_tensor> tensors, const typename Codec::options_type& options,
+                 code_memory memory)
+      : tensors_(std::move(tensors)),
+        options_(options),
+        kind_(memory),
+        codec_(tensors_, options),
+        rate_(memory == code_memory::rescaled_error_feedback) {
+    if (memory != code_memory::none) memory_ = aligned_buffer<value_type>(coded_size(tensors_));
+  }
+
+  /// See gradient_compressor. Codec::has_parts(options) is false where a code depends on all tensors.
+  bool has_parts() const {
+    if constexpr (requires { Codec::has_parts(options_); }) return Codec::has_parts(options_);
+    return true;
+  }
+  gathered_codes part(index_t begin, index_t end) const {
+    return {coded_parts(tensors_, begin, end), options_, kind_};
   }
 
   int rounds() const { return 1; }
@@ -47,6 +72,7 @@ class gathered_codes {
     const auto ranks = static_cast<std::size_t>(place.ranks), me = static_cast<std::size_t>(place.rank);
     compressor_message<value_type> message;
     message.gathered = &codes_;
+    rate_.rescale(ctx, place.learning_rate, {memory_.span()});
     if constexpr (Codec::has_fixed_length) {
       if (codes_.count() != ranks) codes_.resize(std::vector<std::size_t>(ranks, codec_.most_bytes()));
       codec_.encode(ctx, from, gradients, memory_.span(), codes_[me]);
@@ -78,20 +104,21 @@ class gathered_codes {
   }
 
   std::vector<compressor_state<value_type>> states() {
-    if (memory_.size() == 0) return {};
-    return {{"exchange.error", memory_.span(), true}};
+    if (kind_ == code_memory::none) return {};
+    return rate_.after({{"exchange.error", memory_.span(), true}});
   }
 
-  std::string describe() const {
-    return codec_.describe() + ", " +
-           to_string(memory_.size() == 0 ? code_memory::none : code_memory::error_feedback);
-  }
+  std::string describe() const { return codec_.describe() + ", " + to_string(kind_); }
 
  private:
+  std::vector<coded_tensor> tensors_;
+  typename Codec::options_type options_;
+  code_memory kind_;
   Codec codec_;
   aligned_buffer<value_type> memory_;  // e
-  std::vector<std::byte> own_;         // without a fixed length
-  std::size_t sent_ = 0;               // bytes of it that the last code had
+  detail::memory_rate<value_type> rate_;
+  std::vector<std::byte> own_;  // without a fixed length
+  std::size_t sent_ = 0;        // bytes of it that the last code had
   rank_blocks codes_;
 };
 

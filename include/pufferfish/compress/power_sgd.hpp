@@ -6,46 +6,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include <pufferfish/core/number_text.hpp>
+#include <pufferfish/compress/codec.hpp>
+#include <pufferfish/compress/memory_rate.hpp>
+#include <pufferfish/compress/power_sgd_matrix.hpp>
+#include <pufferfish/compress/power_sgd_options.hpp>
+#include <pufferfish/core/random.hpp>
 #include <pufferfish/dist/compressor.hpp>
-#include <pufferfish/linalg/isa.hpp>
-#include <pufferfish/linalg/native_gemm.hpp>
-#include <pufferfish/linalg/orthonormal_rows.hpp>
-#include <pufferfish/nn/parameter_store.hpp>
-#include <pufferfish/ops/chunks.hpp>
-#include <pufferfish/ops/linear.hpp>
-#include <pufferfish/ops/passes.hpp>
+#include <pufferfish/dist/wire.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-/// What a rank takes out of its memory of what was not sent yet.
-enum class error_feedback {
-  /// Its own part of what was sent. The memory stays bounded, and is zero where a rank's gradient fits.
-  local,
-  /// The mean that came back, as in the paper's code and PyTorch. What has been applied and the mean of the
-  /// memories are the same (all is linear), but a single memory walks away like the square root of the steps.
-  aggregated,
-};
-
-struct power_sgd_options {
-  index_t rank = 2;
-  error_feedback feedback = error_feedback::local;
-  /// A matrix is compressed if rank (rows + columns) least_saving < rows columns, else sent whole. 1: where
-  /// that is less to send; 2: PyTorch's default; 0: always.
-  double least_saving = 1.0;
-  std::uint64_t seed = 1;  ///< of the first Q, the same on all ranks
-};
-
-/// "PowerSGD, rank 2, local error feedback, least saving 1, seed 1".
-inline std::string describe(const power_sgd_options& options) {
-  return detail::message({"PowerSGD, rank ", options.rank, ", ",
-                          options.feedback == error_feedback::local ? "local" : "aggregated",
-                          " error feedback, least saving ", detail::exact_number(options.least_saving),
-                          ", seed ", options.seed});
-}
 
 /// Vogels, Karimireddy and Jaggi, PowerSGD (NeurIPS 2019). For a matrix with gradient g and memory e on each
 /// of p ranks, and Q kept from the step before (normal random numbers at first):
@@ -58,7 +32,8 @@ inline std::string describe(const power_sgd_options& options) {
 /// extents (taps and inputs of a convolution), columns the innermost one (outputs); P belongs to the columns.
 /// A column of P that vanishes is replaced by a unit vector orthogonal to the others.
 ///
-/// With a rank of the smaller extent the result is the mean, to rounding.
+/// With a rank of the smaller extent the result is the mean, to rounding. Before options.start_step the
+/// result is the mean, and e stays zero. Matrices may have ranks of their own: see set_ranks.
 ///
 /// All ranks must run on processors with the same instruction sets (of AVX-512, AVX2 and neither), since each
 /// computes the result by itself; an exchange refuses others.
@@ -67,80 +42,89 @@ class power_sgd {
  public:
   using value_type = T;
 
-  /// Looks at the parameters' shapes only. Throws value_error for options out of range.
-  power_sgd(const parameter_store<T>& store, const power_sgd_options& options) : options_(options) {
+  /// Throws value_error for options out of range.
+  power_sgd(std::vector<coded_tensor> tensors, const power_sgd_options& options)
+      : options_(options),
+        tensors_(std::move(tensors)),
+        rate_(options.rescale_memory),
+        dense_(options.start_step > 0) {
     if (options.rank < 1 || !(options.least_saving >= 0.0)) {
       detail::throw_error<value_error>({"power_sgd: rank ", options.rank, " and least saving ",
                                         options.least_saving, "; at least 1 and 0"});
     }
-    index_t size = 0, p = 0, q = 0;
-    for (const auto& entry : store.parameters()) {
-      block b = matrix_of(entry.thing->layout());
-      b.offset = entry.offset;
-      size += entry.thing->size();
-      if (!pays(b)) {
-        take_whole(entry.offset, entry.thing->size());
-        continue;
+    for (const coded_tensor& tensor : tensors_) {
+      const auto shape = detail::power_sgd_shape::of(tensor.layout, tensor.offset);
+      if (pays(shape)) {
+        matrices_.push_back(shape);
+        names_.push_back(tensor.name);
+      } else {
+        take_whole(tensor.offset, tensor.size);
       }
-      b.p = p;
-      b.q = q;
-      p += b.rank * b.columns;
-      q += b.rank * b.rows;
-      blocks_.push_back(b);
-      names_.push_back(entry.name);
     }
-    for (block& b : blocks_) b.p += whole_size_;
-    error_ = aligned_buffer<T>(size);
-    first_ = aligned_buffer<T>(whole_size_ + p);
-    second_ = aligned_buffer<T>(q);
-    const random_stream random(options.seed, stream_id("power_sgd"));
-    for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      const block& b = blocks_[i];
-      fill_normal(std::span<T>(second_.data() + b.q, static_cast<std::size_t>(b.rows * b.rank)), 1.0,
-                  random.child(names_[i]));
-    }
+    error_ = aligned_buffer<T>(coded_size(tensors_));
+    place_matrices(std::vector<index_t>(matrices_.size(), options.rank));
+    first_ = aligned_buffer<T>(first_size_);
+    second_ = aligned_buffer<T>(second_size_);
+    for (std::size_t i = 0; i < matrices_.size(); ++i) draw(i, 0);
   }
+
+  power_sgd(const parameter_store<T>& store, const power_sgd_options& options)
+      : power_sgd(coded_tensors(store), options) {}
+
+  /// See gradient_compressor. Sums of another length may be rounded otherwise, which the orthonormal columns
+  /// amplify.
+  power_sgd part(index_t begin, index_t end) const { return {coded_parts(tensors_, begin, end), options_}; }
 
   int rounds() const { return 2; }
 
-  compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place&, int round,
+  compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
+    if (round == 0) {
+      dense_ = place.step < options_.start_step;
+      rate_.rescale(ctx, place.learning_rate, {error_.span()});
+    }
+    if (dense_) return round == 0 ? whole_arena(ctx, gradients) : compressor_message<T>{};
     if (round == 0) {
       for (const range& r : whole_) {
         ops::copy_elements<T>(ctx, gradients.data() + r.offset, first_.data() + r.at, r.size);
       }
-      for (const block& b : blocks_) sum_rows(ctx, b, gradients.data());
-      return {first_.span(), {}};
+      for_each_matrix([&](const auto& m, index_t offset) { m.sum_rows(ctx, gradients.data() + offset); });
+      return {first_.span().first(static_cast<std::size_t>(first_size_)), {}};
     }
-    for (const block& b : blocks_) take_rows(ctx, b);
-    return {second_.span(), {}};
+    const bool local = options_.feedback == error_feedback::local;
+    for_each_matrix([&](const auto& m, index_t) { m.take_rows(ctx, local); });
+    return {q_in_use(), {}};
   }
 
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     const T factor = T(1) / static_cast<T>(place.ranks);
-    if (round == 0) {
-      for (const range& r : whole_) {
-        const T* from = first_.data() + r.at;
-        T* to = gradients.data() + r.offset;
-        for (index_t i = 0; i < r.size; ++i) to[i] = place.ranks == 1 ? from[i] : from[i] * factor;
-      }
-      ctx.parallel_for(static_cast<index_t>(blocks_.size()),
-                       [&](index_t task, int) { orthonormalize(blocks_[static_cast<std::size_t>(task)]); });
+    if (dense_) {
+      if (round == 0) take_arena(ctx, factor, gradients);
       return;
     }
-    if (place.ranks > 1) {
-      for (T& value : second_.span()) value *= factor;
+    if (round == 0) {
+      detail::scale_values(first_.span().first(static_cast<std::size_t>(whole_size_)), factor);
+      for (const range& r : whole_) {
+        ops::copy_elements<T>(ctx, first_.data() + r.at, gradients.data() + r.offset, r.size);
+      }
+      ctx.parallel_for(static_cast<index_t>(matrices_.size()),
+                       [&](index_t task, int) { matrix(static_cast<std::size_t>(task)).orthonormalize(); });
+      return;
     }
-    for (const block& b : blocks_) {
-      reconstruct(ctx, b, gradients.data());
-      if (options_.feedback == error_feedback::aggregated) take_from_memory(ctx, b, gradients.data());
-    }
+    detail::scale_values(q_in_use(), factor);
+    for_each_matrix([&](const auto& m, index_t offset) {
+      m.reconstruct(ctx, gradients.data() + offset);
+      if (options_.feedback == error_feedback::aggregated) m.take_from_memory(ctx, gradients.data() + offset);
+    });
   }
 
-  index_t payload_bytes() const { return static_cast<index_t>(sizeof(T)) * (first_.size() + second_.size()); }
+  /// In the step of the last encode; before it, in step 0.
+  index_t payload_bytes() const {
+    return static_cast<index_t>(sizeof(T)) * (dense_ ? error_.size() : first_size_ + second_size_);
+  }
 
   std::vector<compressor_state<T>> states() {
-    return {{"exchange.error", error_.span(), true}, {"exchange.q", second_.span(), false}};
+    return rate_.after({{"exchange.error", error_.span(), true}, {"exchange.q", second_.span(), false}});
   }
 
   /// Options and kernels. Each rank computes products whose results must be equal on all ranks, and kernels
@@ -149,29 +133,56 @@ class power_sgd {
     return pufferfish::describe(options_) + ", " + detail::kernel_name() + " kernels";
   }
 
+  /// The matrices that are compressed, in the order of the arena.
+  std::span<const detail::power_sgd_shape> matrices() const { return matrices_; }
+
+  /// Between two steps: matrix i gets the rank ranks[i], 1 <= ranks[i] <= options.rank, but at most its
+  /// smaller extent. Where this changes its rank, a new Q is drawn, from the options' seed and `step`; other
+  /// matrices keep theirs. e stays. exchange.q keeps its length, and holds the Q of all matrices one after
+  /// the other, then zeros. Throws shape_error for another number of ranks, value_error for ranks out of
+  /// range.
+  void set_ranks(std::span<const index_t> ranks, std::uint64_t step) {
+    const std::vector<T> q(second_.data(), second_.data() + second_.size());
+    const std::vector<placed> before = places_;
+    restore_ranks(ranks);
+    std::fill_n(second_.data(), second_.size(), T(0));
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (places_[i].rank == before[i].rank) {
+        std::copy_n(q.data() + before[i].q, matrices_[i].rows * before[i].rank,
+                    second_.data() + places_[i].q);
+      } else {
+        draw(i, step);
+      }
+    }
+  }
+  /// As set_ranks where exchange.q already holds the Q of these ranks, as read from a checkpoint.
+  void restore_ranks(std::span<const index_t> ranks) {
+    if (ranks.size() != matrices_.size()) {
+      detail::throw_error<shape_error>(
+          {"power_sgd: ", ranks.size(), " ranks for ", matrices_.size(), " matrices"});
+    }
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (ranks[i] >= 1 && ranks[i] <= options_.rank) continue;
+      detail::throw_error<value_error>(
+          {"power_sgd: rank ", ranks[i], " for ", names_[i], ", not in 1 .. ", options_.rank});
+    }
+    place_matrices(ranks);
+  }
+
  private:
-  // Offsets in the arena, in the first message, in the second one.
-  struct block {
-    index_t offset = 0, rows = 0, columns = 0, rank = 0, p = 0, q = 0;
+  // Of a matrix: its rank, where P begins in the first message, Q in the second one.
+  struct placed {
+    index_t rank = 0, p = 0, q = 0;
   };
+  // Of what is sent whole: where it is in the arena and in the first message.
   struct range {
     index_t offset = 0, size = 0, at = 0;
   };
 
-  block matrix_of(const logical_layout& layout) const {
-    block b;
-    if (layout.dims < 2 || layout.size() == 0) return b;
-    // The innermost extent: outputs, but for an embedding its width.
-    const auto last = static_cast<std::size_t>(layout.dims - 1);
-    b.columns = layout.strides[0] == 1 ? layout.shape[0]
-                                       : (layout.strides[last] == 1 ? layout.shape[last] : layout.shape[0]);
-    b.rows = layout.size() / b.columns;
-    b.rank = std::min({options_.rank, b.rows, b.columns});
-    return b;
-  }
-  bool pays(const block& b) const {
-    const auto sent = static_cast<double>(b.rank * (b.rows + b.columns));
-    return b.rank > 0 && sent * options_.least_saving < static_cast<double>(b.rows * b.columns);
+  bool pays(const detail::power_sgd_shape& m) const {
+    const index_t rank = std::min(options_.rank, m.largest_rank());
+    const auto sent = static_cast<double>(rank * (m.rows + m.columns));
+    return rank > 0 && sent * options_.least_saving < static_cast<double>(m.size());
   }
   // Neighbours are copied at once.
   void take_whole(index_t offset, index_t size) {
@@ -182,74 +193,63 @@ class power_sgd {
     }
     whole_size_ += size;
   }
-
-  tensor_view<T, 2> memory_of(const block& b) {
-    return {error_.data() + b.offset, extents<2>{b.rows, b.columns}};
+  // P and Q of all matrices one after the other.
+  void place_matrices(std::span<const index_t> ranks) {
+    places_.clear();
+    first_size_ = whole_size_;
+    second_size_ = 0;
+    for (std::size_t i = 0; i < matrices_.size(); ++i) {
+      const index_t rank = std::min(ranks[i], matrices_[i].largest_rank());
+      places_.push_back({rank, first_size_, second_size_});
+      first_size_ += rank * matrices_[i].columns;
+      second_size_ += rank * matrices_[i].rows;
+    }
   }
-  tensor_view<T, 2> q_of(const block& b) { return {second_.data() + b.q, extents<2>{b.rows, b.rank}}; }
-  // P's columns are rows here.
-  tensor_view<T, 2> p_of(const block& b) { return {first_.data() + b.p, extents<2>{b.rank, b.columns}}; }
-
-  // D = e + g, in the place of e, and P = D^T Q of it; rows are multiplied while they are in the cache.
-  void sum_rows(context<device::cpu>& ctx, const block& b, const T* gradients) {
-    const auto add = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
-    const T* from = gradients + b.offset;
-    T* to = error_.data() + b.offset;
-    ops::detail::multiply_transposed<T>(
-        ctx, q_of(b), memory_of(b), p_of(b), false, [=](index_t first, index_t count, int) {
-          add(from + first * b.columns, to + first * b.columns, count * b.columns);
-        });
-  }
-
-  // Q = D P; with local feedback e = D - Q P^T behind it. Tiles of rows from the shape alone.
-  void take_rows(context<device::cpu>& ctx, const block& b) {
-    const tensor_view<T, 2> memory = memory_of(b), q = q_of(b), p = p_of(b);
-    const bool local = options_.feedback == error_feedback::local;
-    const index_t tile = std::max<index_t>(24, (index_t{1} << 16) / b.columns);
-    scratch_frame frame(ctx.scratch());
-    const auto forth = gemm_operand<T>::prepare(
-        transpose(p), frame.take<T>(gemm_operand<T>::storage_size(b.columns, b.rank)), b.rows);
-    const tensor_view<T, 2> minus = frame.take<T>(p.shape());
-    std::transform(p.data(), p.data() + p.size(), minus.data(), [](T value) { return -value; });
-    const auto back = gemm_operand<T>::prepare(
-        minus, frame.take<T>(gemm_operand<T>::storage_size(b.rank, b.columns)), b.rows);
-    ctx.parallel_for((b.rows + tile - 1) / tile, [&](index_t task, int) {
-      const index_t first = task * tile, count = std::min(tile, b.rows - first);
-      forth.multiply(memory.slice(0, first, count), q.slice(0, first, count), false);
-      if (local) back.multiply(q.slice(0, first, count), memory.slice(0, first, count), true);
-    });
+  // Fills Q of matrix i with normal random numbers of a step.
+  void draw(std::size_t i, std::uint64_t step) {
+    const std::uint64_t stream = stream_id("power_sgd");
+    const random_stream random(options_.seed, step == 0 ? stream : substream(stream, step));
+    fill_normal(std::span<T>(matrix(i).q.data(), static_cast<std::size_t>(matrix(i).q.size())), 1.0,
+                random.child(names_[i]));
   }
 
-  void take_from_memory(context<device::cpu>& ctx, const block& b, const T* sent) {
-    const T* from = sent + b.offset;
-    T* to = error_.data() + b.offset;
-    ops::for_chunks(ctx, b.rows * b.columns, [=](index_t begin, index_t end) {
-      for (index_t i = begin; i < end; ++i) to[i] -= from[i];
-    });
+  detail::power_sgd_matrix<T> matrix(std::size_t i) {
+    const detail::power_sgd_shape& shape = matrices_[i];
+    const placed& at = places_[i];
+    return {tensor_view<T, 2>(error_.data() + shape.offset, extents<2>{shape.rows, shape.columns}),
+            tensor_view<T, 2>(second_.data() + at.q, extents<2>{shape.rows, at.rank}),
+            tensor_view<T, 2>(first_.data() + at.p, extents<2>{at.rank, shape.columns})};
   }
-  void reconstruct(context<device::cpu>& ctx, const block& b, T* gradients) {
-    ops::linear_forward<T>(ctx, q_of(b), p_of(b), nullptr,
-                           tensor_view<T, 2>(gradients + b.offset, extents<2>{b.rows, b.columns}));
+  // Calls f(matrix, offset of its gradient in the arena) for all matrices.
+  template <class F>
+  void for_each_matrix(F&& f) {
+    for (std::size_t i = 0; i < matrices_.size(); ++i) f(matrix(i), matrices_[i].offset);
   }
+  std::span<T> q_in_use() { return second_.span().first(static_cast<std::size_t>(second_size_)); }
 
-  // In double: every rank has the same sum and gets the same bits.
-  void orthonormalize(const block& b) {
-    const tensor_view<T, 2> p = p_of(b);
-    tensor<double, 2> wide(p.shape());
-    std::copy_n(p.data(), p.size(), wide.data());
-    detail::orthonormalize_rows(wide.view());
-    std::transform(wide.data(), wide.data() + wide.size(), p.data(),
-                   [](double value) { return static_cast<T>(value); });
+  // Before start_step the sum is formed in the memory, which is zero then.
+  compressor_message<T> whole_arena(context<device::cpu>& ctx, std::span<const T> gradients) {
+    ops::copy_elements<T>(ctx, gradients.data(), error_.data(), error_.size());
+    return {error_.span(), {}};
+  }
+  void take_arena(context<device::cpu>& ctx, T factor, std::span<T> gradients) {
+    detail::scale_values(error_.span(), factor);
+    ops::copy_elements<T>(ctx, error_.data(), gradients.data(), error_.size());
+    ops::fill(ctx, error_.span(), T(0));
   }
 
   power_sgd_options options_;
-  std::vector<block> blocks_;
-  std::vector<std::string> names_;
+  std::vector<coded_tensor> tensors_;
+  std::vector<detail::power_sgd_shape> matrices_;
+  std::vector<std::string> names_;  // of the matrices
+  std::vector<placed> places_;      // of the matrices
   std::vector<range> whole_;
-  index_t whole_size_ = 0;
+  index_t whole_size_ = 0, first_size_ = 0, second_size_ = 0;  // of messages: what is sent whole, all of it
   aligned_buffer<T> error_;   // e, as long as the arena; D between the rounds
   aligned_buffer<T> first_;   // what goes whole, then all P
   aligned_buffer<T> second_;  // all Q
+  detail::memory_rate<T> rate_;
+  bool dense_;  // the step of the last encode sends all gradients whole
 };
 
 template <class T>

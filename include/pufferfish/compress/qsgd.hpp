@@ -67,11 +67,7 @@ class qsgd_codec {
 
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
-    const T* values = gradients.data();
-    if (!memory.empty()) {
-      detail::add_gradients(ctx, gradients, memory);
-      values = memory.data();
-    }
+    const T* const values = detail::values_to_code(ctx, gradients, memory);
     const auto round = PUFFERFISH_KERNEL(widest_isa(), detail::rounding_passes, round_levels<T>);
     // Buckets that fill whole chunks are still in the cache when their values are rounded.
     const bool in_chunks = detail::tensor_chunks::chunk_size % options_.bucket == 0;

@@ -132,13 +132,18 @@ class random_k {
 
   /// Throws value_error for options out of range, and, by name, for a tensor of 2^31 elements or more.
   random_k(std::vector<coded_tensor> tensors, const random_k_options& options)
-      : options_(options), tensors_(std::move(tensors)), lists_(counts_of(tensors_, options)) {
-    if (options.memory == code_memory::error_feedback) memory_ = aligned_buffer<T>(coded_size(tensors_));
+      : options_(options),
+        tensors_(std::move(tensors)),
+        lists_(counts_of(tensors_, options)),
+        rate_(options.memory == code_memory::rescaled_error_feedback) {
+    if (options.memory != code_memory::none) memory_ = aligned_buffer<T>(coded_size(tensors_));
     sum_ = aligned_buffer<T>(lists_.size());
     positions_.resize(static_cast<std::size_t>(lists_.size()));
   }
   random_k(const parameter_store<T>& store, const random_k_options& options)
       : random_k(coded_tensors(store), options) {}
+
+  random_k part(index_t begin, index_t end) const { return {coded_parts(tensors_, begin, end), options_}; }
 
   int rounds() const { return 1; }
 
@@ -146,6 +151,7 @@ class random_k {
                                std::span<T> gradients) {
     draw(ctx, place.step);
     const bool has_memory = memory_.size() > 0;
+    rate_.rescale(ctx, place.learning_rate, {memory_.span()});
     if (has_memory) detail::add_gradients<T>(ctx, gradients, memory_.span());
     T* const values = has_memory ? memory_.data() : gradients.data();
     lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
@@ -177,7 +183,7 @@ class random_k {
 
   std::vector<compressor_state<T>> states() {
     if (memory_.size() == 0) return {};
-    return {{"exchange.error", memory_.span(), true}};
+    return rate_.after({{"exchange.error", memory_.span(), true}});
   }
 
   std::string describe() const { return pufferfish::describe(options_); }
@@ -233,6 +239,7 @@ class random_k {
   detail::entry_lists lists_;            // of the entries sent
   std::vector<std::int32_t> positions_;  // of the last step, local to each tensor
   aligned_buffer<T> memory_;             // e
+  detail::memory_rate<T> rate_;
   aligned_buffer<T> sum_;
 };
 

@@ -56,7 +56,7 @@ class shared_tern_grad {
   /// `tensors` are those of the whole arena. Throws value_error unless clip is finite and not negative, and
   /// for a name in options.skip that is not the name of a parameter or layer.
   shared_tern_grad(const std::vector<coded_tensor>& tensors, const tern_grad_options& options)
-      : options_(options), codes_(tensors, options.clip, options.skip) {
+      : options_(options), tensors_(tensors), codes_(tensors, options.clip, options.skip) {
     detail::check_tern_skips(options.skip, tensors);
     options_.shared_scaler = true;
     whole_.resize(static_cast<std::size_t>(codes_.whole_size()));
@@ -81,6 +81,12 @@ class shared_tern_grad {
     out_.resize(fields);
     codes_of_ranks_.resize(std::vector<std::size_t>(count, fields[static_cast<std::size_t>(rank)]));
     sums_.resize(sums);
+  }
+
+  /// See gradient_compressor. Stripes and the names of whole tensors are those of the arena.
+  bool has_parts() const { return options_.route == code_route::gather && options_.skip.empty(); }
+  shared_tern_grad part(index_t begin, index_t end) const {
+    return {coded_parts(tensors_, begin, end), options_};
   }
 
   int rounds() const { return options_.route == code_route::gather ? 2 : 3; }
@@ -212,6 +218,7 @@ class shared_tern_grad {
   }
 
   tern_grad_options options_;
+  std::vector<coded_tensor> tensors_;
   detail::tern_codes<T> codes_;
   std::vector<float> maxima_;   // of each coded tensor: clip sigma, largest magnitude
   std::vector<T> scalers_;      // s of each coded tensor

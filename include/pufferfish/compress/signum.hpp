@@ -107,8 +107,13 @@ class signum {
     }
     index_t size = 0;
     for (const auto& entry : store.parameters()) size += entry.thing->size();
-    momentum_ = aligned_buffer<T>(size);
-    words_ = (size + detail::signs_a_word - 1) / detail::signs_a_word;
+    resize(size);
+  }
+
+  signum part(index_t begin, index_t end) const {
+    signum result(options_);
+    result.resize(end - begin);
+    return result;
   }
 
   int rounds() const { return 1; }
@@ -162,6 +167,12 @@ class signum {
   std::string describe() const { return pufferfish::describe(options_); }
 
  private:
+  explicit signum(const signum_options& options) : options_(options) {}
+  void resize(index_t size) {
+    momentum_ = aligned_buffer<T>(size);
+    words_ = (size + detail::signs_a_word - 1) / detail::signs_a_word;
+  }
+
   signum_options options_;
   aligned_buffer<T> momentum_;
   index_t words_ = 0;

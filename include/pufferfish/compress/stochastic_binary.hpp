@@ -53,11 +53,7 @@ class stochastic_binary_codec {
 
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
-    const T* values = gradients.data();
-    if (!memory.empty()) {
-      detail::add_gradients(ctx, gradients, memory);
-      values = memory.data();
-    }
+    const T* const values = detail::values_to_code(ctx, gradients, memory);
     const std::vector<detail::value_range<T>> ranges = find_ranges(ctx, values);
     const auto round = PUFFERFISH_KERNEL(widest_isa(), detail::rounding_passes, round_binary<T>);
     // Bits fill whole words: the unused ones of the last word are zero.

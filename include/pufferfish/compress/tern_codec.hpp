@@ -62,17 +62,14 @@ class tern_codec {
   explicit tern_codec(const std::vector<coded_tensor>& tensors, const tern_grad_options& options = {})
       : options_(options), codes_(tensors, options.clip, options.skip) {}
 
+  static bool has_parts(const tern_grad_options& options) { return options.skip.empty(); }
   std::size_t most_bytes() const {
     return whole_byte() + static_cast<std::size_t>(codes_.whole_size()) * sizeof(T);
   }
 
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
-    const T* values = gradients.data();
-    if (!memory.empty()) {
-      detail::add_gradients(ctx, gradients, memory);
-      values = memory.data();
-    }
+    const T* const values = detail::values_to_code(ctx, gradients, memory);
     std::vector<T> scalers;
     for (const detail::tern_bounds<T>& bounds : codes_.bounds(ctx, values)) {
       scalers.push_back(bounds.clip < bounds.largest ? bounds.clip : bounds.largest);

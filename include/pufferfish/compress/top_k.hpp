@@ -25,6 +25,7 @@ struct top_k_options {
   bool halved = false;
   top_k_scope scope = top_k_scope::tensor;
   code_memory memory = code_memory::error_feedback;
+  code_route route = code_route::gather;
 };
 
 namespace detail {
@@ -37,9 +38,11 @@ inline std::string describe_codes(const top_k_options& options) {
 
 }  // namespace detail
 
-/// "top-k, ratio 0.01, per tensor, error feedback".
+/// "top-k, ratio 0.01, per tensor, error feedback", then ", two hops" or ", sparse sum" if that is the route.
 inline std::string describe(const top_k_options& options) {
-  return detail::message({detail::describe_codes(options), ", ", to_string(options.memory)});
+  std::string text = detail::message({detail::describe_codes(options), ", ", to_string(options.memory)});
+  if (options.route != code_route::gather) text += std::string(", ") + to_string(options.route);
+  return text;
 }
 
 /// For each tensor D of n values and k = max(1, floor(ratio n)), with `halved` max(1, floor(ratio n / 2)):
@@ -56,7 +59,7 @@ class top_k_codec {
  public:
   using value_type = T;
   using options_type = top_k_options;
-  static constexpr bool has_fixed_length = true;
+  static constexpr bool has_fixed_length = true, has_entries = true;
 
   /// Throws value_error for a ratio outside 0 .. 1 and, by name, for a tensor (with scope `arena`: for
   /// tensors that together are) of 2^31 values or more.
@@ -66,6 +69,8 @@ class top_k_codec {
         lists_(counts_of(tensors_, options)),
         selector_("top_k", tensors_),
         chunks_(tensors_) {}
+
+  static bool has_parts(const top_k_options& options) { return options.scope == top_k_scope::tensor; }
 
   std::size_t most_bytes() const { return static_cast<std::size_t>(lists_.size()) * entry_bytes; }
 
@@ -99,6 +104,18 @@ class top_k_codec {
           if (as == decode_as::values) std::fill(to.begin() + begin, to.begin() + end, T(0));
           for (const detail::tensor_part& part : parts) put_part(code, as, part, to.data());
         });
+  }
+
+  /// See summed_entries. `code` is one that encode has written.
+  template <class F>
+  void for_each_entry(std::span<const std::byte> code, F&& f) const {
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      std::size_t byte = value_byte(t, lists_.first(t));
+      for (const std::int32_t index : indices_in(code, t)) {
+        f(tensors_[t].offset + index, detail::read_at<T>(code, byte));
+        byte += sizeof(T);
+      }
+    }
   }
 
   /// Only what codes depend on: the memory is named by the class that sends the codes.
@@ -173,7 +190,7 @@ class top_k_codec {
 
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const top_k_options& options) {
-  return make_coded_compressor<top_k_codec<T>>(store, options, options.memory);
+  return make_coded_compressor<top_k_codec<T>>(store, options, options.memory, options.route);
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/compress/code_route.hpp>
 #include <pufferfish/compress/gathered_codes.hpp>
+#include <pufferfish/compress/summed_entries.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -49,7 +51,7 @@ class two_hop_codes {
 
   two_hop_codes(std::vector<coded_tensor> tensors, const typename Codec::options_type& options,
                 code_memory memory)
-      : tensors_(std::move(tensors)), options_(options), has_memory_(memory != code_memory::none) {
+      : tensors_(std::move(tensors)), options_(options), kind_(memory) {
     start(0, 1);
   }
 
@@ -69,7 +71,8 @@ class two_hop_codes {
     in_.resize(std::vector<std::size_t>(lengths.size(), lengths[me]));
     means_.resize(lengths);
     mean_ = aligned_buffer<value_type>(stripes_[me].size());
-    if (!has_memory_) return;
+    if (kind_ == code_memory::none) return;
+    rate_ = detail::memory_rate<value_type>(kind_ == code_memory::rescaled_error_feedback);
     memory_ = aligned_buffer<value_type>(size);
     owner_memory_ = aligned_buffer<value_type>(stripes_[me].size());
   }
@@ -82,9 +85,10 @@ class two_hop_codes {
     const code_place from{place.rank, place.step, round};
     compressor_message<value_type> message;
     if (round == 0) {
+      rate_.rescale(ctx, place.learning_rate, {memory_.span(), owner_memory_.span()});
       for (std::size_t r = 0; r < stripes_.size(); ++r) {
-        codecs_[r].encode(ctx, from, part(gradients, r), has_memory_ ? part(memory_.span(), r) : none(),
-                          out_[r]);
+        codecs_[r].encode(ctx, from, part(gradients, r),
+                          kind_ != code_memory::none ? part(memory_.span(), r) : none(), out_[r]);
       }
       message.to_ranks = &out_;
       message.from_ranks = &in_;
@@ -115,12 +119,14 @@ class two_hop_codes {
   index_t payload_bytes() const { return static_cast<index_t>(out_.bytes().size() + in_.size(0)); }
 
   std::vector<compressor_state<value_type>> states() {
-    if (!has_memory_) return {};
-    return {{"exchange.error", memory_.span(), true}, {"exchange.owner_error", owner_memory_.span(), true}};
+    if (kind_ == code_memory::none) return {};
+    return rate_.after(
+        {{"exchange.error", memory_.span(), true}, {"exchange.owner_error", owner_memory_.span(), true}});
   }
 
   std::string describe() const {
-    return codecs_[0].describe() + ", two hops" + (has_memory_ ? ", error feedback at both" : ", no memory");
+    return codecs_[0].describe() + ", two hops, " + to_string(kind_) +
+           (kind_ == code_memory::none ? "" : " at both");
   }
 
  private:
@@ -132,23 +138,19 @@ class two_hop_codes {
 
   std::vector<coded_tensor> tensors_;
   typename Codec::options_type options_;
-  bool has_memory_;
+  code_memory kind_;
   std::vector<stripe_range> stripes_;
   std::vector<Codec> codecs_;                // of each stripe
   rank_blocks out_, in_, means_;             // codes of hop 1 from and for this rank, of hop 2
   aligned_buffer<value_type> mean_;          // of this rank's stripe
   aligned_buffer<value_type> memory_;        // e
   aligned_buffer<value_type> owner_memory_;  // E
+  detail::memory_rate<value_type> rate_;
 };
 
-/// How codes travel: all of them to all ranks, or stripes to their owners and means back.
-enum class code_route { gather, two_hop };
-
-constexpr const char* to_string(code_route route) {
-  return route == code_route::gather ? "gather" : "two hops";
-}
-
-/// A compressor for the gradients of a store. Errors as Codec's constructor.
+/// A compressor for the gradients of a store. Throws value_error for a route that codes of the codec cannot
+/// take: two hops if they have no fixed length, a sparse sum if they are no lists of entries; errors as
+/// Codec's constructor.
 template <class Codec, class T>
 any_compressor<T> make_coded_compressor(const parameter_store<T>& store,
                                         const typename Codec::options_type& options, code_memory memory,
@@ -157,8 +159,14 @@ any_compressor<T> make_coded_compressor(const parameter_store<T>& store,
   if constexpr (Codec::has_fixed_length) {
     if (route == code_route::two_hop) return two_hop_codes<Codec>(std::move(tensors), options, memory);
   }
-  const index_t size = coded_size(tensors);
-  return gathered_codes<Codec>(Codec(std::move(tensors), options), size, memory);
+  if constexpr (requires { Codec::has_entries; }) {
+    if (route == code_route::sparse) return summed_entries<Codec>(std::move(tensors), options, memory);
+  }
+  if (route != code_route::gather) {
+    detail::throw_error<value_error>(
+        {Codec(tensors, options).describe(), ": codes cannot travel by ", to_string(route)});
+  }
+  return gathered_codes<Codec>(std::move(tensors), options, memory);
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -18,6 +18,8 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/dist/block_exchange.hpp>
+#include <pufferfish/dist/bucket.hpp>
+#include <pufferfish/dist/sparse_stream.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -51,6 +53,9 @@ struct compressor_message {
   /// the lengths of both (exchange_blocks).
   const rank_blocks* to_ranks = nullptr;
   rank_blocks* from_ranks = nullptr;
+  /// Replaced by the sum over all ranks (sparse_all_reduce), the same bits on all of them. The compressor has
+  /// filled it; its length is that of all ranks, its number of entries may be another one.
+  sparse_stream<T>* sparse = nullptr;
 
   /// Bytes that rank `rank` gives to collectives.
   std::size_t payload_bytes(int rank) const {
@@ -60,6 +65,7 @@ struct compressor_message {
     } else if (gathered != nullptr) {
       bytes += gathered->size(static_cast<std::size_t>(rank));
     }
+    if (sparse != nullptr) bytes += sparse_stream<T>::header_bytes + sparse->body_bytes();
     return bytes + (to_ranks == nullptr ? 0 : to_ranks->bytes().size());
   }
 };
@@ -88,6 +94,12 @@ struct compressor_state {
 ///                                         result's bits depend on the machine, it says on what
 /// and, if it has them,
 ///   start(rank, ranks)                    called once by the exchange, before everything else
+///   part(begin, end)                      a fresh compressor of the elements [begin, end) of the arena, a
+///                                         range of whole tensors; for schemes whose scales and selections
+///                                         are of single tensors or short runs, so that parts do what the
+///                                         whole does. Random numbers depend on names. Sums may be rounded
+///                                         otherwise, and runs begin anew at `begin`
+///   has_parts()                           false if these options allow no part()
 /// Results depend on the gradients, the place and the state alone, not on the number of threads. Where a
 /// gradient is not finite nothing is asked of the result but that it is not finite either (a sign can not
 /// say so; see nonfinite_policy).
@@ -107,7 +119,8 @@ concept gradient_compressor = std::movable<C> &&
 template <class C, class T>
 concept compressor_of = gradient_compressor<C> && std::same_as<typename C::value_type, T>;
 
-/// Holds any compressor. The calls are virtual: a few a step.
+/// Holds any compressor, whole or split into a compressor for every bucket of the arena. The calls are
+/// virtual: a few a step.
 template <class T>
 class any_compressor {
  public:
@@ -120,27 +133,66 @@ class any_compressor {
         fits,
         "pufferfish: this argument must be a gradient compressor of the network's scalar, a class "
         "with the members listed in <pufferfish/dist/compressor.hpp>; or the options of one, such as "
-        "power_sgd_options, with #include <pufferfish/compress/compression.hpp>");
+        "power_sgd_options of <pufferfish/compress/power_sgd.hpp>, for which there is new_compressor(store, "
+        "options)");
     // Nothing else is instantiated, so that the message is the only error.
-    if constexpr (fits) self_ = std::make_unique<model<C>>(std::move(compressor));
+    if constexpr (fits) {
+      parts_.push_back(std::make_unique<model<C>>(std::move(compressor)));
+      description_ = parts_.front()->describe();
+    }
   }
+
+  /// Replaces the compressor by one for each of the buckets, afresh. Does nothing where it is split into
+  /// these buckets. Throws value_error for a compressor without parts, state_error if it is split otherwise.
+  void split(const std::vector<gradient_bucket>& buckets) {
+    if (buckets.empty()) return;
+    if (is_split()) {
+      if (buckets == buckets_) return;
+      PUFFERFISH_THROW(state_error("compressor " + description_ + " is split into other buckets"));
+    }
+    if (!parts_.front()->has_parts()) {
+      PUFFERFISH_THROW(value_error("compressor " + description_ + " cannot work bucket by bucket"));
+    }
+    const std::unique_ptr<base> whole = std::move(parts_.front());
+    parts_.clear();
+    for (const gradient_bucket& b : buckets) parts_.push_back(whole->part(b.offset, b.offset + b.size));
+    buckets_ = buckets;
+    description_ += ", bucket by bucket";
+    started_ = {-1, 0};
+  }
+  bool is_split() const { return !buckets_.empty(); }
 
   /// Once: later calls with the same numbers do nothing, so that spans of states() stay.
   void start(int rank, int ranks) {
     if (std::pair(rank, ranks) == std::exchange(started_, std::pair(rank, ranks))) return;
-    self_->start(rank, ranks);
+    for (const auto& part : parts_) part->start(rank, ranks);
   }
-  int rounds() const { return self_->rounds(); }
+  int rounds() const { return parts_.front()->rounds(); }
+  /// Of bucket `part` where it is split: `gradients` are then those of the bucket.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
-                               std::span<T> gradients) {
-    return self_->encode(ctx, place, round, gradients);
+                               std::span<T> gradients, std::size_t part = 0) {
+    return parts_[part]->encode(ctx, place, round, gradients);
   }
-  void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
-    self_->decode(ctx, place, round, gradients);
+  void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients,
+              std::size_t part = 0) {
+    parts_[part]->decode(ctx, place, round, gradients);
   }
-  index_t payload_bytes() const { return self_->payload_bytes(); }
-  std::vector<compressor_state<T>> states() { return self_->states(); }
-  std::string describe() const { return self_->describe(); }
+  index_t payload_bytes() const {
+    index_t bytes = 0;
+    for (const auto& part : parts_) bytes += part->payload_bytes();
+    return bytes;
+  }
+  std::vector<compressor_state<T>> states() {
+    std::vector<compressor_state<T>> all;
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      for (compressor_state<T>& state : parts_[p]->states()) {
+        if (is_split()) state.name += "." + std::to_string(p);
+        all.push_back(std::move(state));
+      }
+    }
+    return all;
+  }
+  std::string describe() const { return is_split() ? description_ : parts_.front()->describe(); }
 
  private:
   struct base {
@@ -155,6 +207,8 @@ class any_compressor {
     virtual index_t payload_bytes() const = 0;
     virtual std::vector<compressor_state<T>> states() = 0;
     virtual std::string describe() const = 0;
+    virtual bool has_parts() const = 0;
+    virtual std::unique_ptr<base> part(index_t begin, index_t end) const = 0;
   };
 
   template <class C>
@@ -175,19 +229,32 @@ class any_compressor {
     index_t payload_bytes() const override { return held.payload_bytes(); }
     std::vector<compressor_state<T>> states() override { return held.states(); }
     std::string describe() const override { return held.describe(); }
+    bool has_parts() const override {
+      if constexpr (requires { held.has_parts(); }) return held.has_parts();
+      return requires { held.part(0, 0); };
+    }
+    std::unique_ptr<base> part([[maybe_unused]] index_t begin, [[maybe_unused]] index_t end) const override {
+      if constexpr (requires { held.part(begin, end); }) {
+        return std::make_unique<model<C>>(held.part(begin, end));
+      } else {
+        return nullptr;
+      }
+    }
     C held;
   };
 
-  std::unique_ptr<base> self_;
+  std::vector<std::unique_ptr<base>> parts_;  // the whole, or one for each bucket
+  std::vector<gradient_bucket> buckets_;      // empty: not split
+  std::string description_;
   std::pair<int, int> started_{-1, 0};  // rank, ranks
 };
 
-/// Options of which `make_compressor(store, options)` makes a compressor for the arenas of a network:
-/// power_sgd_options, signum_options and compression_options (compress/compression.hpp), or a type of the
-/// user with such a function in its own namespace.
+/// Options from which `new_compressor(store, options)` makes a compressor for the arenas of a network, or
+/// nothing: those of the library's compressors, each in the header of its compressor, compression_options
+/// (dist/compression_options.hpp), or a type of the user with such a function in its own namespace.
 template <class Options, class T>
 concept compressor_options = requires(const parameter_store<T>& store, const Options& options) {
-  { make_compressor(store, options) } -> std::same_as<std::optional<any_compressor<T>>>;
+  { new_compressor(store, options) } -> std::convertible_to<std::optional<any_compressor<T>>>;
 };
 
 PUFFERFISH_NAMESPACE_END

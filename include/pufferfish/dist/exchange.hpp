@@ -44,8 +44,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// the order of the sum is the algorithm's: the same plan (see exchange_plan) on as many ranks gives the same
 /// bits again. All ranks end with the same bits.
 ///
-/// With a compressor nothing starts before finish: it sees all gradients, and what it computes would only
-/// compete with the backward pass. What finish leaves is then the compressor's result.
+/// With a compressor nothing starts before finish: it sees all gradients, and what it computes would compete
+/// with the backward pass; unless exchange_options::compress_by_bucket says that the time on the network is
+/// worth more. What finish leaves is the compressor's result.
 ///
 /// Gradients on a device go through memory of the host (unless exchange_memory says otherwise): a bucket is
 /// copied there while the backward pass still runs, exchanged as one of the host's, and copied back, before
@@ -91,11 +92,11 @@ class gradient_exchange {
       detail::all_or_none(comm, "gradient_exchange", [this] { start_thread(); });
     }
   }
-  /// The same with a new compressor, which make_compressor makes of its options.
+  /// The same with a new compressor, which new_compressor makes of its options.
   template <compressor_options<T> Options>
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options,
                     const Options& compressor)
-      : gradient_exchange(store, comm, options, make_compressor(store, compressor)) {}
+      : gradient_exchange(store, comm, options, new_compressor(store, compressor)) {}
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;
   ~gradient_exchange() {
@@ -235,9 +236,10 @@ class gradient_exchange {
 
   // Whether there is a sum to overlap with the backward pass; whether finish leaves other gradients; whether
   // it looks at them at all.
-  bool overlapped() const { return changes() && !reducer_.has_compressor(); }
+  bool overlapped() const { return changes() && reducer_.by_bucket(); }
   bool changes() const {
-    return buckets_.size() > 0 && (reducer_.comm().size() > 1 || reducer_.has_compressor());
+    return buckets_.size() > 0 && !reducer_.is_local() &&
+           (reducer_.comm().size() > 1 || reducer_.has_compressor());
   }
   bool works() const { return changes() || (buckets_.size() > 0 && reducer_.looks()); }
   // Whether layers' calls matter: a device's gradients come to the host early, whatever happens there.
@@ -335,7 +337,7 @@ class gradient_exchange {
   void serve_unless_failed(std::size_t job) {
     if (job < buckets_.size()) {
       look_at(job);
-      if (!reducer_.has_compressor()) reducer_.average(gradients_of(job));
+      if (reducer_.by_bucket()) reducer_.reduce(job, gradients_of(job));
     } else {
       usable_ = reducer_.close(staging_.host(*ctx_), staging_.gradients());
       staging_.set_usable(usable_);
@@ -413,7 +415,7 @@ class gradient_exchange {
         detail::scale_values(gradients_of(b), reducer_.divisor());
         progress();
       } else {
-        reducer_.average(gradients_of(b));
+        reducer_.reduce(b, gradients_of(b));
       }
       arrived(buckets_[b]);
     }

@@ -56,6 +56,14 @@ struct exchange_options {
   exchange_wire wire = exchange_wire::same;
   nonfinite_policy nonfinite = nonfinite_policy::ignore;
   exchange_memory memory = exchange_memory::staged;
+  /// A compressor encodes and sends each bucket as soon as its gradients are complete, on one thread of the
+  /// exchange's (exchange_progress), while the backward pass still runs; else all gradients after it, on all
+  /// threads. Not for every compressor (gradient_compressor's part()), and not with a nonfinite_policy but
+  /// ignore: what a compressor has taken into its memory cannot be taken back.
+  bool compress_by_bucket = false;
+  /// Gradients stay those of each rank, and nothing travels: for ranks that exchange parameters instead
+  /// (rare_exchange).
+  bool local = false;
 };
 
 /// What an exchange has done since it was made (or since clear_report).

@@ -17,6 +17,7 @@
 
 #include <pufferfish/dist/compressor.hpp>
 #include <pufferfish/dist/exchange_options.hpp>
+#include <pufferfish/dist/sparse_all_reduce.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -42,7 +43,9 @@ class gradient_reducer {
     all_or_none(comm, "gradient_exchange", [this] {
       check_plan("gradient_exchange", plan_);
       check_options();
-      if (compressor_) compressor_->start(comm_->rank(), comm_->size());
+      if (!compressor_) return;
+      if (options_.compress_by_bucket) compressor_->split(cut_buckets(*store_, plan_.buckets));
+      compressor_->start(comm_->rank(), comm_->size());
     });
   }
   gradient_reducer(const gradient_reducer&) = delete;
@@ -60,6 +63,9 @@ class gradient_reducer {
   Comm& comm() const { return *comm_; }
   const exchange_plan& plan() const { return plan_; }
   bool has_compressor() const { return compressor_.has_value(); }
+  bool is_local() const { return options_.local; }
+  /// Whether a bucket can be reduced before the others have come.
+  bool by_bucket() const { return !compressor_ || options_.compress_by_bucket; }
   exchange_memory memory() const { return options_.memory; }
   bool is_narrow() const { return options_.wire != exchange_wire::same; }
   bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
@@ -83,6 +89,7 @@ class gradient_reducer {
   const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
 
   index_t payload_bytes() const {
+    if (is_local()) return 0;
     if (compressor_) return compressor_->payload_bytes();
     const auto elements = store_elements();
     return elements * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
@@ -134,11 +141,11 @@ class gradient_reducer {
 
   /// Whether the sum can be started and looked after in between.
   bool starts(std::span<const T> values) const {
-    return !is_narrow() && options_.memory == exchange_memory::staged &&
+    return !compressor_ && !is_narrow() && options_.memory == exchange_memory::staged &&
            algorithm_for(values) == all_reduce_algorithm::library;
   }
 
-  // A step: restart, look_at for all gradients, average for all unless there is a compressor, close.
+  // A step: restart, look_at for all gradients, reduce for every bucket if by_bucket(), close.
 
   void restart() {
     local_nonfinite_ = -1;
@@ -154,25 +161,12 @@ class gradient_reducer {
     if (found >= 0) local_nonfinite_ = offset + found;
   }
 
-  /// In place. In a device's memory (exchange_memory::device) it is the sum that is left.
-  void average(std::span<T> values) {
-    if (options_.memory == exchange_memory::device) {
-      if constexpr (requires { comm_->all_reduce_sum_on_device(values); }) {
-        comm_->all_reduce_sum_on_device(values);
-      } else {
-        comm_->all_reduce_sum(values);
-      }
-    } else if (options_.wire == exchange_wire::bf16) {
-      narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
-    } else if (options_.wire == exchange_wire::fp16) {
-      narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
-    } else if (starts(values) && !with_thread()) {
-      // In a replay: by the sum that a direct step starts, which may have an order of its own.
-      comm_->start_all_reduce_sum(values).wait();
-      scale_values(values, divisor());
-    } else {
-      all_reduce_by(algorithm_for(values), *comm_, values, scratch_, divisor());
-    }
+  /// The gradients of a bucket become their means, or what a compressor makes of them. In place. In a
+  /// device's memory (exchange_memory::device) it is the sum that is left.
+  void reduce(std::size_t bucket, std::span<T> values) {
+    if (!compressor_) return average(values);
+    check_not_given_up(*comm_);
+    compress(one_thread_, values, bucket);
   }
 
   /// A step in which there is nothing to do.
@@ -186,8 +180,8 @@ class gradient_reducer {
     ++report_.steps;
     bool usable = true;
     if (compressor_) {
-      usable = compress(ctx, gradients);
-    } else if (comm_->size() > 1) {
+      usable = options_.compress_by_bucket || compress_all(ctx, gradients);
+    } else if (comm_->size() > 1 && !is_local()) {
       report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
       if (is_narrow()) report_.copied_bytes += gradients.size_bytes();
       usable = usable_everywhere() && usable_result(gradients);
@@ -202,7 +196,7 @@ class gradient_reducer {
   using clock = std::chrono::steady_clock;
 
   exchange_progress resolved_progress() const {
-    if (compressor_) return exchange_progress::calls;
+    if (compressor_ && !options_.compress_by_bucket) return exchange_progress::calls;
     if (options_.progress != exchange_progress::automatic) return options_.progress;
     return usable_from_threads() ? exchange_progress::thread : exchange_progress::calls;
   }
@@ -213,10 +207,18 @@ class gradient_reducer {
 
   // Local.
   void check_options() const {
+    if (is_local() && compressor_) {
+      PUFFERFISH_THROW(value_error("gradient_exchange: local, but a compressor for what does not travel"));
+    }
     if (compressor_ && is_narrow()) {
       PUFFERFISH_THROW(
           value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
                       to_string(options_.wire) + " has no meaning with it"));
+    }
+    if (compressor_ && options_.compress_by_bucket && looks()) {
+      throw_error<value_error>(
+          {"gradient_exchange: compress_by_bucket with nonfinite_policy::", to_string(options_.nonfinite),
+           ": what a compressor has taken into its memory cannot be taken back"});
     }
     if (with_thread() && !may_have_thread()) {
       PUFFERFISH_THROW(
@@ -247,27 +249,54 @@ class gradient_reducer {
     return elements;
   }
 
-  bool compress(context<device::cpu>& ctx, std::span<T> gradients) {
+  void average(std::span<T> values) {
+    if (options_.memory == exchange_memory::device) {
+      if constexpr (requires { comm_->all_reduce_sum_on_device(values); }) {
+        comm_->all_reduce_sum_on_device(values);
+      } else {
+        comm_->all_reduce_sum(values);
+      }
+    } else if (options_.wire == exchange_wire::bf16) {
+      narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
+    } else if (options_.wire == exchange_wire::fp16) {
+      narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
+    } else if (starts(values) && !with_thread()) {
+      // In a replay: by the sum that a direct step starts, which may have an order of its own.
+      comm_->start_all_reduce_sum(values).wait();
+      scale_values(values, divisor());
+    } else {
+      all_reduce_by(algorithm_for(values), *comm_, values, scratch_, divisor());
+    }
+  }
+
+  bool compress_all(context<device::cpu>& ctx, std::span<T> gradients) {
     check_not_given_up(*comm_);
     // Before the compressor keeps any of it.
     if (!usable_everywhere()) return false;
-    const exchange_place place{comm_->rank(), comm_->size(), steps(), epoch_, learning_rate_};
-    for (int round = 0; round < compressor_->rounds(); ++round) {
-      const auto start = clock::now();
-      const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients);
-      report_.encode_ms += milliseconds_since(start);
-      if (place.ranks > 1) report_.payload_bytes += message.payload_bytes(place.rank);
-      send(message);
-      const auto decoding = clock::now();
-      compressor_->decode(ctx, place, round, gradients);
-      report_.decode_ms += milliseconds_since(decoding);
-    }
+    compress(ctx, gradients);
     if (usable_result(gradients)) return true;
     PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
   }
 
+  // All rounds of a step, for all gradients or those of a bucket.
+  void compress(context<device::cpu>& ctx, std::span<T> gradients, std::size_t bucket = 0) {
+    const exchange_place place{comm_->rank(), comm_->size(), steps(), epoch_, learning_rate_};
+    for (int round = 0; round < compressor_->rounds(); ++round) {
+      const auto start = clock::now();
+      const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients, bucket);
+      report_.encode_ms += milliseconds_since(start);
+      if (place.ranks > 1) report_.payload_bytes += message.payload_bytes(place.rank);
+      send(message);
+      const auto decoding = clock::now();
+      compressor_->decode(ctx, place, round, gradients, bucket);
+      report_.decode_ms += milliseconds_since(decoding);
+    }
+  }
+
   void send(const compressor_message<T>& message) {
-    if (comm_->size() > 1) all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
+    if (comm_->size() > 1 && !message.sum.empty()) {
+      all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
+    }
     if (!message.maxima.empty()) comm_->all_reduce_max(message.maxima);
     if (message.sends_length) {
       gather_blocks(*comm_, message.own, *message.gathered);
@@ -275,6 +304,7 @@ class gradient_reducer {
       gather_blocks(*comm_, *message.gathered);
     }
     if (message.to_ranks != nullptr) exchange_blocks(*comm_, *message.to_ranks, *message.from_ranks);
+    if (message.sparse != nullptr) sparse_all_reduce(*comm_, *message.sparse);
   }
 
   // What all ranks have found in their own gradients.
@@ -310,6 +340,7 @@ class gradient_reducer {
   exchange_plan plan_;
   exchange_options options_;
   std::optional<any_compressor<T>> compressor_;
+  context<device::cpu> one_thread_;  // for buckets, while all threads are the backward pass's
   std::vector<T> scratch_;
   std::vector<bfloat16> bf16_scratch_;
   std::vector<float16> fp16_scratch_;

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <pufferfish/compress/sparse_stream.hpp>
+#include <pufferfish/dist/sparse_stream.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/compress/sparse_algorithm.hpp>
-#include <pufferfish/compress/sparse_stream.hpp>
 #include <pufferfish/dist/all_reduce.hpp>
 #include <pufferfish/dist/block_exchange.hpp>
+#include <pufferfish/dist/sparse_algorithm.hpp>
+#include <pufferfish/dist/sparse_stream.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

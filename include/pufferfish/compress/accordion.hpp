@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `accordion`: PowerSGD or top-k that compresses a matrix less while its gradients change a lot.
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <pufferfish/compress/accordion_methods.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Options of accordion. `low` and `high` are of one type, and equal except for rank or ratio; high has the
+/// smaller one.
+///
+///     accordion_options{.low = power_sgd_options{4}, .high = power_sgd_options{1}}
+///     accordion_options{.low = top_k_options{0.99}, .high = top_k_options{0.1}}
+struct accordion_options {
+  std::variant<power_sgd_options, top_k_options> low = power_sgd_options{2};   ///< the low compression
+  std::variant<power_sgd_options, top_k_options> high = power_sgd_options{1};  ///< the high compression
+  double threshold = 0.5;  ///< eta: a relative change of a norm from which a matrix has the low compression
+  index_t interval = 10;   ///< I: levels are decided after epochs 0, I, 2 I, ...
+
+  /// Throws value_error, naming the option, for what is out of range.
+  void validate() const {
+    if (!(threshold >= 0.0)) {
+      detail::throw_error<value_error>({"accordion: threshold ", threshold, " is not at least 0"});
+    }
+    if (interval < 1) {
+      detail::throw_error<value_error>({"accordion: interval ", interval, " is not at least 1"});
+    }
+    std::visit([](const auto& one, const auto& other) { check_levels(one, other); }, low, high);
+  }
+
+ private:
+  static double level_of(const power_sgd_options& options) { return static_cast<double>(options.rank); }
+  static double level_of(const top_k_options& options) { return options.ratio; }
+
+  template <class Low, class High>
+  static void check_levels(const Low& low, const High& high) {
+    bool alike = false;
+    if constexpr (std::is_same_v<Low, High>) {
+      Low other = high;
+      if constexpr (requires { other.rank; }) {
+        other.rank = low.rank;
+      } else {
+        other.ratio = low.ratio;
+        if (low.scope != top_k_scope::tensor || low.route != code_route::gather) {
+          PUFFERFISH_THROW(value_error("accordion: \"" + describe(low) +
+                                       "\"; top-k must be per tensor and travel by a gather"));
+        }
+      }
+      alike = describe(other) == describe(low) && level_of(low) >= level_of(high);
+    }
+    if (!alike) {
+      PUFFERFISH_THROW(value_error("accordion: low \"" + describe(low) + "\" and high \"" + describe(high) +
+                                   "\"; they must differ in the rank or ratio only, and low has the larger"));
+    }
+  }
+};
+
+namespace detail {
+
+/// "Accordion, threshold 0.5, interval 10, high rank 1, low: PowerSGD, ...", with this text for the low
+/// method.
+inline std::string describe_accordion(const accordion_options& options, const std::string& low) {
+  const auto level = [](const auto& one) {
+    if constexpr (requires { one.rank; }) return message({"rank ", one.rank});
+    if constexpr (requires { one.ratio; }) return "ratio " + shortest_number(one.ratio);
+  };
+  return message({"Accordion, threshold ", shortest_number(options.threshold), ", interval ",
+                  options.interval, ", high ", std::visit(level, options.high), ", low: ", low});
+}
+
+}  // namespace detail
+
+/// "Accordion, threshold 0.5, interval 10, high rank 1, low: PowerSGD, rank 2, local error feedback, least
+/// saving 1, seed 1".
+inline std::string describe(const accordion_options& options) {
+  return detail::describe_accordion(options,
+                                    std::visit([](const auto& low) { return describe(low); }, options.low));
+}
+
+/// Agarwal, Wang, Lee, Venkataraman and Papailiopoulos, Accordion (MLSys 2021). Each matrix has the low or
+/// the high compression of a method, at first the low one. Let s_e be the sum of the gradients of rank 0 for
+/// a matrix over the steps of epoch e. After epochs e = 0, I, 2 I, ...:
+///
+///     Delta_e = ||s_e||;  low if |Delta_e - Delta_(e - I)| >= eta Delta_(e - I), else high
+///
+/// After the first such epoch, and where Delta_(e - I) is 0, the level is low. If an epoch has a smaller
+/// learning rate than the one before it, all levels become low until the next decision. Epoch and learning
+/// rate are those of gradient_exchange::set_epoch at the first step of an epoch. Vectors are sent whole, and
+/// so are matrices for which the low PowerSGD does not pay (power_sgd_options::least_saving).
+///
+/// A change of level keeps the memory of error feedback; PowerSGD draws a new Q for the matrix.
+///
+/// One round more than the method has: in the first step after such an epoch rank 0 sends one byte per matrix
+/// to all ranks, in other steps the round is empty.
+template <class Method>
+class accordion {
+ public:
+  using value_type = typename Method::value_type;
+
+  /// `size`: elements of the gradient arena. Throws value_error for options out of range.
+  accordion(Method method, index_t size, const accordion_options& options)
+      : options_((options.validate(), options)),
+        method_(std::move(method)),
+        schedule_(method_.ranges(), size, options.threshold, options.interval) {
+    start(0, 1);
+    applied_.assign(schedule_.levels().begin(), schedule_.levels().end());
+  }
+
+  /// Forgets sums and norms.
+  void start(int rank, int) { schedule_.start(rank); }
+  int rounds() const { return 1 + method_.rounds(); }
+
+  compressor_message<value_type> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
+                                        std::span<value_type> gradients) {
+    if (round > 0) return method_.encode(ctx, place, round - 1, gradients);
+    // Levels that were read from a checkpoint, together with the states of the method.
+    if (update_applied()) method_.restore_levels(applied_);
+    const bool due = schedule_.enters(place) && schedule_.is_due();
+    std::vector<std::size_t> lengths(static_cast<std::size_t>(place.ranks), 0);
+    if (due) lengths[0] = applied_.size();
+    decided_.resize(lengths);
+    compressor_message<value_type> message;
+    if (!due) return message;
+    if (place.rank == 0) schedule_.decide(ctx, decided_[0]);
+    message.gathered = &decided_;
+    return message;
+  }
+
+  void decode(context<device::cpu>& ctx, const exchange_place& place, int round,
+              std::span<value_type> gradients) {
+    if (round > 0) return method_.decode(ctx, place, round - 1, gradients);
+    if (schedule_.enters(place)) {
+      schedule_.enter(ctx, place, std::as_const(decided_)[0]);
+      if (update_applied()) method_.set_levels(applied_, place.step);
+    }
+    schedule_.add(ctx, gradients);
+  }
+
+  /// With the present levels, without the bytes of a decision.
+  index_t payload_bytes() const { return method_.payload_bytes(); }
+
+  std::vector<compressor_state<value_type>> states() {
+    std::vector<compressor_state<value_type>> result = method_.states();
+    for (const auto& state : schedule_.states()) result.push_back(state);
+    return result;
+  }
+
+  std::string describe() const { return detail::describe_accordion(options_, method_.describe()); }
+
+ private:
+  // Whether the levels are others than those that the method works with.
+  bool update_applied() {
+    const std::span<const value_type> levels = schedule_.levels();
+    if (std::equal(levels.begin(), levels.end(), applied_.begin())) return false;
+    applied_.assign(levels.begin(), levels.end());
+    return true;
+  }
+
+  accordion_options options_;
+  Method method_;
+  detail::accordion_schedule<value_type> schedule_;
+  std::vector<value_type> applied_;  // the levels that the method works with
+  rank_blocks decided_;              // the levels of a decision, in the block of rank 0
+};
+
+/// Throws value_error for options out of range.
+template <class T>
+any_compressor<T> new_compressor(const parameter_store<T>& store, const accordion_options& options) {
+  options.validate();
+  const index_t size = coded_size(coded_tensors(store));
+  if (const auto* low = std::get_if<power_sgd_options>(&options.low)) {
+    using method = detail::power_sgd_levels<T>;
+    return accordion(method(store, *low, std::get<power_sgd_options>(options.high)), size, options);
+  }
+  using method = detail::top_k_levels<T>;
+  return accordion(method(store, std::get<top_k_options>(options.low), std::get<top_k_options>(options.high)),
+                   size, options);
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `entry_atomo_options`: the options of ATOMO with entries as atoms.
+
+#include <cstdint>
+#include <string>
+
+#include <pufferfish/compress/code_route.hpp>
+#include <pufferfish/compress/gathered_codes.hpp>
+#include <pufferfish/core/number_text.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+struct entry_atomo_options {
+  double ratio = 0.01;  ///< expected entries of a tensor of n elements: max(1, ratio n); 0 < ratio <= 1
+  std::uint64_t seed = 1;
+  code_memory memory = code_memory::none;  ///< none: unbiased
+  code_route route = code_route::gather;   ///< or sparse: codes of any length cannot take two hops
+};
+
+/// "ATOMO, entries, ratio 0.01, seed 1, no memory", then ", sparse sum" if that is the route.
+inline std::string describe(const entry_atomo_options& options) {
+  return detail::message({"ATOMO, entries, ratio ", detail::exact_number(options.ratio), ", seed ",
+                          options.seed, ", ", to_string(options.memory),
+                          options.route == code_route::gather ? "" : ", ",
+                          options.route == code_route::gather ? "" : to_string(options.route)});
+}
+
+PUFFERFISH_NAMESPACE_END

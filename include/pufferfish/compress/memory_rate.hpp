@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: `memory_rate`, which keeps the memory of error feedback in proportion to the learning rate.
+
+#include <initializer_list>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/chunks.hpp>
+#include <pufferfish/ops/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A memory e in units of gradients is multiplied by a / b when the learning rate goes from a to b. The
+/// parameters are then those of a memory lr e in units of steps, which is the published form of error
+/// feedback (Karimireddy et al., ICML 2019): b (g + (a / b) e) = b g + a e. A learning rate of 0, which is
+/// also that of an exchange that was told none, changes nothing and is not remembered.
+template <class T>
+class memory_rate {
+ public:
+  /// Does nothing.
+  memory_rate() = default;
+  explicit memory_rate(bool rescales) : last_(rescales ? 1 : 0) {}
+
+  /// Before the memories are used in a step with this learning rate.
+  void rescale(context<device::cpu>& ctx, double learning_rate,
+               std::initializer_list<std::span<T>> memories) {
+    const auto rate = static_cast<T>(learning_rate);
+    if (last_.size() == 0 || !(rate > T(0))) return;
+    const T before = std::exchange(*last_.data(), rate);
+    if (!(before > T(0)) || before == rate) return;
+    const T factor = before / rate;
+    const auto scale = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, scale<T>);
+    for (const std::span<T> memory : memories) {
+      T* const values = memory.data();
+      ops::for_chunks(ctx, static_cast<index_t>(memory.size()), [=](index_t begin, index_t end) {
+        scale(factor, values + begin, values + begin, end - begin);
+      });
+    }
+  }
+
+  /// These states, and the last learning rate if memories are rescaled.
+  std::vector<compressor_state<T>> after(std::vector<compressor_state<T>> states) {
+    if (last_.size() > 0) states.push_back({"exchange.memory_rate", last_.span(), false});
+    return states;
+  }
+
+ private:
+  aligned_buffer<T> last_;  // one number, 0 before the first step; none if memories stay as they are
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

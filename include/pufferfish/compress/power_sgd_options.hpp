@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `power_sgd_options`: the options of PowerSGD.
+
+#include <cstdint>
+#include <string>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/number_text.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What a rank takes out of its memory of what was not sent yet.
+enum class error_feedback {
+  /// Its own part of what was sent. The memory stays bounded, and is zero where a rank's gradient fits.
+  local,
+  /// The mean that came back, as in the paper's code and PyTorch. What has been applied and the mean of the
+  /// memories are the same (all is linear), but a single memory walks away like the square root of the steps.
+  aggregated,
+};
+
+struct power_sgd_options {
+  index_t rank = 2;
+  error_feedback feedback = error_feedback::local;
+  /// A matrix is compressed if rank (rows + columns) least_saving < rows columns, else sent whole. 1: where
+  /// that is less to send; 2: PyTorch's default; 0: always.
+  double least_saving = 1.0;
+  std::uint64_t seed = 1;  ///< of the first Q, the same on all ranks
+  /// Steps 0 .. start_step - 1 send all gradients whole.
+  std::uint64_t start_step = 0;
+  /// When the learning rate that gradient_exchange::set_epoch is told goes from a to b, e is multiplied by
+  /// a / b, so that the parameters are those of a memory in units of steps.
+  bool rescale_memory = false;
+};
+
+/// "PowerSGD, rank 2, local error feedback, least saving 1, seed 1", then the options that are not at their
+/// defaults: ", from step 100, memory rescaled".
+inline std::string describe(const power_sgd_options& options) {
+  std::string text = detail::message({"PowerSGD, rank ", options.rank, ", ",
+                                      options.feedback == error_feedback::local ? "local" : "aggregated",
+                                      " error feedback, least saving ",
+                                      detail::exact_number(options.least_saving), ", seed ", options.seed});
+  if (options.start_step > 0) text += detail::message({", from step ", options.start_step});
+  if (options.rescale_memory) text += ", memory rescaled";
+  return text;
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `summed_entries`: a compressor that sends some entries of the gradients of every rank, which are added on
+/// their way.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/compress/code_route.hpp>
+#include <pufferfish/compress/gathered_codes.hpp>
+#include <pufferfish/dist/sparse_stream.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What gathered_codes computes, to rounding, for codecs whose codes are lists of entries:
+///
+///     D_w = g_w + e_w;  result = (1 / p) (C(D_0) + ... + C(D_p-1));  e_w = D_w - C(D_w)
+///
+/// The entries of a rank are a sparse_stream over all tensors, and the streams are added by
+/// sparse_all_reduce, with an algorithm of its choice. Compared with a gather, less travels where many
+/// entries of different ranks coincide or the sum is dense; entries at independent places travel as often as
+/// there.
+///
+/// The codec must have a constructor from (std::vector<coded_tensor>, Codec::options_type) and
+///     has_entries                   static constexpr bool: true
+///     for_each_entry(code, f)       f(index, value) for the entries of a code, by ascending index; indices
+///                                   count over all tensors
+template <class Codec>
+class summed_entries {
+ public:
+  using value_type = typename Codec::value_type;
+
+  /// `tensors`: those of the gradient arena. Throws value_error for tensors that together have 2^31 elements
+  /// or more; errors as Codec's constructor.
+  summed_entries(std::vector<coded_tensor> tensors, const typename Codec::options_type& options,
+                 code_memory memory)
+      : tensors_(std::move(tensors)),
+        options_(options),
+        kind_(memory),
+        codec_(tensors_, options),
+        rate_(memory == code_memory::rescaled_error_feedback),
+        stream_(coded_size(tensors_)) {
+    if (memory != code_memory::none) memory_ = aligned_buffer<value_type>(stream_.length());
+    code_.resize(codec_.most_bytes());
+    sent_ = header_bytes +
+            std::min(code_.size(), static_cast<std::size_t>(stream_.length()) * sizeof(value_type));
+  }
+
+  /// See gradient_compressor. Codec::has_parts(options) is false where a code depends on all tensors.
+  bool has_parts() const {
+    if constexpr (requires { Codec::has_parts(options_); }) return Codec::has_parts(options_);
+    return true;
+  }
+  summed_entries part(index_t begin, index_t end) const {
+    return {coded_parts(tensors_, begin, end), options_, kind_};
+  }
+
+  int rounds() const { return 1; }
+
+  compressor_message<value_type> encode(context<device::cpu>& ctx, const exchange_place& place, int,
+                                        std::span<value_type> gradients) {
+    rate_.rescale(ctx, place.learning_rate, {memory_.span()});
+    const std::size_t length =
+        codec_.encode(ctx, {place.rank, place.step, 0}, gradients, memory_.span(), code_);
+    indices_.clear();
+    values_.clear();
+    codec_.for_each_entry(std::span<const std::byte>(code_).first(length),
+                          [&](index_t index, value_type value) {
+                            indices_.push_back(static_cast<std::int32_t>(index));
+                            values_.push_back(value);
+                          });
+    stream_ = sparse_stream<value_type>(stream_.length(), indices_, values_);
+    sent_ = header_bytes + stream_.body_bytes();
+    compressor_message<value_type> message;
+    message.sparse = &stream_;
+    return message;
+  }
+
+  void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<value_type> gradients) {
+    ops::fill(ctx, gradients, value_type(0));
+    stream_.add_to(gradients);
+    detail::scale_values(gradients, value_type(1) / static_cast<value_type>(place.ranks));
+  }
+
+  /// Of the last stream of this rank. Before the first one: the most that a stream may have.
+  index_t payload_bytes() const { return static_cast<index_t>(sent_); }
+
+  std::vector<compressor_state<value_type>> states() {
+    if (kind_ == code_memory::none) return {};
+    return rate_.after({{"exchange.error", memory_.span(), true}});
+  }
+
+  std::string describe() const {
+    return codec_.describe() + ", " + to_string(kind_) + ", " + to_string(code_route::sparse);
+  }
+
+ private:
+  static constexpr std::size_t header_bytes = sparse_stream<value_type>::header_bytes;
+
+  std::vector<coded_tensor> tensors_;
+  typename Codec::options_type options_;
+  code_memory kind_;
+  Codec codec_;
+  detail::memory_rate<value_type> rate_;
+  aligned_buffer<value_type> memory_;  // e
+  std::vector<std::byte> code_;
+  std::vector<std::int32_t> indices_;  // the entries of the code, over all tensors
+  std::vector<value_type> values_;
+  sparse_stream<value_type> stream_;
+  std::size_t sent_ = 0;
+};
+
+PUFFERFISH_NAMESPACE_END
