@@ -15,7 +15,7 @@
 #include <pufferfish/models/resnet.hpp>
 #include <pufferfish/nn/factorize.hpp>
 
-#include "../examples/common/compressors.hpp"
+#include "../examples/common/exchange_choice.hpp"
 #include "../examples/common/session.hpp"
 #include "common/report.hpp"
 #include "common/timing.hpp"
@@ -28,15 +28,16 @@ namespace pf = pufferfish;
 struct settings {
   std::vector<std::string> modes{"dense", "hybrid"};
   std::vector<std::string> compressors{"powersgd-r4", "signum"};
+  examples::compressor_settings codec;  // of all of them but powersgd-rN
   std::vector<int> ranks{2, 8, 32, 128};
   int threads = 1;
   int runs = 9;
   std::string json_file;
 };
 
-pf::compression_options options_of(const std::string& name) {
+pf::compression_options options_of(const std::string& name, const examples::compressor_settings& codec) {
   const std::string power = "powersgd-r";
-  if (!name.starts_with(power)) return examples::compression_of(name);
+  if (!name.starts_with(power)) return examples::compression_of(name, codec);
   pf::power_sgd_options options;
   options.rank = std::stoi(name.substr(power.size()));
   return options;
@@ -86,7 +87,7 @@ void measure(const settings& s, reporter& out, const std::string& mode, const st
   }();
   pf::cpu_context ctx({.threads = s.threads});
   for (const int ranks : s.ranks) {
-    auto compressor = *pf::make_compressor(net.store(), options_of(name));
+    auto compressor = *pf::new_compressor(net.store(), options_of(name, s.codec));
     compressor.start(0, ranks);
     std::vector<double> encode, decode;
     for (int run = 0; run <= s.runs; ++run) {
@@ -117,6 +118,7 @@ void measure(const settings& s, reporter& out, const std::string& mode, const st
 int main(int argc, char** argv) {
   CLI::App app{"Times the computing of compressors, for any number of ranks", "bench_compressors"};
   settings s;
+  examples::add_compressor_settings(app, s.codec);
   app.option_defaults()->always_capture_default();
   app.add_option("--modes", s.modes, "Networks")->check(CLI::IsMember({"dense", "hybrid"}));
   app.add_option("--compressors", s.compressors, "powersgd-rN, or the names of the examples' --compress");

@@ -220,8 +220,8 @@ std::unique_ptr<pf::gradient_exchange<float, communicator>> make_exchange(const 
   } else if (name != "none") {
     throw std::runtime_error("no compressor is called " + name);
   }
-  return std::make_unique<pf::gradient_exchange<float, communicator>>(
-      store, comm, options, pf::make_compressor(store, compression));
+  return std::make_unique<pf::gradient_exchange<float, communicator>>(store, comm, options,
+                                                                      pf::new_compressor(store, compression));
 }
 
 /// Times of one kind of step, a number a run.

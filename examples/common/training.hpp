@@ -15,35 +15,16 @@
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/train/procedure.hpp>
 
-#include "compressors.hpp"
+#include "add_choice.hpp"
 #include "console.hpp"
 #include "data.hpp"
 #include "device.hpp"
+#include "exchange_choice.hpp"
 #include "models.hpp"
 #include "plot.hpp"
 #include "session.hpp"
 
 namespace examples {
-
-/// An option whose words stand for values.
-template <class Value>
-CLI::Option* add_choice(CLI::App& app, const std::string& name, Value& value,
-                        const std::vector<std::pair<std::string, Value>>& choices, const std::string& text) {
-  std::vector<std::string> words;
-  std::string now;
-  for (const auto& [word, meaning] : choices) {
-    words.push_back(word);
-    if (meaning == value) now = word;
-  }
-  const auto assign = [&value, choices](const std::string& given) {
-    for (const auto& [word, meaning] : choices) {
-      if (word == given) value = meaning;
-    }
-  };
-  return app.add_option_function<std::string>(name, assign, text)
-      ->check(CLI::IsMember(words))
-      ->default_str(now);
-}
 
 /// The number that a text is; NaN if it is none.
 inline double to_number(const std::string& text) {
@@ -361,106 +342,6 @@ inline nlohmann::ordered_json switch_json(const procedure_options& o, const comm
       {"anneal_epochs", at.anneal_epochs},
       {"project_every", at.project_every}};
   return j;
-}
-
-/// What ranks send each other.
-struct exchange_choice {
-  std::string compress = "none";  // also bf16, fp16
-  compressor_settings settings = {};
-  pufferfish::compression_phase phase = pufferfish::compression_phase::both;
-  bool tune = false;
-};
-
-/// Adds --compress-... for each setting of a compressor.
-inline void add_compressor_settings(CLI::App& app, compressor_settings& o) {
-  using pufferfish::code_memory;
-  using pufferfish::code_route;
-  const char* const own = "the compressor's own";
-  app.add_option("--compress-rank", o.rank, "Rank of PowerSGD's products, or of products with as many bytes")
-      ->check(CLI::Range(1, 100000))
-      ->default_str(own);
-  app.add_option("--compress-ratio", o.ratio, "Share of the values that is sent")->default_str(own);
-  app.add_option("--compress-bits", o.bits, "Of a value")->check(CLI::IsMember({2, 4, 8}))->default_str(own);
-  app.add_option("--compress-bucket", o.bucket, "Values that share a norm")
-      ->check(CLI::Range(1, 1 << 30))
-      ->default_str(own);
-  app.add_option("--compress-sparsity", o.sparsity, "Atoms of a tensor that are sent, in the mean")
-      ->default_str(own);
-  add_choice<std::optional<code_route>>(
-      app, "--compress-route", o.route,
-      {{own, std::nullopt}, {"gather", code_route::gather}, {"two-hop", code_route::two_hop}},
-      "All codes to all ranks, or stripes to owners and means back");
-  add_choice<std::optional<code_memory>>(
-      app, "--compress-memory", o.memory,
-      {{own, std::nullopt}, {"none", code_memory::none}, {"feedback", code_memory::error_feedback}},
-      "Add what a code has lost to the next gradients");
-}
-
-inline void add_exchange_options(CLI::App& app, exchange_choice& o) {
-  using pufferfish::compression_phase;
-  std::vector<std::string> names{"bf16", "fp16"};
-  for (const named_compressor& one : named_compressors()) names.push_back(one.name);
-  app.add_option(
-         "--compress", o.compress,
-         "What travels instead of the gradients: halves of their bytes (bf16, fp16), or a compressor's codes")
-      ->check(CLI::IsMember(names));
-  add_compressor_settings(app, o.settings);
-  add_choice<compression_phase>(app, "--compress-phase", o.phase,
-                                {{"both", compression_phase::both},
-                                 {"dense", compression_phase::dense},
-                                 {"low-rank", compression_phase::low_rank}},
-                                "Compress in all epochs, before the switch, or after it");
-  app.add_flag("--tune-exchange", o.tune,
-               "Measure the network for a few seconds first, and choose messages and algorithms by that");
-}
-
-/// Puts them into a recipe that has its clipping. Throws value_error if they do not go together.
-inline void apply(const exchange_choice& o, pufferfish::run_options& r) {
-  r.tune_exchange = o.tune;
-  const bool wire = o.compress == "none" || o.compress == "bf16" || o.compress == "fp16";
-  if (o.compress == "bf16") r.exchange.wire = pufferfish::exchange_wire::bf16;
-  if (o.compress == "fp16") r.exchange.wire = pufferfish::exchange_wire::fp16;
-  if (wire && o.phase != pufferfish::compression_phase::both) {
-    pufferfish::detail::throw_error<pufferfish::value_error>(
-        {"--compress-phase ", pufferfish::to_string(o.phase), " needs a compressor, and --compress is ",
-         o.compress});
-  }
-  r.compression = compression_of(wire ? "none" : o.compress, o.settings, o.compress);
-  r.phase_of_compression = o.phase;
-  if (o.compress == "signum" && r.clip_norm > 0.0) {
-    throw pufferfish::value_error(
-        "--compress signum leaves signs, whose norm says nothing: it needs --clip-norm 0");
-  }
-}
-
-/// What travelled, and what it took a step on this rank, since the start, the resumption or the switch.
-template <class Run>
-nlohmann::ordered_json exchange_json(const exchange_choice& o, const Run& run) {
-  const pufferfish::exchange_report& report = run.exchange_done();
-  const double steps = report.steps > 0 ? static_cast<double>(report.steps) : 1.0;
-  const pufferfish::exchange_plan& plan = run.plan();
-  nlohmann::ordered_json rules = nlohmann::ordered_json::array();
-  for (const pufferfish::exchange_rule& rule : plan.rules) {
-    rules.push_back(
-        {{"up_to_bytes", rule.up_to_bytes}, {"algorithm", pufferfish::to_string(rule.algorithm)}});
-  }
-  return {{"compress", o.compress},
-          {"compressor", pufferfish::describe(run.options().compression)},
-          {"phase", pufferfish::to_string(run.options().phase_of_compression)},
-          {"wire", pufferfish::to_string(run.options().exchange.wire)},
-          {"payload_bytes", run.exchange_bytes()},
-          {"exposed_ms", report.exposed_ms / steps},
-          {"encode_ms", report.encode_ms / steps},
-          {"decode_ms", report.decode_ms / steps},
-          {"update_ms", report.update_ms / steps},
-          {"thread_busy_ms", report.busy_ms / steps},
-          {"thread_processor_ms", report.processor_ms / steps},
-          {"plan",
-           {{"bucket_bytes", plan.buckets.bytes},
-            {"first_bucket_bytes", plan.buckets.first_bytes},
-            {"algorithms", rules},
-            {"measured_latency_us", 1e6 * plan.latency},
-            {"measured_mbit_per_second", 8e-6 * plan.bytes_per_second}}}};
 }
 
 /// Throws on all ranks if a run would have nothing to factorize, before it has trained for hours.

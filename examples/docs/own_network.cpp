@@ -175,7 +175,7 @@ double train_compressed(pf::network<float>& net, pf::cpu_context& ctx, std::uint
 pf::index_t bytes_with(pf::network<float>& net, const pf::compression_options& chosen) {
   pf::self comm;
   // [make]
-  auto compressor = pf::make_compressor(net.store(), chosen);  // empty for no_compression
+  auto compressor = pf::new_compressor(net.store(), chosen);  // empty for no_compression
   pf::gradient_exchange<float, pf::self> exchange(net.store(), comm, {}, std::move(compressor));
   // [make]
   return exchange.payload_bytes();

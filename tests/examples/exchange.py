@@ -63,6 +63,48 @@ def every_way(programs, folder):
     expect_equal(dense["after"]["bytes_per_step"], 4 * dense["after"]["parameters"], "Powerfish sends whole factors")
 
 
+def by_bucket(programs, folder):
+    ranks = 2 if programs.mpirun else 0
+    arguments = [*SHORT, "--compress", "topk", "--compress-ratio", "0.05"]
+    whole = programs.train(folder, *arguments, ranks=ranks)
+    parts = programs.train(folder, *arguments, "--compress-by-bucket", ranks=ranks)
+    expect(parts["exchange"]["by_bucket"], "compressed by bucket")
+    expect_equal(digests(parts), digests(whole), "parameters with top-k, bucket by bucket")
+
+
+def rare(programs, folder):
+    ranks = 2 if programs.mpirun else 0
+    arguments = [*SHORT, "--local-steps", "5", "--outer-fragments", "2", "--outer-delay", "1", "--compress", "topk",
+                 "--compress-ratio", "0.5"]
+    whole = programs.train(folder, *arguments, ranks=ranks)
+    done = whole["exchange"]["rare"]
+    expect("every 5 steps" in done["options"], f"the outer loop's options: {done}")
+    expect(done["outer_steps"] > 2, f"outer steps: {done}")
+    expect_equal(whole["exchange"]["payload_bytes"], 0, "bytes of gradients")
+    if ranks:
+        expect(0 < done["payload_bytes_a_step"] < whole["after"]["parameters"], f"bytes a step: {done}")
+    expect(math.isfinite(whole["history"][-1]["train_loss"]), "the loss is a number")
+    refused(programs, "--local-steps", "5", "--outer-rate", "-1", says=["outer_rate -1"])
+    refused(programs, "--compress-by-bucket", says=["--compress-by-bucket needs a compressor"])
+
+
+def pruned(programs, folder):
+    ranks = 2 if programs.mpirun else 0
+    for method in ("grasp", "magnitude"):
+        arguments = [*SHORT, "--prune", method, "--prune-ratio", "0.5", "--prune-epoch", "1"]
+        whole = programs.train(folder, *arguments, ranks=ranks)
+        mask = whole["exchange"]["pruning"]
+        expect(2 * mask["kept"] - mask["prunable"] in (0, 1), f"half of the weights are kept: {mask}")
+        expect_equal(whole["exchange"]["payload_bytes"], 4 * mask["parameters"], "bytes of what remains")
+        file = folder / f"{method}.safetensors"
+        programs.run("train_image_classifier", *TINY, *arguments, "--checkpoint", file, "--stop-after", 26, ranks=ranks)
+        again = programs.train(folder, *arguments, "--checkpoint", file, "--resume", ranks=ranks)
+        expect_equal(digests(again), digests(whole), f"parameters after a stop, pruned by {method}")
+    signs = programs.train(folder, *SHORT, "--prune", "grasp", "--prune-ternary", ranks=ranks)
+    expect(10 * signs["exchange"]["payload_bytes"] < 4 * signs["exchange"]["pruning"]["parameters"], "two bits a survivor")
+    refused(programs, "--prune", "grasp", "--compress", "topk", says=["pruning together with a compressor"])
+
+
 def other_programs(programs, folder):
     text = folder / "text.txt"
     text.write_text("".join(f"the cat sees {i % 7} birds .\n" for i in range(300)))
@@ -100,6 +142,9 @@ def nonsense(programs, folder):
 
 def test(programs, folder):
     every_way(programs, folder)
+    by_bucket(programs, folder)
+    rare(programs, folder)
+    pruned(programs, folder)
     other_programs(programs, folder)
     tuned(programs, folder)
     nonsense(programs, folder)

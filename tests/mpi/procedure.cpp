@@ -5,6 +5,10 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+
+#include <pufferfish/compress/power_sgd.hpp>
+#include <pufferfish/compress/signum.hpp>
+#include <pufferfish/compress/top_k.hpp>
 #include <pufferfish/dist/mpi.hpp>
 
 #include "../unit/train_support.hpp"
@@ -242,7 +246,7 @@ TEST_CASE("resume on several ranks is bit-exact before, at and after the switch"
         compression_options(signum_options{})}) {
     training_options options = small_options();
     options.compression = compression;
-    if (brings_momentum(compression)) {
+    if (compression.brings_momentum()) {
       options.learning_rate = 1e-3;
       options.optimizer = sgd_options{0.0, 0.0, false, 1e-4, false};
     }
@@ -258,7 +262,7 @@ TEST_CASE("resume on several ranks is bit-exact before, at and after the switch"
       CHECK(parameter_digest(second) == parameter_digest(whole));
       CHECK(second.history().back().train_loss == doctest::Approx(whole.history().back().train_loss));
     }
-    if (compression.index() == 0 || comm.size() == 1) continue;
+    if (!compression || comm.size() == 1) continue;
     self alone;
     procedure<float, self> one(tiny_net<float>(true), alone, train, test, options);
     CHECK_THROWS_WITH_AS(one.resume(path), doctest::Contains("of a rank that this run has not"), state_error);
@@ -273,6 +277,94 @@ std::string shared_path(mpi::communicator& comm, const std::string& name) {
   comm.broadcast(std::span<std::uint64_t>(id), 0);
   return (std::filesystem::temp_directory_path() / ("pufferfish-" + name + "-" + std::to_string(id[0])))
       .string();
+}
+
+/// Options of runs whose ranks take local steps.
+std::vector<training_options> rare_runs() {
+  std::vector<training_options> all;
+  const auto add = [&](const rare_training& rare, const compression_options& compression = {}) {
+    training_options& options = all.emplace_back(small_options());
+    options.rare = rare;
+    options.compression = compression;
+  };
+  rare_training plain;
+  plain.local_steps = 3;
+  add(plain);
+  rare_training streamed = plain;
+  streamed.fragments = 3;
+  streamed.delay = 1;
+  add(streamed);
+  add(streamed, top_k_options{.ratio = 0.2});
+  rare_training by_rate = plain;
+  by_rate.power = 1.0;
+  by_rate.outer_momentum = 0.0;
+  by_rate.outer_rate = 1.0;
+  add(by_rate, top_k_options{.ratio = 0.2});
+  return all;
+}
+
+TEST_CASE("rare exchanges: equal parameters at tests and checkpoints, and a resumed run has the same bits") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  self alone;
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  const std::string path = shared_path(comm, "rare");
+  training_observer nobody;
+  for (const training_options& options : rare_runs()) {
+    CAPTURE(describe(*options.rare));
+    for (const int stop : {2, 11, 14}) {
+      parallel_run<float> whole(tiny_net<float>(true), comm, train, test, options);
+      for (int i = 0; i < stop; ++i) whole.advance(nobody);
+      whole.save(path);
+      CHECK(same_on_all_ranks(comm, parameter_digest(whole)));
+      const std::uint64_t saved = parameter_digest(whole);
+      whole.run(nobody);
+      CHECK(same_on_all_ranks(comm, parameter_digest(whole)));
+      CHECK(whole.history()[5].train_loss < whole.history()[0].train_loss);
+      CHECK(whole.exchange_bytes() == 0);
+      CHECK(whole.rare_exchanges()->local_steps > 0);
+
+      parallel_run<float> second(tiny_net<float>(true), comm, train, test, options);
+      second.resume(path);
+      CHECK(parameter_digest(second) == saved);
+      second.run(nobody);
+      CHECK(parameter_digest(second) == parameter_digest(whole));
+
+      // As many ranks as there are: what is not common to all begins afresh.
+      procedure<float, self> one(tiny_net<float>(true), alone, train, test, options);
+      one.resume(path);
+      CHECK(parameter_digest(one) == saved);
+      one.run(nobody);
+      CHECK(one.finished());
+    }
+  }
+  comm.barrier();
+  if (comm.rank() == 0) std::filesystem::remove(path);
+}
+
+TEST_CASE("rare exchanges after every step, with outer rate 1: the run that exchanges gradients") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const image_set train = quadrants(48, 1), test = quadrants(40, 2);
+  training_options options = small_options(training_mode::dense);
+  options.epochs = 2;
+  options.optimizer = sgd_options{0.0, 0.0, false, 1e-4, false};
+  training_observer nobody;
+  parallel_run<float> often(tiny_net<float>(false), comm, train, test, options);
+  often.run(nobody);
+  options.rare.emplace();
+  options.rare->local_steps = 1;
+  options.rare->outer_rate = 1.0;
+  options.rare->outer_momentum = 0.0;
+  parallel_run<float> rare(tiny_net<float>(false), comm, train, test, options);
+  rare.run(nobody);
+  CHECK(rare.rare_exchanges()->outer_steps == rare.total_steps());
+  const std::span<const float> one = often.net().store().values(), other = rare.net().store().values();
+  float worst = 0.0F;
+  for (std::size_t i = 0; i < one.size(); ++i) worst = std::max(worst, std::abs(one[i] - other[i]));
+  CHECK(worst < 1e-4F);
+
+  options.exchange.nonfinite = nonfinite_policy::skip;
+  CHECK_THROWS_WITH_AS((parallel_run<float>(tiny_net<float>(false), comm, train, test, options)),
+                       doctest::Contains("rare exchanges with nonfinite_policy::skip"), value_error);
 }
 
 TEST_CASE("a weighted switch: the ranks and factors of one rank with the same global batch, to rounding") {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <pufferfish/compress/power_sgd.hpp>
+
 #include "train_support.hpp"
 
 namespace {

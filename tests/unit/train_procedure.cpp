@@ -4,6 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include <pufferfish/compress/power_sgd.hpp>
+#include <pufferfish/compress/signum.hpp>
+#include <pufferfish/compress/tern_grad.hpp>
+
 #include "train_support.hpp"
 
 namespace {
@@ -175,7 +179,7 @@ TEST_CASE("compressed gradients: bytes before and after the switch, and a resume
         compression_options(signum_options{})}) {
     training_options options = small_options();
     options.compression = compression;
-    if (brings_momentum(compression)) {
+    if (compression.brings_momentum()) {
       options.optimizer = sgd_options{0.0, 0.0, false, 1e-4, false};
       options.learning_rate = 1e-3;
     }
@@ -201,10 +205,99 @@ TEST_CASE("compressed gradients: bytes before and after the switch, and a resume
     options.optimizer = small_options().optimizer;
     options.learning_rate = small_options().learning_rate;
     run_of other(tiny_net<float>(true), comm, train, test, options);
-    if (compression.index() == 1) {
+    if (!compression.brings_momentum()) {
       CHECK_THROWS_WITH_AS(other.resume(path), doctest::Contains("PowerSGD, rank 2"), state_error);
     }
   }
+}
+
+/// Weights that are 0 though the mask keeps them, and the reverse.
+template <class Run>
+std::pair<int, int> zeros_against_mask(Run& run) {
+  const weight_mask& mask = *run.pruned();
+  const std::span<const float> values = run.net().store().values();
+  std::pair<int, int> wrong{0, 0};
+  for (std::size_t t = 0; t < mask.tensors().size(); ++t) {
+    const masked_tensor& tensor = mask.tensors()[t];
+    for (index_t i = 0; tensor.prunable && i < tensor.size; ++i) {
+      const bool zero = values[static_cast<std::size_t>(tensor.offset + i)] == 0.0F;
+      wrong.first += zero && mask.keeps(t, i) ? 1 : 0;
+      wrong.second += !zero && !mask.keeps(t, i) ? 1 : 0;
+    }
+  }
+  return wrong;
+}
+
+TEST_CASE("pruned runs: exact zeros through training and the switch, fewer bytes, resumed bit for bit") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  const scratch_folder folder;
+  const std::string path = folder / "checkpoint";
+  self comm;
+  training_observer nobody;
+  pruning_options grasp{.ratio = 0.6, .epoch = 1, .samples = 6};
+  pruning_options magnitude{.method = pruning_method::magnitude, .ratio = 0.5, .epoch = 4};
+  pruning_options ternary = grasp;
+  ternary.ternary = tern_grad_options{};
+  for (const pruning_options& pruning : {grasp, magnitude, ternary}) {
+    CAPTURE(describe(pruning));
+    training_options options = small_options();
+    options.pruning = pruning;
+    run_of whole(tiny_net<float>(true), comm, train, test, options);
+    CHECK(whole.pruned() == nullptr);
+    const index_t plain_bytes = whole.exchange_bytes();
+    while (whole.pruned() == nullptr) whole.advance(nobody);
+    const index_t prunable = whole.pruned()->prunable();
+    CHECK(whole.epoch() == pruning.epoch);
+    CHECK(whole.pruned()->kept() ==
+          prunable - static_cast<index_t>(pruning.ratio * static_cast<double>(prunable)));
+    CHECK(whole.exchange_bytes() < plain_bytes);
+    if (!pruning.ternary) CHECK(whole.exchange_bytes() == 4 * whole.pruned()->survivors());
+    whole.run(nobody);
+    CHECK(whole.low_rank());
+    CHECK(zeros_against_mask(whole) == std::pair(0, 0));
+    CHECK(whole.history()[5].train_loss < whole.history()[0].train_loss);
+    for (int stop : {2, 5, 13, 18}) {
+      run_of first(tiny_net<float>(true), comm, train, test, options);
+      for (int i = 0; i < stop; ++i) first.advance(nobody);
+      first.save(path);
+      run_of second(tiny_net<float>(true), comm, train, test, options);
+      second.resume(path);
+      CHECK((first.pruned() == nullptr) == (second.pruned() == nullptr));
+      if (first.pruned() != nullptr) CHECK(*first.pruned() == *second.pruned());
+      second.run(nobody);
+      CHECK(parameter_digest(second) == parameter_digest(whole));
+      CHECK(*second.pruned() == *whole.pruned());
+    }
+    run_of alone(tiny_net<float>(true), comm, train, test, options);
+    for (int i = 0; i < 14; ++i) alone.advance(nobody);
+    alone.save_alone(path);
+    run_of after(tiny_net<float>(true), comm, train, test, options);
+    after.resume(path);
+    after.run(nobody);
+    CHECK(zeros_against_mask(after).second == 0);
+  }
+}
+
+TEST_CASE("pruning: what does not go with it is refused") {
+  const image_set train = quadrants(50, 1), test = quadrants(40, 2);
+  self comm;
+  training_options options = small_options();
+  options.pruning.emplace();
+  const auto refused = [&](const char* text) {
+    CHECK_THROWS_WITH_AS(run_of(tiny_net<float>(true), comm, train, test, options), doctest::Contains(text),
+                         value_error);
+  };
+  options.pruning->ratio = 1.0;
+  refused("ratio 1 ");
+  options.pruning->ratio = 0.5;
+  options.compression = power_sgd_options{};
+  refused("pruning together with a compressor");
+  options.compression = {};
+  options.switching.frobenius_decay = 1e-4;
+  refused("pruning together with Frobenius decay");
+  options.switching.frobenius_decay = 0.0;
+  options.rare.emplace();
+  refused("pruning together with rare exchanges");
 }
 
 TEST_CASE("a checkpoint of another run is refused, and nothing changes") {

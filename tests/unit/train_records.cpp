@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/compress/power_sgd.hpp>
+#include <pufferfish/compress/signum.hpp>
 #include <pufferfish/train/bleu.hpp>
 
 #include "comma_locale.hpp"

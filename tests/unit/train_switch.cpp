@@ -2,6 +2,8 @@
 // What a training run does around its switch: when, by which statistics, and what goes on afterwards.
 #include <doctest/doctest.h>
 
+#include <pufferfish/compress/power_sgd.hpp>
+
 #include "train_support.hpp"
 
 namespace {

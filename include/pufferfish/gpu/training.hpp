@@ -186,7 +186,7 @@ class run_steps<Task, Comm, device::gpu> {
         results_(gpu::device_memory(), 2),
         facts_(gpu::device_memory(), 1) {
     if (!scales_loss) return;
-    if (options.compression.index() != 0) {
+    if (options.compression) {
       throw_error<value_error>(
           {"training_run: fp16 needs a loss scale, which compressors do not take; bf16 needs none"});
     }

@@ -12,7 +12,9 @@
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/nn/layer_inputs.hpp>
+#include <pufferfish/prune/grasp.hpp>
 #include <pufferfish/train/evaluate.hpp>
+#include <pufferfish/train/loader.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/training_run.hpp>
 
@@ -79,6 +81,33 @@ class image_task {
     return true;
   }
 
+  /// The gradient of the mean cross entropy of outputs / temperature over half 0 or 1 of `per_class` training
+  /// samples of each class, not augmented (balanced_halves), for prune_by_grasp. The same on all ranks.
+  void grasp_gradient(context<Device>& ctx, model_type& net, int half, index_t per_class,
+                      double temperature) requires(std::is_same_v<Device, device::cpu>) {
+    const image_set& all = source_.set();
+    const auto halves =
+        balanced_halves(std::span<const std::int32_t>(all.labels), all.classes, per_class, options_.seed);
+    const image_set some = chosen_images(all, half == 0 ? halves.first : halves.second);
+    loader_options options{.batch = some.count, .shuffle = false, .augment = {}, .normalize = normalize_};
+    loader source(some, options);
+    tensor<T, 4> x({some.count, shape_[1], shape_[2], shape_[3]}), y(net.output_shape(x.shape())),
+        dy(y.shape());
+    std::vector<std::int32_t> labels(some.labels.size());
+    source.load(0, 0, x.view(), std::span<std::int32_t>(labels));
+    ctx.set_mode(run_mode::training);
+    ctx.begin_step(0);
+    const auto divide = [&](tensor<T, 4>& values) {
+      for (index_t i = 0; i < values.size(); ++i) values.data()[i] /= static_cast<T>(temperature);
+    };
+    net.forward(ctx, x.view(), y.view());
+    divide(y);
+    SoftmaxCrossEntropy<T>()(ctx, y.view(), std::span<const std::int32_t>(labels),
+                             static_cast<double>(some.count), dy.view());
+    divide(dy);
+    net.backward(ctx, dy.view());
+  }
+
   /// Of one rank's batch.
   const extents<4>& input_shape() const { return shape_; }
   std::vector<layer_input> layer_inputs(const model_type& net) const { return traced_inputs(net, shape_); }
@@ -114,6 +143,18 @@ class image_task {
     return detail::message({name, " data ", set.count, " images of ",
                             extents<3>{set.height, set.width, set.channels}, ", ", set.classes,
                             " classes, digest ", detail::hexadecimal(content), "\n"});
+  }
+
+  static image_set chosen_images(const image_set& all, const std::vector<index_t>& samples) {
+    image_set some{
+        static_cast<index_t>(samples.size()), all.height, all.width, all.channels, all.classes, {}, {}};
+    const index_t size = all.height * all.width * all.channels;
+    for (const index_t sample : samples) {
+      const auto first = all.pixels.begin() + sample * size;
+      some.pixels.insert(some.pixels.end(), first, first + size);
+      some.labels.push_back(all.labels[static_cast<std::size_t>(sample)]);
+    }
+    return some;
   }
 
   static memory_source& memory() { return memory_of<Device>::source(); }

@@ -4,13 +4,16 @@
 /// \file
 /// What a training run is asked to do, and what it tells about itself while it does it.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <pufferfish/compress/compression.hpp>
+#include <pufferfish/dist/compression_options.hpp>
 #include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/dist/local_steps.hpp>
+#include <pufferfish/dist/rare_exchange_options.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/nn/soft_projection.hpp>
@@ -19,6 +22,7 @@
 #include <pufferfish/optim/schedule.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/loader.hpp>
+#include <pufferfish/train/pruning_options.hpp>
 #include <pufferfish/train/switch_moment.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -101,6 +105,25 @@ constexpr const char* to_string(compression_phase phase) {
   return phase == compression_phase::both ? "both" : phase == compression_phase::dense ? "dense" : "low rank";
 }
 
+/// Ranks that take local steps and exchange the change of their parameters once in a while (rare_exchange).
+struct rare_training : rare_exchange_options {
+  /// local_steps is H at the run's base rate; at another rate H = local_steps (rate / base rate)^power, at
+  /// least 1 and at most most_steps (local_steps_schedule).
+  double power = 0.0;
+  index_t most_steps = 500;
+
+  local_steps_schedule schedule() const { return {local_steps, power, 1, std::max(local_steps, most_steps)}; }
+  /// Throws value_error, naming the option and its value.
+  void validate() const {
+    rare_exchange_options::validate();
+    schedule().validate();
+  }
+};
+
+inline std::string describe(const rare_training& options) {
+  return describe(static_cast<const rare_exchange_options&>(options)) + ", " + describe(options.schedule());
+}
+
 /// Of any training run.
 struct run_options {
   training_mode mode = training_mode::hybrid;
@@ -122,8 +145,14 @@ struct run_options {
   exchange_options exchange;
   /// Measure the network before the first step, a few seconds, and go by the plan that `tune` makes.
   bool tune_exchange = false;
-  /// What travels instead of the gradients; made anew after the switch. A compressor with a momentum of its
-  /// own (brings_momentum) is refused with SGD's.
+  /// Ranks exchange no gradients, but the change of their parameters after some local steps; and at the end
+  /// of an epoch, before tests, checkpoints and the switch, so that these see parameters that all ranks
+  /// share. Each rank has an optimizer state of its own. On the CPU. Not with nonfinite_policy but ignore.
+  std::optional<rare_training> rare;
+  /// Prune the network in training, and exchange the gradients of what remains. On the CPU.
+  std::optional<pruning_options> pruning;
+  /// What travels instead of the gradients, or with `rare` of the change of the parameters; made anew after
+  /// the switch. A compressor with a momentum of its own (brings_momentum) is refused with SGD's.
   compression_options compression;
   /// When. Powerfish is PowerSGD in the dense phase.
   compression_phase phase_of_compression = compression_phase::both;
@@ -141,12 +170,43 @@ struct run_options {
   /// other.
   void validate() const {
     switching.validate();
+    if (rare) rare->validate();
+    if (rare && exchange.nonfinite != nonfinite_policy::ignore) {
+      detail::throw_error<value_error>(
+          {"rare exchanges with nonfinite_policy::", to_string(exchange.nonfinite),
+           ": ranks that take local steps cannot leave one out together"});
+    }
+    if (pruning) validate_pruning();
+    if (rare && rare->outer_momentum > 0.0 && compression.brings_momentum()) {
+      detail::throw_error<value_error>({"compression ", describe(compression),
+                                        " has a momentum of its own, and the outer momentum is ",
+                                        rare->outer_momentum});
+    }
     const auto* const sgd = std::get_if<sgd_options>(&optimizer);
-    if (brings_momentum(compression) && (sgd == nullptr || sgd->momentum != 0.0)) {
+    if (compression.brings_weight_decay() && sgd != nullptr && sgd->weight_decay > 0.0) {
+      detail::throw_error<value_error>({"compression ", describe(compression),
+                                        " has a weight decay of its own, and this is ", describe(optimizer)});
+    }
+    if (!rare && compression.brings_momentum() && (sgd == nullptr || sgd->momentum != 0.0)) {
       detail::throw_error<value_error>(
           {"compression ", describe(compression),
            " has a momentum of its own: it needs SGD without momentum, and this is ", describe(optimizer)});
     }
+  }
+
+ private:
+  // What would move pruned weights away from 0, or leaves no room for the survivors' exchange.
+  void validate_pruning() const {
+    pruning->validate();
+    const auto refuse = [](const char* with) {
+      detail::throw_error<value_error>({"pruning together with ", with});
+    };
+    if (rare) refuse("rare exchanges, whose local steps send no gradients");
+    if (compression) refuse("a compressor; TernGrad of the survivors is pruning_options::ternary");
+    if (exchange.wire != exchange_wire::same) refuse("a narrow wire");
+    if (switching.frobenius_decay > 0.0) refuse("Frobenius decay, which moves pruned weights");
+    if (switching.anneal_epochs > 0) refuse("annealing, whose residuals are no weights to prune");
+    if (switching.project_every > 0) refuse("soft projections, which move pruned weights");
   }
 };
 

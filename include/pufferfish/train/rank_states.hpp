@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -49,6 +50,13 @@ std::string on_root(Comm& comm, Work&& work) {
   if (mine.failure) std::rethrow_exception(mine.failure);
   if (failed[0] != 0) PUFFERFISH_THROW(state_error("rank 0 failed: " + text));
   return text;
+}
+
+/// A fact of the checkpoint that rank 0 has open, on all ranks; empty if the file has none. Collective.
+template <class Comm>
+std::string shared_fact(Comm& comm, const std::optional<checkpoint_file>& file, const char* name) {
+  const bool there = file && file->facts().count(name) > 0;
+  return broadcast_text(comm, there ? file->fact(name) : std::string(), 0);
 }
 
 /// Gives the network of every rank the structure of rank 0's: which layers are low-rank, with which ranks,

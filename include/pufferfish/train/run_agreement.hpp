@@ -28,20 +28,37 @@ struct run_condition {
   std::int64_t nonfinite_steps = 0;  ///< steps in a row, up to now, without a finite loss
 };
 
+/// Throws divergence_error after `steps` steps in a row without a finite loss.
+[[noreturn]] inline void throw_divergence(std::int64_t steps, const training_record& at, double rate,
+                                          const char* besides) {
+  throw_error<divergence_error>({"training diverged: no finite loss for ", steps,
+                                 " steps in a row, up to step ", at.step, " of epoch ", at.epoch + 1,
+                                 " (step ", at.total_steps, " of the run); the last loss is ", at.last_loss,
+                                 " at learning rate ", rate, besides, divergence_advice});
+}
+
 /// Compares the ranks' conditions about four times a second by one small all-reduce, so that steps of a
 /// millisecond do not pay for it. All ranks compare after the same steps: the number of steps up to the next
 /// comparison is part of the message.
 class run_agreement {
  public:
+  /// This rank asks all to stop; of several reasons the largest counts.
+  void request_stop(int reason) { mine_.stop = std::max<std::int64_t>(mine_.stop, reason); }
+  /// What the ranks have agreed on; 0: to go on.
+  int stop_reason() const { return stop_reason_; }
+
   /// Counts a step. Whether the ranks compare after it; the same on all ranks.
   bool is_due() {
     ++steps_;
     return steps_ >= next_;
   }
 
-  /// The largest values over all ranks. Collective.
+  /// The largest values over all ranks of what they ask and of what the record knows of their losses.
+  /// Collective.
   template <class Comm>
-  run_condition compare(Comm& comm, const run_condition& mine) {
+  run_condition compare(Comm& comm, const training_record& record) {
+    mine_.nonfinite_steps = static_cast<std::int64_t>(record.total_steps - record.finite_steps);
+    const run_condition& mine = mine_;
     if (comm.size() == 1) return mine;
     const clock::time_point now = clock::now();
     const double seconds = std::max(1e-6, std::chrono::duration<double>(now - since_).count());
@@ -56,24 +73,27 @@ class run_agreement {
     return {numbers[0], numbers[1]};
   }
 
+  /// The same, and takes note of whether to stop. Throws divergence_error after `most` steps in a row without
+  /// a finite loss (0: never); `rate` is that of the last one.
+  template <class Comm>
+  run_condition check(Comm& comm, const training_record& record, std::int64_t most, double rate) {
+    const run_condition all = compare(comm, record);
+    stop_reason_ = static_cast<int>(all.stop);
+    if (most > 0 && all.nonfinite_steps >= most) throw_divergence(all.nonfinite_steps, record, rate, "");
+    return all;
+  }
+
  private:
   using clock = std::chrono::steady_clock;
   static constexpr double seconds_between = 0.25;
   static constexpr double most_steps = 1000.0;
 
+  run_condition mine_;
+  int stop_reason_ = 0;
   clock::time_point since_ = clock::now();
   std::int64_t steps_ = 0;  // since the last comparison
   std::int64_t next_ = 1;   // steps from one comparison to the next
 };
-
-/// Throws divergence_error after `steps` steps in a row without a finite loss.
-[[noreturn]] inline void throw_divergence(std::int64_t steps, const training_record& at, double rate,
-                                          const char* besides) {
-  throw_error<divergence_error>({"training diverged: no finite loss for ", steps,
-                                 " steps in a row, up to step ", at.step, " of epoch ", at.epoch + 1,
-                                 " (step ", at.total_steps, " of the run); the last loss is ", at.last_loss,
-                                 " at learning rate ", rate, besides, divergence_advice});
-}
 
 /// Throws divergence_error if parameters, which are in `memory`, are not finite. `found`: what the
 /// decomposition at the switch has thrown; it names the layer and the element.

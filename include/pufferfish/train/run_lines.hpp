@@ -71,6 +71,9 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   if (options.phase_of_compression != compression_phase::both) {
     line("phase of compression", to_string(options.phase_of_compression));
   }
+  if (options.exchange.compress_by_bucket) line("compression of", "single buckets");
+  if (options.pruning) line("pruning", pufferfish::describe(*options.pruning));
+  if (options.rare) line("rare exchanges", pufferfish::describe(*options.rare));
   line("wire", to_string(options.exchange.wire));
   line("non-finite gradients", to_string(options.exchange.nonfinite));
   return text;
@@ -176,12 +179,20 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Writes an epoch's times to its result: `step_ms` of its steps, `exchange_ms` of all of them together.
-inline void note_times(const std::vector<double>& step_ms, double exchange_ms, epoch_result& result) {
-  result.seconds = 0.0;
+/// What is known at the end of an epoch before it is tested. `train`: over all ranks; `step_ms`: of its
+/// steps.
+inline epoch_result epoch_seen(const training_record& record, double rate, const evaluation& train,
+                               const std::vector<double>& step_ms) {
+  epoch_result result;
+  result.epoch = record.epoch;
+  result.low_rank = record.low_rank;
+  result.learning_rate = rate;
+  result.train_loss = train.loss();
+  result.train_accuracy = train.accuracy();
   for (const double ms : step_ms) result.seconds += ms / 1000.0;
   result.step_ms = median(step_ms);
-  result.exchange_ms = exchange_ms / static_cast<double>(std::max<std::size_t>(1, step_ms.size()));
+  result.exchange_ms = record.exchange_ms / static_cast<double>(std::max<std::size_t>(1, step_ms.size()));
+  return result;
 }
 
 /// The learning rate of the step that is `steps_back` before the record's, without the plateau's factor.

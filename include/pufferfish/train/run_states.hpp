@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/compress/compression.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/rank_states.hpp>
@@ -54,40 +53,34 @@ class optimizer_mirror {
   std::vector<std::pair<std::string, host_mirror<T>>> states_;
 };
 
-/// Copy of what a compressor carries and of the number of exchanges, for an exchange of the same compressor
-/// and the same parameters whose arenas have moved. States are on the host.
-template <class T>
-class carried_exchange {
- public:
-  template <class Exchange>
-  explicit carried_exchange(Exchange& of) : steps_(of.steps()) {
-    for (const auto& state : of.states()) states_.emplace_back(state.values.begin(), state.values.end());
-  }
-
-  template <class Exchange>
-  void carry(Exchange& to) const {
-    const auto states = to.states();
-    for (std::size_t i = 0; i < states.size(); ++i) {
-      std::copy(states_[i].begin(), states_[i].end(), states[i].values.begin());
-    }
-    to.set_steps(steps_);
-  }
-
- private:
-  std::uint64_t steps_;
-  std::vector<std::vector<T>> states_;
-};
+/// Batch-norm statistics, which are local in training, become their means over the ranks. Collective.
+template <class T, class Comm>
+void average_buffers(Comm& comm, memory_source& memory, std::span<T> buffers) {
+  if (comm.size() == 1) return;
+  host_mirror<T> here(memory, buffers);
+  average_over_ranks(comm, here.values());
+  here.send_back();
+}
 
 /// The compressor that a run has for these arenas, before or after the switch; nothing if it has none then.
+/// It is split into the fragments of rare exchanges, or with exchange_options::compress_by_bucket into the
+/// buckets of `plan` (nothing: default_plan).
 /// All ranks make one, or all throw: it takes memory of the gradients' size. Collective.
 template <class T, class Comm>
 std::optional<any_compressor<T>> make_run_compressor(Comm& comm, const parameter_store<T>& store,
-                                                     const run_options& options, bool low_rank) {
+                                                     const run_options& options, bool low_rank,
+                                                     const std::optional<exchange_plan>& plan) {
   const bool other_phase =
       options.phase_of_compression == (low_rank ? compression_phase::dense : compression_phase::low_rank);
-  if (other_phase || std::holds_alternative<no_compression>(options.compression)) return std::nullopt;
+  if (other_phase || !options.compression) return std::nullopt;
   return all_or_none(comm, "training_run", [&] {
-    auto made = make_compressor(store, options.compression);
+    auto made = new_compressor(store, options.compression);
+    if (options.rare) {
+      const auto fragments = cut_fragments(store, options.rare->fragments);
+      if (fragments.size() > 1) made->split(fragments);
+    } else if (options.exchange.compress_by_bucket) {
+      made->split(cut_buckets(store, (plan ? *plan : default_plan(comm.size())).buckets));
+    }
     made->start(comm.rank(), comm.size());  // states may depend on them
     return made;
   });
@@ -126,11 +119,17 @@ template <class T, class Comm, class Carried>
 class run_states {
  public:
   /// `carried` is in `memory`, too; nothing if the task carries nothing. `measured`: this rank's statistics
-  /// for the switch; may be empty. All must outlive it. Collective.
+  /// for the switch; may be empty. `own_optimizer`: the optimizer's arrays differ between ranks. All must
+  /// outlive it. Collective.
   template <class Optimizer>
   run_states(Comm& comm, memory_source& memory, Optimizer& of, std::vector<compressor_state<T>> compressed,
-             std::optional<std::span<Carried>> carried, std::span<T> measured = {})
-      : comm_(&comm), optimizer_(memory, of), compressed_(std::move(compressed)), measured_(measured) {
+             std::optional<std::span<Carried>> carried, std::span<T> measured = {},
+             bool own_optimizer = false)
+      : comm_(&comm),
+        optimizer_(memory, of),
+        own_optimizer_(own_optimizer),
+        compressed_(std::move(compressed)),
+        measured_(measured) {
     if (carried) carried_.emplace(memory, *carried);
     of_ranks_.emplace(comm, states_of_rank());
   }
@@ -170,6 +169,10 @@ class run_states {
  private:
   std::vector<named_state<T>> states_of_rank() {
     std::vector<named_state<T>> result;
+    if (own_optimizer_) {
+      for (const named_state<T>& state : optimizer_.list())
+        result.push_back({"own." + state.name, state.values});
+    }
     if (carried_) result.push_back({"task.carried", carried_->values()});
     if (!measured_.empty()) result.push_back({"switch.statistics", measured_});
     for (const auto& state : compressed_) {
@@ -180,6 +183,7 @@ class run_states {
 
   Comm* comm_;
   optimizer_mirror<T> optimizer_;
+  bool own_optimizer_;
   std::vector<compressor_state<T>> compressed_;
   std::span<T> measured_;
   std::optional<carried_mirror<T, Carried>> carried_;

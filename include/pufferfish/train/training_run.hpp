@@ -16,15 +16,12 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
-#include <pufferfish/dist/exchange.hpp>
 #include <pufferfish/dist/tune.hpp>
+#include <pufferfish/train/arena_parts.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/options.hpp>
-#include <pufferfish/train/rank_states.hpp>
 #include <pufferfish/train/run_agreement.hpp>
 #include <pufferfish/train/run_lines.hpp>
-#include <pufferfish/train/run_states.hpp>
-#include <pufferfish/train/run_steps.hpp>
 #include <pufferfish/train/run_switch.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -71,6 +68,7 @@ class training_run {
         plateau_(options.rate_plateau),
         switch_(options),
         ctx_(with_seed(machine, options.seed)),
+        bound_(options),
         steps_(options) {
     detail::all_or_none(*comm_, "training_run", [this] {
       detail::device_parts<device_type>::check_place(ctx_, net_.store().values().data());
@@ -99,25 +97,33 @@ class training_run {
   const run_options& options() const { return options_; }
   const std::vector<epoch_result>& history() const { return record_.history; }
   const std::optional<switch_result>& switched() const { return record_.switched; }
+  /// The mask of a pruned network (run_options::pruning); nullptr before that.
+  const weight_mask* pruned() const { return bound_.pruning.mask(); }
 
   /// What one rank gives to the collectives of a step's gradient exchange, in bytes.
-  index_t exchange_bytes() const { return exchange_->payload_bytes(); }
+  index_t exchange_bytes() const { return bound_.exchange->payload_bytes(); }
+  /// What run_options::rare has exchanged since the run was made or resumed, or since the switch.
+  std::optional<rare_exchange_report> rare_exchanges() const { return bound_.outer.report(); }
   /// What the exchange has done since the run was made or resumed, or since the switch.
-  const exchange_report& exchange_done() const { return exchange_->report(); }
-  const exchange_plan& plan() const { return exchange_->plan(); }
+  const exchange_report& exchange_done() const { return bound_.exchange->report(); }
+  const exchange_plan& plan() const { return bound_.exchange->plan(); }
   /// Steps that were left out because a gradient was not finite (nonfinite_policy::skip).
   std::uint64_t skipped_steps() const { return record_.skipped_steps; }
   /// Steps in a row, up to now, whose loss was not finite on some rank. Waits for all steps. Collective.
-  index_t nonfinite_steps() { return settle(), static_cast<index_t>(compare_ranks().nonfinite_steps); }
+  index_t nonfinite_steps() {
+    settle();
+    bound_.outer.await();
+    return static_cast<index_t>(agreement_.compare(*comm_, record_).nonfinite_steps);
+  }
   /// Steps of this object that were replays of a CUDA graph.
   std::uint64_t replayed_steps() const { return steps_.replays(); }
 
   /// Asks all ranks to stop after a step that they agree on, a quarter of a second from now at most or one
   /// step. `reason`: any number above 0, such as that of a signal; of several the largest counts. Any rank
   /// may ask, between two calls of advance.
-  void request_stop(int reason) { condition_.stop = std::max<std::int64_t>(condition_.stop, reason); }
+  void request_stop(int reason) { agreement_.request_stop(reason); }
   /// The reason, as soon as the ranks have agreed: the same after the same step on all ranks. 0: none.
-  int stop_reason() const { return stop_reason_; }
+  int stop_reason() const { return agreement_.stop_reason(); }
 
   /// One training step; before it the switch, if it is due; after it the end of the epoch, if it was the
   /// last. Does nothing once finished. Where ranks are lost the observer is told before timeout_error goes
@@ -130,11 +136,12 @@ class training_run {
       if (tune_first_) tune_now();
       if (record_.step < steps_per_epoch()) {  // else it was saved alone, at the end of an epoch
         if (record_.step == 0 && switch_.is_due(ctx_, *comm_, task_, net_, record_)) do_switch(observer);
+        if (bound_.pruning.is_due(record_)) prune();
         train_step(observer);
         const evaluation& seen = record_.seen;
         observer.on_step({record_.epoch, options_.epochs, record_.step, steps_per_epoch(), record_.low_rank,
                           seen.loss(), seen.accuracy()});
-        if (agreement_.is_due() || comm_->size() == 1) check_condition();
+        if (bound_.outer.between_rounds() && (agreement_.is_due() || comm_->size() == 1)) check_condition();
       }
       if (record_.step == steps_per_epoch()) end_epoch(observer);
     } catch (const timeout_error& lost) {
@@ -146,35 +153,43 @@ class training_run {
 
   /// Steps until finished, or until the ranks have agreed to stop.
   void run(training_observer& observer) {
-    while (!finished() && stop_reason_ == 0) advance(observer);
+    while (!finished() && stop_reason() == 0) advance(observer);
   }
 
   /// Waits for all steps that have been taken: what the run says of itself is of all of them then. Not
   /// collective; nothing to wait for on a CPU.
   void settle() { found_skipped_ += steps_.settle(parts(), record_); }
 
-  /// How good the model is on the test set now.
-  evaluation test() {
+  /// With run_options::rare: the parameters of all ranks become the same now, not only at the end of a round.
+  /// Else they always are. Collective.
+  void synchronize() {
     settle();
+    bound_.outer.synchronize(ctx_);
     average_buffers();
+  }
+
+  /// How good the model is on the test set now. Synchronizes.
+  evaluation test() {
+    synchronize();
     return task_.test(ctx_, net_, *comm_);
   }
 
   /// Writes everything that resume needs: rank 0 writes one file, aside and renamed. `facts` go along as they
-  /// are. All ranks throw if rank 0 could not.
+  /// are. All ranks throw if rank 0 could not. Synchronizes.
   void save(const std::string& path, std::map<std::string, std::string> facts = {}) {
-    settle();
-    average_buffers();
+    synchronize();
     training_record whole = record_;
     whole.seen = reduce(*comm_, record_.seen);
-    whole.optimizer_steps = optimizer_->steps();
+    whole.optimizer_steps = bound_.optimizer->steps();
     std::vector<T> measured;
     switch_.save(*comm_, facts, measured);
-    states beside(*comm_, memory(), *optimizer_, exchange_->states(), carried(), measured);
+    states beside(*comm_, memory(), *bound_.optimizer, bound_.states(), carried(), measured,
+                  bound_.outer.runs());
     beside.gather();
+    detail::exchange_room<T> room{{}, {}, bound_.pruning.numbers()};
     detail::on_root(*comm_, [&] {
       add_facts(facts, whole);
-      save_checkpoint(path, net_, beside.list(), facts);
+      save_checkpoint(path, net_, room.list(beside.list()), facts);
       return std::string();
     });
   }
@@ -191,12 +206,15 @@ class training_run {
       PUFFERFISH_THROW(state_error(path + ": ranks were lost " + interrupted_ + "; go on from a checkpoint"));
     }
     found_skipped_ += steps_.settle_alone(parts(), record_);
+    bound_.outer.abandon(ctx_);
     training_record mine = record_;
-    mine.optimizer_steps = optimizer_->steps();
+    mine.optimizer_steps = bound_.optimizer->steps();
     mine.saved_by = comm_->rank();
     switch_.add_clock(facts);
     add_facts(facts, mine);
-    save_checkpoint(path, net_, detail::optimizer_mirror<T>(memory(), *optimizer_).list(), facts);
+    detail::optimizer_mirror<T> of_optimizer(memory(), *bound_.optimizer);
+    detail::exchange_room<T> room{{}, {}, bound_.pruning.numbers()};
+    save_checkpoint(path, net_, room.list(of_optimizer.list()), facts);
   }
 
   /// Goes on where `save` was called, bit for bit: give a run with the same model, data, task and options,
@@ -207,67 +225,67 @@ class training_run {
   void resume(const std::string& path) {
     settle();
     model_type loaded = net_;
-    std::optional<checkpoint_file> file;
-    std::string plateau_state, plan_text, steps_state, clock_state, statistics;
+    std::optional<checkpoint_file> file;  // on rank 0
     const std::string text = detail::on_root(*comm_, [&] {
       file.emplace(open_checkpoint(path));
       detail::check_same_lines(path, file->fact("training.options"), resume_lines_, file->library_version());
-      if (plateau_) plateau_state = file->fact("training.plateau");
+      if (plateau_) static_cast<void>(file->fact("training.plateau"));
       file->restore(loaded);
-      const auto optional_fact = [&file](const char* name) {
-        return file->facts().count(name) > 0 ? file->fact(name) : std::string();
-      };
-      plan_text = optional_fact("training.exchange");
-      steps_state = optional_fact("training.steps");
-      clock_state = optional_fact(switch_type::clock_fact);
-      statistics = optional_fact(switch_type::statistics_fact);
       return file->fact("training.record");
     });
-    for (std::string* one : {&plan_text, &steps_state, &clock_state, &statistics}) {
-      *one = detail::broadcast_text(*comm_, *one, 0);
-    }
+    const auto fact = [&](const char* name) { return detail::shared_fact(*comm_, file, name); };
+    const std::string statistics = fact(switch_type::statistics_fact);
     training_record record = training_record::from_text(text, path);
-    const bool whole = record.saved_by < 0;
+    // Of ranks that train alone others can go on from their common parameters.
+    const bool whole = record.saved_by < 0 && (!options_.rare || fact("training.ranks") == ranks_text());
     record.saved_by = -1;
-    const std::optional<exchange_plan> plan = detail::usable_plan(plan_text, path, comm_->size());
+    const std::optional<exchange_plan> plan =
+        detail::usable_plan(fact("training.exchange"), path, comm_->size());
     detail::share_structure(*comm_, loaded);
     optimizer_type restored(switch_.make_target(loaded), options_.optimizer);
-    auto compressor = detail::make_run_compressor(*comm_, loaded.store(), options_, record.low_rank);
-    std::vector<compressor_state<T>> compressed;
-    if (compressor) compressed = compressor->states();
+    detail::exchange_room<T> room{
+        detail::make_run_compressor(*comm_, loaded.store(), options_, record.low_rank,
+                                    plan ? plan : options_.exchange.plan),
+        bound_.outer.momentum_room(options_, loaded.store()),
+        fact(pruning_type::fact).empty() ? std::vector<T>() : pruning_type::room(loaded.store())};
     std::vector<T> measured = switch_.prepare(statistics, path, loaded);
-    states beside(*comm_, memory(), restored, std::move(compressed), carried(), measured);
+    states beside(*comm_, memory(), restored, room.states(), carried(), measured, options_.rare.has_value());
     detail::on_root(*comm_, [&] {
       if (whole) beside.check_ranks(*file);
-      file->restore(loaded, whole ? beside.list() : beside.list_optimizer());
+      file->restore(loaded, room.list(whole ? beside.list() : beside.list_optimizer()));
       return std::string();
     });
+    pruning_type pruning(options_);
+    pruning.restore(*comm_, loaded.store(), room.mask);
     unbind();
+    bound_.pruning = pruning;
     net_ = std::move(loaded);
-    optimizer_.emplace(std::move(restored));
-    decay_ = switch_.make_decay(net_);
+    bound_.optimizer.emplace(std::move(restored));
+    bound_.decay = switch_.make_decay(net_);
     if (plan) options_.exchange.plan = plan;
-    exchange_.emplace(net_.store(), *comm_, options_.exchange, std::move(compressor));
+    broadcast_state();
+    bound_.make_exchange(net_.store(), *comm_, options_, std::move(room.compressor));
     // What a compressor remembers is worth more than a plan.
     tune_first_ = tune_first_ && !plan && !beside.has_compressed();
-    broadcast_state();
     beside.spread(whole);
-    switch_.restore(clock_state, statistics, path, net_, std::move(measured));
-    optimizer_->set_steps(record.optimizer_steps);
-    exchange_->set_steps(record.optimizer_steps);  // both leave out the same steps
-    if (plateau_) plateau_->set_state(detail::broadcast_text(*comm_, plateau_state, 0));
+    if (whole) bound_.outer.set_momentum(room.outer_momentum);
+    bound_.outer.set_steps(detail::steps_from(fact(bound_.outer.fact), path));
+    switch_.restore(fact(switch_type::clock_fact), statistics, path, net_, std::move(measured));
+    bound_.optimizer->set_steps(record.optimizer_steps);
+    bound_.exchange->set_steps(record.optimizer_steps);  // both leave out the same steps
+    if (plateau_) plateau_->set_state(fact("training.plateau"));
     record_ = record;
     if (comm_->rank() != 0) record_.seen = {};
     found_skipped_ = 0;
     ctx_.tape().clear();
-    steps_.set_state(steps_state, path);
+    steps_.set_state(fact("training.steps"), path);
     start_steps();
   }
 
  private:
   using all_parts = detail::run_parts<Task, Comm>;
   using optimizer_type = typename all_parts::optimizer_type;
-  using exchange_type = typename all_parts::exchange_type;
+  using pruning_type = detail::run_pruning<T>;
   using switch_type = detail::run_switch<Task, Comm>;
   using states = detail::run_states<T, Comm, typename model_type::value_type>;
 
@@ -277,9 +295,7 @@ class training_run {
   }
 
   static memory_source& memory() { return memory_of<device_type>::source(); }
-  all_parts parts() {
-    return {ctx_, task_, net_, *comm_, options_, *optimizer_, *exchange_, decay_ ? &*decay_ : nullptr};
-  }
+  all_parts parts() { return bound_.parts(ctx_, task_, net_, *comm_, options_); }
 
   // What the task carries from step to step on this rank: numbers of the type that the model computes in.
   using carried_type = typename model_type::value_type;
@@ -288,12 +304,14 @@ class training_run {
     return std::nullopt;
   }
 
+  std::string ranks_text() const { return std::to_string(comm_->size()); }
+
   // What a checkpoint says beside the arrays.
   void add_facts(std::map<std::string, std::string>& facts, const training_record& record) const {
     facts["training.record"] = record.to_text();
     facts["training.options"] = resume_lines_;
-    facts["training.ranks"] = std::to_string(comm_->size());
-    facts["training.exchange"] = to_text(exchange_->plan());
+    facts["training.ranks"] = ranks_text();
+    bound_.add_facts(facts);
     if (plateau_) facts["training.plateau"] = plateau_->state();
     if (const std::string state = steps_.state(); !state.empty()) facts["training.steps"] = state;
   }
@@ -307,50 +325,40 @@ class training_run {
   // An optimizer and an exchange for the arenas that the model has now.
   void bind_to_arenas() {
     unbind();
-    optimizer_.emplace(switch_.make_target(net_), options_.optimizer);
-    decay_ = switch_.make_decay(net_);
+    bound_.optimizer.emplace(switch_.make_target(net_), options_.optimizer);
+    bound_.decay = switch_.make_decay(net_);
     start_exchange();
   }
   void start_exchange() {
-    exchange_.emplace(net_.store(), *comm_, options_.exchange,
-                      detail::make_run_compressor(*comm_, net_.store(), options_, record_.low_rank));
+    bound_.make_exchange(net_.store(), *comm_, options_, record_.low_rank);
     start_steps();
   }
   void start_steps() {
-    exchange_->set_epoch(record_.epoch, learning_rate());
+    bound_.set_epoch(record_.epoch, learning_rate());
     steps_.start(parts(), record_);
   }
   void unbind() {
     steps_.stop();
-    exchange_.reset();
+    bound_.drop_exchange();
   }
 
-  // The ranks' conditions together. Collective.
-  detail::run_condition compare_ranks() {
-    condition_.nonfinite_steps = static_cast<std::int64_t>(record_.total_steps - record_.finite_steps);
-    return agreement_.compare(*comm_, condition_);
-  }
-  // What is known of a device's steps lags; it is waited for only where that may matter.
+  // What is known of a device's steps lags; it is waited for only where that may matter. Collective.
   detail::run_condition check_condition() {
     const std::int64_t most = options_.divergence_steps;
     const std::uint64_t unknown = record_.total_steps - record_.finite_steps;
     if (comm_->size() > 1 || (most > 0 && unknown >= static_cast<std::uint64_t>(most))) settle();
-    const detail::run_condition all = compare_ranks();
-    stop_reason_ = static_cast<int>(all.stop);
-    if (most > 0 && all.nonfinite_steps >= most) {
-      detail::throw_divergence(all.nonfinite_steps, record_, learning_rate(1), "");
-    }
-    return all;
+    bound_.outer.await();
+    return agreement_.check(*comm_, record_, most, learning_rate(1));
   }
 
   void do_switch(training_observer& observer) {
     detail::run_clock::time_point start = detail::run_clock::now();
-    average_buffers();
+    synchronize();
     switch_result result{
         .epoch = record_.epoch, .factors = {}, .why = switch_.why(), .stages = switch_.stages()};
     result.before = switch_.test(parts(), start);
     switch_.gather(*comm_, net_);
-    const auto kept = switch_.remember(net_, *optimizer_);
+    const auto kept = switch_.remember(net_, *bound_.optimizer);
     detail::on_root(*comm_, [&] {
       try {
         result.factors = switch_.factorize(ctx_, task_, net_);
@@ -365,8 +373,9 @@ class training_run {
     detail::share_structure(*comm_, net_);
     broadcast_state();
     record_.low_rank = true;
+    bound_.pruning.forget();
     bind_to_arenas();
-    switch_.carry(kept, ctx_, *comm_, net_, *optimizer_);
+    switch_.carry(kept, ctx_, *comm_, net_, *bound_.optimizer);
     if (plateau_) plateau_->forget_best();
     result.after = switch_.test(parts(), start);
     if (switch_.estimate(parts(), record_, [&] { average_buffers(); })) {
@@ -382,12 +391,18 @@ class training_run {
 
   // Parameters keep their order, so the states of optimizer and compressor go on.
   void end_annealing() {
-    const optimizer_memory<T> of_optimizer(net_, *optimizer_);
-    const detail::carried_exchange<T> of_exchange(*exchange_);
+    const optimizer_memory<T> of_optimizer(net_, *bound_.optimizer);
+    const detail::carried_exchanges<T> of_exchanges(bound_);
     detach_residuals(net_);
     bind_to_arenas();
-    of_optimizer.carry(net_, *optimizer_);
-    of_exchange.carry(*exchange_);
+    of_optimizer.carry(net_, *bound_.optimizer);
+    of_exchanges.carry(bound_);
+  }
+
+  void prune() {
+    bound_.pruning.prune(parts());
+    unbind();
+    start_exchange();
   }
 
   void tune_now() {
@@ -406,6 +421,7 @@ class training_run {
       if (watched) settle();
       const std::int64_t before = record_.seen.count;
       found_skipped_ += steps_.take(parts(), at, rate, record_);
+      bound_.outer.step_done(ctx_, rate);
       if (watched) settle();
       return static_cast<double>(record_.seen.count - before);
     });
@@ -417,7 +433,7 @@ class training_run {
 
   void tell_skipped(training_observer& observer) {
     for (; found_skipped_ > 0; --found_skipped_) {
-      observer.on_skipped_step(exchange_->nonfinite().value_or(nonfinite_gradient{}));
+      observer.on_skipped_step(bound_.exchange->nonfinite().value_or(nonfinite_gradient{}));
     }
   }
 
@@ -432,14 +448,9 @@ class training_run {
     if (!step_ms_.empty())
       step_ms_.back() += detail::milliseconds_since(start);  // they have waited for these steps
     tell_skipped(observer);
-    epoch_result result;
-    result.epoch = record_.epoch;
-    result.low_rank = record_.low_rank;
-    result.learning_rate = learning_rate(1);
-    const evaluation train = reduce(*comm_, record_.seen);
-    result.train_loss = train.loss();
-    result.train_accuracy = train.accuracy();
-    detail::note_times(step_ms_, record_.exchange_ms, result);
+    synchronize();
+    epoch_result result =
+        detail::epoch_seen(record_, learning_rate(1), reduce(*comm_, record_.seen), step_ms_);
     if (switch_.annealing_ends(record_)) end_annealing();
     const std::int64_t nonfinite = check_condition().nonfinite_steps;
     check_ranks_agree("after epoch " + std::to_string(record_.epoch));
@@ -466,13 +477,7 @@ class training_run {
     agree(*comm_, "parameters " + when, parameter_digest(net_));
   }
 
-  // Batch-norm statistics are local in training.
-  void average_buffers() {
-    if (comm_->size() == 1) return;
-    detail::host_mirror<T> here(memory(), net_.store().buffers());
-    detail::average_over_ranks(*comm_, here.values());
-    here.send_back();
-  }
+  void average_buffers() { detail::average_buffers(*comm_, memory(), net_.store().buffers()); }
 
   model_type net_;
   std::string resume_lines_;  // of the dense model
@@ -484,15 +489,11 @@ class training_run {
   std::optional<plateau> plateau_;
   switch_type switch_;
   context<device_type> ctx_;
-  std::optional<optimizer_type> optimizer_;
-  std::optional<frobenius_decay<T, device_type>> decay_;
-  std::optional<exchange_type> exchange_;
+  detail::arena_parts<Task, Comm> bound_;
   detail::run_steps<Task, Comm, device_type> steps_;
   training_record record_;
   detail::run_agreement agreement_;
-  detail::run_condition condition_;  // of this rank
-  int stop_reason_ = 0;              // that the ranks have agreed on
-  int found_skipped_ = 0;            // steps that the observer has not been told of yet
+  int found_skipped_ = 0;  // steps that the observer has not been told of yet
   std::vector<double> step_ms_;
 };
 

@@ -19,7 +19,7 @@ template <class T, class Comm>
 struct captured_step {
   captured_step(Comm& comm, const pf::exchange_options& options,
                 const pf::compression_options& compression = {})
-      : exchange(net.store, comm, options, pf::make_compressor(net.store, compression)) {}
+      : exchange(net.store, comm, options, pf::new_compressor(net.store, compression)) {}
 
   void run(const std::vector<T>& gradients) {
     ctx.begin_step(0);

@@ -98,7 +98,7 @@ TEST_CASE("exchange_memory::device: what has no meaning with it") {
   odd_parameters<float> net(pf::gpu::device_memory());
   const auto refused = [&](const pf::exchange_options& options, const char* why,
                            const pf::compression_options& compression = {}) {
-    CHECK_THROWS_WITH_AS(exchange_type(net.store, comm, options, pf::make_compressor(net.store, compression)),
+    CHECK_THROWS_WITH_AS(exchange_type(net.store, comm, options, pf::new_compressor(net.store, compression)),
                          doctest::Contains(why), pf::value_error);
   };
   pf::exchange_options options = on_device();

@@ -17,7 +17,7 @@ void check_direct(pf::mpi::communicator& comm, const pf::exchange_options& optio
   pf::gpu_context ctx;
   odd_parameters<T> net(pf::gpu::device_memory());
   stream_buffer<T> source(net.size()), handed(net.size());
-  exchange_of<T> exchange(net.store, comm, options, pf::make_compressor(net.store, compression));
+  exchange_of<T> exchange(net.store, comm, options, pf::new_compressor(net.store, compression));
   host_twin<T, pf::mpi::communicator> twin(comm, options, compression);
   CHECK(exchange.buckets().size() >= 3);
   CHECK(exchange.with_thread() == twin.exchange().with_thread());
@@ -121,7 +121,7 @@ TEST_CASE("gpu exchange: what is not finite is named on all ranks; skip() says s
       const auto skip = [&](exchange_of<float>& exchange) {
         return read(ctx, std::span<const int>(exchange.skip(), 1))[0];
       };
-      exchange_of<float> skipping(net.store, comm, options, pf::make_compressor(net.store, compression));
+      exchange_of<float> skipping(net.store, comm, options, pf::new_compressor(net.store, compression));
       CHECK(step(skipping, 0));
       CHECK(skip(skipping) == 0);
       CHECK_FALSE(step(skipping, 1));
@@ -132,7 +132,7 @@ TEST_CASE("gpu exchange: what is not finite is named on all ranks; skip() says s
       CHECK(skip(skipping) == 0);
       CHECK(skipping.steps() == 2);
       options.nonfinite = pf::nonfinite_policy::stop;
-      exchange_of<float> stopping(net.store, comm, options, pf::make_compressor(net.store, compression));
+      exchange_of<float> stopping(net.store, comm, options, pf::new_compressor(net.store, compression));
       CHECK_THROWS_WITH_AS(step(stopping, 1), doctest::Contains(name.c_str()), pf::value_error);
       CHECK(step(stopping, 2));
     }

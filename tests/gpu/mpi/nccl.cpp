@@ -223,7 +223,7 @@ TEST_CASE("gpu nccl exchange: what it does not take, and calls out of order") {
   odd_parameters<float> net(pf::gpu::device_memory());
   pf::exchange_options options = any_order();
   CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, *fast, options,
-                                          pf::make_compressor<float>(net.store, pf::signum_options{})),
+                                          pf::new_compressor<float>(net.store, pf::signum_options{})),
                        doctest::Contains("host() of gpu::nccl"), pf::value_error);
   options.algorithm = pf::all_reduce_algorithm::ring;
   CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, *fast, options), doctest::Contains("not by ring"),
@@ -241,7 +241,7 @@ TEST_CASE("gpu nccl exchange: what it does not take, and calls out of order") {
   }
   // A compressor with the host's communicator.
   pf::gradient_exchange<float, hosts, pf::device::gpu> compressed(
-      net.store, fast->host(), small_buckets(), pf::make_compressor<float>(net.store, pf::signum_options{}));
+      net.store, fast->host(), small_buckets(), pf::new_compressor<float>(net.store, pf::signum_options{}));
   compressed.begin(ctx);
   CHECK(compressed.finish(ctx));
 }

@@ -150,7 +150,7 @@ class host_twin {
   host_twin(Comm& comm, const pf::exchange_options& options, const pf::compression_options& compression = {})
       : net_(pf::host_memory()),
         rank_(comm.rank()),
-        exchange_(net_.store, comm, options, pf::make_compressor(net_.store, compression)) {}
+        exchange_(net_.store, comm, options, pf::new_compressor(net_.store, compression)) {}
 
   /// What the exchange makes of them, and what it says.
   std::vector<T> step(const std::vector<T>& gradients) {
@@ -306,7 +306,7 @@ scaled_training train_scaled(Comm& comm, const pf::exchange_options& options, bo
   odd_parameters<float> net(pf::gpu::device_memory());
   stream_buffer<float> source(net.size());
   pf::gradient_exchange<float, Comm, pf::device::gpu> exchange(net.store, comm, options,
-                                                               pf::make_compressor(net.store, compression));
+                                                               pf::new_compressor(net.store, compression));
   pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store), training_sgd);
   pf::gpu::loss_scaler scaler(scale);
   scaler.use(ctx);

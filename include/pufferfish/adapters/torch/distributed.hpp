@@ -97,7 +97,7 @@ class distributed {
   distributed(torch::nn::Module& module, Comm& comm, const exchange_options& options = {},
               const compression_options& compression = no_compression{})
       : distributed(module, comm, options, [compression](const parameter_store<T>& store) {
-          return make_compressor<T>(store, compression);
+          return new_compressor<T>(store, compression);
         }) {}
 
   /// With a compressor of the caller's.

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the parts of a training run that work on the network's arenas, and are made anew where the
+/// network moves them.
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/train/rank_states.hpp>
+#include <pufferfish/train/run_outer.hpp>
+#include <pufferfish/train/run_pruning.hpp>
+#include <pufferfish/train/run_states.hpp>
+#include <pufferfish/train/run_steps.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+template <class Task, class Comm>
+struct arena_parts {
+  using all_parts = run_parts<Task, Comm>;
+  using T = typename all_parts::value_type;
+  using device_type = typename all_parts::device_type;
+  using exchange_type = typename all_parts::exchange_type;
+
+  explicit arena_parts(const run_options& options) : pruning(options) {}
+
+  std::optional<typename all_parts::optimizer_type> optimizer;
+  std::optional<frobenius_decay<T, device_type>> decay;  ///< of the factors
+  std::optional<exchange_type> exchange;                 ///< of gradients
+  run_outer<T, Comm, device_type> outer;                 ///< of parameters
+  run_pruning<T> pruning;
+
+  /// The exchange of gradients, or of parameters, with this compressor; of a pruned network's gradients those
+  /// that remain. All ranks' parameters must be equal. Collective.
+  void make_exchange(parameter_store<T>& store, Comm& comm, const run_options& options,
+                     std::optional<any_compressor<T>> compressor) {
+    exchange_options gradients = options.exchange;
+    gradients.local = options.rare.has_value();
+    if (const auto survivors = pruning.exchange()) {
+      gradients.compress_by_bucket =
+          options.exchange.nonfinite == nonfinite_policy::ignore && compact_sum<T>(*survivors).has_parts();
+      compressor = all_or_none(comm, "training_run", [&] { return new_compressor(store, *survivors); });
+    }
+    if (options.rare) outer.start(store, comm, options, std::exchange(compressor, std::nullopt));
+    exchange.emplace(store, comm, gradients, std::move(compressor));
+  }
+  /// The same with a new compressor, of the options. Its steps are the optimizer's.
+  void make_exchange(parameter_store<T>& store, Comm& comm, const run_options& options, bool low_rank) {
+    make_exchange(store, comm, options,
+                  make_run_compressor(comm, store, options, low_rank, options.exchange.plan));
+    exchange->set_steps(optimizer->steps());
+  }
+  void drop_exchange() {
+    outer.stop();
+    exchange.reset();
+  }
+
+  /// With the others that steps work with.
+  all_parts parts(context<device_type>& ctx, Task& task, typename all_parts::model_type& net, Comm& comm,
+                  const run_options& options) {
+    return {ctx, task, net, comm, options, *optimizer, *exchange, decay ? &*decay : nullptr};
+  }
+
+  void set_epoch(index_t epoch, double rate) {
+    exchange->set_epoch(epoch, rate);
+    outer.set_epoch(epoch, rate);
+  }
+
+  void add_facts(std::map<std::string, std::string>& facts) const {
+    if (outer.runs()) facts[outer.fact] = std::to_string(outer.steps());
+    if (const weight_mask* mask = pruning.mask(); mask != nullptr) {
+      facts[pruning.fact] = std::to_string(mask->kept());
+    }
+  }
+  /// What a checkpoint keeps of the exchange.
+  std::vector<compressor_state<T>> states() { return outer.runs() ? outer.states() : exchange->states(); }
+};
+
+/// Room for what a checkpoint has of an exchange that is not made yet, and of the mask that it depends on.
+template <class T>
+struct exchange_room {
+  std::optional<any_compressor<T>> compressor;
+  std::vector<T> outer_momentum, mask;
+
+  /// All but the mask.
+  std::vector<compressor_state<T>> states() {
+    std::vector<compressor_state<T>> all;
+    if (compressor) all = compressor->states();
+    if (!outer_momentum.empty()) all.push_back({"outer.momentum", outer_momentum, false});
+    return all;
+  }
+  /// What is read besides `others`.
+  std::vector<named_state<T>> list(std::vector<named_state<T>> others) {
+    if (!mask.empty()) others.push_back({run_pruning<T>::state, mask});
+    return others;
+  }
+};
+
+/// Copy of what the compressors of a run carry and of the number of exchanges, for the same parameters in
+/// arenas that have moved. States are on the host.
+template <class T>
+class carried_exchanges {
+ public:
+  template <class Task, class Comm>
+  explicit carried_exchanges(arena_parts<Task, Comm>& of)
+      : steps_(of.exchange->steps()), outer_steps_(of.outer.steps()) {
+    for (const auto& state : of.states()) states_.emplace_back(state.values.begin(), state.values.end());
+  }
+
+  template <class Task, class Comm>
+  void carry(arena_parts<Task, Comm>& to) const {
+    const auto states = to.states();
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      std::copy(states_[i].begin(), states_[i].end(), states[i].values.begin());
+    }
+    to.exchange->set_steps(steps_);
+    to.outer.set_steps(outer_steps_);
+  }
+
+ private:
+  std::uint64_t steps_, outer_steps_;
+  std::vector<std::vector<T>> states_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the outer loop of a training run whose ranks take local steps (run_options::rare).
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/dist/rare_exchange.hpp>
+#include <pufferfish/io/error_text.hpp>
+#include <pufferfish/train/options.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// The number that a checkpoint has of them; 0 for an empty text. Throws io_error for another text.
+inline std::uint64_t steps_from(const std::string& text, const std::string& path) {
+  std::uint64_t steps = 0;
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, steps);
+  if (text.empty() || (read.ec == std::errc() && read.ptr == end)) return steps;
+  throw_error<io_error>({path, ": ", quote_name(text), " outer steps are no number"});
+}
+
+/// A rare_exchange where the options ask for one, else nothing: then all calls do nothing.
+template <class T, class Comm, class Device>
+class run_outer {
+ public:
+  static constexpr const char* fact = "training.outer";
+
+  /// For the arenas of the store, where options.rare. Takes their values as outer parameters. Collective.
+  void start(parameter_store<T>& store, Comm& comm, const run_options& options,
+             std::optional<any_compressor<T>> compressor) {
+    stop();
+    schedule_ = options.rare->schedule();
+    peak_ = options.learning_rate;
+    exchange_.emplace(store, comm, *options.rare, std::move(compressor));
+  }
+  void stop() { exchange_.reset(); }
+  bool runs() const { return exchange_.has_value(); }
+
+  void set_epoch(index_t epoch, double rate) {
+    if (runs()) exchange_->set_epoch(epoch, rate);
+  }
+  /// After a local step; `rate`: of the next one.
+  void step_done(context<Device>& ctx, double rate) {
+    if constexpr (std::is_same_v<Device, device::cpu>) {
+      if (!runs()) return;
+      exchange_->set_local_steps(schedule_(rate, peak_));
+      exchange_->step_done(ctx);
+    }
+  }
+  /// Whether all fragments' exchanges of a round have been made or started.
+  bool between_rounds() const { return !runs() || exchange_->between_rounds(); }
+  /// Until it returns nobody else may use the communicator.
+  void await() {
+    if (runs()) exchange_->await();
+  }
+  /// The parameters become the same on all ranks. Collective.
+  void synchronize(context<Device>& ctx) {
+    if constexpr (std::is_same_v<Device, device::cpu>) {
+      if (runs() && !exchange_->is_synchronized()) exchange_->synchronize(ctx);
+    }
+  }
+  /// The parameters become the outer ones, without other ranks.
+  void abandon(context<Device>& ctx) {
+    if constexpr (std::is_same_v<Device, device::cpu>) {
+      if (runs()) exchange_->abandon(ctx);
+    }
+  }
+
+  std::optional<rare_exchange_report> report() const {
+    if (!runs()) return std::nullopt;
+    return exchange_->report();
+  }
+  /// What one rank gives to collectives in a round.
+  index_t payload_bytes() const { return exchange_->payload_bytes(); }
+
+  // What a checkpoint keeps, after synchronize: the outer parameters are the network's.
+
+  /// The outer momentum and what the compressor carries.
+  std::vector<compressor_state<T>> states() {
+    std::vector<compressor_state<T>> all;
+    if (runs()) all = exchange_->states();
+    std::erase_if(all, [](const auto& state) { return state.name == "outer.parameters"; });
+    return all;
+  }
+  std::uint64_t steps() const { return runs() ? exchange_->outer_steps() : 0; }
+  void set_steps(std::uint64_t steps) {
+    if (runs()) exchange_->set_outer_steps(steps);
+  }
+  /// Room for the momentum of an exchange that is not made yet.
+  static std::vector<T> momentum_room(const run_options& options, const parameter_store<T>& store) {
+    if (!options.rare || options.rare->outer_momentum == 0.0) return {};
+    return std::vector<T>(static_cast<std::size_t>(store.values().size()));
+  }
+  void set_momentum(const std::vector<T>& values) {
+    for (const compressor_state<T>& state : states()) {
+      if (state.name == "outer.momentum") std::copy(values.begin(), values.end(), state.values.begin());
+    }
+  }
+
+ private:
+  local_steps_schedule schedule_;
+  double peak_ = 1.0;
+  std::optional<rare_exchange<T, Comm>> exchange_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

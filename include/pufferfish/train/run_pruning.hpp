@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the mask of a training run that prunes its network (run_options::pruning).
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/prune/apply_mask.hpp>
+#include <pufferfish/prune/compact_sum.hpp>
+#include <pufferfish/prune/grasp.hpp>
+#include <pufferfish/prune/magnitude.hpp>
+#include <pufferfish/train/options.hpp>
+#include <pufferfish/train/progress_record.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Without run_options::pruning all calls do nothing.
+template <class T>
+class run_pruning {
+ public:
+  static constexpr const char* fact = "training.mask";
+  static constexpr const char* state = "pruning.mask";
+
+  explicit run_pruning(const run_options& options) : options_(options.pruning) {}
+
+  /// At the start of an epoch.
+  bool is_due(const training_record& at) const {
+    return options_ && !mask_ && at.step == 0 && at.epoch >= options_->epoch;
+  }
+  /// Makes the mask, the same on all ranks, and sets pruned weights and the optimizer's states of them to 0.
+  /// Collective: all ranks throw if one of them cannot, as prune_by_magnitude and prune_by_grasp.
+  template <class Parts>
+  void prune(const Parts& run) {
+    if constexpr (std::is_same_v<typename Parts::device_type, device::cpu>) {
+      auto mask = std::make_shared<weight_mask>(run.net.store());
+      all_or_none(run.comm, "training_run", [&] { choose(run, *mask); });
+      broadcast_mask(run.comm, *mask);
+      mask_weights(run.ctx, *mask, run.net.store());
+      mask_states(run.ctx, *mask, run.optimizer);
+      mask_ = std::move(mask);
+    } else {
+      PUFFERFISH_THROW(
+          value_error("training_run: a network on a device cannot be pruned; train it on a CPU"));
+    }
+  }
+  /// A mask belongs to arenas that move at the switch.
+  void forget() { mask_.reset(); }
+
+  const weight_mask* mask() const { return mask_.get(); }
+  /// Of the exchange that sends the survivors' gradients; nothing without a mask.
+  std::optional<compact_sum_options> exchange() const {
+    if (!mask_) return std::nullopt;
+    return compact_sum_options{mask_, options_->ternary};
+  }
+
+  // What a checkpoint keeps: the mask as numbers, and that there is one.
+
+  std::vector<T> numbers() const { return mask_ ? mask_numbers<T>(*mask_) : std::vector<T>(); }
+  /// Room for the numbers of a mask for these arenas.
+  static std::vector<T> room(const parameter_store<T>& store) { return mask_numbers<T>(weight_mask(store)); }
+  /// From the numbers that rank 0 has; none: no mask. Collective.
+  template <class Comm>
+  void restore(Comm& comm, const parameter_store<T>& store, std::vector<T>& numbers) {
+    mask_.reset();
+    if (numbers.empty()) return;
+    comm.broadcast(std::span<T>(numbers), 0);
+    auto mask = std::make_shared<weight_mask>(store);
+    set_mask_numbers<T>(*mask, numbers);
+    mask_ = std::move(mask);
+  }
+
+ private:
+  template <class Parts>
+  void choose(const Parts& run, weight_mask& mask) const {
+    parameter_store<T>& store = run.net.store();
+    if (options_->method == pruning_method::magnitude) {
+      prune_by_magnitude(mask, store, {.share = options_->ratio});
+    } else if constexpr (requires { run.task.grasp_gradient(run.ctx, run.net, 0, index_t{}, double{}); }) {
+      prune_by_grasp(run.ctx, store, mask,
+                     [&](int half) {
+                       run.task.grasp_gradient(run.ctx, run.net, half, options_->samples,
+                                               options_->temperature);
+                     },
+                     {.share = options_->ratio});
+    } else {
+      PUFFERFISH_THROW(value_error("pruning by GraSP: the task has no grasp_gradient; use magnitude"));
+    }
+  }
+
+  std::optional<pruning_options> options_;
+  std::shared_ptr<const weight_mask> mask_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
