@@ -15,7 +15,7 @@ namespace {
 
 using namespace prune_support;
 
-/// The gradient of half of the loss (1/2) sum_i d_i theta_i^2.
+/// The gradient of which of the loss (1/2) sum_i d_i theta_i^2.
 template <class T>
 auto half_of_quadratic(one_matrix<T>& net, const std::vector<T>& d) {
   return [&net, d](int) {
@@ -46,10 +46,10 @@ TEST_CASE("GraSP: halves with different Hessians are added") {
   one_matrix<double> net({2, -1});
   const weight_mask mask(net.store);
   // H_0 = diag(1, 0), H_1 = diag(2, 5): g = (6, -5), h = (18, -25).
-  const std::vector<double> scores = grasp_scores(ctx, net.store, mask, [&](int half) {
+  const std::vector<double> scores = grasp_scores(ctx, net.store, mask, [&](int which) {
     const auto theta = net.store.values();
-    net.store.gradients()[0] = (half == 0 ? 1.0 : 2.0) * theta[0];
-    net.store.gradients()[1] = half == 0 ? 0.0 : 5.0 * theta[1];
+    net.store.gradients()[0] = (which == 0 ? 1.0 : 2.0) * theta[0];
+    net.store.gradients()[1] = which == 0 ? 0.0 : 5.0 * theta[1];
   });
   CHECK(scores[0] == doctest::Approx(-36));
   CHECK(scores[1] == doctest::Approx(-25));
@@ -63,14 +63,14 @@ struct softmax_network {
   double temperature;
   std::vector<double> x = normal_values<double>(samples * inputs, 21);
 
-  /// w, v: W1 [hidden][inputs], then W2 [classes][hidden]. Writes the gradient of samples half, half + 2, ..,
+  /// w, v: W1 [hidden][inputs], then W2 [classes][hidden]. Writes the gradient of samples which, which + 2, ..,
   /// and its derivative in the direction v.
-  void gradients(std::span<const double> w, std::span<const double> v, index_t half,
+  void gradients(std::span<const double> w, std::span<const double> v, index_t which,
                  std::span<double> gradient, std::span<double> product) const {
     constexpr std::size_t in = inputs, mid = hidden, out = classes, second = in * mid;
     std::ranges::fill(gradient, 0.0);
     std::ranges::fill(product, 0.0);
-    for (auto s = static_cast<std::size_t>(half); s < samples; s += 2) {
+    for (auto s = static_cast<std::size_t>(which); s < samples; s += 2) {
       const double* const sample = x.data() + s * in;
       double z[mid], rz[mid], p[out], ro[out], total = 0, mean = 0, d[out], rd[out];
       for (std::size_t j = 0; j < mid; ++j) {
@@ -126,20 +126,20 @@ TEST_CASE_TEMPLATE("GraSP: finite differences against the exact product on a sof
     one_matrix<T> net(normal_values<T>(size, 4));
     const weight_mask mask(net.store);
     std::vector<double> g(size), product(size), none(size, 0.0), exact(size, 0.0);
-    const auto gradient = [&](int half) {
+    const auto gradient = [&](int which) {
       const std::vector<double> w(net.store.values().begin(), net.store.values().end());
-      network.gradients(w, none, half, g, product);
+      network.gradients(w, none, which, g, product);
       std::ranges::transform(g, net.store.gradients().begin(),
                              [](double one) { return static_cast<T>(one); });
     };
     const std::vector<double> theta(net.store.values().begin(), net.store.values().end());
     std::vector<double> direction(size, 0.0);
-    for (const index_t half : {0, 1}) {
-      network.gradients(theta, none, half, g, product);
+    for (const index_t which : {0, 1}) {
+      network.gradients(theta, none, which, g, product);
       for (std::size_t i = 0; i < direction.size(); ++i) direction[i] += g[i];
     }
-    for (const index_t half : {0, 1}) {
-      network.gradients(theta, direction, half, g, product);
+    for (const index_t which : {0, 1}) {
+      network.gradients(theta, direction, which, g, product);
       for (std::size_t i = 0; i < exact.size(); ++i) exact[i] += product[i];
     }
     const auto error_at = [&](double step) {

@@ -116,12 +116,12 @@ bits_like<T> falling_key(T x) {
 /// arena, 0 for everything that is pruned or not prunable. The published division by |sum of scores| is left
 /// out: it changes no order.
 ///
-/// gradient(half) computes the gradient of the loss of half 0 or 1 at the store's present values into the
+/// gradient(which) computes the gradient of the loss of half 0 or 1 at the store's present values into the
 /// store's gradients (a forward and a backward pass). The published loss is the cross entropy of the outputs
 /// divided by 200, of class-balanced samples (balanced_halves), with batch norm in training mode:
 ///
-///     prune_by_grasp(ctx, net.store(), mask, [&](int half) {
-///       net.forward(ctx, samples[half], outputs);
+///     prune_by_grasp(ctx, net.store(), mask, [&](int which) {
+///       net.forward(ctx, samples[which], outputs);
 ///       ...                                          // outputs / 200, loss, gradient of the outputs
 ///       net.backward(ctx, outputs_gradient);
 ///     });
@@ -149,12 +149,12 @@ std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store
   if (options.fresh_linear) detail::draw_linear_weights(mask, options.seed, values);
   const std::vector<T> theta(values.begin(), values.end());
   std::vector<T> g(values.size(), T(0)), scores(values.size(), T(0));
-  const auto gradient_at = [&](double epsilon, int half) -> std::span<const T> {
+  const auto gradient_at = [&](double epsilon, int which) -> std::span<const T> {
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = static_cast<T>(static_cast<double>(theta[i]) + epsilon * static_cast<double>(g[i]));
     }
     store.round();
-    gradient(half);
+    gradient(which);
     return store.gradients();
   };
   std::vector<T> first(values.size());
@@ -165,9 +165,9 @@ std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store
   detail::keep_prunable(ctx, mask, std::span(weights));
   const double epsilon =
       detail::grasp_epsilon(options.step, detail::norm_of<T>(weights), detail::norm_of<T>(g));
-  for (const int half : {0, 1}) {
-    std::ranges::copy(gradient_at(epsilon, half), first.begin());
-    const std::span<const T> second = gradient_at(-epsilon, half);
+  for (const int which : {0, 1}) {
+    std::ranges::copy(gradient_at(epsilon, which), first.begin());
+    const std::span<const T> second = gradient_at(-epsilon, which);
     for (std::size_t i = 0; i < scores.size(); ++i) scores[i] += first[i] - second[i];
   }
   detail::keep_prunable(ctx, mask, std::span(scores));

@@ -83,12 +83,12 @@ class image_task {
 
   /// The gradient of the mean cross entropy of outputs / temperature over half 0 or 1 of `per_class` training
   /// samples of each class, not augmented (balanced_halves), for prune_by_grasp. The same on all ranks.
-  void grasp_gradient(context<Device>& ctx, model_type& net, int half, index_t per_class,
+  void grasp_gradient(context<Device>& ctx, model_type& net, int which, index_t per_class,
                       double temperature) requires(std::is_same_v<Device, device::cpu>) {
     const image_set& all = source_.set();
     const auto halves =
         balanced_halves(std::span<const std::int32_t>(all.labels), all.classes, per_class, options_.seed);
-    const image_set some = chosen_images(all, half == 0 ? halves.first : halves.second);
+    const image_set some = chosen_images(all, which == 0 ? halves.first : halves.second);
     loader_options options{.batch = some.count, .shuffle = false, .augment = {}, .normalize = normalize_};
     loader source(some, options);
     tensor<T, 4> x({some.count, shape_[1], shape_[2], shape_[3]}), y(net.output_shape(x.shape())),

@@ -84,8 +84,8 @@ class run_pruning {
       prune_by_magnitude(mask, store, {.share = options_->ratio});
     } else if constexpr (requires { run.task.grasp_gradient(run.ctx, run.net, 0, index_t{}, double{}); }) {
       prune_by_grasp(run.ctx, store, mask,
-                     [&](int half) {
-                       run.task.grasp_gradient(run.ctx, run.net, half, options_->samples,
+                     [&](int which) {
+                       run.task.grasp_gradient(run.ctx, run.net, which, options_->samples,
                                                options_->temperature);
                      },
                      {.share = options_->ratio});
