@@ -133,6 +133,10 @@ class Job:
         return f"{self.row.key}-{self.seed}.json"
 
     @property
+    def minutes(self):
+        return self.row.minutes
+
+    @property
     def words(self):
         """What the result depends on."""
         return [*shlex.split(self.row.options), "--seed", str(self.seed), "--threads", "1"]

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import math
+import os
 import pathlib
 import shutil
 import signal
@@ -188,7 +189,7 @@ class Runs(Folder):
         self.assertEqual(list(self.raw.glob("*.json")), [])
 
     def test_bad_arguments(self):
-        self.assertIn("--data DIR", self.run_script("--only", "A", status=1) if not study.os.environ.get("PUFFERFISH_DATA")
+        self.assertIn("--data DIR", self.run_script("--only", "A", status=1) if not os.environ.get("PUFFERFISH_DATA")
                       else "--data DIR")
         self.assertIn("no row of", self.run_script("--rows", "nothing-like-it", status=2))
         self.assertIn("--jobs 0: at least 1", self.run_script("--jobs", "0", status=2))
