@@ -316,9 +316,9 @@ TEST_CASE("PowerSGD on ranks with other instruction sets is refused, naming both
   mpi::communicator comm(MPI_COMM_WORLD);
   if (comm.size() == 1) return;
   odd_parameters<float> net;
-  const auto make = [&] {
+  const auto make = [&]() -> std::optional<any_compressor<float>> {
     if (comm.rank() != comm.size() - 1) return new_compressor<float>(net.store, power_sgd_options{});
-    return std::optional<any_compressor<float>>(on_another_processor(net.store, power_sgd_options{}));
+    return on_another_processor(net.store, power_sgd_options{});
   };
   const std::string last = "rank " + std::to_string(comm.size() - 1) + " has \"compressor PowerSGD";
   CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, comm, {}, make()), doctest::Contains(last.c_str()),

@@ -229,12 +229,16 @@ class any_compressor {
     index_t payload_bytes() const override { return held.payload_bytes(); }
     std::vector<compressor_state<T>> states() override { return held.states(); }
     std::string describe() const override { return held.describe(); }
+    // A part() that a class has inherited is not of its own kind.
+    static constexpr bool splits = requires(const C& one) {
+      { one.part(index_t{}, index_t{}) } -> std::same_as<C>;
+    };
     bool has_parts() const override {
-      if constexpr (requires { held.has_parts(); }) return held.has_parts();
-      return requires { held.part(0, 0); };
+      if constexpr (requires { held.has_parts(); }) return splits && held.has_parts();
+      return splits;
     }
     std::unique_ptr<base> part([[maybe_unused]] index_t begin, [[maybe_unused]] index_t end) const override {
-      if constexpr (requires { held.part(begin, end); }) {
+      if constexpr (splits) {
         return std::make_unique<model<C>>(held.part(begin, end));
       } else {
         return nullptr;
