@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <pufferfish/prune/mask.hpp>
 #include <pufferfish/train/options.hpp>
 
 #include "add_choice.hpp"
