@@ -63,8 +63,8 @@ struct softmax_network {
   double temperature;
   std::vector<double> x = normal_values<double>(samples * inputs, 21);
 
-  /// w, v: W1 [hidden][inputs], then W2 [classes][hidden]. Writes the gradient of samples which, which + 2, ..,
-  /// and its derivative in the direction v.
+  /// w, v: W1 [hidden][inputs], then W2 [classes][hidden]. Writes the gradient of samples which, which + 2,
+  /// .., and its derivative in the direction v.
   void gradients(std::span<const double> w, std::span<const double> v, index_t which,
                  std::span<double> gradient, std::span<double> product) const {
     constexpr std::size_t in = inputs, mid = hidden, out = classes, second = in * mid;
