@@ -74,6 +74,7 @@ struct arena_parts {
   }
 
   void add_facts(std::map<std::string, std::string>& facts) const {
+    facts["training.exchange"] = to_text(exchange->plan());
     if (outer.runs()) facts[outer.fact] = std::to_string(outer.steps());
     if (const weight_mask* mask = pruning.mask(); mask != nullptr) {
       facts[pruning.fact] = std::to_string(mask->kept());
