@@ -51,7 +51,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Delayed exchanges are made by a thread where any thread may use the communicator, else by started sums,
 /// which the calls of step_done let progress; what cannot be started (a narrow wire, compressors) is
-/// exchanged when its delay is over. While the thread has work, nobody else may use the communicator: await()
+/// exchanged when its delay is over. While the thread has work, no one else may use the communicator: await()
 /// ends that. After an exception of step_done or synchronize that came from the exchange all calls throw
 /// state_error.
 template <class T, class Comm>
@@ -150,7 +150,7 @@ class rare_exchange {
   /// Whether the next step is the first of a round.
   bool between_rounds() const { return position_ == 0; }
 
-  /// Sets the parameters to theta without a message to anybody, for a rank that has lost others: what was
+  /// Sets the parameters to theta without any message, for a rank that has lost others: what was
   /// under way is left out. The object is of no use afterwards.
   void abandon(context<device::cpu>& ctx) {
     for (const gradient_bucket& fragment : fragments_) outer_.adopt(ctx, fragment, store_->values());

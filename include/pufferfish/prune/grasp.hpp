@@ -182,7 +182,7 @@ std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store
   return scores;
 }
 
-/// Removes from the mask the weights of largest score, so many that floor(share x prunable) are pruned in
+/// Removes from the mask the weights of largest score until floor(share x prunable) of them are pruned in
 /// all; of equal scores those earlier in the arena. Returns the number of removed weights. Values are
 /// restored, not masked: see mask_weights. Errors as grasp_scores, and value_error unless 0 <= share <= 1.
 template <class T, class Gradient>

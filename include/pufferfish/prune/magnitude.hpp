@@ -29,7 +29,7 @@ auto magnitudes_of(const parameter_store<T>& store) {
 }  // namespace detail
 
 /// Removes from the mask the weights of smallest |w| among those that remain, by options.share: with share f
-/// of what remains, ceil(f kept) more; with share x of the whole, so many that floor(x prunable) are pruned
+/// of what remains, ceil(f kept) more; with share x of the whole, until floor(x prunable) are pruned
 /// in all. Scope `layers` applies the share to each tensor by itself. Of equal magnitudes those earlier in
 /// the arena go; +0 = -0. Returns the number of removed weights. The values themselves are not changed: see
 /// mask_weights.

@@ -69,7 +69,7 @@ index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, 
   const auto limit_at = keys.begin() + (rule == removal_rule::and_next ? count : count - 1);
   std::nth_element(keys.begin(), limit_at, keys.end());
   const auto limit = *limit_at;
-  // Of the weights whose key is the limit, so many go.
+  // Of the weights whose key is the limit, this number goes.
   index_t ties = rule == removal_rule::and_next ? kept : 0, removed = 0;
   if (rule == removal_rule::exact) {
     ties = count - std::count_if(keys.begin(), limit_at, [&](auto key) { return key < limit; });

@@ -61,7 +61,7 @@ class run_outer {
   }
   /// Whether all fragments' exchanges of a round have been made or started.
   bool between_rounds() const { return !runs() || exchange_->between_rounds(); }
-  /// Until it returns nobody else may use the communicator.
+  /// Until it returns no one else may use the communicator.
   void await() {
     if (runs()) exchange_->await();
   }
