@@ -157,7 +157,7 @@ class block_top_k_codec {
   // Indices, ascending, of the `sent` values of largest magnitude.
   static std::vector<std::int32_t> largest(const std::vector<T>& values, index_t sent) {
     std::vector<detail::bits_like<T>> keys(values.size());
-    std::transform(values.begin(), values.end(), keys.begin(), detail::magnitude_key<T>);
+    std::transform(values.begin(), values.end(), keys.begin(), [](T x) { return detail::magnitude_key(x); });
     index_t ties = sent;
     const auto kth = detail::kth_largest(keys, ties);
     std::vector<std::int32_t> indices;
