@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Training on several processes: the communicator concept, `self` for one process, `mpi::communicator`, and
-/// the gradient exchange that overlaps with the backward pass, and its compressors. Needs MPI's headers and
-/// library.
+/// Training on several processes: the communicator concept, `self` for one process, `mpi::communicator`,
+/// gradient compressors, and the gradient exchange that overlaps with the backward pass. Needs the
+/// headers and library of MPI.
 
 #include <pufferfish/compress/compression.hpp>
 #include <pufferfish/dist/communicator.hpp>

@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// The back end for NVIDIA devices: `context<device::gpu>` and all it needs. Any C++20 compiler takes it with
-/// the CUDA Toolkit's headers; the program links cudart, cublas and cublasLt, and one .cu file of its own
-/// that says
+/// The back end for NVIDIA devices: `context<device::gpu>` and its operations. Any C++20 compiler can compile
+/// it with the CUDA Toolkit's headers. The program links cudart, cublas, cublasLt and the kernels. The
+/// kernels are compiled by nvcc from one .cu file of the program with the line
 ///
 ///     #include <pufferfish/gpu/kernels.cuh>
 ///
-/// and nvcc compiles: the kernels (docs/gpu.md).
+/// (see docs/gpu.md).
 
 #include <pufferfish/gpu/attention.hpp>
 #include <pufferfish/gpu/augment.hpp>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Low-rank layers and the factorization that makes them from dense ones: what an existing code base
-/// includes. Needs the standard library and nothing else.
+/// Low-rank layers, and the factorization of dense layers into low-rank ones. This is the header for an
+/// existing code base. Needs only the standard library.
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/error.hpp>

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Whole networks: dense and low-rank layers, losses, optimizers, factorization of a network. What a program
-/// without a framework of its own includes. Training loops, data and checkpoints are in
-/// <pufferfish/train.hpp>.
+/// Whole networks: dense and low-rank layers, losses, optimizers, factorization of a network. This
+/// is the header for programs that use no other framework. Training loops, data and checkpoints are
+/// in <pufferfish/train.hpp>.
 
 #include <pufferfish/lowrank.hpp>
 #include <pufferfish/nn/accounting.hpp>

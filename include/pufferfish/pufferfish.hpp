@@ -2,17 +2,17 @@
 #pragma once
 
 /// \file
-/// Everything that needs nothing but the C++ library: layers, networks, factorization, optimizers, the
-/// published models, and (not with -fno-exceptions) gradient compressors and the exchange for one process.
-/// Further:
+/// Everything that needs only the C++ standard library: layers, networks, factorization, optimizers, the
+/// published models, and (except with -fno-exceptions) gradient compressors and the exchange for one
+/// process. It also includes
 ///
 ///   <pufferfish/train.hpp>, the training tasks and weight files  if the compiler finds <zlib.h> and
 ///                                                                <nlohmann/json.hpp>
 ///   <pufferfish/distributed.hpp>                                 if it finds <mpi.h>
 ///
-/// A program that uses those links zlib and MPI (docs/start.md has the targets). The adapters of host
-/// frameworks and <pufferfish/gpu.hpp> are included by themselves. Reading all of it takes a compiler several
-/// times as long as <pufferfish/lowrank.hpp>.
+/// A program that uses these links zlib and MPI (docs/start.md lists the targets). The adapters of host
+/// frameworks and <pufferfish/gpu.hpp> must be included separately. Compiling this header takes several times
+/// as long as compiling <pufferfish/lowrank.hpp>.
 
 #include <pufferfish/io/image_set.hpp>
 #include <pufferfish/io/token_streams.hpp>

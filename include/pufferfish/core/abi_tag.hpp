@@ -2,16 +2,16 @@
 #pragma once
 
 /// \file
-/// Internal: the part of the ABI namespace's name that says what code the compiler's flags allow:
-/// instruction-set extensions, fast-math, language features. The linker keeps one of several functions of one
-/// name, so objects whose flags differ must not have functions of one name: the one that is kept could use an
-/// instruction that the others' processor does not have.
+/// Internal: the part of the ABI namespace's name that encodes the compiler flags that affect code:
+/// instruction-set extensions, fast-math, language features. The linker keeps one of several functions of the
+/// same name. Objects compiled with different flags must therefore not share function names: the copy that is
+/// kept could use an instruction that the processor of another object lacks.
 ///
-/// The name is a level, followed by a character for every extension that the level does not imply. On x86-64
-/// the levels are base, x2, x3 and x4, those of the psABI (x4: AVX-512). Extensions that compilers use only
-/// where a program names them (AES, SHA, AMX, random numbers) are left out.
+/// The name is a level, followed by one character for every extension that the level does not imply. On
+/// x86-64 the levels are base, x2, x3 and x4, as in the psABI (x4: AVX-512). Extensions that compilers use
+/// only if a program names them (AES, SHA, AMX, random numbers) are left out.
 
-// PUFFERFISH_DETAIL_IF(macro, token): the token where the macro is defined as 1, else nothing.
+// PUFFERFISH_DETAIL_IF(macro, token): expands to the token if the macro is defined as 1, else to nothing.
 #define PUFFERFISH_DETAIL_ONE_1 ~,
 #define PUFFERFISH_DETAIL_SECOND(first, second, ...) second
 #define PUFFERFISH_DETAIL_EXPAND_SECOND(...) PUFFERFISH_DETAIL_SECOND(__VA_ARGS__)
@@ -23,7 +23,7 @@
 
 #if defined(__x86_64__) || defined(__i386__) || defined(_M_X64) || defined(_M_IX86)
 
-// What a level adds to the level below.
+// Extensions that each level adds to the level below.
 #define PUFFERFISH_DETAIL_IN_X2                                                                     \
   PUFFERFISH_DETAIL_JOIN8(PUFFERFISH_DETAIL_IF(__SSE3__, a), PUFFERFISH_DETAIL_IF(__SSSE3__, b),    \
                           PUFFERFISH_DETAIL_IF(__SSE4_1__, c), PUFFERFISH_DETAIL_IF(__SSE4_2__, d), \
@@ -37,7 +37,7 @@
   PUFFERFISH_DETAIL_JOIN8(PUFFERFISH_DETAIL_IF(__AVX512F__, n), PUFFERFISH_DETAIL_IF(__AVX512BW__, o),  \
                           PUFFERFISH_DETAIL_IF(__AVX512CD__, p), PUFFERFISH_DETAIL_IF(__AVX512DQ__, q), \
                           PUFFERFISH_DETAIL_IF(__AVX512VL__, r), , , )
-// What no level has.
+// Extensions that belong to no level.
 #define PUFFERFISH_DETAIL_EXTENSIONS                                                                 \
   PUFFERFISH_DETAIL_JOIN8(                                                                           \
       PUFFERFISH_DETAIL_JOIN8(                                                                       \
@@ -115,7 +115,7 @@
                               PUFFERFISH_DETAIL_IF(__ARM_FEATURE_SVE2p1, s),                                \
                               PUFFERFISH_DETAIL_IF(__ARM_FEATURE_LSE128, t), , , , ),                       \
       PUFFERFISH_DETAIL_VECTOR_BITS, , , )
-// -msve-vector-bits: code for vectors of one length.
+// Set by -msve-vector-bits: code for one fixed vector length.
 #if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS != 0
 #define PUFFERFISH_DETAIL_VECTOR_BITS __ARM_FEATURE_SVE_BITS
 #else
@@ -136,7 +136,7 @@
 
 #elif defined(__riscv)
 
-// Defined as versions of the extensions.
+// These macros are defined as the extensions' versions, not as 1.
 #if defined(__riscv_v)
 #define PUFFERFISH_DETAIL_RISCV_V v
 #else
@@ -160,7 +160,7 @@
 #define PUFFERFISH_DETAIL_ISA base
 #endif
 
-// Arithmetic that does not follow IEC 60559: such code has no test for infinity, for example.
+// Flags for arithmetic that deviates from IEC 60559: such code may lack tests for infinity, for example.
 #if defined(__FAST_MATH__)
 #define PUFFERFISH_DETAIL_MATH _fast
 #else
@@ -175,7 +175,7 @@
                           PUFFERFISH_DETAIL_IF(__NO_SIGNED_ZEROS__, _z), , , , )
 #endif
 
-// Whose threads contexts use (core/parallel.hpp): OpenMP's where the unit is compiled with it.
+// Threads that contexts use (core/parallel.hpp): OpenMP's if the unit is compiled with OpenMP.
 #if defined(_OPENMP)
 #define PUFFERFISH_DETAIL_THREADS _omp
 #else

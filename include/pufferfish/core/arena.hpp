@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `stack_arena`: memory given out and taken back in last-in-first-out order. It grows while the first step
-/// finds out how much a step needs and then stays as it is: every later step gets the same addresses.
+/// `stack_arena`: memory allocated and released in last-in-first-out order. It grows during the first step
+/// and then keeps its size, so that later steps get the same addresses.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,10 +14,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A stack of blocks, each 64-byte aligned. Blocks never move. Their memory is not zeroed.
+/// A stack of memory blocks, each 64-byte aligned. Blocks never move. Their memory is not zeroed.
 class stack_arena {
  public:
-  /// A height of the stack: where its top is, and how many bytes lie below.
+  /// A height of the stack: the position of its top (chunk, bytes used in it) and the number of bytes below.
   struct mark {
     std::size_t chunk = 0;
     std::size_t used = 0;
@@ -25,21 +25,21 @@ class stack_arena {
   };
 
   stack_arena() : stack_arena(host_memory()) {}
-  /// Of memory from a source, which must outlive it.
+  /// An arena with memory from `source`, which must outlive the arena.
   explicit stack_arena(memory_source& source) : source_(&source), red_zones_(red_zones()) {}
 
-  /// For tests: arenas constructed after `red_zones() = true` take every block from their source as an
-  /// allocation of its own. An access past the end of a block is then an access outside of an allocation,
-  /// which AddressSanitizer, compute-sanitizer and the emulated device report; without red zones it reads or
-  /// writes the next block. A block has the same address again in every step, as without red zones. An arena
-  /// with red zones holds several times the memory. Set it before any thread makes an arena.
+  /// For tests: arenas constructed after `red_zones() = true` allocate every block separately from their
+  /// source. An access past the end of a block is then outside of an allocation, which AddressSanitizer,
+  /// compute-sanitizer and the emulated device report; without red zones it reads or writes the next block. A
+  /// block still has the same address in every step. An arena with red zones holds several times the memory.
+  /// Must be set before any thread constructs an arena.
   static bool& red_zones() {
     static bool on = false;
     return on;
   }
 
-  /// The new top block, `bytes` long (zero bytes give a valid address too). An empty stack of several chunks
-  /// first joins them into one. Throws shape_error for more bytes than index_t counts.
+  /// The new top block, `bytes` long (for zero bytes a valid address, too). The chunks of an empty stack are
+  /// first joined into one. Throws shape_error for more bytes than index_t counts.
   PUFFERFISH_NOINLINE std::byte* allocate(std::size_t bytes) {
     static_cast<void>(detail::byte_count<std::byte>(static_cast<index_t>(bytes)));
     if (red_zones_) return allocate_apart(bytes);
@@ -60,14 +60,14 @@ class stack_arena {
 
   mark top() const { return top_; }
 
-  /// Gives back everything allocated since `height` was the top. What lay there stays readable until
-  /// the next allocate().
+  /// Releases everything allocated since the top was `height`. The released contents stay readable
+  /// until the next allocate().
   void release(const mark& height) noexcept {
     PUFFERFISH_ASSERT(height.depth <= top_.depth, "stack_arena: release above the top");
     top_ = height;
   }
 
-  /// Bytes in use now, at most so far, and held from the system.
+  /// Bytes in use now; maximum of bytes in use so far; bytes allocated from the source.
   std::size_t in_use() const { return top_.depth; }
   std::size_t peak_bytes() const { return peak_; }
   std::size_t held_bytes() const {
@@ -75,13 +75,13 @@ class stack_arena {
     for (std::size_t i = 0; i < chunks_.size(); ++i) total += capacity(i);
     return total;
   }
-  /// How often the arena asked the system for memory; constant once one step has shown what a step needs and
-  /// the next has joined the chunks.
+  /// Number of allocations from the source. It stays constant once the first step has grown the arena and the
+  /// next step has joined the chunks.
   std::size_t system_allocations() const { return system_allocations_; }
 
  private:
-  // A chunk that is not small is taken large: what of it is never written costs nothing where the system
-  // gives memory page by page, and its end goes back to the system, where allocators keep smaller blocks.
+  // Chunks above 1 MiB have at least 128 MiB: pages never written cost nothing if the system maps memory on
+  // demand, and allocators return blocks of this size to the system instead of caching them.
   static constexpr std::size_t smallest_chunk = std::size_t{1} << 16;
   static constexpr std::size_t small_chunk = std::size_t{1} << 20;
   static constexpr std::size_t large_chunk = std::size_t{1} << 27;
@@ -94,8 +94,8 @@ class stack_arena {
     add_chunk(peak_);
   }
 
-  /// With red zones, each block is a chunk of its exact size, identified by that size and the height of the
-  /// stack below the block. Chunks are kept, so that captured graphs find the same addresses in every step.
+  /// With red zones, each block is a chunk of its exact size, identified by its size and the height of the
+  /// stack below it. Chunks are kept, so that captured graphs use the same addresses in every step.
   PUFFERFISH_COLD std::byte* allocate_apart(std::size_t bytes) {
     const std::size_t size = std::max<std::size_t>(bytes, 1);
     std::size_t i = 0;
@@ -119,13 +119,13 @@ class stack_arena {
   memory_source* source_;
   bool red_zones_;
   std::vector<memory_block<std::byte>> chunks_;
-  std::vector<std::size_t> heights_;  // with red zones: of the stack below each chunk
+  std::vector<std::size_t> heights_;  // with red zones: height of the stack below each chunk
   mark top_;
   std::size_t peak_ = 0;
   std::size_t system_allocations_ = 0;
 };
 
-/// Scratch of one scope: blocks taken through a frame go back when the frame ends.
+/// Scratch memory of one scope: blocks allocated through a frame are released by the frame's destructor.
 class scratch_frame {
  public:
   explicit scratch_frame(stack_arena& arena) : arena_(arena), start_(arena.top()) {}
@@ -140,7 +140,7 @@ class scratch_frame {
     return reinterpret_cast<T*>(arena_.allocate(detail::byte_count<T>(count)));
   }
 
-  /// A dense view of not initialised elements.
+  /// A dense view of uninitialised elements.
   template <class T, std::size_t N>
   tensor_view<T, N> take(const extents<N>& shape) {
     return {take<T>(volume<N>(shape)), shape};

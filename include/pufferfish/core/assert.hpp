@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal checks in two strengths. A failed check is a bug of the caller's or ours: it prints and aborts,
-/// so that it cannot be swallowed. Bad input that a program may want to survive is reported by exceptions
-/// instead.
+/// Internal checks at two levels. A failed check is a bug in the caller or in the library: it prints
+/// a message and aborts, so that it cannot be swallowed. Bad input that a program may want to survive
+/// is reported by exceptions.
 
 #include <pufferfish/core/config.hpp>
 
@@ -28,10 +28,10 @@ PUFFERFISH_NAMESPACE_END
 #define PUFFERFISH_DETAIL_CHECK(condition, text) void(0)
 #endif
 
-/// Checked at levels 1 and 2: once an operation.
+/// Checked at levels 1 and 2: once per operation.
 #define PUFFERFISH_ASSERT(condition, text) PUFFERFISH_DETAIL_CHECK(condition, text)
 
-/// Checked at level 2 only: once an element.
+/// Checked at level 2 only: once per element.
 #if PUFFERFISH_ASSERT_LEVEL > 1
 #define PUFFERFISH_ASSERT_FULL(condition, text) PUFFERFISH_DETAIL_CHECK(condition, text)
 #else

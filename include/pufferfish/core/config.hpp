@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// What every other header rests on: the language check, the ABI namespace and the few macros of the library.
-/// No macro of ours changes a type; the ones below that a user may set are
+/// The base of every other header: the language check, the ABI namespace and the few macros of the library.
+/// No macro of the library changes a type. Users may define two:
 ///   PUFFERFISH_ASSERT_LEVEL  0 off, 1 light (default: argument checks), 2 full (every element access),
 ///   PUFFERFISH_THROW(e)      how an exception leaves the library (default: `throw e`; with -fno-exceptions,
 ///                            its text is printed and the program aborts). It must not return.
@@ -28,7 +28,7 @@
 #error "PUFFERFISH_ASSERT_LEVEL must be 0 (off), 1 (light) or 2 (full)"
 #endif
 
-// Whether this translation unit has exceptions (not with -fno-exceptions), and RTTI (not with -fno-rtti).
+// Whether this translation unit has exceptions (off with -fno-exceptions) and RTTI (off with -fno-rtti).
 #if defined(__cpp_exceptions) || defined(_CPPUNWIND)
 #define PUFFERFISH_EXCEPTIONS 1
 #else
@@ -41,7 +41,7 @@
 #define PUFFERFISH_RTTI 0
 #endif
 
-// Before PUFFERFISH_THROW has its default.
+// Included before PUFFERFISH_THROW gets its default: the tag contains whether the user has defined the macro.
 #include <pufferfish/core/abi_tag.hpp>
 
 #ifndef PUFFERFISH_THROW
@@ -52,8 +52,8 @@
 #endif
 #endif
 
-// try, catch of one type and catch of everything. Without exceptions, the code of the handlers is compiled
-// and never runs.
+// try, catch of one type and catch of everything. Without exceptions, the handlers
+// are compiled but never run.
 #if PUFFERFISH_EXCEPTIONS
 #define PUFFERFISH_DETAIL_TRY try
 #define PUFFERFISH_DETAIL_CATCH(type, name) catch (const type& name)
@@ -70,9 +70,9 @@
 #define PUFFERFISH_DETAIL_STABLE2(major, minor) v##major##_##minor
 #define PUFFERFISH_DETAIL_STABLE1(major, minor) PUFFERFISH_DETAIL_STABLE2(major, minor)
 
-/// Name of the inline namespace: version, assertion level and what the compiler's flags allow
-/// (core/abi_tag.hpp), so that objects built with different flags can be linked into one program without
-/// sharing a single symbol.
+/// Name of the inline namespace: version, assertion level and the compiler flags that affect code
+/// (core/abi_tag.hpp). Objects built with different flags can be linked into one program, because they
+/// have no symbol in common.
 #define PUFFERFISH_ABI_NAMESPACE                                                                      \
   PUFFERFISH_DETAIL_ABI2(PUFFERFISH_VERSION_MAJOR, PUFFERFISH_VERSION_MINOR, PUFFERFISH_ASSERT_LEVEL, \
                          PUFFERFISH_DETAIL_FLAGS)
@@ -83,8 +83,8 @@
   }                              \
   }
 
-/// For types whose code no flag changes (exceptions): one type in the whole program, so that a catch in one
-/// object sees a throw from another built with other flags.
+/// For types whose code does not depend on flags (exceptions): such a type is the same in the whole program,
+/// so a catch in one object handles a throw from an object built with other flags.
 #define PUFFERFISH_STABLE_NAMESPACE_BEGIN \
   namespace pufferfish {                  \
   inline namespace PUFFERFISH_DETAIL_STABLE1(PUFFERFISH_VERSION_MAJOR, PUFFERFISH_VERSION_MINOR) {
@@ -102,7 +102,7 @@
 #define PUFFERFISH_ALWAYS_INLINE inline __attribute__((always_inline))
 #define PUFFERFISH_RESTRICT __restrict__
 #define PUFFERFISH_NOINLINE __attribute__((noinline))
-/// Code that runs once a factorization or on the way to an exception: compiled for size, never inlined.
+/// Code that runs once per factorization or before an exception: compiled for size, never inlined.
 #define PUFFERFISH_COLD __attribute__((cold, noinline))
 #else
 #define PUFFERFISH_ALWAYS_INLINE inline
@@ -111,8 +111,8 @@
 #define PUFFERFISH_COLD
 #endif
 
-/// After the declarator of an overload that exists only to be refused: the compiler's error at the call says
-/// `text`. Compilers without the attribute refuse the call as one of a deleted function.
+/// Written after the declarator of an overload that must not be called: the compiler's error at the call
+/// contains `text`. Compilers without the attribute report a call of a deleted function.
 #if defined(__has_attribute)
 #if __has_attribute(unavailable) && !defined(__CUDACC__)
 #define PUFFERFISH_UNAVAILABLE(text) __attribute__((unavailable("pufferfish: " text)))

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `context<device::cpu>`: what a pass through layers needs besides the layers: threads, scratch memory, the
-/// tape, random numbers, and whether it trains or infers.
+/// `context<device::cpu>`: the state of a pass through layers besides the layers themselves: threads, scratch
+/// memory, the tape, random numbers, and the mode (training or inference).
 
 #include <cstdint>
 #include <optional>
@@ -20,19 +20,19 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// In training, forward passes keep what backward passes need, dropout drops, batch norm uses the batch.
+/// In training, layers keep data for the backward pass, dropout is active, and batch norm uses the batch.
 enum class run_mode { inference, training };
 
 struct context_options {
   int threads = 1;
   std::uint64_t seed = 0;
-  /// Convolutions with 3x3 kernels and stride 1 in float may go by Winograd's algorithm (ops/winograd.hpp):
-  /// less work, about twice the rounding error. False: all of them are direct sums.
+  /// Whether float convolutions with 3x3 kernels and stride 1 may use Winograd's algorithm
+  /// (ops/winograd.hpp): less work, about twice the rounding error. False: all convolutions are direct sums.
   bool winograd = true;
 };
 
-/// A place in the sequence of random streams that layers draw: the step, its first sample and the number of
-/// streams drawn in it. See context::random_place.
+/// A position in the sequence of random streams that layers draw: the step, its first sample and the number
+/// of streams drawn so far in the step. See context::random_place.
 struct random_place {
   std::uint64_t step = 0;
   index_t first_sample = 0;
@@ -42,7 +42,7 @@ struct random_place {
 
 namespace detail {
 
-/// `momentum`, if it is empty or in 0 .. 1; else throws value_error.
+/// Returns `momentum` if it is empty or in 0 .. 1; throws value_error otherwise.
 inline std::optional<double> checked_norm_momentum(std::optional<double> momentum) {
   if (momentum && !(*momentum >= 0.0 && *momentum <= 1.0)) {
     throw_error<value_error>({"context: a momentum of batch norms of ", *momentum, "; it must be in 0 .. 1"});
@@ -52,7 +52,7 @@ inline std::optional<double> checked_norm_momentum(std::optional<double> momentu
 
 }  // namespace detail
 
-/// The CPU's. One context serves one thread of control at a time; layers are shared freely between contexts.
+/// The CPU's context. One thread at a time may use a context; several contexts may share the same layers.
 template <>
 class context<device::cpu> {
  public:
@@ -65,8 +65,8 @@ class context<device::cpu> {
   bool training() const { return mode_ == run_mode::training; }
   void set_mode(run_mode mode) { mode_ = mode; }
 
-  /// The momentum that batch norms use in training in place of their own; empty, the default: each its own.
-  /// norm_estimation sets it. Throws value_error unless it is in 0 .. 1.
+  /// Momentum of all batch norms in training mode. Empty (the default): each layer uses its own momentum. Set
+  /// by norm_estimation. Throws value_error unless the momentum is empty or in 0 .. 1.
   std::optional<double> norm_momentum() const { return norm_momentum_; }
   void set_norm_momentum(std::optional<double> momentum) {
     norm_momentum_ = detail::checked_norm_momentum(momentum);
@@ -74,16 +74,16 @@ class context<device::cpu> {
 
   int threads() const { return threads_.size(); }
 
-  /// Calls body(task, worker) for every task; see thread_pool::run. Cut tasks from shapes alone, never from
-  /// `threads()`, or results depend on the number of threads.
+  /// Calls body(task, worker) for every task; see thread_pool::run. Cut the work into tasks by shapes alone,
+  /// never by `threads()`; otherwise results depend on the number of threads.
   template <class Body>
   void parallel_for(index_t tasks, Body&& body) {
     threads_.run(tasks, body);
   }
 
-  /// Temporary memory; take it through a scratch_frame.
+  /// Temporary memory, to be allocated through a scratch_frame.
   stack_arena& scratch() { return scratch_; }
-  /// The same for what the host notes about tensors, in memory that it reads and writes on every device.
+  /// Temporary host memory for data that host code reads and writes. On the CPU it is the same arena.
   stack_arena& host_scratch() { return scratch_; }
   pufferfish::tape& tape() { return tape_; }
 
@@ -103,13 +103,13 @@ class context<device::cpu> {
   std::uint64_t step() const { return step_; }
   index_t first_sample() const { return first_sample_; }
 
-  /// A random stream of its own for the next layer of this step that asks: layers ask in execution order.
+  /// Returns a new random stream for a layer. Streams are numbered within the step, in execution order.
   random_stream next_random_stream() {
     return {seed_, substream(substream(stream_id("layer"), step_), streams_used_++)};
   }
 
-  /// Where the context is among the random streams. return_to() makes the following layers draw the streams
-  /// that they would have drawn at `place`; it leaves the tape alone.
+  /// The current position in the sequence of random streams. After return_to(place), layers draw the same
+  /// streams as from `place` on. return_to() does not change the tape.
   pufferfish::random_place random_place() const { return {step_, first_sample_, streams_used_}; }
   void return_to(const pufferfish::random_place& place) noexcept {
     step_ = place.step;
@@ -117,28 +117,28 @@ class context<device::cpu> {
     streams_used_ = place.streams_used;
   }
 
-  /// Called by layers when a parameter's gradient is complete for this step.
+  /// Records one write of a parameter's gradient, and notifies the listener if it completes the gradient.
   template <class T>
   void gradient_written(const parameter<T>& p) {
     if (p.written()) ready_(&p, p.id());
   }
 
-  /// `call(object, parameter, id)` is called during backward passes for each parameter whose gradient is
-  /// complete, of all layers that run in this context, as long as the returned object exists. A later
-  /// registration replaces it. See gradient_hook.
+  /// While the returned object exists, `call(object, parameter, id)` is called in backward passes for each
+  /// parameter whose gradient is complete, for all layers that run in this context. A later registration
+  /// replaces it. See gradient_hook.
   gradient_listener on_gradient_ready(gradient_hook::call_type call, void* object) {
     return {ready_, call, object};
   }
 
-  /// Called by layers with the rows that their weights meet in training passes; see row_observer.
+  /// The hook that layers call with the rows that they multiply their weights with; see row_observer.
   const observed_rows& rows() const { return rows_; }
   observed_rows& rows() { return rows_; }
 
-  /// Most memory that tape and scratch have held at once, each, in bytes.
+  /// Peak bytes of scratch and tape: the sum of the peaks of the single arenas.
   std::size_t peak_bytes() const {
     return scratch_.peak_bytes() + tape_.memory().peak_bytes() + tape_.notes().peak_bytes();
   }
-  /// How often they asked the system for memory; constant from the second step on.
+  /// Number of memory allocations by scratch and tape; constant from the second step on.
   std::size_t system_allocations() const {
     return scratch_.system_allocations() + tape_.memory().system_allocations() +
            tape_.notes().system_allocations();
@@ -159,7 +159,7 @@ class context<device::cpu> {
   observed_rows rows_;
 };
 
-/// Sets a context's mode, and puts the one before back at its end, after an exception too.
+/// Sets a context's mode for the lifetime of the scope. The destructor restores the previous mode.
 template <class Device>
 class mode_scope {
  public:

@@ -3,7 +3,7 @@
 
 /// \file
 /// Device tags and the primary template of `context`. A layer's code is written once; the context of its
-/// device brings memory, threads or a stream, and the operations.
+/// device provides memory, threads or a stream, and the operations.
 
 #include <type_traits>
 

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The exceptions of the library. Every one derives from `pufferfish::error`; texts name the layer or file
-/// and the numbers that do not fit. The library throws them through PUFFERFISH_THROW.
+/// The exceptions of the library. All derive from `pufferfish::error`. Their texts name the layer or file and
+/// the numbers that do not fit. The library throws them through PUFFERFISH_THROW.
 
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +17,7 @@
 
 PUFFERFISH_STABLE_NAMESPACE_BEGIN
 #if !PUFFERFISH_RTTI
-// The classes' virtual tables do not name their types, so they must not stand in for those that do.
+// Without RTTI, virtual tables name no types. The linker must not merge them with tables that name types.
 inline namespace nortti {
 #endif
 
@@ -58,26 +58,26 @@ class state_error : public error {
   using error::error;
 };
 
-/// A file that cannot be read, is not what it claims to be, or cannot be written.
+/// A file that cannot be read or written, or whose contents are invalid.
 class io_error : public error {
  public:
   using error::error;
 };
 
-/// MPI, CUDA or another library below us reported a failure.
+/// MPI, CUDA or another library used by this one reported a failure.
 class backend_error : public error {
  public:
   using error::error;
 };
 
-/// Somebody who was waited for did not arrive.
+/// A wait for other ranks has exceeded its time limit.
 class timeout_error : public error {
  public:
   using error::error;
   timeout_error(const std::string& text, std::vector<int> missing)
       : error(text), missing_(std::move(missing)) {}
 
-  /// The ranks that did not arrive, in ascending order; none where that is not known.
+  /// The ranks that did not arrive, in ascending order; empty if they are unknown.
   const std::vector<int>& missing() const noexcept { return missing_; }
 
  private:
@@ -93,13 +93,13 @@ PUFFERFISH_STABLE_NAMESPACE_END
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// What a throw does without exceptions.
+/// Replaces `throw` in builds without exceptions.
 [[noreturn]] PUFFERFISH_COLD inline void print_and_abort(const std::exception& failure) {
   std::fprintf(stderr, "pufferfish: %s\n", failure.what());
   std::abort();
 }
 
-/// Stands for the exception in a handler that never runs.
+/// Type-checks the exception object of a handler that never runs.
 template <class E>
 [[noreturn]] const E& not_caught() {
   std::abort();

@@ -13,7 +13,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 class gradient_listener;
 
-/// The place in a context for at most one listener. A second registration replaces the first.
+/// The slot for at most one listener in a context. A second registration replaces the first.
 class gradient_hook {
  public:
   /// `parameter` is the address of the parameter<T> whose gradient is complete, `id` its parameter<T>::id().
@@ -37,8 +37,8 @@ class gradient_hook {
   void* object_ = nullptr;
 };
 
-/// A registration with a context's hook, which ends with this object (or with stop). Either of the two may be
-/// destroyed first. Used by the thread that runs the context's passes.
+/// A registration with a context's hook. It ends with the destruction of this object or with stop(). The hook
+/// and the listener may be destroyed in any order. Only for the thread that runs the context's passes.
 class [[nodiscard]] gradient_listener {
  public:
   gradient_listener() = default;
@@ -60,7 +60,7 @@ class [[nodiscard]] gradient_listener {
   }
   ~gradient_listener() { stop(); }
 
-  /// Ends the registration. A listener that was registered later with the same context stays.
+  /// Ends the registration. A listener that was registered later with the same context stays registered.
   void stop() noexcept {
     if (hook_ == nullptr) return;
     hook_->listener_ = nullptr;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// 64-bit digests of bytes: to tell networks, options and parameters apart, never to keep secrets. The same
-/// bytes give the same digest in every run and process on machines of one byte order.
+/// 64-bit digests of bytes, to distinguish networks, options and parameters; not cryptographic. The same
+/// bytes have the same digest in every run and process on machines of one byte order.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,9 +28,9 @@ constexpr std::uint64_t spread_bits(std::uint64_t x) {
 
 }  // namespace detail
 
-/// Builds one digest from several pieces. Every piece is entered with its length, so "ab" + "c" and "a" +
-/// "bc" differ. Eight bytes a step; each step is a bijection of the state, so two equally long inputs that
-/// differ in one word only never collide.
+/// Builds one digest from several pieces. The length of every piece is hashed too, so "ab" + "c" and "a" +
+/// "bc" differ. Each step hashes eight bytes and is a bijection of the state, so two inputs of equal length
+/// that differ in only one word never collide.
 class hasher {
  public:
   constexpr hasher() = default;
@@ -47,7 +47,7 @@ class hasher {
     return *this;
   }
 
-  /// Adds the elements bit for bit: 0.0 and -0.0 differ. T may have no padding bytes.
+  /// Adds the elements bit for bit: 0.0 and -0.0 differ. T must not have padding bytes.
   template <class T>
   hasher& values(std::span<const T> piece) {
     static_assert(
@@ -60,7 +60,7 @@ class hasher {
 
   hasher& text(std::string_view piece) { return values(std::span<const char>(piece.data(), piece.size())); }
 
-  /// Adds one integer by its value: the same for every integer type.
+  /// Adds one integer by value; the type of the integer does not matter.
   template <class T>
   constexpr hasher& number(T value) {
     static_assert(std::is_integral_v<T>,
@@ -69,7 +69,7 @@ class hasher {
     return *this;
   }
 
-  /// Of all pieces so far; adding may go on afterwards.
+  /// Digest of all pieces added so far. More pieces may be added afterwards.
   constexpr std::uint64_t digest() const { return detail::spread_bits(state_ + pieces_); }
 
  private:
@@ -90,7 +90,7 @@ class hasher {
   std::uint64_t pieces_ = 0;
 };
 
-/// Digest of bytes, of text, of the elements of an array.
+/// Digest of bytes, of text, or of the elements of an array.
 inline std::uint64_t digest(std::span<const std::byte> bytes) { return hasher().bytes(bytes).digest(); }
 inline std::uint64_t digest(std::string_view text) { return hasher().text(text).digest(); }
 template <class T>

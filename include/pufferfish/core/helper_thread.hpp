@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: `helper_thread`, a thread whose failed start is an error of this library, and whose owner can be
+/// Internal: `helper_thread`, a thread that reports a failed start as backend_error and whose owner can be
 /// destroyed in a forked process, where the thread does not exist.
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace detail {
 inline std::uint32_t fork_count() {
   static std::atomic<std::uint32_t> count{0};
 #if defined(__unix__) || defined(__APPLE__)
-  // A counter costs a load where getpid() would cost a system call in every pass.
+  // A counter costs one load; getpid() would cost a system call in every pass.
   static const int registered = ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });
   static_cast<void>(registered);
 #endif
@@ -39,8 +39,8 @@ class helper_thread {
   helper_thread& operator=(helper_thread&&) = delete;
   ~helper_thread() { join(); }
 
-  /// Runs body() in a new thread. Throws backend_error, whose text begins with what(), if the system starts
-  /// none.
+  /// Runs body() in a new thread. Throws backend_error if the system cannot start one; its text begins
+  /// with the result of what().
   template <class What, class Body>
   void start(What&& what, Body&& body) {
     forks_ = fork_count();
@@ -53,10 +53,10 @@ class helper_thread {
   }
 
   bool running() const { return thread_.joinable(); }
-  /// Whether the thread was started in a process of which this one is a fork: it does not exist here.
+  /// Whether this process was forked after the thread was started: the thread does not exist in the fork.
   bool is_lost() const { return running() && forks_ != fork_count(); }
 
-  /// Waits for the thread's end. A lost thread is forgotten.
+  /// Waits for the thread to end. A lost thread is dropped without waiting.
   void join() {
     if (!running()) return;
     // A lost thread can be neither joined nor detached, and std::thread's destructor would end the program.

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `memory_source`: where arenas get their memory from, the host's or a device's, and how the host reaches
-/// it. `memory_block`: a piece of it with an owner.
+/// `memory_source`: allocates host or device memory for arenas and copies between the host and that memory.
+/// `memory_block`: an owning array of elements in such memory.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Memory of one kind. What it gives starts at a multiple of `memory_alignment` and is not zeroed.
+/// Memory of one kind. Allocated blocks start at a multiple of `memory_alignment` and are not zeroed.
 class memory_source {
  public:
   memory_source() = default;
@@ -28,27 +28,27 @@ class memory_source {
   memory_source& operator=(const memory_source&) = delete;
   virtual ~memory_source() = default;
 
-  /// `bytes` > 0. Throws std::bad_alloc, or backend_error with the numbers.
+  /// `bytes` > 0. Throws std::bad_alloc, or backend_error with the sizes involved.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
 
-  /// Copies between this memory and the host's; over when they return. Throw backend_error.
+  /// Synchronous copies between this memory and host memory. Throw backend_error.
   virtual void from_host(void* to, const void* from, std::size_t bytes) = 0;
   virtual void to_host(void* to, const void* from, std::size_t bytes) = 0;
   virtual void fill_zero(void* memory, std::size_t bytes) = 0;
-  /// Copies within this memory; the two do not overlap. Over when it returns.
+  /// Synchronous copy within this memory. The two ranges must not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
-  /// Writes floats of this memory as numbers of 16 bits, rounded to nearest, ties to even. Over when it
-  /// returns. `format` is not none.
+  /// Rounds floats of this memory to a 16-bit format (to nearest, ties to even). `to` is in this memory, too.
+  /// Synchronous. `format` must not be none.
   virtual void round(rounded_format format, const float* from, void* to, index_t count) = 0;
 
-  /// Whether the host's code may read and write it.
+  /// Whether host code may read and write this memory.
   virtual bool on_host() const = 0;
 };
 
 namespace detail {
 
-/// memory_source::round where the host computes.
+/// memory_source::round for memory that the host reads and writes.
 inline void round_on_host(rounded_format format, const float* from, void* to, index_t count) {
   const auto write = [&](auto* numbers) {
     std::transform(from, from + count, numbers,
@@ -79,14 +79,14 @@ class host_memory_source final : public memory_source {
 
 }  // namespace detail
 
-/// The host's memory. One object for the whole program, never destroyed: networks and contexts with static
-/// storage duration give memory back after other static objects are gone.
+/// The host's memory. One object for the whole program. It is never destroyed, because networks and contexts
+/// with static storage duration may free memory after other static objects have been destroyed.
 inline memory_source& host_memory() {
   static memory_source* const source = new detail::host_memory_source;
   return *source;
 }
 
-/// The source of a device's memory; others are specialised with their device.
+/// The memory source of a device. Other devices specialise this template.
 template <class Device>
 struct memory_of;
 template <>
@@ -94,8 +94,8 @@ struct memory_of<device::cpu> {
   static memory_source& source() { return host_memory(); }
 };
 
-/// A fixed number of trivially copyable elements in the memory of a source, which must outlive it. Moves,
-/// does not copy.
+/// A fixed number of trivially copyable elements in the memory of a source. The source must outlive the
+/// block. Movable, not copyable.
 template <class T>
 class memory_block {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -103,14 +103,14 @@ class memory_block {
  public:
   memory_block() = default;
 
-  /// Not initialised; the first element is stored `lead` elements after a multiple of memory_alignment.
-  /// Throws shape_error for a negative count and for more bytes than index_t counts, and as the source does.
+  /// Not initialised. Element 0 is stored `lead` elements after a multiple of memory_alignment. Throws
+  /// shape_error for a negative count and for more bytes than index_t counts, and whatever the source throws.
   memory_block(memory_source& source, index_t count, uninitialized_t, index_t lead = 0)
       : source_(&source), size_(count), lead_(lead) {
     static_cast<void>(detail::byte_count<T>(count) + detail::byte_count<T>(lead));
     if (count > 0) data_ = static_cast<T*>(source.allocate(allocated())) + lead;
   }
-  /// All bits zero.
+  /// As above, with all bits zero.
   memory_block(memory_source& source, index_t count, index_t lead = 0)
       : memory_block(source, count, uninitialized, lead) {
     if (count > 0) source.fill_zero(data_, bytes());
@@ -139,7 +139,7 @@ class memory_block {
   std::span<T> span() { return {data_, static_cast<std::size_t>(size_)}; }
   std::span<const T> span() const { return {data_, static_cast<std::size_t>(size_)}; }
 
-  /// Copies all elements from the host, or to it: spans of size() elements, else shape_error.
+  /// Copies all elements from or to the host. Throws shape_error unless the span has size() elements.
   void from_host(std::span<const T> values) {
     check(values.size());
     if (size_ > 0) source_->from_host(data_, values.data(), bytes());

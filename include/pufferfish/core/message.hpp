@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the texts of errors, put together out of line. A sum of strings at every place that may throw
-/// costs more to compile than the code around it; a list of parts costs next to nothing.
+/// Internal: error texts, assembled out of line. Concatenating strings at every throw site costs more compile
+/// time than the code around it; an initializer list of parts costs almost nothing.
 
 #include <array>
 #include <cstddef>
@@ -31,8 +31,8 @@ PUFFERFISH_COLD inline std::string shape_text(const std::ptrdiff_t* extents, std
   return text;
 }
 
-/// A piece of text, a number or the extents of an array. Refers to its source, owns nothing: for arguments
-/// only.
+/// A piece of text, a number or the extents of an array. Refers to its source and owns nothing, so it is
+/// only for use as an argument.
 class message_part {
  public:
   message_part(std::string_view text) : text_(text.data()), count_(text.size()) {}
@@ -75,7 +75,7 @@ class message_part {
   std::size_t count_ = 0;
 };
 
-/// The parts one after another: message({"rank ", 16, " of ", shape}).
+/// Concatenates the parts: message({"rank ", 16, " of ", shape}).
 PUFFERFISH_COLD inline std::string message(std::initializer_list<message_part> parts) {
   std::string text;
   for (const message_part& part : parts) part.append_to(text);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: `move_mark`, a member that remembers that its object was moved from.
+/// Internal: `move_mark`, a member that records whether its object was moved from.
 
 #include <utility>
 
@@ -11,9 +11,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// For classes with default move operations whose empty state means something else than "moved from". Moving
-/// the object sets the source's mark; assigning a new value to it clears the mark. A copy of a moved-from
-/// object is marked, too.
+/// For classes with default move operations whose empty state does not mean "moved from". Moving an
+/// object sets the mark of the source; assigning a new value to the source clears it. A copy of a
+/// moved-from object is marked, too.
 class move_mark {
  public:
   move_mark() = default;

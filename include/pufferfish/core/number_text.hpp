@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: floating-point numbers as text and back. The decimal separator is always a point: printf, strtod
-/// and std::to_string follow the locale that the host program has set, which made records unreadable.
+/// Internal: conversion between floating-point numbers and text. The decimal separator is always a point.
+/// printf, strtod and std::to_string use the locale set by the host program, which made records unreadable.
 
 #include <charconv>
 #include <cstddef>
@@ -43,8 +43,8 @@ inline std::string hexadecimal_number(double value) {
   return result;
 }
 
-/// Reads any of these. False, with `value` unchanged, unless all of `text` is one number within the range of
-/// double.
+/// Reads text in any of these formats. Returns false and leaves `value` unchanged unless all of `text` is one
+/// number within the range of double.
 inline bool read_number(std::string_view text, double& value) {
   const bool negative = text.substr(0, 1) == "-";
   const std::string_view digits = text.substr(negative ? 1 : 0);

@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// `thread_pool`: the threads of a CPU context. Work is cut into tasks by the caller, from shapes alone;
-/// which thread runs a task never matters to the result, so results are the same for any number of threads.
+/// `thread_pool`: the threads of a CPU context. Callers cut work into tasks by shapes alone. The result does
+/// not depend on which thread runs a task, so results are the same for any number of threads.
 ///
-/// The threads are OpenMP's where the unit is compiled with it (-fopenmp), so that a program that uses OpenMP
-/// elsewhere does not run two sets of them; otherwise a pool has its own.
+/// Translation units compiled with -fopenmp use OpenMP's threads, so that a program that uses OpenMP
+/// elsewhere does not run two sets of threads. Otherwise each pool starts threads of its own.
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -28,7 +28,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Numbered tasks that workers take one after the other, and the first exception of any.
+/// Numbered tasks that workers fetch one by one, and the first exception thrown by any task.
 class task_list {
  public:
   using invoke = void (*)(void*, index_t, int);
@@ -40,7 +40,7 @@ class task_list {
     next_.store(0, std::memory_order_relaxed);
   }
 
-  /// Runs tasks until none is left.
+  /// Runs tasks until all tasks of the list have been started.
   void work(int worker) {
     const scope of_this_thread(this);
     PUFFERFISH_DETAIL_TRY {
@@ -61,10 +61,10 @@ class task_list {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
-  /// Whether the calling thread is in a task of this list.
+  /// Whether the calling thread is running a task of this list.
   bool in_task() const { return current_ == this; }
 
-  /// Marks the calling thread as one that runs tasks of a list.
+  /// Marks the calling thread as running tasks of a list, for the lifetime of the scope.
   class scope {
    public:
     explicit scope(const task_list* list) : before_(std::exchange(current_, list)) {}
@@ -88,7 +88,7 @@ class task_list {
 
 #if defined(_OPENMP)
 
-/// Teams of OpenMP's threads.
+/// Runs a task list on a team of OpenMP threads.
 class thread_team {
  public:
   static constexpr const char* advice =
@@ -96,12 +96,12 @@ class thread_team {
 
   explicit thread_team(int threads) : threads_(threads) {}
   int size() const { return threads_; }
-  /// Whether this process is a fork of one whose OpenMP threads we used: the runtime would wait for them.
+  /// Whether this process is a fork made after OpenMP threads were used: the runtime would wait for them.
   static bool is_lost() {
     return first_use_.load(std::memory_order_relaxed) > 0 && first_use_ != fork_count() + 1;
   }
-  // The team may be smaller than asked for (in a parallel region of the caller, say): tasks are taken, not
-  // dealt.
+  // The team may be smaller than requested (inside a parallel region of the caller, for example). Threads
+  // therefore fetch tasks dynamically.
   void run(task_list& list) {
     first_use_.store(fork_count() + 1, std::memory_order_relaxed);
 #pragma omp parallel num_threads(threads_)
@@ -115,12 +115,12 @@ class thread_team {
 
 #else
 
-/// Threads of our own, which sleep between runs.
+/// Threads that this pool starts; they sleep between runs.
 class thread_team {
  public:
   static constexpr const char* advice = "make a new one after fork";
 
-  // Delegates, so that the destructor ends the threads that run if one cannot be started.
+  // Delegates, so that the destructor ends the threads already started if a later one cannot be started.
   explicit thread_team(int threads) : thread_team() {
     helpers_.reserve(static_cast<std::size_t>(threads - 1));
     for (int worker = 1; worker < threads; ++worker) {
@@ -141,7 +141,7 @@ class thread_team {
   }
 
   int size() const { return static_cast<int>(helpers_.size()) + 1; }
-  /// Whether this process is a fork of the one that started the threads, which do not exist here.
+  /// Whether this process was forked after the threads were started: they do not exist in the fork.
   bool is_lost() const { return !helpers_.empty() && helpers_.front().is_lost(); }
 
   void run(task_list& list) {
@@ -184,19 +184,19 @@ class thread_team {
 
 }  // namespace detail
 
-/// A fixed number of threads (the calling one included) that run numbered tasks.
+/// A fixed number of threads, including the calling thread, that run numbered tasks.
 class thread_pool {
  public:
-  /// `threads` >= 1, else value_error; one means that everything runs in the caller. Throws backend_error if
-  /// a thread cannot be started.
+  /// `threads` >= 1, else value_error. With one thread, all tasks run in the calling thread. Throws
+  /// backend_error if a thread cannot be started.
   explicit thread_pool(int threads) : team_(checked(threads)) {}
 
   int size() const { return team_.size(); }
 
-  /// Calls body(task, worker) once for each task in 0 .. tasks - 1, `worker` in 0 .. size() - 1, and returns
-  /// when all are done. Calls with the same worker never overlap. The first exception of any task is rethrown
-  /// here. Throws state_error if a task of this pool calls it, if two threads call it at once, and in a
-  /// forked process if several threads would be needed: the parent's do not exist there.
+  /// Calls body(task, worker) once for each task in 0 .. tasks - 1, with `worker` in 0 .. size() - 1, and
+  /// returns when all tasks are done. Calls with the same worker never overlap. The first exception of any
+  /// task is rethrown. Throws state_error if a task of this pool calls run, if two threads call run at once,
+  /// and in a forked process if several threads are needed: the parent's threads do not exist there.
   template <class Body>
   void run(index_t tasks, Body&& body) {
     using plain = std::remove_reference_t<Body>;
@@ -212,7 +212,7 @@ class thread_pool {
     return threads;
   }
 
-  // Not a template: a body is compiled once, whether threads run it or the caller does.
+  // Not a template: each body is compiled once, for both the threaded and the single-threaded path.
   PUFFERFISH_NOINLINE void run_tasks(index_t tasks, void* object, detail::task_list::invoke call) {
     if (tasks <= 0) return;
     const bool alone = size() == 1 || tasks == 1, nested = list_.in_task();
@@ -221,7 +221,7 @@ class thread_pool {
           {"thread_pool: a task started tasks on the context (or pool) that runs it; use another one there"});
     }
     const bool lost = team_.is_lost();
-    const use in_use(in_use_, nested || lost);  // the fork may have come while another thread held the flag
+    const use in_use(in_use_, nested || lost);  // at the fork, another thread may have held the flag
     if (alone) {
       const detail::task_list::scope of_this_thread(&list_);
       for (index_t task = 0; task < tasks; ++task) call(object, task, 0);
@@ -239,7 +239,7 @@ class thread_pool {
     list_.rethrow();
   }
 
-  // Refuses a second thread. A task that runs everything in its own thread may go on.
+  // Throws if a second thread enters. Nested calls that run all tasks in the calling thread are not checked.
   class use {
    public:
     use(std::atomic<bool>& flag, bool unchecked) : flag_(unchecked ? nullptr : &flag) {

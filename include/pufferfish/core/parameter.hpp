@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `parameter<T>` (a trained tensor with its gradient) and `state_buffer<T>` (a kept tensor that is not
-/// trained). Each owns its memory until a network binds it to a place in an arena.
+/// `parameter<T>`: a trained tensor with its gradient. `state_buffer<T>`: a tensor of a layer's state that is
+/// not trained. Each owns its memory until a network binds it to a place in an arena.
 
 #include <algorithm>
 #include <array>
@@ -15,15 +15,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How frameworks and files see a stored tensor: extents in their order, strides (elements) onto our storage.
-/// A convolution's weight lies as [kernel height][kernel width][in][out] and is seen as
-/// [out][in][height][width].
+/// How frameworks and files index a stored tensor: extents in their order, and strides (in elements) into the
+/// storage of this library. A convolution's weight is stored as [kernel height][kernel width][in][out]; its
+/// logical layout is [out][in][height][width].
 struct logical_layout {
   int dims = 0;
   extents<4> shape{};
   extents<4> strides{};
 
-  /// Elements. Throws shape_error as volume does.
+  /// Number of elements. Throws shape_error as volume does.
   index_t size() const {
     const index_t result = detail::checked_volume(shape.data(), static_cast<std::size_t>(dims));
     if (result < 0) detail::bad_extents(shape.data(), static_cast<std::size_t>(dims));
@@ -33,7 +33,7 @@ struct logical_layout {
 
   /// A vector of n elements.
   static logical_layout vector(index_t n) { return {1, {n, 1, 1, 1}, {1, 0, 0, 0}}; }
-  /// An [out][in] matrix whose storage is [in][out]: outputs innermost, as the kernels read it.
+  /// An [out][in] matrix stored as [in][out]: the output index is innermost, as the kernels expect.
   static logical_layout matrix(index_t out, index_t in) { return {2, {out, in, 1, 1}, {1, out, 0, 0}}; }
   /// An OIHW kernel whose storage is HWIO.
   static logical_layout kernel(index_t out, index_t in, index_t height, index_t width) {
@@ -49,9 +49,9 @@ inline std::string to_string(const logical_layout& layout) {
 
 namespace detail {
 
-/// Elements that are either owned or lie in somebody's arena, on the host or on a device. A copy is always
-/// deep, owned, and on the host; of elements on a device there is none (state_error): model::on_host brings
-/// them.
+/// Elements that are either owned or stored in an external arena, on the host or on a device. A copy is
+/// always deep, owned, and on the host. Elements on a device cannot be copied this way (state_error);
+/// model::on_host copies them to the host.
 template <class T>
 class bindable_storage {
  public:
@@ -78,13 +78,13 @@ class bindable_storage {
   index_t size() const { return size_; }
   bool on_device() const { return on_device_; }
 
-  /// Moves the elements to `place`, on the host, and stays bound to it.
+  /// Copies the elements to `place` on the host, frees owned memory and refers to `place` from then on.
   void bind(T* place) {
     require_host("moved");
     std::copy_n(data_, size_, place);
     attach(place, false);
   }
-  /// Gives up the elements for those that lie at `place`.
+  /// Drops the current elements and refers to the elements stored at `place`.
   void attach(T* place, bool on_device) {
     data_ = place;
     own_ = {};
@@ -120,38 +120,38 @@ namespace detail {
 
 }  // namespace detail
 
-/// What the optimizer needs to know: biases and normalisation parameters are usually exempt from weight
-/// decay.
+/// Role of a parameter, for the optimizer: biases and normalisation parameters are usually
+/// exempt from weight decay.
 enum class parameter_role { weight, bias, norm };
 
-/// What the elements of a parameter's gradient are: see parameter::gradient_origin.
+/// Origin of the elements of a parameter's gradient; see parameter::gradient_origin.
 enum class gradient_source : unsigned char {
-  program,   ///< zeros, or what the program has written into the arena; no layer has written it
+  program,   ///< zeros or values that the program has written into the arena; no layer has written it
   layer,     ///< written by a layer since the last exchange or optimizer step
-  exchange,  ///< the result of an exchange, which no optimizer has used
+  exchange,  ///< the result of an exchange that no optimizer step has used yet
   spent      ///< used by an optimizer's step
 };
 
-/// One trained tensor. A layer holds it as a member; `visit` shows it to the world by name.
+/// One trained tensor. A layer holds it as a member; the layer's `visit` exposes it by name.
 ///
-/// Gradients: the first writer of a step overwrites, later ones add (`accumulate()` says which). The gradient
-/// is ready when `writers` writes are done: one a backward pass, more for shared parameters and for several
-/// micro-batches a step.
+/// Gradients: the first write of a step overwrites the gradient, later writes add to it (`accumulate()` tells
+/// which). The gradient is ready after `writers` x `passes` writes: one per backward pass by default, more
+/// for shared parameters and for several micro-batches a step.
 ///
-/// The gradient of a parameter that no layer has written since the last optimizer step is zero: the next
-/// exchange sets this rank's part to zero before it sums, and an optimizer whose target was made from the
-/// store does so before it updates. Weight decay and momentum go on. Two cases are left to the program. An
-/// arena that no layer has ever written is taken as it is; and so are the gradients of a step in which no
-/// layer has written any of the store's (a replayed graph), by optimizers and by exchanges on a device. A
-/// program that writes single gradients by itself calls set_gradient_origin(gradient_source::layer).
+/// A gradient that no layer has written since the last optimizer step counts as zero: the next exchange
+/// zeroes this rank's part before the sum, an optimizer whose target was made from the store zeroes it before
+/// the update. Weight decay and momentum still apply. Two exceptions: an arena that no layer has ever written
+/// is used as it is; so are, by optimizers and by exchanges on a device, all gradients in a step in which no
+/// layer has written any of the store's (a replayed graph). A program that writes single gradients itself
+/// calls set_gradient_origin(gradient_source::layer).
 template <class T>
 class parameter {
  public:
   parameter(const logical_layout& layout, parameter_role role)
       : layout_(layout), role_(role), values_(layout.size()) {}
 
-  /// One whose values lie at `values`, in stored order, in the memory of a host framework; they must outlive
-  /// it. (A copy owns its values.)
+  /// A parameter whose values are stored at `values`, in stored order, in memory of a host framework. That
+  /// memory must outlive the parameter. (A copy of the parameter owns its values.)
   parameter(const logical_layout& layout, parameter_role role, T* values)
       : layout_(layout), role_(role), values_(values, layout.size()) {}
 
@@ -159,17 +159,17 @@ class parameter {
   parameter_role role() const { return role_; }
   index_t size() const { return values_.size(); }
 
-  /// Whether its elements were moved to another parameter.
+  /// Whether the elements were moved to another parameter.
   bool is_moved_from() const { return values_.data() == nullptr && layout_.size() > 0; }
 
-  /// Elements in stored order. These and logical() throw state_error if the parameter was moved from.
+  /// Elements in stored order. These functions and logical() throw state_error for a moved-from parameter.
   T* data() { return checked(); }
   const T* data() const { return checked(); }
   std::span<T> values() { return {checked(), static_cast<std::size_t>(size())}; }
   std::span<const T> values() const { return {checked(), static_cast<std::size_t>(size())}; }
 
-  /// The elements for a layer that computes in U: themselves, or where U has 16 bits the copies of them that
-  /// the network's store keeps; state_error where no store does.
+  /// The elements for a layer that computes in U: the elements themselves if U is T, else the 16-bit rounded
+  /// copies kept by the network's store. Throws state_error if no store keeps such copies.
   template <class U>
   const U* as() const {
     if constexpr (std::is_same_v<U, T>) {
@@ -181,14 +181,14 @@ class parameter {
       return static_cast<const U*>(rounded_);
     }
   }
-  /// Says where these copies are; nullptr: nowhere.
+  /// Sets the address of the 16-bit copies; nullptr if there are none.
   void set_rounded(const void* place) { rounded_ = place; }
 
-  /// The elements as frameworks see them (see logical_layout).
+  /// The elements in the layout of frameworks (see logical_layout).
   tensor_view<T, 4> logical() { return {checked(), layout_.shape, layout_.strides}; }
   tensor_view<const T, 4> logical() const { return {checked(), layout_.shape, layout_.strides}; }
 
-  /// The gradient in stored order; made on first use for a layer that no network has bound.
+  /// The gradient in stored order. A parameter that no network has bound allocates it on first use.
   T* gradient_data() const {
     if (gradient_ == nullptr) {
       own_gradient_ = aligned_buffer<T>(size());
@@ -199,9 +199,9 @@ class parameter {
   std::span<T> gradient() const { return {gradient_data(), static_cast<std::size_t>(size())}; }
   tensor_view<T, 4> logical_gradient() const { return {gradient_data(), layout_.shape, layout_.strides}; }
 
-  /// For a backward pass about to write the gradient: whether it must add to what is there.
+  /// Whether the next gradient write of a backward pass must add to the present values (else it overwrites).
   bool accumulate() const { return written_ > 0; }
-  /// A backward pass has written. True if that was the step's last write: the gradient is ready.
+  /// Records a gradient write. Returns true if it was the last one of the step: the gradient is ready.
   bool written() const {
     origin_ = gradient_source::layer;
     written_ = written_ + 1 >= writers_ * passes_ ? 0 : written_ + 1;
@@ -218,12 +218,12 @@ class parameter {
     passes_ = passes;
     written_ = 0;
   }
-  /// Number of writes since the step began; 0 after the step's last write.
+  /// Number of writes since the step began; reset to 0 by the step's last write.
   int writes() const { return written_; }
-  /// Forgets the writes of an abandoned step.
+  /// Resets the write count of an abandoned step.
   void restart() const { written_ = 0; }
 
-  /// What the gradient's elements are. Kept by layers, exchanges and optimizers.
+  /// Origin of the gradient's elements. Updated by layers, exchanges and optimizers.
   gradient_source gradient_origin() const { return origin_; }
   void set_gradient_origin(gradient_source source) const { origin_ = source; }
 
@@ -233,7 +233,7 @@ class parameter {
   /// Whether the values are stored on a device, where the host must not touch them.
   bool on_device() const { return values_.on_device(); }
 
-  /// Moves values and gradient to their places in a network's arenas. The places must outlive the binding.
+  /// Moves values and gradient to places in a network's arenas. The places must outlive the binding.
   void bind(T* value_place, T* gradient_place, int id) {
     values_.bind(value_place);
     gradient_ = gradient_place;
@@ -244,8 +244,8 @@ class parameter {
     origin_ = gradient_source::program;
   }
 
-  /// Takes values and gradient of a host framework for its own, as they lie there in stored order; nothing is
-  /// copied. The places must outlive the binding; the gradient's may be nullptr if it is never asked for.
+  /// Refers to values and gradient in memory of a host framework, in stored order. Nothing is copied. The
+  /// places must outlive the binding. `gradient` may be nullptr if the gradient is never accessed.
   void attach(T* values, T* gradient, int id = -1, bool on_device = false) {
     values_.attach(values, on_device);
     gradient_ = gradient;
@@ -256,10 +256,10 @@ class parameter {
     origin_ = gradient_source::program;
   }
 
-  /// Takes values that lie elsewhere for its own; gradient and id stay.
+  /// Refers to values stored elsewhere from now on. Gradient and id are unchanged.
   void relocate(T* values, bool on_device) { values_.attach(values, on_device); }
 
-  /// Copies are deep, own their memory and belong to no network; the gradient is not copied.
+  /// Copies are deep, own their memory and belong to no network. The gradient is not copied.
   parameter(const parameter& other)
       : layout_(other.layout_), role_(other.role_), values_(other.values_), writers_(other.writers_) {}
   parameter(parameter&&) noexcept = default;
@@ -301,7 +301,7 @@ class state_buffer {
   logical_layout layout() const { return logical_layout::vector(size()); }
 
   void bind(T* place) { values_.bind(place); }
-  /// Takes values that lie elsewhere for its own.
+  /// Refers to values stored elsewhere from now on.
   void relocate(T* values, bool on_device) { values_.attach(values, on_device); }
   bool on_device() const { return values_.on_device(); }
 

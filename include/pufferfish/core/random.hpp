@@ -35,14 +35,14 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
   return counter;
 }
 
-/// A stream number for a purpose ("shuffle", a parameter's name): 64-bit FNV-1a of the text.
+/// Stream number for a purpose ("shuffle", a parameter's name): 64-bit FNV-1a hash of the text.
 constexpr std::uint64_t stream_id(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
   return hash;
 }
 
-/// A stream further down from (stream, number): for epochs, steps and layers of one purpose.
+/// Derives a stream from (stream, number), for the epochs, steps and layers of one purpose.
 constexpr std::uint64_t substream(std::uint64_t stream, std::uint64_t number) {
   std::uint64_t z = stream + 0x9E3779B97F4A7C15U * (number + 1);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
@@ -55,7 +55,7 @@ class random_stream {
  public:
   constexpr random_stream(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
 
-  /// A stream further down: for the parts of a thing that has this one.
+  /// A stream derived from this one, for a named part of the object that uses this stream.
   constexpr random_stream child(std::string_view part) const {
     return {seed_, substream(stream_, stream_id(part))};
   }
@@ -66,14 +66,14 @@ class random_stream {
     return (std::uint64_t{words[1]} << 32) | words[0];
   }
 
-  /// 32 random bits at a position, for runs of numbers: position 32 g + 16 h + 2 i + l has word 2 h + l of
-  /// block 8 g + i, so that vectors of any width compute neighbours at once (ops/dropout.hpp).
+  /// 32 random bits at a position, for runs of numbers: position 32 g + 16 h + 2 i + l is word 2 h + l of
+  /// block 8 g + i, so that vectors of any width compute adjacent positions at once (ops/dropout.hpp).
   constexpr std::uint32_t word(std::uint64_t position) const {
     const auto in_block = static_cast<std::size_t>(position / 16 % 2 * 2 + position % 2);
     return block(position / 32 * 8 + position % 16 / 2)[in_block];
   }
 
-  /// What the stream is a function of.
+  /// The two numbers that determine the stream.
   constexpr std::uint64_t seed() const { return seed_; }
   constexpr std::uint64_t stream() const { return stream_; }
 
@@ -84,7 +84,7 @@ class random_stream {
   constexpr std::uint64_t below(std::uint64_t i, std::uint64_t bound) const {
     const std::uint64_t random = bits(i);
     const std::uint64_t low = (random & 0xffffffffU) * bound;
-    // The high word of a 64 x 64 bit product, in two halves; bound below 2^32 is all the library needs.
+    // High word of a 64 x 64-bit product, in two halves. Needs bound < 2^32; the library uses no larger one.
     return ((random >> 32) * bound + (low >> 32)) >> 32;
   }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: names and numbers as lines of words, and back. Ranks compare such lines and send them to each
-/// other; checkpoints keep them. Names are the user's, so they may contain anything.
+/// Internal: writes and reads lines of words for names and numbers. Ranks send such lines to each other and
+/// compare them; checkpoints store them. Names come from the user and may contain any character.
 
 #include <algorithm>
 #include <charconv>
@@ -20,9 +20,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A name as one word without spaces or newlines outside of quotes. A name of printable characters stays as
-/// it is; any other one is put into quotes: "" for an empty name, "a b", "a\x0ab" for a newline, "\"" and
-/// "\\". Bytes from 0x80 on stay as they are, so that UTF-8 can be read.
+/// A name as one word that has no spaces or newlines outside of quotes. A name of printable characters is
+/// unchanged. Any other name is quoted: "" for an empty name, "a b", "a\x0ab" for a newline, "\"" and "\\".
+/// Bytes from 0x80 on are unchanged, so that UTF-8 stays readable.
 inline std::string quote_word(std::string_view name) {
   const auto plain = [](char c) {
     const auto byte = static_cast<unsigned char>(c);
@@ -56,22 +56,22 @@ void for_each_line(std::string_view text, F&& f) {
   }
 }
 
-/// Reads the words of a line from left to right, with one space between them. After the first word that is
-/// not what was asked for, nothing more is read and complete() stays false.
+/// Reads the words of a line from left to right; words are separated by one space. After the first word of an
+/// unexpected form, nothing more is read and complete() stays false.
 class record_line {
  public:
   explicit record_line(std::string_view text) : rest_(text) {}
 
-  /// Whether every read has succeeded and nothing is left.
+  /// Whether every read has succeeded and the whole line was read.
   bool complete() const { return good_ && rest_.empty(); }
 
-  /// Names (std::string, as quote_word writes them), integers, bool (0 or 1), double.
+  /// Reads names (std::string, in quote_word's format), integers, bool (0 or 1) and double.
   template <class... Values>
   record_line& read(Values&... values) {
     (read_one(values), ...);
     return *this;
   }
-  /// All that is left of the line, at least one value.
+  /// Reads the rest of the line into `values`: at least one value.
   template <class Value>
   record_line& read_rest(std::vector<Value>& values) {
     do {
@@ -106,7 +106,7 @@ class record_line {
     good_ = good_ && problem == std::errc() && end == word.data() + word.size();
   }
 
-  // The space before every word but the first.
+  // Skips the space before every word except the first.
   void next_word() {
     if (first_) {
       first_ = false;

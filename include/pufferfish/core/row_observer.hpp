@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `row_observer`: shown the rows that training passes multiply weights with, and the gradients of the
-/// products, while they are in memory.
+/// `row_observer`: a callback for the rows that training passes multiply weights with, and for the gradients
+/// of the products, called while these rows are in memory.
 
 #include <type_traits>
 
@@ -12,12 +12,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What rows are to the weight W of a layer y = W x + b.
+/// Role of rows with respect to the weight W of a layer y = W x + b.
 enum class row_kind {
   input,            ///< rows x
   output,           ///< rows y, with the bias if there is one
   output_gradient,  ///< gradients of the loss with respect to the rows y
-  token,            ///< numbers of the columns of W that a lookup took: int32, one column
+  token,            ///< indices of the columns of W used by a lookup: int32, one column
   tied_input        ///< rows h of an output layer W^T h that shares the weight of an embedding
 };
 
@@ -29,13 +29,13 @@ struct shown_rows {
   index_t stride = 0;
 };
 
-/// Registered with a context by observed_scope. Layers call it in training passes only, on the thread that
-/// runs the pass: outputs in the forward pass, before another layer can overwrite them; inputs, tokens and
-/// gradients in the backward pass. The rows must not be kept or changed.
+/// Registered with a context by observed_scope. Layers call on_rows in training passes only, on the thread of
+/// the pass: with outputs in the forward pass, before another layer can overwrite them; with inputs, tokens
+/// and gradients in the backward pass. An observer must not modify the rows or keep references to them.
 class row_observer {
  public:
-  /// `weight`: address of the parameter<T> that holds W. Elements are of the type that the layer computes
-  /// in.
+  /// `weight`: address of the parameter<T> that stores W. Elements have the type in
+  /// which the layer computes.
   virtual void on_rows(const void* weight, row_kind kind, const shown_rows& rows) = 0;
 
  protected:
@@ -45,7 +45,7 @@ class row_observer {
   ~row_observer() = default;
 };
 
-/// A context's place for at most one observer; what the layers call.
+/// A context's slot for at most one observer. Layers call its operator().
 class observed_rows {
  public:
   row_observer* observer() const { return observer_; }
@@ -61,7 +61,7 @@ class observed_rows {
   row_observer* observer_ = nullptr;
 };
 
-/// Registers an observer with a context as long as it exists.
+/// Registers an observer with a context for the lifetime of the scope.
 template <class Context>
 class observed_scope {
  public:

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Scalars: `float`, `double` and our `bfloat16`; the type in which sums of each are accumulated. `float16`
-/// is a format of messages.
+/// Scalar types: `float`, `double` and `bfloat16`; the accumulator type of each. `float16` is a
+/// storage and message format.
 
 #include <bit>
 #include <cstdint>
@@ -43,9 +43,9 @@ class bfloat16 {
 
 static_assert(sizeof(bfloat16) == 2 && std::is_trivially_copyable_v<bfloat16>);
 
-/// IEEE 754 binary16 (5 exponent bits, 10 mantissa bits), what CUDA calls `__half`: a format in which numbers
-/// travel, not one to compute in. Conversion from float rounds to nearest, ties to even, below 2^-14 to
-/// multiples of 2^-24; from 65520 on a magnitude becomes infinity; a NaN stays a quiet NaN.
+/// IEEE 754 binary16 (5 exponent bits, 10 mantissa bits), CUDA's `__half`: a format for storage and messages,
+/// not for arithmetic. Conversion from float rounds to nearest, ties to even, below 2^-14 to multiples of
+/// 2^-24. A magnitude of 65520 or more becomes infinity. A NaN stays a quiet NaN.
 class float16 {
  public:
   constexpr float16() = default;
@@ -67,9 +67,9 @@ class float16 {
   }
 
  private:
-  static constexpr std::uint32_t rebias = 112U << 23;  // between the exponents of the two formats
+  static constexpr std::uint32_t rebias = 112U << 23;  // difference of the exponent biases of the two formats
 
-  // The upper bits of `value`, rounded to even at bit `shift`.
+  // The upper bits of `value` from bit `shift` on, rounded to nearest, ties to even.
   static constexpr std::uint32_t shifted(std::uint32_t value, std::uint32_t shift) {
     return (value + (1U << (shift - 1)) - 1U + ((value >> shift) & 1U)) >> shift;
   }
@@ -94,8 +94,8 @@ class float16 {
 
 static_assert(sizeof(float16) == 2 && std::is_trivially_copyable_v<float16>);
 
-/// The type that sums of T are accumulated in where the order of additions is long: double for float and
-/// double.
+/// The type in which long sums of T are accumulated: float for
+/// bfloat16, double for all others.
 template <class T>
 struct accumulator {
   using type = double;
@@ -107,9 +107,9 @@ struct accumulator<bfloat16> {
 template <class T>
 using accumulator_t = typename accumulator<T>::type;
 
-/// The type of the parameters, gradients and buffers of a layer that computes in T: T itself, but float for
-/// types of 16 bits, which layers then read as rounded copies (Micikevicius et al., Mixed precision training,
-/// ICLR 2018, section 3.1).
+/// The type of the parameters, gradients and buffers of a layer that computes in T. It is T itself, but float
+/// for 16-bit types: such layers read 16-bit rounded copies of float parameters (Micikevicius et al., Mixed
+/// precision training, ICLR 2018, section 3.1).
 template <class T>
 struct parameter_of {
   using type = T;
@@ -125,7 +125,7 @@ struct parameter_of<float16> {
 template <class T>
 using parameter_t = typename parameter_of<T>::type;
 
-/// The formats of such rounded copies, and that of the type T.
+/// Formats of 16-bit rounded copies; rounded_format_of<T> is the format of type T.
 enum class rounded_format : int { none, bf16, fp16 };
 template <class T>
 inline constexpr rounded_format rounded_format_of = rounded_format::none;
@@ -134,17 +134,17 @@ inline constexpr rounded_format rounded_format_of<bfloat16> = rounded_format::bf
 template <>
 inline constexpr rounded_format rounded_format_of<float16> = rounded_format::fp16;
 
-/// What files are read as. (Networks compute in float and double, on a device in its own types of 16 bits,
-/// too.)
+/// Element types that files may have. (Networks compute in float and double; on a device also in the
+/// device's own 16-bit types.)
 template <class T>
 inline constexpr bool is_scalar_v = std::is_same_v<T, float> || std::is_same_v<T, double> ||
                                     std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
 
 namespace detail {
 
-/// A double as a float whose further rounding to 16 bits equals one rounding of the double: where the result
-/// is not exact, it is the neighbour with an odd last bit (Boldo, Melquiond, IEEE Transactions on Computers
-/// 57, 2008).
+/// Rounds a double to float by round-to-odd: an inexact result is the neighbouring float whose last bit is
+/// odd. Rounding that float further to 16 bits equals rounding the double once (Boldo, Melquiond, IEEE
+/// Transactions on Computers 57, 2008).
 constexpr float round_to_odd(double value) {
   const auto near = static_cast<float>(value);
   const auto back = static_cast<double>(near);
@@ -156,8 +156,8 @@ constexpr float round_to_odd(double value) {
 
 }  // namespace detail
 
-/// A floating-point value as another type of those (float, double, bfloat16, float16), rounded once: to
-/// nearest, ties to even; beyond the range to infinity. A NaN stays one.
+/// Converts between float, double, bfloat16 and float16 with a single rounding: to nearest, ties to even;
+/// values out of range become infinity. A NaN stays a NaN.
 template <class To, class From>
 constexpr To scalar_cast(From value) {
   static_assert(is_scalar_v<To> && is_scalar_v<From>,

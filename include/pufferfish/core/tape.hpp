@@ -2,12 +2,12 @@
 #pragma once
 
 /// \file
-/// The tape: what forward passes keep for their backward passes. A stack: layers push on the way forward and
-/// pop the same things in opposite order on the way back, so one layer can run twice in a step.
+/// The tape: a stack of data that forward passes keep for their backward passes. Layers push in the forward
+/// pass and pop the same entries in reverse order in the backward pass, so a layer can run twice in a step.
 ///
-/// Every value names the object that pushed it, its owner, and only that object can pop it. Two layers whose
-/// entries look alike therefore cannot be run backward in the wrong order. A layer pushes its blocks of
-/// memory first and a value last, and pops that value first.
+/// Every value records the object that pushed it (its owner), and only its owner can pop it. Layers whose
+/// entries have the same sizes therefore cannot run backward in the wrong order. A layer pushes its blocks of
+/// memory first and a value last, and pops the value first.
 
 #include <array>
 #include <bit>
@@ -18,12 +18,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Last in, first out. Nothing on it moves while it lies there. Tensors lie in the memory of the context's
-/// device, what the host notes about them in the host's.
+/// A last-in-first-out stack. Entries do not move while they are on it. Tensors are stored in the memory of
+/// the context's device, notes (small data of the host about tensors) in host memory.
 class tape {
  public:
   tape() = default;
-  /// With tensors in memory from a source, which must outlive it.
+  /// A tape with tensors in memory from `source`, which must outlive the tape.
   explicit tape(memory_source& source) : arena_(source) {}
 
   /// Memory for `count` elements, not initialised, kept until the matching pop. Throws shape_error for more
@@ -39,9 +39,9 @@ class tape {
     return {push<T>(volume<N>(shape)), shape};
   }
 
-  /// Takes the top entry off. Its elements stay readable until the next push. Throws state_error if the tape
-  /// is empty or the top entry is not `count` elements of T: the forward pass that belongs here did not run
-  /// in training mode, or passes were mixed up.
+  /// Removes the top entry. Its elements stay readable until the next push. Throws state_error if the tape is
+  /// empty or the top entry is not `count` elements of T. Possible causes: the forward pass did not run in
+  /// training mode, or passes ran in the wrong order.
   template <class T>
   T* pop(index_t count) {
     return reinterpret_cast<T*>(pop_bytes(detail::byte_count<T>(count)));
@@ -52,21 +52,21 @@ class tape {
     return {pop<T>(volume<N>(shape)), shape};
   }
 
-  /// `count` notes of the host's, not initialised, in memory that it reads and writes; popped as tensors are.
+  /// `count` elements in host memory, not initialised. Removed with pop(), like tensors.
   template <class V>
   V* push_notes(index_t count) {
     static_assert(std::is_trivially_copyable_v<V>);
     return reinterpret_cast<V*>(push_bytes(notes_, detail::byte_count<V>(count)));
   }
 
-  /// A small value (views, shapes, numbers) of `owner`, a layer or a model, as one note.
+  /// Pushes a small value (views, shapes, numbers) of `owner`, a layer or a model, as one note.
   template <class V, class Owner>
   void push_value(const Owner& owner, const V& value) {
     std::memcpy(push_bytes(notes_, sizeof(V), &owner), &value, sizeof(V));
   }
-  /// Takes the value on top off. Throws state_error, naming `owner`, and leaves the tape as it is, unless the
-  /// top entry is a value of this size that the object `owner` pushed. An object that was moved or copied
-  /// since is another one.
+  /// Removes and returns the top value. Throws state_error, naming `owner`, and leaves the tape unchanged,
+  /// unless the top entry is a value of this size pushed by the object `owner`. Objects are identified by
+  /// address, so a layer must not be moved between push and pop.
   template <class V, class Owner>
   V pop_value(const Owner& owner) {
     const V value = top_value<V>(owner);
@@ -74,7 +74,7 @@ class tape {
     return value;
   }
 
-  /// The value on top, left where it is. Throws as pop_value does.
+  /// Returns the top value without removing it. Throws as pop_value does.
   template <class V, class Owner>
   V top_value(const Owner& owner) const {
     if (!is_on_top(&owner, sizeof(V))) {
@@ -87,8 +87,8 @@ class tape {
     return value_at<V>(entries_.back().block);
   }
 
-  /// Overwrites the value on top, whose owner stays: for a container that moves what a view in it refers to.
-  /// Throws state_error unless the top entry has the size of a V.
+  /// Overwrites the top value and keeps its owner: for a container that moves the data of a view in the
+  /// value. Throws state_error unless the top entry has the size of a V.
   template <class V>
   void replace_value(const V& value) {
     if (entries_.empty() || entries_.back().bytes != sizeof(V)) fail_to_pop(sizeof(V));
@@ -97,11 +97,11 @@ class tape {
 
   bool empty() const { return entries_.empty(); }
   std::size_t entries() const { return entries_.size(); }
-  /// The memory of its tensors, and of the host's notes.
+  /// The arena of the tensors, and the arena of the host's notes.
   const stack_arena& memory() const { return arena_; }
   const stack_arena& notes() const { return notes_; }
 
-  /// Drops everything, as after a forward pass whose backward pass was abandoned.
+  /// Removes all entries, for example after a forward pass whose backward pass was abandoned.
   void clear() {
     entries_.clear();
     arena_.release({});
@@ -145,7 +145,7 @@ class tape {
          "forward passes of the same context; no layer may be moved in between"});
   }
 
-  // By way of bytes, so that V needs no default constructor.
+  // Copied through bytes, so that V needs no default constructor.
   template <class V>
   static V value_at(const std::byte* block) {
     static_assert(std::is_trivially_copyable_v<V>);
@@ -159,7 +159,7 @@ class tape {
     bool is_note;
     std::byte* block;
     std::size_t bytes;
-    const void* owner;  // of a value; nullptr: a block of memory
+    const void* owner;  // owner of a value; nullptr for a block of memory
   };
 
   stack_arena arena_, notes_;

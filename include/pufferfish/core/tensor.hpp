@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Memory with an owner: `aligned_buffer<T>` and `tensor<T, N>` on top of it.
+/// Owning arrays: `aligned_buffer<T>`, and `tensor<T, N>` on top of it.
 
 #include <algorithm>
 #include <cstddef>
@@ -23,22 +23,22 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Bytes at which every allocation of ours starts: a cache line, and the widest vector.
+/// Alignment in bytes of all allocations: one cache line, and the widest vector register.
 inline constexpr std::size_t memory_alignment = 64;
 
-/// Asks for memory that is not zeroed: for what is written before it is read.
+/// Tag that requests memory that is not zeroed, for buffers that are written before they are read.
 struct uninitialized_t {};
 inline constexpr uninitialized_t uninitialized{};
 
 namespace detail {
 
-/// Asks the system to back large memory with large pages: kernels that stride through activations and weights
-/// otherwise spend their time on address translation. Advice only; nothing depends on it.
+/// Asks the system to back large blocks with huge pages. Kernels that stride through activations and weights
+/// otherwise spend much time on address translation. Only advice; nothing depends on it.
 inline void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__)
   constexpr std::size_t page = 4096, worthwhile = std::size_t{4} << 20;
   if (bytes < worthwhile) return;
-  // Whole pages of it.
+  // Only whole pages of the block.
   const auto at = reinterpret_cast<std::uintptr_t>(memory);
   const std::size_t skip = (page - at % page) % page;
   static_cast<void>(
@@ -46,8 +46,8 @@ inline void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] s
 #endif
 }
 
-/// Gives back to the system what was freed: after work that needs much memory once, and leaves it in pieces
-/// that the allocator would keep (glibc's keeps as much as the largest block that was ever freed).
+/// Returns freed memory to the system. For use after work that once needs much memory and leaves it in pieces
+/// that the allocator would cache (glibc caches up to the size of the largest block ever freed).
 inline void return_free_memory() {
 #if defined(__GLIBC__)
   ::malloc_trim(0);
@@ -56,7 +56,7 @@ inline void return_free_memory() {
 
 }  // namespace detail
 
-/// A fixed number of trivially copyable elements, 64-byte aligned, zeroed at first. Copies are deep.
+/// A fixed number of trivially copyable elements, 64-byte aligned, initially zero. Copies are deep.
 template <class T>
 class aligned_buffer {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -97,7 +97,7 @@ class aligned_buffer {
   index_t size_ = 0;
 };
 
-/// An owning dense array of N dimensions, last index fastest, zeroed at first. Copies are deep.
+/// An owning dense array of N dimensions, last index fastest, initially zero. Copies are deep.
 template <class T, std::size_t N>
 class tensor {
  public:

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The library's version (semantic versioning). A test holds it against Meson's `project(version:)`.
+/// The library's version (semantic versioning). A test compares it with Meson's `project(version:)`.
 
 #define PUFFERFISH_VERSION_MAJOR 0
 #define PUFFERFISH_VERSION_MINOR 1

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `tensor_view<T, N>`: pointer, extents and strides; owns nothing. The only tensor type in the signatures of
-/// layers, exchange and adapters.
+/// `tensor_view<T, N>`: pointer, extents and strides; owns nothing. It is the only tensor type in the
+/// signatures of layers, the gradient exchange and adapters.
 
 #include <array>
 #include <cstddef>
@@ -28,8 +28,8 @@ using extents = std::array<index_t, N>;
 namespace detail {
 
 /// Product of `dims` extents, or -1 if one of them is negative or if the product does not fit in index_t.
-/// Zeros are left out of the overflow check's product, so that strides computed from the shape cannot
-/// overflow either.
+/// Zero extents count as 1 in the overflow check, so that strides computed from the
+/// shape cannot overflow either.
 constexpr index_t checked_volume(const index_t* shape, std::size_t dims) {
   index_t product = 1;
   bool empty = false, fits = true;
@@ -100,7 +100,7 @@ std::string to_string(const extents<N>& shape) {
 
 namespace detail {
 
-// What all views share, compiled once.
+// Code shared by all views, compiled once.
 [[noreturn]] PUFFERFISH_COLD inline void not_contiguous(const index_t* shape, std::size_t dims) {
   throw_error<shape_error>({"tensor_view: flat() of a strided view ", shape_text(shape, dims)});
 }
@@ -121,9 +121,9 @@ PUFFERFISH_NOINLINE constexpr bool is_contiguous(const index_t* shape, const ind
 
 }  // namespace detail
 
-/// A strided array of N dimensions over memory that the caller owns.
-/// Copying a view copies no elements; `T` may be const. Strides are in elements and may be in any order (an
-/// OIHW view of a weight stored HWIO has the output channels' stride 1).
+/// A strided array of N dimensions over memory owned by the caller. Copying a view copies no elements. `T`
+/// may be const. Strides are in elements and may be in any order: in an OIHW view of a weight stored as HWIO,
+/// the output channels have stride 1.
 template <class T, std::size_t N>
 class tensor_view {
  public:
@@ -132,11 +132,11 @@ class tensor_view {
 
   constexpr tensor_view() = default;
 
-  /// Dense, last index fastest. Throws shape_error as volume does.
+  /// A dense view, last index fastest. Throws shape_error as volume does.
   constexpr tensor_view(T* data, const extents<N>& shape)
       : data_(data), extents_(shape), strides_(row_major<N>(shape)) {}
 
-  /// With given strides. Throws shape_error as volume does.
+  /// A view with given strides. Throws shape_error as volume does.
   constexpr tensor_view(T* data, const extents<N>& shape, const extents<N>& strides)
       : data_(data), extents_(shape), strides_(strides) {
     static_cast<void>(volume<N>(shape));
@@ -153,7 +153,7 @@ class tensor_view {
   constexpr const extents<N>& strides() const { return strides_; }
   constexpr index_t extent(std::size_t i) const { return extents_[i]; }
   constexpr index_t stride(std::size_t i) const { return strides_[i]; }
-  // The constructors checked that the product fits.
+  // Cannot overflow: the constructors have checked the product.
   constexpr index_t size() const {
     index_t result = 1;
     for (index_t extent : extents_) result *= extent;
@@ -161,7 +161,7 @@ class tensor_view {
   }
   constexpr bool empty() const { return size() == 0; }
 
-  /// True for a view of nothing: "this gradient is not wanted".
+  /// True for a view without memory. As an argument it means, for example, that a gradient is not wanted.
   constexpr bool is_null() const { return data_ == nullptr; }
 
   template <class... I>
@@ -175,11 +175,11 @@ class tensor_view {
     return data_[offset];
   }
 
-  /// True if the elements are stored back to back, last index fastest (strides of extents below two do not
-  /// matter).
+  /// True if the elements are stored contiguously, last index fastest. (Strides of dimensions of
+  /// extent 0 or 1 are ignored.)
   constexpr bool is_contiguous() const { return detail::is_contiguous(extents_.data(), strides_.data(), N); }
 
-  /// The elements of a contiguous view. Throws shape_error for any other.
+  /// The elements of a contiguous view. Throws shape_error for any other view.
   constexpr std::span<T> flat() const {
     if (!empty() && !is_contiguous()) {
       detail::not_contiguous(extents_.data(), N);
@@ -222,14 +222,14 @@ class tensor_view {
   extents<N> strides_{};
 };
 
-/// The two dimensions swapped.
+/// The view with its two dimensions swapped.
 template <class T>
 constexpr tensor_view<T, 2> transpose(const tensor_view<T, 2>& view) {
   return view.permute({1, 0});
 }
 
-/// Copies element by element, whatever the strides. Shapes must be equal (else shape_error); the views may
-/// not overlap unless they are the same.
+/// Copies element by element, for any strides. Throws shape_error unless the shapes are equal. The views must
+/// not overlap unless they are identical.
 template <class T, class U, std::size_t N>
 void copy(const tensor_view<T, N>& from, const tensor_view<U, N>& to) {
   if (from.shape() != to.shape()) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `cholesky`: A = L L^T of a symmetric positive definite matrix in double, and solutions with L^T.
+/// `cholesky`: A = L L^T for a symmetric positive definite matrix in double, and solving with L^T.
 
 #include <cmath>
 
@@ -12,10 +12,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The lower triangular L with A = L L^T, zeros above the diagonal; of a [n x n] only the lower triangle is
-/// read. Row by row (Golub & Van Loan, Matrix Computations, section 4.2). Deterministic. Throws shape_error
-/// if a is not square; value_error if a pivot is not positive, so that A is not positive definite, or not
-/// finite.
+/// The lower triangular L with A = L L^T and zeros above the diagonal. a: [n x n]; only the lower
+/// triangle is read. Computed row by row (Golub & Van Loan, Matrix Computations, section 4.2).
+/// Deterministic. Throws shape_error if a is not square; value_error if a pivot is not finite or not
+/// positive (A is then not positive definite).
 PUFFERFISH_COLD inline tensor<double, 2> cholesky(const tensor_view<const double, 2>& a) {
   const index_t n = a.extent(0);
   if (a.extent(1) != n) {
@@ -38,7 +38,7 @@ PUFFERFISH_COLD inline tensor<double, 2> cholesky(const tensor_view<const double
   return lower;
 }
 
-/// X with L^T X = B, in place of B: [n x m], rows of adjacent elements. L as cholesky returns it. Throws
+/// Solves L^T X = B in place of B: [n x m] with contiguous rows. L: a result of cholesky. Throws
 /// shape_error if the sizes differ.
 PUFFERFISH_COLD inline void solve_transposed(const tensor<double, 2>& lower,
                                              const tensor_view<double, 2>& b) {

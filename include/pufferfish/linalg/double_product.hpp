@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: C += A^T B with every sum in double, for the decompositions. Operands of any strides are
-/// converted while they are packed, so a float matrix is never copied to double as a whole.
+/// Internal: C += A^T B with every sum in double, for the decompositions. Operands may have any strides and
+/// are converted while they are packed, so a float matrix is never copied to double as a whole.
 
 #include <algorithm>
 #include <type_traits>
@@ -15,17 +15,17 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Depth of one packed block: a panel of B and a slice of A stay in the first-level cache together.
+/// Depth of one packed block: a panel of B and a slice of A fit into the L1 cache together.
 inline constexpr index_t product_depth = 128;
-/// Columns of A packed at once: the block stays in the second-level cache.
+/// Columns of A packed at once: the packed block fits into the L2 cache.
 inline constexpr index_t product_rows = 512;
 
-/// Columns [first, first + count) of `depth` rows as one panel: row by row, missing columns zero.
+/// Packs columns [first, first + count) of `depth` rows into one panel, row by row; missing columns are zero.
 template <class T>
 void pack_panel(const T* from, index_t row_step, index_t column_step, index_t depth, index_t count,
                 double* to) {
   if (count < panel_width) std::fill_n(to, panel_width * depth, 0.0);
-  if (column_step == 1 && count == panel_width) {  // a known count: converted in vectors
+  if (column_step == 1 && count == panel_width) {  // a constant count: the conversion is vectorized
     for (index_t p = 0; p < depth; ++p, from += row_step, to += panel_width) {
       for (index_t q = 0; q < panel_width; ++q) to[q] = static_cast<double>(from[q]);
     }
@@ -38,7 +38,7 @@ void pack_panel(const T* from, index_t row_step, index_t column_step, index_t de
   }
 }
 
-/// A matrix of float or double. Known at run time, so that the product is compiled once.
+/// A matrix of float or double. The scalar type is a runtime value, so that the product is compiled once.
 struct product_operand {
   template <class T>
   product_operand(const tensor_view<T, 2>& a)
@@ -47,7 +47,7 @@ struct product_operand {
   }
   product_operand(const tensor<double, 2>& a) : product_operand(a.view()) {}
 
-  /// Packs `count` columns from `column` on, `depth` rows from `row` on, panel by panel.
+  /// Packs `count` columns from `column` on and `depth` rows from `row` on, panel by panel.
   PUFFERFISH_NOINLINE void pack(index_t row, index_t depth, index_t column, index_t count, double* to) const {
     for (index_t end = column + count; column < end; column += panel_width, to += panel_width * depth) {
       const index_t offset = row * stride[0] + column * stride[1];
@@ -60,7 +60,7 @@ struct product_operand {
     }
   }
 
-  /// Rows and columns swapped.
+  /// The transposed matrix.
   product_operand transposed() const {
     product_operand result = *this;
     std::swap(result.extent[0], result.extent[1]);
@@ -92,7 +92,7 @@ inline bool operator==(const product_operand& a, const product_operand& b) {
   return a.data == b.data && a.extent == b.extent && a.stride == b.stride;
 }
 
-/// A tile at the edge of C, of which only `rows` x `columns` exist.
+/// A tile at the edge of C, with only `rows` x `columns` valid elements.
 PUFFERFISH_NOINLINE inline void multiply_edge_tile(index_t depth, const double* a, const double* b, double* c,
                                                    index_t step, index_t rows, index_t columns) {
   alignas(memory_alignment) double tile[tile_rows * panel_width] = {};
@@ -102,11 +102,11 @@ PUFFERFISH_NOINLINE inline void multiply_edge_tile(index_t depth, const double* 
   }
 }
 
-/// Which part of C is wanted. `lower` also writes some entries above the diagonal: they are unspecified.
+/// Part of C to compute. `lower` also writes some entries above the diagonal, whose values are unspecified.
 enum class product_part { full, lower };
 
-/// C += A^T B. a: [depth x M], b: [depth x N], float or double, any strides; c: [M x N] with rows of adjacent
-/// elements, no alias of a or b. The order of additions depends on the shapes only.
+/// C += A^T B. a: [depth x M], b: [depth x N], float or double, any strides; c: [M x N] with contiguous rows,
+/// not aliasing a or b. The order of additions depends only on the shapes.
 PUFFERFISH_NOINLINE inline void add_product_tn(const product_operand& a, const product_operand& b,
                                                const tensor_view<double, 2>& c,
                                                product_part part = product_part::full) {
@@ -118,11 +118,11 @@ PUFFERFISH_NOINLINE inline void add_product_tn(const product_operand& a, const p
   PUFFERFISH_ASSERT(columns <= 1 || c.stride(1) == 1, "rows of the result must be contiguous");
   const auto panels = [](index_t count) { return (count + panel_width - 1) / panel_width * panel_width; };
   const index_t block_depth = std::min(depth, product_depth);
-  // One pack serves both sides of a Gram matrix.
+  // For a Gram matrix, one packed copy serves as both operands.
   const bool one_block = rows <= product_rows;
   const bool same = one_block && a == b;
   aligned_buffer<double> packed_a(panels(std::min(rows, product_rows)) * block_depth, uninitialized);
-  // One panel of B is enough if no second block of A will ask for it again.
+  // Unless a second block of A needs B again, memory for a single panel of B is enough.
   aligned_buffer<double> packed_b(
       same ? 0 : panels(one_block ? std::min(columns, panel_width) : columns) * block_depth, uninitialized);
   for (index_t p0 = 0; p0 < depth; p0 += product_depth) {

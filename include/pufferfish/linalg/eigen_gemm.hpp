@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// The matrix product through Eigen (3.4 or 5): an opt-in back end, and a peer for tests and benchmarks. Our
-/// own product (linalg/native_gemm.hpp) is what layers run on: it needs no Eigen, and two objects that were
-/// compiled with different -march flags can be linked, which Eigen's own templates do not allow.
+/// The matrix product by Eigen (3.4 or 5): an opt-in back end, and a reference for tests and benchmarks.
+/// Layers use native_gemm (linalg/native_gemm.hpp) instead. It needs no Eigen, and objects compiled with
+/// different -march flags can be linked, which Eigen's templates do not allow.
 
 #include <Eigen/Core>
 
@@ -12,11 +12,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Eigen's product over maps onto the caller's memory. Runs in the calling thread unless the program enabled
-/// Eigen's own threads.
+/// Eigen's product, using maps of the caller's memory. Runs in the calling thread unless the program has
+/// enabled Eigen's own threads.
 struct eigen_gemm {
-  /// c = a b, or c += a b. Any strides; throws shape_error if the shapes do not fit. c may overlap neither a
-  /// nor b.
+  /// c = a b, or c += a b, for any strides. Throws shape_error if the shapes do not fit.
+  /// c must not overlap a or b.
   template <class T>
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                 const tensor_view<T, 2>& c, bool accumulate = false) const {
@@ -33,7 +33,7 @@ struct eigen_gemm {
   }
 
  private:
-  // Eigen's fast paths want to know at compile time which dimension is dense.
+  // Eigen's fast paths need the contiguous dimension at compile time.
   template <class T, class F>
   static void with_map(const tensor_view<T, 2>& view, F&& f) {
     using scalar = std::remove_const_t<T>;

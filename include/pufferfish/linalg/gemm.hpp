@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What a general matrix product is to this library: the concept, and its plain reference form.
+/// The concept of a general matrix product (GEMM) back end, and a simple reference implementation.
 
 #include <concepts>
 
@@ -12,7 +12,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A back end for C = A B and C += A B: `multiply(a, b, c, accumulate)` with a: M x K, b: K x N, c: M x N,
-/// any strides, c overlapping neither a nor b. K = 0 is a sum over nothing: it gives zero (or adds nothing).
+/// any strides; c must not overlap a or b. For K = 0 the product is zero.
 template <class G, class T>
 concept gemm_engine = requires(const G& engine, tensor_view<const T, 2> a, tensor_view<const T, 2> b,
                                tensor_view<T, 2> c, bool accumulate) {
@@ -21,7 +21,7 @@ concept gemm_engine = requires(const G& engine, tensor_view<const T, 2> a, tenso
 
 namespace detail {
 
-/// Throws shape_error unless a b fits c.
+/// Throws shape_error unless a b has the shape of c.
 template <class A, class B, class C>
 void check_product(const tensor_view<A, 2>& a, const tensor_view<B, 2>& b, const tensor_view<C, 2>& c) {
   if (a.extent(1) != b.extent(0) || a.extent(0) != c.extent(0) || b.extent(1) != c.extent(1)) {
@@ -32,10 +32,10 @@ void check_product(const tensor_view<A, 2>& a, const tensor_view<B, 2>& b, const
 
 }  // namespace detail
 
-/// The definition, written down: c_ij = sum_k a_ik b_kj, each sum in double. What the others are tested
-/// against.
+/// Direct implementation of the definition: c_ij = sum_k a_ik b_kj, each sum in double. Other back
+/// ends are tested against it.
 struct reference_gemm {
-  /// Throws shape_error if the shapes do not fit. c may overlap neither a nor b.
+  /// Throws shape_error if the shapes do not fit. c must not overlap a or b.
   template <class T>
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                 const tensor_view<T, 2>& c, bool accumulate = false) const {

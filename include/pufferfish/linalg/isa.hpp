@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// Instruction sets that kernels are compiled for, and which of them this machine has.
+/// The instruction sets that kernels are compiled for, and checks of which ones this machine supports.
 ///
-/// A kernel file (*.inc) is included once a target, between pragmas that switch the compiler to it, in a
-/// namespace of its own (for_each_target.inc does it). So a program compiled with plain -O2 still runs
-/// AVX-512 kernels, chosen at run time.
+/// A kernel file (*.inc) is included once per target, between pragmas that switch the compiler to the target,
+/// each time in a separate namespace (see for_each_target.inc). So a program compiled with plain -O2 still
+/// runs AVX-512 kernels, selected at run time.
 
 #include <initializer_list>
 
@@ -14,15 +14,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// From narrow to wide. `portable` is whatever the compiler's flags say.
+/// From narrow to wide. `portable` is the instruction set of the compiler's flags.
 enum class isa { portable, avx2, avx512 };
 
 constexpr const char* to_string(isa target) {
   return target == isa::avx512 ? "avx512" : target == isa::avx2 ? "avx2" : "portable";
 }
 
-// Which forms this translation unit compiles: those at least as wide as its flags. Where the flags say
-// AVX-512, that is the only one.
+// Targets compiled in this translation unit: those at least as wide as the compiler's flags. If the flags
+// contain AVX-512, it is the only target.
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
 #define PUFFERFISH_KERNELS_AVX512 1
 #if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
@@ -64,7 +64,7 @@ inline bool isa_available(isa target) {
   return false;
 }
 
-/// The widest one that isa_available() allows.
+/// The widest instruction set for which isa_available() is true.
 inline isa widest_isa() {
 #if PUFFERFISH_KERNELS_AVX512 && !PUFFERFISH_KERNELS_AVX2
   return isa::avx512;
@@ -82,8 +82,8 @@ inline isa widest_isa() {
 
 namespace detail {
 
-/// Whether a x + b is rounded once in kernels that this machine chooses: elementwise kernels then have the
-/// same bits in all forms.
+/// Whether a x + b is rounded only once in the kernels that this machine uses. If so, elementwise kernels
+/// compute the same bits in all targets.
 inline bool fuses_multiply_add() {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return true;
@@ -92,8 +92,8 @@ inline bool fuses_multiply_add() {
 #endif
 }
 
-/// Name of the kernels that this machine chooses, where bits of sums matter. Sums over vectors depend on the
-/// number of lanes.
+/// Name of the kernels that this machine uses, for results that depend on the order of summation: sums over
+/// vectors depend on the number of lanes.
 inline const char* kernel_name() {
   const isa target = widest_isa();
   if (target != isa::portable) return to_string(target);
@@ -102,8 +102,8 @@ inline const char* kernel_name() {
 
 }  // namespace detail
 
-/// The form of a kernel for an instruction set that isa_available() says yes to, as a pointer:
-/// PUFFERFISH_KERNEL(target, name, function) where for_each_target.inc made the namespaces name_avx512, ...
+/// Pointer to a kernel's variant for an instruction set for which isa_available() is true:
+/// PUFFERFISH_KERNEL(target, name, function), with the namespaces name_avx512, ... of for_each_target.inc.
 #if PUFFERFISH_KERNELS_PORTABLE && PUFFERFISH_KERNELS_AVX512
 #define PUFFERFISH_KERNEL(target, name, ...)                                                            \
   ::pufferfish::detail::choose_form((target), &name##_portable::__VA_ARGS__, &name##_avx2::__VA_ARGS__, \

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: one-sided Jacobi after a QR factorization with column pivoting. Slower than the Gram matrix, but
-/// it finds small singular values of a graded matrix to nearly all their digits. Source: Drmac & Veselic, New
-/// fast and accurate Jacobi SVD algorithm (SIAM J. Matrix Anal. Appl. 29, 2008); sorting the rows first: Cox
-/// & Higham, Stability of Householder QR for weighted least squares (1998).
+/// Internal: one-sided Jacobi SVD after a QR factorization with column pivoting. Slower than the Gram matrix,
+/// but computes small singular values of a graded matrix to nearly all their digits. Source: Drmac & Veselic,
+/// New fast and accurate Jacobi SVD algorithm (SIAM J. Matrix Anal. Appl. 29, 2008); for sorting the rows
+/// first: Cox & Higham, Stability of Householder QR for weighted least squares (1998).
 
 #include <algorithm>
 #include <cmath>
@@ -21,9 +21,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// B^T P = Q R for a wide B [n x m], n <= m, whose rows (the columns of B^T) are contiguous. `work` row j
-/// holds the j-th reflector v_j from column j on (I - betas[j] v v^T); R(j, .) refers to rows of B in the
-/// order `pivots`.
+/// B^T P = Q R for a wide B [n x m], n <= m, whose rows (the columns of B^T) are contiguous. Row j of
+/// `work` contains the j-th reflector v_j from column j on (I - betas[j] v v^T). Column i of R
+/// belongs to row pivots[i] of B.
 struct pivoted_qr {
   tensor<double, 2> work;
   tensor<double, 2> r;
@@ -31,7 +31,7 @@ struct pivoted_qr {
   std::vector<index_t> pivots;
 };
 
-/// Makes row `v` (length `count`) a reflector that maps it to (alpha, 0, ..., 0); returns beta and alpha.
+/// Overwrites `v` with the reflector that maps it to (alpha, 0, ..., 0); returns {beta, alpha}.
 inline std::pair<double, double> reflect_to_first(double* v, index_t count) {
   const double first = v[0];
   const double rest = dot(v + 1, v + 1, count - 1);
@@ -50,7 +50,7 @@ PUFFERFISH_COLD inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
                std::vector<index_t>(count)};
   for (std::size_t i = 0; i < count; ++i) f.pivots[i] = static_cast<index_t>(i);
   const auto row = [&](index_t i) { return f.work.data() + i * m; };
-  // Squared norms of what is left of each row, and what they were when last summed rather than downdated.
+  // Squared norms of the remaining part of each row, downdated; and their values when last summed.
   std::vector<double> left(count), summed(count);
   for (index_t i = 0; i < n; ++i) {
     left[static_cast<std::size_t>(i)] = summed[static_cast<std::size_t>(i)] = dot(row(i), row(i), m);
@@ -82,8 +82,8 @@ PUFFERFISH_COLD inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
   return f;
 }
 
-/// Rotates the rows of w (square) until they are orthogonal, the rows of z along with them: w = J w_before,
-/// and z = J z_before. Rows that are zero stay zero.
+/// Rotates the rows of w (square) until they are orthogonal, and the rows of z in the same way: w = J
+/// w_before and z = J z_before. Zero rows stay zero.
 PUFFERFISH_COLD inline void orthogonalize_by_rotation(tensor<double, 2>& w, tensor<double, 2>& z) {
   constexpr int most_sweeps = 60;
   const index_t n = w.extent(0);
@@ -110,7 +110,7 @@ PUFFERFISH_COLD inline void orthogonalize_by_rotation(tensor<double, 2>& w, tens
         const double old_q = qq;
         pp -= t * pq;
         qq += t * pq;
-        // Where a difference lost digits, sum again.
+        // Sum again if the difference has lost digits.
         if (!(pp > 1e-2 * old_p)) pp = dot(row(w, p), row(w, p), n);
         if (!(qq > 1e-2 * old_q)) qq = dot(row(w, q), row(w, q), n);
       }
@@ -121,14 +121,14 @@ PUFFERFISH_COLD inline void orthogonalize_by_rotation(tensor<double, 2>& w, tens
       {"svd: no convergence after ", most_sweeps, " Jacobi sweeps over a matrix of order ", n});
 }
 
-/// The singular values of a wide matrix, descending, and what its singular vectors are made from.
+/// The singular values of a wide matrix, descending, and the data for computing its singular vectors.
 class jacobi_decomposition {
  public:
-  /// b: [n x m], n <= m, entries at most about one in magnitude.
+  /// b: [n x m], n <= m, with entries of magnitude at most about one.
   PUFFERFISH_COLD explicit jacobi_decomposition(const tensor_view<const double, 2>& b) {
     const index_t n = b.extent(0);
     const index_t m = b.extent(1);
-    // Large columns first: then the reflectors keep the small ones' digits.
+    // Large columns first, so that the reflectors preserve the digits of small columns.
     std::vector<double> size(static_cast<std::size_t>(m));
     for (index_t i = 0; i < n; ++i) {
       for (index_t j = 0; j < m; ++j) {
@@ -156,8 +156,8 @@ class jacobi_decomposition {
 
   const std::vector<double>& values() const { return values_; }
 
-  /// Row i of `left` [k x n] and of `right` [k x m]: singular vectors i of b. A left one is zero where the
-  /// singular value is.
+  /// Row i of `left` [k x n] and of `right` [k x m] become the i-th singular vectors of b. A left vector is
+  /// zero if its singular value is zero.
   PUFFERFISH_COLD void vectors(tensor<double, 2>& left, tensor<double, 2>& right) const {
     const index_t k = left.extent(0);
     const index_t n = left.extent(1);

@@ -17,8 +17,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Whether shift I - a is positive definite, so that every eigenvalue of a is below the shift. By a Cholesky
-/// factorization, n^3 / 6 multiplications. Of a [n x n, rows dense] only the lower triangle is read.
+/// Whether shift I - a is positive definite, that is, whether all eigenvalues of a are below the shift. By a
+/// Cholesky factorization, n^3 / 6 multiplications. a: [n x n], rows dense, only the lower triangle is read.
 PUFFERFISH_COLD inline bool is_below(const tensor<double, 2>& a, double shift) {
   const index_t n = a.extent(0);
   tensor<double, 2> factor({n, n});
@@ -38,8 +38,8 @@ PUFFERFISH_COLD inline bool is_below(const tensor<double, 2>& a, double shift) {
 /// Lanczos iteration on a symmetric matrix from a fixed start vector (Golub & Van Loan, Matrix Computations,
 /// chapter 10). After k steps, ritz_value() is the largest eigenvalue of the matrix restricted to the span of
 /// the start vector and its first k - 1 images. It rises towards the largest eigenvalue of the matrix and, up
-/// to rounding, never exceeds it. The vectors are not reorthogonalized: rounding then repeats eigenvalues
-/// that have converged, which leaves the largest one as it is.
+/// to rounding, never exceeds it. The vectors are not reorthogonalized: rounding errors then duplicate
+/// eigenvalues that have converged, but do not affect the largest one.
 class lanczos_iteration {
  public:
   /// `a` [n x n, rows dense] must outlive this object. Both triangles are read. Elements are at most about
@@ -51,7 +51,7 @@ class lanczos_iteration {
     scale_by(1.0 / std::sqrt(dot(q_.data(), q_.data(), n())), q_.data(), n());
   }
 
-  /// Makes one more step. Returns false, without a step, if the span contains all of its images.
+  /// Performs one more step. Returns false, without a step, if the span contains all of its images.
   bool step() {
     if (finished_) return false;
     double* const next = next_.data();
@@ -85,8 +85,8 @@ class lanczos_iteration {
   bool finished_ = false;
 };
 
-/// largest_eigenvalue of a matrix with a trace of about one and both triangles; 0 if the iteration has not
-/// converged.
+/// largest_eigenvalue for a matrix with a trace of about one and both triangles stored. Returns 0 if the
+/// iteration has not converged.
 PUFFERFISH_COLD inline double largest_by_lanczos(const tensor<double, 2>& a, double tolerance) {
   constexpr int most_steps = 128, between = 8, most_checks = 3;
   lanczos_iteration iteration(a);
@@ -107,17 +107,17 @@ PUFFERFISH_COLD inline double largest_by_lanczos(const tensor<double, 2>& a, dou
 
 }  // namespace detail
 
-/// The largest eigenvalue lambda_1 of a positive semidefinite matrix a [n x n], of which only the lower
-/// triangle is read. The result v satisfies v <= lambda_1 <= v (1 + tolerance), up to rounding.
+/// The largest eigenvalue lambda_1 of a positive semidefinite matrix a [n x n]. Only the lower triangle is
+/// read. The result v satisfies v <= lambda_1 <= v (1 + tolerance), up to rounding.
 ///
-/// v comes from the Lanczos iteration, which needs about the square root of the products with a that power
-/// iteration needs. A Cholesky factorization of v (1 + tolerance) I - a then proves the upper bound, whatever
-/// the start vector was. If the proof fails (a tolerance close to rounding, or no convergence within 128
-/// steps), and for n <= 32, all eigenvalues are computed (symmetric_eigen). Deterministic: equal input gives
-/// equal bits.
+/// v is computed by Lanczos iteration, which needs about the square root of the number of products with a
+/// that power iteration needs. A Cholesky factorization of v (1 + tolerance) I - a then proves the upper
+/// bound for any start vector. All eigenvalues are computed (symmetric_eigen) if this proof fails (a
+/// tolerance close to rounding, or no convergence within 128 steps), and for n <= 32. Deterministic:
+/// equal input gives equal bits.
 ///
-/// 0 for a matrix of zeros or without elements. Throws shape_error if a is not square, value_error for a
-/// tolerance that is not positive and for an element that is not finite.
+/// Returns 0 for a matrix of zeros or without elements. Throws shape_error if a is not square, value_error
+/// for a tolerance that is not positive and for an element that is not finite.
 PUFFERFISH_COLD inline double largest_eigenvalue(const tensor_view<const double, 2>& a,
                                                  double tolerance = 1e-6) {
   const index_t n = a.extent(0);

@@ -2,16 +2,16 @@
 #pragma once
 
 /// \file
-/// Internal: the micro-kernels that every product and convolution is made of, compiled for AVX-512, AVX2 and
-/// the base instruction set; the widest one present runs.
+/// Internal: the micro-kernels of all products and convolutions. Compiled for AVX-512, AVX2 and the base
+/// instruction set; the widest one that the processor supports is used.
 ///
-/// A micro-kernel holds a block of the result in registers, some rows by a few vectors, and adds to it, for
-/// every tap t and k = 0 .. depth - 1, the products of a broadcast element of each row of the left operand
-/// and a row of the right one:
+/// A micro-kernel keeps a block of the result in registers: some rows by a few vectors. For every tap t and
+/// k = 0 .. depth - 1, it adds the products of a broadcast element of each row of the left operand and a
+/// row of the right operand:
 ///   result[p] (+)= sum over t, k of left_t[p row_step + k depth_step] * right_t[k right_step ...].
-/// Both operands are read where they lie. A matrix product has one tap; a convolution has one for each
-/// element of its kernel that meets the image, so that padding is never multiplied; a weight gradient has one
-/// for each line of pixels.
+/// Both operands are read in place. A matrix product has one tap. A convolution has one tap for each
+/// element of its kernel that overlaps the image, so that padding is never multiplied. A weight gradient
+/// has one tap for each line of pixels.
 
 #include <cstddef>
 #include <utility>
@@ -19,7 +19,7 @@
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/linalg/isa.hpp>
 
-// Assembly forms need x86-64 and GNU syntax. Sanitizers do not see into them, so there the C++ forms run.
+// Assembly kernels need x86-64 and GNU syntax. Sanitizers cannot instrument them and get the C++ kernels.
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define PUFFERFISH_KERNELS_ASSEMBLY 0
@@ -40,14 +40,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Where the operands of a tap begin.
+/// The addresses of a tap's first operand elements.
 template <class T>
 struct block_tap {
   const T* left;
   const T* right;
 };
 
-/// What a micro-kernel works on. Steps in bytes; at least one tap, depth at least 1.
+/// Arguments of a micro-kernel. Steps are in bytes. There must be at least one tap, and depth >= 1.
 template <class T>
 struct block_arguments {
   const block_tap<T>* taps;
@@ -56,16 +56,16 @@ struct block_arguments {
   index_t row_step;     ///< of the left operand: from row to row (pixel to pixel)
   index_t depth_step;   ///< of the left operand: from k to k + 1; segment kernels: minus row_step
   index_t right_step;   ///< of the right operand: from k to k + 1
-  index_t column_step;  ///< segment kernels: of the right operand, from a tap to that on its right
+  index_t column_step;  ///< segment kernels: of the right operand, from one tap to the next on its right
   T* result;
   index_t result_step;  ///< from row to row
   index_t accumulate;   ///< nonzero: add to the result
-  /// Told to the cache, step by step, while the kernel computes: what will be needed soon.
-  /// Any address will do; null: nothing.
+  /// Address prefetched during the computation, advanced by prefetch_step in every step, for data needed
+  /// soon. Any address is allowed; nullptr: no prefetch.
   const void* prefetch = nullptr;
   index_t prefetch_step = 0;
-  index_t left_shift = 0;   ///< added to where every tap's left operand begins
-  index_t right_shift = 0;  ///< added to where every tap's right operand begins
+  index_t left_shift = 0;   ///< added to the start of every tap's left operand
+  index_t right_shift = 0;  ///< added to the start of every tap's right operand
 };
 
 template <class T>
@@ -77,32 +77,32 @@ struct sized_kernel {
   block_kernel<T> run;
 };
 
-/// Kernels of one width, by falling number of rows; the last has one row, null entries follow.
+/// Kernels of one width, by decreasing number of rows. The last one has one row; null entries follow.
 template <class T>
 struct kernel_list {
   sized_kernel<T> by_rows[8];
 };
 
-/// A convolution's row segment of `rows` pixels under three neighbouring taps with stride 1: each tap of the
-/// arguments is a kernel row, its left operand the segment's first pixel under the middle column. By whether
-/// the columns beside the segment are padding: neither, the left one, the right one, both.
+/// Kernels for a row segment of `rows` pixels of a convolution under three adjacent taps with stride 1. Each
+/// tap of the arguments is a kernel row; its left operand is the segment's first pixel under the middle
+/// column. Index: which columns beside the segment are padding: neither, the left one, the right one, both.
 template <class T>
 struct segment_kernels {
   index_t rows;
   block_kernel<T> run[4];
 };
 
-/// The kernels of one instruction set, by width in vectors (minus one).
+/// The kernels of one instruction set, indexed by width in vectors (minus one).
 template <class T>
 struct kernel_table {
   index_t lanes;
   int widest_strided, widest_adjacent, widest_segment;
-  const kernel_list<T>* strided;   ///< left rows any distance apart
-  const kernel_list<T>* adjacent;  ///< left rows one element apart
+  const kernel_list<T>* strided;   ///< rows of the left operand with any stride
+  const kernel_list<T>* adjacent;  ///< rows of the left operand one element apart
   const segment_kernels<T>* segments;
 };
 
-/// `pointer` moved by a distance in bytes.
+/// `pointer` advanced by a number of bytes.
 template <class T>
 PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
   if constexpr (std::is_const_v<T>) {
@@ -112,7 +112,7 @@ PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
   }
 }
 
-/// Runs a block of any number of rows by the largest kernels that fit. The first one prefetches.
+/// Computes any number of rows with the largest kernels that fit. Only the first kernel call prefetches.
 template <class T>
 void run_rows(const kernel_list<T>& kernels, block_arguments<T> block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
@@ -141,7 +141,7 @@ constexpr kernel_table<T> make_kernel_table() {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/linalg/micro_kernels.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// The kernel table of an instruction set that isa_available() says yes to.
+/// The kernel table of an instruction set for which isa_available() is true.
 template <class T>
 const kernel_table<T>& kernels_for(isa target) {
   return *PUFFERFISH_KERNEL(target, micro_kernels, table<T>);

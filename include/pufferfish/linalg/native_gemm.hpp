@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Our own matrix product, made for the shapes that factorizing creates: a tall left operand that is read
-/// where it lies and never packed, and a small right operand that is laid out once (or not at all) and reused
-/// for every tile of rows. Compiled for AVX-512, AVX2 and the base instruction set; the widest one present
-/// runs.
+/// The library's matrix product, designed for the shapes that factorization creates: a tall left operand,
+/// read in place without packing, and a small right operand, packed once (or used in place) and reused for
+/// every tile of rows. Compiled for AVX-512, AVX2 and the base instruction set; the widest one that the
+/// processor supports is used.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,21 +16,21 @@
 #include <pufferfish/linalg/micro_kernels.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-/// The right operand of many products, laid out for the micro-kernels: panels of a few vectors' width. It is
-/// used in place if its rows are dense and whole vectors; otherwise `prepare` copies it, padded with
-/// zeros.
+/// The right operand of many products, packed for the micro-kernels in panels of a few vectors' width.
+/// It is used in place if its rows are contiguous and consist of whole vectors; otherwise `prepare`
+/// copies it, padded with zeros.
 template <class T>
 class gemm_operand {
  public:
-  /// Elements of storage that `prepare` may need for a K x N operand.
+  /// Number of elements of storage that `prepare` may need for a K x N operand.
   static index_t storage_size(index_t depth, index_t columns, isa target = widest_isa()) {
     const detail::kernel_table<T>& kernels = detail::kernels_for<T>(target);
     const index_t vectors = (columns + kernels.lanes - 1) / kernels.lanes;
     return depth * (vectors + widest(kernels)) * kernels.lanes;
   }
 
-  /// Prepares b (K x N, any strides) for products with about `rows` rows. `storage` has room for
-  /// storage_size(K, N) elements; it and b must live as long as the operand is used.
+  /// Prepares b (K x N, any strides) for products with about `rows` rows. `storage` must have room for
+  /// storage_size(K, N) elements. `storage` and b must outlive the operand.
   static gemm_operand prepare(const tensor_view<const T, 2>& b, T* storage,
                               index_t rows = std::numeric_limits<index_t>::max(), isa target = widest_isa()) {
     gemm_operand result;
@@ -42,7 +42,7 @@ class gemm_operand {
     const index_t panels =
         std::max<index_t>(1, (vectors + widest(*result.kernels_) - 1) / widest(*result.kernels_));
     result.panel_columns_ = std::max<index_t>(1, (vectors + panels - 1) / panels) * lanes;
-    // Rows that lie far apart crowd few sets of the cache; copied once they are read many times.
+    // Rows with a large stride map to few cache sets, so they are copied if they are read many times.
     constexpr index_t close = 512 / static_cast<index_t>(sizeof(T)), few_rows = 32;
     if (b.stride(1) == 1 && result.columns_ % lanes == 0 && (b.stride(0) <= close || rows <= few_rows)) {
       result.data_ = b.data();
@@ -60,8 +60,8 @@ class gemm_operand {
   index_t depth() const { return depth_; }
   index_t columns() const { return columns_; }
 
-  /// c = a b, or c += a b, for this b. a: M x K, any strides (fast where one of them is small); c: M x N,
-  /// rows dense; c overlaps neither. Throws shape_error if the shapes do not fit.
+  /// c = a b, or c += a b, with this b. a: M x K, any strides (fast if one of them is small); c: M x N with
+  /// dense rows, not overlapping a or b. Throws shape_error if the shapes do not fit.
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate) const {
     const index_t rows = a.extent(0);
     if (a.extent(1) != depth_ || c.extent(0) != rows || c.extent(1) != columns_) {
@@ -86,16 +86,16 @@ class gemm_operand {
     }
   }
 
-  /// Elements of storage that multiply_packed needs, and whether that is the better form for `rows` rows: the
-  /// right operand has to be wide enough to pay for copying the left one.
+  /// Number of elements of storage that multiply_packed needs, and whether multiply_packed is faster for
+  /// `rows` rows: the right operand must be wide enough to amortize packing the left one.
   index_t left_storage_size() const { return left_rows * std::min(packed_depth, depth_); }
   bool pays_to_pack(index_t rows) const {
     return rows >= 64 && depth_ >= 64 && columns_ >= 4 * panel_columns_ && columns_ >= 128;
   }
 
-  /// As multiply, for products that are large in every direction: tiles of a are copied to `left` first, in
-  /// panels as the kernels read them, and stay in the second-level cache while all of b passes by (Goto, van
-  /// de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008).
+  /// As multiply, for products that are large in every dimension. Tiles of a are first packed into `left`, in
+  /// panels in the order in which the kernels read them, and stay in the L2 cache while all panels of b are
+  /// used (Goto, van de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008).
   void multiply_packed(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate,
                        T* left) const {
     detail::check_product(a, tensor_view<const T, 2>(nullptr, {depth_, columns_}), c);
@@ -120,9 +120,9 @@ class gemm_operand {
   }
 
  private:
-  // Rows of a packed panel of the left operand, and of the tile of them that stays in the cache.
+  // Rows of a packed panel of the left operand, and of a tile of such panels that stays in the cache.
   static constexpr index_t packed_rows = 24, left_rows = 96;
-  // Their depth: the deeper, the less often the result passes by.
+  // Depth of these panels: a larger depth reads and writes the result less often.
   static constexpr index_t packed_depth = 768;
 
   // Panels of packed_rows rows, each [steps][packed_rows].
@@ -140,8 +140,8 @@ class gemm_operand {
     }
   }
 
-  // Depth of a block: a panel of it (three AVX-512 vectors wide) is 72 KiB, a quarter of a small second-level
-  // cache.
+  // Depth of a block: its panel (three AVX-512 vectors wide) has 72 KiB, a
+  // quarter of a small L2 cache.
   static constexpr index_t depth_block = 384;
 
   void copy_panels(const tensor_view<const T, 2>& b, T* storage) const {
@@ -156,7 +156,7 @@ class gemm_operand {
     }
   }
 
-  // One panel of b against all rows of a.
+  // Multiplies all rows of a by one panel of b.
   void multiply_panel(const tensor_view<const T, 2>& a, const T* b, T* c, index_t c_stride, index_t width,
                       bool accumulate) const {
     constexpr index_t size = static_cast<index_t>(sizeof(T));
@@ -170,7 +170,7 @@ class gemm_operand {
         &tap, &tap + 1, a.extent(1),     a.stride(0) * size, a.stride(1) * size, row_stride_ * size,
         0,    c,        c_stride * size, accumulate};
     if (width % lanes == 0) return detail::run_rows(list, block, rows);
-    // A block whose last vector sticks out of the result is computed beside it, then copied.
+    // Edge tile, wider than the result: computed into a temporary block, then copied to the result.
     constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
     alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
     block.result = beside;
@@ -184,7 +184,7 @@ class gemm_operand {
     }
   }
 
-  // Vectors of a panel: the widest whose right operand is used often enough.
+  // Maximum width of a panel, in vectors; wider panels would reuse each right element too rarely.
   static index_t widest(const detail::kernel_table<T>& kernels) { return kernels.widest_adjacent; }
 
   static void merge(const T* from, index_t from_stride, T* to, index_t to_stride, index_t rows, index_t width,
@@ -203,14 +203,14 @@ class gemm_operand {
   index_t panel_stride_ = 0;
 };
 
-/// Our product as a gemm_engine: one thread, scratch for layouts from the arena that it is given.
+/// The library's product as a gemm_engine: single-threaded, packs into memory from the given arena.
 class native_gemm {
  public:
   explicit native_gemm(stack_arena& scratch, isa target = widest_isa())
       : scratch_(&scratch), target_(target) {}
 
-  /// c = a b, or c += a b. Any strides; throws shape_error if the shapes do not fit. c may overlap neither a
-  /// nor b.
+  /// c = a b, or c += a b, for any strides. Throws shape_error if the shapes do not fit.
+  /// c must not overlap a or b.
   template <class T>
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                 const tensor_view<T, 2>& c, bool accumulate = false) const {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: makes the rows of a matrix orthonormal, earlier rows first, and supplies rows where there are
-/// none.
+/// Internal: makes the rows of a matrix orthonormal, earlier rows first, and replaces rows
+/// that are zero or dependent.
 
 #include <algorithm>
 #include <cmath>
@@ -26,15 +26,15 @@ PUFFERFISH_NOINLINE inline double orthonormality_defect(const tensor_view<double
   for (index_t i = 0; i < rows; ++i) {
     e(i, i) -= 1;
     for (index_t j = 0; j <= i; ++j) {
-      // Not std::max: a NaN has to survive.
+      // Not std::max, which would drop a NaN.
       if (!(std::abs(e(i, j)) <= largest)) largest = std::abs(e(i, j));
     }
   }
   return largest;
 }
 
-/// Takes the components along the first `before` rows out of row `row`; twice, because once leaves what
-/// rounding left of a nearly dependent row.
+/// Removes from `row` its components along rows begin .. before - 1 of z. Two passes, because one pass leaves
+/// rounding errors of a nearly dependent row.
 PUFFERFISH_COLD inline void project_out(const tensor_view<double, 2>& z, index_t before, double* row,
                                         index_t begin = 0) {
   const index_t length = z.extent(1);
@@ -46,7 +46,7 @@ PUFFERFISH_COLD inline void project_out(const tensor_view<double, 2>& z, index_t
   }
 }
 
-/// Scales row `row` of z to length one; true if it had any length worth the name.
+/// Scales a row to length one. Returns false, leaving the row unchanged, unless its length exceeds `least`.
 PUFFERFISH_COLD inline bool normalize_row(double* row, index_t length, double least) {
   const double norm = std::sqrt(dot(row, row, length));
   if (!(norm > least)) return false;
@@ -54,8 +54,8 @@ PUFFERFISH_COLD inline bool normalize_row(double* row, index_t length, double le
   return true;
 }
 
-/// Writes into row `row` a unit vector orthogonal to all rows before it (which are orthonormal). It starts
-/// from the coordinate direction that the others cover least: at least (length - row) / length of it remains.
+/// Writes into row `row` a unit vector orthogonal to all previous rows, which are orthonormal. It starts from
+/// the coordinate direction least covered by them: a share of at least (length - row) / length of it remains.
 PUFFERFISH_COLD inline void complete_row(const tensor_view<double, 2>& z, index_t row) {
   const index_t length = z.extent(1);
   std::vector<double> covered(static_cast<std::size_t>(length));
@@ -71,8 +71,8 @@ PUFFERFISH_COLD inline void complete_row(const tensor_view<double, 2>& z, index_
   normalize_row(target, length, 0.0);
 }
 
-/// Gram-Schmidt in blocks: a block loses its components along all earlier rows by two products, then its rows
-/// are made orthonormal one by one. Rows that vanish are replaced.
+/// Gram-Schmidt in blocks: two products remove a block's components along all earlier rows, then the block's
+/// rows are made orthonormal one by one. Rows that vanish are replaced.
 PUFFERFISH_COLD inline void orthonormalize_rows_by_projection(const tensor_view<double, 2>& z) {
   constexpr index_t block = 32;
   const index_t rows = z.extent(0);
@@ -90,31 +90,31 @@ PUFFERFISH_COLD inline void orthonormalize_rows_by_projection(const tensor_view<
     }
     for (index_t i = first; i < first + count; ++i) {
       double* row = z.data() + i * z.stride(0);
-      // Below this a row is mostly what rounding left of the projections: start it anew in what remains.
+      // A shorter row consists mostly of rounding errors of the projections, so it is replaced.
       const bool alive = normalize_row(row, length, 1e-12);
       if (alive) project_out(z, i, row, first);
       if (!alive || !normalize_row(row, length, 1e-10)) {
         complete_row(z, i);
         continue;
       }
-      // The block was projected before this row was scaled up; a second look costs little.
+      // The block was projected before this row was scaled up; a second projection is cheap.
       project_out(z, i, row);
       normalize_row(row, length, 0.0);
     }
   }
 }
 
-/// Makes the rows of z (rows <= length, adjacent elements) orthonormal to about 1e-14. Row i changes by
-/// combinations of rows before it only, so that rows which are already right stay what they are. Rows that
-/// are zero or depend on earlier ones are replaced by unit vectors orthogonal to all others.
+/// Makes the rows of z (rows <= length, contiguous) orthonormal to about 1e-14. Row i changes only by
+/// combinations of previous rows, so rows that are already orthonormal do not change. Rows that are zero or
+/// depend on earlier rows are replaced by unit vectors orthogonal to all others.
 PUFFERFISH_COLD inline void orthonormalize_rows(const tensor_view<double, 2>& z) {
   constexpr double good = 1e-13;
   const index_t rows = z.extent(0);
   if (rows == 0) return;
   tensor<double, 2> e({rows, rows});
   double defect = orthonormality_defect(z, e);
-  // Nearly orthonormal rows: Z := (I - L) Z, with L the strict lower part of E and half its diagonal, leaves
-  // a defect of the order of its square.
+  // For nearly orthonormal rows, Z := (I - L) Z, with L the strict lower part of E plus half its diagonal,
+  // reduces the defect to the order of its square.
   for (int step = 0; step < 3 && defect > good && defect * static_cast<double>(rows) < 0.1; ++step) {
     tensor<double, 2> lower_transposed({rows, rows});
     for (index_t i = 0; i < rows; ++i) {

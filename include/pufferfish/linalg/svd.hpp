@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `svd`: the truncated thin singular value decomposition of a matrix of any strides. No other library below
-/// it.
+/// `svd`: the truncated thin singular value decomposition of a matrix with any
+/// strides. Needs no other library.
 
 #include <algorithm>
 #include <cmath>
@@ -23,50 +23,50 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How `svd` works.
+/// Algorithm of `svd`.
 enum class svd_method {
-  /// `gram`, then `jacobi` if a kept singular value is below 1e-6 of the largest; `randomized` if the smaller
-  /// side
-  /// is at least 2048 and at most an eighth of it is wanted (by max_rank).
+  /// `gram`, then `jacobi` if a kept singular value is below 1e-6 of the largest
+  /// one. `randomized` if the smaller side is at least 2048 and max_rank
+  /// requests at most an eighth of it.
   automatic,
-  /// Eigenvectors of the Gram matrix of the smaller side, accumulated in double. The fast one. Errors of
-  /// singular
-  /// values are about 1e-16 sigma_1^2 / sigma_i, so those below 1e-8 sigma_1 are noise.
+  /// Eigenvectors of the Gram matrix of the smaller side, accumulated in double. The fastest
+  /// method. Errors of singular values are about 1e-16 sigma_1^2 / sigma_i, so singular values
+  /// below 1e-8 sigma_1 are noise.
   gram,
-  /// One-sided Jacobi after a pivoted QR factorization: small singular values of a matrix that is bad by
-  /// scaling
-  /// only (of rows or columns) keep nearly all their digits, down to 1e-150 of the largest entry.
+  /// One-sided Jacobi after a pivoted QR factorization. If a matrix is ill-conditioned only because of
+  /// the scaling of its rows or columns, small singular values keep nearly all their digits, down to
+  /// 1e-150 of the largest entry.
   jacobi,
   /// Subspace iteration from a random start (Halko, Martinsson & Tropp 2011). Near-optimal, not optimal.
   randomized,
-  /// Another library, through a header of its own (linalg/svd_eigen.hpp): in results only.
+  /// Another library, used through a separate header (linalg/svd_eigen.hpp). Occurs in results only.
   external
 };
 
 struct svd_options {
-  /// At most so many singular vectors; 0: as many as there are.
+  /// Maximum number of singular vectors; 0: min(rows, columns).
   index_t max_rank = 0;
   svd_method method = svd_method::automatic;
-  /// Start of the randomized method; equal seeds give equal bits.
+  /// Seed of the randomized method's start; equal seeds give equal bits.
   std::uint64_t seed = 0;
-  /// Randomized: directions beyond max_rank, and rounds of power iteration.
+  /// Randomized method: number of directions beyond max_rank, and number of power iterations.
   index_t oversampling = 8;
   int power_iterations = 2;
 };
 
 /// A ~ U diag(singular_values[0 .. k-1]) V^T with A [rows x columns].
 struct svd_result {
-  /// Descending, every one known: min(rows, columns) of them; max_rank for the randomized method.
+  /// Descending. All min(rows, columns) of them; the first max_rank for the randomized method.
   std::vector<double> singular_values;
-  /// [rows x k], orthonormal columns, whatever the rank of A. In each, the entry of largest magnitude (the
+  /// [rows x k], orthonormal columns for any rank of A. In each column, the entry of largest magnitude (the
   /// first of equal ones) is positive.
   tensor<double, 2> u;
   /// [columns x k], orthonormal columns.
   tensor<double, 2> v;
-  /// Sum of the squares of all entries of A, summed in double: what a truncation loses is this less the sum
-  /// of the squares of the kept singular values.
+  /// Sum of the squares of all entries of A, summed in double. The squared truncation error is this sum minus
+  /// the sum of the squares of the kept singular values.
   double squared_norm = 0;
-  /// What was done; never `automatic`.
+  /// The method that was used; never `automatic`.
   svd_method used = svd_method::gram;
 };
 
@@ -74,10 +74,10 @@ namespace detail {
 
 /// The smaller side from which `automatic` considers the randomized method.
 inline constexpr index_t randomized_side = 2048;
-/// The least ratio of a kept singular value to the first that the Gram matrix is trusted with.
+/// The least ratio of a kept singular value to the largest one at which the Gram matrix is accurate enough.
 inline constexpr double gram_trusted_ratio = 1e-6;
 
-/// Throws value_error for the first element, in row order, that is not finite; does nothing if all are.
+/// Throws value_error for the first element, in row order, that is not finite. Returns if all are finite.
 template <class T>
 PUFFERFISH_COLD void require_finite(const tensor_view<const T, 2>& a) {
   for (index_t i = 0; i < a.extent(0); ++i) {
@@ -89,8 +89,8 @@ PUFFERFISH_COLD void require_finite(const tensor_view<const T, 2>& a) {
   }
 }
 
-/// Sum of squares: four sums a row, added over the rows with compensation (Neumaier). Not finite if an
-/// element is not, or on overflow.
+/// Sum of squares: four partial sums per row, then compensated summation over the rows (Neumaier). Not finite
+/// if an element is not finite, or on overflow.
 template <class T>
 double sum_of_squares(const tensor_view<const T, 2>& a) {
   const bool by_rows = a.stride(1) == 1;
@@ -122,13 +122,13 @@ double sum_of_squares(const tensor_view<const T, 2>& a) {
   return total + lost;
 }
 
-/// Singular vectors as rows, of a wide matrix: left [k x n], right [k x m].
+/// Singular vectors of a wide matrix as rows: left [k x n], right [k x m].
 struct vector_rows {
   tensor<double, 2> left;
   tensor<double, 2> right;
 };
 
-/// The spectrum of a wide matrix through its Gram matrix, and vectors on demand.
+/// The spectrum of a wide matrix from its Gram matrix; computes singular vectors on demand.
 class gram_decomposition {
  public:
   explicit gram_decomposition(const product_operand& b) : b_(b), eigen_(gram(b)) {
@@ -140,8 +140,8 @@ class gram_decomposition {
 
   vector_rows vectors(index_t k) const {
     vector_rows result{eigen_.vectors(k), tensor<double, 2>({k, b_.extent[1]})};
-    // B^T x_i has length sigma_i; lengths are taken from the rows themselves, directions are made orthogonal
-    // where the division by a small sigma has magnified rounding.
+    // B^T x_i has length sigma_i. Rows are normalized by their own lengths; finish_svd makes them orthogonal
+    // where the division by a small sigma has magnified rounding errors.
     add_product_tn(product_operand(result.left).transposed(), b_, result.right);
     for (index_t i = 0; i < k; ++i) {
       normalize_row(result.right.data() + i * b_.extent[1], b_.extent[1], 0.0);
@@ -161,8 +161,8 @@ class gram_decomposition {
   std::vector<double> values_;
 };
 
-/// Rows: an orthonormal basis [size x n] of a space that nearly holds the leading left singular vectors of a
-/// wide matrix b [n x m].
+/// An orthonormal basis, as rows [size x n], of a space that nearly contains the leading left singular
+/// vectors of a wide matrix b [n x m].
 PUFFERFISH_COLD inline tensor<double, 2> dominant_rows(const product_operand& b, index_t size,
                                                        const svd_options& options) {
   const index_t n = b.extent[0];
@@ -182,7 +182,7 @@ PUFFERFISH_COLD inline tensor<double, 2> dominant_rows(const product_operand& b,
   }
 }
 
-/// Row i of `rows` becomes column i of the result, times sign[i].
+/// Column i of the result is row i of `rows` times sign[i].
 PUFFERFISH_NOINLINE inline tensor<double, 2> to_columns(const tensor<double, 2>& rows,
                                                         const std::vector<double>& sign) {
   constexpr index_t block = 8;
@@ -200,8 +200,8 @@ PUFFERFISH_NOINLINE inline tensor<double, 2> to_columns(const tensor<double, 2>&
   return columns;
 }
 
-/// Moves the vectors into the result: orthonormal, with signs by convention, sides as the caller's matrix has
-/// them.
+/// Moves the vectors into the result: orthonormalized, with signs by the convention of svd_result, and with
+/// left and right swapped if the decomposed matrix was the transpose.
 PUFFERFISH_COLD inline void finish_svd(svd_result& result, vector_rows rows, bool transposed) {
   orthonormalize_rows(rows.left);
   orthonormalize_rows(rows.right);
@@ -220,7 +220,7 @@ PUFFERFISH_COLD inline void finish_svd(svd_result& result, vector_rows rows, boo
   result.v = to_columns(v, sign);
 }
 
-/// A reference to the caller's choice of a rank: what follows is compiled once, not once a callable.
+/// A type-erased reference to the caller's `choose`, so that the code that uses it is compiled only once.
 class rank_choice {
  public:
   template <class ChooseRank>
@@ -230,7 +230,7 @@ class rank_choice {
           return (*static_cast<ChooseRank*>(const_cast<void*>(object)))(values, norm);
         }) {}
 
-  /// The rank for this spectrum, at most `most`.
+  /// The rank chosen for this spectrum, at most `most`.
   index_t operator()(const svd_result& result, index_t most) const {
     const index_t rank = call_(object_, result.singular_values, result.squared_norm);
     if (rank < 0 || rank > static_cast<index_t>(result.singular_values.size())) {
@@ -251,7 +251,7 @@ inline double largest_magnitude(const tensor<double, 2>& a) {
   return largest;
 }
 
-/// Everything after the input is known to be finite and well within double's range.
+/// The decomposition of an input that is finite and well within the range of double.
 class svd_run {
  public:
   svd_run(const product_operand& a, const svd_options& options)
@@ -279,7 +279,7 @@ class svd_run {
     return large ? svd_method::randomized : svd_method::gram;
   }
 
-  /// False, with nothing decided, if a value that was to be kept is beyond what a Gram matrix can tell.
+  /// Returns false, with an incomplete result, if a kept value is too small for a Gram matrix's accuracy.
   bool run_gram(svd_result& result, const rank_choice& choose) const {
     const gram_decomposition gram(b_);
     result.singular_values = gram.values();
@@ -295,7 +295,7 @@ class svd_run {
 
   PUFFERFISH_COLD void run_jacobi(svd_result& result, const rank_choice& choose) const {
     result.used = svd_method::jacobi;
-    // Scaled, so that the squares of small entries stay above the least double as long as possible.
+    // Scaled, so that squares of small entries do not underflow unless they are extremely small.
     tensor<double, 2> scaled = b_.copy();
     const double scale = unit_scale(largest_magnitude(scaled));
     scale_by(scale, scaled.data(), scaled.size());
@@ -342,7 +342,7 @@ PUFFERFISH_COLD inline void check_svd_options(const svd_options& options) {
   }
 }
 
-/// A matrix of doubles whose squares leave the range of double is decomposed as a scaled copy.
+/// Decomposes a scaled copy of a matrix of doubles whose squares overflow or underflow.
 PUFFERFISH_COLD inline svd_result svd_of_scaled(const product_operand& a, const svd_options& options,
                                                 const rank_choice& choose) {
   tensor<double, 2> scaled = a.copy();
@@ -365,15 +365,15 @@ PUFFERFISH_COLD inline svd_result svd_of_scaled(const product_operand& a, const 
 
 }  // namespace detail
 
-/// Singular value decomposition of a [rows x columns], T float or double, any strides (a may be a transposed
-/// or sliced view); a is not changed and not referred to afterwards. The rank is chosen when the spectrum is
-/// known: `choose(std::span<const double> singular_values, double squared_norm)` returns how many singular
-/// vectors to form (at most max_rank of them are), 0 .. singular_values.size(). It is asked again if the
-/// method changes; not at all for a matrix without elements. The randomized method knows max_rank values
-/// only. squared_norm overflows to infinity, or underflows, where the squares of a double matrix do; nothing
-/// else does. Throws value_error naming the first element that is not finite or an option out of its range,
-/// rank_error for a negative max_rank or a chosen rank that there is not. Deterministic: equal input gives
-/// equal bits.
+/// Singular value decomposition of a [rows x columns], T float or double, with any strides (a may be a
+/// transposed or sliced view). a is not changed and not referred to afterwards. The rank is chosen when the
+/// spectrum is known: `choose(std::span<const double> singular_values, double squared_norm)` returns the
+/// number of singular vectors to compute, in 0 .. singular_values.size(); at most max_rank are computed.
+/// `choose` is called again if the method changes, and not called for a matrix without elements. The
+/// randomized method computes only max_rank values. squared_norm may overflow to infinity or underflow if the
+/// squares of a double matrix do; other results do not. Throws value_error for the first element that is not
+/// finite, with its position, and for an option out of range; rank_error for a negative max_rank or an
+/// invalid chosen rank. Deterministic: equal input gives equal bits.
 template <class T, class ChooseRank>
 svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, ChooseRank&& choose) {
   static_assert(
@@ -391,7 +391,7 @@ svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, Cho
   const double squared_norm = detail::sum_of_squares(a);
   if (!std::isfinite(squared_norm)) detail::require_finite(a);
   if constexpr (std::is_same_v<T, double>) {
-    // Between these, neither the sum nor any part of it that matters has left the range.
+    // Within these bounds, neither the sum nor a significant part of it has overflowed or underflowed.
     if (!(squared_norm > 1e-200 && squared_norm < 1e200)) {
       return detail::svd_of_scaled(detail::product_operand(a), options, detail::rank_choice(choose));
     }
@@ -400,7 +400,7 @@ svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, Cho
   return run(squared_norm, detail::rank_choice(choose));
 }
 
-/// The same with the rank known beforehand: options.max_rank singular vectors, or all min(rows, columns).
+/// The same with a fixed rank: options.max_rank singular vectors, or all min(rows, columns).
 template <class T>
 svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options = {}) {
   return svd(a, options,

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `svd_with_eigen`: the result of `svd` from Eigen's divide-and-conquer SVD. Opt-in, because compiling that
-/// takes a quarter of a minute in every file that calls it; `svd` needs no Eigen, and is faster.
+/// `svd_with_eigen`: the result of `svd` by Eigen's divide-and-conquer SVD. Opt-in, because compiling it
+/// takes 15 seconds in every file that calls it. `svd` needs no Eigen, and is faster.
 
 #include <utility>
 
@@ -13,9 +13,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// As svd(a, options, choose), through Eigen::BDCSVD in double; of the options only max_rank counts, and
-/// `choose` is asked once. All singular vectors are computed, whatever is kept. Throws what svd throws, and
-/// backend_error if Eigen reports that it failed. result.used is svd_method::external.
+/// svd(a, options, choose) by Eigen::BDCSVD in double. Only options.max_rank is used, and `choose` is called
+/// once. All singular vectors are computed, even if few are kept. Throws as svd, and backend_error if Eigen
+/// reports a failure. result.used is svd_method::external.
 template <class T, class ChooseRank>
 svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& options, ChooseRank&& choose) {
   static_assert(
@@ -54,7 +54,7 @@ svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& o
   return result;
 }
 
-/// The same with the rank known beforehand.
+/// The same with a fixed rank.
 template <class T>
 svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& options = {}) {
   return svd_with_eigen(

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `symmetric_eigen`: eigenvalues of a real symmetric matrix in double, and as many eigenvectors as wanted.
+/// `symmetric_eigen`: eigenvalues of a real symmetric matrix in double, and any number of eigenvectors.
 
 #include <algorithm>
 #include <cmath>
@@ -16,12 +16,12 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A power of two s with 1/2 <= s * largest < 1 (1 for zero), so that scaling rounds nothing.
+/// A power of two s with 1/2 <= s * largest < 1 (1 for zero), so that scaling causes no rounding errors.
 inline double unit_scale(double largest) {
   if (largest == 0) return 1;
   int exponent = 0;
   std::frexp(largest, &exponent);
-  // 2^1023 is the largest power of two there is; a denormal matrix stays a little below one.
+  // 2^1023 is the largest power of two in double; a matrix of denormals is scaled to less than 1/2.
   return std::ldexp(1.0, std::min(-exponent, 1023));
 }
 
@@ -33,7 +33,7 @@ struct reflector {
 inline reflector reflect_to_last(double* x, index_t count) {
   const double last = x[count - 1];
   const double rest = dot(x, x, count - 1);
-  // For a matrix scaled to one, 1e-100 is nothing; and squares of 1 / rest have to stay within range.
+  // Negligible for a matrix scaled to one; and squares of 1 / rest must not overflow.
   if (rest < 1e-200) return {0, last};
   const double norm = std::sqrt(rest + last * last);
   const double alpha = last > 0 ? -norm : norm;
@@ -41,8 +41,8 @@ inline reflector reflect_to_last(double* x, index_t count) {
   return {2 / (rest + x[count - 1] * x[count - 1]), alpha};
 }
 
-/// Householder reduction of the lower triangle of a, from the last row up. Row i >= 2 of a becomes the
-/// reflector v_i (entries 0 .. i-1) with betas[i]: A = Q T Q^T, Q = H_{n-1} ... H_2.
+/// Householder reduction of the lower triangle of a, from the last row up. Row i >= 2 of a is overwritten by
+/// the reflector v_i (entries 0 .. i-1) with betas[i]: A = Q T Q^T, Q = H_{n-1} ... H_2.
 PUFFERFISH_COLD inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a,
                                                          aligned_buffer<double>& betas) {
   const index_t n = a.extent(0);
@@ -56,7 +56,7 @@ PUFFERFISH_COLD inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a,
   for (index_t i = n - 1; i >= 1; --i) {
     const auto at = static_cast<std::size_t>(i);
     double* row = a.data() + i * n;
-    // The pending update v w^T + w v^T of the step before reaches this row first.
+    // Apply the pending update v w^T + w v^T of the previous step to this row first.
     for (index_t j = 0; j <= i; ++j) row[j] -= v[i] * w[j] + w[i] * v[j];
     t.diagonal[at] = row[i];
     const reflector h = i >= 2 ? reflect_to_last(row, i) : reflector{0, row[0]};
@@ -72,8 +72,8 @@ PUFFERFISH_COLD inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a,
   return t;
 }
 
-/// Rows of z := Q z for the Q of reduce_to_tridiagonal, in blocks of reflectors: a product of reflectors is
-/// I - V^T S V with S upper triangular, which turns the work into matrix products.
+/// Rows of z := Q z for the Q of reduce_to_tridiagonal, in blocks of reflectors. The product of a block is I
+/// - V^T S V with S upper triangular, so most of the work is in matrix products.
 PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const aligned_buffer<double>& betas,
                                              const tensor_view<double, 2>& z) {
   constexpr index_t block = 32;
@@ -108,11 +108,11 @@ PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const a
 
 }  // namespace detail
 
-/// Eigenvalues and eigenvectors of a real symmetric matrix, A = sum_i values[i] x_i x_i^T.
-/// Householder reduction to tridiagonal form, implicit QL for the values; a few vectors come from inverse
-/// iteration on the tridiagonal form (checked; QL takes over if it fails), many from QL with accumulated
-/// rotations (Golub & Van Loan, Matrix Computations, chapter 8). Errors of values and residuals are a small
-/// multiple of 1e-16 times the largest |value|. Deterministic: equal input gives equal bits.
+/// Eigenvalues and eigenvectors of a real symmetric matrix, A = sum_i values[i] x_i x_i^T. Values:
+/// Householder reduction to tridiagonal form, then implicit QL. Few vectors: inverse iteration on the
+/// tridiagonal form, checked, with QL as a fallback. Many vectors: QL with accumulated rotations (Golub & Van
+/// Loan, Matrix Computations, chapter 8). Errors of values and residuals are a small multiple of 1e-16 times
+/// the largest |value|. Deterministic: equal input gives equal bits.
 ///
 /// \code
 /// pufferfish::symmetric_eigen eigen(gram.view());
@@ -120,15 +120,15 @@ PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const a
 /// \endcode
 class symmetric_eigen {
  public:
-  /// Reduces a [n x n], of which only the lower triangle is read, and finds all values.
-  /// Throws shape_error if a is not square, value_error if an entry read is not finite.
+  /// Reduces a [n x n] and computes all eigenvalues. Only the lower triangle is read. Throws shape_error if a
+  /// is not square, value_error if an entry read is not finite.
   explicit symmetric_eigen(const tensor_view<const double, 2>& a);
 
-  /// All n eigenvalues, from the largest to the smallest.
+  /// All n eigenvalues in descending order.
   const std::vector<double>& values() const { return values_; }
 
-  /// [count x n]: row i is the eigenvector of length one of values()[i]. Throws rank_error unless
-  /// 0 <= count <= n. Signs are not specified.
+  /// [count x n]: row i is the eigenvector of values()[i], with length one. Throws rank_error unless 0 <=
+  /// count <= n. Signs are not specified.
   tensor<double, 2> vectors(index_t count) const;
 
  private:
@@ -156,7 +156,7 @@ inline symmetric_eigen::symmetric_eigen(const tensor_view<const double, 2>& a) :
       reflectors_(i, j) = value;
     }
   }
-  // Norms are at most n times the largest entry, so this keeps every square within range.
+  // Norms are at most n times the largest entry, so no square overflows after this scaling.
   const double scale = detail::unit_scale(largest);
   for (index_t i = 0; i < n; ++i) detail::scale_by(scale, reflectors_.data() + i * n, i + 1);
   t_ = detail::reduce_to_tridiagonal(reflectors_, betas_);
@@ -179,7 +179,7 @@ PUFFERFISH_COLD inline tensor<double, 2> symmetric_eigen::vectors(index_t count)
   }
   tensor<double, 2> z({count, n});
   if (count == 0) return z;
-  // Beyond half of the vectors, or for small matrices, QL costs no more, and its vectors need no check.
+  // For more than half of the vectors and for small matrices, QL is not slower and needs no check.
   const bool few = n >= 32 && 2 * count <= n;
   if (!few || !detail::tridiagonal_vectors_by_inverse_iteration(t_, scaled_values_, z)) {
     detail::tridiagonal_vectors_by_ql(t_, z);

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: eigenvalues and eigenvectors of a symmetric tridiagonal matrix. The implicit QL iteration gives
-/// all values, and all vectors if its rotations are accumulated (3 n^3 multiplications or more); inverse
-/// iteration gives the first few vectors for O(n) each, and is checked, so that QL can take over where it
-/// fails.
+/// Internal: eigenvalues and eigenvectors of a symmetric tridiagonal matrix. Implicit QL iteration
+/// computes all values and, if its rotations are accumulated, all vectors (at least 3 n^3
+/// multiplications). Inverse iteration computes the first few vectors in O(n) each. Its result is checked,
+/// so that QL can be used if it fails.
 
 #include <algorithm>
 #include <cmath>
@@ -20,20 +20,20 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// diagonal[0..n-1] and off[0..n-2] (off has n entries, the last is zero). Entries are at most about one in
-/// magnitude: the caller scales.
+/// diagonal[0..n-1] and off[0..n-2] (off has n entries, the last one is zero). The caller scales the entries
+/// to magnitudes of at most about one.
 struct tridiagonal {
   std::vector<double> diagonal;
   std::vector<double> off;
   index_t size() const { return static_cast<index_t>(diagonal.size()); }
 };
 
-/// Positions of the entries of `values` from the largest to the smallest; equal ones in the order of
-/// position.
+/// Indices of `values` in descending order of the values; equal values in
+/// ascending order of the indices.
 PUFFERFISH_COLD inline std::vector<index_t> descending_order(const std::vector<double>& values) {
   std::vector<index_t> order(values.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<index_t>(i);
-  // Merging runs of doubled length: stable, and a fraction of what std::stable_sort costs to compile.
+  // Merge sort: stable, and compiles in a fraction of the time of std::stable_sort.
   std::vector<index_t> merged(values.size());
   const auto value = [&](std::size_t i) { return values[static_cast<std::size_t>(order[i])]; };
   for (std::size_t run = 1; run < order.size(); run *= 2) {
@@ -51,9 +51,9 @@ PUFFERFISH_COLD inline std::vector<index_t> descending_order(const std::vector<d
   return order;
 }
 
-/// The eigenvector matrix while QL runs, in panels of a few rows (panel, column, row in panel): rotations are
-/// collected and then applied panel by panel, each panel staying in the cache. A sweep runs from high columns
-/// to low ones, so one of the two columns of a rotation is still in registers from the one before.
+/// The eigenvector matrix during QL, in panels of a few rows (panel, column, row in panel). Rotations are
+/// collected and then applied panel by panel, while the panel stays in the cache. A sweep runs from high to
+/// low columns, so one of the two columns of a rotation is still in registers from the previous rotation.
 class rotated_columns {
  public:
   explicit rotated_columns(index_t n)
@@ -88,8 +88,8 @@ class rotated_columns {
   index_t pending_ = 0;
 };
 
-/// Implicit QL with Wilkinson's shift. On return t.diagonal holds the eigenvalues in no order; `on_rotation`
-/// sees every rotation in the order in which the eigenvector matrix has to be multiplied by it.
+/// Implicit QL with Wilkinson's shift. On return, t.diagonal contains the eigenvalues, unsorted. `vectors`,
+/// if given, receives every rotation in the order in which the eigenvector matrix must be multiplied by it.
 PUFFERFISH_NOINLINE inline void run_ql(tridiagonal& t, rotated_columns* vectors = nullptr) {
   constexpr double epsilon = std::numeric_limits<double>::epsilon();
   constexpr int most_sweeps = 80;
@@ -97,7 +97,7 @@ PUFFERFISH_NOINLINE inline void run_ql(tridiagonal& t, rotated_columns* vectors 
   double* d = t.diagonal.data();
   double* e = t.off.data();
   const auto negligible = [&](index_t i) {
-    // The absolute floor keeps squares of what is left from underflowing.
+    // The absolute bound prevents the squares of remaining entries from underflowing.
     return std::abs(e[i]) <= epsilon * (std::abs(d[i]) + std::abs(d[i + 1])) || std::abs(e[i]) < 1e-140;
   };
   for (index_t l = 0; l < n; ++l) {
@@ -126,7 +126,7 @@ PUFFERFISH_NOINLINE inline void run_ql(tridiagonal& t, rotated_columns* vectors 
           e[i + 1] = r;
           s = f * inverse;
           c = g * inverse;
-        } else {  // the squares have lost digits, or everything
+        } else {  // the squares have underflowed, partly or completely
           const double r = std::hypot(f, g);
           e[i + 1] = r;
           if (r == 0) break;
@@ -151,7 +151,7 @@ PUFFERFISH_NOINLINE inline void run_ql(tridiagonal& t, rotated_columns* vectors 
   }
 }
 
-/// Rows of z := eigenvectors of the z.extent(0) largest eigenvalues, by accumulated QL rotations.
+/// Rows of z := eigenvectors of the largest z.extent(0) eigenvalues, by QL with accumulated rotations.
 PUFFERFISH_COLD inline void tridiagonal_vectors_by_ql(const tridiagonal& source,
                                                       const tensor_view<double, 2>& z) {
   tridiagonal t = source;
@@ -164,7 +164,7 @@ PUFFERFISH_COLD inline void tridiagonal_vectors_by_ql(const tridiagonal& source,
   }
 }
 
-/// T - shift I = P L U with partial pivoting, kept to solve with.
+/// T - shift I = P L U with partial pivoting, stored for several solves.
 class shifted_factorization {
  public:
   PUFFERFISH_NOINLINE shifted_factorization(const tridiagonal& t, double shift, double least_pivot)
@@ -227,7 +227,7 @@ class shifted_factorization {
   aligned_buffer<row> rows_;
 };
 
-/// SplitMix64, mapped to [-1, 1): start vectors need no more. Fixed arithmetic, so the same everywhere.
+/// SplitMix64 mapped to [-1, 1), good enough for start vectors. Gives the same values on every machine.
 class start_values {
  public:
   explicit start_values(std::uint64_t seed) : state_(seed) {}
@@ -257,8 +257,8 @@ inline double tridiagonal_residual(const tridiagonal& t, double value, const dou
 }
 
 /// Rows of z := eigenvectors of values[0 .. z.extent(0) - 1] (descending) by inverse iteration. Vectors of
-/// values closer than 1e-5 are kept apart while iterating, the rest is left to one orthonormalization of all.
-/// Returns false if a residual or the orthogonality is not good to rounding: z is then of no use.
+/// values closer than 1e-5 are orthogonalized in each iteration, all others only once at the end. Returns
+/// false, with unusable z, if a residual or the orthogonality is not accurate to rounding.
 PUFFERFISH_COLD inline bool tridiagonal_vectors_by_inverse_iteration(const tridiagonal& t,
                                                                      const std::vector<double>& values,
                                                                      const tensor_view<double, 2>& z) {
@@ -272,14 +272,14 @@ PUFFERFISH_COLD inline bool tridiagonal_vectors_by_inverse_iteration(const tridi
   for (index_t i = 0; i < z.extent(0); ++i) {
     const double value = values[static_cast<std::size_t>(i)];
     if (i > 0 && values[static_cast<std::size_t>(i - 1)] - value > cluster_gap) cluster = i;
-    // Equal shifts would give equal vectors: neighbours stay a few units of rounding apart.
+    // Equal shifts would give equal vectors, so adjacent shifts differ by at least a few units of rounding.
     shift = (i > cluster) ? std::min(value, shift - 4 * epsilon) : value;
     const shifted_factorization factors(t, shift, epsilon);
     double* x = z.data() + i * z.stride(0);
     for (index_t j = 0; j < n; ++j) x[j] = random.next();
     for (int step = 0; step < solves; ++step) {
       factors.solve(x);
-      // Lengths reach 1/epsilon per solve; a row without length fails the check below.
+      // Lengths grow by up to 1/epsilon per solve. A row without length fails the check below.
       normalize_row(x, n, 0.0);
       if (i > cluster) {
         project_out(z, i, x, cluster);

@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// Internal: the vocabulary of linalg/x86_kernels.inc: rows of a register block and where they lie. Macros,
-/// because the text of an assembly statement has to be a literal.
+/// Internal: macros for linalg/x86_kernels.inc: the rows of a register block and their addresses. Macros,
+/// because the text of an assembly statement must be a literal.
 
-// PUFFERFISH_ROWS<V>_<n>(R) is R(p, sums...) for the rows p = 0 .. n - 1 of a block that is V vectors wide;
-// the sums of row p are the vector registers V p, V p + 1, ...
+// PUFFERFISH_ROWS<V>_<n>(R) expands to R(p, sums...) for the rows p = 0 .. n - 1 of a block of width V
+// vectors. The sums of row p are the vector registers V p, V p + 1, ...
 #define PUFFERFISH_ROWS1_1(R) R(0, 0)
 #define PUFFERFISH_ROWS1_2(R) PUFFERFISH_ROWS1_1(R) R(1, 1)
 #define PUFFERFISH_ROWS1_3(R) PUFFERFISH_ROWS1_2(R) R(2, 2)
@@ -58,8 +58,8 @@
 #define PUFFERFISH_ROWS4_5(R) PUFFERFISH_ROWS4_4(R) R(4, 16, 17, 18, 19)
 #define PUFFERFISH_ROWS4_6(R) PUFFERFISH_ROWS4_5(R) R(5, 20, 21, 22, 23)
 
-// Where row p lies, as an address: rows any distance apart (rax, rcx: rows 0 and 9; r8, r9, r10, r11: one,
-// three, five, seven times the distance) ...
+// Address of row p for rows with any stride (rax, rcx: rows 0 and 9; r8, r9, r10, r11: one, three, five and
+// seven times the stride) ...
 #define PUFFERFISH_STRIDED_0 "(%%rax)"
 #define PUFFERFISH_STRIDED_1 "(%%rax,%%r8)"
 #define PUFFERFISH_STRIDED_2 "(%%rax,%%r8,2)"
@@ -77,5 +77,5 @@
 #define PUFFERFISH_STRIDED_14 "(%%rcx,%%r10)"
 #define PUFFERFISH_STRIDED_15 "(%%rcx,%%r9,2)"
 #define PUFFERFISH_STRIDED_16 "(%%rcx,%%r11)"
-// ... or each in the element behind that of the row before. %c[scalar] is the size of an element.
+// ... or for rows one element apart. %c[scalar] is the size of an element.
 #define PUFFERFISH_ADJACENT(p) "%c[scalar]*" #p "(%%rax)"

@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// `LowRankAttention`: multi-head attention whose four projections are each up * down.
+/// `LowRankAttention`: multi-head attention with four low-rank projections up * down.
 ///
-/// The concatenated projections of all heads are factorized, [heads * key x model] and so on, as the paper's
-/// code does; heads are split after `up` (Wang et al., Pufferfish, MLSys 2021, section 2; its table of costs
-/// counts factors for each head).
+/// The concatenated projections of all heads are factorized as one matrix, [heads * key x model] and so on,
+/// as in the paper's code. Heads are split after `up`. (Wang et al., Pufferfish, MLSys 2021, section 2. The
+/// cost table of the paper counts separate factors per head.)
 
 #include <algorithm>
 #include <array>
@@ -20,17 +20,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What a call of an attention layer on padded batches may say. What it points to lies in the memory of the
-/// context's device and must stay as it is until the backward pass.
+/// Options of one call of an attention layer on padded batches. The arrays are in the memory of the context's
+/// device and must not change until the backward pass.
 struct attention_call {
-  bool causal = false;                               ///< as attention_mask
-  std::span<const index_t> key_lengths;              ///< of each sequence; empty: all keys are real
-  tensor_view<const unsigned char, 3> allowed = {};  ///< as attention_mask
+  bool causal = false;                               ///< as in attention_mask
+  std::span<const index_t> key_lengths;              ///< number of keys of each sequence; empty: no padding
+  tensor_view<const unsigned char, 3> allowed = {};  ///< as in attention_mask
 };
 
 namespace detail {
 
-/// The rank-agnostic core of LowRankAttention.
+/// The implementation of LowRankAttention for any ranks.
 template <class T>
 class low_rank_attention {
  public:
@@ -61,7 +61,7 @@ class low_rank_attention {
   std::array<low_rank_linear<T>, 4>& projections() { return core_.slots; }
   const std::array<low_rank_linear<T>, 4>& projections() const { return core_.slots; }
 
-  /// Probability with which training drops attention weights; 0 at first. Throws value_error.
+  /// Dropout probability of attention weights in training; initially 0. Throws value_error outside [0, 1).
   double dropout() const { return core_.dropout(); }
   void set_dropout(double probability) { core_.set_dropout(probability); }
 
@@ -70,15 +70,15 @@ class low_rank_attention {
                     ranks()[3], ", ", shape().describe()});
   }
 
-  /// Self attention. x, y: batch x tokens x model, dense; y does not overlap x. In training x must stay as it
-  /// is until the backward pass. Queries that may see no key attend to nothing: y is the output projection of
-  /// zeros. Throws shape_error.
+  /// Self attention. x, y: batch x tokens x model, dense; y must not overlap x. In training, x must not
+  /// change until the backward pass. A query without any visible key has a zero attention result, so its y is
+  /// the output projection of zeros. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<T, 3>& y,
                const attention_call& call = {}) const {
     forward(ctx, x, x, y, call);
   }
-  /// Cross attention: queries from x, keys and values from memory: batch x tokens of its own x model.
+  /// Cross attention: queries from x, keys and values from `memory` (batch x own number of tokens x model).
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<const T, 3>& memory,
                const tensor_view<T, 3>& y, const attention_call& call) const {
@@ -101,9 +101,9 @@ class low_rank_attention {
     if (ctx.training()) ctx.tape().push_value(*this, sequences);
   }
 
-  /// Gradients from dy (shaped as y) to all factors and, unless they are null views, to x and to the memory;
-  /// of self attention dx is both. They overlap nothing. Throws shape_error, and state_error without a
-  /// forward pass in training mode.
+  /// Computes from dy (shaped like y) the gradients of all factors and biases and, unless they are null
+  /// views, dx and dmemory. For self attention, dx is the sum of both. The views must not overlap. Throws
+  /// shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx) const {
     backward(ctx, dy, dx, dx);
@@ -120,7 +120,7 @@ class low_rank_attention {
     ctx.tape().template pop<index_t>(4 * sequences);
   }
 
-  /// Self attention with a result of its own: convenient, allocates.
+  /// Self attention, returning a newly allocated result.
   tensor<T, 3> forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
                        const attention_call& call = {}) const {
     tensor<T, 3> y(x.shape());
@@ -133,12 +133,12 @@ class low_rank_attention {
     return dx;
   }
 
-  /// Random factors for training from scratch, as LowRankLinear's.
+  /// Random factors for training from scratch, as in LowRankLinear.
   void initialize(random_stream random) {
     for (std::size_t i = 0; i < 4; ++i) core_.slots[i].initialize(random.child(names[i]));
   }
 
-  /// Multiply-accumulates of self attention over batch x tokens: projections and both products.
+  /// Multiply-accumulates of self attention over batch x tokens: projections and both attention products.
   index_t macs(index_t batch, index_t tokens) const {
     index_t total = batch * core_.product_macs(tokens, tokens);
     for (const low_rank_linear<T>& p : core_.slots) total += p.macs({batch, tokens, 1, p.in_features()});
@@ -191,20 +191,20 @@ class low_rank_attention {
 
 /// Multi-head attention y = W_o concat_h(softmax(Q_h K_h^T / sqrt(key)) V_h) with Q = W_q x, K = W_k m, V =
 /// W_v m, where each of the four matrices is up * down (Wang et al., Pufferfish, MLSys 2021, section 2). Self
-/// attention (m = x) or cross attention, masks, dropout on the weights. No residual connection and no
-/// normalisation: those are the host's; MultiHeadAttention in nn has them.
+/// attention (m = x) or cross attention, masks, dropout of the attention weights. Residual connections and
+/// normalisation are left to the caller; MultiHeadAttention in nn includes them.
 ///
-/// `Rank` fixes the rank of all four in the type; with `dynamic_rank` they are constructor arguments.
+/// `Rank` fixes the rank of all four in the type; with `dynamic_rank` the ranks are constructor arguments.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
 class LowRankAttention : public detail::stored_layer<detail::low_rank_attention, T, Device> {
   using base = detail::stored_layer<detail::low_rank_attention, T, Device>;
   PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankAttention);
 
-  /// Throws shape_error, and rank_error unless Rank fits every matrix.
+  /// Throws shape_error for an invalid shape, and rank_error unless Rank fits every matrix.
   explicit LowRankAttention(const attention_shape& shape,
                             bool bias = false) requires(detail::has_rank<T, Rank, Device>)
       : base(shape, std::array<index_t, 4>{Rank, Rank, Rank, Rank}, bias) {}
-  /// The same with one rank for all, or those of query, key, value and output.
+  /// As above with one rank for all matrices, or with the ranks of query, key, value and output.
   LowRankAttention(const attention_shape& shape, index_t rank,
                    bool bias = false) requires(detail::takes_rank<T, Rank, Device>)
       : LowRankAttention(shape, std::array<index_t, 4>{rank, rank, rank, rank}, bias) {}

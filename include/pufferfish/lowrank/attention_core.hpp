@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: multi-head attention between four projections, whatever they are: low-rank factors, or layers
+/// Internal: multi-head attention between four projections of any type: low-rank factors, or layers
 /// that a network may replace.
 
 #include <array>
@@ -15,15 +15,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Widths of an attention layer: vectors of `model` elements in and out, queries and keys of heads * key
-/// elements, values of heads * value elements.
+/// Widths of an attention layer: inputs and outputs have `model` elements, queries and keys heads * key
+/// elements, values heads * value elements.
 struct attention_shape {
   index_t model = 512;
   index_t heads = 8;
   index_t key = 64;
   index_t value = 64;
 
-  /// Heads that share the width of the model.
+  /// Heads that divide the model's width among them: key = value = model / heads.
   static attention_shape split(index_t model, index_t heads) {
     const index_t width = heads > 0 ? model / heads : 0;
     return {model, heads, width, width};
@@ -35,7 +35,7 @@ struct attention_shape {
   std::string describe() const {
     return detail::message({"width ", model, ", ", heads, " heads of ", key, " and ", value});
   }
-  /// Throws shape_error, naming `who`, unless all are positive.
+  /// Throws shape_error, naming `who`, unless all sizes are positive.
   void validate(const char* who) const {
     if (model < 1 || heads < 1 || key < 1 || value < 1) {
       detail::throw_error<shape_error>({who, ": ", describe(), ": all must be positive"});
@@ -43,18 +43,18 @@ struct attention_shape {
   }
 };
 
-/// A batch of sequences: the rows of the queries and of the keys that belong to each sequence, and the mask
-/// of keys that a query may attend to. The batch does not own its arrays: they must exist unchanged until the
-/// backward pass has ended.
+/// A batch of sequences: the rows of the queries and of the keys of each sequence, and the mask of the
+/// keys that a query may attend to. The batch does not own its arrays: they must exist unchanged until the
+/// end of the backward pass.
 struct attention_batch {
   token_runs queries;
-  token_runs keys;  ///< of self attention: those of the queries
+  token_runs keys;  ///< for self attention: the same as queries
   attention_mask mask;
 };
 
 namespace detail {
 
-/// Uses a projection, by its type. This one: layers of rows with forward, backward and backward_add.
+/// Calls a projection of type Slot. Primary template: layers with forward, backward and backward_add.
 template <class Slot>
 struct projection {
   template <class T, class Device>
@@ -82,7 +82,7 @@ class attention_core {
   const attention_shape& shape() const { return shape_; }
   std::string describe() const { return "attention, " + shape_.describe(); }
 
-  /// Probability with which training drops attention weights.
+  /// Dropout probability of attention weights in training.
   double dropout() const { return dropout_; }
   void set_dropout(double probability) {
     if (!(probability >= 0.0 && probability < 1.0)) {
@@ -91,9 +91,9 @@ class attention_core {
     dropout_ = probability;
   }
 
-  /// x: rows of the queries, memory: rows of the keys (x itself for self attention), y: shaped as x; all
-  /// dense, model elements wide; y overlaps neither. x and memory must stay as they are until the backward
-  /// pass. Rows of no sequence give output(0).
+  /// x: rows of the queries; memory: rows of the keys (x itself for self attention); y: shaped like x. All
+  /// are dense, with `model` columns. y must not overlap x or memory. x and memory must not change until the
+  /// backward pass. For rows that belong to no sequence, y is the output projection of zeros.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& memory,
                const attention_batch& batch, const tensor_view<T, 2>& y) const {
@@ -124,7 +124,7 @@ class attention_core {
     if (ctx.training()) ctx.tape().push_value(*this, kept);
   }
 
-  /// Inference with keys and values that are there already (a cache).
+  /// Inference with given keys and values (a cache).
   template <class Device>
   void forward_cached(context<Device>& ctx, const tensor_view<const T, 2>& x,
                       const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values,
@@ -138,9 +138,9 @@ class attention_core {
     projection<Slot>::template forward<T>(ctx, slots[3], heads, y);
   }
 
-  /// Gradients from dy to the projections, to x and to the memory: dx and dmemory, dense, overwritten or
-  /// added to; null views where not wanted. For self attention dmemory is dx, and `add_memory` does not
-  /// count.
+  /// Computes from dy the gradients of the projections, dx and dmemory. dx and dmemory are dense and are
+  /// overwritten or, with add and add_memory, added to; a null view is skipped. For self attention pass dx as
+  /// dmemory, too; `add_memory` is ignored then.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                 bool add, const tensor_view<T, 2>& dmemory, bool add_memory) const {
@@ -168,7 +168,7 @@ class attention_core {
     ctx.tape().template pop<T>(kept.in.q.shape());
   }
 
-  /// Multiply-accumulates of the projections and of both products, for one sequence.
+  /// Multiply-accumulates of both attention products for one sequence, without the projections.
   index_t product_macs(index_t queries, index_t keys) const {
     return queries * keys * (shape_.key_width() + shape_.value_width());
   }

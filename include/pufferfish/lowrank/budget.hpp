@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `allocate`: the ranks of all layers of a network from one budget.
+/// `allocate`: chooses the ranks of all layers of a network under one budget.
 
 #include <algorithm>
 #include <cmath>
@@ -26,7 +26,7 @@ inline void check_amount(const budget_layer& layer, const char* what, double val
   throw_error<value_error>({"allocate: ", layer.name, ": ", what, " ", value, " is not a cost"});
 }
 
-/// Throws value_error, naming the layer, unless a group's gains can be used.
+/// Throws value_error, naming the layer, unless the gains of a group are valid.
 inline void check_gains(const budget_layer& layer, const budget_group& group) {
   const auto full = static_cast<std::size_t>(std::min(group.size.rows, group.size.cols));
   if (group.gains.size() < full) {
@@ -71,7 +71,7 @@ inline void check_budget_layer(const budget_layer& layer, bool timed) {
   }
 }
 
-/// Throws value_error, naming the layer, for what `allocate` cannot use.
+/// Throws value_error, naming the layer, for input that `allocate` cannot use.
 inline void check_budget_input(std::span<const budget_layer> layers, const network_cost& rest,
                                const network_budget& budget, const budget_options& options) {
   std::vector<const std::string*> names;
@@ -94,7 +94,7 @@ inline void check_budget_input(std::span<const budget_layer> layers, const netwo
   }
 }
 
-/// Throws rank_error, naming the budget, if layers at their floors exceed a limit.
+/// Throws rank_error, naming the budget, if a limit is exceeded even with all layers at their floors.
 inline void check_reachable(const budget_problem& problem, const network_cost& rest,
                             std::span<const budget_limit> limits, const budget_options& options) {
   const budget_vector others = to_vector(rest);
@@ -110,34 +110,34 @@ inline void check_reachable(const budget_problem& problem, const network_cost& r
 
 }  // namespace detail
 
-/// Chooses ranks for `layers` that lose as little as possible, by their gains, while the whole network, with
-/// `rest` for everything but these layers, keeps within all limits of `budget`. One choice for each layer, in
-/// the order given.
+/// Chooses ranks for `layers` that minimize the predicted loss (the sum of dropped gains), while the whole
+/// network, with `rest` for everything except these layers, stays within all limits of `budget`. Returns one
+/// choice per layer, in the order given.
 ///
 ///     network_budget budget;
 ///     budget.fraction = 0.3;
 ///     for (const budget_choice& choice : allocate(layers, rest, budget)) ...  // choice.ranks
 ///
-/// Components of all layers are taken in the order of gain / cost, of each matrix from `options.floor` on. A
-/// layer stays dense, which loses nothing, where what its factors lose is worth more than the costs that they
-/// save could buy in other layers; also if factors at the floor do not have fewer parameters, and under a
-/// limit of time if they do not take less time. What is left at the end buys the next best components that
-/// fit. A network that keeps within the limits as it is stays dense.
+/// Each matrix starts at rank `options.floor`. Components of all layers are then added in the order of gain /
+/// cost. A layer stays dense (loss 0) if the gains lost by its factors exceed the gains that the saved costs
+/// could buy in other layers. It also stays dense if factors at the floor do not have fewer parameters or,
+/// under a limit of time, do not take less time. Budget left at the end is spent on the next best components
+/// that fit. If the dense network is within the limits, all layers stay dense.
 ///
-/// Under several limits the cost of a component is the weighted sum of its shares of each limit; a (nested)
+/// Under several limits, the cost of a component is the weighted sum of its shares of the limits. A (nested)
 /// bisection finds weights for which all limits hold, those of positive weight with equality as far as whole
-/// ranks allow. With the layers that are dense given, this is the Lagrangian (surrogate) relaxation of a
-/// knapsack problem; a branch and bound search decides on them, and stops after a fixed amount of work.
+/// ranks allow. For a fixed set of dense layers this is the Lagrangian (surrogate) relaxation of a knapsack
+/// problem. A branch and bound search chooses that set; it stops after a fixed amount of work.
 ///
-/// With one limit, what is lost exceeds the least possible by less than the gain of one component, unless the
-/// search stopped. The result depends neither on the order of the layers nor on threads; ties are broken by
-/// name, then group.
+/// With one limit, the predicted loss exceeds the minimum by less than the gain of one component, unless the
+/// search stopped early. The result depends neither on the order of the layers nor on the number of threads;
+/// ties are broken by name, then by group.
 ///
-/// Throws value_error, naming the layer: gains that are too few, negative, not finite or ascend; costs that
-/// are negative or not finite; no groups; a name that is there twice; a limit of time and no measured time.
-/// value_error also for limits that are no positive numbers, and for a budget without limits. Throws
-/// rank_error, with the least that can be reached, for a limit that cannot be met even at the floor, and for
-/// limits that contradict each other.
+/// Throws value_error, naming the layer, for gains that are too few, negative, not finite or ascending; for
+/// costs that are negative or not finite; for a layer without groups; for a duplicate name; and for a limit
+/// of time without a measured time. Also throws value_error for limits that are not positive numbers, and for
+/// a budget without limits. Throws rank_error for a limit that cannot be met even at the floor, with the
+/// least reachable value, and for limits that cannot be met at once.
 PUFFERFISH_COLD inline std::vector<budget_choice> allocate(std::span<const budget_layer> layers,
                                                            const network_cost& rest,
                                                            const network_budget& budget,

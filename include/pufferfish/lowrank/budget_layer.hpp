@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `budget_layer`: what `allocate` (budget.hpp) has to know about a layer, and what it answers.
+/// `budget_layer` and `budget_choice`: the input and the result of `allocate` (budget.hpp) for one layer.
 
 #include <cstddef>
 #include <span>
@@ -14,54 +14,54 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Matrices of a layer that get the same rank, and what each further rank saves and costs.
+/// Matrices of a layer that get the same rank, with the gain and cost of each additional rank.
 struct budget_group {
   matrix_size size;
   index_t count = 1;
-  /// gains[i]: by how much the loss is predicted to grow if component i is dropped, summed over the group's
-  /// matrices. Finite, not negative, descending; min(rows, cols) numbers. Further ones are not read: factors
-  /// of that rank reproduce the matrix.
+  /// gains[i]: predicted increase of the loss if component i is dropped, summed over the group's matrices.
+  /// Finite, not negative, not ascending; at least min(rows, cols) numbers. Further numbers are ignored,
+  /// because factors of that rank reproduce the matrix.
   std::vector<double> gains;
   /// Products of each matrix with a vector in one sample's forward pass: output pixels of a convolution,
-  /// tokens of a linear layer; of an embedding, those of an output layer tied to it.
+  /// tokens of a linear layer; for an embedding, tokens of an output layer tied to it.
   double products = 1.0;
-  /// Rows that one sample reads of an embedding's table. Dense, they cost no multiply-add; factorized, rank
-  /// times the matrix's rows each.
+  /// Rows of an embedding's table that one sample reads. A dense table needs no multiply-add for them; a
+  /// factorized one needs rank times the matrix's rows for each.
   double lookups = 0.0;
   index_t extra_parameters = 0;  ///< per rank and matrix: 2 with a batch norm between the factors
-  double ms_per_rank = 0.0;      ///< that each rank adds to a training step
+  double ms_per_rank = 0.0;      ///< time of a training step per rank
 };
 
-/// A layer whose ranks are to be chosen.
+/// The input of `allocate` for one layer.
 struct budget_layer {
   std::string name;
   std::vector<budget_group> groups;  ///< in the order of the layer's rank groups
-  double dense_ms = 0.0;             ///< of the dense layer in a training step
-  double low_rank_ms = 0.0;          ///< of the factors, extrapolated to rank 0
+  double dense_ms = 0.0;             ///< time of the dense layer in a training step
+  double low_rank_ms = 0.0;          ///< time of the factors, extrapolated to rank 0
 };
 
 struct budget_options {
-  /// The smallest rank of a factorized matrix; of a matrix with fewer rows or columns, their number.
+  /// The smallest rank of a factorized matrix; min(rows, cols) if that is smaller.
   index_t floor = 2;
-  double bytes_per_parameter = 4.0;  ///< that a step exchanges
+  double bytes_per_parameter = 4.0;  ///< exchanged in a step
 };
 
-/// Why a layer has its ranks, or stays dense.
+/// Reason for a layer's ranks, or for which it stays dense.
 enum class budget_reason {
-  budget,    ///< low rank: further components are worth less than their cost
-  floor,     ///< low rank: the smallest ranks that the options allow
-  lossless,  ///< low rank: the components that are dropped are worth nothing
-  fits,      ///< dense: the whole dense network keeps within the budget
-  worth,     ///< dense: what factors would lose is worth what they would save
-  growth,    ///< dense: factors of the smallest ranks do not have fewer parameters
-  slower     ///< dense: factors of the smallest ranks do not take less time
+  budget,    ///< low rank: further components gain less than they cost
+  floor,     ///< low rank: the smallest ranks allowed by the options
+  lossless,  ///< low rank: the dropped components have gain 0
+  fits,      ///< dense: the whole dense network is within the budget
+  worth,     ///< dense: factors would lose more than they would save
+  growth,    ///< dense: factors at the floor do not have fewer parameters
+  slower     ///< dense: factors at the floor do not take less time
 };
 
-/// What `allocate` chose for a layer.
+/// The result of `allocate` for one layer.
 struct budget_choice {
-  rank_list ranks;  ///< by rank group; empty: the layer stays dense
+  rank_list ranks;  ///< one per rank group; empty: the layer stays dense
   budget_reason reason = budget_reason::fits;
-  double predicted_loss = 0.0;   ///< sum of the gains of all components that are dropped
+  double predicted_loss = 0.0;   ///< sum of the gains of all dropped components
   double weighted_energy = 1.0;  ///< sum of the gains kept / sum of all gains; 1 if all gains are 0
 
   bool dense() const { return ranks.empty(); }
@@ -90,7 +90,7 @@ constexpr const char* to_string(budget_reason reason) {
 
 namespace detail {
 
-/// A group's costs for each rank, and as dense matrices. Time is known for whole layers only.
+/// A group's costs per rank, and as dense matrices. Dense time is known for whole layers only.
 inline network_cost cost_per_rank(const budget_group& group) {
   const auto count = static_cast<double>(group.count), rows = static_cast<double>(group.size.rows);
   const double sides = rows + static_cast<double>(group.size.cols);
@@ -105,7 +105,7 @@ inline network_cost cost_as_dense(const budget_group& group) {
 
 }  // namespace detail
 
-/// A layer's costs as dense layer, and as factors of these ranks, one for each group; empty: dense.
+/// Costs of a layer as factors with the given ranks, one per group; as a dense layer if `ranks` is empty.
 inline network_cost cost_of(const budget_layer& layer, const rank_list& ranks = {}) {
   network_cost cost{0.0, 0.0, ranks.empty() ? layer.dense_ms : layer.low_rank_ms};
   for (std::size_t g = 0; g < layer.groups.size(); ++g) {
@@ -120,7 +120,7 @@ inline network_cost cost_of(const budget_layer& layer, const rank_list& ranks = 
   return cost;
 }
 
-/// A network's costs with all layers dense, or as `choices` has them.
+/// Costs of a network with all layers dense, or with the given choices.
 inline network_cost cost_of(std::span<const budget_layer> layers, const network_cost& rest,
                             std::span<const budget_choice> choices = {}) {
   network_cost sum = rest;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the layers of a budget as a problem of prices: for each layer the ranks of the largest gain
-/// minus price, and what can be bought with what is left of a budget.
+/// Internal: the layers of a budget as a pricing problem: for each layer, the ranks with the largest gain
+/// minus price; and the components that the rest of a budget can buy.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +22,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A cost, or a price for each unit of cost, by budget_resource.
+/// A cost, or a price per unit of cost, indexed by budget_resource.
 using budget_vector = std::array<double, budget_resources>;
 
 inline budget_vector to_vector(const network_cost& cost) {
@@ -40,26 +40,26 @@ inline budget_vector plus_scaled(const budget_vector& a, double factor, const bu
   return sum;
 }
 
-/// The number halfway between two that are not negative, in the order of their bits: half of the steps of a
-/// bisection find the exponent.
+/// The midpoint of two non-negative numbers in the order of their bit patterns, so that half of the steps of
+/// a bisection find the exponent.
 inline double price_between(double low, double high) {
   const auto a = std::bit_cast<std::uint64_t>(low), b = std::bit_cast<std::uint64_t>(high);
   return std::bit_cast<double>(a + (b - a) / 2);
 }
-/// Whether two such numbers agree to about 2^-`bits`.
+/// Whether two non-negative numbers agree to a relative precision of about 2^-`bits`.
 inline bool prices_agree(double low, double high, int bits) {
   return std::bit_cast<std::uint64_t>(high) - std::bit_cast<std::uint64_t>(low) <=
          (std::uint64_t{1} << (52 - bits));
 }
 
-/// The layers in the order of their names, their groups in one list, and for each rank the sum of the gains
-/// that it drops.
+/// The layers sorted by name, their groups in one list, and for each rank the
+/// sum of the dropped gains.
 class budget_problem {
  public:
   struct group {
     const double* gains = nullptr;
-    const double* dropped = nullptr;  // [rank]: the sum of gains[rank] and all after it
-    index_t floor = 0, last = 0;      // the smallest and the largest rank
+    const double* dropped = nullptr;  // [rank]: sum of gains[rank] and all later gains
+    index_t floor = 0, last = 0;      // smallest and largest rank
     budget_vector per_rank{};
   };
   struct layer {
@@ -69,17 +69,17 @@ class budget_problem {
     bool low_rank = false;  // whether factors are allowed
     budget_reason otherwise = budget_reason::growth;
   };
-  /// What a layer may become.
+  /// Allowed forms of a layer.
   enum class layer_form : char { any, dense, low_rank };
   using forms = std::vector<layer_form>;
-  /// What each layer is to be.
+  /// One form and ranks for each layer.
   struct state {
     std::vector<index_t> ranks;  // by group
     std::vector<char> dense;     // by layer
     budget_vector cost{};        // of all layers, without the rest of the network
   };
 
-  /// The layers must have been checked.
+  /// The layers must have been validated.
   budget_problem(std::span<const budget_layer> all, const budget_options& options, bool timed)
       : timed_(timed) {
     std::vector<std::size_t> order(all.size());
@@ -101,21 +101,21 @@ class budget_problem {
   const std::vector<layer>& layers() const { return layers_; }
   const std::vector<group>& groups() const { return groups_; }
 
-  /// What the layers may become if nothing but their costs restricts them.
+  /// The forms allowed by the layers' costs alone.
   forms all_forms() const {
     forms made;
     for (const layer& one : layers_) made.push_back(one.low_rank ? layer_form::any : layer_form::dense);
     return made;
   }
 
-  /// The state in which everything is dense.
+  /// The state with all layers dense.
   state all_dense() const {
     state made{std::vector<index_t>(groups_.size(), 0), std::vector<char>(layers_.size(), 1), {}};
     for (const layer& one : layers_) made.cost = plus_scaled(made.cost, 1.0, one.dense);
     return made;
   }
 
-  /// The least that layers can cost of one resource.
+  /// The minimum cost of all layers in one resource.
   double least(std::size_t resource) const {
     double sum = 0.0;
     for (const layer& one : layers_) {
@@ -125,8 +125,8 @@ class budget_problem {
     return sum;
   }
 
-  /// For each layer the ranks, or the dense layer, with the largest gain minus price, among what `form`
-  /// allows.
+  /// Chooses for each layer the ranks, or the dense layer, with the largest gain minus price, among the
+  /// forms that `form` allows.
   void choose(const budget_vector& price, const forms& form, state& to) const {
     to.cost = {};
     for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -152,7 +152,7 @@ class budget_problem {
     }
   }
 
-  /// Upper bound for a search: at this multiple of `price`, `choose` takes only the least rank of each layer.
+  /// Upper bound for a search: at this multiple of `price`, `choose` returns each layer's least rank.
   double highest_price(const budget_vector& price) const {
     double highest = 0.0;
     const auto consider = [&](double gain, double cost) {
@@ -182,8 +182,8 @@ class budget_problem {
     for (std::size_t i = 0; i < layers_.size(); ++i) sum += of.dense[i] != 0 ? 0.0 : lost(layers_[i], of);
     return sum;
   }
-  /// What a layer costs more as dense layer than as factors of the state's ranks; of a layer that is dense in
-  /// that state, than as factors at the floor.
+  /// Additional cost of a dense layer over its factors at the state's ranks or, if the layer is dense in that
+  /// state, over factors at the floor.
   budget_vector step_to_dense(std::size_t i, const state& of) const {
     const layer& one = layers_[i];
     return plus_scaled(one.dense, -1.0, of.dense[i] != 0 ? floor_cost(one) : low_rank_cost(one, of));
@@ -202,8 +202,8 @@ class budget_problem {
     return cost;
   }
 
-  /// Whether factors of this cost are better than the dense layer in what they must be better in: they have
-  /// fewer parameters, and under a limit of time they take less time.
+  /// Whether factors of this cost have fewer parameters than the dense layer and, under a
+  /// limit of time, take less time.
   bool pays(const layer& one, const budget_vector& cost) const {
     constexpr auto time = static_cast<std::size_t>(budget_resource::milliseconds);
     return cost[0] < one.dense[0] && (!timed_ || cost[time] < one.dense[time]);
@@ -241,7 +241,7 @@ class budget_problem {
     layers_.push_back(made);
   }
 
-  /// Lowers the group's largest rank to where the layer pays, with the other groups at their floors.
+  /// Lowers the group's largest rank to the largest one that pays with the other groups at their floors.
   void limit_rank(const layer& one, const budget_vector& least, group& g) const {
     index_t low = g.floor, high = g.last + 1;
     while (high - low > 1) {
@@ -260,7 +260,7 @@ class budget_problem {
     return cost;
   }
 
-  /// Every component that is worth more than its price times `factor`.
+  /// Selects every component whose gain exceeds its price times `factor`.
   void set_ranks(const layer& one, const budget_vector& price, double factor, state& to) const {
     for (std::size_t i = one.first; i < one.first + one.groups; ++i) {
       const group& g = groups_[i];
@@ -271,7 +271,7 @@ class budget_problem {
     }
   }
 
-  /// Raises the price of a layer's components until the layer pays. Components that are free get a price.
+  /// Raises the price of a layer's components until the layer pays. Free components get a tiny price.
   void lower_ranks(const layer& one, budget_vector price, state& to) const {
     price[0] = std::max(price[0], 1e-290);
     double low = 1.0, high = std::numeric_limits<double>::max();
@@ -295,17 +295,17 @@ class budget_problem {
   std::vector<layer> layers_;
 };
 
-/// Spends what is left of a budget: takes the next component of a group, or a whole layer dense, in the order
-/// of gain per priced cost, as long as one fits. What does not fit is passed over.
+/// Spends the rest of a budget: repeatedly buys the move with the highest gain per priced cost, either the
+/// next component of a group or a whole dense layer. Moves that do not fit are skipped.
 class budget_filler {
  public:
   using state = budget_problem::state;
 
-  /// `price`: of each cost. `form`: what layers may become.
+  /// `price`: price per unit of each cost. `form`: the allowed forms of the layers.
   budget_filler(const budget_problem& problem, const budget_problem::forms& form, const budget_vector& price)
       : problem_(problem), form_(form), price_(price) {}
 
-  /// `room`: what may be spent in addition to the cost of the state. Gives the number of moves looked at.
+  /// `room`: cost that may be added to the state's cost. Returns the number of moves examined.
   std::size_t operator()(state& to, budget_vector room) {
     std::size_t looked_at = 0;
     for (bool again = true; again;) {
@@ -322,7 +322,7 @@ class budget_filler {
         const budget_vector cost = cost_of(best, to);
         if (!fits(cost, room) || !allowed(best, to)) continue;
         room = plus_scaled(room, -1.0, cost);
-        // A dense embedding frees multiply-adds: what did not fit may do so now.
+        // A dense embedding frees multiply-adds, so moves that did not fit may fit now.
         again = again || std::any_of(cost.begin(), cost.end(), [](double c) { return c < 0.0; });
         take(best, to);
       }
@@ -337,10 +337,10 @@ class budget_filler {
 
  private:
   struct move {
-    double worth = 0.0;  // gain for each unit of priced cost
+    double worth = 0.0;  // gain per unit of priced cost
     std::size_t layer = 0, group = 0;
     bool to_dense = false;
-    std::size_t version = 0;  // of the layer when its move to dense was priced
+    std::size_t version = 0;  // changes_[layer] when the move to dense was priced
     bool operator<(const move& other) const {
       if (worth != other.worth) return worth < other.worth;
       if (layer != other.layer) return layer > other.layer;
@@ -405,7 +405,7 @@ class budget_filler {
   const budget_problem::forms& form_;
   budget_vector price_;
   std::priority_queue<move> moves_;
-  std::vector<std::size_t> changes_;  // of each layer's ranks
+  std::vector<std::size_t> changes_;  // number of changes of each layer's ranks
 };
 
 }  // namespace detail

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: the search for the ranks of all layers under several limits: prices that make all limits hold,
+/// Internal: searches the ranks of all layers under several limits: finds prices at which all limits hold,
 /// and branches on whether a layer stays dense.
 
 #include <algorithm>
@@ -21,20 +21,20 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Relative precision of prices, in bits. What lies between two prices this close is bought one by one.
+/// Relative precision of prices, in bits. Components between two prices this close are bought one by one.
 inline constexpr int price_bits = 14;
-/// Layers and components that a search looks at before it stops branching: 5 to 20 ms.
+/// Number of layers and components examined before the search stops branching: 5 to 20 ms.
 inline constexpr std::size_t budget_work = 200000;
-/// A branch is not followed if it cannot lose less than the best state by this share.
+/// A branch is skipped unless it can improve on the best state by this relative amount.
 inline constexpr double budget_tolerance = 1e-6;
 
-/// Finds the state that loses least while all limits hold.
+/// Finds the state of least loss within all limits.
 ///
-/// For fixed forms of the layers (dense, low rank or any), prices of costs are raised until the limits hold;
-/// each layer takes what is worth its price, which is best possible but for what is left over at the end. A
-/// layer for which dense and low rank are worth the same at that price can make what is left over large: the
-/// search branches on it. Any price bounds from below what any state of a branch loses, so most branches end
-/// at once.
+/// For fixed forms of the layers (dense, low rank or any), the prices of costs are raised until the limits
+/// hold. Each layer takes the components that are worth their price, which is optimal except for the budget
+/// left over. The rest can be large if dense and low rank are worth the same for a layer at that price, so
+/// the search branches on such a layer. Any price yields a lower bound on the loss of all states of a branch,
+/// so most branches end at once.
 class budget_search {
  public:
   using state = budget_problem::state;
@@ -53,12 +53,12 @@ class budget_search {
     for (const std::size_t k : limited_) scale_[k] = room_[k] > 0.0 ? room_[k] : 1.0;
   }
 
-  /// Whether layers of this cost keep within all limits.
+  /// Whether layers with this cost stay within all limits.
   bool holds(const budget_vector& cost) const {
     return std::all_of(limited_.begin(), limited_.end(), [&](std::size_t k) { return cost[k] <= room_[k]; });
   }
 
-  /// The best state found; nothing if none was found that keeps within all limits.
+  /// The best state found; empty if no state within all limits was found.
   std::optional<state> operator()() {
     forms form = problem_.all_forms();
     const node root = look(form);
@@ -70,14 +70,14 @@ class budget_search {
   static constexpr double infinity = std::numeric_limits<double>::infinity();
   using layer_form = budget_problem::layer_form;
 
-  /// What is known of the states that have certain forms.
+  /// Result of examining the states with certain forms.
   struct node {
-    double bound = 0.0;     // no such state loses less; infinity: no such state holds
-    std::size_t layer = 0;  // to branch on
-    bool leaf = true;       // all forms are fixed
+    double bound = 0.0;     // lower bound on the loss; infinity: no state holds
+    std::size_t layer = 0;  // layer to branch on
+    bool leaf = true;       // no layer to branch on
   };
 
-  /// Finds prices for these forms, and the states they lead to.
+  /// Finds prices for these forms, and the states that result from them.
   node look(const forms& form) {
     form_ = &form;
     candidates_.clear();
@@ -95,7 +95,7 @@ class budget_search {
       if (first.empty()) first = below_.dense;
       for (std::size_t i = 0; i < form.size(); ++i) {
         if (form[i] != layer_form::any) continue;
-        // Layers first for which dense and low rank are worth the same; of those, the largest.
+        // Prefer layers for which dense and low rank are worth the same; among those, the largest.
         const bool even = above_.dense[i] != first[i] || below_.dense[i] != first[i];
         const double step = std::abs(dot(price_of(candidate), problem_.step_to_dense(i, below_)));
         if (!found.leaf && (even == any_even ? step <= largest : any_even)) continue;
@@ -106,7 +106,7 @@ class budget_search {
       }
       finish(candidate);
     }
-    if (limited_.size() > 1) {  // prices of one resource alone may do as well
+    if (limited_.size() > 1) {  // prices of a single resource may also lead to good states
       for (const std::size_t k : limited_) {
         weights = {};
         weights[k] = 1.0;
@@ -117,7 +117,7 @@ class budget_search {
     return found;
   }
 
-  /// Looks at the branches below a node, the more promising one first.
+  /// Searches the branches below a node, the more promising one first.
   void branch(forms& form, const node& at) {
     if (at.leaf || work_ > budget_work || !promising(at)) return;
     const layer_form before = form[at.layer];
@@ -138,14 +138,14 @@ class budget_search {
     return at.bound < infinity && (!best_ || at.bound < (1.0 - budget_tolerance) * least_);
   }
 
-  /// The prices of costs in shares of what may be spent, weighted.
+  /// Prices per unit of cost: the weights divided by the available amounts.
   budget_vector price_of(const budget_vector& weights) const {
     budget_vector price{};
     for (const std::size_t k : limited_) price[k] = weights[k] / scale_[k];
     return price;
   }
 
-  /// What layers take at the prices `factor` times `unit`.
+  /// Chooses the state for the prices `factor` * `unit`.
   void choose(const budget_vector& unit, double factor, state& to) {
     budget_vector price = unit;
     for (double& one : price) one *= factor;
@@ -153,9 +153,9 @@ class budget_search {
     work_ += form_->size();
   }
 
-  /// Finds two neighbouring factors of `unit`: low_, whose state above_ is too much, and high_, whose state
-  /// below_ is not. Returns false if the state is too much at any factor. If it is too much at none, low_ and
-  /// high_ are 0, and the result is true.
+  /// Finds two neighbouring factors of `unit`: low_, at which the state (above_) is too much, and high_, at
+  /// which the state (below_) is not. Returns false if the state is too much at every factor. If it is too
+  /// much at no factor, returns true with low_ = high_ = 0.
   template <class TooMuch>
   bool bracket(const budget_vector& unit, const TooMuch& too_much) {
     const double highest = problem_.highest_price(unit), guess = high_;
@@ -172,7 +172,7 @@ class budget_search {
       std::swap(spare_, more ? above_ : below_);
       (more ? low_ : high_) = factor;
     };
-    // Prices change little from one search to the next.
+    // The factor changes little from one search to the next, so the last one is tried first.
     if (guess > 0.0 && 1.2 * guess < highest) {
       test(1.2 * guess);
       if (high_ < highest) test(guess / 1.2);
@@ -183,12 +183,12 @@ class budget_search {
     return true;
   }
 
-  /// By how much the costs of each resource exceed what may be spent, in shares of it, at the prices at which
-  /// the weighted sum of all costs is what may be spent. Between the two states around these prices the costs
-  /// are interpolated, as if layers could be divided.
+  /// The relative excess of each resource's cost over the available amount, at the prices at which the
+  /// weighted sum of all costs equals the available sum. The costs are interpolated between the two states
+  /// around these prices, as if layers were divisible.
   budget_vector excess(const budget_vector& weights) {
     const budget_vector unit = price_of(weights);
-    budget_vector room{};  // without infinities
+    budget_vector room{};  // room_ with 0 for unlimited resources
     for (const std::size_t k : limited_) room[k] = room_[k];
     const double allowed = dot(unit, room);
     if (!bracket(unit, [&](const state& s) { return dot(unit, s.cost) > allowed; })) {
@@ -206,9 +206,9 @@ class budget_search {
     return result;
   }
 
-  /// Divides the weight `share` among the first last + 1 limited resources, so that none of them exceeds what
-  /// may be spent, and gives the excess of all: a nested bisection. candidates_ gets the weights on the other
-  /// side of the last step.
+  /// Nested bisection: distributes the weight `share` over the first last + 1 limited resources such that
+  /// none of them exceeds its available amount, and returns the excess of all resources. Appends the weights
+  /// on the other side of the last step to candidates_.
   budget_vector settle(std::size_t last, double share, budget_vector& weights) {
     const std::size_t resource = limited_[last];
     if (last == 0) {
@@ -236,7 +236,7 @@ class budget_search {
     return found;
   }
 
-  /// From the lowest prices of these weights at which all limits hold, buys what still fits.
+  /// Starts at the lowest prices of these weights at which all limits hold, and buys what still fits.
   void finish(const budget_vector& weights) {
     const budget_vector unit = price_of(weights);
     if (!bracket(unit, [this](const state& s) { return !holds(s.cost); })) return;
@@ -254,9 +254,9 @@ class budget_search {
   state above_, below_, spare_;
   double low_ = 0.0, high_ = 0.0;
   std::vector<budget_vector> candidates_;  // weights
-  double bound_ = 0.0;                     // of what states of these forms lose
+  double bound_ = 0.0;                     // lower bound on the loss of states of these forms
   std::optional<state> best_;
-  double least_ = 0.0;  // what it loses
+  double least_ = 0.0;  // loss of best_
   std::size_t work_ = 0;
 };
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `LowRankConv`: a convolution of rank r as two: a k x k convolution to r channels, then a 1x1 convolution.
+/// `LowRankConv`: a rank-r convolution as a k x k convolution to r channels followed by a 1x1 convolution.
 
 #include <pufferfish/lowrank/linear.hpp>
 #include <pufferfish/ops/low_rank_conv.hpp>
@@ -10,23 +10,23 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The rank-agnostic core of LowRankConv.
+/// The implementation of LowRankConv for any rank.
 ///
-/// With groups, each group has a matrix (out / groups) x (in / groups * kernel height * kernel width) of its
-/// own, and `rank` is the rank of each of them. The factors are those of two grouped convolutions, in
-/// PyTorch's terms
+/// With groups, each group has its own matrix (out / groups) x (in / groups * kernel height * kernel width),
+/// and `rank` is the rank of each of these matrices. The factors are the weights of two grouped
+/// convolutions, in PyTorch's terms
 ///
 ///     down = Conv2d(in, groups * rank, kernel, stride, padding, dilation, groups=groups, bias=False)
 ///     up = Conv2d(groups * rank, out, 1, groups=groups, bias=bias)
 ///
-/// so that down's weight is [groups * rank][in / groups][height][width] and up's [out][rank][1][1].
+/// so `down` has the weight [groups * rank][in / groups][height][width] and `up` has [out][rank][1][1].
 template <class T>
 class low_rank_conv {
  public:
   using value_type = T;
   static constexpr auto low_rank_kind = layer_kind::conv;
   static constexpr bool reads_output = false;
-  /// The backward pass reads the input through the tape alone: a view of it is kept above the activation.
+  /// The backward pass reads the input only through a view on the tape, pushed after the activation.
   static constexpr bool input_may_move = true;
 
   low_rank_conv(const conv_shape& shape, index_t rank, bool bias)
@@ -39,15 +39,15 @@ class low_rank_conv {
     down_shape_.out_channels = shape.groups * rank;
   }
 
-  /// The dense convolution's geometry: stride, padding and dilation are those of `down`.
+  /// Geometry of the dense convolution. `down` has its stride, padding and dilation.
   const conv_shape& shape() const { return shape_; }
   /// The rank of each group's matrix.
   index_t rank() const { return rank_; }
   bool has_bias() const { return bias_.size() > 0; }
   bool is_moved_from() const { return down_.is_moved_from(); }
 
-  /// The factors as frameworks see them: down [groups * rank][in / groups][height][width], up
-  /// [out][rank][1][1]; bias: out elements (null view: none). Views onto the kernels' own storage.
+  /// The factors in the layout of frameworks: down [groups * rank][in / groups][height][width], up
+  /// [out][rank][1][1]; bias: out elements (null view: none). Views of the layer's own storage.
   tensor_view<parameter_t<T>, 4> down() { return down_.logical(); }
   tensor_view<const parameter_t<T>, 4> down() const { return down_.logical(); }
   tensor_view<parameter_t<T>, 4> up() { return up_.logical(); }
@@ -57,7 +57,7 @@ class low_rank_conv {
     return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
   }
 
-  /// up * down group by group, the dense convolution's weight [out][in / groups][height][width].
+  /// up * down for each group: the weight [out][in / groups][height][width] of the dense convolution.
   tensor<parameter_t<T>, 4> to_dense() const {
     using P = parameter_t<T>;
     const index_t patch = shape_.patch(), out = shape_.out_channels, columns = shape_.group_outputs();
@@ -80,40 +80,40 @@ class low_rank_conv {
   /// NHWC extents of the output. Throws shape_error.
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
-  /// Whether training keeps the activation between the factors for the backward pass (the default: it is
-  /// small) or computes it again there.
+  /// Whether the backward pass recomputes the activation between the factors. False (the default): training
+  /// keeps it on the tape, since it is small.
   bool recompute() const { return recompute_; }
   void set_recompute(bool on) { recompute_ = on; }
 
-  /// y = up * (down * x) + b. x, y: NHWC, dense; y has output_shape(x) and does not overlap x. In training, x
-  /// must stay as it is until the backward pass. Throws shape_error.
+  /// y = up * (down * x) + b. x, y: NHWC, dense; y has output_shape(x) and must not overlap x. In training, x
+  /// must not change until the backward pass. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     run_forward(ctx, x, y, nullptr);
   }
 
-  /// forward, and the moments of y's channels for a batch norm after it.
+  /// forward that also computes the moments of y's channels for a batch norm after this layer.
   template <ops::collects_moments Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
     run_forward(ctx, x, y, &moments);
   }
 
-  /// Gradients from dy (shaped as y) to the factors and, unless dx is a null view, to x (dx shaped as x,
-  /// overlaps nothing). Throws shape_error, and state_error without a forward pass in training mode.
+  /// From dy (shaped like y), computes all parameter gradients and, unless it is a null view, dx (shaped like
+  /// x, overlaps no other view). Throws shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, false);
   }
 
-  /// backward, with dx += instead of dx =.
+  /// backward with dx += instead of dx =.
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, true);
   }
 
-  /// The same with a result of its own: convenient, allocates.
+  /// The same passes, returning a newly allocated result.
   tensor<T, 4> forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x) const {
     tensor<T, 4> y(output_shape(x.shape()));
     forward(ctx, x, y.view());
@@ -125,8 +125,8 @@ class low_rank_conv {
     return dx;
   }
 
-  /// Random factors for training from scratch: each like a convolution of its own in PyTorch, U(+-1/sqrt(fan
-  /// in)).
+  /// Random factors for training from scratch: each factor like a separate convolution in
+  /// PyTorch, U(+-1/sqrt(fan in)).
   void initialize(random_stream random) {
     fill_fan_in(down_, shape_.patch(), random.child("down.weight"));
     fill_fan_in(up_, rank_, random.child("up.weight"));
@@ -223,26 +223,26 @@ class low_rank_conv {
 
 }  // namespace detail
 
-/// A convolution whose weight, unrolled to out x (in * kernel height * kernel width), is up * down: `down` is
-/// the same convolution to `rank` channels without bias, `up` a 1x1 convolution that carries the bias (Wang
-/// et al., Pufferfish, MLSys 2021, section 2). Any kernel size, stride, padding and dilation.
+/// A convolution whose weight, unrolled to out x (in * kernel height * kernel width), is up * down. `down` is
+/// the same convolution to `rank` channels, without bias; `up` is a 1x1 convolution with the bias (Wang et
+/// al., Pufferfish, MLSys 2021, section 2). Any kernel size, stride, padding and dilation.
 ///
-/// With g groups every group has factors of its own, of the same rank: `down` is a convolution to g * rank
-/// channels and `up` one from g * rank channels, both of g groups. In PyTorch: Conv2d(in, g * rank, k,
-/// groups=g, bias=False), then Conv2d(g * rank, out, 1, groups=g).
+/// With g groups, every group has its own factors, all of the same rank: `down` maps to g * rank channels and
+/// `up` maps from them, both with g groups. In PyTorch: Conv2d(in, g * rank, k, groups=g, bias=False), then
+/// Conv2d(g * rank, out, 1, groups=g).
 ///
 ///     LowRankConv<float, 16> layer(conv_shape::square(64, 128, 3, 1, 1));
 ///     layer.initialize({1, 1});
 ///     layer.forward(ctx, x, y);  // x: N x H x W x 64, y: N x H x W x 128
 ///
-/// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. Either way the code
-/// that runs is the same: the rank chooses among micro-kernels at run time.
+/// `Rank` fixes the rank in the type; with `dynamic_rank` the rank is a constructor argument. Both run the
+/// same code, which selects micro-kernels by the rank at run time.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
 class LowRankConv : public detail::stored_layer<detail::low_rank_conv, T, Device> {
   using base = detail::stored_layer<detail::low_rank_conv, T, Device>;
   PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankConv);
 
-  /// Throws shape_error for a shape that is none, rank_error unless Rank fits the matrix of one group.
+  /// Throws shape_error for an invalid shape, rank_error unless Rank fits the matrix of one group.
   explicit LowRankConv(const conv_shape& shape, bool bias = false) requires(detail::has_rank<T, Rank, Device>)
       : base(shape, Rank, bias) {}
   /// The same with the rank as an argument.

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `LowRankEmbedding`: rows of a thin table by token, then a product: an embedding of rank r.
+/// `LowRankEmbedding`: an embedding of rank r: a lookup in a table with r columns, then a product.
 
 #include <cstdint>
 #include <span>
@@ -31,14 +31,14 @@ inline void check_table(const char* name, index_t vocabulary, index_t width, std
   }
 }
 
-/// Throws shape_error unless `rows` has one row for each token and as many columns as the layer's width.
+/// Throws shape_error unless `rows` has one row per token and layer.width() columns.
 template <class Layer>
 void check_token_rows(const Layer& layer, std::size_t tokens, const extents<2>& rows) {
   if (static_cast<index_t>(tokens) == rows[0] && rows[1] == layer.width()) return;
   throw_error<shape_error>({layer.describe(), ": ", tokens, " tokens do not fit rows ", rows});
 }
 
-/// The rank-agnostic core of LowRankEmbedding.
+/// The implementation of LowRankEmbedding for any rank.
 template <class T>
 class low_rank_embedding {
  public:
@@ -59,13 +59,13 @@ class low_rank_embedding {
   std::int32_t padding() const { return padding_; }
   bool is_moved_from() const { return down_.is_moved_from(); }
 
-  /// The factors: down [vocabulary][rank], the thin table, rows dense; up [width][rank], stored transposed.
+  /// The factors: down [vocabulary][rank], the thin table, row-major; up [width][rank], stored transposed.
   tensor_view<parameter_t<T>, 2> down() { return logical_matrix(down_); }
   tensor_view<const parameter_t<T>, 2> down() const { return logical_matrix(down_); }
   tensor_view<parameter_t<T>, 2> up() { return logical_matrix(up_); }
   tensor_view<const parameter_t<T>, 2> up() const { return logical_matrix(up_); }
 
-  /// down up^T, the table [vocabulary][width] of the dense layer.
+  /// down up^T, the table [vocabulary][width] of the equivalent dense layer.
   tensor<parameter_t<T>, 2> to_dense() const {
     tensor<parameter_t<T>, 2> dense({vocabulary_, width_});
     stack_arena scratch;
@@ -77,13 +77,13 @@ class low_rank_embedding {
     return message({"LowRankEmbedding ", vocabulary_, " -> ", rank_, " -> ", width_});
   }
 
-  /// y_n = up t_n, where t_n is row tokens[n] of the thin table. y: tokens x width, dense, overlaps nothing.
-  /// In training the tokens must stay as they are until the backward pass. Throws shape_error, state_error
-  /// for a layer that was moved from, value_error for a token outside the vocabulary, with its position (on a
-  /// device such a token makes its row NaN).
+  /// y_n = up t_n, where t_n is row tokens[n] of the thin table. y: tokens x width, dense, not overlapping
+  /// any other array. In training, `tokens` must not change until the backward pass. Throws shape_error,
+  /// state_error for a moved-from layer, and value_error, with the position, for a token outside the
+  /// vocabulary (on a device the row of such a token becomes NaN instead).
   ///
-  /// In training t is kept on the tape. That costs no time, and rank / width of the memory of y; a second
-  /// lookup in the backward pass would cost a pass over scattered rows and, on a device, a launch.
+  /// In training t is kept on the tape. That costs no time and rank / width of the memory of y. A second
+  /// lookup in the backward pass would read scattered rows again and, on a device, cost another launch.
   template <class Device>
   void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
     check_not_moved(*this);
@@ -98,10 +98,10 @@ class low_rank_embedding {
     ops::linear_forward<T>(ctx, t, stored(up_), nullptr, y);
   }
 
-  /// Gradients of the factors from dy (tokens x width, dense): dup = dy^T t, and dt = dy up, summed into the
-  /// thin table's rows of the tokens; rows of other tokens get zeros, that of the padding token gets nothing.
-  /// As in PyTorch, positions of the padding token do count for dup. Throws shape_error, and state_error
-  /// without a forward pass in training mode.
+  /// Gradients of the factors from dy (tokens x width, dense): dup = dy^T t; the rows of dt = dy up are
+  /// summed into the rows of the thin table's gradient that belong to their tokens. The contribution to rows
+  /// of other tokens and of the padding token is zero. As in PyTorch, positions of the padding token do
+  /// contribute to dup. Throws shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
     const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>(*this);
@@ -118,23 +118,23 @@ class low_rank_embedding {
     ctx.gradient_written(down_);
   }
 
-  /// `writers` passes write the gradient of each factor in a backward pass: lookups and tied outputs.
+  /// Sets how many gradient writes each factor gets in a backward pass: lookups and tied output layers.
   void tie(int writers = 2) {
     down_.set_writers(writers);
     up_.set_writers(writers);
   }
 
-  /// For an output layer tied to the table: W h = down (up^T h). `rows` is the matrix [vocabulary][rank] that
-  /// multiplies output_rows(h). Its parameter is table(), its gradient weight_gradient(). Embedding has the
-  /// same members.
+  /// For an output layer tied to the table: W h = down (up^T h). `rows` is the matrix [vocabulary][rank] to
+  /// be multiplied with output_rows(h). table() is its parameter, weight_gradient() its gradient. The dense
+  /// Embedding has the same members.
   tensor_view<const T, 2> rows() const { return {down_.template as<T>(), {vocabulary_, rank_}}; }
   const parameter<parameter_t<T>>& table() const { return down_; }
   tensor_view<parameter_t<T>, 2> weight_gradient() const {
     return {down_.gradient_data(), {vocabulary_, rank_}};
   }
 
-  /// h up, N x rank, for rows h of N x width, dense: on the tape in training, else in `frame`. Throws
-  /// shape_error.
+  /// h up, N x rank, for the rows h (N x width, dense). Stored on the tape in training, else in
+  /// `frame`. Throws shape_error.
   template <class Device>
   tensor_view<const T, 2> output_rows(context<Device>& ctx, scratch_frame& frame,
                                       const tensor_view<const T, 2>& h) const {
@@ -144,13 +144,13 @@ class low_rank_embedding {
     ops::linear_backward_input<T>(ctx, h, stored(up_), u);
     return u;
   }
-  /// Where the gradient of output_rows goes: memory of its own, N x rank.
+  /// Memory for the gradient of output_rows: a separate N x rank block of `frame`.
   tensor_view<T, 2> output_row_gradient(scratch_frame& frame, const tensor_view<T, 2>& dh) const {
     return frame.take<T>(extents<2>{dh.extent(0), rank_});
   }
-  /// After weight_gradient() got its part from a tied output: from `drows`, the gradient of output_rows(h),
-  /// to dh = drows up^T, overwritten, and to dup (+)= h^T drows. h, dh: N x width, dense, no overlap. The
-  /// rows that the forward pass put on the tape leave it. Throws shape_error.
+  /// Called after the tied output has added its part to weight_gradient(). From `drows`, the gradient of
+  /// output_rows(h), computes dh = drows up^T (overwritten) and dup (+)= h^T drows; h, dh: N x width, dense,
+  /// no overlap. Pops the rows that output_rows pushed onto the tape. Throws shape_error.
   template <class Device>
   void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h, const tensor_view<T, 2>& drows,
                        const tensor_view<T, 2>& dh) const {
@@ -162,8 +162,8 @@ class low_rank_embedding {
     ops::linear_forward<T>(ctx, drows, stored(up_), nullptr, dh);
   }
 
-  /// Random factors for training from scratch, each as PyTorch starts such a layer of its own: the thin table
-  /// as an embedding, N(0, 1); up as a linear layer, U(+-1/sqrt(rank)).
+  /// Random factors for training from scratch, each initialised like a separate PyTorch layer: the thin table
+  /// like an embedding, N(0, 1); up like a linear layer, U(+-1/sqrt(rank)).
   void initialize(random_stream random) {
     fill_normal(down_.values(), 1.0, random.child("down.weight"));
     fill_fan_in(up_, rank_, random.child("up.weight"));
@@ -206,19 +206,19 @@ class low_rank_embedding {
 
 }  // namespace detail
 
-/// An embedding whose table [vocabulary][width] is down up^T: `down` [vocabulary][rank] is a thin table, `up`
-/// [width][rank] turns its rows into rows of `width` numbers. rank (vocabulary + width) parameters. In
-/// PyTorch: nn.Embedding(vocabulary, rank), then nn.Linear(rank, width, bias=False); the factorization of
+/// An embedding whose table [vocabulary][width] is down up^T: `down` [vocabulary][rank] is a thin table, and
+/// `up` [width][rank] maps its rows to rows of `width` numbers. It has rank (vocabulary + width) parameters.
+/// In PyTorch: nn.Embedding(vocabulary, rank), then nn.Linear(rank, width, bias=False); the factorization of
 /// ALBERT (Lan et al., ICLR 2020, section 3.1).
 ///
 ///     LowRankEmbedding<float> table(8000, 400, 100);
 ///     table.initialize({1, 1});
 ///     table.forward(ctx, tokens, y);  // y: tokens x 400
 ///
-/// An output layer tied to the table uses the same factors: see output_rows.
+/// An output layer tied to the table uses the same factors; see output_rows.
 ///
-/// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. `padding`: a token
-/// whose row of the thin table gets no gradient; no_token: none.
+/// `Rank` fixes the rank in the type; with `dynamic_rank` the rank is a constructor argument. `padding` is a
+/// token whose row of the thin table has zero gradient; no_token if there is none.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
 class LowRankEmbedding : public detail::stored_layer<detail::low_rank_embedding, T, Device> {
   using base = detail::stored_layer<detail::low_rank_embedding, T, Device>;

@@ -2,20 +2,20 @@
 #pragma once
 
 /// \file
-/// `svd_factorize`: a dense layer of any framework, through its layer_traits, becomes a low-rank layer.
+/// `svd_factorize`: makes a low-rank layer from a dense layer of any framework, by means of its layer_traits.
 ///
-///     auto a = svd_factorize<LowRankConv<float, 16>>(dense);      // the type says everything
-///     auto b = svd_factorize<16>(dense);                          // the kind of layer from the traits
-///     svd_factorize(dense, existing_low_rank_layer);              // into a layer that is there already
-///     auto c = svd_factorize<LowRankConv<float>>(dense, rank_ratio{0.25});   // the rank from a policy
-///     auto d = svd_factorize(dense, rank_ratio{0.25});            // the same, the kind from the traits
+///     auto a = svd_factorize<LowRankConv<float, 16>>(dense);      // kind and rank from the type
+///     auto b = svd_factorize<16>(dense);                          // kind of layer from the traits
+///     svd_factorize(dense, existing_low_rank_layer);              // into an existing layer
+///     auto c = svd_factorize<LowRankConv<float>>(dense, rank_ratio{0.25});   // rank from a policy
+///     auto d = svd_factorize(dense, rank_ratio{0.25});            // the same, kind from the traits
 ///     auto e = svd_factors(dense, energy_kept{0.9});              // plain matrices, for a host's own layers
-///     auto f = svd_factorize(dense, rank_ratio{0.25}, seen);      // with output_statistics: less is lost
+///     auto f = svd_factorize(dense, rank_ratio{0.25}, seen);      // with output_statistics: smaller error
 ///
-/// A layer is a list of matrices, each factorized on its own: one of a linear layer, a convolution or an
-/// embedding, one a group of a grouped convolution, eight of an LSTM, four of attention. Factors and reports
-/// are lists in that order. Matrices of a rank group (see kind_traits) get the same rank, the largest that
-/// the policy chooses for any of them: all groups of a convolution, all gates of one side of an LSTM.
+/// A layer has one or more matrices, each factorized separately: one for a linear layer, a convolution or an
+/// embedding, one per group of a grouped convolution, eight for an LSTM, four for attention. Factors and
+/// reports are listed in that order. Matrices of a rank group (see kind_traits) get one rank, the largest
+/// that the policy chooses for any of them: all groups of a convolution, all gates of one side of an LSTM.
 
 #include <algorithm>
 #include <string>
@@ -31,8 +31,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The factors of all matrices of a layer; policy_of(group) is the rank policy of a rank group. Errors as
-/// factorize_matrix, naming the matrix where there are several.
+/// The factors of all matrices of a layer. policy_of(group) is the rank policy of a rank group. Errors as
+/// factorize_matrix; they name the matrix if the layer has several.
 template <class T, class PolicyOf>
 std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights, const PolicyOf& policy_of,
                                           const factorize_options& options) {
@@ -71,10 +71,10 @@ rank_list ranks_of(const layer_weights<T>& weights, const std::vector<factors<T>
   return ranks;
 }
 
-/// Copies factors and the dense layer's biases into a low-rank layer of the dense layer's shape and the
-/// factors' ranks, which the caller has checked. Low-rank bias i becomes the sum of dense biases i and i +
-/// to.biases.size(): an exact copy if there is one of them, zeros if there is none; and takes over the mean
-/// errors of its matrices' outputs, where they are known.
+/// Copies factors and the dense layer's biases into a low-rank layer. The caller has checked that
+/// shape and ranks fit. Low-rank bias i becomes the sum of dense biases i and i + to.biases.size():
+/// an exact copy if only one exists, zeros if none exists. Then the known mean errors of the
+/// matrices' outputs are added to it.
 template <class T>
 void store_factors(const std::vector<factors<T>>& made, const std::vector<named_view<const T, 1>>& biases,
                    const low_rank_parts<T>& to) {
@@ -106,7 +106,7 @@ void store_factors(const std::vector<factors<T>>& made, const std::vector<named_
   }
 }
 
-/// Calls work(layer) while the host may write the layer's parameters; a device's layer knows how.
+/// Calls work(layer) with the layer's parameters writable by the host; layers on a device implement on_host.
 template <class Layer, class Work>
 void write_on_host(Layer& layer, Work&& work) {
   if constexpr (requires { layer.on_host(work); }) {
@@ -136,8 +136,8 @@ LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factor
   return layer;
 }
 
-/// Throws shape_error unless the low-rank layer has the dense one's shape, and biases where that has some;
-/// state_error if the low-rank layer was moved from.
+/// Throws shape_error unless the low-rank layer has the dense layer's shape, and has biases if the dense
+/// layer has some. Throws state_error if the low-rank layer was moved from.
 template <class Dense, class LowRank>
 void check_same_shape(const Dense& dense, LowRank& layer, const std::string& name) {
   check_not_moved(layer);
@@ -168,15 +168,15 @@ constexpr bool check_pair() {
   return false;
 }
 
-/// The library's low-rank layer of a dense layer's kind and scalar.
+/// The library's low-rank layer type for a dense layer's kind and scalar.
 template <class Dense, index_t Rank>
 using low_rank_of = typename kind_of<Dense>::template low_rank<weight_scalar_t<Dense>, Rank, device::cpu>;
 
 }  // namespace detail
 
-/// The factors of a layer's weights as owned plain matrices, with their reports, in the order of its
-/// matrices: for hosts that would rather run layers of their own. Errors as factorize_matrix, naming the
-/// matrix where there are several, and shape_error if the traits contradict themselves.
+/// The factors of a layer's weights as owned matrices with reports, in the order of the layer's matrices, for
+/// hosts that run their own layers. Errors as factorize_matrix; they name the matrix if there are several.
+/// Throws shape_error if the traits are inconsistent.
 template <detail::factorizable Dense>
 std::vector<factors<detail::weight_scalar_t<Dense>>> svd_factors(const Dense& dense,
                                                                  const rank_policy& policy,
@@ -186,8 +186,8 @@ std::vector<factors<detail::weight_scalar_t<Dense>>> svd_factors(const Dense& de
       [&policy](std::size_t) -> const rank_policy& { return policy; }, options);
 }
 
-/// A low-rank layer with a static rank from a dense layer: its type says everything. `reports`, if given,
-/// receives what happened to each matrix. Errors as svd_factors.
+/// Converts a dense layer to a low-rank layer whose type fixes the rank. `reports`, if given, receives one
+/// report per matrix. Errors as svd_factors.
 template <class LowRank, detail::factorizable Dense>
 LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
                       std::vector<factor_report>* reports = nullptr) {
@@ -199,8 +199,8 @@ LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
   }
 }
 
-/// A low-rank layer with a dynamic rank, which `policy` chooses for each group of matrices. Otherwise as
-/// above.
+/// Converts a dense layer to a low-rank layer with a dynamic rank, chosen by `policy` for each rank
+/// group. Otherwise as above.
 template <class LowRank, detail::factorizable Dense>
 LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const factorize_options& options = {},
                       std::vector<factor_report>* reports = nullptr) {
@@ -211,16 +211,16 @@ LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const facto
   }
 }
 
-/// A low-rank layer of static rank `Rank`, of the kind that the traits tell: svd_factorize<16>(dense).
+/// A low-rank layer of static rank `Rank`; the traits determine its kind: svd_factorize<16>(dense).
 template <index_t Rank, detail::factorizable Dense>
 detail::low_rank_of<Dense, Rank> svd_factorize(const Dense& dense, const factorize_options& options = {},
                                                std::vector<factor_report>* reports = nullptr) {
   return svd_factorize<detail::low_rank_of<Dense, Rank>>(dense, options, reports);
 }
 
-/// A low-rank layer with a dynamic rank, of the kind that the traits tell: svd_factorize(dense,
-/// rank_ratio{0.25}). `None` is not for callers: it keeps L in svd_factorize<L>(...) from being taken for
-/// Dense.
+/// A low-rank layer with a dynamic rank; the traits determine its kind: svd_factorize(dense,
+/// rank_ratio{0.25}). `None` is not for callers: it keeps the L of svd_factorize<L>(...)
+/// from being deduced as Dense.
 template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
 detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const rank_policy& policy,
                                                        const factorize_options& options = {},
@@ -228,8 +228,8 @@ detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const
   return svd_factorize<detail::low_rank_of<Dense, dynamic_rank>>(dense, policy, options, reports);
 }
 
-/// The same with what the layer has met in training: factors that lose less of its outputs, or of the loss
-/// (see truncation). As options.statistics, which this overwrites.
+/// As above with statistics of the layer's rows in training, which reduce the error of its outputs or of the
+/// loss (see truncation). `statistics` replaces options.statistics.
 template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
 detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const rank_policy& policy,
                                                        const layer_statistics& statistics,
@@ -239,10 +239,10 @@ detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const
   return svd_factorize<detail::low_rank_of<Dense, dynamic_rank>>(dense, policy, options, reports);
 }
 
-/// Fills an existing low-rank layer, at the ranks it has. Throws shape_error, naming the layer and both
-/// shapes, if the layer is not of the dense layer's shape, or has no biases where the dense layer has some;
-/// state_error if it was moved from; other errors as svd_factors. The layer is unchanged if anything is
-/// thrown. An embedding keeps its own padding token.
+/// Fills an existing low-rank layer, keeping its ranks. Throws shape_error, naming the layer and both shapes,
+/// if the layer's shape differs from the dense layer's, or if it has no biases while the dense layer has
+/// some; state_error if it was moved from; other errors as svd_factors. The layer is unchanged if an
+/// exception is thrown. An embedding keeps its own padding token.
 template <detail::factorizable Dense, detail::low_rank_layer LowRank>
 std::vector<factor_report> svd_factorize(const Dense& dense, LowRank& layer,
                                          const factorize_options& options = {}) {
@@ -254,7 +254,7 @@ std::vector<factor_report> svd_factorize(const Dense& dense, LowRank& layer,
         weights, [&ranks](std::size_t group) { return rank_policy(fixed_rank{ranks[group]}); }, options);
     return detail::store_and_report(weights, made, layer);
   } else {
-    return {};  // a static_assert has spoken
+    return {};  // a static_assert has failed
   }
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `factors<T>`: a weight matrix as the product up * down, with a report of what was lost and won; and the
-/// engine that makes them.
+/// `factors<T>`: a weight matrix as the product up * down, with a report of the approximation error and the
+/// sizes; and `factorize_matrix`, which computes the factors.
 
 #include <cmath>
 #include <limits>
@@ -17,7 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What a factorization did to one weight matrix (rows x cols = out x inputs of one output).
+/// Report of the factorization of one weight matrix (rows x cols = outputs x inputs of one output).
 struct factor_report {
   std::string name;
   index_t rows = 0;
@@ -27,27 +27,27 @@ struct factor_report {
   double kept_energy = 1.0;       ///< sum of kept sigma^2 / ||A||_F^2; 1 for a zero matrix
   double truncation_error = 0.0;  ///< ||A - up down||_F = sqrt(sum of discarded sigma^2)
   double relative_error = 0.0;    ///< truncation_error / ||A||_F; 0 for a zero matrix
-  /// Share of the weighted energy that is kept: of the matrix, of its outputs or of the loss, whichever the
-  /// truncation kept as much of as possible; as kept_energy for truncation::plain.
+  /// Kept share of the weighted energy: the energy of what the truncation preserves, that is, the matrix, its
+  /// outputs or the loss (see truncation). Equal to kept_energy for truncation::plain.
   double weighted_energy = 1.0;
-  /// By how much the mean loss is predicted to grow, to second order; NaN: no statistics of gradients.
+  /// Predicted increase of the mean loss, to second order. NaN if there are no gradient statistics.
   double predicted_loss = std::numeric_limits<double>::quiet_NaN();
-  index_t parameters_before = 0;  ///< weights only: biases do not change
+  index_t parameters_before = 0;  ///< weights only: the number of biases does not change
   index_t parameters_after = 0;
   index_t macs_before = 0;  ///< multiply-accumulates for one output row or pixel
   index_t macs_after = 0;
 };
 
 /// A rank-r approximation A ~ up * down with balanced factors: row i of `down` and column i of `up` both have
-/// norm sqrt(sigma_i). Owned, dense, in the order of frameworks.
+/// norm sqrt(sigma_i). The matrices are owned and dense, in the layout of frameworks.
 template <class T>
 struct factors {
   tensor<T, 2> down;  ///< r x cols; for a convolution cols = in * kernel height * kernel width, in that order
   tensor<T, 2> up;    ///< rows x r
   extents<2> kernel{1, 1};
   factor_report report;
-  /// (W - up down) E[x], `rows` numbers: the mean error of the outputs, which is to be added to the layer's
-  /// bias if it has one. Empty: unknown, as after a plain truncation without statistics.
+  /// (W - up down) E[x], `rows` numbers: the mean error of the outputs, to be added to the layer's bias if it
+  /// has one. Empty if unknown, as for a plain truncation without statistics.
   std::vector<double> mean_error;
 
   index_t rank() const { return up.extent(1); }
@@ -61,8 +61,8 @@ struct factors {
   tensor_view<const T, 4> up_oihw() const { return {up.data(), {up.extent(0), rank(), 1, 1}}; }
 };
 
-/// What a truncation W ~ up down keeps as much of as possible at its rank. With x the inputs of W and dy the
-/// gradients of the loss with respect to its outputs, in the statistics of a layer:
+/// The quantity that a truncation W ~ up down preserves as well as possible at its rank. Let x be the inputs
+/// of W and dy the gradients of the loss with respect to its outputs, as in the statistics of a layer:
 /// - plain: the matrix. Minimizes ||W - up down||_F^2: the singular value decomposition. No statistics.
 /// - data_aware: the outputs. Minimizes the sum of ||W x - up down x||^2 over all rows x (the optimum of
 ///   SVD-LLM, Wang et al., 2024, without an inverse): up = P, down = P^T W with P the leading eigenvectors of
@@ -79,22 +79,22 @@ constexpr const char* to_string(truncation kind) {
 struct layer_statistics;
 
 struct factorize_options {
-  std::string name = "layer";  ///< for errors and the report
-  bool allow_growth = false;   ///< do not refuse a rank that makes the layer larger
+  std::string name = "layer";  ///< name in errors and the report
+  bool allow_growth = false;   ///< accept a rank that makes the layer larger
   svd_method method = svd_method::automatic;
-  std::uint64_t seed = 0;  ///< of the randomized method
-  /// Empty: the most that the statistics allow: two_sided with gradients, data_aware without them, plain
-  /// without statistics.
+  std::uint64_t seed = 0;  ///< for the randomized method
+  /// Empty: the most exact truncation that the statistics allow: two_sided with gradients, data_aware without
+  /// them, plain without statistics.
   std::optional<truncation> truncate = {};
-  /// What the layer has met in training (output_statistics.hpp), for truncations other than plain. Must exist
-  /// during the call. nullptr: none.
+  /// Statistics of the layer's rows in training (output_statistics.hpp), for truncations other than plain.
+  /// Must exist during the call. nullptr: no statistics.
   const layer_statistics* statistics = nullptr;
 };
 
 namespace detail {
 
-/// sum of sigma^2 beyond the first `rank`: added up where all are known, since the difference of two nearly
-/// equal norms has no correct digits.
+/// Sum of sigma^2 beyond the first `rank`. Summed directly if all singular values are known, because the
+/// difference of two nearly equal norms has no correct digits.
 inline double discarded_energy(const svd_result& of, index_t rank, index_t full, double kept) {
   if (static_cast<index_t>(of.singular_values.size()) < full) return std::max(0.0, of.squared_norm - kept);
   double sum = 0.0;
@@ -104,7 +104,7 @@ inline double discarded_energy(const svd_result& of, index_t rank, index_t full,
   return sum;
 }
 
-/// svd, with the layer's name before the text of a value_error.
+/// svd, with the layer's name prepended to the text of a value_error.
 template <class T>
 svd_result svd_of_layer(const tensor_view<const T, 2>& matrix, const svd_options& how,
                         const std::string& name) {
@@ -112,7 +112,7 @@ svd_result svd_of_layer(const tensor_view<const T, 2>& matrix, const svd_options
   PUFFERFISH_DETAIL_CATCH(value_error, e) { PUFFERFISH_THROW(value_error(name + ": " + e.what())); }
 }
 
-/// What a factorization of a rows x cols matrix of this spectrum at this rank does, but for its name.
+/// Report, without a name, of factorizing a rows x cols matrix with this spectrum at this rank.
 PUFFERFISH_COLD inline factor_report truncation_report(const svd_result& of, index_t rows, index_t cols,
                                                        index_t rank) {
   double kept = 0.0;
@@ -159,10 +159,10 @@ factors<T> factors_of(const svd_result& of, index_t rank) {
 
 /// Factorizes a matrix (out x in, any strides): up = U_r sqrt(S_r), down = sqrt(S_r) V_r^T, where A = U S V^T
 /// (Wang et al., Pufferfish, MLSys 2021, section 3: the warm start). The reference code fills its "v" layer
-/// from U and its "u" layer from V; ours are named after the way the data goes: `down` first, then `up`.
+/// from U and its "u" layer from V. Here the names follow the data flow: first `down`, then `up`.
 ///
-/// Throws value_error for a non-finite element, rank_error for a rank outside 1 .. min(rows, cols), and for
-/// one that does not make the layer smaller unless options.allow_growth.
+/// Throws value_error for a non-finite element and rank_error for a rank outside 1 .. min(rows, cols). Unless
+/// options.allow_growth, also throws rank_error for a rank that does not make the layer smaller.
 template <class T>
 factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_policy& policy,
                             const factorize_options& options = {}) {
@@ -188,7 +188,7 @@ factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_po
 
 namespace detail {
 
-/// Reports of several matrices.
+/// The reports of several matrices.
 template <class T>
 std::vector<factor_report> reports_of(const std::vector<factors<T>>& made) {
   std::vector<factor_report> reports;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The contract of a kind of layer: `kind_traits`, with one specialisation in each header of kinds/. All code
-/// that factorizes, merges, saves or reports layers is a loop over the lists below.
+/// The interface of a kind of layer: `kind_traits`, specialised in each header of kinds/. All code that
+/// factorizes, merges, saves or reports layers loops over the lists below.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,24 +15,24 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What the library has to know about a kind of layer. There is no general definition. Matrices, factors and
-/// biases are lists in a fixed order; matrices of the same rank group get the same rank.
+/// Describes a kind of layer to the library. There is no general definition. Matrices, factors and biases are
+/// lists in a fixed order. Matrices of the same rank group get the same rank.
 ///
 ///     template <>
 ///     struct kind_traits<layer_kind::linear> {
-///       static constexpr std::size_t dimensions = 2;      // of the views that layer_traits::matrices gives
-///       // Whether the rows of all matrices, one matrix after another, are the output channels.
+///       static constexpr std::size_t dimensions = 2;      // of the views in layer_traits::matrices
+///       // Whether the concatenated rows of all matrices are the layer's output channels.
 ///       static constexpr bool rows_are_outputs = true;
 ///       template <class T, index_t Rank, class Device>
 ///       using low_rank = LowRankLinear<T, Rank, Device>;  // the low-rank layer,
 ///       template <class T>
-///       using core = detail::low_rank_linear<T>;          // and its base class, for any rank and device
-///       // Optional: what layer_traits of this kind need in addition and do not have.
+///       using core = detail::low_rank_linear<T>;          // its base class, for any rank and device
+///       // Optional: the fault of layer_traits that lack a member which only this kind needs.
 ///       template <class Dense>
 ///       static constexpr detail::trait_fault missing();
 ///
-///       // The size of a layer: comparable, with describe(). Throws shape_error, naming the layer, if
-///       // layer_traits contradict themselves.
+///       // The size of a layer: comparable, with describe(). Throws shape_error, naming the layer,
+///       // if layer_traits are inconsistent.
 ///       struct shape_type;
 ///       template <class Dense>
 ///       static shape_type shape(const Dense& dense, const std::string& name);
@@ -46,10 +46,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///       template <class T>
 ///       static std::vector<tensor_view<T, 1>> biases(core<T>& layer);    // see low_rank_parts
 ///
-///       // Layers of a shape with zeros for numbers; `ranks` has one for each rank group.
+///       // Layers of a given shape, filled with zeros. `ranks` has one rank per rank group.
 ///       template <class LowRank>
 ///       static LowRank make(const shape_type& shape, const rank_list& ranks, bool bias);
-///       // Only of kinds whose layer is one slot of a network: attention is four.
+///       // Only if the dense layer is a single slot of a network (attention has four slots).
 ///       template <class T>
 ///       static Linear<T> make_dense(const shape_type& shape, bool bias);
 ///     };
@@ -60,16 +60,16 @@ struct kind_traits;
 /// hidden side), four for attention (query, key, value, output).
 using rank_list = std::vector<index_t>;
 
-/// One weight matrix of a dense layer: [out][in][height][width], where height and width of a matrix that is
-/// not a convolution's are 1.
+/// One weight matrix of a dense layer as [out][in][height][width]. Height and width are
+/// 1 except for convolutions.
 template <class T>
 struct weight_matrix {
   std::string name;        ///< "weight", "weight_ih_i", "query"
   std::size_t group = 0;   ///< matrices of the same group get the same rank
-  tensor_view<T, 4> view;  ///< of the layer's own memory
+  tensor_view<T, 4> view;  ///< view of the layer's own memory
 };
 
-/// The factors of one weight matrix: down [rank][in][height][width] and up [out][rank][1][1], views of the
+/// The factors of one weight matrix: down [rank][in][height][width] and up [out][rank][1][1], as views of the
 /// low-rank layer's own memory. The matrix is up * down, summed over the rank.
 template <class T>
 struct factor_views {
@@ -78,17 +78,17 @@ struct factor_views {
   tensor_view<T, 4> down, up;
 };
 
-/// The weights of a dense layer, where they are stored: on a device, if the layer is a device's. No matrices:
-/// a layer that has none.
+/// The weights of a dense layer, as views of its own memory, which may be on a device. No matrices: the
+/// layer has no weight matrix.
 template <class T>
 struct layer_weights {
-  std::string name;   ///< of the layer
-  std::string shape;  ///< in words
+  std::string name;   ///< name of the layer
+  std::string shape;  ///< description of the layer's shape
   std::vector<weight_matrix<const T>> matrices;
-  std::vector<named_view<const T, 1>> biases;  ///< a null view: none
+  std::vector<named_view<const T, 1>> biases;  ///< a null view: no bias
   bool rows_are_outputs = false;               ///< see kind_traits
 
-  /// How reports call matrix i, and how errors do.
+  /// The name of matrix i in reports, and in errors.
   std::string name_of(std::size_t i) const {
     return matrices.size() == 1 ? name : name + "." + matrices[i].name;
   }
@@ -101,12 +101,12 @@ struct layer_weights {
 template <class T>
 struct low_rank_parts {
   std::vector<factor_views<T>> factors;
-  /// Dense biases i and i + biases.size() add up to bias i. A null view: none.
+  /// Bias i is the sum of dense biases i and i + biases.size(). A null view: no bias.
   std::vector<tensor_view<T, 1>> biases;
   bool rows_are_outputs = false;  ///< see kind_traits
 
   bool is_low_rank() const { return !factors.empty(); }
-  /// The rank of each group.
+  /// The ranks, one per rank group.
   rank_list ranks() const {
     rank_list all;
     for (const factor_views<T>& one : factors) {
@@ -118,10 +118,10 @@ struct low_rank_parts {
 
 namespace detail {
 
-/// What keeps the layer_traits of a type from describing a layer that can be factorized.
+/// Reasons why the layer_traits of a type do not describe a layer that can be factorized.
 enum class trait_fault { none, no_traits, kind, matrices, dimensions, scalar, shape, heads };
 
-/// A low-rank layer of the library, of whatever rank and device.
+/// A low-rank layer of the library, with any rank and device.
 template <class Layer>
 concept low_rank_layer = requires {
   Layer::low_rank_kind;
@@ -138,7 +138,7 @@ tensor_view<T, 4> as_kernel(const tensor_view<T, 2>& weight) {
       weight.data(), {weight.extent(0), weight.extent(1), 1, 1}, {weight.stride(0), weight.stride(1), 1, 1}};
 }
 
-/// The host's biases as a list: `biases` of its layer_traits, else `bias`; a null view where there is none.
+/// The host's biases as a list, from `biases` of its layer_traits, else `bias`. A null view: no bias.
 template <class Dense>
 std::vector<named_view<const weight_scalar_t<Dense>, 1>> host_biases([[maybe_unused]] const Dense& dense) {
   std::vector<named_view<const weight_scalar_t<Dense>, 1>> all;
@@ -155,7 +155,7 @@ bool has_any(const std::vector<named_view<T, 1>>& biases) {
   return std::any_of(biases.begin(), biases.end(), [](const auto& bias) { return !bias.view.is_null(); });
 }
 
-/// The matrices that layer_traits show, matrix i in rank group group_of(i).
+/// The matrices from layer_traits, with matrix i in rank group group_of(i).
 template <class Dense, class GroupOf>
 std::vector<weight_matrix<const weight_scalar_t<Dense>>> host_matrices(const Dense& dense,
                                                                        const GroupOf& group_of) {
@@ -168,9 +168,9 @@ std::vector<weight_matrix<const weight_scalar_t<Dense>>> host_matrices(const Den
   return all;
 }
 
-/// Throws shape_error, naming the layer `name`, unless layer_traits of `dense` list no bias, one for each
-/// entry of `outputs`, or two for each (i and i + outputs.size(), which a factorization adds up). Each listed
-/// bias is a null view or has outputs[i] elements.
+/// Throws shape_error, naming the layer `name`, unless the biases in the layer_traits of `dense` are none,
+/// one per entry of `outputs`, or two per entry (a factorization adds biases i and i + outputs.size()). Each
+/// bias must be a null view or have outputs[i] elements.
 template <class Dense>
 void check_biases(const Dense& dense, const std::string& name, const std::vector<index_t>& outputs) {
   const auto biases = host_biases(dense);
@@ -192,8 +192,8 @@ void check_biases(const Dense& dense, const std::string& name, const std::vector
   }
 }
 
-/// Throws shape_error unless the host shows `count` matrices, each with memory (a layer that was moved from
-/// has none).
+/// Throws shape_error unless the layer_traits list `count` matrices, each with memory (a
+/// moved-from layer has none).
 template <class Dense>
 void check_matrices(const Dense& dense, const std::string& name, std::size_t count, const char* which) {
   const auto matrices = layer_traits<Dense>::matrices(dense);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// All kinds of layers that can be factorized, and what a host's layer_traits must have for each.
+/// All kinds of layers that can be factorized, and the checks of a host's layer_traits for each kind.
 
 #include <concepts>
 #include <type_traits>
@@ -16,7 +16,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// What keeps the layer_traits of `Layer` from describing a layer that can be factorized.
+/// The first reason why the layer_traits of `Layer` do not describe a factorizable layer; `none` if they do.
 template <class Layer>
 constexpr trait_fault find_trait_fault() {
   using traits = layer_traits<Layer>;
@@ -44,17 +44,17 @@ template <class Layer, trait_fault Fault>
 concept has_trait_fault = find_trait_fault<Layer>()
 == Fault;
 
-/// A layer whose layer_traits say all that its kind needs.
+/// A layer whose layer_traits have all members that its kind needs.
 template <class Layer>
 concept factorizable = has_trait_fault<Layer, trait_fault::none>;
 
-/// kind_traits of a host's layer, and of a low-rank one.
+/// kind_traits of a host's layer and of a low-rank layer.
 template <class Dense>
 using kind_of = kind_traits<layer_traits<Dense>::kind>;
 template <class LowRank>
 using low_rank_kind_of = kind_traits<LowRank::low_rank_kind>;
 
-/// The weights of a host's layer called `name`. Throws shape_error if its layer_traits contradict themselves.
+/// The weights of a host's layer, called `name`. Throws shape_error if its layer_traits are inconsistent.
 template <class Dense>
 layer_weights<weight_scalar_t<Dense>> weights_of(const Dense& dense, const std::string& name) {
   const auto shape = kind_of<Dense>::shape(dense, name);

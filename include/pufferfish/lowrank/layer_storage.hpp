@@ -3,7 +3,7 @@
 
 /// \file
 /// Internal: the base class of the low-rank layers. It holds the parameters in the memory of a device, for
-/// any rank; LowRankConv and its like add constructors.
+/// any rank. LowRankConv and the other layer classes add constructors.
 
 #include <algorithm>
 #include <cmath>
@@ -16,11 +16,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// As `Rank` of a low-rank layer: the rank is a constructor argument.
+/// Value of `Rank` for low-rank layers whose rank is a constructor argument.
 inline constexpr index_t dynamic_rank = -1;
 
-/// Where a low-rank layer keeps its parameters: `layer_storage<Device>::type<Layer>` is a class derived from
-/// Layer with Layer's constructors. A device's back end specialises it.
+/// Storage of a low-rank layer's parameters: `layer_storage<Device>::type<Layer>` is a class derived from
+/// Layer with Layer's constructors. The back end of a device specialises it.
 template <class Device>
 struct layer_storage {
   template <class Layer>
@@ -38,14 +38,14 @@ struct layer_storage<device::cpu> {
 
 namespace detail {
 
-/// Scalars that a low-rank layer computes in: float and double, on a device also gpu::bf16 and gpu::fp16,
-/// whose parameters are floats. `bfloat16` and `float16` are formats of files and messages. The device's
-/// scalars do not depend on `Device`: a device's network holds layers without a device of their own.
+/// Scalars in which a low-rank layer can compute: float and double, on a device also gpu::bf16 and gpu::fp16
+/// (with float parameters). `bfloat16` and `float16` are only formats of files and messages. The check does
+/// not depend on `Device`, because a device's network holds layers whose Device is the default one.
 template <class T, class Device>
 concept layer_scalar = std::is_same_v<T, float> || std::is_same_v<T, double> ||
     (!is_scalar_v<T> && rounded_format_of<T> != rounded_format::none);
 
-/// Base of a low-rank layer whose scalar is none of these. Its constructor is unavailable.
+/// Base of a low-rank layer with any other scalar. The layer's constructor is unavailable then.
 template <class T>
 struct unusable_layer {
   using value_type = T;
@@ -64,14 +64,14 @@ requires(layer_scalar<T, Device>) struct stored_layer_type<Core, T, Device> {
 template <template <class> class Core, class T, class Device>
 using stored_layer = typename stored_layer_type<Core, T, Device>::type;
 
-/// Which constructors a low-rank layer has.
+/// Whether a low-rank layer's constructors take a rank, or the type fixes it.
 template <class T, index_t Rank, class Device>
 concept takes_rank = layer_scalar<T, Device> && Rank == dynamic_rank;
 template <class T, index_t Rank, class Device>
 concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
 
 /// Expands to the first members of a low-rank layer class: the check and the constant of its static rank, and
-/// a constructor that refuses scalars other than those of layer_scalar with a message of its own.
+/// a constructor that rejects scalars other than those of layer_scalar with a clear message.
 #define PUFFERFISH_DETAIL_LOW_RANK_LAYER(name)                                                              \
   static_assert(Rank > 0 || Rank == dynamic_rank, "pufferfish: " #name                                      \
                                                   "<T, Rank>: a static rank must be at "                    \
@@ -84,7 +84,7 @@ concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
       "the scalar of a low-rank layer must be float or double, or on a device float, double, gpu::bf16 or " \
       "gpu::fp16")
 
-/// The first two dimensions of a parameter as frameworks see it.
+/// The first two dimensions of a parameter in the layout of frameworks.
 template <class Parameter>
 auto logical_matrix(Parameter& p) {
   const auto all = p.logical();

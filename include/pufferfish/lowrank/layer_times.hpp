@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// `layer_times`: a table of measured milliseconds of the layers of a network, dense and low-rank. Budgets in
-/// milliseconds need it, and it tells which layers low rank does not make faster. nn/measure_layers.hpp
-/// measures the times.
+/// `layer_times`: a table of the measured milliseconds of a network's layers, dense and low-rank. Budgets
+/// in milliseconds need it. It also shows which layers do not become faster by low rank.
+/// nn/measure_layers.hpp measures the times.
 
 #include <algorithm>
 #include <cmath>
@@ -25,16 +25,16 @@ inline bool is_time(double ms) { return ms >= 0.0 && std::isfinite(ms); }
 
 }  // namespace detail
 
-/// Milliseconds of a layer's forward and backward pass over one batch. At ranks r[0], r[1], ..., one for each
+/// Milliseconds of a layer's forward and backward pass over one batch. With ranks r[0], r[1], ..., one per
 /// rank group, the low-rank layer takes low_rank_ms + ms_per_rank[0] r[0] + ms_per_rank[1] r[1] + ... .
 struct layer_time {
   std::string name;
   double dense_ms = 0.0;
-  double low_rank_ms = 0.0;         ///< what does not depend on ranks
-  std::vector<double> ms_per_rank;  ///< of each rank group
+  double low_rank_ms = 0.0;         ///< the part that does not depend on the ranks
+  std::vector<double> ms_per_rank;  ///< one per rank group
 
-  /// The low-rank layer's time by that formula. Throws rank_error, naming the layer, unless `ranks` has one
-  /// rank for each rank group.
+  /// The time of the low-rank layer by that formula. Throws rank_error, naming the layer, unless `ranks`
+  /// has one rank per rank group.
   double milliseconds(const rank_list& ranks) const {
     if (ranks.size() != ms_per_rank.size()) {
       detail::throw_error<rank_error>(
@@ -47,17 +47,17 @@ struct layer_time {
   friend bool operator==(const layer_time&, const layer_time&) = default;
 };
 
-/// A measured time of a layer at some ranks.
+/// One measured time of a layer with given ranks.
 struct rank_time {
   rank_list ranks;
   double milliseconds = 0.0;
 };
 
-/// The linear model of a layer's measured times. points[0] is the base. Every other point differs from the
-/// base in the rank of exactly one rank group. The slope of a group is the slope of the least squares line
-/// through the base and the group's points, or 0 if that is negative. The constant is the mean over all
-/// points of the time minus the slopes' part, or 0 if that is negative. Throws value_error, naming the layer,
-/// for other points, and for a time that is negative or not finite.
+/// Fits the linear model of a layer's time to measured points. points[0] is the base; every other point
+/// differs from the base in the rank of exactly one rank group. The slope of a group is the slope of the
+/// least squares line through the base and the group's points, or 0 if that is negative. The constant is the
+/// mean over all points of the time minus the slopes' part, or 0 if that is negative. Throws value_error,
+/// naming the layer, for points that do not have this form, and for a time that is negative or not finite.
 PUFFERFISH_COLD inline layer_time fit_layer_time(const std::string& name, double dense_ms,
                                                  const std::vector<rank_time>& points) {
   const auto refuse = [&](const char* what) {
@@ -69,7 +69,7 @@ PUFFERFISH_COLD inline layer_time fit_layer_time(const std::string& name, double
   for (const rank_time& point : points) times = times && detail::is_time(point.milliseconds);
   if (!times) refuse("a time is negative or not finite");
   layer_time result{name, dense_ms, 0.0, std::vector<double>(base.size())};
-  // For each point the group in which its rank differs from the base; base.size(): in none.
+  // For each point, the group in which its rank differs from the base; base.size() if there is none.
   std::vector<std::size_t> group_of;
   for (const rank_time& point : points) {
     std::size_t group = base.size();
@@ -98,13 +98,13 @@ PUFFERFISH_COLD inline layer_time fit_layer_time(const std::string& name, double
   return result;
 }
 
-/// The times of the layers of a network. Choices that rest on times are the same on all ranks, and in a run
-/// that is resumed, if the table is: rank 0 measures, and to_text() goes to the other ranks and into the
-/// run's records.
+/// The times of the layers of a network. Decisions based on times are the same on all ranks and in a
+/// resumed run only if the table is the same: rank 0 measures, and to_text() is sent to the other ranks and
+/// saved in the run's records.
 struct layer_times {
   std::vector<layer_time> layers;
 
-  /// The times of a layer; nullptr if they were not measured.
+  /// The times of a layer, or nullptr if they were not measured.
   const layer_time* find(const std::string& name) const {
     const auto at =
         std::find_if(layers.begin(), layers.end(), [&](const layer_time& one) { return one.name == name; });
@@ -114,19 +114,19 @@ struct layer_times {
 };
 
 /// Milliseconds of a stage's forward and backward pass over one batch. A stage consists of consecutive layers
-/// whose outputs have equally many channels, with the batch norms, activations and sums between them.
+/// whose outputs have the same number of channels, with the batch norms, activations and sums between them.
 struct stage_time {
   std::string first, last;  ///< names of the first and the last of its layers or blocks
   index_t channels = 0;
   double dense_ms = 0.0;
-  double low_rank_ms = 0.0;         ///< with the layers below at the profile's ratio
-  std::vector<std::string> layers;  ///< those that may be factorized, at least one
+  double low_rank_ms = 0.0;         ///< with `layers` factorized at the profile's ratio
+  std::vector<std::string> layers;  ///< layers that may be factorized, at least one
 
   double gain() const { return low_rank_ms > 0.0 ? dense_ms / low_rank_ms : 1.0; }
   friend bool operator==(const stage_time&, const stage_time&) = default;
 };
 
-/// The layers of all stages with gain() >= least_gain. Cuttlefish factorizes these.
+/// The layers of all stages with gain() >= least_gain: the layers that Cuttlefish factorizes.
 inline std::vector<std::string> profitable_layers(const std::vector<stage_time>& stages,
                                                   double least_gain = 1.5) {
   std::vector<std::string> names;
@@ -136,7 +136,7 @@ inline std::vector<std::string> profitable_layers(const std::vector<stage_time>&
   return names;
 }
 
-/// The policy that factorizes what `policy` does, but only these layers.
+/// The policy `policy`, restricted to the named layers.
 inline factorize_policy only_layers(factorize_policy policy, std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
   policy.also_if = [names = std::move(names), before = std::move(policy.also_if)](const std::string& name,
@@ -148,7 +148,7 @@ inline factorize_policy only_layers(factorize_policy policy, std::vector<std::st
 
 namespace detail {
 
-/// Calls read(line) for each line; throws io_error, naming `source` and the line, if it returns false.
+/// Calls read(line) for each line; if it returns false, throws io_error, naming `source` and the line.
 template <class Read>
 void read_times(const std::string& text, const std::string& source, const char* what, Read&& read) {
   index_t number = 0;
@@ -163,7 +163,7 @@ void read_times(const std::string& text, const std::string& source, const char* 
 
 }  // namespace detail
 
-/// The table as text. layer_times_from_text gives the same table, bit for bit. Lines:
+/// The table as text, which layer_times_from_text reads back bit for bit. Lines:
 ///     NAME DENSE_MS LOW_RANK_MS MS_PER_RANK ...
 inline std::string to_text(const layer_times& times) {
   std::string text;
@@ -175,7 +175,7 @@ inline std::string to_text(const layer_times& times) {
   }
   return text;
 }
-/// Throws io_error, naming `source` and the line, for anything that to_text does not write.
+/// Throws io_error, naming `source` and the line, for any text that to_text does not write.
 inline layer_times layer_times_from_text(const std::string& text, const std::string& source) {
   layer_times times;
   detail::read_times(text, source, "layers' times", [&](detail::record_line& line) {
@@ -191,7 +191,7 @@ inline layer_times layer_times_from_text(const std::string& text, const std::str
   return times;
 }
 
-/// The stages as text. stage_times_from_text gives the same stages, bit for bit. Lines:
+/// The stages as text, which stage_times_from_text reads back bit for bit. Lines:
 ///     FIRST LAST CHANNELS DENSE_MS LOW_RANK_MS LAYER ...
 inline std::string to_text(const std::vector<stage_time>& stages) {
   std::string text;
@@ -204,7 +204,7 @@ inline std::string to_text(const std::vector<stage_time>& stages) {
   }
   return text;
 }
-/// Throws io_error, naming `source` and the line, for anything that to_text does not write.
+/// Throws io_error, naming `source` and the line, for any text that to_text does not write.
 inline std::vector<stage_time> stage_times_from_text(const std::string& text, const std::string& source) {
   std::vector<stage_time> stages;
   detail::read_times(text, source, "stages' times", [&](detail::record_line& line) {

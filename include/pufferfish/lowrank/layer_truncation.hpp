@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: all matrices of a layer, decomposed and ready to be truncated to the ranks of its groups.
+/// Internal: all matrices of a layer, decomposed, so that they can be truncated to the ranks of their groups.
 
 #include <algorithm>
 #include <list>
@@ -16,7 +16,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A weight as the matrix out x (everything else, in the order of its view), dense.
+/// A weight as a dense matrix: out x (the product of the other dimensions, in the order of the view).
 template <class T, std::size_t N>
 tensor<std::remove_const_t<T>, 2> unroll(const tensor_view<T, N>& weight) {
   tensor<std::remove_const_t<T>, 2> matrix(
@@ -25,7 +25,7 @@ tensor<std::remove_const_t<T>, 2> unroll(const tensor_view<T, N>& weight) {
   return matrix;
 }
 
-/// The truncation that the options ask for, or the most that the statistics allow.
+/// The truncation requested by the options, or the most exact one that the statistics allow.
 inline truncation chosen_truncation(const factorize_options& options) {
   if (options.truncate) return *options.truncate;
   const layer_statistics* const statistics = options.statistics;
@@ -38,8 +38,8 @@ inline truncation chosen_truncation(const factorize_options& options) {
   return gradients ? truncation::two_sided : truncation::data_aware;
 }
 
-/// Place of the biases of matrix i's outputs: number of the layer's bias vector, and offset of the first
-/// element.
+/// Location of the bias of matrix i's outputs: index of the layer's bias vector, and
+/// offset of the first element.
 struct bias_place {
   std::size_t bias = 0;
   index_t first = 0;
@@ -57,9 +57,9 @@ bias_place place_of_bias(const Matrices& matrices, std::size_t i, bool rows_are_
 template <class T>
 class layer_truncation {
  public:
-  /// Decomposes the matrices of `weights`, which may go afterwards. rank_of(group): the rank to be made, if
-  /// it is known, else 0. Throws shape_error, naming the layer, if there are
-  /// statistics of another number of matrices or outputs; else as matrix_truncation.
+  /// Decomposes copies of the matrices of `weights`. rank_of(group): the rank that make() will be called
+  /// with, if it is known, else 0. Throws shape_error, naming the layer, for statistics of another number of
+  /// matrices or outputs; other errors as matrix_truncation.
   template <class RankOf>
   layer_truncation(const layer_weights<T>& weights, const factorize_options& options, const RankOf& rank_of)
       : kind_(chosen_truncation(options)) {
@@ -85,7 +85,7 @@ class layer_truncation {
   truncation kind() const { return kind_; }
   const std::vector<matrix_truncation>& matrices() const { return matrices_; }
 
-  /// Gains of each rank group (matrix_truncation::gains), summed over its matrices.
+  /// Gains of each rank group: matrix_truncation::gains summed over the group's matrices.
   std::vector<std::vector<double>> gains() const {
     std::vector<std::vector<double>> all;
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -100,7 +100,7 @@ class layer_truncation {
     return all;
   }
 
-  /// The rank of each group: the largest that policy_of(group) chooses for one of its matrices.
+  /// The rank of each group: the largest rank that policy_of(group) chooses for a matrix of the group.
   template <class PolicyOf>
   rank_list choose(const PolicyOf& policy_of) const {
     rank_list ranks;
@@ -114,7 +114,7 @@ class layer_truncation {
     return ranks;
   }
 
-  /// The factors of every matrix, in order, at one rank for each group.
+  /// The factors of all matrices, in order, with the given rank of each group.
   std::vector<factors<T>> make(const rank_list& ranks) const {
     std::vector<factors<T>> made;
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -157,7 +157,7 @@ class layer_truncation {
     return place_of_bias(weights.matrices, i, weights.rows_are_outputs, weights.biases.size(),
                          [](const auto& matrix) { return matrix.view.extent(0); });
   }
-  // What outputs in the statistics contain beside W x. Layers that add two biases show inputs.
+  // The bias contained in the recorded outputs. Layers that add two biases record inputs instead.
   static std::vector<T> bias_of(const layer_weights<T>& weights, std::size_t i) {
     if (!weights.rows_are_outputs || weights.biases.size() != 1 || weights.biases[0].view.is_null())
       return {};
@@ -169,7 +169,7 @@ class layer_truncation {
   }
 
   truncation kind_;
-  std::list<tensor<T, 2>> unrolled_;  // must stay as long as matrices_, which read it
+  std::list<tensor<T, 2>> unrolled_;  // referenced by matrices_
   std::vector<extents<2>> kernels_;
   std::vector<std::string> names_;
   std::vector<std::size_t> groups_;

@@ -16,7 +16,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The rank-agnostic core of LowRankLinear.
+/// The implementation of LowRankLinear for any rank.
 template <class T>
 class low_rank_linear {
  public:
@@ -38,8 +38,8 @@ class low_rank_linear {
   bool has_bias() const { return bias_.size() > 0; }
   bool is_moved_from() const { return down_.is_moved_from(); }
 
-  /// The factors as frameworks see them: down [rank][in], up [out][rank]; bias: out elements (null view:
-  /// none).
+  /// The factors in the layout of frameworks: down [rank][in], up [out][rank]. bias: out elements, or a null
+  /// view if the layer has no bias.
   tensor_view<parameter_t<T>, 2> down() { return logical_matrix(down_); }
   tensor_view<const parameter_t<T>, 2> down() const { return logical_matrix(down_); }
   tensor_view<parameter_t<T>, 2> up() { return logical_matrix(up_); }
@@ -49,7 +49,7 @@ class low_rank_linear {
     return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
   }
 
-  /// up * down, the dense layer's weight [out][in].
+  /// up * down, the weight [out][in] of the equivalent dense layer.
   tensor<parameter_t<T>, 2> to_dense() const {
     tensor<parameter_t<T>, 2> dense({out_, in_});
     stack_arena scratch;
@@ -59,8 +59,8 @@ class low_rank_linear {
 
   std::string describe() const { return message({"LowRankLinear ", in_, " -> ", rank_, " -> ", out_}); }
 
-  /// y = up (down x) + b over rows. x: M x in, y: M x out, both dense; y does not overlap x. In training, x
-  /// must stay as it is until the backward pass. Throws shape_error.
+  /// y = up (down x) + b for each row. x: M x in, y: M x out, both dense; y must not overlap x. In training,
+  /// x must not change until the backward pass. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) const {
     check_forward(*this, x, y);
@@ -72,21 +72,21 @@ class low_rank_linear {
     ops::linear_forward<T>(ctx, t, stored(up_), has_bias() ? bias_.template as<T>() : nullptr, y);
   }
 
-  /// Gradients from dy (M x out) to the factors and, unless dx is a null view, to x (dx: M x in, overlaps
-  /// nothing). Throws shape_error, and state_error without a forward pass in training mode.
+  /// From dy (M x out), computes all parameter gradients and, unless it is a null view, dx (M x in; overlaps
+  /// no other view). Throws shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, false);
   }
 
-  /// backward, with dx += instead of dx =.
+  /// backward with dx += instead of dx =.
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, true);
   }
 
-  /// The same with a result of its own: convenient, allocates.
+  /// The same passes, returning a newly allocated result.
   tensor<T, 2> forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x) const {
     tensor<T, 2> y({x.extent(0), out_});
     forward(ctx, x, y.view());
@@ -98,8 +98,8 @@ class low_rank_linear {
     return dx;
   }
 
-  /// Random factors for training from scratch: each like a linear layer of its own in PyTorch, U(+-1/sqrt(fan
-  /// in)).
+  /// Random factors for training from scratch: each factor like a separate linear layer in
+  /// PyTorch, U(+-1/sqrt(fan in)).
   void initialize(random_stream random) {
     fill_fan_in(down_, in_, random.child("down.weight"));
     fill_fan_in(up_, rank_, random.child("up.weight"));
@@ -157,11 +157,11 @@ class low_rank_linear {
 
 }  // namespace detail
 
-/// A fully connected layer in -> out whose weight is up * down: down rank x in, up out x rank, the bias on
-/// `up` (Wang et al., Pufferfish, MLSys 2021, section 2). No nonlinearity between the two.
+/// A fully connected layer in -> out with the weight up * down (down: rank x in, up: out x rank) and the bias
+/// after `up` (Wang et al., Pufferfish, MLSys 2021, section 2). No nonlinearity between the factors.
 ///
-/// `Rank` fixes the rank in the type; with `dynamic_rank` it is a constructor argument. Either way the code
-/// that runs is the same: the rank chooses among micro-kernels at run time.
+/// `Rank` fixes the rank in the type; with `dynamic_rank` the rank is a constructor argument. Both run the
+/// same code, which selects micro-kernels by the rank at run time.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
 class LowRankLinear : public detail::stored_layer<detail::low_rank_linear, T, Device> {
   using base = detail::stored_layer<detail::low_rank_linear, T, Device>;

@@ -2,15 +2,15 @@
 #pragma once
 
 /// \file
-/// `LowRankLSTM`: an LSTM whose eight matrices (input and hidden side of four gates) are each up * down.
+/// `LowRankLSTM`: an LSTM whose eight matrices (input and hidden side of four gates) are products up * down.
 ///
-/// Parameters, for d inputs, h outputs, ranks r_ih and r_hh; gates in PyTorch's order i, f, g, o:
-///   weight_ih.down  [4 r_ih x d]     gate k's first factor: rows k r_ih ..
-///   weight_ih.up    [4 h x r_ih]     gate k's second factor: rows k h ..
-///   bias            [4 h]            one vector a gate (PyTorch's bias_ih + bias_hh)
+/// Parameters for d inputs, h outputs, ranks r_ih and r_hh; the gates are in PyTorch's order i, f, g, o:
+///   weight_ih.down  [4 r_ih x d]     first factor of gate k: from row k r_ih on
+///   weight_ih.up    [4 h x r_ih]     second factor of gate k: from row k h on
+///   bias            [4 h]            one vector per gate (PyTorch's bias_ih + bias_hh)
 ///   weight_hh.down  [4 r_hh x h]
 ///   weight_hh.up    [4 h x r_hh]
-/// so that rows k h .. of PyTorch's weight_ih (see LSTM) are, for gate k, up's rows times down's rows.
+/// Gate k's rows k h .. of PyTorch's weight_ih (see LSTM) are gate k's rows of `up` times those of `down`.
 
 #include <array>
 #include <cmath>
@@ -24,9 +24,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// One side of a low-rank LSTM. The four first factors are stored side by side, [in][4 rank]: one product for
-/// all of them. The second ones are [rank][4 hidden], each gate's a block of columns; as a whole they are
-/// block diagonal. What is kept is the output of the first factors.
+/// One side (input or hidden) of a low-rank LSTM. The first factors of the gates are stored side by side,
+/// [in][4 rank], so one product computes all four. The second factors are stored as [rank][4 hidden], one
+/// block of columns per gate; as a matrix they are block diagonal. The outputs of the first factors are kept.
 template <class T>
 class low_rank_gates {
  public:
@@ -49,7 +49,7 @@ class low_rank_gates {
   tensor_view<parameter_t<T>, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
   tensor_view<const parameter_t<T>, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }
 
-  /// up * down of all gates, one below the other: [4 hidden][in].
+  /// up * down of all gates, stacked by rows: [4 hidden][in].
   tensor<parameter_t<T>, 2> to_dense() const {
     tensor<parameter_t<T>, 2> dense({lstm_gates * hidden_, in_});
     stack_arena scratch;
@@ -129,7 +129,7 @@ class low_rank_gates {
     ops::wide_product<T>(ctx, dkept, transpose(stored(down_)), dx);
   }
 
-  /// Xavier uniform for each factor of each gate.
+  /// Xavier uniform initialisation for each factor of each gate.
   void initialize(random_stream random) {
     fill(down_, rank_ + in_, random.child("down"));
     fill(up_, hidden_ + rank_, random.child("up"));
@@ -150,7 +150,7 @@ class low_rank_gates {
     const double bound = std::sqrt(6.0 / static_cast<double>(fans));
     fill_uniform(p.values(), -bound, bound, random);
   }
-  /// Gate `gate` of a matrix in which the gates are stored side by side, `width` columns each.
+  /// Gate `gate` of a matrix that stores the gates side by side, `width` columns each.
   template <class U>
   static tensor_view<U, 2> of_gate(const tensor_view<U, 2>& all, index_t gate, index_t width) {
     return all.slice(1, gate * width, width);
@@ -172,7 +172,7 @@ class low_rank_gates {
   parameter<parameter_t<T>> down_, up_;
 };
 
-/// The rank-agnostic core of LowRankLSTM.
+/// The implementation of LowRankLSTM for any ranks.
 template <class T>
 class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   using core = lstm_core<T, low_rank_gates<T>>;
@@ -181,8 +181,8 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
  public:
   static constexpr auto low_rank_kind = layer_kind::lstm;
 
-  /// Throws shape_error for a size below 1, rank_error for a rank outside 1 .. min(input, hidden), or 1 ..
-  /// hidden on the hidden side.
+  /// Throws shape_error for a size below 1, rank_error unless 1 <= input_rank <= min(input, hidden) and 1
+  /// <= hidden_rank <= hidden.
   low_rank_lstm(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)
       : core("LowRankLSTM", input, hidden,
              gates({"weight_ih.down", "weight_ih.up"}, input, hidden, input_rank),
@@ -191,7 +191,7 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   index_t input_rank() const { return this->input_side().rank(); }
   index_t hidden_rank() const { return this->hidden_side().rank(); }
 
-  /// Factors of one gate (0 i, 1 f, 2 g, 3 o) as frameworks see them: down [rank][in], up [hidden][rank].
+  /// Factors of one gate (0 i, 1 f, 2 g, 3 o) as in frameworks: down [rank][in], up [hidden][rank].
   tensor_view<parameter_t<T>, 2> input_down(index_t gate) { return this->input_side().down(gate); }
   tensor_view<const parameter_t<T>, 2> input_down(index_t gate) const {
     return this->input_side().down(gate);
@@ -205,7 +205,7 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   tensor_view<parameter_t<T>, 2> hidden_up(index_t gate) { return this->hidden_side().up(gate); }
   tensor_view<const parameter_t<T>, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
 
-  /// The dense layer's weights, PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
+  /// The equivalent dense weights: PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
   tensor<parameter_t<T>, 2> input_to_dense() const { return this->input_side().to_dense(); }
   tensor<parameter_t<T>, 2> hidden_to_dense() const { return this->hidden_side().to_dense(); }
 
@@ -219,8 +219,8 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
 
 }  // namespace detail
 
-/// An LSTM input -> hidden, each of whose eight matrices is up * down with a rank of its own side (Wang et
-/// al., Pufferfish, MLSys 2021, section 2), no nonlinearity between the two, one bias vector a gate:
+/// An LSTM input -> hidden with eight matrices up * down. Each side has its own rank; each gate has one bias
+/// vector; there is no nonlinearity between the factors (Wang et al., Pufferfish, MLSys 2021, section 2):
 ///   z = W_ih x + W_hh h + b;  i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o);  g = tanh(z_g)
 ///   c' = f c + i g;  h' = o tanh(c')
 ///

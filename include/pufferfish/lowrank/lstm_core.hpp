@@ -2,17 +2,17 @@
 #pragma once
 
 /// \file
-/// Internal: what dense and low-rank LSTM layers share: everything but the matrices. `Side` maps rows of
-/// `in` numbers to preactivations, rows of 4 hidden:
+/// Internal: the common part of dense and low-rank LSTM layers: everything except the matrices. A `Side` maps
+/// rows of `in` numbers to preactivations, rows of 4 hidden numbers:
 ///
 ///     class ExampleSide {                                   // copyable
 ///      public:
-///       index_t kept_width() const;                         // numbers a row that its backward pass needs
+///       index_t kept_width() const;                         // numbers per row kept for the backward pass
 ///       template <class Device>
-///       class forward_steps, backward_steps;                // prepared for products step by step
+///       class forward_steps, backward_steps;                // operators for the products of single steps
 ///       // z = side(x) + bias, all rows at once
 ///       void forward(context&, x, bias, kept, z) const;
-///       // forward_steps: z += side(x); backward_steps: dx = side'(dz), and the gradient of what was kept
+///       // forward_steps: z += side(x); backward_steps: dx = side'(dz), dkept = gradient of kept
 ///       void operator()(context&, x, kept, z) const;
 ///       void operator()(context&, dz, dkept, dx) const;
 ///       // gradients of the matrices; and of the input, all rows at once
@@ -35,22 +35,22 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// i, f, o = sigmoid(z), g = tanh(z) with z = W_ih x + W_hh h + b; c' = f c + i g; h' = o tanh(c'). One bias
-/// vector a gate, and the four gates i, f, g, o side by side.
+/// i, f, o = sigmoid(z), g = tanh(z) with z = W_ih x + W_hh h + b; c' = f c + i g; h' = o tanh(c'). Each gate
+/// has one bias vector; the gates i, f, g, o are stored side by side.
 template <class T, class Side>
 class lstm_core : public recurrent_layer<T> {
  public:
-  /// What a forward pass keeps for its backward pass, rows of step after step.
+  /// Values that a forward pass keeps for its backward pass; rows are ordered by step, then by sequence.
   struct kept_values {
-    tensor_view<T, 2> h_before, c_before;  ///< batch x hidden; null: zeros
-    tensor_view<T, 2> input, hidden;       ///< what the sides keep: input_kept_width(), hidden_kept_width()
-    tensor_view<T, 2> gates, cells;        ///< activations, 4 hidden; the cells after each step, hidden
+    tensor_view<T, 2> h_before, c_before;  ///< batch x hidden, the initial state; null: zeros
+    tensor_view<T, 2> input, hidden;       ///< kept by the sides; input_kept_width(), hidden_kept_width()
+    tensor_view<T, 2> gates, cells;        ///< activations, 4 hidden wide; cells after each step, hidden wide
   };
   bool is_moved_from() const { return bias_.is_moved_from(); }
   index_t input_kept_width() const { return input_side_.kept_width(); }
   index_t hidden_kept_width() const { return hidden_side_.kept_width(); }
 
-  /// As recurrent_layer says.
+  /// See recurrent_layer.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const recurrent_state<const T>& before,
                const tensor_view<T, 3>& y, const recurrent_state<T>& after = {}) const {
@@ -90,8 +90,8 @@ class lstm_core : public recurrent_layer<T> {
     backward(ctx, this->sequence("dy", dy), dx.is_null() ? tensor_view<T, 3>() : this->sequence("dx", dx));
   }
 
-  /// The same with a result of its own: convenient, allocates. In training the result must live until the
-  /// backward pass, which reads it.
+  /// The same passes, returning a newly allocated result. In training, the backward pass reads the result y,
+  /// which must exist until then.
   [[nodiscard]] tensor<T, 3> forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
                                      const recurrent_state<const T>& before = {},
                                      const recurrent_state<T>& after = {}) const {
@@ -117,8 +117,8 @@ class lstm_core : public recurrent_layer<T> {
     return dx;
   }
 
-  /// forward without the tape: what the backward pass needs is left in `kept`, for hosts that hold it
-  /// themselves; its states are read. Without a backward pass `kept.cells` may have the rows of one step.
+  /// forward without the tape, for hosts that hold the kept values themselves. Reads `kept.h_before` and
+  /// `c_before`, writes the rest of `kept`. Without a backward pass `kept.cells` may have one step's rows.
   template <class Device>
   void forward_keeping(context<Device>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
@@ -127,7 +127,7 @@ class lstm_core : public recurrent_layer<T> {
     this->check_state(x.extent(1), recurrent_state<const T>(after));
     compute_forward(ctx, x, kept, y, after);
   }
-  /// The backward pass of forward_keeping, whose x, y and `kept` these are; overwrites `kept.gates`.
+  /// The backward pass of forward_keeping, with the same x, y and `kept`. Overwrites `kept.gates`.
   template <class Device>
   void backward_kept(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<const T, 3>& y,
                      const kept_values& kept, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
@@ -137,11 +137,11 @@ class lstm_core : public recurrent_layer<T> {
     compute_backward(ctx, {x, y, kept}, dy, dx, from_after, to_before);
   }
 
-  /// The biases of the four gates one after the other: 4 hidden elements.
+  /// The biases of the four gates, concatenated: 4 hidden elements.
   tensor_view<parameter_t<T>, 1> bias() { return {bias_.data(), {bias_.size()}}; }
   tensor_view<const parameter_t<T>, 1> bias() const { return {bias_.data(), {bias_.size()}}; }
 
-  /// Multiply-accumulates for steps x batch x 1 x input.
+  /// Multiply-accumulates for an input steps x batch x 1 x input.
   index_t macs(const extents<4>& input) const {
     return input[0] * input[1] * (input_side_.macs() + hidden_side_.macs());
   }
@@ -154,7 +154,7 @@ class lstm_core : public recurrent_layer<T> {
     hidden_side_.visit(f);
   }
 
-  /// Xavier uniform for every matrix of every gate, zero biases (as the paper's language model starts).
+  /// Xavier uniform for every matrix of every gate, zero biases, as in the paper's language model.
   void initialize(random_stream random) {
     input_side_.initialize(random.child("weight_ih"));
     hidden_side_.initialize(random.child("weight_hh"));
@@ -196,7 +196,7 @@ class lstm_core : public recurrent_layer<T> {
     index_t steps, batch, hidden;
 
     index_t rows() const { return steps * batch; }
-    /// A sequence as rows, one after the other; and the rows of one step.
+    /// A sequence as rows, step after step; and the rows of one step.
     template <class U>
     tensor_view<U, 2> rows_of(const tensor_view<U, 3>& sequence) const {
       return sequence.reshape(extents<2>{rows(), sequence.extent(2)});
@@ -284,7 +284,7 @@ class lstm_core : public recurrent_layer<T> {
     if (!dx.is_null()) input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx));
   }
 
-  /// On the tape, or in scratch if nothing will be wanted back; then one step of the cells is enough.
+  /// Allocates on the tape in training; else in scratch memory, with cells for one step only.
   template <class Device>
   kept_values take(context<Device>& ctx, scratch_frame& frame, const shapes& size, bool state) const {
     const bool training = ctx.training();
@@ -303,7 +303,7 @@ class lstm_core : public recurrent_layer<T> {
     kept.gates = block(size.rows(), lstm_gates * size.hidden);
     return kept;
   }
-  // The blocks stay readable: nothing is pushed before backward is done.
+  // The popped blocks stay readable, since nothing is pushed before backward is done.
   template <class Device>
   static void give_back(context<Device>& ctx, const kept_values& kept) {
     for (const tensor_view<T, 2>& block :
@@ -312,7 +312,7 @@ class lstm_core : public recurrent_layer<T> {
     }
   }
 
-  // Step t multiplied the state before it: that of the segment, then y one step earlier.
+  // Step t multiplied the state before it: h_before for t = 0, else y of step t - 1.
   template <class Device>
   void backward_hidden_weight(context<Device>& ctx, const shapes& size, const kept_views& views,
                               const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>& dkept) const {

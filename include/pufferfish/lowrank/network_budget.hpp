@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `network_budget`: limits for a whole network, from which `allocate` (budget.hpp) derives the ranks of all
-/// layers.
+/// `network_budget`: limits for a whole network, from which `allocate` (budget.hpp)
+/// computes the ranks of all layers.
 
 #include <cmath>
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Limits for a whole network. All limits that are set hold at once.
+/// Limits for a whole network. If several are set, all of them must hold.
 ///
 ///     network_budget budget;
 ///     budget.fraction = 0.3;      // at most 30 % of the dense network's parameters,
@@ -27,19 +27,19 @@ struct network_budget {
   std::optional<double> fraction;      ///< of the dense network's parameters, in (0, 1]
   std::optional<double> macs;          ///< multiply-adds of one sample's forward pass
   std::optional<double> mac_fraction;  ///< of the dense network's multiply-adds, in (0, 1]
-  std::optional<index_t> bytes;        ///< of gradients that one step exchanges
-  std::optional<double> milliseconds;  ///< of one training step, by the times that layers carry
+  std::optional<index_t> bytes;        ///< of gradients exchanged in one step
+  std::optional<double> milliseconds;  ///< of one training step, from the layers' measured times
 
   /// Whether no limit is set.
   bool empty() const { return !parameters && !fraction && !macs && !mac_fraction && !bytes && !milliseconds; }
   friend bool operator==(const network_budget&, const network_budget&) = default;
 };
 
-/// What a network or a part of it costs.
+/// The costs of a network or of a part of it.
 struct network_cost {
   double parameters = 0.0;
   double macs = 0.0;          ///< multiply-adds of one sample's forward pass
-  double milliseconds = 0.0;  ///< of one training step; 0 where nothing was measured
+  double milliseconds = 0.0;  ///< of one training step; 0 if nothing was measured
 
   friend network_cost operator+(const network_cost& a, const network_cost& b) {
     return {a.parameters + b.parameters, a.macs + b.macs, a.milliseconds + b.milliseconds};
@@ -49,30 +49,30 @@ struct network_cost {
 
 namespace detail {
 
-/// What a limit is a limit of.
+/// The quantity that a limit bounds.
 enum class budget_resource { parameters, macs, milliseconds };
 inline constexpr std::size_t budget_resources = 3;
 
-/// A limit that is set, in units of its resource.
+/// A limit that is set, converted to the unit of its resource.
 struct budget_limit {
   budget_resource resource = budget_resource::parameters;
   double value = 0.0;
-  double per_unit = 1.0;  ///< of the resource, in the unit that the caller used
-  std::string asked;      ///< "fraction 0.3", with the caller's number
+  double per_unit = 1.0;  ///< units of the resource per unit of the caller's number
+  std::string asked;      ///< the caller's limit as text: "fraction 0.3"
 
-  /// The largest sum that keeps within the limit: sums of fractions and of milliseconds are rounded.
+  /// The largest sum that counts as within the limit; the tolerance covers rounding of the sum.
   double most() const { return value * (1.0 + 1e-13); }
 };
 
-/// Throws value_error unless a limit is a positive number, and at most 1 if it is a fraction.
+/// Throws value_error unless the limit is positive and finite, and at most 1 if it is a fraction.
 inline void check_limit(const char* name, double value, bool fraction) {
   if (value > 0.0 && std::isfinite(value) && (!fraction || value <= 1.0)) return;
   throw_error<value_error>(
       {"network_budget: ", name, " ", value, fraction ? " is not in (0, 1]" : " is not a positive number"});
 }
 
-/// The limits that are set, in units of parameters, multiply-adds and milliseconds. Throws value_error for an
-/// impossible number and for a budget without limits.
+/// The limits that are set, converted to parameters, multiply-adds and milliseconds. Throws value_error for
+/// an invalid number and for a budget without limits.
 inline std::vector<budget_limit> limits_of(const network_budget& budget, const network_cost& dense,
                                            double bytes_per_parameter) {
   std::vector<budget_limit> limits;
@@ -94,12 +94,12 @@ inline std::vector<budget_limit> limits_of(const network_budget& budget, const n
   return limits;
 }
 
-/// Throws value_error for an impossible number and for a budget without limits.
+/// Throws value_error for an invalid number and for a budget without limits.
 inline void check_budget(const network_budget& budget) { limits_of(budget, {1.0, 1.0, 1.0}, 1.0); }
 
 }  // namespace detail
 
-/// In words: "0.3 of the parameters, 0.6 of the multiply-adds"; "no limit" for an empty budget.
+/// As text: "0.3 of the parameters, 0.6 of the multiply-adds"; "no limit" for an empty budget.
 PUFFERFISH_COLD inline std::string describe(const network_budget& budget) {
   std::string text;
   const auto add = [&text](const auto& limit, const char* what) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `share_budget`: from a policy's budget and the gains of layers' components to the ranks of the layers.
-/// What networks, the device, adapters and weight files have in common after `select`.
+/// `share_budget`: computes the ranks of layers from a policy's budget and the gains of the layers'
+/// components. Used after `select` by networks, the device, adapters and weight files.
 
 #include <algorithm>
 #include <cmath>
@@ -22,8 +22,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Throws value_error, naming two layers, if layers that share a budget have gains of different truncations,
-/// which are in different units. kinds[i]: truncation of layer i; empty: not in the budget.
+/// Throws value_error, naming two layers, if layers in one budget have gains of different truncations, whose
+/// units differ. kinds[i]: truncation of layer i; empty: layer i is not in the budget.
 inline void check_one_truncation(const char* caller, const std::vector<layer_info>& layers,
                                  const std::vector<std::optional<truncation>>& kinds) {
   std::size_t first = 0;
@@ -36,8 +36,8 @@ inline void check_one_truncation(const char* caller, const std::vector<layer_inf
   }
 }
 
-/// A layer as `allocate` and rank_rows need it, without gains: sizes; products and lookups per sample, from
-/// the statistics; measured times. Products are NaN if there are no statistics of the layer.
+/// Converts a layer to the input of `allocate` and rank_rows, without gains: sizes; products and lookups per
+/// sample, from the statistics; measured times. Products are NaN if the layer has no statistics.
 inline budget_layer to_budget_layer(const layer_info& layer, const network_statistics* statistics) {
   budget_layer made;
   made.name = layer.name;
@@ -63,7 +63,7 @@ inline budget_layer to_budget_layer(const layer_info& layer, const network_stati
   return made;
 }
 
-/// Whether all layers that are to be factorized have statistics of gradients.
+/// Whether all layers that are to be factorized have gradient statistics.
 inline bool have_gradients(const std::vector<layer_info>& layers, const std::vector<layer_choice>& choices,
                            const network_statistics* statistics) {
   if (statistics == nullptr) return false;
@@ -77,15 +77,15 @@ inline bool have_gradients(const std::vector<layer_info>& layers, const std::vec
   return true;
 }
 
-/// A budget, and the smallest rank it may give.
+/// A budget and the smallest rank allowed in it.
 struct budget_request {
   network_budget limits;
   budget_options options;
 };
 
-/// The budget for a network of `parameters` parameters: policy.budget, or the number of parameters that
-/// policy.rank would give, if the layers are to share them (factorize_policy::share). In the second case the
-/// choices are marked by_budget. Empty: each layer has the rank of its own policy.
+/// The budget of a network with `parameters` parameters. It is policy.budget; or, if the layers are to share
+/// parameters (factorize_policy::share), the number of parameters that policy.rank would result in. In the
+/// second case the choices are marked by_budget. Empty: each layer has the rank of its own policy.
 inline std::optional<budget_request> find_budget(const std::vector<layer_info>& layers,
                                                  std::vector<layer_choice>& choices,
                                                  const factorize_policy& policy,
@@ -110,8 +110,8 @@ inline std::optional<budget_request> find_budget(const std::vector<layer_info>& 
   return request;
 }
 
-/// Replaces unknown numbers of products by 1. Throws value_error, naming the layer, if the budget limits
-/// multiply-adds.
+/// Replaces unknown numbers of products by 1. If the budget limits multiply-adds, throws value_error
+/// instead, naming the layer.
 inline void settle_products(const network_budget& budget, budget_layer& layer) {
   for (budget_group& group : layer.groups) {
     if (std::isfinite(group.products)) continue;
@@ -123,12 +123,12 @@ inline void settle_products(const network_budget& budget, budget_layer& layer) {
   }
 }
 
-/// Gains of layers without a budget.
+/// The gains_of argument of share_budget for layers without a budget.
 inline std::vector<std::vector<double>> no_gains(std::size_t) { return {}; }
 
 /// Sets the ranks of all choices with by_budget, or their reason to stay dense. `parameters`: number of
-/// parameters of the whole dense network. gains_of(i): gains of layer i for each rank group. Returns rows for
-/// rank_table, of all layers. Errors as allocate.
+/// parameters of the whole dense network. gains_of(i): gains of layer i, one list per rank group. Returns the
+/// rows of rank_table for all layers. Errors as allocate.
 template <class GainsOf>
 std::vector<rank_row> share_budget(const std::vector<layer_info>& layers, std::vector<layer_choice>& choices,
                                    const std::optional<budget_request>& budget,

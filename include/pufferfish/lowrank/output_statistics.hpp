@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `output_statistics`: what a weight matrix meets in training, as sums over rows: second moments of its
-/// outputs or inputs, and of the loss's gradients with respect to its outputs.
+/// `output_statistics`: statistics of a weight matrix in training, as sums over rows: second moments of its
+/// outputs or inputs, and of the gradients of the loss with respect to its outputs.
 
 #include <array>
 #include <cstdint>
@@ -21,18 +21,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Sums over the rows (samples, pixels, tokens) of some batches for one weight matrix W [outputs x inputs] of
-/// a layer y = W x (+ b). Truncations weigh errors by them (truncation.hpp). All sums are in double and are
-/// added in the order of the calls, whatever the number of threads.
+/// a layer y = W x (+ b). Truncations weight errors by these statistics (truncation.hpp). All sums are in
+/// double and in the order of the calls, so they do not depend on the number of threads.
 ///
 ///     output_statistics seen(dense.out_features(), dense.in_features());
-///     for (const batch& one : batches) {                    // 20 batches of training are plenty
+///     for (const batch& one : batches) {                    // 20 batches of training are enough
 ///       ...                                                 // forward and backward pass of the host
 ///       seen.add_outputs(y);                                // or seen.add_inputs(x), if x is narrower
 ///       seen.add_gradients(dy, one.size());                 // optional: for truncation::two_sided
 ///     }
 ///     auto low_rank = svd_factorize(dense, rank_ratio{0.25}, seen);
 ///
-/// Outputs or inputs: one of the two is enough, and inputs win if both are given. A convolution takes
+/// Either outputs or inputs are sufficient; if both are given, inputs are used. For a convolution, add
 /// outputs: pixels x channels.
 class output_statistics {
  public:
@@ -44,30 +44,30 @@ class output_statistics {
     }
   }
 
-  /// Moments of more than this many numbers a row are not kept as matrices: gradients keep their squares
-  /// alone, outputs and inputs are refused.
+  /// Largest width of rows whose second moment is stored as a matrix. Of wider gradients only the squares are
+  /// stored; wider outputs and inputs are rejected.
   static constexpr index_t largest_moment = 8192;
 
   index_t outputs() const { return outputs_; }
   index_t inputs() const { return inputs_; }
 
-  /// Adds y^T y and the sums of y's columns. y: rows x outputs, any strides, with or without the bias of the
-  /// layer. Throws shape_error for another width, or more than largest_moment.
+  /// Adds y^T y and the column sums of y. y: rows x outputs, any strides, with or without the layer's bias.
+  /// Throws shape_error for another width, and for a width above largest_moment.
   template <class T>
   void add_outputs(const tensor_view<const T, 2>& y) {
     add_moment("outputs", y, outputs_, output_moment_, output_sum_);
     counts_[output_rows] += static_cast<double>(y.extent(0));
   }
 
-  /// Adds x^T x and the sums of x's columns. x: rows x inputs. Errors as add_outputs.
+  /// Adds x^T x and the column sums of x. x: rows x inputs. Errors as add_outputs.
   template <class T>
   void add_inputs(const tensor_view<const T, 2>& x) {
     add_moment("inputs", x, inputs_, input_moment_, input_sum_);
     counts_[input_rows] += static_cast<double>(x.extent(0));
   }
 
-  /// For an embedding, whose inputs are columns of W: adds 1 to each token's count. Throws value_error for a
-  /// token outside 0 .. inputs - 1.
+  /// For an embedding, whose inputs select columns of W: adds 1 to each token's count. Throws value_error for
+  /// a token outside 0 .. inputs - 1.
   void add_tokens(std::span<const std::int32_t> tokens) {
     token_counts_.resize(static_cast<std::size_t>(inputs_));
     for (const std::int32_t token : tokens) {
@@ -79,8 +79,8 @@ class output_statistics {
     counts_[input_rows] += static_cast<double>(tokens.size());
   }
 
-  /// Adds samples^2 dy^T dy. dy: rows x outputs, gradients of a loss that is the mean over `samples` samples
-  /// of a batch, so that samples * dy is the gradient of one sample's loss. Errors as add_outputs.
+  /// Adds samples^2 dy^T dy. dy: rows x outputs, gradients of a loss that is the mean over the `samples`
+  /// samples of a batch; samples * dy is then the gradient of one sample's loss. Errors as add_outputs.
   template <class T>
   void add_gradients(const tensor_view<const T, 2>& dy, double samples) {
     check("gradients", dy.shape(), outputs_);
@@ -102,8 +102,8 @@ class output_statistics {
     counts_[gradient_rows] += static_cast<double>(dy.extent(0));
   }
 
-  /// For an embedding whose matrix is also that of an output layer W^T h: adds h^T h. h: rows x outputs.
-  /// Errors as add_outputs.
+  /// For an embedding that shares its matrix with an output layer W^T h: adds h^T h. h: rows x
+  /// outputs. Errors as add_outputs.
   template <class T>
   void add_tied_inputs(const tensor_view<const T, 2>& h) {
     std::vector<double> unused;
@@ -111,18 +111,18 @@ class output_statistics {
     counts_[tied_rows] += static_cast<double>(h.extent(0));
   }
 
-  /// Says that a batch of `samples` samples had so many rows: how many pixels a sample has. Without it a
-  /// sample counts as one row. Call it where the rows that were added are a part of those there were, too.
-  /// `tied`: rows of the output layer that is tied to an embedding.
+  /// Counts all rows of a batch of `samples` samples (an image's pixels, for example), even if only some of
+  /// them were added. The counts determine rows_of_sample(); without them a sample counts as one row. `tied`:
+  /// rows of the output layer tied to an embedding.
   void add_batch(double rows, double samples, double tied = 0.0) {
     counts_[all_rows] += rows;
     counts_[all_samples] += samples;
     counts_[all_tied] += tied;
   }
 
-  /// Adds the sums of another object, for the same matrix, its gradients times `samples`: for sums of a batch
-  /// whose size was not known when its gradients were added as those of one sample. Throws shape_error for
-  /// another size.
+  /// Adds the sums of another object for the same matrix, with its gradients multiplied by `samples`.
+  /// Needed if the batch size was unknown when the gradients were added, with samples = 1. Throws
+  /// shape_error for another size.
   void merge(const output_statistics& other, double samples = 1.0) {
     if (outputs_ != other.outputs_ || inputs_ != other.inputs_) {
       detail::throw_error<shape_error>({"output_statistics: ", other.outputs_, " x ", other.inputs_,
@@ -142,15 +142,15 @@ class output_statistics {
     }
   }
 
-  /// Takes the inputs of another object over, in place of its own: of a matrix that multiplies the same rows.
+  /// Replaces the input statistics by those of another object, for a matrix that multiplies the same rows.
   void take_inputs(const output_statistics& other) {
     input_moment_ = other.input_moment_;
     input_sum_ = other.input_sum_;
     counts_[input_rows] = other.counts_[input_rows];
   }
 
-  /// Statistics of rows first .. first + rows - 1 of W, a matrix of their own in a packed weight. Throws
-  /// shape_error for rows that W does not have.
+  /// Statistics of rows first .. first + rows - 1 of W, for one matrix of a packed weight. Throws
+  /// shape_error for rows outside W.
   output_statistics block(index_t first, index_t rows) const {
     if (first < 0 || rows < 0 || first > outputs_ - rows) {
       detail::throw_error<shape_error>(
@@ -179,34 +179,34 @@ class output_statistics {
 
   bool has_inputs() const { return input_moment_.size() > 0 || !token_counts_.empty(); }
   bool has_tokens() const { return !token_counts_.empty(); }
-  /// Whether there is something of outputs or inputs: the least that a data-aware truncation needs.
+  /// Whether there are statistics of outputs or inputs: the minimum for a data-aware truncation.
   bool has_rows() const { return counts_[output_rows] + counts_[input_rows] > 0.0; }
   bool has_gradients() const { return counts_[gradient_rows] > 0.0; }
-  /// Rows of one sample: pixels of an image.
+  /// Rows per sample: the pixels of an image, for example.
   double rows_of_sample() const {
     return counts_[all_samples] > 0.0 ? counts_[all_rows] / counts_[all_samples] : 1.0;
   }
-  /// Rows of the tied output layer in one sample.
+  /// Rows of the tied output layer per sample.
   double tied_rows_of_sample() const {
     return counts_[all_samples] > 0.0 ? counts_[all_tied] / counts_[all_samples] : 0.0;
   }
-  /// Whether rows_of_sample() was counted.
+  /// Whether rows_of_sample() was counted (see add_batch).
   bool has_samples() const { return counts_[all_samples] > 0.0; }
 
-  /// Means over the rows seen, both triangles: of y y^T [outputs x outputs], of x x^T [inputs x inputs], and
-  /// of samples^2 dy dy^T [outputs x outputs]. `samples` is the batch size, which undoes the mean of the
-  /// loss.
+  /// Means over the rows, both triangles: of y y^T [outputs x outputs], of x x^T [inputs x inputs], and of
+  /// samples^2 dy dy^T [outputs x outputs]. The factor samples^2, with the batch size, undoes the mean
+  /// over samples in the loss.
   tensor<double, 2> output_moment() const { return mean(output_moment_, counts_[output_rows]); }
   tensor<double, 2> input_moment() const { return mean(input_moment_, counts_[input_rows]); }
   tensor<double, 2> gradient_moment() const { return mean(gradient_moment_, counts_[gradient_rows]); }
-  /// Mean of h h^T, of an output layer tied to an embedding; empty: none.
+  /// Mean of h h^T for an output layer tied to an embedding; empty if there is none.
   tensor<double, 2> tied_moment() const { return mean(tied_moment_, counts_[tied_rows]); }
-  /// Means of the columns; of the squares of the gradients where these are kept alone; empty: none.
+  /// Column means; means of squared gradients, if only squares are stored; empty if nothing was added.
   std::vector<double> output_mean() const { return mean(output_sum_, counts_[output_rows]); }
   std::vector<double> input_mean() const { return mean(input_sum_, counts_[input_rows]); }
   std::vector<double> gradient_squares() const { return mean(gradient_squares_, counts_[gradient_rows]); }
-  /// Share of each token among the inputs, with half an occurrence added to every count: a word that no batch
-  /// had is rare, not impossible.
+  /// Share of each token among the inputs. Half an occurrence is added to every count: a word that did not
+  /// occur in the batches is rare, not impossible.
   std::vector<double> token_shares() const {
     std::vector<double> shares = token_counts_;
     double sum = 0.0;
@@ -215,8 +215,8 @@ class output_statistics {
     return shares;
   }
 
-  /// The sums themselves under names, for files and messages between ranks: of a moment only the lower
-  /// triangle means something. Empty: nothing of it was added.
+  /// The sums under their names, for files and messages between ranks. Of a moment, only the lower triangle
+  /// is valid. Empty parts: nothing was added.
   struct part {
     const char* name;
     std::span<double> values;
@@ -232,8 +232,8 @@ class output_statistics {
             {"gradient_squares", gradient_squares_},
             {"tied_moment", span_of(tied_moment_)}};
   }
-  /// Makes room for a part, zeros, before values from elsewhere are written to it. Throws value_error for an
-  /// unknown name.
+  /// Allocates a part, filled with zeros, so that values from elsewhere can be written to it. Throws
+  /// value_error for an unknown name.
   void make(const std::string& name) {
     if (name == "counts") return;
     if (name == "output_moment") return start(output_moment_, outputs_);
@@ -247,7 +247,7 @@ class output_statistics {
     detail::throw_error<value_error>({"output_statistics: no part is called ", name});
   }
 
-  /// Numbers in the part "counts".
+  /// Number of values in the part "counts".
   static constexpr index_t count_size = 7;
 
  private:
@@ -308,26 +308,26 @@ class output_statistics {
 /// Statistics of one layer.
 struct layer_statistics {
   layer_statistics() = default;
-  /// Of a layer of one matrix.
+  /// Statistics of a layer with one matrix.
   layer_statistics(output_statistics one) { matrices.push_back(std::move(one)); }
   explicit layer_statistics(std::vector<output_statistics> all) : matrices(std::move(all)) {}
 
   std::string name;
   std::vector<output_statistics> matrices;  ///< in the order of the layer's matrices (see kind_traits)
-  /// A batch normalisation follows: it subtracts the mean of the outputs, and with it that of their errors.
+  /// A batch normalisation follows; it subtracts the mean of the outputs, and so the mean of their errors.
   bool normalized = false;
-  /// What that normalisation multiplies each output by, weight / deviation, for truncation::data_aware;
-  /// empty: unknown.
+  /// The factors weight / deviation by which that normalisation multiplies the outputs, for
+  /// truncation::data_aware. Empty: unknown.
   std::vector<double> output_scale;
 };
 
-/// Statistics of the layers of a network. Layers that are not to be factorized may have numbers of rows only,
-/// from which their multiply-adds follow.
+/// Statistics of the layers of a network. Layers that are not factorized may have only row counts, which
+/// determine their multiply-adds.
 struct network_statistics {
   std::vector<layer_statistics> layers;
-  layer_times times;  ///< measured, for budgets in milliseconds; empty: none
+  layer_times times;  ///< measured times, for budgets in milliseconds; empty: none
 
-  /// Those of the layer called `name`; nullptr: none were taken.
+  /// The statistics of the layer called `name`, or nullptr if there are none.
   const layer_statistics* find(const std::string& name) const {
     for (const layer_statistics& layer : layers) {
       if (layer.name == name) return &layer;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// How many singular values to keep: rank policies, and when keeping that many makes a layer smaller.
+/// Rank policies (how many singular values to keep), and the ranks at which factors make a layer smaller.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ struct energy_kept {
   double fraction = 0.9;
 };
 
-/// The largest rank whose factors, rank * (rows + cols), have at most so many parameters. At least 1.
+/// The largest rank whose factors have at most `parameters` parameters, rank * (rows + cols). At least 1.
 struct parameter_budget {
   index_t parameters = 0;
 };
@@ -54,8 +54,8 @@ constexpr index_t largest_shrinking_rank(index_t rows, index_t cols) {
 
 namespace detail {
 
-/// Throws value_error unless `first`, the number of the first layer to factorize, is that of one of `layers`
-/// layers. The paper's 2 is let through: it is the default, and a network of one layer stays dense under it.
+/// Throws value_error unless `first`, the number of the first layer to factorize, is in 1 .. layers. 2 is
+/// always accepted: it is the default, the paper's choice, and keeps a network of one layer dense.
 inline void check_first_layer(const char* what, index_t first, index_t layers) {
   if (first < 1 || (first > 2 && first > layers)) {
     throw_error<value_error>({what, " ", first, " is none of the network's layers: it has ", layers,
@@ -79,17 +79,17 @@ inline void require_fraction(const char* policy, double value) {
 
 }  // namespace detail
 
-/// The rank that `policy` asks for, of a rows x cols matrix with singular values `sigma` (descending, all of
-/// them) and squared Frobenius norm `squared_norm`. Policies other than fixed_rank give a rank in 1 ..
-/// min(rows, cols); a fixed rank is returned as it is. Throws value_error for a fraction or ratio outside (0,
-/// 1].
+/// The rank that `policy` selects for a rows x cols matrix with singular values `sigma` (descending, all of
+/// them) and squared Frobenius norm `squared_norm`. Policies other than fixed_rank return a rank in 1 ..
+/// min(rows, cols); a fixed rank is returned unchecked. Throws value_error for a fraction or ratio outside
+/// (0, 1] and for a parameter_budget below 1.
 PUFFERFISH_COLD inline index_t choose_rank(const rank_policy& policy, index_t rows, index_t cols,
                                            std::span<const double> sigma, double squared_norm) {
   const index_t full = std::min(rows, cols);
   const auto clamp = [full](index_t rank) {
     return std::clamp<index_t>(rank, 1, std::max<index_t>(full, 1));
   };
-  // A chain of get_if: std::visit would build a table of functions in every file.
+  // A chain of get_if: std::visit would generate a table of functions in every translation unit.
   if (const auto* p = std::get_if<fixed_rank>(&policy)) return p->rank;
   if (const auto* p = std::get_if<rank_ratio>(&policy)) {
     detail::require_fraction("rank_ratio", p->ratio);
@@ -112,7 +112,7 @@ PUFFERFISH_COLD inline index_t choose_rank(const rank_policy& policy, index_t ro
       static_cast<index_t>(fraction * static_cast<double>(rows * cols) / static_cast<double>(per_rank)));
 }
 
-/// In words: "ratio 0.25", "kept energy 0.9".
+/// As text: "ratio 0.25", "kept energy 0.9".
 PUFFERFISH_COLD inline std::string describe(const rank_policy& policy) {
   if (const auto* p = std::get_if<fixed_rank>(&policy)) return detail::message({"rank ", p->rank});
   if (const auto* p = std::get_if<rank_ratio>(&policy)) return detail::message({"ratio ", p->ratio});
@@ -125,7 +125,7 @@ PUFFERFISH_COLD inline std::string describe(const rank_policy& policy) {
       {"share ", std::get_if<parameter_fraction>(&policy)->fraction, " of the parameters"});
 }
 
-/// True if the policy needs the singular values (then a factorization cannot know its rank beforehand).
+/// True if the policy needs the singular values, so that the rank is not known before the decomposition.
 inline bool needs_spectrum(const rank_policy& policy) { return std::holds_alternative<energy_kept>(policy); }
 
 /// Throws rank_error, naming `layer`, unless 1 <= rank <= min(rows, cols).
@@ -136,7 +136,7 @@ inline void check_rank(const std::string& layer, index_t rows, index_t cols, ind
   }
 }
 
-/// Throws rank_error, naming `layer`, if factors of this rank have no fewer parameters than the dense matrix.
+/// Throws rank_error, naming `layer`, unless factors of this rank have fewer parameters than the matrix.
 PUFFERFISH_COLD inline void check_shrinks(const std::string& layer, index_t rows, index_t cols,
                                           index_t rank) {
   if (rank <= largest_shrinking_rank(rows, cols)) return;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `rank_table`: the layers of a network with their ranks, costs and predicted losses, and why, as text.
-/// Serves budgets (`allocate`) and policies for single layers (`select`).
+/// `rank_table`: a text table of a network's layers with their ranks, costs, predicted losses and reasons.
+/// For the results of budgets (`allocate`) and of policies for single layers (`select`).
 
 #include <algorithm>
 #include <charconv>
@@ -23,23 +23,23 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A rank group of a layer in a rank_table. NaN: unknown.
+/// One rank group of a layer in a rank_table. NaN means unknown.
 struct rank_row {
-  std::string name;   ///< of the layer; "rnn, rank 2" for the second group of `rnn`
+  std::string name;   ///< of the layer; for the second group of `rnn`: "rnn, rank 2"
   matrix_size size;   ///< of each matrix; empty: the layer is low-rank already
-  index_t count = 1;  ///< matrices
-  index_t rank = 0;   ///< 0: dense, or low rank of a rank that only the decomposition tells
+  index_t count = 1;  ///< number of matrices
+  index_t rank = 0;   ///< 0: dense, or a low rank that depends on the decomposition
   bool dense = true;
-  network_cost before, after;  ///< as dense matrices, and as chosen. Time is the layer's, in its first row
+  network_cost before, after;  ///< as dense matrices, and as chosen. The layer's time is in its first row
   network_cost at_rank_0, per_rank;                                   ///< of factors
-  double weighted_energy = std::numeric_limits<double>::quiet_NaN();  ///< share that is kept
-  double predicted_loss = std::numeric_limits<double>::quiet_NaN();   ///< by how much the loss is to grow
+  double weighted_energy = std::numeric_limits<double>::quiet_NaN();  ///< kept share
+  double predicted_loss = std::numeric_limits<double>::quiet_NaN();   ///< predicted increase of the loss
   std::string why;
 
   index_t full_rank() const { return std::min(size.rows, size.cols); }
 };
 
-/// In words: "dense: the last layer".
+/// As text: "dense: the last layer".
 constexpr const char* to_string(dense_because reason) {
   switch (reason) {
     case dense_because::nothing:
@@ -76,7 +76,7 @@ inline void set_rank(rank_row& row, index_t rank) {
               network_cost{r * row.per_rank.parameters, r * row.per_rank.macs, r * row.per_rank.milliseconds};
 }
 
-/// The rows of a layer with these ranks, one for each group; empty: dense, or ranks not known yet.
+/// Adds the rows of a layer with these ranks, one per group. Empty ranks: dense, or ranks unknown.
 inline void add_rank_rows(std::vector<rank_row>& rows, const budget_layer& layer, const rank_list& ranks,
                           bool dense, const std::string& why) {
   for (std::size_t g = 0; g < layer.groups.size(); ++g) {
@@ -117,7 +117,7 @@ inline void check_row_count(std::size_t layers, std::size_t choices) {
   throw_error<value_error>({"rank_rows: ", choices, " choices for ", layers, " layers"});
 }
 
-/// "1,234,567"; "-" if it is not known.
+/// "1,234,567"; "-" if the number is unknown.
 inline std::string grouped_number(double value) {
   if (!std::isfinite(value)) return "-";
   const std::string digits = fixed_number(value, 0);
@@ -141,7 +141,7 @@ inline std::string matrix_text(const rank_row& row) {
   return row.count == 1 ? size : message({row.count, " of ", size});
 }
 
-/// Cells in columns of equal width; the first and the last column to the left, others to the right.
+/// Cells in aligned columns: the first and the last column left-aligned, the others right-aligned.
 inline std::string aligned_cells(const std::vector<std::vector<std::string>>& cells) {
   std::vector<std::size_t> widths(cells.front().size(), 0);
   for (const auto& row : cells) {
@@ -163,7 +163,7 @@ inline std::string aligned_cells(const std::vector<std::vector<std::string>>& ce
 
 }  // namespace detail
 
-/// The rows of layers whose ranks `allocate` chose. Throws value_error for another number of choices.
+/// The rows of layers with the choices of `allocate`. Throws value_error for another number of choices.
 inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
                                        std::span<const budget_choice> choices) {
   detail::check_row_count(layers.size(), choices.size());
@@ -175,9 +175,9 @@ inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
   return rows;
 }
 
-/// The rows of layers that `select` chose. Groups of `layers` may be without gains: predicted losses are not
-/// known then, nor are ranks that only a decomposition tells; add_reports adds both afterwards. A layer
-/// without groups is low-rank already.
+/// The rows of layers with the choices of `select`. If groups of `layers` have no gains, predicted losses are
+/// unknown; so are ranks that depend on a decomposition. add_reports adds both afterwards. A layer without
+/// groups is low-rank already.
 inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
                                        std::span<const layer_choice> choices) {
   detail::check_row_count(layers.size(), choices.size());
@@ -198,7 +198,7 @@ inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
   }
   return rows;
 }
-/// The same, of layers of which only the sizes are known: multiply-adds are not known.
+/// The same for layers with known sizes only; their multiply-adds are unknown.
 inline std::vector<rank_row> rank_rows(std::span<const layer_info> layers,
                                        std::span<const layer_choice> choices) {
   std::vector<budget_layer> known;
@@ -215,10 +215,10 @@ inline std::vector<rank_row> rank_rows(std::span<const layer_info> layers,
   return rank_rows(known, choices);
 }
 
-/// Adds what a factorization did to the rows of the layers that it names: ranks, parameters, kept energy and
-/// predicted losses. Reports are those of each layer's matrices in order, called LAYER or LAYER.MATRIX. Rows
-/// of low rank without a report stayed dense, because their factors would not have been smaller. Throws
-/// value_error for a report of a layer that has no row or more matrices than its rows.
+/// Adds the results of a factorization to the rows of its layers: ranks, parameters, kept energy and
+/// predicted losses. `reports`: the reports of each layer's matrices in order, named LAYER or LAYER.MATRIX. A
+/// low-rank row without a report becomes dense: its factors would not have been smaller. Throws value_error
+/// for a report of a layer that has no row, or of more matrices than the layer's rows have.
 PUFFERFISH_COLD inline void add_reports(std::vector<rank_row>& rows, std::span<const factor_report> reports) {
   struct sums {
     index_t matrices = 0;
@@ -265,10 +265,10 @@ PUFFERFISH_COLD inline void add_reports(std::vector<rank_row>& rows, std::span<c
   }
 }
 
-/// The rows as lines of text, with a last line for the whole network: its costs are the sums of all rows and
-/// `rest`. Columns: layer, matrix, full rank, rank, parameters and multiply-adds of one sample before and
-/// after, milliseconds if there are any, share of the weighted energy that is kept, predicted growth of the
-/// loss, and why. "-": unknown.
+/// The rows as lines of text, followed by a line for the whole network, whose costs are the sums of all rows
+/// and `rest`. Columns: layer, matrix, full rank, rank, parameters and multiply-adds of one sample before and
+/// after, milliseconds if any are known, kept share of the weighted energy, predicted increase of the loss,
+/// and the reason. "-": unknown.
 PUFFERFISH_COLD inline std::string rank_table(std::span<const rank_row> rows, const network_cost& rest = {}) {
   const bool timed = std::any_of(rows.begin(), rows.end(),
                                  [](const rank_row& row) { return row.before.milliseconds > 0.0; });

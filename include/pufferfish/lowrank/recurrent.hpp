@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `recurrent_layer`: what recurrent layers of any kind look like to models: sequences in, sequences out, and
-/// a state that a caller carries from one segment of a sequence to the next.
+/// `recurrent_layer`: the common interface of recurrent layers for models: sequences in, sequences out, and a
+/// state that the caller carries from one segment of a sequence to the next.
 
 #include <string>
 
@@ -13,8 +13,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Hidden state and cell of a layer, batch x hidden each, rows dense. Null views: zeros where a state is
-/// read, "not wanted" where one is written. Both or none.
+/// Hidden state h and cell state c of a layer, batch x hidden each, with dense rows. Either both views are
+/// null or none. A null state means zeros where it is read, and "do not compute" where it is written.
 template <class T>
 struct recurrent_state {
   tensor_view<T, 2> h;
@@ -24,24 +24,24 @@ struct recurrent_state {
   operator recurrent_state<const T>() const { return {h, c}; }
 };
 
-/// A layer from a sequence to a sequence, steps x batch x input to steps x batch x hidden, dense. What all of
-/// them have beside their passes, which are
+/// A layer that maps sequences steps x batch x input to sequences steps x batch x hidden, all dense. This
+/// base class holds the common members. Derived classes add the passes
 ///
 ///     void forward(context<Device>&, x, before, y, after) const;
 ///     void backward(context<Device>&, dy, dx, from_after, to_before) const;
 ///
-/// y from x and the state before the first step; the state after the last one to `after`, which may be
-/// `before`. Without steps, that is the state before. y overlaps neither x nor a state. In training, x and y
-/// must stay as they are until the backward pass; the states need not.
+/// forward computes y from x and the state `before` the first step, and stores the state after the last step
+/// in `after`, which may alias `before`. With zero steps, that is the state `before`. y must not overlap x or
+/// a state. In training, x and y must not change until the backward pass; the states may.
 ///
-/// Then gradients from dy (shaped as y), and from that of the state after the last step (null views: zero),
-/// to all parameters, to dx (shaped as x; a null view: not wanted), and to the state before the first step
-/// where wanted; `to_before` may be `from_after`, dx overlaps nothing. Passes are truncated at the segment:
-/// backward follows the steps of its own segment only, unless it is given the gradient of the state after and
-/// asked for that of the state before.
+/// backward computes all parameter gradients, dx (shaped like x; skipped if null) and the gradient
+/// `to_before` of the state before the first step (skipped if null). Its inputs are dy (shaped like y) and
+/// the gradient `from_after` of the state after the last step (null: zero). `to_before` may alias
+/// `from_after`; dx must not overlap anything. Gradients flow through the steps of this segment only, unless
+/// the caller passes them from segment to segment through `from_after` and `to_before`.
 ///
-/// Both throw shape_error; backward throws state_error without a forward pass in training mode. As a layer of
-/// images (see any_layer) it takes steps x batch x 1 x input and starts from zeros.
+/// Both throw shape_error; backward throws state_error without a forward pass in training mode. Used as a
+/// layer of images (see any_layer), the layer takes steps x batch x 1 x input and starts from a zero state.
 template <class T>
 class recurrent_layer {
  public:
@@ -62,7 +62,7 @@ class recurrent_layer {
   }
 
  protected:
-  /// Throws shape_error unless both are positive.
+  /// Throws shape_error unless both sizes are positive.
   recurrent_layer(const char* name, index_t input, index_t hidden) : input_(input), hidden_(hidden) {
     if (input < 1 || hidden < 1) {
       detail::throw_error<shape_error>({name, ": ", input, " -> ", hidden, "; both sizes must be positive"});
@@ -73,7 +73,7 @@ class recurrent_layer {
   recurrent_layer& operator=(const recurrent_layer&) = default;
   recurrent_layer& operator=(recurrent_layer&&) noexcept = default;
 
-  /// Throw shape_error.
+  /// Both checks throw shape_error.
   void check(const extents<3>& x, const extents<3>& y) const {
     if (x[2] != input_ || y[2] != hidden_ || x[0] != y[0] || x[1] != y[1]) {
       detail::throw_error<shape_error>(

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `select`: which layers of a network to factorize and to what ranks, from a list of the layers' matrices.
-/// Networks, the device, adapters and weight files all choose here.
+/// `select`: chooses which layers of a network to factorize, and their ranks, from a list of the layers'
+/// matrix sizes. Used for networks, the device, adapters and weight files.
 
 #include <algorithm>
 #include <concepts>
@@ -32,24 +32,24 @@ struct matrix_size {
   friend bool operator==(const matrix_size&, const matrix_size&) = default;
 };
 
-/// Matrices of a layer that get the same rank: `count` of the same size.
+/// Matrices of a layer that get the same rank: `count` matrices of the same size.
 struct matrix_group {
   matrix_size size;
   index_t count = 1;
 };
 
-/// What a layer is to a network: part of the main path, on the shortcut of a residual block, or a table of
-/// embeddings.
+/// Position of a layer in its network: on the main path, on the shortcut of a residual
+/// block, or an embedding table.
 enum class layer_place { path, shortcut, embedding };
 
-/// A layer as `select` sees it: without numbers.
+/// The input of `select` for one layer: sizes, but no weights.
 struct layer_info {
   std::string name;
-  std::vector<matrix_group> groups;  ///< by rank group; empty: the layer is low-rank already
+  std::vector<matrix_group> groups;  ///< rank groups; empty: the layer is low-rank already
   layer_place place = layer_place::path;
 };
 
-/// A layer and the ranks it has, or should have: one for each rank group (see kind_traits).
+/// A layer's name and its actual or requested ranks, one per rank group (see kind_traits).
 struct layer_rank {
   std::string name;
   rank_list ranks;
@@ -66,46 +66,46 @@ struct layer_rank {
 };
 
 /// Which layers of a network to factorize, and to what rank. By default the first and the last layer,
-/// shortcuts and embeddings stay dense, and other layers get a quarter of their full rank (Wang et al.,
-/// Pufferfish, MLSys 2021, section 3). If factorize gets statistics of the network's training, the factors
-/// keep as much of the loss, or of the outputs, as these ranks can (truncation); paper() switches this off.
+/// shortcuts and embeddings stay dense; other layers get a quarter of their full rank (Wang et al.,
+/// Pufferfish, MLSys 2021, section 3). If factorize gets statistics of the network's training, factors
+/// minimize the error of the loss or of the outputs at these ranks (see truncation), except with paper().
 struct factorize_policy {
   rank_policy rank = rank_ratio{0.25};
   /// Limits for the whole network, which replace `rank`: `allocate` computes the ranks of all layers from the
-  /// gains of the most exact truncation that the statistics allow (truncation). Without statistics the gains
-  /// are squares of singular values, which compare layers badly. A layer stays dense if `allocate` says so.
-  /// embedding_rank is not replaced.
+  /// gains of the most exact truncation that the statistics allow (see truncation). Without statistics, gains
+  /// are squared singular values, which are poorly comparable between layers. `allocate` may leave layers
+  /// dense. embedding_rank still applies.
   std::optional<network_budget> budget = {};
-  /// True: the number of parameters that `rank` would give all layers together is their budget, so that the
-  /// least loss is predicted. The multiply-adds change. Only if there are statistics of gradients, no other
-  /// budget, and a `rank` that does not depend on singular values.
+  /// True: the budget is the number of parameters that `rank` would give all layers together, distributed for
+  /// the least predicted loss. The number of multiply-adds changes. Applies only if there are gradient
+  /// statistics, no other budget, and a `rank` that does not depend on singular values.
   bool share = false;
-  /// A list of layers with their ranks, which replaces `rank` and `budget`. Layers that are not listed stay
-  /// dense, and so do layers that one of the rules below keeps dense.
+  /// Explicit ranks of named layers, which replace `rank` and `budget`. Layers that are not listed stay
+  /// dense, and so do layers that a rule below keeps dense.
   std::optional<std::vector<layer_rank>> ranks = {};
-  /// K: layers 1 .. K-1 stay dense (the hybrid network), counting those of the main path in execution order.
-  /// 1 factorizes from the first layer on; the paper never factorizes that one: 2. A number below 1, or above
-  /// 2 and beyond the last layer, is refused with a value_error.
+  /// Layers 1 .. first_layer - 1 stay dense (the hybrid network); only layers of the main path count, in
+  /// execution order. 1 factorizes from the first layer on; the paper uses at least 2. value_error if it is
+  /// below 1, or above 2 and beyond the last layer.
   index_t first_layer = 2;
   bool last_layer_dense = true;
   bool shortcuts_dense = true;
   bool embeddings_dense = true;
-  /// The rank of embeddings; empty: as `rank`.
+  /// The rank policy of embeddings; empty: `rank`.
   std::optional<rank_policy> embedding_rank;
-  /// Called for each layer that the rules above would factorize, with the size of its first matrix; empty:
-  /// all of them.
+  /// Called for each layer that the rules above would factorize, with the size of its first matrix; false
+  /// keeps the layer dense. Empty: no further restriction.
   std::function<bool(const std::string& name, matrix_size size)> also_if;
-  /// true: layers whose matrices together would not become smaller stay dense. false: a layer one of whose
-  /// matrices would not become smaller is refused with a rank_error.
+  /// True: a layer stays dense if its factors together would not have fewer parameters. False: a layer with a
+  /// matrix that would not become smaller is an error (rank_error).
   bool keep_dense_if_larger = true;
-  /// What truncations keep; empty: the most that the statistics given to factorize allow (truncation).
+  /// Kind of truncation; empty: the most exact one that the statistics given to factorize allow.
   std::optional<truncation> truncate = {};
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;
-  /// Layers factorized at once; the result does not depend on it.
+  /// Number of layers factorized concurrently. The result does not depend on it.
   int threads = 1;
 
-  /// The paper's way: rank ratio 1/4 for each layer and the singular value decomposition of its weights.
+  /// The paper's settings: rank ratio 1/4 for each layer, and singular value decomposition of its weights.
   static factorize_policy paper() {
     factorize_policy policy;
     policy.truncate = truncation::plain;
@@ -113,7 +113,7 @@ struct factorize_policy {
   }
 };
 
-/// Why a layer is not to be factorized.
+/// Reason why a layer stays dense.
 enum class dense_because {
   nothing,
   first_layers,
@@ -123,23 +123,23 @@ enum class dense_because {
   caller,
   growth,
   low_rank,
-  budget  ///< its components are worth what they cost
+  budget  ///< its components are worth their cost
 };
 
-/// What `select` says of a layer.
+/// The decision of `select` on one layer.
 struct layer_choice {
   index_t number = 0;  ///< 1, 2, ... along the main path; 0 for a shortcut or an embedding
   dense_because reason = dense_because::nothing;
-  rank_policy rank;        ///< of its matrices
-  rank_list ranks;         ///< by rank group; empty if only the singular values tell
-  bool by_budget = false;  ///< the ranks follow from the network's budget
+  rank_policy rank;        ///< rank policy of the layer's matrices
+  rank_list ranks;         ///< one per rank group; empty if they depend on singular values
+  bool by_budget = false;  ///< the ranks are computed from the network's budget
 
   bool factorize() const { return reason == dense_because::nothing; }
 };
 
 namespace detail {
 
-/// Parameters of a layer's matrices, and of their factors at the given ranks.
+/// Number of parameters of a layer's matrices, and of their factors at the given ranks.
 inline index_t parameters_as_dense(const layer_info& layer) {
   index_t sum = 0;
   for (const matrix_group& group : layer.groups) sum += group.count * group.size.rows * group.size.cols;
@@ -154,19 +154,19 @@ inline index_t parameters_as_factors(const layer_info& layer, const rank_list& r
   return sum;
 }
 
-/// Whether no rank makes one of the layer's matrices smaller.
+/// Whether none of the layer's matrices becomes smaller at any rank.
 inline bool cannot_shrink(const layer_info& layer) {
   return std::all_of(layer.groups.begin(), layer.groups.end(), [](const matrix_group& group) {
     return largest_shrinking_rank(group.size.rows, group.size.cols) < 1;
   });
 }
 
-/// How errors call a rank group.
+/// Name of a rank group in errors.
 inline std::string group_name(const layer_info& layer, std::size_t group) {
   return group == 0 ? layer.name : message({layer.name, ", rank ", group + 1});
 }
 
-/// Throws rank_error, naming the layer, unless there is a possible rank for each group.
+/// Throws rank_error, naming the layer, unless there is one valid rank per group.
 inline void check_ranks(const layer_info& layer, const rank_list& ranks) {
   if (ranks.size() != layer.groups.size()) {
     throw_error<rank_error>(
@@ -178,7 +178,7 @@ inline void check_ranks(const layer_info& layer, const rank_list& ranks) {
   }
 }
 
-/// Throws rank_error, naming the layer, unless every matrix becomes smaller.
+/// Throws rank_error, naming the layer, unless factors are smaller than the dense matrix in every group.
 inline void check_all_shrink(const layer_info& layer, const rank_list& ranks) {
   for (std::size_t g = 0; g < ranks.size(); ++g) {
     const matrix_size& size = layer.groups[g].size;
@@ -186,7 +186,7 @@ inline void check_all_shrink(const layer_info& layer, const rank_list& ranks) {
   }
 }
 
-/// Whether all of a layer's matrices together become smaller.
+/// Whether a layer's factors together have fewer parameters than its matrices.
 inline bool shrinks(const std::vector<factor_report>& reports) {
   index_t before = 0, after = 0;
   for (const factor_report& report : reports) {
@@ -196,7 +196,7 @@ inline bool shrinks(const std::vector<factor_report>& reports) {
   return after < before;
 }
 
-/// The rank groups of a list of matrices or of factors.
+/// The rank groups of a list of matrices or factors.
 template <class Matrices, class SizeOf>
 std::vector<matrix_group> group_matrices(const Matrices& matrices, const SizeOf& size_of) {
   std::vector<matrix_group> groups;
@@ -217,7 +217,7 @@ std::vector<matrix_group> groups_of(const layer_weights<T>& weights) {
   });
 }
 
-/// Grows as the time of a layer's decompositions does.
+/// Proportional to the estimated time of a layer's decompositions.
 inline double decomposition_cost(const layer_info& layer) {
   double sum = 0.0;
   for (const auto& [size, count] : layer.groups) {
@@ -227,7 +227,7 @@ inline double decomposition_cost(const layer_info& layer) {
   return sum;
 }
 
-/// The order in which to decompose layers: the largest first, so that no thread is left with one at the end.
+/// Order of decomposition: largest layers first, so that threads finish at about the same time.
 inline std::vector<std::size_t> decomposition_order(const std::vector<layer_info>& layers) {
   std::vector<std::size_t> order(layers.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -237,7 +237,7 @@ inline std::vector<std::size_t> decomposition_order(const std::vector<layer_info
   return order;
 }
 
-/// Why the rules that do not depend on ranks keep a layer dense.
+/// The reason, if any, for which the rules that do not depend on ranks keep a layer dense.
 inline dense_because place_rule(const layer_info& layer, index_t number, index_t last,
                                 const factorize_policy& policy) {
   if (layer.groups.empty()) return dense_because::low_rank;
@@ -253,9 +253,9 @@ inline dense_because place_rule(const layer_info& layer, index_t number, index_t
 
 }  // namespace detail
 
-/// The numbers that factorize_policy::first_layer counts by: 1, 2, ... for the layers of the main path in the
-/// order given, those that are low-rank already included, so that numbers do not shift after a switch; 0 for
-/// all others.
+/// The layer numbers used by factorize_policy::first_layer: 1, 2, ... for the layers of the main path in
+/// the order given; 0 for all others. Layers that are already low-rank count, too, so that numbers do
+/// not change after a switch.
 inline std::vector<index_t> number_layers(const std::vector<layer_info>& layers) {
   std::vector<index_t> numbers;
   index_t last = 0;
@@ -267,7 +267,7 @@ inline std::vector<index_t> number_layers(const std::vector<layer_info>& layers)
 
 namespace detail {
 
-/// The entry of policy.ranks for a layer; nullptr: none.
+/// The entry of policy.ranks for a layer, or nullptr.
 inline const layer_rank* listed(const factorize_policy& policy, const std::string& name) {
   for (const layer_rank& one : *policy.ranks) {
     if (one.name == name) return &one;
@@ -275,7 +275,7 @@ inline const layer_rank* listed(const factorize_policy& policy, const std::strin
   return nullptr;
 }
 
-/// Sets the ranks that follow from a policy without singular values, and refuses impossible ones.
+/// Sets the ranks that the policy determines without singular values. Throws for invalid ranks.
 inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const factorize_policy& policy) {
   const bool own = layer.place == layer_place::embedding && policy.embedding_rank;
   choice.rank = own ? *policy.embedding_rank : policy.rank;
@@ -309,19 +309,19 @@ inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const
 
 }  // namespace detail
 
-/// Applies a policy to the layers of a network. `layers` must be in execution order; the result has one
-/// choice for each of them: whether to factorize it, and its ranks if the policy needs no singular values to
-/// know them. Messages about policy.first_layer begin with `caller`.
+/// Applies a policy to the layers of a network, given in execution order. Returns one choice per layer:
+/// whether to factorize it, and its ranks, unless the policy needs singular values to determine them. Error
+/// texts about policy.first_layer begin with `caller`.
 ///
-/// Throws value_error for a first_layer that is not the number of a layer, for a ratio, fraction or budget
-/// that is impossible, even if no layer is factorized by it, and for policy.ranks of other layers. Throws
-/// rank_error, naming the
-/// layer, for a fixed rank that a matrix cannot have; if keep_dense_if_larger is false, also for any rank
-/// whose factors have no fewer parameters than the matrix.
+/// Throws value_error for a first_layer that is not the number of a layer; for an invalid ratio,
+/// fraction or budget, even if it applies to no layer; and for policy.ranks of layers that do not exist
+/// or are not dense. Throws rank_error, naming the layer, for a fixed rank outside 1 .. min(rows, cols)
+/// of a matrix; if keep_dense_if_larger is false, also for any rank whose factors do not have fewer
+/// parameters than the matrix.
 PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_info>& layers,
                                                         const factorize_policy& policy,
                                                         const char* caller = "factorize") {
-  choose_rank(policy.rank, 1, 1, {}, 0.0);  // refuses impossible fractions
+  choose_rank(policy.rank, 1, 1, {}, 0.0);  // throws for invalid fractions
   if (policy.budget) detail::check_budget(*policy.budget);
   if (policy.embedding_rank) choose_rank(*policy.embedding_rank, 1, 1, {}, 0.0);
   const std::vector<index_t> numbers = number_layers(layers);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the checks that layers make of the views they are given, and of themselves. They build no text
-/// and allocate nothing unless they fail.
+/// Internal: checks that layers apply to their argument views and to themselves. Unless a check fails, it
+/// builds no text and allocates nothing.
 
 #include <string>
 
@@ -19,7 +19,7 @@ namespace detail {
                             "were moved to, or assign a new one"});
 }
 
-/// `written`: the view is of a result, so that a copy of its elements would not help.
+/// `written`: the view is an output, so the error advises to copy afterwards instead of passing a dense copy.
 [[noreturn]] PUFFERFISH_COLD inline void not_dense(const std::string& who, const char* what, bool is_null,
                                                    bool written, const index_t* shape, const index_t* strides,
                                                    std::size_t dims) {
@@ -62,13 +62,13 @@ void check_dense(const Layer& layer, const char* what, const tensor_view<T, N>& 
             view.strides().data(), N);
 }
 
-/// The same for a result that may be a null view: not wanted.
+/// The same for an output that may be a null view, which means that it is not wanted.
 template <class Layer, class T, std::size_t N>
 void check_dense_if_wanted(const Layer& layer, const char* what, const tensor_view<T, N>& view) {
   if (!view.is_null()) check_dense(layer, what, view);
 }
 
-/// The same for a matrix whose dense rows may be any distance apart.
+/// The same for a matrix with dense rows and any stride between rows.
 template <class Layer, class T>
 void check_dense_rows(const Layer& layer, const char* what, const tensor_view<T, 2>& view) {
   if (view.empty() || (!view.is_null() && (view.stride(1) == 1 || view.extent(1) == 1))) return;
@@ -76,7 +76,7 @@ void check_dense_rows(const Layer& layer, const char* what, const tensor_view<T,
             view.strides().data(), 2);
 }
 
-/// Throws shape_error, naming the layer and the shapes, unless `layer` turns `input` into `output`.
+/// Throws shape_error, naming the layer and the shapes, unless `output` is the output shape for `input`.
 template <class Layer>
 void check_shapes(const Layer& layer, const extents<4>& input, const extents<4>& output) {
   const extents<4> expected = layer.output_shape(input);
@@ -85,7 +85,7 @@ void check_shapes(const Layer& layer, const extents<4>& input, const extents<4>&
         {layer.describe(), ": input ", input, " gives output ", expected, ", not ", output});
   }
 }
-/// The same for a layer of rows.
+/// The same for a layer that maps rows.
 template <class Layer>
 void check_shapes(const Layer& layer, const extents<2>& input, const extents<2>& output) {
   if (input[1] != layer.in_features() || output[1] != layer.out_features() || input[0] != output[0]) {
@@ -93,8 +93,8 @@ void check_shapes(const Layer& layer, const extents<2>& input, const extents<2>&
   }
 }
 
-/// What a layer of images or of rows checks before its forward pass does anything: that it was not moved
-/// from, that x and y fit it, and that both are dense. Throws state_error, shape_error.
+/// Checks before the forward pass of a layer of images or rows: the layer was not moved from, x and y fit it,
+/// and both are dense. Throws state_error, shape_error.
 template <class Layer, class T, std::size_t N>
 void check_forward(const Layer& layer, const tensor_view<const T, N>& x, const tensor_view<T, N>& y) {
   check_not_moved(layer);
@@ -103,7 +103,7 @@ void check_forward(const Layer& layer, const tensor_view<const T, N>& x, const t
   check_dense(layer, "y", y);
 }
 
-/// The same for a backward pass, whose forward pass had an input of shape `x`. dx may be a null view.
+/// The same for a backward pass; `x` is the shape of the forward pass's input. dx may be a null view.
 template <class Layer, class T, std::size_t N>
 void check_backward(const Layer& layer, const extents<N>& x, const tensor_view<const T, N>& dy,
                     const tensor_view<T, N>& dx) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `stable_rank`: a measure of the number of directions that a matrix uses, as a real number, without a
-/// decomposition. Cuttlefish derives ranks and the moment of the switch from it (train/cuttlefish.hpp).
+/// `stable_rank`: a real number that measures how many directions a matrix uses; needs no decomposition.
+/// Cuttlefish derives ranks and the time of the switch from it (train/cuttlefish.hpp).
 
 #include <algorithm>
 #include <array>
@@ -22,16 +22,16 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct stable_rank_options {
-  /// Bound of the relative error of sigma_1^2, the square of the largest singular value.
+  /// Bound on the relative error of sigma_1^2, the square of the largest singular value.
   double tolerance = 1e-6;
-  /// Whether to round down to a whole number, as Cuttlefish's code does. A value that rounding has left
-  /// within 1e-12 below a whole number counts as that number.
+  /// Whether to round down to a whole number, as Cuttlefish's code does. A value less than 1e-12 (relative)
+  /// below a whole number counts as that number, to compensate rounding errors.
   bool floored = false;
 };
 
 namespace detail {
 
-/// Throws value_error for the first element, in row order, that is not finite.
+/// Throws value_error for the first non-finite element, in row order, or else for a non-finite norm.
 template <class T>
 [[noreturn]] PUFFERFISH_COLD void refuse_stable_rank(const tensor_view<const T, 2>& a,
                                                      const std::string& name) {
@@ -45,8 +45,8 @@ template <class T>
   throw_error<value_error>({"stable_rank: ", name, " ", a.shape(), " has a norm that is not finite"});
 }
 
-/// A copy of a matrix, multiplied by a power of two so that the squares of its elements are within the range
-/// of double.
+/// A copy of a matrix, multiplied by a power of two such that the squares of its elements are
+/// within the range of double.
 PUFFERFISH_COLD inline tensor<double, 2> in_range(const tensor_view<const double, 2>& a) {
   tensor<double, 2> scaled = product_operand(a).copy();
   const double scale = unit_scale(largest_magnitude(scaled));
@@ -62,8 +62,8 @@ double stable_rank_of(const tensor_view<const T, 2>& a, const stable_rank_option
   if (a.empty()) return 0.0;
   const double squared_norm = sum_of_squares(a);
   if constexpr (std::is_same_v<T, double>) {
-    // Outside of these bounds squares may have left the range of double. The largest element of the copy is
-    // about one.
+    // Outside these bounds, squares may have overflowed or underflowed. The largest element of the
+    // scaled copy is about one.
     if (!(squared_norm > 1e-200 && squared_norm < 1e200)) {
       const tensor<double, 2> scaled = in_range(a);
       const tensor_view<const double, 2> view(scaled);
@@ -85,8 +85,8 @@ double stable_rank_of(const tensor_view<const T, 2>& a, const stable_rank_option
   return options.floored ? std::floor(s * (1.0 + 1e-12)) : s;
 }
 
-/// A weight [out][in][height][width] as a matrix of `out` rows whose columns may have any order. A view of
-/// the weight if the elements of a row are stored at one stride, else of a copy in `memory`.
+/// A weight [out][in][height][width] as a matrix of `out` rows with columns in any order. The result is a
+/// view of the weight if the elements of a row have a constant stride, else a view of a copy in `memory`.
 template <class T>
 tensor_view<const T, 2> any_order_matrix(const tensor_view<const T, 4>& weight, tensor<T, 2>& memory) {
   const index_t rows = weight.extent(0), columns = rows == 0 ? 0 : weight.size() / rows;
@@ -111,14 +111,14 @@ tensor_view<const T, 2> any_order_matrix(const tensor_view<const T, 4>& weight, 
 }  // namespace detail
 
 /// The stable rank s = ||A||_F^2 / sigma_1^2 of a matrix a [rows x columns] of float or double, with any
-/// strides: a real number in 1 .. min(rows, columns), and 0 for a matrix of zeros or without elements. The
-/// stable rank is at most the rank. A small change of the matrix changes it little.
+/// strides: a real number in 1 .. min(rows, columns), or 0 for a matrix of zeros or without elements. The
+/// stable rank is at most the rank. It changes little if the matrix changes little.
 ///
 /// sigma_1^2 is the largest eigenvalue of the Gram matrix of the smaller side, which is summed in double. The
 /// result s satisfies exact value <= s <= exact value (1 + tolerance), up to rounding. With n = min(rows,
-/// columns) and m = max(rows, columns) the cost is n^2 m / 2 + n^3 / 6 multiplications and memory for 2 n^2
-/// doubles. Deterministic. Throws value_error for an element that is not finite, with its position and
-/// `name`, and for a tolerance that is not positive.
+/// columns) and m = max(rows, columns), the cost is n^2 m / 2 + n^3 / 6 multiplications and 2 n^2 doubles of
+/// memory. Deterministic. Throws value_error, with its position and `name`, for an element that is not
+/// finite, and for a tolerance that is not positive.
 template <class T>
 double stable_rank(const tensor_view<const T, 2>& a, const stable_rank_options& options = {},
                    const std::string& name = "the matrix") {
@@ -128,9 +128,9 @@ double stable_rank(const tensor_view<const T, 2>& a, const stable_rank_options& 
   return detail::stable_rank_of(a, options, name);
 }
 
-/// The stable ranks of a layer's weights, which must be on the host: one for each rank group, the largest of
-/// the group's matrices, because all matrices of a group get the same rank. Errors as stable_rank, naming the
-/// layer.
+/// The stable ranks of a layer's weights, which must be in host memory. One number per rank group, the
+/// largest of the group's matrices, because all matrices of a group get the same rank. Errors as
+/// stable_rank, naming the layer.
 template <class T>
 std::vector<double> stable_ranks(const layer_weights<T>& weights, const stable_rank_options& options = {}) {
   std::vector<double> ranks;
@@ -144,11 +144,11 @@ std::vector<double> stable_ranks(const layer_weights<T>& weights, const stable_r
   return ranks;
 }
 
-/// A layer's stable ranks.
+/// The stable ranks of one layer.
 struct layer_stable_rank {
   std::string name;
   std::vector<matrix_group> groups;  ///< by rank group
-  std::vector<double> values;        ///< one for each group: see stable_ranks
+  std::vector<double> values;        ///< one per group; see stable_ranks
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: overloads of svd_factorize and svd_factors that are chosen where layer_traits lack something. A
-/// call of one is an error whose first line says what to write. They have no definitions.
+/// Internal: overloads of svd_factorize and svd_factors that are selected if layer_traits are incomplete. A
+/// call is a compile-time error whose first line says what to add. They have no definitions.
 
 #include <pufferfish/core/config.hpp>
 #include <pufferfish/core/view.hpp>
@@ -11,8 +11,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-// For svd_factorize<L>(dense, ...), svd_factorize<16>(dense, ...), svd_factorize(dense, ...) and
-// svd_factors(dense, ...).
+// Overloads for svd_factorize<L>(dense, ...), svd_factorize<16>(dense, ...), svd_factorize(dense, ...)
+// and svd_factors(dense, ...).
 #define PUFFERFISH_DETAIL_REFUSE(fault, text)                                                        \
   template <class LowRank, detail::has_trait_fault<detail::trait_fault::fault> Dense, class... More> \
   void svd_factorize(const Dense&, const More&...) PUFFERFISH_UNAVAILABLE(text);                     \
@@ -48,7 +48,7 @@ PUFFERFISH_DETAIL_REFUSE(heads,
 // clang-format on
 #undef PUFFERFISH_DETAIL_REFUSE
 
-/// A call without a rank. `None` keeps L in svd_factorize<L>(dense) from being taken for Dense.
+/// A call without a rank. `None` keeps the L of svd_factorize<L>(dense) from being deduced as Dense.
 template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
 void svd_factorize(const Dense&) PUFFERFISH_UNAVAILABLE(
     "svd_factorize(dense) needs a rank: svd_factorize(dense, rank_ratio{0.25}), or svd_factorize<16>(dense)");

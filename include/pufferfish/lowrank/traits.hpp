@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The contract with a host framework: specialise `layer_traits` for its layer, and the layer can be
-/// factorized.
+/// The interface to a host framework: a specialisation of `layer_traits` for a layer type
+/// makes the layer factorizable.
 
 #include <cstddef>
 #include <type_traits>
@@ -14,17 +14,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The kinds of layers that can be factorized. What a kind is, says its kind_traits (kinds/).
+/// The kinds of layers that can be factorized. Each kind is described by its kind_traits (kinds/).
 enum class layer_kind { linear, conv, lstm, attention, embedding };
 
-/// A weight of a layer under a name of its own ("weight", "input_gate", "query").
+/// A weight of a layer with its own name ("weight", "input_gate", "query").
 template <class T, std::size_t N>
 struct named_view {
   const char* name;
   tensor_view<T, N> view;
 };
 
-/// What the library has to know about a layer of type `Layer`. There is no general definition: specialise it.
+/// Describes a layer of type `Layer` to the library. There is no general definition: specialise it.
 ///
 ///     template <>
 ///     struct pufferfish::layer_traits<host::Conv2d> {
@@ -35,18 +35,18 @@ struct named_view {
 ///       // [out][in / groups][height][width] and for an embedding [vocabulary][width]; for an LSTM eight
 ///       // [hidden][in]: the input side of the gates i, f, g, o, then their hidden side; for attention
 ///       // query [heads key][model], key, value [heads value][model] and output [model][heads value].
-///       // Views onto the layer's own memory, any strides.
+///       // Views of the layer's own memory, any strides.
 ///       static std::array<pufferfish::named_view<const float, 4>, 1> matrices(const host::Conv2d& layer);
 ///       // Optional, linear and convolutions: out elements, or a null view for a layer without bias.
 ///       static pufferfish::tensor_view<const float, 1> bias(const host::Conv2d& layer);
-///       // Optional, in place of `bias`: a list. LSTM: four vectors of `hidden` elements (gates i, f, g,
-///       // o); attention: four vectors (query, key, value, output); linear and convolutions: one. Twice as
-///       // many where two biases are added up, as those of an LSTM's input and hidden side. Null views:
-///       // none.
+///       // Optional, replaces `bias`: a list of vectors. LSTM: four of `hidden` elements (gates i, f, g,
+///       // o); attention: four (query, key, value, output); linear and convolutions: one. Twice as many if
+///       // the layer adds two biases, such as those of an LSTM's input and hidden side. A null view: no
+///       // bias.
 ///       static std::array<pufferfish::named_view<const float, 1>, 4> biases(const host::LSTM& layer);
 ///       // Attention only: the number of heads.
 ///       static pufferfish::index_t heads(const host::Attention& layer);
-///       // Optional, embeddings: a token whose row gets no gradient; no_token: none.
+///       // Optional, embeddings: a token whose row has zero gradient; no_token if there is none.
 ///       static std::int32_t padding(const host::Embedding& layer);
 ///     };
 template <class Layer>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `matrix_truncation`: a weight matrix ready to be truncated to any rank, so that as little as possible is
-/// lost of its numbers, of its outputs, or of the loss.
+/// `matrix_truncation`: a decomposed weight matrix that can be truncated to any rank, with the least error of
+/// its elements, of its outputs, or of the loss.
 
 #include <algorithm>
 #include <cmath>
@@ -19,21 +19,21 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How one matrix is truncated.
+/// Options of the truncation of one matrix.
 struct truncation_options {
   truncation kind = truncation::plain;
-  /// Errors count about their mean: the layer has a bias, or a batch normalisation follows it, that takes the
-  /// mean error over.
+  /// Whether errors are measured about their mean. True if the mean error is compensated by the layer's bias
+  /// or by a batch normalisation after the layer.
   bool centered = false;
-  /// data_aware: what each output is multiplied by afterwards, so that errors of all outputs compare (a batch
-  /// normalisation's weight / deviation); empty: ones.
+  /// data_aware: factors that later operations multiply the outputs with (weight / deviation of a batch
+  /// normalisation), so that errors of different outputs are comparable. Empty: ones.
   std::vector<double> output_scale;
   std::string name = "layer";  ///< for errors
 };
 
 namespace detail {
 
-/// The weight L of errors of outputs: an error e counts ||L^T e||^2. Identity, diagonal or lower triangular.
+/// Weight L of output errors: an error e counts ||L^T e||^2. L is the identity, diagonal or lower triangular.
 class error_weight {
  public:
   error_weight() = default;
@@ -87,21 +87,21 @@ inline void add_to_diagonal(tensor<double, 2>& a, double value) {
   for (index_t i = 0; i < a.extent(0); ++i) a(i, i) += value;
 }
 
-/// Share of the mean eigenvalue that is added to moments: of gradients, so that L has an inverse; of inputs,
-/// so that directions which no row has are ordered by their size in W.
+/// Ridges as shares of the mean eigenvalue of a moment: for gradients, so that L is invertible; for inputs,
+/// so that directions without any input are ordered by their size in W.
 inline constexpr double gradient_ridge = 1e-3;
 inline constexpr double input_ridge = 1e-6;
 
 }  // namespace detail
 
-/// The decomposition of W [outputs x inputs] behind all ranks: W ~ up down with up = A_r, down = B_r W.
+/// The decomposition of W [outputs x inputs] shared by all ranks: W ~ up down with up = A_r, down = B_r W.
 class matrix_truncation {
  public:
-  /// `statistics` may be nullptr for truncation::plain; then predicted losses are unknown. `bias`, of
-  /// `outputs` elements or empty: what outputs in the statistics contain beside W x. Reads `weight` once
-  /// more in make(): it must stay. Throws value_error, naming the layer: an element or a statistic that is
-  /// not finite, or statistics that the kind of truncation needs and that are missing; shape_error:
-  /// statistics of another matrix.
+  /// `statistics` may be nullptr for truncation::plain; predicted losses are unknown then. `bias` (of
+  /// `outputs` elements, or empty) is the part of the recorded outputs that is not W x. make() reads `weight`
+  /// again, so its memory must exist until then. Throws value_error, naming the layer, for an element or a
+  /// statistic that is not finite, and for missing statistics that the kind of truncation needs; shape_error
+  /// for statistics of a matrix of another size.
   template <class T>
   matrix_truncation(const tensor_view<const T, 2>& weight, const output_statistics* statistics,
                     truncation_options options, std::span<const T> bias = {}, const svd_options& method = {})
@@ -119,15 +119,15 @@ class matrix_truncation {
   index_t cols() const { return weight_.extent[1]; }
   index_t full_rank() const { return std::min(rows(), cols()); }
 
-  /// Square roots of the weighted energy of each component, descending, full_rank() of them: singular values
-  /// of what the truncation keeps as much of as possible, for rank policies. Their squares add up to
-  /// squared_norm().
+  /// Square roots of the weighted energy of each component, descending,
+  /// full_rank() numbers. Rank policies use them as singular values. The sum of
+  /// their squares is squared_norm().
   const std::vector<double>& spectrum() const { return spectrum_; }
   double squared_norm() const { return squared_norm_; }
 
-  /// By how much the mean loss is predicted to grow if component i is dropped, to second order: half of the
-  /// weighted energy per sample. Descending. Without gradients energies are weighted alike in all layers;
-  /// without any statistics they are squares of singular values.
+  /// gains[i]: predicted increase of the mean loss if component i is dropped, to second order: half of the
+  /// weighted energy per sample. Descending. Without gradient statistics all layers have the same error
+  /// weight; without any statistics the gains are squared singular values.
   std::vector<double> gains() const {
     std::vector<double> result;
     result.reserve(spectrum_.size());
@@ -135,7 +135,7 @@ class matrix_truncation {
     return result;
   }
 
-  /// Balanced factors of this rank: component i of both has the same norm. Errors as check_rank.
+  /// Balanced factors of the given rank: component i has the same norm in both. Errors as check_rank.
   template <class T>
   factors<T> make(index_t rank) const {
     check_rank(options_.name, rows(), cols(), rank);
@@ -181,7 +181,7 @@ class matrix_truncation {
     take_gradients(*statistics);
   }
 
-  // input_root_ R with sum x x^T = R R^T, or output_moment_ C; mean_ = E[W x].
+  // input_root_ R with E[x x^T] = R R^T, or token_root_, or output_moment_ C = E[y y^T]; mean_ = E[W x].
   void take_inputs(const output_statistics& seen, const std::vector<double>& bias) {
     if (seen.has_tokens()) {
       token_root_ = seen.token_shares();
@@ -207,8 +207,8 @@ class matrix_truncation {
       const tensor<double, 2> outputs = detail::product_tn(weight_.transposed(), vector_operand(mean));
       mean_.assign(outputs.data(), outputs.data() + outputs.size());
     } else {
-      // x x^T is unknown, so its ridge is c I, with c such that the trace of c W W^T is the share input_ridge
-      // of the trace of y y^T.
+      // x x^T is unknown. Its ridge is c I, with c such that the trace of c W W^T is input_ridge times the
+      // trace of the moment of y.
       const tensor<double, 2> gram = detail::product_tn(weight_.transposed(), weight_.transposed());
       const double norm = detail::trace(gram), energy = detail::trace(moment);
       const double ridge = energy > 0.0 ? detail::input_ridge * energy : 1.0;
@@ -219,7 +219,7 @@ class matrix_truncation {
     }
   }
 
-  // From moment and mean of y + b to those of y = W x.
+  // Converts moment and mean of y + b to those of y = W x.
   static void remove_bias(tensor<double, 2>& moment, const std::vector<double>& mean,
                           const std::vector<double>& bias) {
     const auto n = static_cast<index_t>(bias.size());
@@ -243,7 +243,7 @@ class matrix_truncation {
       const auto n = static_cast<double>(std::max<index_t>(1, rows()));
       double sum = detail::trace(moment);
       for (const double square : squares) sum += square;
-      // Where no gradient came at all, all errors are alike, and none costs anything.
+      // If all gradients are zero, all errors have equal weight and cost nothing.
       const double ridge = sum > 0.0 ? detail::gradient_ridge * sum / n : 1.0;
       for (double& square : squares) square = std::sqrt(square + ridge);
       if (moment.size() > 0) {
@@ -270,7 +270,7 @@ class matrix_truncation {
     return output_moment_.size() > 0 || input_root_.size() > 0 || !token_root_.empty();
   }
 
-  // L^T W R, whose singular values are those of the weighted problem.
+  // L^T W R. Its singular values are those of the weighted problem.
   tensor<double, 2> rooted(const detail::product_operand& w, const detail::error_weight& l) const {
     tensor<double, 2> weighted = l.transposed_times(w);
     if (!token_root_.empty()) {
@@ -313,7 +313,7 @@ class matrix_truncation {
                method);
   }
 
-  // P_r as columns.
+  // The r leading basis vectors P_r as columns.
   tensor<double, 2> basis(index_t rank) const {
     if (eigen_) return detail::product_operand(eigen_->vectors(rank)).transposed().copy();
     tensor<double, 2> columns({rows(), rank});
@@ -322,7 +322,7 @@ class matrix_truncation {
     }
     return columns;
   }
-  // A_r = L^-T P_r, and B_r^T = L P_r.
+  // A_r = L^-T P_r and B_r^T = L P_r.
   tensor<double, 2> left(index_t rank) const {
     tensor<double, 2> columns = basis(rank);
     weight_of_errors_.solve(columns.view());
@@ -361,7 +361,7 @@ class matrix_truncation {
     return error;
   }
 
-  // What the approximation loses of W, of the weighted energy, and of the loss.
+  // Report of the errors in W, in the weighted energy, and in the loss.
   factor_report report(const tensor<double, 2>& up, const tensor<double, 2>& down) const {
     const index_t rank = up.extent(1);
     const double norm = detail::squared_norm(weight_.copy());
@@ -387,7 +387,7 @@ class matrix_truncation {
     return result;
   }
 
-  // The sum of ||L^T e||^2 over all rows, with L L^T = D, for the errors e that this rank leaves.
+  // Mean of ||L^T e||^2 over all rows, with L L^T = D, for the errors e of the rank-`rank` approximation.
   double weighted_error(const tensor<double, 2>& error, index_t rank) const {
     if (output_moment_.size() == 0) return detail::squared_norm(rooted(error, loss_));
     // e = (I - A B) y.

@@ -18,15 +18,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct adam_options {
-  double beta1 = 0.9;    ///< of the mean of gradients
-  double beta2 = 0.999;  ///< of the mean of their squares
+  double beta1 = 0.9;    ///< decay rate of the mean of gradients
+  double beta2 = 0.999;  ///< decay rate of the mean of squared gradients
   double eps = 1e-8;
   double weight_decay = 0.0;
   /// True (AdamW): value *= 1 - lr weight_decay. False (Adam): weight_decay value is added to the gradient.
   bool decoupled_decay = true;
   bool decay_all = false;  ///< also biases and normalisation parameters, as PyTorch does by default
 
-  /// Throws value_error for what is out of range.
+  /// Throws value_error for options out of range.
   void validate() const {
     const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
     const bool valid = is_beta(beta1) && is_beta(beta2) && eps > 0.0 && std::isfinite(eps) &&
@@ -41,8 +41,8 @@ struct adam_options {
 
 namespace ops::reference {
 
-/// One element of step number `step` (1, 2, ...), as PyTorch defines it; see Adam. `decay` is 0 where weight
-/// decay is off.
+/// The update of one element in step number `step` (1, 2, ...), as PyTorch defines it; see Adam. `decay` is
+/// 0 if weight decay is off.
 template <class T>
 void adam_element(T& value, T gradient, T& first, T& second, double lr, const adam_options& options,
                   double decay, std::uint64_t step) {
@@ -63,7 +63,7 @@ void adam_element(T& value, T gradient, T& first, T& second, double lr, const ad
 
 namespace detail {
 
-/// The numbers of one step, with the corrections of the bias in them.
+/// Constants of one step, with the bias corrections included.
 template <class T>
 struct adam_numbers {
   T rate, shrink, decay, keep_first, take_first, keep_second, take_second, deviation_scale, eps;
@@ -78,14 +78,14 @@ struct adam_numbers {
 /// In step t = 1, 2, ..., with gradient g (Kingma, Ba: "Adam", ICLR 2015):
 ///     m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 ///     value -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
-/// With weight decay either value *= 1 - lr weight_decay before that (Loshchilov, Hutter: "Decoupled weight
-/// decay regularization", ICLR 2019), or g = gradient + weight_decay value. As PyTorch's AdamW and Adam do.
+/// With weight decay, either value *= 1 - lr weight_decay before the update (Loshchilov, Hutter: "Decoupled
+/// weight decay regularization", ICLR 2019), or g = gradient + weight_decay value: PyTorch's AdamW and Adam.
 template <class T>
 class Adam {
  public:
   using value_type = T;
 
-  /// Starts with moments of zero and at step 0: what a network gets that has just been factorized. Throws
+  /// Starts with zero moments at step 0, for example for a network that has just been factorized. Throws
   /// shape_error if the target's parts do not fit each other, value_error for options out of range.
   Adam(optimizer_target<T> target, const adam_options& options)
       : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
@@ -106,8 +106,8 @@ class Adam {
     step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
   }
 
-  /// The same step in parts: begin_step counts it, then each parameter is to be in exactly one range. The
-  /// ranges' order does not matter, nor does their number: the result has the same bits. Errors as step;
+  /// The same step in parts: begin_step counts the step; the step_range calls after it must contain each
+  /// parameter exactly once. Their order and number do not change a bit of the result. Errors as step.
   /// step_range throws value_error unless elements offset .. offset + size are whole parameters.
   void begin_step(double lr) {
     target_.require_current("Adam");
@@ -140,7 +140,7 @@ class Adam {
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
  private:
-  // sqrt(v / c) + eps = sqrt(v) / sqrt(c) + eps: the corrections are numbers of the step.
+  // sqrt(v / c) + eps = sqrt(v) / sqrt(c) + eps, so the bias corrections are constants of the step.
   detail::adam_numbers<T> numbers_for(double lr, double decay) const {
     const auto t = static_cast<double>(steps_);
     return {static_cast<T>(lr / (1.0 - std::pow(options_.beta1, t))),
@@ -157,7 +157,7 @@ class Adam {
   optimizer_target<T> target_;
   adam_options options_;
   pufferfish::detail::arena_tasks tasks_;
-  detail::adam_numbers<T> decaying_{}, others_{};  // of the step that has begun
+  detail::adam_numbers<T> decaying_{}, others_{};  // constants of the current step
   aligned_buffer<T> first_, second_;
   std::uint64_t steps_ = 0;
   detail::zero_before_step unwritten_;

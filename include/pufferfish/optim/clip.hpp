@@ -13,8 +13,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// sqrt(sum of squares), accumulated in double in an order that does not depend on threads. Not finite if an
-/// element is not finite (or, for double, above about 1e154).
+/// sqrt(sum of squares), accumulated in double in an order that does not depend on the number of threads. Not
+/// finite if an element is not finite or, for double, has a magnitude above about 1e154.
 template <class T>
 double gradient_norm(context<device::cpu>& ctx, std::span<const T> gradients) {
   constexpr index_t piece = 16384;
@@ -32,17 +32,17 @@ double gradient_norm(context<device::cpu>& ctx, std::span<const T> gradients) {
   return std::sqrt(sum);
 }
 
-/// What clip_gradient_norm found and did.
+/// Result of clip_gradient_norm.
 struct clip_result {
   double norm = 0.0;   ///< before clipping
   bool finite = true;  ///< false: the gradient holds a NaN or infinity and was left as it is
   bool clipped = false;
 };
 
-/// Scales the gradient by max_norm / norm if its norm is above max_norm. Old gradients of parameters that
-/// layers have stopped writing count, unless an exchange has set them to zero (see parameter). A gradient
-/// that is not finite is reported and left alone: scaling would only spread it. Throws value_error unless
-/// max_norm > 0.
+/// Scales the gradient by max_norm / norm if its norm is above max_norm. Gradients of an earlier step, of
+/// parameters that layers have stopped writing, count in the norm unless an exchange has zeroed them (see
+/// parameter). A gradient that is not finite is reported and left unchanged, because scaling would only
+/// spread the error. Throws value_error unless max_norm > 0.
 template <class T>
 clip_result clip_gradient_norm(context<device::cpu>& ctx, std::span<T> gradients, double max_norm) {
   if (!(max_norm > 0.0)) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `frobenius_decay`: decay of the products of factors in place of weight decay of each factor.
+/// `frobenius_decay`: weight decay of the products of factors, in place of weight decay of each factor.
 
 #include <algorithm>
 #include <array>
@@ -27,8 +27,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 struct frobenius_options {
   double strength = 0.0;  ///< lambda of the penalty lambda/2 ||up down||_F^2; 0: no decay
-  /// False: the penalty's gradient is added to the gradients of the factors, as SGD and Adam do with weight
-  /// decay. True: the factors become smaller by learning rate times the penalty's gradient, as AdamW's do.
+  /// False: the penalty's gradient is added to the factors' gradients, as SGD and Adam do with weight decay.
+  /// True: learning rate times the penalty's gradient is subtracted from the factors, as AdamW does.
   bool decoupled = false;
 
   /// Throws value_error unless the strength is finite and not negative.
@@ -82,7 +82,7 @@ void scale(context<device::cpu>& ctx, std::span<T> x, T factor) {
     for (index_t i = begin; i < end; ++i) x[static_cast<std::size_t>(i)] *= factor;
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// The device version is defined by <pufferfish/gpu.hpp>.
 template <class T>
 void scale(context<device::gpu>& ctx, std::span<T> x, T factor);
 
@@ -90,18 +90,18 @@ void scale(context<device::gpu>& ctx, std::span<T> x, T factor);
 
 namespace detail {
 
-/// One factor of a matrix as a tall matrix of `rank` columns: `up` itself, or the transpose of `down`.
+/// One factor of a matrix as a tall matrix with `rank` columns: `up` itself, or the transpose of `down`.
 struct tall_factor {
-  std::size_t entry;    ///< of the store: the parameter that holds it
-  index_t offset;       ///< of its first element in the arenas
+  std::size_t entry;    ///< index in the store of the parameter that holds it
+  index_t offset;       ///< of its first element, in the arenas
   extents<2> shape;     ///< rows x rank
   extents<2> strides;   ///< one of them is 1, unless the other extent is at most 1
-  index_t gram;         ///< where its own Gram matrix begins
-  index_t others_gram;  ///< where that of the other factor begins
+  index_t gram;         ///< offset of its own Gram matrix in grams_
+  index_t others_gram;  ///< offset of the other factor's Gram matrix in grams_
 };
 
-/// [n][a][b][c] as the matrix n x (a b c), the columns in the order of their addresses. Throws shape_error,
-/// naming `who`, if the columns are not equally spaced, or neither rows nor columns are adjacent.
+/// Views [n][a][b][c] as a matrix n x (a b c), columns in the order of their addresses. Throws shape_error,
+/// naming `who`, if the columns are not equally spaced, or neither rows nor columns are contiguous.
 template <class T>
 tensor_view<T, 2> rows_in_memory(const std::string& who, const tensor_view<T, 4>& view) {
   std::array<std::pair<index_t, index_t>, 3> dims;  // stride, extent
@@ -127,16 +127,16 @@ tensor_view<T, 2> rows_in_memory(const std::string& who, const tensor_view<T, 4>
 
 /// Frobenius decay (Khodak et al.: "Initialization and regularization of factorized neural layers", ICLR
 /// 2021, section 4): the penalty lambda/2 ||up down||_F^2 for each factorized matrix of a network, in place
-/// of lambda/2 (||up||_F^2 + ||down||_F^2), whose minimum over all factors of a product is lambda times its
-/// nuclear norm. Gradients:
+/// of lambda/2 (||up||_F^2 + ||down||_F^2). (The minimum of the latter over all factorizations of a product
+/// is lambda times the product's nuclear norm.) Gradients:
 ///     of up:    lambda up (down down^T)
 ///     of down:  lambda (up^T up) down
-/// From two r x r products, so a matrix out x in costs 2 r^2 (out + in) multiply-adds, and out x in is never
-/// formed.
+/// They are computed from two r x r products: a matrix out x in costs 2 r^2 (out + in) multiply-adds, and the
+/// out x in product is never formed.
 ///
 ///     frobenius_decay decay(net, {1e-4});
 ///     auto target = make_optimizer_target(net.store());
-///     decay.exempt(target);                       // no weight decay of the factors besides
+///     decay.exempt(target);                       // no separate weight decay of the factors
 ///     SGD<float> optimizer(std::move(target), options);
 ///     ...                                         // each step: gradients, exchange, clipping; then
 ///     optimizer.begin_step(lr);
@@ -146,23 +146,23 @@ tensor_view<T, 2> rows_in_memory(const std::string& who, const tensor_view<T, 4>
 ///       optimizer.step_range(ctx, bucket.offset, bucket.size);
 ///     }
 ///
-/// A low-rank layer of several matrices (LSTM, attention, grouped convolution) has one penalty a matrix.
-/// Batch norms that follow a layer, biases and dense layers are none of its business.
+/// A low-rank layer with several matrices (LSTM, attention, grouped convolution) has one penalty per matrix.
+/// Batch norms after a layer, biases and dense layers are not affected.
 ///
-/// A factor whose gradient no layer has written in a step decays nevertheless: an old gradient is set to zero
+/// A factor decays even in a step in which no layer has written its gradient: the old gradient is zeroed
 /// first, by the rules that optimizers follow (see parameter). A program that fills the whole gradient arena
-/// itself fills it anew for each step.
+/// itself must fill it anew in each step.
 ///
-/// On device::gpu (<pufferfish/gpu.hpp>) nothing waits for the device; begin_step and add may be captured
-/// into a graph. There `decoupled` is refused: a step that is skipped must change nothing.
+/// On device::gpu (<pufferfish/gpu.hpp>) the host never waits for the device, and begin_step and add may be
+/// captured into a graph. `decoupled` is refused there, because a skipped step must not change anything.
 template <class T, class Device = device::cpu>
 class frobenius_decay {
  public:
   using value_type = T;
 
-  /// Finds the low-rank layers of the network, which must outlive the decay and stay at its address. Throws
+  /// Finds the low-rank layers of the network, which must outlive this object and stay at its address. Throws
   /// value_error for options out of range; state_error, naming the layer, for factors that are not stored in
-  /// the network's arenas; shape_error for factors that are no matrices there.
+  /// the network's arenas; shape_error for factors whose memory is not laid out as a matrix.
   template <class Root>
   frobenius_decay(model<Root, Device>& net, const frobenius_options& options)
       : options_(checked(options)), store_(&net.store()), generation_(net.generation()) {
@@ -186,9 +186,9 @@ class frobenius_decay {
   /// Number of factorized matrices.
   index_t matrices() const { return static_cast<index_t>(factors_.size() / 2); }
 
-  /// Switches the optimizer's own weight decay of all factors off, sgd_options::decay_all included. The
-  /// target was made from the network's store; call before an optimizer takes it. Throws state_error if the
-  /// target has no segment of a factor's place and size.
+  /// Switches off the optimizer's own weight decay of all factors, sgd_options::decay_all included. The
+  /// target must be made from the network's store and not yet be used by an optimizer. Throws state_error if
+  /// the target has no segment with a factor's offset and size.
   void exempt(optimizer_target<T>& target) const {
     for (const detail::tall_factor& factor : factors_) {
       const auto& entry = store_->parameters()[factor.entry];
@@ -204,8 +204,8 @@ class frobenius_decay {
     }
   }
 
-  /// Begins a step: computes the r x r products from the factors as they are now. `lr`: the step's learning
-  /// rate, for decoupled decay. Throws state_error if the network has new arenas since, value_error for a
+  /// Begins a step: computes the r x r products from the current factors. `lr` is the step's learning rate,
+  /// used by decoupled decay. Throws state_error if the network has new arenas since, value_error for a
   /// learning rate that is not finite.
   void begin_step(context<Device>& ctx, double lr) {
     if (generation_ != store_->generation()) {
@@ -226,10 +226,10 @@ class frobenius_decay {
     ops::scale<T>(ctx, grams_.span(), static_cast<T>(factor));
   }
 
-  /// Adds the decay of the factors in elements offset .. offset + size, before the optimizer's step_range of
-  /// these elements and before any other change of these values in this step. Each parameter is in one range
-  /// a step; the ranges' order and number do not change a bit of the result, nor does the number of threads.
-  /// Throws value_error if a factor's parameter is only partly in the range.
+  /// Adds the decay of the factors in elements offset .. offset + size. Call it before the optimizer's
+  /// step_range of these elements and before any other change of their values in this step, with each
+  /// parameter in exactly one range per step. The order and number of ranges and the number of threads do not
+  /// change a bit of the result. Throws value_error if a factor's parameter is only partly in the range.
   void add(context<Device>& ctx, index_t offset, index_t size) {
     if (options_.strength == 0.0) return;
     T* const to = options_.decoupled ? store_->values().data() : store_->gradients().data();
@@ -275,7 +275,7 @@ class frobenius_decay {
                         others_gram});
   }
 
-  // The first factor of which an element is at `offset` or after it.
+  // Index of the first factor whose parameter ends after `offset`.
   std::size_t first_from(index_t offset) const {
     const auto at = std::partition_point(factors_.begin(), factors_.end(), [&](const auto& factor) {
       const auto& entry = store_->parameters()[factor.entry];
@@ -290,13 +290,13 @@ class frobenius_decay {
   }
   tensor_view<T, 2> gram(index_t begin, index_t rank) { return {grams_.data() + begin, {rank, rank}}; }
 
-  // target += x gram, where the Gram matrix is symmetric and scaled. A product's result has dense rows.
+  // target += x gram; the Gram matrix is symmetric and scaled. wide_product needs a result with dense rows.
   void add_product(context<Device>& ctx, const detail::tall_factor& factor, T* to) {
     const tensor_view<T, 2> target = view(factor, to);
     const tensor_view<const T, 2> other = gram(factor.others_gram, factor.shape[1]);
     tensor_view<const T, 2> x = view(factor, std::as_const(*store_).values().data());
     scratch_frame frame(ctx.scratch());
-    if (options_.decoupled) {  // the result is where x is
+    if (options_.decoupled) {  // target and x are the same memory
       const tensor_view<T, 2> copied = frame.template take<T>(x.shape());
       copy(x, copied);
       x = copied;
@@ -312,7 +312,7 @@ class frobenius_decay {
   parameter_store<T>* store_;
   std::uint64_t generation_;
   std::vector<detail::tall_factor> factors_;  // in the order of the arenas
-  memory_block<T> grams_;                     // of all factors, scaled by the strength
+  memory_block<T> grams_;                     // scaled by the strength (decoupled: -lr strength)
   detail::zero_before_step unwritten_;
 };
 

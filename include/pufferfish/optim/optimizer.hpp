@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `optimizer`: whichever optimizer a training run was asked for, behind one type.
+/// `optimizer`: SGD or Adam, chosen at run time, as one type.
 
 #include <string>
 #include <utility>
@@ -15,14 +15,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which optimizer, and how.
+/// Which optimizer to use, with its options.
 using optimizer_options = std::variant<sgd_options, adam_options>;
 
 /// SGD or Adam over the arenas of a model.
 template <class T>
 class optimizer {
  public:
-  /// Errors as SGD and Adam.
+  /// Errors as the constructors of SGD and Adam.
   optimizer(optimizer_target<T> target, const optimizer_options& options)
       : held_(make(std::move(target), options)) {}
 
@@ -39,7 +39,7 @@ class optimizer {
     std::visit([&](auto& one) { one.step_range(ctx, offset, size); }, held_);
   }
 
-  /// Steps taken.
+  /// Number of steps taken.
   std::uint64_t steps() const {
     return std::visit([](const auto& one) { return one.steps(); }, held_);
   }
@@ -47,7 +47,7 @@ class optimizer {
     std::visit([&](auto& one) { one.set_steps(steps); }, held_);
   }
 
-  /// What a checkpoint keeps, by name: SGD's velocity, Adam's two moments.
+  /// The state for checkpoints, by name: SGD's velocity, Adam's two moments.
   std::vector<std::pair<std::string, std::span<T>>> states() {
     if (auto* sgd = std::get_if<SGD<T>>(&held_)) return {{"optimizer.momentum", sgd->velocity()}};
     auto& adam = std::get<Adam<T>>(held_);
@@ -65,7 +65,7 @@ class optimizer {
   held held_;
 };
 
-/// In a line, for logs and to tell runs apart: "SGD, momentum 0.9, weight decay 0.0001".
+/// One line of text, for logs and to compare runs: "SGD, momentum 0.5, dampening 0, weight decay 0.0001".
 inline std::string describe(const optimizer_options& options) {
   const auto number = detail::exact_number;
   if (const auto* sgd = std::get_if<sgd_options>(&options)) {

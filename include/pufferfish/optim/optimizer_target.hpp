@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `optimizer_target`: what an optimizer works on: the arenas of a network, and which parts of them decay.
+/// `optimizer_target`: the arenas that an optimizer updates, and which parts of them decay.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,28 +22,28 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct arena_segment {
   index_t offset = 0;
   index_t size = 0;
-  bool decay = true;    ///< whether weight decay is meant for it: weights yes, biases and normalisation no
-  index_t rounded = 0;  ///< where its copies in 16 bits begin, in an arena of those
-  /// No weight decay, whatever the optimizer's options say: another term of the loss decays the segment (see
-  /// frobenius_decay).
+  bool decay = true;    ///< whether weight decay applies by default: not to biases and normalisation
+  index_t rounded = 0;  ///< offset of its 16-bit copies in the arena of these copies
+  /// No weight decay, regardless of the optimizer's options, because another term of the loss decays the
+  /// segment (see frobenius_decay).
   bool exempt = false;
 };
 
-/// Values and gradients of a network, side by side, and when they stop being valid.
+/// Values and gradients of a network, and the generation of its arenas for which these spans are valid.
 template <class T>
 struct optimizer_target {
   std::span<T> values;
   std::span<const T> gradients;
-  std::vector<arena_segment> segments;        ///< in order, without gaps, over all values
-  const std::uint64_t* generation = nullptr;  ///< the network's counter of layouts; nullptr: never changes
+  std::vector<arena_segment> segments;        ///< sorted by offset, without gaps, covering all values
+  const std::uint64_t* generation = nullptr;  ///< the network's layout counter; nullptr: layout is constant
   std::uint64_t expected_generation = 0;
-  void* rounded = nullptr;  ///< copies of the values that a step renews (parameter_store::rounded)
+  void* rounded = nullptr;  ///< 16-bit copies of the values, updated by each step (parameter_store::rounded)
   rounded_format rounded_as = rounded_format::none;
-  /// Where the gradients are, if an optimizer shall set those to zero that layers have stopped writing (see
-  /// parameter); nullptr: gradients are taken as they are.
+  /// The store of the gradients, if the optimizer shall zero gradients that layers have stopped writing (see
+  /// parameter). nullptr: gradients are used as they are.
   parameter_store<T>* store = nullptr;
 
-  /// Throws state_error, naming `who`, if the network has got new arenas since.
+  /// Throws state_error, naming `who`, if the network has new arenas since the target was made.
   void require_current(const char* who) const {
     if (generation != nullptr && *generation != expected_generation) {
       PUFFERFISH_THROW(state_error(std::string(who) + ": made for generation " +
@@ -74,8 +74,8 @@ struct optimizer_target {
 
 namespace detail {
 
-/// An optimizer's work: the segments of a target, cut into pieces of a size for one task. No piece crosses a
-/// segment's end, so a step over ranges of whole segments takes the very steps of one over everything.
+/// An optimizer's tasks: the segments of a target, cut into pieces of at most `piece` elements. No piece
+/// crosses a segment's end, so steps over ranges of whole segments compute the same as one step over all.
 class arena_tasks {
  public:
   arena_tasks(const std::vector<arena_segment>& segments, bool decay_all, index_t piece = 32768) {
@@ -87,11 +87,11 @@ class arena_tasks {
     }
   }
 
-  /// In order of their offsets.
+  /// Sorted by offset.
   const std::vector<arena_segment>& tasks() const { return tasks_; }
 
-  /// The tasks of elements offset .. offset + size, from number `first` on. Throws value_error, naming `who`,
-  /// unless these are whole segments.
+  /// The tasks of elements offset .. offset + size: the index of the first task and their number. Throws
+  /// value_error, naming `who`, unless the elements are whole segments.
   struct task_range {
     index_t first, count;
   };
@@ -110,7 +110,7 @@ class arena_tasks {
     return {first - tasks_.begin(), last - first};
   }
 
-  /// Calls f(task) for them.
+  /// Calls f(task) for each of the tasks of these elements, in parallel.
   template <class F>
   void run(context<device::cpu>& ctx, const char* who, index_t offset, index_t size, F&& f) const {
     const task_range range = tasks_of(who, offset, size);
@@ -126,8 +126,8 @@ class arena_tasks {
 
 }  // namespace detail
 
-/// The arenas of a network, parameter by parameter; only those of role weight decay. The store must outlive
-/// the target and stay where it is. Throws state_error if it was moved from.
+/// The target for a network's arenas: one segment per parameter; only parameters of role weight decay. The
+/// store must outlive the target and must not be moved. Throws state_error if it was moved from.
 template <class T>
 optimizer_target<T> make_optimizer_target(parameter_store<T>& store) {
   if (store.is_moved_from()) detail::moved_from("make_optimizer_target: the parameter_store");

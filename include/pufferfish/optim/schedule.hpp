@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Learning-rate schedules: pure functions of the position in training, so that nothing of them needs saving,
-/// and `plateau`, which follows the validation loss and has state.
+/// Learning-rate schedules: pure functions of the position in training, which have no state to save; and
+/// `plateau`, which follows the validation loss and has state.
 
 #include <algorithm>
 #include <charconv>
@@ -24,8 +24,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What to multiply the base learning rate with at `epoch` (epochs done as a real number: epoch + step /
-/// steps per epoch). A value; copies share nothing that changes.
+/// Factor of the base learning rate as a function of `epoch`, the number of epochs done as a real number:
+/// epoch + step / steps per epoch. A value type: copies share no mutable state.
 class schedule {
  public:
   /// Always 1.
@@ -53,7 +53,7 @@ inline void require_schedule(bool valid, const std::string& text) {
 inline schedule constant_schedule() { return {}; }
 
 /// gamma^(number of milestones reached): at epoch == milestone the new factor applies. Throws value_error
-/// unless milestones rise and gamma > 0.
+/// unless milestones ascend strictly and gamma > 0.
 inline schedule multi_step(std::vector<double> milestones, double gamma = 0.1) {
   std::string text = "x" + detail::shortest_number(gamma) + " at epoch";
   for (std::size_t i = 0; i < milestones.size(); ++i) {
@@ -73,8 +73,8 @@ inline schedule multi_step(std::vector<double> milestones, double gamma = 0.1) {
           text};
 }
 
-/// Half a cosine from 1 at epoch 0 to `final` at `epochs` and after (Loshchilov, Hutter: "SGDR", ICLR 2017,
-/// without restarts). Throws value_error unless epochs > 0 and final >= 0.
+/// Half a cosine from 1 at epoch 0 to `final` at epoch `epochs` and after (Loshchilov, Hutter: "SGDR", ICLR
+/// 2017, without restarts). Throws value_error unless epochs > 0 and final >= 0.
 inline schedule cosine(double epochs, double final = 0.0) {
   detail::require_schedule(
       epochs > 0.0 && std::isfinite(epochs) && final >= 0.0 && std::isfinite(final),
@@ -86,9 +86,9 @@ inline schedule cosine(double epochs, double final = 0.0) {
           "cosine over " + detail::shortest_number(epochs) + " epochs to " + detail::shortest_number(final)};
 }
 
-/// Up to `epochs` a straight line from `start` to 1 (Goyal et al.: "Accurate, large minibatch SGD", 2017),
-/// times `then` at the same epoch: milestones of `then` count from the start of training. Throws value_error
-/// unless epochs >= 0 and start >= 0.
+/// Linear warm-up from `start` at epoch 0 to 1 at epoch `epochs` (Goyal et al.: "Accurate, large minibatch
+/// SGD", 2017), multiplied by `then` at the same epoch: milestones of `then` count from the start of
+/// training. Throws value_error unless epochs >= 0 and start >= 0.
 inline schedule linear_warmup(double epochs, double start, schedule then = {}) {
   detail::require_schedule(
       epochs >= 0.0 && std::isfinite(epochs) && start >= 0.0 && std::isfinite(start),
@@ -102,24 +102,24 @@ inline schedule linear_warmup(double epochs, double start, schedule then = {}) {
           text};
 }
 
-/// The learning rate of the Transformer (Vaswani et al.: "Attention is all you need", NIPS 2017,
-/// section 5.3): factor d_model^-0.5 min(s^-0.5, s warmup^-1.5) in step s = 1, 2, ... It rises in a straight
-/// line until step `warmup` and falls with the square root of the step after it.
+/// The learning rate of the Transformer (Vaswani et al.: "Attention is all you need", NIPS 2017, section
+/// 5.3): factor d_model^-0.5 min(s^-0.5, s warmup^-1.5) in step s = 1, 2, ... It rises linearly until step
+/// `warmup` and then falls with the inverse square root of the step.
 struct noam_rate {
   double d_model = 512.0;
   double warmup = 4000.0;
   double factor = 1.0;
 
-  /// In step s; at s = 0 it is 0, the end of the line.
+  /// The learning rate in step s; 0 for s <= 0.
   double operator()(double s) const {
     if (!(s > 0.0)) return 0.0;
     return factor / std::sqrt(d_model) * std::min(1.0 / std::sqrt(s), s / (warmup * std::sqrt(warmup)));
   }
 };
 
-/// The same as a schedule: the base learning rate is 1, step s of training is at epoch (s - 1) /
-/// steps_per_epoch. Counts from where its epochs count: to start again at the switch, as the paper's code
-/// does, pass epochs since the switch. Throws value_error unless all numbers are positive.
+/// The same rate as a schedule for base learning rate 1: step s of training is at epoch (s - 1) /
+/// steps_per_epoch. Steps count from epoch 0. To restart the warm-up at the switch, as the paper's code does,
+/// pass epochs since the switch. Throws value_error unless all numbers are positive.
 inline schedule noam(const noam_rate& rate, double steps_per_epoch) {
   const auto positive = [](double value) { return value > 0.0 && std::isfinite(value); };
   const std::string text = "Noam, width " + detail::shortest_number(rate.d_model) + ", warm-up " +
@@ -131,22 +131,22 @@ inline schedule noam(const noam_rate& rate, double steps_per_epoch) {
   return {[rate, steps_per_epoch](double epoch) { return rate(epoch * steps_per_epoch + 1.0); }, text};
 }
 
-/// A ramp of the learning rate after the switch: the factor rises in a straight line from `start` to 1 over
-/// `steps` steps and stays there. What Pufferfish's runs with PowerSGD and Cuttlefish do is {5 epochs of
-/// steps, 0.1}. Multiplies the schedule's factor, which goes on by the epoch.
+/// A ramp of the learning rate after the switch: the factor rises linearly from `start` to 1 over `steps`
+/// steps and then stays 1. It is multiplied with the schedule's factor, which continues by epoch.
+/// Pufferfish's runs with PowerSGD and Cuttlefish use {5 epochs of steps, 0.1}.
 struct switch_ramp {
   index_t steps = 0;   ///< n; 0: no ramp
   double start = 0.0;  ///< in [0, 1]
 
-  /// Throws value_error for a negative number of steps and a start outside of [0, 1].
+  /// Throws value_error for a negative number of steps and a start outside [0, 1].
   void validate() const {
     detail::require_schedule(steps >= 0 && start >= 0.0 && start <= 1.0,
                              "ramp over " + std::to_string(steps) + " steps from " +
                                  detail::shortest_number(start) + ": no steps below 0, a start in [0, 1]");
   }
 
-  /// Of step k = 0, 1, ... after the switch: start + (1 - start) min(1, (k + 1) / n). The first step has more
-  /// than `start`, so that a ramp from 0 wastes no step.
+  /// Factor in step k = 0, 1, ... after the switch: start + (1 - start) min(1, (k + 1) / n). The first step's
+  /// factor is above `start`, so that a ramp from 0 wastes no step.
   double operator()(std::uint64_t k) const {
     const auto n = static_cast<std::uint64_t>(std::max<index_t>(steps, 0));
     if (k + 1 >= n) return 1.0;
@@ -163,19 +163,19 @@ struct switch_ramp {
   friend bool operator==(const switch_ramp&, const switch_ramp&) = default;
 };
 
-/// Divides the learning rate whenever the validation loss has not got below its best. Tell it each validation
-/// loss; multiply the base learning rate with factor().
+/// Divides the learning rate when the validation loss stops improving. Call observe() with each validation
+/// loss and multiply the base learning rate by factor().
 class plateau {
  public:
-  /// Divides by `divisor` after `patience` losses in a row (at least one) that were no better than the best.
-  /// Throws value_error unless divisor > 1 and patience >= 1.
+  /// Divides by `divisor` after `patience` consecutive losses that were no better than the best one. Throws
+  /// value_error unless divisor > 1 and patience >= 1.
   explicit plateau(double divisor = 4.0, int patience = 1) : divisor_(divisor), patience_(patience) {
     detail::require_schedule(divisor > 1.0 && std::isfinite(divisor) && patience >= 1,
                              "plateau: divisor " + detail::shortest_number(divisor) +
                                  " must be above 1, patience " + std::to_string(patience) + " at least 1");
   }
 
-  /// True if the loss is the best so far. A NaN never is.
+  /// Records a validation loss. Returns true if it is the best so far; a NaN never is.
   bool observe(double loss) {
     if (loss < best_) {
       best_ = loss;
@@ -198,17 +198,17 @@ class plateau {
   double factor() const { return factor_; }
   double best() const { return best_; }
 
-  /// Forgets the best loss, keeps the factor. For the switch: the low-rank network starts with a worse loss
-  /// than the dense one ended with, and would otherwise be slowed down for it.
+  /// Forgets the best loss and keeps the factor. For the switch: the low-rank network starts with a higher
+  /// loss than the dense network's last one, which must not count as a plateau.
   void forget_best() {
     best_ = std::numeric_limits<double>::infinity();
     waited_ = 0;
   }
-  /// Multiplies the factor, as a recipe may want at the switch.
+  /// Multiplies the factor by `by`: some recipes change the learning rate at the switch.
   void scale(double by) { factor_ *= by; }
 
-  /// The state as text, for the facts of a checkpoint, and back, bit for bit. Throws value_error for a text
-  /// that state() did not write.
+  /// Writes the state as text for a checkpoint, and restores it bit for bit. set_state throws value_error for
+  /// a text that state() did not write.
   std::string state() const {
     char text[96];
     char* const last = text + sizeof text;

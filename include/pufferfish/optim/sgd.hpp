@@ -22,7 +22,7 @@ struct sgd_options {
   double weight_decay = 0.0;
   bool decay_all = false;  ///< also biases and normalisation parameters, as PyTorch does by default
 
-  /// Throws value_error for what is out of range.
+  /// Throws value_error for options out of range.
   void validate() const {
     const bool valid = momentum >= 0.0 && std::isfinite(momentum) && std::isfinite(dampening) &&
                        weight_decay >= 0.0 && std::isfinite(weight_decay);
@@ -40,7 +40,7 @@ struct sgd_options {
 
 namespace ops::reference {
 
-/// One element of an SGD step, as PyTorch defines it; see SGD. `decay` is 0 where weight decay is off.
+/// The SGD update of one element, as PyTorch defines it; see SGD. `decay` is 0 if weight decay is off.
 template <class T>
 void sgd_element(T& value, T gradient, T& velocity, double lr, const sgd_options& options, double decay,
                  bool first_step) {
@@ -65,7 +65,7 @@ class SGD {
  public:
   using value_type = T;
 
-  /// Starts with a velocity of nothing. Throws shape_error if the target's parts do not fit each other,
+  /// Starts at step 0, without a velocity. Throws shape_error if the target's parts do not fit each other,
   /// value_error for options out of range.
   SGD(optimizer_target<T> target, const sgd_options& options)
       : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
@@ -84,8 +84,8 @@ class SGD {
     step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
   }
 
-  /// The same step in parts: begin_step counts it, then each parameter is to be in exactly one range. The
-  /// ranges' order does not matter, nor does their number: the result has the same bits. Errors as step;
+  /// The same step in parts: begin_step counts the step; the step_range calls after it must contain each
+  /// parameter exactly once. Their order and number do not change a bit of the result. Errors as step.
   /// step_range throws value_error unless elements offset .. offset + size are whole parameters.
   void begin_step(double lr) {
     target_.require_current("SGD");
@@ -111,8 +111,8 @@ class SGD {
     });
   }
 
-  /// The state, for checkpoints: the velocity arena (empty without momentum; arranged as the values) and the
-  /// number of steps taken.
+  /// The state, for checkpoints: the velocity arena (arranged like the values; empty without momentum) and
+  /// the number of steps taken.
   std::span<T> velocity() { return velocity_.span(); }
   std::span<const T> velocity() const { return velocity_.span(); }
   std::uint64_t steps() const { return steps_; }
@@ -121,7 +121,7 @@ class SGD {
  private:
   ops::detail::sgd_numbers<T> numbers_for(double lr) const {
     const T momentum = static_cast<T>(options_.momentum);
-    const bool first = steps_ == 0;  // the velocity is zero: weights of 0 and 1 make it g
+    const bool first = steps_ == 0;  // first step: velocity = 0 velocity + 1 g
     return {static_cast<T>(lr),
             static_cast<T>(options_.weight_decay),
             first ? T{} : momentum,
@@ -133,7 +133,7 @@ class SGD {
   optimizer_target<T> target_;
   sgd_options options_;
   detail::arena_tasks tasks_;
-  ops::detail::sgd_numbers<T> numbers_{};  // of the step that has begun
+  ops::detail::sgd_numbers<T> numbers_{};  // constants of the current step
   aligned_buffer<T> velocity_;
   std::uint64_t steps_ = 0;
   detail::zero_before_step unwritten_;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// kind_traits of attention: query, key, value and output, each with a rank of its own; a bias for each.
+/// kind_traits of attention: query, key, value and output matrices with one rank and one bias each.
 
 #include <pufferfish/lowrank/attention.hpp>
 #include <pufferfish/lowrank/kind_traits.hpp>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// kind_traits of convolutions: for each group a matrix [out / groups][in / groups * height * width], all of
-/// one rank; a bias of `out` elements.
+/// kind_traits of convolutions: one matrix [out / groups][in / groups * height * width] per group, all of the
+/// same rank; a bias of `out` elements.
 
 #include <pufferfish/lowrank/conv.hpp>
 #include <pufferfish/lowrank/kind_traits.hpp>

@@ -3,7 +3,7 @@
 
 /// \file
 /// kind_traits of embeddings: one matrix [width][vocabulary], the transpose of the table that frameworks
-/// store, so that `down` is the thin table and `up` turns its rows into rows of `width` numbers.
+/// store. So `down` is the thin table, and `up` maps its rows to rows of `width` numbers.
 
 #include <pufferfish/lowrank/embedding.hpp>
 #include <pufferfish/lowrank/kind_traits.hpp>
@@ -25,7 +25,7 @@ struct kind_traits<layer_kind::embedding> {
 
   struct shape_type {
     index_t vocabulary = 0, width = 0;
-    std::int32_t padding = no_token;  ///< not part of the size
+    std::int32_t padding = no_token;  ///< not part of the comparison
     friend bool operator==(const shape_type& a, const shape_type& b) {
       return a.vocabulary == b.vocabulary && a.width == b.width;
     }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// kind_traits of fully connected layers: one matrix [out][in], a bias of `out` elements.
+/// kind_traits of fully connected layers: one matrix [out][in] and a bias of `out` elements.
 
 #include <pufferfish/lowrank/kind_traits.hpp>
 #include <pufferfish/lowrank/linear.hpp>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// kind_traits of LSTMs: eight matrices, the input side of the gates i, f, g, o and then their hidden side,
-/// with one rank a side; a bias for each gate.
+/// kind_traits of LSTMs: eight matrices (the input side of the gates i, f, g, o, then their hidden side) with
+/// one rank per side, and one bias per gate.
 
 #include <pufferfish/lowrank/kind_traits.hpp>
 #include <pufferfish/lowrank/lstm.hpp>
