@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// All-reduce algorithms of our own over messages between pairs of ranks: a ring, recursive doubling, and a
-/// direct exchange whose messages are narrower than the numbers they carry.
+/// All-reduce algorithms of the library over messages between pairs of ranks: a ring, recursive doubling, and
+/// a direct exchange whose messages have 16-bit numbers.
 ///
-/// Each adds in an order that depends on the number of ranks and the length alone, and every element is
-/// computed once and copied, or computed alike by both partners: all ranks hold the same bits.
+/// The order of additions depends only on the number of ranks and the length. Every element is computed once
+/// and copied, or computed alike by both partners, so that all ranks hold the same bits.
 ///
-/// If they throw timeout_error, messages may still come: values and scratch must then live as long as the
+/// After a timeout_error messages may still arrive: values and scratch must then live as long as the
 /// process (mpi::communicator::set_timeout).
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What our algorithms ask of a group besides being a communicator: messages in order between pairs of ranks.
+/// What these algorithms require besides `communicator`: messages in order between pairs of ranks.
 ///   start_send(span<const T>, to), start_receive(span<T>, from)
 /// return a collective_request; the memory belongs to the request until it is done, and T is trivially
 /// copyable.
@@ -38,7 +38,7 @@ concept messenger = requires(C& comm, std::span<const std::byte> out, std::span<
 enum class all_reduce_algorithm {
   automatic,           ///< by the length of the message, as an exchange_plan says
   library,             ///< the communicator's own
-  ring,                ///< least bytes: 2 (p - 1) / p of the length a rank, 2 (p - 1) messages
+  ring,                ///< fewest bytes: 2 (p - 1) / p of the length per rank, 2 (p - 1) messages
   recursive_doubling,  ///< fewest messages: log2 p of the whole length
 };
 
@@ -51,15 +51,15 @@ constexpr const char* to_string(all_reduce_algorithm algorithm) {
 
 namespace detail {
 
-/// Part `part` of `parts` of a span, as equal as can be.
+/// Part number `part` of a span that is cut into `parts` parts, whose lengths differ by at most one.
 template <class T>
 std::span<T> part_of(std::span<T> all, std::size_t part, std::size_t parts) {
   const std::size_t begin = all.size() * part / parts, end = all.size() * (part + 1) / parts;
   return all.subspan(begin, end - begin);
 }
 
-/// Sends `out` to rank `to` while receiving as much as `into` from rank `from`; adds what is received to
-/// `into`: (received + own) factor. `out` may be `into`. `scratch`: the pieces under way.
+/// Sends `out` to rank `to` while receiving into.size() elements from rank `from`: into = (received + into)
+/// factor. `out` may be `into`. `scratch`: memory of the pieces under way.
 template <class C, class T>
 void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, int from,
                   std::vector<T>& scratch, T factor) {
@@ -78,7 +78,7 @@ void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, in
 /// product. Chunk c of p (elements n c / p .. n (c + 1) / p) of the sum is ((x_c + x_c+1) + ...) + x_c+p-1
 /// with ranks modulo p, formed on its way around the ring, multiplied where it is complete, and then passed
 /// on (reduce-scatter and all-gather; Thakur, Rabenseifner, Gropp, IJHPCA 2005). `scratch` keeps the pieces
-/// that are under way. Collective; errors as the messages.
+/// that are under way. Collective; errors as start_send and start_receive.
 template <class C, class T>
 void ring_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
                      std::type_identity_t<T> factor = T(1)) {
@@ -98,10 +98,10 @@ void ring_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
   }
 }
 
-/// The same by recursive doubling: with q the largest power of two up to p, rank r + q (r < p - q) first
-/// gives its elements to rank r, which adds them behind its own; then, for d = 1, 2, ..., q / 2, ranks r and
-/// r ^ d exchange what they have and add it, the lower rank's first; at the end rank r + q gets the sum from
-/// rank r. `scratch` keeps the pieces that are under way. Collective.
+/// The same by recursive doubling. With q the largest power of two up to p, rank r + q (r < p - q) first
+/// sends its elements to rank r, which adds them to its own. Then, for d = 1, 2, ..., q / 2, ranks r and
+/// r ^ d exchange their partial sums and add them. At the end rank r sends the sum to rank r + q. `scratch`
+/// holds the pieces that are under way. Collective.
 template <class C, class T>
 void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
                                    std::type_identity_t<T> factor = T(1)) {
@@ -127,17 +127,17 @@ void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>&
   if (has_extra) detail::send_and_receive(comm, mine, me + power, std::span<T>(), me + power);
 }
 
-/// The same with messages of `Wire` (bfloat16 or float16), half the bytes of float: chunk c goes from every
-/// rank to rank c at once, each element rounded to Wire; there own, unrounded, + c-1's + c-2's ... (modulo p)
-/// are added in T; the sum, rounded once more, goes to all. Every rank ends with the rounded sum times
-/// `factor`. `scratch` keeps a chunk and the pieces that are under way. Collective.
+/// The same with messages of `Wire` (bfloat16 or float16), half the bytes of float. Every rank sends chunk c,
+/// rounded to Wire, directly to rank c. Rank c adds in T: its own unrounded chunk, then those of ranks c - 1,
+/// c - 2, ... (modulo p). It rounds the sum to Wire and sends it to all; every rank ends with the rounded sum
+/// times `factor`. `scratch` holds a chunk and the pieces under way. Collective.
 template <class Wire, class C, class T>
 void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
                        std::type_identity_t<T> factor = T(1)) {
   const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
   if (ranks == 1) return detail::scale_values(values, factor);
   const std::span<T> own = detail::part_of(values, me, ranks);
-  // This rank's sum, and the pieces under way both ways; chunks differ by an element at most.
+  // scratch: this rank's sum, and pieces under way in both directions. Chunks differ by one element at most.
   const std::size_t room = detail::pieces_under_way * detail::piece_cut<Wire>(own.size() + 1).longest();
   detail::check_not_given_up(comm);
   scratch.resize(own.size() + 2 * room);
@@ -174,7 +174,7 @@ void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
   }
 }
 
-/// By the algorithm that is named; `library` has the communicator's order. Throws value_error for
+/// All-reduce by the given algorithm; `library` adds in the communicator's order. Throws value_error for
 /// `automatic`. Collective.
 template <class C, class T>
 void all_reduce_by(all_reduce_algorithm algorithm, C& comm, std::span<T> values, std::vector<T>& scratch,

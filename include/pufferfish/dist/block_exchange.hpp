@@ -61,9 +61,9 @@ void check_blocks(const char* caller, const C& comm, const rank_blocks& blocks) 
 
 }  // namespace detail
 
-/// Every rank fills its own block, and the call fills the others. All ranks must have set the same lengths.
-/// A ring: each rank sends p - 1 blocks to the next rank. Throws shape_error unless there is one block per
-/// rank. Collective; errors as the messages.
+/// Every rank fills its own block, and the call fills the others. All ranks must have set the same lengths. A
+/// ring: each rank sends p - 1 blocks to the next rank. Throws shape_error unless there is one block per
+/// rank. Collective; other errors as start_send and start_receive.
 template <class C>
 void gather_blocks(C& comm, rank_blocks& blocks) {
   detail::check_communicator<C>();
@@ -76,8 +76,8 @@ void gather_blocks(C& comm, rank_blocks& blocks) {
   }
 }
 
-/// The same for lengths that only their own rank knows: `own` is this rank's block. The lengths travel first,
-/// 8 bytes per rank. On return `all` has the blocks of all ranks. `own` must not be a part of `all`.
+/// The same if each rank knows only the length of its own block, `own`. The lengths are exchanged first, 8
+/// bytes per rank. On return `all` has the blocks of all ranks. `own` must not be a part of `all`.
 template <class C>
 void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
   detail::check_communicator<C>();
@@ -90,8 +90,8 @@ void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
 /// Block r of `out` goes to rank r, and block r of `in` comes from rank r. Both sides have set the lengths:
 /// block r of this rank's `in` is as long as this rank's block in `out` of rank r. In step s = 1 .. p - 1 a
 /// rank sends to the rank s after it and receives from the rank s before it. `out` and `in` are different
-/// objects. Throws shape_error unless both have one block per rank, and this rank's own blocks are equally
-/// long. Collective; errors as the messages.
+/// objects. Throws shape_error unless both have one block per rank and this rank's own blocks are equally
+/// long. Collective; other errors as start_send and start_receive.
 template <class C>
 void exchange_blocks(C& comm, const rank_blocks& out, rank_blocks& in) {
   detail::check_communicator<C>();

@@ -21,16 +21,16 @@ struct gradient_bucket {
   friend bool operator==(const gradient_bucket&, const gradient_bucket&) = default;
 };
 
-/// How large buckets may be. The first one is small, so that the exchange starts early in the backward pass;
-/// a parameter larger than the limit is a bucket of its own.
+/// Largest sizes of buckets. The first bucket is small, so that the exchange starts early in the backward
+/// pass. A parameter larger than the limit is a bucket of its own.
 struct bucket_limits {
   index_t first_bytes = index_t{1} << 20;
   index_t bytes = index_t{4} << 20;
   friend bool operator==(const bucket_limits&, const bucket_limits&) = default;
 };
 
-/// Cuts the gradient arena at parameter boundaries. The arena lies in the order in which a backward pass
-/// finishes gradients, so buckets become ready one after the other. Throws value_error for a limit below 1.
+/// Cuts the gradient arena at parameter boundaries. The arena has the order in which a backward pass
+/// completes gradients, so buckets become ready one after the other. Throws value_error for a limit below 1.
 template <class T>
 std::vector<gradient_bucket> cut_buckets(const parameter_store<T>& store, const bucket_limits& limits = {}) {
   if (limits.first_bytes < 1 || limits.bytes < 1) {
@@ -52,7 +52,7 @@ std::vector<gradient_bucket> cut_buckets(const parameter_store<T>& store, const 
   return buckets;
 }
 
-/// In lines "offset size first count", for records and to compare ranks.
+/// The buckets in lines "offset size first count", for records and to compare ranks.
 inline std::string to_text(const std::vector<gradient_bucket>& buckets) {
   std::string text;
   for (const gradient_bucket& b : buckets) {

@@ -12,8 +12,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Counts the complete gradients of each bucket of a store during a step. Buckets go in the order of the
-/// arena: one that is complete early waits for those before it.
+/// Counts the complete gradients of each bucket of a store during a step. Buckets are exchanged in the order
+/// of the arena: one that is complete early waits for those before it.
 template <class T>
 class bucket_counter {
  public:
@@ -33,9 +33,9 @@ class bucket_counter {
   std::size_t size() const { return buckets_.size(); }
   const gradient_bucket& operator[](std::size_t bucket) const { return buckets_[bucket]; }
 
-  /// A step begins: no gradient is complete. Forgets the writes of a step that was abandoned. Where a step
-  /// has several passes, some of them may have been done: throws state_error, naming the parameter, unless
-  /// all parameters have had the same whole number of passes.
+  /// Starts a step, in which no gradient is complete yet. Forgets the writes of a step that was abandoned. If
+  /// a step has several passes, some may have been done already; throws state_error, naming the parameter,
+  /// unless all parameters have had the same whole number of passes.
   void restart() {
     for (const auto& entry : store_->parameters()) {
       store_->passes() == 1 ? entry.thing->restart() : require_whole_passes(entry);

@@ -2,20 +2,20 @@
 #pragma once
 
 /// \file
-/// `communicator`: what the gradient exchange asks of a group of processes, and helpers written on it.
-/// `self` (dist/self.hpp) and `mpi::communicator` (dist/mpi.hpp) satisfy it.
+/// `communicator`: the operations that the gradient exchange requires of a group of processes, and functions
+/// based on them. `self` (dist/self.hpp) and `mpi::communicator` (dist/mpi.hpp) satisfy it.
 ///
 /// Rules for every communicator:
 /// - A *collective* is called by all ranks, in the same order, with the same lengths, types and roots.
-/// `agree` is
-///   there to find out before data is mixed whether the ranks are about to do so.
+///   Compare digests by `agree` to find out, before data is mixed, whether all ranks are about to make the
+///   same calls.
 /// - One thread at a time uses a communicator and its requests.
 /// - Blocking collectives work in place and return when this rank's memory holds the result.
-/// - A started reduction owns the span's memory until `wait()` returned or `done()` was true: no one else may
-///   read or write it, and it may overlap no other collective's span. It must stay alive that long. Any
-///   number may be in flight; a blocking collective may be called meanwhile.
+/// - A started reduction owns the span's memory until `wait()` returned or `done()` was true. Until then the
+///   caller must keep it alive, not access it, and not use it in another collective. Any number of reductions
+///   may be in flight; a blocking collective may be called meanwhile.
 /// - An empty span does nothing (on all ranks, as lengths are equal).
-/// - Failures of the layer below are thrown as backend_error, on the ranks that see them.
+/// - Failures of the underlying library are thrown as backend_error, on the ranks that see them.
 
 #include <algorithm>
 #include <array>
@@ -58,16 +58,16 @@ concept collective_request = std::movable<R> && !std::copy_constructible<R> && r
 };
 
 /// A group of processes, numbered 0 .. size() - 1.
-///   rank(), size()             of the calling process, of the group; local
-///   all_reduce_sum(span<T>)    element i becomes the sum of all ranks' elements i; in place, the same bits
-///   on all
-///                              ranks (NaNs apart). Rounding may depend on length and number of ranks.
-///   all_reduce_min(span<T>), all_reduce_max(span<T>)  likewise; undefined where an element is NaN
+///   rank(), size()             number of the calling process; number of processes. Local
+///   all_reduce_sum(span<T>)    element i becomes the sum of all ranks' elements i, in place. All ranks get
+///                              the same bits (NaNs apart). Rounding may depend on length and number of
+///                              ranks.
+///   all_reduce_min(span<T>), all_reduce_max(span<T>)  likewise; undefined if an element is NaN
 ///   start_all_reduce_sum(span<T>)  the same sum, started; returns a collective_request
 ///   broadcast(span<T>, root)   copies root's elements to all ranks, T trivially copyable
 ///   broadcast_bytes(span<std::byte>, root)  the same for raw memory of any size
-///   all_gather(value)          std::vector<T> of all ranks' values, by rank; T trivially copyable, 4 KiB at
-///   most barrier()                  returns when all ranks have called it
+///   all_gather(value)          std::vector<T> of all ranks' values, by rank; T trivially copyable, <= 4 KiB
+///   barrier()                  returns when all ranks have called it
 /// Spans have dynamic extent; T as is_reducible_v says. A root outside the group throws value_error.
 template <class C>
 concept communicator = requires(C& comm, const C& observer, std::span<float> floats,
@@ -172,7 +172,7 @@ inline std::string describe_ranks(const std::vector<int>& ranks) {
   return text + (ranks.size() == 1 ? " has" : " have");
 }
 
-/// Groups that an error message lists; a larger disagreement needs no longer text.
+/// Number of groups that an error message lists.
 inline constexpr std::size_t listed_groups = 4;
 
 /// Joins "ranks ... have " + describe(group, number) of the first groups by "; ".
@@ -189,7 +189,7 @@ std::string describe_groups(const std::vector<rank_group>& groups, const Describ
   return text;
 }
 
-/// Line `number` (from 0) of a text, quoted; "nothing" behind the last. A text of n newlines has n + 1 lines,
+/// Line `number` (from 0) of a text, quoted; "nothing" after the last. A text of n newlines has n + 1 lines,
 /// so texts that differ at all differ in a line.
 inline std::string line_of(std::string_view text, std::size_t number) {
   for (; number > 0; --number) {
@@ -200,7 +200,7 @@ inline std::string line_of(std::string_view text, std::size_t number) {
   return std::string("\"").append(text.substr(0, text.find('\n'))).append("\"");
 }
 
-/// The first line that is not the same in all texts. The texts differ.
+/// Number of the first line that is not the same in all texts. The texts must differ.
 inline std::size_t first_difference(const std::vector<std::string>& texts) {
   for (std::size_t line = 0;; ++line) {
     const std::string first = line_of(texts.front(), line);
@@ -220,23 +220,23 @@ std::string broadcast_text(C& comm, const std::string& text, int root) {
   return result;
 }
 
-/// Never frees `memory`. For what MPI may still read or write after a wait was given up.
+/// Never frees `memory`. For memory that MPI may still read or write after a wait has timed out.
 inline void keep_for_good(std::shared_ptr<const void> memory) {
   static std::mutex adding;
-  // Not destroyed at the end of the program, when messages can still come.
+  // Not destroyed at the end of the program, when messages can still arrive.
   static auto& kept = *new std::vector<std::shared_ptr<const void>>;
   const std::lock_guard hold(adding);
   kept.push_back(std::move(memory));
 }
 
-/// Whether a wait of the group was given up, so that memory of what was under way is not free to use again.
+/// Whether a wait of the group has timed out. Memory of transfers under way must then not be reused.
 template <class C>
 bool gave_up(const C& comm) {
   if constexpr (requires { comm.broken(); }) return comm.broken();
   return false;
 }
 
-/// Keeps `memory`, which messages of the group go through, for good if a wait was given up when it ends.
+/// Guard for `memory` that messages use: at the guard's end it is kept for good if a wait has timed out.
 template <class C>
 struct kept_after_timeout {
   const C& comm;
@@ -249,13 +249,13 @@ struct kept_after_timeout {
   }
 };
 
-/// Throws timeout_error if so: before memory changes that may still be under way.
+/// Throws timeout_error if a wait has timed out: to be called before memory of transfers is changed.
 template <class C>
 void check_not_given_up(const C& comm) {
   if (gave_up(comm)) PUFFERFISH_THROW(timeout_error("the communicator is of no use after a timeout"));
 }
 
-/// Whether the program goes on with what this rank has after a timeout: parameters must be a whole step's.
+/// Whether the program uses this rank's state after a timeout: parameters must be those of a whole step.
 template <class C>
 bool may_lose_ranks(const C& comm) {
   if constexpr (requires { comm.may_lose_ranks(); }) {
@@ -267,7 +267,7 @@ bool may_lose_ranks(const C& comm) {
   }
 }
 
-/// What local work has thrown, and its text; no exception: `failure` is null.
+/// An exception thrown by local work, and its text. `failure` is null if there was none.
 struct local_failure {
   std::exception_ptr failure;
   std::string text;
@@ -331,9 +331,9 @@ void mean(C& comm, std::span<T> values) {
   for (T& value : values) value *= factor;
 }
 
-/// Holds one number of every rank against the others'. Returns if all are equal; else throws state_error on
-/// *all* ranks, so that none goes on alone, saying which ranks have what: 'network differs between ranks:
-/// rank 2 has digest 0x...; ranks 0, 1, 3 have digest 0x...'. Collective; `name` says what is compared.
+/// Compares one number of every rank. Returns if all are equal. Otherwise throws state_error on *all* ranks,
+/// so that no rank continues alone. The text lists the values and their ranks: 'network differs between
+/// ranks: rank 2 has digest 0x...; ranks 0, 1, 3 have digest 0x...'. `name` is what is compared. Collective.
 template <class C>
 void agree(C& comm, std::string_view name, std::uint64_t digest) {
   detail::check_communicator<C>();
@@ -347,10 +347,10 @@ void agree(C& comm, std::string_view name, std::uint64_t digest) {
                                " differs between ranks: " + detail::describe_groups(groups, describe)));
 }
 
-/// The same for a description in lines (one a parameter, say "conv1.weight float [16 x 3 x 3 x 3]"), of any
+/// The same for a description in lines (one per parameter, say "conv1.weight float [16 x 3 x 3 x 3]"), of any
 /// length on each rank. The error quotes the first line that differs: 'network differs between ranks at line
-/// 7: rank 2 has "stage2.conv.down float [24 x 3 x 3 x 96]"; ranks 0, 1, 3 have "..."'. Collective; where all
-/// agree it costs one all_gather of eight bytes.
+/// 7: rank 2 has "stage2.conv.down float [24 x 3 x 3 x 96]"; ranks 0, 1, 3 have "..."'. If all agree it costs
+/// one all_gather of eight bytes. Collective.
 template <class C>
 void agree_on_lines(C& comm, std::string_view name, const std::string& lines) {
   detail::check_communicator<C>();

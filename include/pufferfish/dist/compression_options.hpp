@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `compression_options`: which compressor a training run's exchange has, and with which options.
+/// `compression_options`: the compressor of a training run's exchange and its options.
 
 #include <concepts>
 #include <memory>
@@ -15,7 +15,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Gradients travel as they are (or narrower, see exchange_wire), while the backward pass still runs.
+/// Gradients are sent as they are (or narrower, see exchange_wire), while the backward pass still runs.
 struct no_compression {};
 
 inline std::string describe(const no_compression&) { return "none"; }
@@ -24,13 +24,13 @@ std::optional<any_compressor<T>> new_compressor(const parameter_store<T>&, const
   return std::nullopt;
 }
 
-/// The options of a compressor, of whatever type O that has, in its own namespace,
+/// Holds the options of a compressor, of any type O whose namespace has
 ///   describe(options)               in a line, for logs and to tell runs apart
 ///   new_compressor(store, options)  an any_compressor<T>, for a parameter_store<T> of float, double or both
 /// and, if they apply,
 ///   O::brings_momentum              the compressor has a momentum of its own, in place of the optimizer's
 ///   options.brings_weight_decay()   whether these options give the compressor a weight decay, likewise
-/// The library's, power_sgd_options and others, are in the headers of compress/. Copies share the object.
+/// Copies share the held options. The library's, such as power_sgd_options, are in the headers of compress/.
 class compression_options {
  public:
   compression_options() = default;
@@ -45,7 +45,7 @@ class compression_options {
   bool brings_momentum() const { return held_ && held_->brings_momentum(); }
   bool brings_weight_decay() const { return held_ && held_->brings_weight_decay(); }
 
-  /// See describe and new_compressor.
+  /// describe() of the held options; "none" without options.
   std::string text() const { return held_ ? held_->text() : "none"; }
 
   template <class T>
@@ -102,8 +102,8 @@ std::string describe(const O& options) {
   return options.text();
 }
 
-/// A new compressor for the arenas of a network, nothing for no_compression. Errors as new_compressor of the
-/// options that are held; value_error where they have none for gradients of type T.
+/// A new compressor for the arenas of a network; nullopt for no_compression. Errors as new_compressor of the
+/// held options; value_error if they have none for gradients of type T.
 template <class T, std::same_as<compression_options> O>
 std::optional<any_compressor<T>> new_compressor(const parameter_store<T>& store, const O& options) {
   return options.make(store);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `gradient_compressor`: what the gradient exchange asks of a scheme that sends less than the gradients, and
-/// `any_compressor`, which holds one. `power_sgd` and `signum` (compress/) satisfy it.
+/// `gradient_compressor`: requirements of the gradient exchange on a scheme that sends less than the
+/// gradients. `any_compressor` holds one. `power_sgd` and `signum` (compress/) satisfy it.
 
 #include <concepts>
 #include <cstddef>
@@ -24,8 +24,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Where a compressor works: this rank of how many, and how many exchanges it has done before this one. Epoch
-/// and learning rate are those that gradient_exchange::set_epoch was told last.
+/// Position of a compressor: its rank, the number of ranks, and the number of exchanges before this one.
+/// Epoch and learning rate are those of the last call of gradient_exchange::set_epoch.
 struct exchange_place {
   int rank = 0;
   int ranks = 1;
@@ -54,10 +54,10 @@ struct compressor_message {
   const rank_blocks* to_ranks = nullptr;
   rank_blocks* from_ranks = nullptr;
   /// Replaced by the sum over all ranks (sparse_all_reduce), the same bits on all of them. The compressor has
-  /// filled it; its length is that of all ranks, its number of entries may be another one.
+  /// filled it. Its length is equal on all ranks; its number of entries may differ.
   sparse_stream<T>* sparse = nullptr;
 
-  /// Bytes that rank `rank` gives to collectives.
+  /// Bytes that rank `rank` passes to collectives.
   std::size_t payload_bytes(int rank) const {
     std::size_t bytes = sum.size_bytes() + maxima.size_bytes();
     if (sends_length) {
@@ -70,8 +70,8 @@ struct compressor_message {
   }
 };
 
-/// What a compressor carries from step to step. `of_rank`: it differs between ranks, and a checkpoint keeps
-/// every rank's; otherwise it is the same on all.
+/// State that a compressor carries from step to step. `of_rank`: the state differs between ranks, and a
+/// checkpoint stores that of every rank; otherwise it is equal on all ranks.
 template <class T>
 struct compressor_state {
   std::string name;
@@ -79,19 +79,19 @@ struct compressor_state {
   bool of_rank = false;
 };
 
-/// A scheme that turns every rank's gradients into their mean, or into what shall stand for it, and sends
-/// less than the gradients. It sees the whole gradient arena after the backward pass, may treat each tensor
-/// in its own way, and knows no communicator: it says what to send, in one or more rounds a step.
+/// A scheme that replaces every rank's gradients by their mean, or by a substitute for it, and sends less
+/// than the gradients. It works on the whole gradient arena after the backward pass and may treat each tensor
+/// in its own way. It uses no communicator: in one or more rounds per step it returns the data to send.
 ///   value_type                            float or double
-///   rounds()                              how many a step has
+///   rounds()                              number of rounds of a step
 ///   encode(ctx, place, round, gradients)  a compressor_message: what round 0, 1, ... sends. `gradients` is
 ///                                         the whole arena, of this rank alone until decode writes it
-///   decode(ctx, place, round, gradients)  takes what has come into the message. After the last round
+///   decode(ctx, place, round, gradients)  uses what the message has received. After the last round
 ///                                         `gradients` is the result, the same bits on all ranks
-///   payload_bytes()                       what one rank gives to the collectives of a step, in bytes
-///   states()                              its compressor_states; all spans together are all that it carries
-///   describe()                            a line that tells it from others: ranks must agree on it. If the
-///                                         result's bits depend on the machine, it says on what
+///   payload_bytes()                       bytes that one rank passes to the collectives of a step
+///   states()                              its compressor_states, which together are its whole state
+///   describe()                            a line that identifies the scheme, equal on all ranks. If the
+///                                         result's bits depend on the machine, the line says on what
 /// and, if it has them,
 ///   start(rank, ranks)                    called once by the exchange, before everything else
 ///   part(begin, end)                      a fresh compressor of the elements [begin, end) of the arena, a
@@ -100,9 +100,9 @@ struct compressor_state {
 ///                                         whole does. Random numbers depend on names. Sums may be rounded
 ///                                         otherwise, and runs begin anew at `begin`
 ///   has_parts()                           false if these options allow no part()
-/// Results depend on the gradients, the place and the state alone, not on the number of threads. Where a
-/// gradient is not finite nothing is asked of the result but that it is not finite either (a sign can not
-/// say so; see nonfinite_policy).
+/// Results depend only on the gradients, the place and the state, not on the number of threads. If a gradient
+/// is not finite, the only requirement is that the result is not finite either (signs cannot show it; see
+/// nonfinite_policy).
 template <class C>
 concept gradient_compressor = std::movable<C> &&
     requires(C& compressor, const C& observer, context<device::cpu>& ctx, const exchange_place& place,
@@ -119,8 +119,8 @@ concept gradient_compressor = std::movable<C> &&
 template <class C, class T>
 concept compressor_of = gradient_compressor<C> && std::same_as<typename C::value_type, T>;
 
-/// Holds any compressor, whole or split into a compressor for every bucket of the arena. The calls are
-/// virtual: a few a step.
+/// Holds any compressor, whole or split into one compressor for every bucket of the arena. Its few calls per
+/// step are virtual.
 template <class T>
 class any_compressor {
  public:
@@ -142,8 +142,8 @@ class any_compressor {
     }
   }
 
-  /// Replaces the compressor by one for each of the buckets, afresh. Does nothing where it is split into
-  /// these buckets. Throws value_error for a compressor without parts, state_error if it is split otherwise.
+  /// Replaces the compressor by a fresh one for each bucket. Does nothing if it is already split into these
+  /// buckets. Throws value_error for a compressor without parts, state_error if it is split into others.
   void split(const std::vector<gradient_bucket>& buckets) {
     if (buckets.empty()) return;
     if (is_split()) {
@@ -162,13 +162,13 @@ class any_compressor {
   }
   bool is_split() const { return !buckets_.empty(); }
 
-  /// Once: later calls with the same numbers do nothing, so that spans of states() stay.
+  /// Later calls with the same numbers do nothing, so that spans of states() stay valid.
   void start(int rank, int ranks) {
     if (std::pair(rank, ranks) == std::exchange(started_, std::pair(rank, ranks))) return;
     for (const auto& part : parts_) part->start(rank, ranks);
   }
   int rounds() const { return parts_.front()->rounds(); }
-  /// Of bucket `part` where it is split: `gradients` are then those of the bucket.
+  /// If split: of bucket `part`; `gradients` are then those of the bucket.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients, std::size_t part = 0) {
     return parts_[part]->encode(ctx, place, round, gradients);

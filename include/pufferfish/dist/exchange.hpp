@@ -24,8 +24,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Averages gradients in place: a bucket starts as soon as the last writer of its last parameter is done, in
-/// the order of the arena on every rank. Nothing is packed: messages leave from where backward wrote.
+/// Averages gradients in place. The exchange of a bucket starts as soon as all of its gradients are written,
+/// in the order of the arena on every rank. Nothing is packed: messages are sent from the gradient arena.
 ///
 ///     gradient_exchange<float, mpi::communicator> exchange(net.store(), comm);
 ///     exchange.begin(ctx);          // before the backward pass (of the step's last micro-batch)
@@ -34,35 +34,35 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Layers of other networks, and layers that belong to none, may run between begin and finish: their
 /// gradients are ignored. A second backward pass through one of the exchange's own parameters throws
-/// state_error unless micro_batches (dist/micro_batches.hpp) says so before.
+/// state_error unless micro_batches (dist/micro_batches.hpp) has announced it.
 ///
 /// After a failed step (an exception from begin to finish that came from the exchange, a compressor or the
 /// communicator) begin throws state_error: the ranks' collectives may no longer fit together. Make a new
 /// exchange on all ranks. A step that nonfinite_policy::stop ends has not failed in this sense.
 ///
-/// Between begin and finish no one else may use the communicator. The mean is the sum times 1 / p, rounded;
-/// the order of the sum is the algorithm's: the same plan (see exchange_plan) on as many ranks gives the same
-/// bits again. All ranks end with the same bits.
+/// Between begin and finish no other code may use the communicator. The mean is the sum times 1 / p, rounded.
+/// The algorithm decides the order of the sum: the same plan (exchange_plan) on the same number of ranks
+/// gives the same bits again. All ranks end with the same bits.
 ///
-/// With a compressor nothing starts before finish: it sees all gradients, and what it computes would compete
-/// with the backward pass; unless exchange_options::compress_by_bucket says that the time on the network is
-/// worth more. What finish leaves is the compressor's result.
+/// With a compressor the exchange starts in finish, since the compressor needs all gradients and its work
+/// would compete with the backward pass for cores. With exchange_options::compress_by_bucket it starts bucket
+/// by bucket during the backward pass. After finish the gradients are the compressor's result.
 ///
-/// Gradients on a device go through memory of the host (unless exchange_memory says otherwise): a bucket is
-/// copied there while the backward pass still runs, exchanged as one of the host's, and copied back, before
-/// what is put into the context's stream after finish; compressors, too, work on the host. gpu::nccl
-/// (gpu/nccl.hpp) exchanges without the host.
+/// Gradients on a device are staged in host memory (unless exchange_memory says otherwise): a bucket is
+/// copied to the host while the backward pass still runs, exchanged there, and copied back. Work put into the
+/// context's stream after finish sees the result. Compressors work on the host, too. gpu::nccl (gpu/nccl.hpp)
+/// exchanges without the host.
 ///
-/// In a step that is captured into a graph (gpu::step_graph), begin and finish stand in the captured work as
-/// they would stand in a direct one. Each replay then exchanges its own gradients: the graph tells the
-/// exchange's thread when a bucket has come, and waits for it before the bucket is copied back; the host only
-/// launches. So the communicator must be usable from a thread (else state_error), and belongs to the exchange
-/// until the context has been synchronized. What the host cannot be told by a return value then:
-/// - whether the step counts is skip(), which an optimizer's kernels read; finish returns true.
-/// - what goes wrong comes out of a later call: see context::failures. The step of it is skipped, too.
-/// - steps(), report() and nonfinite() are those of the replays that are done; look at them when none is on
-///   its way, after context::synchronize.
-/// A graph that has captured an exchange must not be launched after the exchange's end.
+/// In a step that is captured into a graph (gpu::step_graph), begin and finish are called as in a direct
+/// step. Each replay then exchanges its own gradients: the graph notifies the exchange's thread when a bucket
+/// is on the host, and waits for the thread before it copies the bucket back; the host only launches the
+/// graph. So threads must be able to use the communicator (else state_error), and no other code may use it
+/// until the context has been synchronized. Replays have no return values; instead:
+/// - The optimizer's kernels read from skip() whether the step counts. finish returns true.
+/// - An error is thrown by a later call (see context::failures), and its step is skipped.
+/// - steps(), report() and nonfinite() are those of completed replays. Read them while none is under way,
+///   after context::synchronize.
+/// A graph that has captured an exchange must not be launched after the exchange's destruction.
 template <class T, class Comm, class Device = device::cpu>
 class gradient_exchange {
   using staging = detail::gradient_staging<T, Device>;
@@ -70,8 +70,8 @@ class gradient_exchange {
  public:
   /// The store and the communicator must outlive the object. Collective: throws state_error on all ranks if
   /// their buckets, options or compressors differ, naming the first difference; value_error on all ranks for
-  /// options or a plan that cannot be, naming the rank that has them; backend_error if
-  /// exchange_memory::device cannot, naming the ranks.
+  /// invalid options or an invalid plan, naming the rank that has them; backend_error on all ranks if MPI
+  /// does not support exchange_memory::device, naming the ranks.
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options = {},
                     std::optional<any_compressor<T>> compressor = {})
       : store_(&store),
@@ -101,7 +101,7 @@ class gradient_exchange {
   gradient_exchange& operator=(const gradient_exchange&) = delete;
   ~gradient_exchange() {
     listener_.stop();
-    staging_.drain();  // what is in streams may call the thread, or wait for it
+    staging_.drain();  // work in streams may notify the thread, or wait for it
     jobs_.stop();
     if constexpr (staging::copies) {
       if (detail::gave_up(reducer_.comm())) staging_.keep_host_memory();
@@ -114,39 +114,39 @@ class gradient_exchange {
   const exchange_report& report() const { return reducer_.report(); }
   void clear_report() { reducer_.report() = {}; }
 
-  /// What one rank gives to the collectives of a step, in bytes.
+  /// Bytes that one rank passes to the collectives of a step.
   index_t payload_bytes() const { return reducer_.payload_bytes(); }
 
-  /// What the compressor carries; empty without one.
+  /// States of the compressor; empty without one.
   std::vector<compressor_state<T>> states() { return reducer_.states(); }
-  /// Exchanges that were made; a checkpoint keeps them with the states. Skipped ones do not count.
+  /// Number of exchanges, skipped steps excluded. A checkpoint stores it with the states.
   std::uint64_t steps() const { return reducer_.steps(); }
   void set_steps(std::uint64_t steps) {
     reducer_.set_steps(steps);
     steps_agreed_ = false;
   }
-  /// Tells compressors the epoch and its learning rate, between steps.
+  /// Sets the epoch and its learning rate for compressors; to be called between steps.
   void set_epoch(index_t epoch, double learning_rate) { reducer_.set_epoch(epoch, learning_rate); }
-  /// The last one that nonfinite_policy::skip has met; the same on all ranks.
+  /// The last non-finite element that nonfinite_policy::skip or stop has found; the same on all ranks.
   const std::optional<nonfinite_gradient>& nonfinite() const { return reducer_.nonfinite(); }
 
-  /// On a device: not 0, from the last finish on in the stream's order, if the step does not count.
+  /// On a device: address of a flag that is not 0, in stream order after finish, if the step does not count.
   const int* skip() const requires(staging::copies) { return staging_.skip(); }
 
-  /// From now on gradients that get ready are exchanged. Forgets the writes of an abandoned step. Throws
-  /// state_error if the network has changed its arenas, an exchange has begun and not finished, an earlier
-  /// step has failed, or parameters are at different passes of micro_batches; and, on all ranks, if they are
-  /// at different steps: the first begin, and that after set_steps, compares them.
+  /// Starts a step: gradients that become ready are exchanged from now on. Forgets the writes of an abandoned
+  /// step. Throws state_error if the network has changed its arenas, the last begin had no finish, an earlier
+  /// step has failed, or parameters are at different passes of micro_batches; and on all ranks if their
+  /// numbers of steps differ, which the first begin, and the first after set_steps, compares.
   void begin(context<Device>& ctx) {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
     }
     failure_.require_none();
-    // What was captured only in part has left nothing behind.
+    // A step that was captured only in part has called no collectives, so it need not be finished.
     if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
     captured_ = staging_.is_captured(ctx);
     if constexpr (staging::copies) {
-      // Replays on their way have the communicator and the thread.
+      // Replays under way use the communicator and the thread.
       if (!captured_ && ever_captured_) ctx.synchronize();
     }
     if (!steps_agreed_) agree_on_steps();
@@ -162,20 +162,20 @@ class gradient_exchange {
   }
 
   /// Waits until every gradient is the mean over all ranks. A gradient that no layer of this rank has written
-  /// since the last exchange or optimizer step is zero on this rank: see parameter.
-  /// True if the step may be taken: false, on all ranks, where nonfinite_policy::skip has met something (the
-  /// gradients are then of no use; a compressor's state is as it was). Throws value_error on all ranks for
-  /// nonfinite_policy::stop, and for a compressor whose result is not finite though all gradients are: its
-  /// state is spoilt. Rethrows what went wrong in between. Throws state_error if a call since begin has
-  /// failed.
+  /// since the last exchange or optimizer step counts as zero on this rank: see parameter.
+  /// Returns true if the step may be taken; false, on all ranks, if nonfinite_policy::skip has found an
+  /// element that is not finite (gradients are then undefined, a compressor's state is unchanged). Throws
+  /// value_error on all ranks for nonfinite_policy::stop, and if a compressor's result is not finite though
+  /// all gradients are; the compressor's state is then unusable. Rethrows exceptions of the exchange since
+  /// begin. Throws state_error if a call since begin has failed.
   bool finish(context<Device>& ctx) {
     return finish(ctx, [](const gradient_bucket&) {});
   }
 
-  /// The same; `arrived(bucket)` is called for every gradient_bucket, in order, on this thread, as soon as
-  /// its gradients may be used: while later buckets are on their way where arrives_early() says so, else when
-  /// all is known to be well. If something goes wrong, some buckets may have been given already. An exception
-  /// from `arrived` is rethrown when all buckets have been exchanged, so that the ranks stay in step.
+  /// The same, and calls arrived(bucket) for every gradient_bucket, in order, on this thread, as soon as its
+  /// gradients may be used: while later buckets are still under way if arrives_early(), else when the whole
+  /// exchange has succeeded. After an error it may have been called for some buckets. An exception from
+  /// `arrived` is rethrown when all buckets have been exchanged, so that the ranks stay in step.
   template <class Arrived>
   bool finish(context<Device>& ctx, Arrived&& arrived) {
     failure_.require_none();
@@ -214,11 +214,11 @@ class gradient_exchange {
     return usable;
   }
 
-  /// True if finish hands out buckets before all have come: several ranks, no compressor, and nobody asks
-  /// whether all gradients are finite.
+  /// True if finish calls `arrived` before all buckets have come: buckets are exchanged one by one (several
+  /// ranks without a compressor, or compress_by_bucket), and nonfinite_policy is ignore.
   bool arrives_early() const { return overlapped() && !reducer_.looks(); }
 
-  /// On a device: whether begin and finish may stand in a step that is captured.
+  /// On a device: whether a step with begin and finish can be captured.
   bool can_be_captured() const requires(staging::copies) {
     return !works() || (reducer_.memory() != exchange_memory::device && reducer_.may_have_thread());
   }
@@ -227,22 +227,22 @@ class gradient_exchange {
   using clock = std::chrono::steady_clock;
   using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
 
-  // What a host function in a stream is given.
+  // Argument of a host function in a stream.
   struct place {
     gradient_exchange* exchange;
     std::uint32_t bucket;
-    std::uint32_t jobs;  // that may be done when the bucket has come
+    std::uint32_t jobs;  // number of jobs that may be done when the bucket has come
   };
 
-  // Whether there is a sum to overlap with the backward pass; whether finish leaves other gradients; whether
-  // it looks at them at all.
+  // overlapped: buckets are exchanged during the backward pass. changes: finish changes gradients. works:
+  // finish changes or checks gradients.
   bool overlapped() const { return changes() && reducer_.by_bucket(); }
   bool changes() const {
     return buckets_.size() > 0 && !reducer_.is_local() &&
            (reducer_.comm().size() > 1 || reducer_.has_compressor());
   }
   bool works() const { return changes() || (buckets_.size() > 0 && reducer_.looks()); }
-  // Whether layers' calls matter: a device's gradients come to the host early, whatever happens there.
+  // Whether ready gradients start work. Gradients of a device are copied to the host early in any case.
   bool listens() const { return overlapped() || (staging::copies && works()); }
 
   void agree_on_steps() {
@@ -259,8 +259,8 @@ class gradient_exchange {
     self.guarded([&] { self.release(count); });
   }
 
-  // Does a part of the step. If the part throws, the step has failed: its collectives may be incomplete. What
-  // is being captured has not called any, and nonfinite_policy::stop stops all ranks after the same ones.
+  // Does a part of the step. If the part throws, the step has failed: its collectives may be incomplete. Not
+  // so while capturing, which calls none, nor after nonfinite_policy::stop, which stops all ranks alike.
   template <class Part>
   decltype(auto) guarded(Part&& part) {
     try {
@@ -273,7 +273,7 @@ class gradient_exchange {
     }
   }
 
-  // This step's buckets below `count` are complete: they may go.
+  // Starts the exchange of this step's buckets below `count`, which are complete.
   void release(std::size_t count) {
     for (; listens() && released_ < count; ++released_) {
       staging_.fetch(*ctx_, released_, buckets_[released_], call_for(released_));
@@ -286,14 +286,14 @@ class gradient_exchange {
                                         static_cast<std::size_t>(buckets_[bucket].size));
   }
 
-  // A bucket's own gradients are complete and where the exchange works on them.
+  // Checks a bucket's own gradients, which are complete and in the exchange's memory, before the sum.
   void look_at(std::size_t bucket) { reducer_.look_at(gradients_of(bucket), buckets_[bucket].offset); }
 
   // -------------------------------------------------------------------------------------------------------
   // The thread: a job for every bucket, and one that closes the step.
 
   std::uint32_t jobs_of_step() const { return static_cast<std::uint32_t>(buckets_.size() + 1); }
-  // The step can be closed when the last bucket is done.
+  // The last bucket also allows the job that closes the step.
   std::uint32_t jobs_with(std::size_t bucket) const { return bucket + 1 < buckets_.size() ? 1 : 2; }
   void start_thread() {
     jobs_.start(jobs_of_step(), [this](std::size_t job) { serve(job); });
@@ -344,11 +344,11 @@ class gradient_exchange {
     }
   }
 
-  // Whatever happens, it leaves when the thread no longer uses the gradients.
+  // Returns and throws only when the thread no longer uses the gradients.
   template <class Arrived>
   bool thread_step(Arrived&& arrived) {
-    // From here on all of the step's jobs are there; without it a device that has failed would never add
-    // them.
+    // After this, all of the step's jobs have been added. If a device has failed, this throws; its jobs would
+    // never be added.
     staging_.await(buckets_.size() - 1);
     const std::uint32_t all = jobs_.added();
     std::uint32_t count = all - jobs_of_step();
@@ -382,7 +382,7 @@ class gradient_exchange {
     return with_thread() ? thread_step(arrived) : request_step(arrived);
   }
 
-  // After the backward pass, on this thread: compressors, and one rank that only looks at its gradients.
+  // After the backward pass, on this thread: a compressor of all gradients, or only the check on one rank.
   bool step_at_once() {
     for (std::size_t b = 0; works() && b < buckets_.size(); ++b) {
       staging_.await(b);
@@ -391,7 +391,7 @@ class gradient_exchange {
     return reducer_.close(staging_.host(*ctx_), staging_.gradients());
   }
 
-  // Without a thread: starts what is ready, where it can be started, and lets what is under way move.
+  // Without a thread: starts sums of ready buckets if they can be started, and lets started sums progress.
   void progress() {
     for (; started_ < released_ && staging_.has_come(started_); ++started_) {
       look_at(started_);
@@ -424,7 +424,7 @@ class gradient_exchange {
   }
 
   // -------------------------------------------------------------------------------------------------------
-  // Captured steps: what a direct one does, put into the graph as host functions.
+  // Captured steps: the work of a direct step, put into the graph as host functions.
 
   void check_capture(const context<Device>& ctx) const {
     if (staging_.is_captured(ctx) != captured_) detail::refuse_half_capture();
@@ -441,9 +441,9 @@ class gradient_exchange {
   template <class Arrived>
   void finish_captured(context<Device>& ctx, Arrived&& arrived) {
     if (!works()) staging_.call(ctx, {&gradient_exchange::count_replay, this});
-    // CUDA may call host functions one after the other, in any order that streams allow: one that waits for
-    // the thread comes only behind all that tell the thread something. Then every rank's buckets are on
-    // their way before any rank waits for one, and no wait can stand before what it waits for.
+    // CUDA may run host functions one at a time, in any order that the streams allow. So those that wait for
+    // the thread come after all that notify the thread: every rank's buckets are then under way before any
+    // rank waits for one, and no wait can block the notification that it waits for.
     if (works()) staging_.join(ctx);
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       if (works() && (arrives_early() || b == 0)) {
@@ -457,7 +457,7 @@ class gradient_exchange {
   }
 
   static void count_replay(void* object) { static_cast<gradient_exchange*>(object)->reducer_.count(); }
-  // Of the replay under way: its jobs have all been added.
+  // For the replay under way, all of whose jobs have been added.
   static void await_bucket(void* object) {
     const place& p = *static_cast<place*>(object);
     gradient_exchange& self = *p.exchange;
@@ -466,7 +466,7 @@ class gradient_exchange {
     self.reducer_.report().exposed_ms += detail::milliseconds_since(start);
   }
 
-  // Later replays are skipped and leave the failure again.
+  // Passes the thread's exception to the context. Later replays are skipped and pass a failure again.
   void leave_failure() {
     const std::exception_ptr thrown = thrown_.take();
     if (!thrown) return;
@@ -486,7 +486,7 @@ class gradient_exchange {
   std::size_t released_ = 0, started_ = 0;  // of this step
   bool running_ = false, captured_ = false, ever_captured_ = false;
   bool steps_agreed_ = false;
-  // What the thread leaves: whether the step may be taken, what went wrong.
+  // Results of the thread: whether the step may be taken, and its exception.
   bool usable_ = true;
   detail::thread_exception thrown_;
   detail::exchange_failure failure_;

@@ -53,9 +53,9 @@ class thread_exception {
     exception_ = std::current_exception();
     any_.store(true, std::memory_order_relaxed);
   }
-  /// May be called while the thread works; the others may not, unless by that thread.
+  /// May be called while the thread works. The other members may be called then only by that thread.
   bool any() const { return any_.load(std::memory_order_relaxed); }
-  /// The exception, which is then forgotten; nullptr if there was none.
+  /// Returns the exception and clears it; nullptr if there was none.
   std::exception_ptr take() {
     any_.store(false, std::memory_order_relaxed);
     return std::exchange(exception_, nullptr);
@@ -66,7 +66,7 @@ class thread_exception {
   std::atomic<bool> any_{false};
 };
 
-/// For a call of an exchange in a step of which only another part is captured into a graph.
+/// Throws state_error for a call in a step of which only another part is captured into a graph.
 [[noreturn]] PUFFERFISH_COLD inline void refuse_half_capture() {
   throw_error<state_error>(
       {"gradient_exchange: begin, the backward pass and finish are captured into a graph together, "

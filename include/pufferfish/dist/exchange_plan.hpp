@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `exchange_plan`: how gradients are cut into messages, and which all-reduce serves which length.
+/// `exchange_plan`: how gradients are cut into messages, and the all-reduce algorithm for each length.
 
 #include <algorithm>
 #include <charconv>
@@ -19,23 +19,23 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A line of a plan's table.
+/// A rule of a plan: the algorithm for messages up to a length.
 struct exchange_rule {
-  index_t up_to_bytes = std::numeric_limits<index_t>::max();  ///< longest message that it is for
+  index_t up_to_bytes = std::numeric_limits<index_t>::max();  ///< longest message that the rule is for
   all_reduce_algorithm algorithm = all_reduce_algorithm::library;
   friend bool operator==(const exchange_rule&, const exchange_rule&) = default;
 };
 
-/// Where messages end and how they are summed: what decides the order of every addition, together with the
-/// number of ranks. All ranks must have the same one, and a run that goes on must have its old one.
+/// Buckets and all-reduce algorithms, which together with the number of ranks decide the order of every
+/// addition. All ranks must have the same plan, and a resumed run must have its old one.
 struct exchange_plan {
   bucket_limits buckets;
-  /// Lengths rise; the last line is also for what is longer. Never `automatic`. None: `library`.
+  /// Lengths increase; the last rule is also for longer messages. Never `automatic`. Empty: `library`.
   std::vector<exchange_rule> rules;
-  int ranks = 0;  ///< for how many it was made; 0: any number
+  int ranks = 0;  ///< number of ranks that it was made for; 0: any number
 
-  /// Of an all-reduce of n bytes by the best algorithm for n, fitted as latency + n / bytes_per_second; 0
-  /// where nothing was measured.
+  /// Time of an all-reduce of n bytes by the best algorithm for n, fitted as latency + n / bytes_per_second;
+  /// both 0 if nothing was measured.
   double latency = 0.0;  ///< in seconds
   double bytes_per_second = 0.0;
 
@@ -48,14 +48,14 @@ struct exchange_plan {
   friend bool operator==(const exchange_plan&, const exchange_plan&) = default;
 };
 
-/// What is used where nothing was measured. Buckets as bucket_limits says. Up to 16 KiB times the ranks
-/// recursive doubling, above the ring:
+/// The plan without measurements. Buckets have the default bucket_limits. Messages of up to 16 KiB times the
+/// number of ranks use recursive doubling, longer ones the ring:
 ///     ranks            2       4       8       16      32     64
 ///     ring above    32 KiB  64 KiB  128 KiB 256 KiB 512 KiB  1 MiB
-/// With latency a and b seconds a byte, recursive doubling takes log2 p (a + b n) and the ring
-/// 2 (p - 1) a + 2 (p - 1) / p b n; they meet at n / p between 2 and 2.4 a / b for 4 to 16 ranks, and a / b
-/// is about 6 KiB for Ethernet at 1 Gbit/s. Both wait without keeping a core busy, and their sums do not
-/// depend on the MPI library.
+/// With latency a and b seconds per byte, recursive doubling takes log2 p (a + b n) and the ring
+/// 2 (p - 1) a + 2 (p - 1) / p b n. The times are equal at n / p between 2 and 2.4 a / b for 4 to 16 ranks,
+/// and a / b is about 6 KiB for Ethernet at 1 Gbit/s. Both wait without keeping a core busy, and their sums
+/// do not depend on the MPI library.
 inline exchange_plan default_plan(int ranks) {
   exchange_plan plan;
   plan.ranks = ranks;
@@ -68,7 +68,7 @@ inline exchange_plan default_plan(int ranks) {
 
 namespace detail {
 
-/// What all ranks must have alike: everything but the measurements.
+/// The parts of a plan that must be equal on all ranks, in lines: all but `ranks` and the measurements.
 inline std::string order_lines(const exchange_plan& plan) {
   std::string text = message({"buckets ", plan.buckets.first_bytes, " ", plan.buckets.bytes, "\n"});
   for (const exchange_rule& rule : plan.rules) {
@@ -78,7 +78,7 @@ inline std::string order_lines(const exchange_plan& plan) {
 }
 
 inline constexpr std::size_t most_rules = 64;
-/// Throws value_error unless the plan is one.
+/// Throws value_error unless the plan is valid.
 inline void check_plan(const char* who, const exchange_plan& plan) {
   bool valid = plan.buckets.first_bytes >= 1 && plan.buckets.bytes >= 1 && plan.ranks >= 0 &&
                plan.latency >= 0.0 && std::isfinite(plan.latency) && plan.bytes_per_second >= 0.0 &&
@@ -95,7 +95,7 @@ inline void check_plan(const char* who, const exchange_plan& plan) {
   }
 }
 
-/// Reads the words of a line from left to right; whatever is not as it should be makes it no line.
+/// Reads the words of a line from left to right. Any unexpected word makes the line invalid.
 class plan_line {
  public:
   explicit plan_line(std::string_view text) : rest_(text) {}
@@ -132,7 +132,7 @@ class plan_line {
 
 }  // namespace detail
 
-/// Lines, exact: plan_from_text gives the same plan.
+/// The plan in lines, exactly: plan_from_text returns an equal plan.
 ///     buckets 1048576 4194304
 ///     up to 65536 library
 ///     up to 9223372036854775807 ring
@@ -143,7 +143,7 @@ inline std::string to_text(const exchange_plan& plan) {
          detail::shortest_number(plan.latency) + " " + detail::shortest_number(plan.bytes_per_second) + "\n";
 }
 
-/// The inverse. Throws io_error, naming `source` and the line, for anything that to_text does not write.
+/// The inverse of to_text. Throws io_error, naming `source` and the line, for any other text.
 inline exchange_plan plan_from_text(const std::string& text, const std::string& source) {
   exchange_plan plan;
   int kinds[4] = {};

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: what a gradient exchange does with buckets that have come: their means, or a compressor's work,
-/// and the look for numbers that are not finite. When it happens is gradient_exchange's to say.
+/// Internal: the work of a gradient exchange on buckets: means or compression, and the check for numbers that
+/// are not finite. gradient_exchange decides when it is done.
 
 #include <algorithm>
 #include <atomic>
@@ -26,11 +26,11 @@ inline double milliseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// One thread at a time uses it; which one may change.
+/// Used by one thread at a time; the thread may change.
 template <class T, class Comm>
 class gradient_reducer {
  public:
-  /// Collective: throws on all ranks if the options of one of them cannot be.
+  /// Collective: throws on all ranks if the options of one rank are invalid.
   gradient_reducer(const parameter_store<T>& store, Comm& comm, const exchange_options& options,
                    std::optional<any_compressor<T>> compressor)
       : store_(&store),
@@ -50,7 +50,7 @@ class gradient_reducer {
   }
   gradient_reducer(const gradient_reducer&) = delete;
   gradient_reducer& operator=(const gradient_reducer&) = delete;
-  /// After a timeout messages may still come into the gradients and what else they went through.
+  /// After a timeout, messages may still arrive in the gradients and the buffers, so these are kept for good.
   ~gradient_reducer() {
     if (!gave_up(*comm_)) return;
     keep_for_good(arena_);
@@ -64,12 +64,12 @@ class gradient_reducer {
   const exchange_plan& plan() const { return plan_; }
   bool has_compressor() const { return compressor_.has_value(); }
   bool is_local() const { return options_.local; }
-  /// Whether a bucket can be reduced before the others have come.
+  /// Whether a bucket can be reduced before all others have come.
   bool by_bucket() const { return !compressor_ || options_.compress_by_bucket; }
   exchange_memory memory() const { return options_.memory; }
   bool is_narrow() const { return options_.wire != exchange_wire::same; }
   bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
-  /// Whether another thread may do the work; whether one shall in every step.
+  /// Whether another thread may do the work, and whether one does so in every step.
   bool may_have_thread() const { return comm_->size() == 1 || usable_from_threads(); }
   bool with_thread() const { return options_.progress == exchange_progress::thread; }
   exchange_report& report() { return report_; }
@@ -95,7 +95,7 @@ class gradient_reducer {
     return elements * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
   }
 
-  /// What ranks must agree on.
+  /// The options that must be equal on all ranks.
   std::string option_lines(const std::vector<gradient_bucket>& buckets) const {
     return to_text(buckets) + order_lines(plan_) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
            to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
@@ -103,8 +103,8 @@ class gradient_reducer {
            "\nprogress by " + (with_thread() ? "a thread" : "calls") + "\nmemory " +
            to_string(options_.memory) + "\n";
   }
-  /// For MPI on a device's memory: all ranks' MPI must take it, or none. Collective; all ranks have the same
-  /// options. Throws backend_error on all ranks, naming those without.
+  /// For exchange_memory::device: throws backend_error on all ranks, naming the ranks whose MPI does not take
+  /// device memory. Collective; all ranks have the same options.
   void check_device_memory() const {
     if (options_.memory != exchange_memory::device) return;
     bool takes = false;
@@ -139,13 +139,13 @@ class gradient_reducer {
     return plan_.algorithm_for(values.size_bytes());
   }
 
-  /// Whether the sum can be started and looked after in between.
+  /// Whether the sum is started (start_all_reduce_sum) and polled, instead of blocking.
   bool starts(std::span<const T> values) const {
     return !compressor_ && !is_narrow() && options_.memory == exchange_memory::staged &&
            algorithm_for(values) == all_reduce_algorithm::library;
   }
 
-  // A step: restart, look_at for all gradients, reduce for every bucket if by_bucket(), close.
+  // Calls of a step, in order: restart, look_at for all gradients, reduce per bucket if by_bucket(), close.
 
   void restart() {
     local_nonfinite_ = -1;
@@ -161,21 +161,21 @@ class gradient_reducer {
     if (found >= 0) local_nonfinite_ = offset + found;
   }
 
-  /// The gradients of a bucket become their means, or what a compressor makes of them. In place. In a
-  /// device's memory (exchange_memory::device) it is the sum that is left.
+  /// Replaces the gradients of a bucket by their means over the ranks or by a compressor's result, in place.
+  /// With exchange_memory::device they become the sums.
   void reduce(std::size_t bucket, std::span<T> values) {
     if (!compressor_) return average(values);
     check_not_given_up(*comm_);
     compress(one_thread_, values, bucket);
   }
 
-  /// A step in which there is nothing to do.
+  /// Counts a step in which there is nothing to do.
   void count() {
     ++report_.steps;
     set_steps(steps() + 1);
   }
 
-  /// True if the step may be taken. Throws value_error, on all ranks, for nonfinite_policy::stop.
+  /// Ends a step. True if it may be taken. Throws value_error, on all ranks, for nonfinite_policy::stop.
   bool close(context<device::cpu>& ctx, std::span<T> gradients) {
     ++report_.steps;
     bool usable = true;
@@ -227,7 +227,7 @@ class gradient_reducer {
     }
     if (options_.memory == exchange_memory::device) check_device_options();
   }
-  // For MPI on a device's memory.
+  // Checks the options that exchange_memory::device excludes.
   void check_device_options() const {
     const auto refuse_option = [](const char* what) {
       throw_error<value_error>({"gradient_exchange: exchange_memory::device, but ", what});
@@ -261,7 +261,7 @@ class gradient_reducer {
     } else if (options_.wire == exchange_wire::fp16) {
       narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
     } else if (starts(values) && !with_thread()) {
-      // In a replay: by the sum that a direct step starts, which may have an order of its own.
+      // In a replay: the same started sum as in a direct step, since MPI may add in another order otherwise.
       comm_->start_all_reduce_sum(values).wait();
       scale_values(values, divisor());
     } else {
@@ -271,7 +271,7 @@ class gradient_reducer {
 
   bool compress_all(context<device::cpu>& ctx, std::span<T> gradients) {
     check_not_given_up(*comm_);
-    // Before the compressor keeps any of it.
+    // Checked before the compressor takes the gradients into its state.
     if (!usable_everywhere()) return false;
     compress(ctx, gradients);
     if (usable_result(gradients)) return true;
@@ -307,7 +307,7 @@ class gradient_reducer {
     if (message.sparse != nullptr) sparse_all_reduce(*comm_, *message.sparse);
   }
 
-  // What all ranks have found in their own gradients.
+  // Whether all ranks' own gradients are finite. Collective.
   bool usable_everywhere() {
     if (!looks()) return true;
     const auto found = comm_->all_gather(static_cast<std::uint64_t>(local_nonfinite_ + 1));
@@ -316,7 +316,7 @@ class gradient_reducer {
     return refuse(static_cast<index_t>(*first) - 1, static_cast<int>(first - found.begin()));
   }
 
-  // The exchanged gradients are the same on all ranks, and so is what is found in them.
+  // The exchanged gradients are equal on all ranks, and so is the answer.
   bool usable_result(std::span<const T> gradients) {
     if (!looks()) return true;
     const index_t found = find_nonfinite(gradients);
@@ -326,7 +326,7 @@ class gradient_reducer {
   bool refuse(index_t element, int rank) {
     nonfinite_ = name_nonfinite(*store_, element, rank);
     if (options_.nonfinite == nonfinite_policy::stop) {
-      // A compressor has taken its state on from a result that is not finite.
+      // After a non-finite result a compressor's state is unusable: then the step counts as failed.
       stopped_.store(!compressor_ || rank >= 0, std::memory_order_relaxed);
       PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
     }
@@ -335,12 +335,12 @@ class gradient_reducer {
   }
 
   const parameter_store<T>* store_;
-  std::shared_ptr<const void> arena_;  // its gradients
+  std::shared_ptr<const void> arena_;  // memory of the gradients
   Comm* comm_;
   exchange_plan plan_;
   exchange_options options_;
   std::optional<any_compressor<T>> compressor_;
-  context<device::cpu> one_thread_;  // for buckets, while all threads are the backward pass's
+  context<device::cpu> one_thread_;  // for compressing buckets, while the backward pass uses all threads
   std::vector<T> scratch_;
   std::vector<bfloat16> bf16_scratch_;
   std::vector<float16> fp16_scratch_;
@@ -348,7 +348,7 @@ class gradient_reducer {
   index_t epoch_ = 0;
   double learning_rate_ = 0.0;
   std::atomic<bool> stopped_{false};
-  index_t local_nonfinite_ = -1;  // offset in the arena of this rank's first one of the step
+  index_t local_nonfinite_ = -1;  // arena offset of this rank's first non-finite gradient; -1: none
   std::optional<nonfinite_gradient> nonfinite_;
   exchange_report report_;
 };

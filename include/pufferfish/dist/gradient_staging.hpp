@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: where an exchange finds gradients, and how they come there and go back. On a CPU they are there
-/// already; a device's form comes with <pufferfish/gpu.hpp>.
+/// Internal: the memory in which an exchange works on gradients, and the copies to it and back. On a CPU it
+/// is the gradient arena itself; a device's form is in <pufferfish/gpu.hpp>.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +18,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// call(object), unless there is none.
+/// A call of call(object); does nothing if `call` is null.
 struct host_call {
   void (*call)(void*) = nullptr;
   void* object = nullptr;
@@ -27,39 +27,39 @@ struct host_call {
   }
 };
 
-/// `gradients()` are the arena's elements where the exchange works on them, good between await() and send()
-/// of their bucket.
+/// `gradients()` is the arena in the memory in which the exchange works. A bucket is valid there between its
+/// await() and send().
 template <class T, class Device>
 class gradient_staging {
  public:
-  /// Whether there is a copy of the gradients to bring.
+  /// Whether gradients are copied to other memory.
   static constexpr bool copies = false;
 
-  /// Nothing is brought unless it is `used`.
+  /// The last argument: whether anything will be fetched.
   gradient_staging(parameter_store<T>& store, std::size_t, exchange_memory, bool) : store_(&store) {}
 
   std::span<T> gradients() { return store_->gradients(); }
   /// Context for compressors, which work on the host.
   context<device::cpu>& host(context<Device>& ctx) { return ctx; }
 
-  /// Sets gradients to zero that layers have stopped writing, in the order of the context's queue of work.
+  /// Sets gradients that layers have stopped writing to zero, in the order of the context's queue of work.
   void zero_unwritten(context<Device>&) {
     zero_before_exchange(*store_, false, [this](index_t offset, index_t size) {
       std::fill_n(store_->gradients().data() + offset, size, T{});
     });
   }
 
-  /// Starts to bring bucket number `b`, all of which is in the context's queue of work; `then` is called when
-  /// it has come, on a thread that has to go on with other things.
+  /// Starts to copy a bucket to the exchange's memory, after all work in the context's queue. Calls `then`
+  /// when it has arrived, on a thread that must not be blocked.
   void fetch(context<Device>&, std::size_t, const gradient_bucket&, host_call then) { then(); }
-  /// Whether it has come; waits until it has, and then() has been called. Any thread may call them.
+  /// has_come: whether a bucket has arrived. await: waits for that and the call of then(). For any thread.
   bool has_come(std::size_t) const { return true; }
   void await(std::size_t) const {}
-  /// Takes it back, before what is put into the context's queue from now on; multiplied by `divisor` if the
-  /// exchange could not do it.
+  /// Copies a bucket back, before work that enters the context's queue later; multiplies it by the last
+  /// argument if the exchange could not.
   void send(context<Device>&, const gradient_bucket&, T) {}
 
-  /// Called by the thread that works on the gradients, before a step's.
+  /// To be called by the thread that works on the gradients, before those of a step.
   void enter_thread() {}
 
   /// Whether the context's work is being captured into a graph.
@@ -67,9 +67,9 @@ class gradient_staging {
   /// Waits for all work that may call the exchange's thread.
   void drain() noexcept {}
 
-  /// Tells what is put into the queue from now on whether the step counts.
+  /// Makes known to work that enters the queue later whether the step counts.
   void publish(context<Device>&, bool) {}
-  /// Lets replayed steps say it; see the device's form.
+  /// Sets whether a replayed step counts; see the device's form.
   void set_usable(bool) {}
 
  private:

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: a thread that does numbered jobs when it is told that they may be done.
+/// Internal: a thread that runs numbered jobs as they are released.
 
 #include <atomic>
 #include <cstddef>
@@ -15,8 +15,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Jobs are done in order, one after the other; in between, and where somebody waits for one, threads sleep.
-/// They are counted since the beginning, in numbers that wrap around.
+/// Jobs run in order, one after the other. The thread sleeps between jobs; threads that wait for a job sleep,
+/// too. Numbers of jobs are counted since the start and wrap around.
 class job_thread {
  public:
   job_thread() = default;
@@ -26,9 +26,9 @@ class job_thread {
 
   bool running() const { return thread_.running(); }
 
-  /// Starts the thread, which calls serve(0), serve(1), ... serve(round - 1), serve(0), ...: what a job is
-  /// for depends on its place in a round. `serve` throws nothing. Throws backend_error if there is no thread
-  /// to be had.
+  /// Starts the thread, which calls serve(0), serve(1), ... serve(round - 1), serve(0), ..., once for each
+  /// job: the argument is the job's place in a round. `serve` must not throw. Throws backend_error if the
+  /// thread cannot be started.
   template <class Serve>
   void start(std::size_t round, Serve serve) {
     const auto what = [] { return "gradient_exchange: its thread cannot be started"; };
@@ -46,7 +46,7 @@ class job_thread {
     });
   }
 
-  /// Ends the thread as soon as it has done the job that it is at. Any thread but itself may call.
+  /// Ends the thread after its current job; later jobs are dropped. Any other thread may call it.
   void stop() {
     if (!running()) return;
     stopping_ = true;
@@ -54,16 +54,16 @@ class job_thread {
     thread_.join();
   }
 
-  /// Lets it do so many jobs more. Any thread may call: no lock, no allocation.
+  /// Releases `jobs` more jobs. Any thread may call it: no lock, no allocation.
   void add(std::uint32_t jobs) {
     added_.fetch_add(jobs, std::memory_order_release);
     added_.notify_one();
   }
 
-  /// Jobs that it was told of since the beginning.
+  /// Number of jobs released since the start.
   std::uint32_t added() const { return added_.load(std::memory_order_acquire); }
 
-  /// Waits until `count` jobs since the beginning are done. Throws state_error in a forked process.
+  /// Waits until `count` jobs since the start are done. Throws state_error in a forked process.
   void await(std::uint32_t count) const {
     if (thread_.is_lost()) {
       throw_error<state_error>(

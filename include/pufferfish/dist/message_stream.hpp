@@ -5,10 +5,10 @@
 /// Internal: long messages in both directions at once, cut into pieces.
 ///
 /// MPI libraries announce a long message and send it when the receiver has answered. Open MPI has one TCP
-/// connection between two ranks, so the answer waits behind all that is already on its way in the other
+/// connection between two ranks, so the answer waits behind all data that is already queued in the other
 /// direction: of two ranks that send to each other, the second begins when the first has finished, and the
-/// exchange takes twice as long. Pieces that are short enough to go unannounced (below 64 KiB over TCP) do
-/// not wait for anybody, and with some of them under way the link stays full.
+/// exchange takes twice as long. Pieces short enough to be sent without an answer (below 64 KiB over TCP)
+/// avoid that, and with several of them under way the link stays full.
 
 #include <algorithm>
 #include <array>
@@ -21,24 +21,24 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Pieces of each direction that are started before the first of them is waited for.
+/// Number of pieces under way in each direction.
 inline constexpr std::size_t pieces_under_way = 8;
 
-/// How a span of that many T travels: both sides cut alike.
+/// Cuts a span of `size` elements of T into pieces, alike on both sides.
 template <class T>
 class piece_cut {
  public:
-  static constexpr std::size_t most = (std::size_t{60} << 10) / sizeof(T);  ///< elements of a piece
+  static constexpr std::size_t most = (std::size_t{60} << 10) / sizeof(T);  ///< elements of a full piece
 
   explicit piece_cut(std::size_t size) : size_(size) {}
   std::size_t count() const { return (size_ + most - 1) / most; }
-  /// Of the longest piece, at least 1: what a buffer of one piece must hold.
+  /// Elements of the longest piece, at least 1: the length of a buffer for one piece.
   std::size_t longest() const { return std::clamp<std::size_t>(size_, 1, most); }
   template <class U>
   std::span<U> operator()(std::span<U> all, std::size_t piece) const {
     return all.subspan(piece * most, std::min(most, size_ - piece * most));
   }
-  /// Where piece `piece` lies in a buffer of `pieces_under_way` pieces.
+  /// Memory of piece `piece` in a buffer of `pieces_under_way` pieces.
   template <class U>
   std::span<U> slot(std::span<U> buffer, std::size_t piece) const {
     return buffer.subspan(piece % pieces_under_way * longest(), std::min(most, size_ - piece * most));
@@ -49,10 +49,10 @@ class piece_cut {
 };
 
 /// Sends `sends` pieces to rank `to` while it receives `receives` pieces from rank `from`, in order.
-///   outgoing(i)  piece i to send, a span of const. It stays as it is until piece i + pieces_under_way is
-///                asked for, or `arrived` is called for a later piece.
-///   incoming(i)  where piece i goes, a span
-///   arrived(i)   is called when piece i has come, and piece i of those to send has left
+///   outgoing(i)  piece i to send, a span of const. It must not change until outgoing(i + pieces_under_way)
+///                or `arrived` for a later piece is called.
+///   incoming(i)  span that receives piece i
+///   arrived(i)   called when piece i has been received and outgoing piece i has been sent
 template <class C, class Outgoing, class Incoming, class Arrived>
 void stream_pieces(C& comm, std::size_t sends, int to, Outgoing&& outgoing, std::size_t receives, int from,
                    Incoming&& incoming, Arrived&& arrived) {

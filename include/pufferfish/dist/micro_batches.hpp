@@ -11,18 +11,18 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// While it lives, the gradients of `count` backward passes add up: the first pass of a step overwrites, the
-/// others add, and a gradient is ready (for the exchange) in the last one.
+/// While the object exists, the gradients of `count` backward passes add up: the first pass of a step
+/// overwrites, the others add, and a gradient is ready (for the exchange) in the last one.
 ///
 ///     micro_batches parts(net.store(), 4);
 ///     exchange.begin(ctx);                       // or later, up to before the last backward pass
 ///     for (...) { forward; backward; }           // four times
 ///     exchange.finish(ctx);
 ///
-/// The sum is not divided: scale each loss gradient by the micro-batch's share of the batch. A pass more or
-/// less in a step spoils the count; `restart` begins a step anew. The exchange's begin throws state_error
-/// unless every parameter has had the same whole number of passes. At the end of its life a backward pass is
-/// a step again.
+/// The sum is not divided: scale each loss gradient by the micro-batch's share of the batch. A step with more
+/// or fewer passes makes the count wrong; `restart` begins a step anew. The exchange's begin throws
+/// state_error unless every parameter has had the same whole number of passes. After the object's destruction
+/// each backward pass is a step again.
 template <class T>
 class micro_batches {
  public:
@@ -38,7 +38,7 @@ class micro_batches {
   micro_batches(const micro_batches&) = delete;
   micro_batches& operator=(const micro_batches&) = delete;
   ~micro_batches() {
-    // A new layout has counts of its own by now.
+    // A new layout has its own counts.
     if (store_->generation() == generation_) store_->set_passes(before_);
   }
 

@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// `mpi::communicator`: a group of MPI processes. Tried with Open MPI 4.1 and MPICH 4.0; uses MPI 3.0.
+/// `mpi::communicator`: a group of MPI processes. Tested with Open MPI 4.1 and MPICH 4.0; uses MPI 3.0.
 ///
-/// MPI belongs to the program: nothing here starts or ends it (mpi_environment.hpp helps a program that has
-/// nobody else to do so). Which thread may call is what MPI was initialised for: the main thread
-/// (MPI_THREAD_FUNNELED), one thread at a time (SERIALIZED), any (MULTIPLE). At SERIALIZED the library takes
-/// turns by a lock that the program's own MPI calls must hold, too (call_lock). At all levels one thread at a
-/// time uses a communicator.
+/// The program owns MPI: nothing in this header initialises or finalizes it (mpi_environment.hpp does so for
+/// programs that have no other owner). The level at which MPI was initialised decides which threads may call:
+/// the main thread (MPI_THREAD_FUNNELED), one thread at a time (SERIALIZED), any (MULTIPLE). At SERIALIZED
+/// the library takes turns by a lock that the program's own MPI calls must hold, too (call_lock). At all
+/// levels one thread at a time uses a communicator.
 
 #include <pufferfish/dist/mpi_calls.hpp>
 
@@ -53,7 +53,7 @@ MPI_Datatype datatype() {
   }
 }
 
-/// Whether MPI itself says that its calls take the memory of a CUDA device. MPI runs.
+/// Whether MPI reports that its calls accept memory of a CUDA device. MPI must be running.
 inline bool takes_device_memory() {
   [[maybe_unused]] const auto turn = call_lock();
 #if defined(MPIX_CUDA_AWARE_SUPPORT)
@@ -62,7 +62,7 @@ inline bool takes_device_memory() {
   int supported = 0;
   return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &supported) == MPI_SUCCESS && supported != 0;
 #else
-  return false;  // this MPI has no function that tells
+  return false;  // this MPI has no such query
 #endif
 }
 
@@ -77,9 +77,9 @@ void for_chunks(std::span<T> values, std::size_t chunk, const F& f) {
 }  // namespace detail
 
 /// A started sum or message. Move-only; see `collective_request`. May outlive its communicator, but not MPI.
-/// The destructor of an unfinished request waits, since MPI can neither cancel a collective nor give its
-/// memory back earlier; it swallows MPI's error, which only done() and wait() report (backend_error; the
-/// elements are then undefined). After a timeout nothing is waited for: MPI then has the memory for good.
+/// The destructor of an unfinished request waits, since MPI can neither cancel a collective nor release its
+/// memory earlier. It ignores MPI's errors; done() and wait() throw them (backend_error; the elements are
+/// then undefined). After a timeout it does not wait; MPI may use the memory until the process ends.
 class request {
  public:
   request() = default;
@@ -114,8 +114,8 @@ class request {
     return first_done != 0 && rest_done != 0;
   }
 
-  /// Throws timeout_error when it takes longer than communicator::timeout(); the memory of the request then
-  /// stays MPI's for good (communicator::set_timeout).
+  /// Throws timeout_error if the wait takes longer than communicator::timeout(). MPI may then use the
+  /// request's memory until the process ends (communicator::set_timeout).
   void wait() {
     if (!is_open()) return;
     if (backs_off_ || watch_->polls()) {
@@ -133,7 +133,7 @@ class request {
   bool is_open() const { return first_ != MPI_REQUEST_NULL || !rest_.empty(); }
   int rest_count() const { return static_cast<int>(rest_.size()); }
 
-  /// Where the next chunk's handle goes; the first needs no allocation.
+  /// Address for the handle of the next chunk. The first handle needs no allocation.
   MPI_Request* next() {
     if (!is_open()) return &first_;
     rest_.push_back(MPI_REQUEST_NULL);
@@ -145,7 +145,7 @@ class request {
     try {
       wait();
     } catch (...) {
-      // What will not end is left to MPI, and so is its memory.
+      // The transfer will not end: its handle and memory are left to MPI.
       first_ = MPI_REQUEST_NULL;
     }
     rest_.clear();
@@ -158,26 +158,26 @@ class request {
 };
 
 /// A communicator (see the concept `pufferfish::communicator`) on a duplicate of the user's MPI communicator,
-/// so that no message of ours meets one of theirs. Its waits end after default_timeout, see set_timeout.
+/// so that its messages never match the user's. Its waits end after default_timeout, see set_timeout.
 /// Move-only.
 ///
 /// Sums have the same bits on all ranks: the MPI standard asks for identical results of MPI_ALLREDUCE
-/// everywhere, and the algorithms keep it, as a ring (or reduce + broadcast) computes each element on one
+/// everywhere, and the algorithms keep it: a ring (or reduce + broadcast) computes each element on one
 /// rank and copies it, and recursive doubling adds the same two partial sums on both partners, in either
-/// order (IEEE addition commutes; only a NaN's payload may differ). They need not be the same bits for other
-/// lengths, chunk sizes or rank counts, or started instead of blocking, because MPI then may add in another
+/// order (IEEE addition commutes; only a NaN's payload may differ). The bits may differ for other lengths,
+/// chunk sizes or rank counts, and between started and blocking sums, because MPI may then add in another
 /// order.
 class communicator {
  public:
-  /// Elements an MPI call transfers at most. One GiB of doubles: MPI's int counts would allow 16 times that,
+  /// Largest number of elements per MPI call. One GiB of doubles: MPI's int counts would allow 16 times that,
   /// but implementations have computed byte counts in int as well.
   static constexpr std::size_t default_chunk = std::size_t{1} << 27;
 
-  /// Duplicates `comm` (collective over it) and makes errors on the duplicate returnable. `chunk`: elements
-  /// an MPI call transfers at most, 1 .. INT_MAX, the same on all ranks; for tests. Throws state_error if MPI
-  /// does not run, value_error for MPI_COMM_NULL, an intercommunicator or a bad chunk (on all ranks, if it is
-  /// bad on one), backend_error if MPI fails (with `comm`'s default handler MPI ends the program instead),
-  /// timeout_error if not all ranks of `comm` come within default_timeout seconds.
+  /// Duplicates `comm` (collective over it) and makes errors on the duplicate returnable. `chunk`: largest
+  /// number of elements per MPI call, 1 .. INT_MAX, the same on all ranks; for tests. Throws state_error if
+  /// MPI is not running, value_error for MPI_COMM_NULL, an intercommunicator or a bad chunk (on all ranks, if
+  /// it is bad on one), backend_error if MPI fails (with `comm`'s default handler MPI ends the program
+  /// instead), timeout_error if not all ranks of `comm` call this within default_timeout seconds.
   explicit communicator(MPI_Comm comm, std::size_t chunk = default_chunk) {
     detail::check_running("mpi::communicator");
     if (comm == MPI_COMM_NULL) PUFFERFISH_THROW(value_error("mpi::communicator: MPI_COMM_NULL given"));
@@ -208,24 +208,24 @@ class communicator {
   /// or more).
   bool usable_from_threads() const { return detail::thread_level() >= MPI_THREAD_SERIALIZED; }
 
-  /// Whether MPI says, on this rank, that its blocking calls take the memory of a CUDA device
-  /// (exchange_memory::device). False where it cannot say.
+  /// Whether MPI reports, on this rank, that its blocking calls accept memory of a CUDA device
+  /// (exchange_memory::device). False if MPI has no such query.
   bool takes_device_memory() const { return detail::takes_device_memory(); }
 
-  /// From now on no call, and no request, waits longer than `seconds` for other ranks. 0: for ever; at first:
-  /// default_timeout, ten minutes. When that time is over on one rank, all that wait throw timeout_error,
-  /// which names the ranks that have not answered within half of it again, or a minute. A rank that computes,
-  /// factorizes, evaluates or writes a file for so long counts as one that hangs: choose several times the
-  /// longest of these.
+  /// Limits every wait of calls and requests for other ranks to `seconds`. 0: no limit. Initially the limit
+  /// is default_timeout, ten minutes. When it is exceeded on one rank, all ranks that wait throw
+  /// timeout_error, which names the ranks that have not answered within another half of `seconds`, at most a
+  /// minute. A rank that computes, factorizes, evaluates or writes a file for so long counts as hanging:
+  /// choose several times the longest of these.
   ///
-  /// What was under way will not end, and the communicator is of no use any more. Memory of a started request
-  /// is MPI's for good: a late rank may still write it, so it must live as long as the process. Calls that
-  /// wait themselves work in memory of the communicator's, and exchanges keep gradients and their own
-  /// memory, so that a program can unwind, save what it has by itself and abort().
+  /// After a timeout, transfers under way never end, and the communicator is unusable. The memory of a
+  /// started request must live as long as the process, since a late rank's message may still be written to
+  /// it. Blocking calls use memory of the communicator, and exchanges keep gradients and buffers alive, so
+  /// that a program can unwind, save its own state and abort().
   ///
-  /// A call of this function with `seconds` > 0 also says that the program goes on with what ranks have after
-  /// a timeout: see may_lose_ranks. Local, while nothing is under way; the same number on all ranks. With 0,
-  /// and unless threads take turns (call_lock), calls wait in MPI's own way; sums may then be added in
+  /// A call with `seconds` > 0 also declares that the program uses a rank's state after a timeout: see
+  /// may_lose_ranks. Local; call it while nothing is under way, with the same number on all ranks. With 0,
+  /// unless threads take turns (call_lock), calls wait in MPI's blocking functions; sums may then be added in
   /// another order. Throws value_error for a negative number, timeout_error after a timeout.
   void set_timeout(double seconds) {
     if (!(seconds >= 0.0)) {
@@ -240,24 +240,24 @@ class communicator {
     may_lose_ranks_ = seconds > 0.0;
   }
 
-  /// Whether waits look again and again, less and less often, and leave the core to others in between (true,
-  /// as at first), or keep a core busy. Where timeout() is 0, and threads do not take turns (call_lock),
-  /// blocking collectives always wait in MPI's own way, which keeps a core busy: in Open MPI the others take
-  /// up to twice as long. Local.
+  /// True (initially): waits poll less and less often and leave the core to other threads in between. False:
+  /// waits keep a core busy. If timeout() is 0 and threads do not take turns (call_lock), blocking
+  /// collectives always use MPI's blocking functions, which keep a core busy; in Open MPI polled ones take up
+  /// to twice as long. Local.
   void set_back_off(bool backs_off) { backs_off_ = backs_off; }
 
   /// Seconds that a call may wait; 0: for ever.
   double timeout() const { return watch_ ? watch_->seconds() : 0.0; }
 
-  /// Whether the program has set a timeout. Then training runs keep parameters as those of whole steps, at
-  /// the cost of updating them when all gradients have come; under the default timeout they do not.
+  /// Whether the program has set a timeout. Training runs then update parameters only when all gradients have
+  /// come, so that parameters are always those of a whole step. Under the default timeout they do not.
   bool may_lose_ranks() const { return may_lose_ranks_; }
 
   /// True after a timeout: every call throws timeout_error.
   bool broken() const { return watch_ && watch_->broken(); }
 
-  /// Ends all ranks' programs, with this exit status where the launcher passes it on. Local; takes no turn,
-  /// so that nothing can keep it from ending the program.
+  /// Ends the programs of all ranks, with this exit status if the launcher passes it on. Local. Does not take
+  /// call_lock, so that no thread can delay it.
   [[noreturn]] void abort(int status) {
     MPI_Abort(handle(), status);
     std::abort();
@@ -271,8 +271,8 @@ class communicator {
   void all_reduce_sum(std::span<T> values) {
     all_reduce(values, MPI_SUM);
   }
-  /// The same for memory that only MPI reaches (takes_device_memory). Waits in MPI's own way: no timeout ends
-  /// it, and where threads take turns (call_lock) no other one gets a turn meanwhile.
+  /// The same for memory that only MPI reaches (takes_device_memory). Uses MPI's blocking function: no
+  /// timeout ends it, and if threads take turns (call_lock), no other thread gets a turn meanwhile.
   template <class T>
   void all_reduce_sum_on_device(std::span<T> values) {
     pufferfish::detail::check_reducible<T>();
@@ -344,8 +344,8 @@ class communicator {
     poll("MPI_Ibarrier", {}, [&](std::byte*, MPI_Request* next) { return MPI_Ibarrier(handle(), next); });
   }
 
-  /// A message to another rank, or from it (see `messenger`). Messages from one rank to another arrive in the
-  /// order in which they are started, into as many bytes.
+  /// Starts a message to or from another rank (see `messenger`). Messages from one rank to another arrive in
+  /// the order in which they are started; both sides must use the same number of bytes.
   template <class T>
   [[nodiscard]] request start_send(std::span<const T> values, int to) {
     pufferfish::detail::check_root("mpi::communicator: start_send", to, size());
@@ -373,7 +373,7 @@ class communicator {
  private:
   static constexpr int message_tag = 1;
 
-  /// Bytes of a piece of a polled collective, which is copied: more in one piece would hardly be faster.
+  /// Largest piece of a polled collective, in bytes. Pieces are copied; longer ones would hardly be faster.
   static constexpr std::size_t longest_piece = std::size_t{16} << 20;
 
   bool polls() const { return watch_ && watch_->polls(); }
@@ -387,15 +387,15 @@ class communicator {
     return started;
   }
 
-  /// Calls f(first, length) for pieces of what a collective that waits works on.
+  /// Calls f(first, length) for the pieces of a blocking collective.
   template <class T, class F>
   void for_pieces(std::span<T> values, const F& f) {
     const std::size_t piece = polls() ? std::min(chunk_, longest_piece / sizeof(T)) : chunk_;
     detail::for_chunks(values, piece, f);
   }
 
-  /// A collective that waits: start(memory, request) starts it in memory that holds a copy of `bytes`, to
-  /// which the result is copied.
+  /// A blocking collective by polling: start(memory, request) starts it in memory that holds a copy of
+  /// `bytes`. The result is copied back to `bytes`.
   template <class Start>
   void poll(const char* name, std::span<std::byte> bytes, const Start& start) {
     request started = new_request();
@@ -427,9 +427,9 @@ class communicator {
     });
   }
 
-  /// Minimum or maximum. MPICH 4.0.2 compares unsigned integers as signed ones (its issue 6083; Open
-  /// MPI 4.1.4 does so for unsigned long), so these go as signed ones: with the top bit flipped both have the
-  /// same order.
+  /// Minimum or maximum. MPICH 4.0.2 compares unsigned integers as signed ones (its issue 6083; Open MPI
+  /// 4.1.4 does so for unsigned long). So unsigned integers are compared as signed ones with the top bit
+  /// flipped, which have the same order.
   template <class T>
   void compare(std::span<T> values, MPI_Op operation) {
     pufferfish::detail::check_reducible<T>();

@@ -24,11 +24,11 @@
 
 PUFFERFISH_STABLE_NAMESPACE_BEGIN
 
-/// Internal: one object a process, whatever flags its translation units were compiled with.
+/// Internal: one object per process, regardless of the flags that its translation units were compiled with.
 namespace mpi_process {
 
 inline std::mutex call_mutex;
-/// The level that MPI was initialised for; -1 before it was asked.
+/// The level that MPI was initialised for; -1: not queried yet.
 inline std::atomic<int> thread_level{-1};
 
 }  // namespace mpi_process

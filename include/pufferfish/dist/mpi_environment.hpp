@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `mpi::environment`: MPI from a program's first line to its last, for programs whose host does not start
-/// MPI.
+/// `mpi::environment`: initialises MPI at its construction and finalizes it at its end, for programs in which
+/// nothing else does so.
 
 #include <pufferfish/dist/mpi.hpp>
 
@@ -15,7 +15,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace mpi {
 
-/// What MPI lets threads do, weakest first (MPI_THREAD_SINGLE ... MPI_THREAD_MULTIPLE).
+/// MPI's levels of thread support, weakest first (MPI_THREAD_SINGLE ... MPI_THREAD_MULTIPLE).
 enum class thread_level {
   single = MPI_THREAD_SINGLE,          ///< the process has one thread
   funneled = MPI_THREAD_FUNNELED,      ///< only the main thread calls MPI
@@ -23,8 +23,8 @@ enum class thread_level {
   multiple = MPI_THREAD_MULTIPLE       ///< any thread at any time
 };
 
-/// Initialises MPI; finalizes it when it goes out of scope. If it goes by an exception, MPI_Abort(1) ends the
-/// whole job instead: the other ranks would wait for this one for ever, and so would MPI_Finalize.
+/// Initialises MPI, and finalizes it at the end of its scope. If an exception leaves the scope, MPI_Abort(1)
+/// ends the whole job instead: the other ranks would wait for this one for ever, and so would MPI_Finalize.
 ///
 /// The abort comes before any handler outside the scope, so catch inside to print what happened:
 /// \code
@@ -40,8 +40,8 @@ enum class thread_level {
 /// \endcode
 class environment {
  public:
-  /// Throws state_error if MPI is or was running (then its owner is somebody else), backend_error if it
-  /// cannot start. A level below the requested one is no error here: ask provided().
+  /// Throws state_error if MPI is or was running (it then has another owner), backend_error if it cannot
+  /// start. A level below the requested one is no error: check provided().
   explicit environment(thread_level requested = thread_level::funneled)
       : exceptions_at_start_(std::uncaught_exceptions()) {
     if (detail::is_finalized()) {
@@ -64,7 +64,7 @@ class environment {
     MPI_Finalize();
   }
 
-  /// The level MPI gave; compare with < and >=.
+  /// The level that MPI provides; compare with < and >=.
   thread_level provided() const { return provided_; }
 
   /// Ends all processes of the job; the launcher returns `code` (or another non-zero value).

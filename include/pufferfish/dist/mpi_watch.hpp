@@ -2,16 +2,16 @@
 #pragma once
 
 /// \file
-/// Internal: waits of an `mpi::communicator` that end, and find out which ranks have not come.
+/// Internal: waits of an `mpi::communicator` that end after a limit and find out which ranks did not arrive.
 ///
-/// MPI waits for ever, and knows nothing of ranks that hang. So a watched wait polls. When its time is over
-/// the rank calls the roll: it sends every other rank a message, and every rank that waits, or begins to,
-/// answers with messages of its own. A rank that has not answered within half the time, or a minute, has not
-/// arrived. One message a rank is all that this costs, and only then.
+/// MPI waits without a limit and does not notice ranks that hang. So a watched wait polls. When its time is
+/// over, the rank calls the roll: it sends every other rank a message, and every rank that waits, or begins
+/// to wait, does the same. A rank whose message has not come within half the time, at most a minute, has not
+/// arrived. The cost is one message per pair of ranks, only after a timeout.
 ///
-/// What had been started stays MPI's: it can neither be completed nor, if it is a collective, be cancelled,
-/// and a late rank's message may be written at any time until the process ends. So after a timeout the memory
-/// that it refers to is never freed.
+/// Transfers that were started stay with MPI: they can neither be completed nor, if collective, be cancelled,
+/// and a late rank's message may be written at any time until the process ends. So their memory is never
+/// freed after a timeout.
 
 #include <mpi.h>
 
@@ -82,9 +82,9 @@ class owned_handle {
   MPI_Comm comm_;
 };
 
-/// Owns the duplicates that a communicator works with. Every request shares it: Open MPI 4.1 goes on with a
-/// started collective on a communicator that has been freed, and finds freed memory. Is kept for good, with
-/// its room, once it is broken.
+/// Owns the duplicates of a communicator that its calls use. Every request shares the object: if a
+/// communicator is freed before a started collective has ended, Open MPI 4.1 accesses freed memory. After a
+/// timeout the object and its room are kept for good.
 class watch : public std::enable_shared_from_this<watch> {
  public:
   /// Duplicates `comm` twice (collective).
@@ -95,7 +95,7 @@ class watch : public std::enable_shared_from_this<watch> {
   watch(const watch&) = delete;
   watch& operator=(const watch&) = delete;
 
-  /// For the messages and collectives of the communicator.
+  /// The duplicate for the messages and collectives of the communicator.
   MPI_Comm group() const { return group_.get(); }
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -104,17 +104,17 @@ class watch : public std::enable_shared_from_this<watch> {
   double seconds() const { return seconds_; }
   void set_seconds(double seconds) { seconds_ = seconds; }
 
-  /// Whether waits look again and again. Otherwise nothing speaks against MPI's own blocking calls: a wait
-  /// may take for ever, and no other thread must wait for its turn meanwhile.
+  /// Whether waits poll. Otherwise they are MPI's blocking calls, which is possible as there is no time limit
+  /// and no other thread must wait for its turn meanwhile.
   bool polls() const { return seconds_ > 0.0 || takes_turns_; }
 
-  /// True once a wait was given up: nothing that was started will end.
+  /// True after a timeout: transfers under way never end.
   bool broken() const { return broken_; }
-  /// The ranks that did not arrive then.
+  /// The ranks that had not arrived at the timeout.
   const std::vector<int>& missing() const { return missing_; }
 
-  /// Memory for the elements of a collective that waits where it is called. If the wait is given up, MPI has
-  /// this memory instead of the caller's, which may be on a stack that unwinds.
+  /// Memory for the elements of a blocking collective. After a timeout MPI keeps using this memory instead of
+  /// the caller's, which may be on a stack that unwinds.
   std::byte* room(std::size_t bytes) {
     if (bytes > room_size_) {
       room_.reset();
@@ -124,8 +124,8 @@ class watch : public std::enable_shared_from_this<watch> {
     return room_.get();
   }
 
-  /// Calls done() until it is true, less and less often if `backs_off`. Throws timeout_error when the time is
-  /// over or another rank says so, and at once if that has happened before.
+  /// Calls done() until it returns true, less and less often if `backs_off`. Throws timeout_error if the time
+  /// is over or another rank calls the roll, and at once after an earlier timeout.
   template <class Done>
   void until(Done&& done, const char* what, bool backs_off) {
     if (broken_) {
@@ -197,7 +197,7 @@ class watch : public std::enable_shared_from_this<watch> {
         missing_));
   }
 
-  // Takes the message of a rank that answers, or -1 if there is none.
+  // Receives an answer and returns its rank; -1 if there is none.
   int next_answer() const {
     int arrived = 0;
     MPI_Status status;
@@ -232,7 +232,7 @@ class watch : public std::enable_shared_from_this<watch> {
 
   bool takes_turns_;
   owned_handle group_;
-  owned_handle roll_;  // for answers to a roll, which no message of the group meets
+  owned_handle roll_;  // for rolls only, so that their messages match no others
   int rank_ = 0, size_ = 1;
   double seconds_ = default_timeout;
   bool broken_ = false;

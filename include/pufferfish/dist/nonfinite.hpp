@@ -15,7 +15,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 enum class nonfinite_policy {
-  ignore,  ///< nothing is looked at; a NaN goes to every rank's parameters
+  ignore,  ///< gradients are not checked; a NaN reaches every rank's parameters
   skip,    ///< the step is reported and left out, on all ranks alike
   stop,    ///< all ranks throw value_error
 };
@@ -26,9 +26,9 @@ constexpr const char* to_string(nonfinite_policy policy) {
 
 /// A gradient element that is a NaN or an infinity: the first of the arena on the first rank that has one.
 struct nonfinite_gradient {
-  std::string parameter;  ///< empty: nobody has looked where; a loss scale was too large
-  index_t element = 0;    ///< of the parameter, as stored
-  /// -1 where every rank's gradient is finite and the exchanged one is not: it overflowed on its way.
+  std::string parameter;  ///< empty: unknown, as a loss scale was too large
+  index_t element = 0;    ///< index in the parameter, as stored
+  /// -1 if every rank's gradient is finite and the exchanged one is not: it overflowed in the exchange.
   int rank = 0;
 };
 
@@ -41,7 +41,7 @@ inline std::string to_string(const nonfinite_gradient& found) {
 
 namespace detail {
 
-/// Position of the first element that is not finite, or -1. At the speed of memory where there is none.
+/// Position of the first element that is not finite, or -1. Memory-bound if all are finite.
 template <class T>
 index_t find_nonfinite(std::span<const T> values) {
   constexpr index_t piece = 16384;
@@ -49,7 +49,7 @@ index_t find_nonfinite(std::span<const T> values) {
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sum_of_squares<T>);
   for (index_t begin = 0; begin < size; begin += piece) {
     const index_t end = std::min(size, begin + piece);
-    // Squares of doubles may overflow though they are finite: then it takes a second look.
+    // Squares of doubles may overflow though they are finite: the loop below decides.
     if (std::isfinite(kernel(values.data() + begin, end - begin))) continue;
     for (index_t i = begin; i < end; ++i) {
       if (!std::isfinite(values[static_cast<std::size_t>(i)])) return i;
@@ -58,7 +58,7 @@ index_t find_nonfinite(std::span<const T> values) {
   return -1;
 }
 
-/// Says which parameter element `offset` of the arena belongs to.
+/// The parameter that element `offset` of the arena belongs to, and the element in it.
 template <class T>
 nonfinite_gradient name_nonfinite(const parameter_store<T>& store, index_t offset, int rank) {
   for (const auto& entry : store.parameters()) {

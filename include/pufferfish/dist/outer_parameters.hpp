@@ -27,7 +27,7 @@ double squared_norm(std::span<const T> values) {
   return sum;
 }
 
-/// theta and v of rare_exchange. Spans `values` have the length of the arena.
+/// theta and v of rare_exchange. Spans called `values` have the length of the arena.
 template <class T>
 class outer_parameters {
  public:
@@ -83,7 +83,7 @@ class outer_parameters {
     return all;
   }
   double squared_norm() const { return detail::squared_norm<T>(theta_.span()); }
-  /// Of theta and v.
+  /// Digest of theta and v.
   std::uint64_t digest() const {
     return pufferfish::digest(theta_.span()) ^ (2 * pufferfish::digest(velocity_.span()) + 1);
   }

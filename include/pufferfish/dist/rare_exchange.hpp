@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `rare_exchange`: ranks that take local optimizer steps and exchange the change of their parameters once in
-/// a while, instead of their gradients in every step.
+/// `rare_exchange`: ranks take local optimizer steps and exchange the change of their parameters once in a
+/// while, instead of their gradients in every step.
 
 #include <algorithm>
 #include <atomic>
@@ -38,29 +38,29 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     rare_exchange<float, mpi::communicator> rare(net.store(), comm, {.local_steps = 50});
 ///     ... forward, backward, optimizer.step(ctx, rate);   // gradients of this rank alone
 ///     rare.step_done(ctx);                                // after each of these steps
-///     rare.synchronize(ctx, {net.store().buffers()});     // before a test, a checkpoint, a new layout, the
-///     end
+///     rare.synchronize(ctx, {net.store().buffers()});     // before a test, a checkpoint, a new layout
+///                                                         // and at the end of the training
 ///
 /// Time is counted in rounds of H local steps. Fragment f of F is exchanged after step ceil(H (f + 1) / F) of
-/// a round. With a delay tau > 0, D_w is taken and sent after that step, the ranks take tau more local steps
-/// while it travels, and then theta changes and theta_w = alpha theta_w + (1 - alpha) theta (Streaming
-/// DiLoCo: Douillard et al., 2025). If the fragment is due again before, its earlier exchange is ended first.
+/// a round. With a delay tau > 0, D_w is taken and sent after that step; tau local steps later theta is
+/// updated and theta_w = alpha theta_w + (1 - alpha) theta (Streaming DiLoCo: Douillard et al., 2025). If the
+/// fragment is due again earlier, its exchange under way is completed first.
 ///
 /// theta and v have the same bits on all ranks after each outer step; so have the parameters after
 /// synchronize. Optimizer states stay those of the rank.
 ///
-/// Delayed exchanges are made by a thread where any thread may use the communicator, else by started sums,
-/// which the calls of step_done let progress; what cannot be started (a narrow wire, compressors) is
-/// exchanged when its delay is over. While the thread has work, no one else may use the communicator: await()
-/// ends that. After an exception of step_done or synchronize that came from the exchange all calls throw
+/// Delayed exchanges are made by a thread if threads may use the communicator, else by started sums, which
+/// progress in calls of step_done. An exchange that cannot be started (narrow wire, compressor) is made when
+/// its delay is over. While the thread has work, no other code may use the communicator; await() waits for
+/// the thread. After an exception of step_done or synchronize that came from the exchange all calls throw
 /// state_error.
 template <class T, class Comm>
 class rare_exchange {
  public:
   /// Takes the store's values as theta: they must be equal on all ranks at the first call of step_done or
-  /// synchronize (restart takes them anew). Store and communicator must outlive the object. Collective:
-  /// throws state_error on all ranks if their fragments, options or compressors differ; value_error on all
-  /// ranks for options out of range, values on a device, a compressor together with measure_spread, and one
+  /// synchronize (restart takes new ones). Store and communicator must outlive the object. Collective: throws
+  /// state_error on all ranks if their fragments, options or compressors differ; value_error on all ranks for
+  /// options out of range, values on a device, a compressor together with measure_spread, and a compressor
   /// without parts (gradient_compressor) for several fragments.
   rare_exchange(parameter_store<T>& store, Comm& comm, const rare_exchange_options& options = {},
                 std::optional<any_compressor<T>> compressor = {})
@@ -87,10 +87,10 @@ class rare_exchange {
   const rare_exchange_options& options() const { return options_; }
   const std::vector<gradient_bucket>& fragments() const { return fragments_; }
 
-  /// After each optimizer step of this rank: exchanges the fragments that are due. Throws state_error if the
-  /// network has changed its arenas, its values are on a device or an earlier call has failed; on all ranks
-  /// if their outer parameters or counters differ (the first call compares them); and what the communicator
-  /// throws.
+  /// To be called after each optimizer step of this rank: exchanges the fragments that are due. Throws
+  /// state_error if the network has changed its arenas, its values are on a device or an earlier call has
+  /// failed; throws it on all ranks if their outer parameters or counters differ (the first call compares
+  /// them). Rethrows exceptions of the communicator.
   void step_done(context<device::cpu>& ctx) {
     guarded([&] {
       ++position_;
@@ -130,8 +130,8 @@ class rare_exchange {
     });
   }
 
-  /// Returns when no message is under way, so that others may use the communicator. The results take effect
-  /// at their steps, as without the call. Local.
+  /// Returns when no message is under way, so that other code may use the communicator. The results take
+  /// effect at their steps, as without the call. Local.
   void await() {
     guarded(
         [&] {
@@ -150,8 +150,8 @@ class rare_exchange {
   /// Whether the next step is the first of a round.
   bool between_rounds() const { return position_ == 0; }
 
-  /// Sets the parameters to theta without any message, for a rank that has lost others: what was
-  /// under way is left out. The object is of no use afterwards.
+  /// Sets the parameters to theta without any message, for a rank that has lost others. Exchanges under way
+  /// are discarded. The object is unusable afterwards.
   void abandon(context<device::cpu>& ctx) {
     for (const gradient_bucket& fragment : fragments_) outer_.adopt(ctx, fragment, store_->values());
     store_->round();
@@ -177,9 +177,9 @@ class rare_exchange {
   }
   index_t local_steps() const { return options_.local_steps; }
 
-  /// What a checkpoint keeps: theta, v if there is a momentum, what the compressor carries; with
-  /// outer_steps() and local_steps(). Throws state_error unless is_synchronized(). A new exchange of the same
-  /// options whose states are overwritten with these, and a store with these parameters, go on bit for bit.
+  /// States for a checkpoint, with outer_steps() and local_steps(): theta, v if there is a momentum, the
+  /// compressor's. Throws state_error unless is_synchronized(). A new exchange of the same options continues
+  /// bit for bit if its states are overwritten with these and its store has these parameters.
   std::vector<compressor_state<T>> states() {
     if (!is_synchronized()) {
       PUFFERFISH_THROW(state_error("rare_exchange: states between exchanges; synchronize first"));
@@ -189,14 +189,14 @@ class rare_exchange {
     for (compressor_state<T>& state : reducer_.states()) all.push_back(std::move(state));
     return all;
   }
-  /// Exchanges of single fragments since the beginning; a compressor draws its random numbers by it.
+  /// Number of exchanges of single fragments since the beginning; the compressor's random numbers use it.
   std::uint64_t outer_steps() const { return outer_steps_; }
   void set_outer_steps(std::uint64_t steps) {
     outer_steps_ = steps;
     reducer_.set_steps(steps);
     agreed_ = false;
   }
-  /// Tells compressors the epoch and its learning rate.
+  /// Sets the epoch and its learning rate for compressors.
   void set_epoch(index_t epoch, double learning_rate) {
     epoch_ = epoch;
     learning_rate_ = learning_rate;
@@ -210,7 +210,7 @@ class rare_exchange {
     return variance > 0.0 ? variance / outer_.squared_norm() : 0.0;
   }
 
-  /// What one rank gives to collectives when every fragment is exchanged once, in bytes.
+  /// Bytes that one rank passes to collectives when every fragment is exchanged once.
   index_t payload_bytes() const {
     return reducer_.payload_bytes() + slots_ * static_cast<index_t>(fragments_.size() * sizeof(T));
   }
@@ -221,25 +221,25 @@ class rare_exchange {
   using clock = std::chrono::steady_clock;
   using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
 
-  // What is to be exchanged, and what compressors are told of it.
+  // One exchange of a fragment, with the numbers that compressors get.
   struct job {
     std::size_t fragment = 0;
-    std::uint64_t number = 0;  // of all exchanges
+    std::uint64_t number = 0;  // number of this exchange among all
     index_t epoch = 0;
     double learning_rate = 0.0;
   };
   // An exchange that is under way.
   struct flight {
     job what;
-    std::uint64_t lands_at = 0;  // of clock_
-    std::uint32_t jobs = 0;      // of the thread, that are done then
-    bool started = false;        // the sum
+    std::uint64_t lands_at = 0;  // value of clock_ at which the result is applied
+    std::uint32_t jobs = 0;      // number of the thread's jobs that are done then
+    bool started = false;        // the sum has been started
     bool arrived = false;        // the mean is in changes_
     request sum{};
   };
 
-  // The compressor, split into the fragments. Throws on all ranks if it, the options or the place of the
-  // values cannot be.
+  // Returns the compressor, split into the fragments. Throws on all ranks if the compressor, the options or
+  // the memory of the values are invalid.
   static std::optional<any_compressor<T>> checked(const parameter_store<T>& store, Comm& comm,
                                                   const rare_exchange_options& options,
                                                   std::optional<any_compressor<T>> compressor) {
@@ -278,7 +278,7 @@ class rare_exchange {
     worker_ = std::make_unique<cpu_context>();
     jobs_.start(queue_.size(), [this](std::size_t place) { serve(place); });
   }
-  // A job that has been added is done, since other ranks wait for it, unless they are lost.
+  // Jobs that were added are completed first, since other ranks wait for them, unless ranks are lost.
   void finish_thread() {
     if (!jobs_.running()) return;
     try {
@@ -299,8 +299,8 @@ class rare_exchange {
     busy_ms_ += detail::milliseconds_since(start);
   }
 
-  // Calls work(). If it throws, collectives of the ranks may no longer fit together. `collective`: the ranks
-  // may compare what they have.
+  // Calls work(). If it throws, all later calls throw, since collectives of the ranks may no longer match.
+  // `collective`: the call may compare the ranks' states.
   template <class Work>
   void guarded(Work&& work, bool collective = true) {
     if (store_->generation() != generation_) {
@@ -340,7 +340,7 @@ class rare_exchange {
     round_steps_ = options_.local_steps;
   }
 
-  // The outer gradient of a fragment, and the place of its squared norm after it.
+  // change: outer gradient of a fragment. all_of: the same and the element for its squared norm.
   std::span<T> change(std::size_t fragment) const { return all_of(fragment).first(size_of(fragment)); }
   std::span<T> all_of(std::size_t fragment) const {
     const auto slots = static_cast<std::size_t>(slots_);
@@ -373,7 +373,7 @@ class rare_exchange {
     }
   }
 
-  // D_w of a fragment.
+  // Computes D_w of a fragment.
   job take_change(context<device::cpu>& ctx, std::size_t f) {
     detail::check_not_given_up(reducer_.comm());
     outer_.subtract(ctx, fragments_[f], store_->values(), change(f));
@@ -382,7 +382,7 @@ class rare_exchange {
     return {f, outer_steps_++, epoch_, learning_rate_};
   }
 
-  // D takes the place of D_w; on the thread or the caller's.
+  // Replaces D_w by D, on the exchange's thread or the caller's.
   void reduce(context<device::cpu>& ctx, const job& what) {
     const std::size_t f = what.fragment;
     reducer_.set_steps(what.number);
@@ -439,7 +439,7 @@ class rare_exchange {
   rare_exchange_options options_;  // local_steps: of the next round
   detail::gradient_reducer<T, Comm> reducer_;
   std::vector<gradient_bucket> fragments_;
-  index_t slots_ = 0;  // elements that travel after a fragment
+  index_t slots_ = 0;  // elements that are sent with a fragment after its own
   detail::outer_parameters<T> outer_;
   std::shared_ptr<aligned_buffer<T>> changes_;  // D_w, then D, of all fragments, with their slots
   std::vector<double> variances_;               // of each fragment
@@ -453,9 +453,9 @@ class rare_exchange {
   std::string failure_;
   rare_exchange_report report_;
   std::deque<flight> flights_;  // the oldest first
-  // Of the thread.
-  std::vector<job> queue_;     // of a round of jobs
-  std::size_t next_job_ = 0;   // the place of the next one
+  // Members that the thread uses.
+  std::vector<job> queue_;     // of the thread's jobs, by place
+  std::size_t next_job_ = 0;   // place of the next job
   std::exception_ptr thrown_;  // by the first job that has failed; later jobs do nothing
   std::atomic<bool> failed_{false};
   double busy_ms_ = 0.0;

@@ -22,7 +22,7 @@ struct rare_exchange_options {
   double outer_rate = 0.7;      ///< above 0
   double outer_momentum = 0.9;  ///< mu; 0 to below 1
   bool nesterov = true;
-  index_t fragments = 1;  ///< F: parts of the arena, which are exchanged at times of their own; at least 1
+  index_t fragments = 1;  ///< F: parts of the arena, each exchanged at its own time; at least 1
   /// tau: local steps that are taken while the exchange of a fragment is under way; at least 0.
   index_t delay = 0;
   /// alpha: share that the local values keep when a delayed exchange arrives; 0 to below 1. Without effect
@@ -89,13 +89,13 @@ inline std::string describe(const rare_exchange_options& options) {
   return options.measure_spread ? text + ", spread measured" : text;
 }
 
-/// What a rare_exchange has done. Exchanges that are under way do not count yet.
+/// Totals of a rare_exchange, without exchanges that are still under way.
 struct rare_exchange_report {
   std::uint64_t local_steps = 0;
-  std::uint64_t outer_steps = 0;    ///< of one fragment each
-  std::uint64_t payload_bytes = 0;  ///< given to collectives by this rank
-  double exposed_ms = 0.0;          ///< of step_done, synchronize and await
-  double busy_ms = 0.0;             ///< of the thread that exchanges while the next local steps are taken
+  std::uint64_t outer_steps = 0;    ///< each for one fragment
+  std::uint64_t payload_bytes = 0;  ///< passed to collectives by this rank
+  double exposed_ms = 0.0;          ///< time in step_done, synchronize and await
+  double busy_ms = 0.0;             ///< of the thread that makes exchanges during local steps
 };
 
 /// Cuts the arena at the boundaries of parameters into fragments of about equal size: fragment f ends at the

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `self`: the communicator of a program that runs alone.
+/// `self`: the communicator of a program that runs as a single process.
 
 #include <cstddef>
 #include <span>
@@ -68,7 +68,7 @@ class self {
 
   void barrier() {}
 
-  /// There is nobody else: throws value_error.
+  /// Throws value_error, since there is no other rank.
   template <class T>
   request start_send(std::span<const T>, int to) {
     detail::check_root("self: start_send", to == 0 ? -1 : to, 1);

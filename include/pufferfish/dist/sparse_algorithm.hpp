@@ -16,8 +16,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 enum class sparse_algorithm {
   automatic,           ///< one of the others, by n, k and p
   recursive_doubling,  ///< log2 p messages of whole streams
-  split,               ///< parts go to their owners, which send the sums to all ranks
-  split_dense,         ///< the same, and sums travel dense: n / p elements per rank
+  split,               ///< parts go to the ranks that own them, which send the sums to all ranks
+  split_dense,         ///< the same, with dense sums: n / p elements per rank
 };
 
 constexpr const char* to_string(sparse_algorithm algorithm) {

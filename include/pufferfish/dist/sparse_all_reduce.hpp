@@ -20,7 +20,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What a sparse_all_reduce has done.
+/// Report of a sparse_all_reduce.
 struct sparse_all_reduce_report {
   sparse_algorithm algorithm = sparse_algorithm::automatic;  ///< the one that was chosen
   std::size_t sent_bytes = 0;  ///< of headers and bodies of streams that this rank has sent to other ranks
@@ -35,7 +35,7 @@ struct sparse_buffers {
   rank_blocks headers_out, headers_in, blocks_out, blocks_in, sums;
 };
 
-/// The streams of consecutive ranges as one. Dense if one of them is, or by the number of entries.
+/// Joins the streams of consecutive ranges. Dense if one of them is, or if there are more than delta entries.
 template <class T>
 sparse_stream<T> joined(std::vector<sparse_stream<T>> parts) {
   index_t length = 0;
@@ -144,7 +144,7 @@ class sparse_reduction {
     return sum;
   }
 
-  /// Blocks of these lengths of all ranks; fill(block) writes this rank's.
+  /// Gathers blocks of these lengths from all ranks; fill(block) writes this rank's block.
   template <class Fill>
   const rank_blocks& gather(const std::vector<std::size_t>& lengths, Fill&& fill) {
     buffers_.sums.resize(lengths);
@@ -204,7 +204,7 @@ index_t largest_count(C& comm, const sparse_stream<T>& values) {
 /// A gather of all streams sends (p - 1) k entries per rank. With supports drawn independently the splits do
 /// not send less: few entries coincide, or the sum is dense.
 ///
-/// Throws shape_error on all ranks for streams of different lengths. Collective; errors as the messages.
+/// Throws shape_error on all ranks for streams of different lengths. Collective; other errors as start_send.
 template <class C, class T>
 sparse_all_reduce_report sparse_all_reduce(C& comm, sparse_stream<T>& values,
                                            const sparse_all_reduce_options& options = {}) {

@@ -25,7 +25,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 ///     delta = length sizeof(T) / (sizeof(int32) + sizeof(T)),  rounded down (float: length / 2),
 ///
-/// the number from which indices and values take more bytes than all elements; else dense. A dense stream
+/// Above delta, indices and values take more bytes than all elements, and the vector is dense. A dense stream
 /// stays dense. An entry may have the value 0. Renggli et al., SparCML (SC 2019).
 ///
 /// As bytes: uint32 format (0 sparse, 1 dense), uint32 count of the entries (dense: the length); then,
@@ -68,16 +68,16 @@ class sparse_stream {
 
   index_t length() const { return length_; }
   bool is_dense() const { return dense_; }
-  /// Entries; of a dense stream its length.
+  /// Number of entries; the length if dense.
   index_t count() const { return static_cast<index_t>(values_.size()); }
-  /// delta.
+  /// delta: the largest number of entries of a sparse stream.
   index_t most_entries() const {
     constexpr index_t value = sizeof(T), index = sizeof(std::int32_t);
     return length_ * value / (index + value);
   }
-  /// Of the entries; empty if dense.
+  /// Indices of the entries; empty if dense.
   std::span<const std::int32_t> indices() const { return indices_; }
-  /// Of the entries; if dense all elements.
+  /// Values of the entries; if dense all elements.
   std::span<const T> values() const { return values_; }
 
   /// Makes the stream dense. Elements become 0 + value, so that no sum depends on the sign of a zero.
@@ -112,9 +112,9 @@ class sparse_stream {
     }
   }
 
-  /// Elements begin .. end - 1 as a stream of their own, which counts from `begin`. That of a sparse stream
-  /// is dense where its entries are above its own delta. Throws value_error unless 0 <= begin <= end <=
-  /// length.
+  /// Elements begin .. end - 1 as a stream of their own, whose indices count from `begin`. A part of a sparse
+  /// stream is dense if its entries are more than its own delta. Throws value_error unless 0 <= begin <= end
+  /// <= length.
   sparse_stream part(index_t begin, index_t end) const {
     if (begin < 0 || begin > end || end > length_) {
       detail::throw_error<value_error>(
@@ -139,7 +139,7 @@ class sparse_stream {
     dense_ ? detail::add_received<T>(values_, to) : scatter(to);
   }
 
-  /// The first 8 bytes, as a little-endian number, and the length of those that follow.
+  /// header(): the first 8 bytes as a little-endian number. body_bytes(): number of the bytes after them.
   std::size_t body_bytes() const {
     return indices_.size() * sizeof(std::int32_t) + values_.size() * sizeof(T);
   }
@@ -153,8 +153,8 @@ class sparse_stream {
     if (before > 0) std::memcpy(to.data(), indices_.data(), before);
     if (!values_.empty()) std::memcpy(to.data() + before, values_.data(), values_.size() * sizeof(T));
   }
-  /// Bytes of the body that belongs to a header of a stream of `length` elements. Throws value_error for what
-  /// is no header: another format, more than delta entries, a dense stream of another length.
+  /// Bytes of the body that belongs to a header of a stream of `length` elements. Throws value_error for an
+  /// invalid header: another format, more than delta entries, a dense stream of another length.
   static std::size_t body_bytes(index_t length, std::uint64_t header) {
     const auto format = static_cast<std::uint32_t>(header), count = static_cast<std::uint32_t>(header >> 32);
     const index_t most = sparse_stream(length).most_entries();
@@ -165,8 +165,8 @@ class sparse_stream {
     }
     return count * (sizeof(T) + (format == 0 ? sizeof(std::int32_t) : 0));
   }
-  /// Back from bytes. Throws value_error for what body_bytes refuses, for another number of bytes, and for
-  /// indices that are not ascending or outside the vector.
+  /// Reads a stream from its header and body. Throws value_error for an invalid header, for another number of
+  /// bytes, and for indices that are not ascending or outside the vector.
   static sparse_stream from_body(index_t length, std::uint64_t header, std::span<const std::byte> body) {
     const std::size_t wanted = body_bytes(length, header);
     if (body.size() != wanted) {
@@ -197,7 +197,7 @@ class sparse_stream {
       before = index;
     }
   }
-  // The first entry whose index is at least that.
+  // Position of the first entry whose index is at least `index`.
   std::size_t first_from(index_t index) const {
     return place(std::lower_bound(indices_.begin(), indices_.end(), index) - indices_.begin());
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `tune`: measures the network between the ranks, and makes an exchange plan of it.
+/// `tune`: measures the network between the ranks and makes an exchange plan from the results.
 
 #include <algorithm>
 #include <array>
@@ -18,14 +18,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 struct tune_options {
   index_t largest_bytes = index_t{16} << 20;
-  int repeats = 5;              ///< of each message by each algorithm, after one that is not counted
-  double seconds = 3.0;         ///< no length is begun that would not end before
-  double latency_share = 0.05;  ///< of a bucket's transfer, what its latency may be
+  int repeats = 5;              ///< measured runs of each length and algorithm, after one that is not counted
+  double seconds = 3.0;         ///< no length is started that is expected to end later
+  double latency_share = 0.05;  ///< largest share of the latency in the transfer of a bucket
 };
 
 namespace detail {
 
-/// One length: the median time of each algorithm in seconds.
+/// Median time of each algorithm for one length, in seconds.
 struct tuned_length {
   index_t bytes = 0;
   std::array<double, 3> seconds{};
@@ -33,7 +33,7 @@ struct tuned_length {
 inline constexpr std::array<all_reduce_algorithm, 3> tuned_algorithms = {
     all_reduce_algorithm::library, all_reduce_algorithm::ring, all_reduce_algorithm::recursive_doubling};
 
-/// The plan that the measurements ask for; see tune.
+/// The plan for these measurements; see tune.
 inline exchange_plan plan_from(const std::vector<tuned_length>& lengths, int ranks,
                                const tune_options& options) {
   exchange_plan plan = default_plan(ranks);
@@ -45,7 +45,7 @@ inline exchange_plan plan_from(const std::vector<tuned_length>& lengths, int ran
     const auto best = static_cast<std::size_t>(
         std::min_element(length.seconds.begin(), length.seconds.end()) - length.seconds.begin());
     const all_reduce_algorithm chosen = tuned_algorithms[best];
-    // Lengths are twice the last one: what lies between goes with the nearer.
+    // Each length is twice the one before. A length in between uses the rule of the nearer one.
     const index_t up_to = length.bytes + length.bytes / 2;
     if (!plan.rules.empty() && plan.rules.back().algorithm == chosen) {
       plan.rules.back().up_to_bytes = up_to;
@@ -86,16 +86,16 @@ inline std::string option_lines(const tune_options& options) {
 
 }  // namespace detail
 
-/// Measures the communicator's all-reduce, our ring and our recursive doubling on all ranks together, with
-/// messages of 1, 2, 4, ... KiB up to largest_bytes; a time is the median over `repeats` of the slowest
-/// rank's. It stops before a length that would end after `seconds` by what the last one took (so the first
-/// length is always measured). The plan has, for each length, the algorithm that was fastest there, and
+/// Measures the communicator's all-reduce, the library's ring and its recursive doubling on all ranks
+/// together, with messages of 1, 2, 4, ... KiB up to largest_bytes. A time is the median over `repeats` of
+/// the slowest rank's. Stops before a length that would end after `seconds` if it took twice as long as the
+/// last one. The plan has, for each length, the algorithm that was fastest there, and
 ///     bytes of a bucket = latency bytes_per_second / latency_share, in 256 KiB .. 16 MiB,
-///     of the first two = the same, at most 1 MiB,
+///     bytes of the first one = the same, at most 1 MiB,
 /// where latency + n / bytes_per_second is fitted to the fastest times (least squares of relative errors).
-/// With one rank nothing is measured. All ranks get rank 0's plan, bit for bit. Collective; nothing else may
-/// use the communicator meanwhile. Throws on all ranks: value_error for options that cannot be on one of
-/// them, state_error if their options differ.
+/// With one rank nothing is measured. All ranks get rank 0's plan, bit for bit. Collective; no other code may
+/// use the communicator meanwhile. Throws on all ranks: value_error if options are invalid on one of them,
+/// state_error if their options differ.
 template <class Comm>
 exchange_plan tune(Comm& comm, const tune_options& options = {}) {
   detail::check_communicator<Comm>();
@@ -113,7 +113,7 @@ exchange_plan tune(Comm& comm, const tune_options& options = {}) {
   auto& [values, scratch] = *memory;
   std::vector<std::int64_t> nanoseconds(detail::tuned_algorithms.size() *
                                         static_cast<std::size_t>(options.repeats));
-  double last = 0.0;  // what the last length took
+  double last = 0.0;  // duration of the last length
   for (index_t bytes = 1024; bytes <= options.largest_bytes; bytes *= 2) {
     std::array<std::uint64_t, 1> go_on{since(start) + 2.0 * last <= options.seconds ? 1U : 0U};
     comm.broadcast(std::span<std::uint64_t>(go_on), 0);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: waiting for messages beside threads that compute.
+/// Internal: waiting for messages while other threads compute.
 
 #include <chrono>
 #include <cstdint>
@@ -14,7 +14,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Processor time of the calling thread in ms; 0 where the system does not tell.
+/// Processor time of the calling thread in ms; 0 where the system has no such clock.
 inline double thread_processor_ms() {
 #if defined(CLOCK_THREAD_CPUTIME_ID)
   std::timespec time{};
@@ -25,8 +25,8 @@ inline double thread_processor_ms() {
 #endif
 }
 
-/// What to do between two looks at something that is to come: at first nothing, since a message that is near
-/// is there in microseconds; then leave the core to whoever wants it; then sleep, longer and longer.
+/// Pause between two polls. The first polls have none, since a message is often there within microseconds;
+/// then the thread yields the core to others; then it sleeps, for longer and longer times up to `longest`.
 class back_off {
  public:
   static constexpr std::uint32_t busy_polls = 200;  ///< some tens of microseconds of MPI_Test

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: what an all-reduce does with the elements of messages, compiled for every instruction set.
+/// Internal: element-wise kernels of the all-reduces, compiled for every instruction set.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +41,7 @@ void scale_values(std::span<T> values, T factor) {
   kernel(factor, values.data(), values.data(), static_cast<index_t>(values.size()));
 }
 
-/// Every element rounded to Wire (bfloat16 or float16), by way of float: the bits of the scalar conversion.
+/// Rounds every element to Wire (bfloat16 or float16), by way of float: the bits of the scalar conversion.
 template <class Wire, class T>
 void to_wire(std::span<const T> from, std::span<Wire> to) {
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), wire_passes, narrow<Wire, T>);

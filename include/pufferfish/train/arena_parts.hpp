@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the parts of a training run that work on the network's arenas, and are made anew where the
-/// network moves them.
+/// Internal: the parts of a training run that work on the network's arenas and are made anew when the arenas
+/// move.
 
 #include <algorithm>
 #include <cstdint>
@@ -37,8 +37,8 @@ struct arena_parts {
   run_outer<T, Comm, device_type> outer;                 ///< of parameters
   run_pruning<T> pruning;
 
-  /// The exchange of gradients, or of parameters, with this compressor; of a pruned network's gradients those
-  /// that remain. All ranks' parameters must be equal. Collective.
+  /// Makes the exchange of gradients, or with options.rare of parameters, with this compressor. A pruned
+  /// network exchanges its remaining gradients. Parameters must be equal on all ranks. Collective.
   void make_exchange(parameter_store<T>& store, Comm& comm, const run_options& options,
                      std::optional<any_compressor<T>> compressor) {
     exchange_options gradients = options.exchange;
@@ -51,7 +51,7 @@ struct arena_parts {
     if (options.rare) outer.start(store, comm, options, std::exchange(compressor, std::nullopt));
     exchange.emplace(store, comm, gradients, std::move(compressor));
   }
-  /// The same with a new compressor, of the options. Its steps are the optimizer's.
+  /// The same with a new compressor made from the options. Its number of steps becomes the optimizer's.
   void make_exchange(parameter_store<T>& store, Comm& comm, const run_options& options, bool low_rank) {
     make_exchange(store, comm, options,
                   make_run_compressor(comm, store, options, low_rank, options.exchange.plan));
@@ -62,7 +62,7 @@ struct arena_parts {
     exchange.reset();
   }
 
-  /// With the others that steps work with.
+  /// All parts that a step works with.
   all_parts parts(context<device_type>& ctx, Task& task, typename all_parts::model_type& net, Comm& comm,
                   const run_options& options) {
     return {ctx, task, net, comm, options, *optimizer, *exchange, decay ? &*decay : nullptr};
@@ -80,31 +80,31 @@ struct arena_parts {
       facts[pruning.fact] = std::to_string(mask->kept());
     }
   }
-  /// What a checkpoint keeps of the exchange.
+  /// Arrays of the exchange that a checkpoint keeps.
   std::vector<compressor_state<T>> states() { return outer.runs() ? outer.states() : exchange->states(); }
 };
 
-/// Room for what a checkpoint has of an exchange that is not made yet, and of the mask that it depends on.
+/// Memory for a checkpoint's arrays of an exchange that does not exist yet, and for the pruning mask.
 template <class T>
 struct exchange_room {
   std::optional<any_compressor<T>> compressor;
   std::vector<T> outer_momentum, mask;
 
-  /// All but the mask.
+  /// All arrays but the mask.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> all;
     if (compressor) all = compressor->states();
     if (!outer_momentum.empty()) all.push_back({"outer.momentum", outer_momentum, false});
     return all;
   }
-  /// What is read besides `others`.
+  /// `others` and, if there is one, the mask.
   std::vector<named_state<T>> list(std::vector<named_state<T>> others) {
     if (!mask.empty()) others.push_back({run_pruning<T>::state, mask});
     return others;
   }
 };
 
-/// Copy of what the compressors of a run carry and of the number of exchanges, for the same parameters in
+/// Copy of the compressors' states and of the numbers of exchanges, for an exchange of the same parameters in
 /// arenas that have moved. States are on the host.
 template <class T>
 class carried_exchanges {

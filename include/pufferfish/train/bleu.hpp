@@ -3,7 +3,7 @@
 
 /// \file
 /// Corpus BLEU (Papineni et al., "BLEU: a method for automatic evaluation of machine translation", ACL 2002),
-/// with the tokenisation, smoothing and numbers of sacreBLEU 2.6: the score of one is the score of the other.
+/// with the tokenisation and smoothing of sacreBLEU 2.6. Scores are equal to those of sacreBLEU.
 
 #include <algorithm>
 #include <cmath>
@@ -26,7 +26,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// How segments become tokens: `none` splits at white space, for text that is tokenised already.
 enum class bleu_tokens { mteval_13a, none };
 
-/// What stands for a precision of 0 (B. Chen and C. Cherry, "A systematic comparison of smoothing techniques
+/// Replacement for a precision of 0 (B. Chen and C. Cherry, "A systematic comparison of smoothing techniques
 /// for sentence-level BLEU", WMT 2014). `exponential`: 1 / (2^k total) for the k-th such order; `floor`:
 /// value / total; `add_k`: value added to matches and totals of orders above 1.
 enum class bleu_smoothing { exponential, none, floor, add_k };
@@ -34,18 +34,18 @@ enum class bleu_smoothing { exponential, none, floor, add_k };
 struct bleu_options {
   bleu_tokens tokens = bleu_tokens::mteval_13a;
   bleu_smoothing smoothing = bleu_smoothing::exponential;
-  std::optional<double> smoothing_value = std::nullopt;  ///< of floor (if not given 0.1) and add_k (1)
+  std::optional<double> smoothing_value = std::nullopt;  ///< for floor (default 0.1) and add_k (default 1)
   bool lower_case = false;
-  /// Leave out orders for which there is no n-gram: for single sentences.
+  /// Leaves out orders for which the output has no n-gram; for single sentences.
   bool effective_order = false;
   int max_order = 4;
 };
 
-/// A score with what it is made of; per order 1 .. max_order.
+/// A score and its components; vectors have one element for each order 1 .. max_order.
 struct bleu_score {
   double score = 0.0;              ///< 0 .. 100
   std::vector<double> precisions;  ///< percent, smoothed
-  std::vector<double> matches;     ///< n-grams found in a reference; with what add_k added
+  std::vector<double> matches;     ///< n-grams found in a reference; with add_k's value added
   std::vector<double> totals;      ///< n-grams of the output; likewise
   double brevity_penalty = 1.0;
   std::int64_t output_length = 0;     ///< tokens
@@ -68,15 +68,15 @@ struct bleu_score {
 
 namespace detail {
 
-/// The n-grams of one segment, numbered: an n-gram is the number of its first n - 1 words and its last word,
-/// so equal numbers mean equal words, whatever n. Words and numbers are those of this object.
+/// Numbers the n-grams of one segment. The key of an n-gram is the number of its first n - 1 words and its
+/// last word, so equal numbers mean equal words, for every n. Numbers are valid within one object only.
 class ngram_numbers {
  public:
   struct entry {
     int order = 0;
     std::int64_t in_output = 0;
-    std::int64_t in_reference = 0;  // the most in any one reference
-    std::int64_t seen = 0;          // in the reference at hand
+    std::int64_t in_reference = 0;  // largest count in any one reference
+    std::int64_t seen = 0;          // count in the current reference
   };
 
   void clear() {
@@ -95,7 +95,7 @@ class ngram_numbers {
         const auto last =
             words_.emplace(std::string(word), static_cast<std::uint32_t>(words_.size())).first->second;
         const std::uint64_t key = std::uint64_t{before} << 32 | last;
-        // Number 0 is "no words yet"; the others are one above their place.
+        // Number 0 means "no words yet"; entry i has number i + 1.
         const auto place = numbers_.emplace(key, static_cast<std::uint32_t>(entries_.size() + 1));
         if (place.second) entries_.push_back({n, 0, 0, 0});
         before = place.first->second;
@@ -114,11 +114,11 @@ class ngram_numbers {
 
 }  // namespace detail
 
-/// Gathers the counts of segments and makes a score of them. The counts are whole numbers, so those of
-/// several ranks may be added in any order: all_reduce_sum over counts().
+/// Accumulates the counts of segments and computes their score. The counts are integers, so the sum over
+/// several ranks does not depend on its order: all_reduce_sum over counts().
 class bleu {
  public:
-  /// Throws value_error for a max_order outside 1 .. 16 and a smoothing value that is negative or no number.
+  /// Throws value_error for a max_order outside 1 .. 16 and a smoothing value that is negative or not finite.
   explicit bleu(const bleu_options& options = {}) : options_(options) {
     if (options.max_order < 1 || options.max_order > 16) {
       detail::throw_error<value_error>({"bleu: n-grams up to n = ", options.max_order});
@@ -132,8 +132,8 @@ class bleu {
 
   const bleu_options& options() const { return options_; }
 
-  /// Adds a segment and its references. Throws value_error without any reference, and where text in lower
-  /// case is asked for and this is not UTF-8.
+  /// Adds a segment and its references. Throws value_error if there is no reference, and, with lower_case, if
+  /// a text is not UTF-8.
   void add(std::string_view output, std::span<const std::string> references) {
     if (references.empty()) detail::throw_error<value_error>({"bleu: a segment without a reference"});
     if (references_of_each_ != 0 && references_of_each_ != references.size()) varied_ = true;
@@ -165,7 +165,7 @@ class bleu {
   std::span<std::int64_t> counts() { return counts_; }
   std::span<const std::int64_t> counts() const { return counts_; }
 
-  /// Of all segments added. Without any the score is 0.
+  /// Score of all segments added so far; 0 if there are none.
   bleu_score score() const {
     bleu_score result;
     result.output_length = counts_[0];
@@ -214,14 +214,14 @@ class bleu {
     return options_.tokens == bleu_tokens::none ? std::string(segment) : tokenize_13a(segment);
   }
 
-  /// Of two reference lengths the one closer to the output's, of two equally close the shorter.
+  /// The reference length that is closer to the output's; the shorter one if both are equally close.
   static std::int64_t closer(std::int64_t output, std::int64_t best, std::int64_t next) {
     if (best < 0) return next;
     const std::int64_t old_distance = std::abs(output - best), distance = std::abs(output - next);
     return distance < old_distance || (distance == old_distance && next < best) ? next : best;
   }
 
-  /// Precisions, smoothed, and their geometric mean.
+  /// Computes the smoothed precisions and their geometric mean.
   void combine(bleu_score& result) const {
     const double value = smoothing_value();
     double halvings = 1.0;

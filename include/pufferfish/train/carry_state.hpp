@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `optimizer_memory`: the state of an optimizer across the switch from dense to low rank.
+/// `optimizer_memory`: carries the state of an optimizer over the switch from dense to low rank.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,20 +20,20 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What optimizer_memory::carry did, by names of parameters.
+/// What optimizer_memory::carry did to the states of the parameters, by names of parameters.
 struct carried_state {
-  std::vector<std::string> kept;       ///< of the new network: states of before, bit for bit
-  std::vector<std::string> projected;  ///< of the new network: from the states of a dense layer
-  std::vector<std::string> fresh;      ///< of the new network: zeros, because there was no such parameter
-  std::vector<std::string> dropped;    ///< of the old network: states that nothing has taken over
+  std::vector<std::string> kept;       ///< of the new network: old states, bit for bit
+  std::vector<std::string> projected;  ///< of the new network: computed from states of a dense layer
+  std::vector<std::string> fresh;      ///< of the new network: zeros, as there was no such parameter
+  std::vector<std::string> dropped;    ///< of the old network: states that were not carried over
 };
 
 namespace detail {
 
-/// A view as it is in every array that is arranged as the arena of the values.
+/// Position of a view in the arena of the values, and in every array that is arranged like it.
 template <std::size_t N>
 struct arena_view {
-  index_t entry = -1;  ///< of the store: the parameter that holds it; -1: not stored in the arena
+  index_t entry = -1;  ///< index of the parameter in the store; -1: not stored in the arena
   index_t offset = 0;
   extents<N> shape{}, strides{};
 
@@ -44,7 +44,7 @@ struct arena_view {
   }
 };
 
-/// Where a view of a layer's parameter is. A view without elements may be found in no parameter.
+/// Position of a view of a layer's parameter. A view without elements may be found in no parameter.
 template <class T, class U, std::size_t N>
 arena_view<N> find_in_arena(const parameter_store<T>& store, const tensor_view<U, N>& view) {
   arena_view<N> result{-1, 0, view.shape(), view.strides()};
@@ -61,7 +61,7 @@ arena_view<N> find_in_arena(const parameter_store<T>& store, const tensor_view<U
   return result;
 }
 
-/// What becomes of a state when a parameter is replaced by others: see optimizer_memory.
+/// Moment of the gradients that a state holds; it decides how the state is projected (see optimizer_memory).
 enum class state_order { first, second };
 
 /// Throws state_error for a state that is neither.
@@ -71,7 +71,7 @@ inline state_order order_of_state(const std::string& name) {
   throw_error<state_error>({"optimizer_memory: no rule says how to carry ", name, " to factors"});
 }
 
-/// A state or factor as a matrix [out][everything else] in double.
+/// A state or factor as a matrix [out][in x height x width] in double.
 template <class T>
 tensor<double, 2> matrix_in_double(const tensor_view<T, 4>& view) {
   tensor<double, 2> matrix({view.extent(0), view.extent(1) * view.extent(2) * view.extent(3)});
@@ -114,7 +114,7 @@ void project_state(const tensor_view<const T, 4>& state, const tensor_view<const
 ///     memory.carry(net, fresh);                               // after
 ///
 /// Parameters that keep their name and shape keep their state bit for bit, and the number of steps goes on
-/// (momentum would else start afresh, and Adam's bias correction with it).
+/// (else momentum and Adam's bias correction would start again).
 ///
 /// A matrix W of a dense layer that becomes up down:
 ///   - Velocity of SGD and first moment of Adam, M:  M_up = M down^T,  M_down = up^T M.
@@ -236,10 +236,10 @@ class optimizer_memory {
     bool is_low_rank() const { return matrices.empty(); }
   };
 
-  // What a layer's plan has for a parameter of the new network.
+  // How a layer's plan makes the state of a parameter of the new network; unknown: no plan does.
   enum class origin : unsigned char { unknown, kept, projected };
 
-  // What carry has to do for each state.
+  // Work of carry(), done for each state.
   struct pair_task {
     detail::arena_view<4> matrix;  // in the old arena
     factor_views<T> factors;       // values
@@ -318,7 +318,7 @@ class optimizer_memory {
     return work;
   }
 
-  // The factors and biases of a layer that was dense before.
+  // Plans the factors and biases of a layer that was dense before.
   void plan_layer(const parameter_store<T>& store, const layer_before& before, const low_rank_parts<T>& parts,
                   plan& work, std::vector<origin>& done, std::vector<bool>& used) const {
     if (before.matrices.size() != parts.factors.size()) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Networks in files: `save_checkpoint`, and `open_checkpoint` with `checkpoint_file::restore`. A safetensors
-/// file that Python reads too; without optimizer state it is a model file for inference.
+/// Networks in files: `save_checkpoint`, and `open_checkpoint` with `checkpoint_file::restore`. The format is
+/// safetensors, which Python reads, too. A file without optimizer state is a model file for inference.
 ///
 ///     save_checkpoint("run.safetensors", net, state, {{"epoch", "12"}});
 ///     checkpoint_file file = open_checkpoint("run.safetensors");
@@ -32,7 +32,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A flat array that goes into a checkpoint beside the network, such as the optimizer's momentum
+/// A flat array that a checkpoint stores in addition to the network, such as the optimizer's momentum
 /// ("optimizer.momentum"), in the order of the network's arenas.
 template <class T>
 struct named_state {
@@ -62,15 +62,15 @@ inline std::string list_names(const std::vector<std::string>& names) {
   return text + (names.size() > 10 ? " and " + std::to_string(names.size() - 10) + " more" : "");
 }
 
-/// Tells arenas apart: the offsets of flat state mean something for one layout only.
+/// Digest of the arena layout: the offsets of flat state are valid for one layout only.
 template <class Root, class Device>
 std::string layout_digest(const model<Root, Device>& net) {
   return std::to_string(digest(std::string_view(net.structure())));
 }
 
-/// Ranks as a checkpoint lists them: the first as "name", further ones as "name:2", "name:3", ... (once
-/// "name:hidden"). A layer's own name that ends like that, followed by any number of ":layer", gets one
-/// ":layer" more.
+/// Ranks of a layer in a checkpoint's list: the first is "name", further ones are "name:2", "name:3", ... (in
+/// old files "name:hidden"). A layer's own name that ends like that, perhaps followed by ":layer" any number
+/// of times, is stored with one more ":layer".
 inline constexpr std::string_view layer_suffix = ":layer";
 inline constexpr std::string_view old_second_suffix = ":hidden";
 
@@ -116,7 +116,7 @@ inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) 
   return ranks;
 }
 
-/// Ranks in an order that does not depend on the network's.
+/// Ranks sorted by the names of the layers.
 inline std::vector<layer_rank> sorted_ranks(std::vector<layer_rank> ranks) {
   std::sort(ranks.begin(), ranks.end(),
             [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
@@ -125,15 +125,15 @@ inline std::vector<layer_rank> sorted_ranks(std::vector<layer_rank> ranks) {
 
 }  // namespace detail
 
-/// An open checkpoint, checked as a safetensors file and as a checkpoint; not yet against a network.
+/// An open checkpoint. It was checked as a safetensors file and a checkpoint, but not yet against a network.
 class checkpoint_file {
  public:
   /// Path or name, as given.
   const std::string& name() const { return file_.name(); }
 
-  /// What the writer stored with it, name by name.
+  /// Texts that the writer stored with the checkpoint, by name (`facts` of save_checkpoint).
   const std::map<std::string, std::string>& facts() const { return facts_; }
-  /// One of them. Throws io_error if there is none of that name.
+  /// The fact of this name. Throws io_error if there is none.
   const std::string& fact(const std::string& fact_name) const {
     const auto found = facts_.find(fact_name);
     if (found == facts_.end()) {
@@ -144,20 +144,20 @@ class checkpoint_file {
     return found->second;
   }
 
-  /// Version of the library that wrote it.
+  /// Version of the library that wrote the file.
   const std::string& library_version() const { return version_; }
-  /// The network's low-rank layers, sorted by name; empty for a dense one. A LowRankNormConv is none of them.
+  /// The network's low-rank layers, sorted by name; empty for a dense one. LowRankNormConv is not among them.
   const std::vector<layer_rank>& ranks() const { return ranks_; }
-  /// The layers that are a LowRankNormConv, sorted by name; nullopt for a file of an earlier version, which
-  /// does not list them: then a network keeps those that it has.
+  /// Layers of type LowRankNormConv, sorted by name; nullopt for a file of an earlier version, which does not
+  /// list them. restore() then leaves those of the network as they are.
   const std::optional<std::vector<layer_rank>>& factor_norms() const { return factor_norms_; }
   /// The layers that have a residual (annealing.hpp), sorted by name.
   const std::vector<layer_rank>& annealed() const { return annealed_; }
-  /// Parameters, buffers and state.
+  /// Names of all tensors: parameters, buffers and states.
   const std::vector<std::string>& tensor_names() const { return file_.tensor_names(); }
-  /// Flat arrays beside the network, with their numbers of elements.
+  /// Names of the flat arrays stored in addition to the network, with their numbers of elements.
   const named_numbers& states() const { return states_; }
-  /// Elements of one of them. Throws io_error if there is none of that name.
+  /// Number of elements of the state of this name. Throws io_error if there is none.
   index_t stored_size(const std::string& state) const {
     for (const auto& [stored, size] : states_) {
       if (stored == state) return size;
@@ -166,13 +166,13 @@ class checkpoint_file {
                               " among its " + std::to_string(states_.size())));
   }
 
-  /// Gives the network the stored structure (which layers are low-rank, and their ranks) and then all stored
-  /// values, bit for bit. `net` is a network of the same model, freshly built or not, dense or factorized in
-  /// any way. If its structure is the stored one already, no arena moves and the generation stays; otherwise
-  /// it rises.
+  /// Sets the network to the stored structure (which layers are low-rank, and their ranks) and then to the
+  /// stored values, bit for bit. `net` is a network of the same model, freshly built or not, dense or
+  /// factorized in any way. If its structure is the stored one already, no arena moves and the generation
+  /// stays. Otherwise the arenas move and the generation increases.
   ///
-  /// `states` are filled too; each must be in the file under its name with as many elements. An empty list
-  /// leaves stored state aside: a model for inference.
+  /// Also fills `states`. The file must have each of them under its name with the same number of elements. An
+  /// empty list ignores stored states, as for inference.
   ///
   /// Throws io_error, naming tensors and both shapes or dtypes, if anything does not fit: layers, names (all
   /// that are missing and all that are unexpected are listed), dtypes, shapes, or, for states, the order of
@@ -189,7 +189,7 @@ class checkpoint_file {
       model<Root, Device> other = with_structure(net);
       check(other, states);
       read_all(other);
-      // Through modify on both, so that `net` keeps its identity and counts its generations on.
+      // Assigned within modify(), so that `net` keeps its identity and its generation count continues.
       other.modify([&](Root& from) { net.modify([&](Root& to) { to = from; }); });
     }
     for (const named_state<T>& state : states) read_tensor<T>(file_, state.name, state.values);
@@ -246,7 +246,7 @@ class checkpoint_file {
     return found->second;
   }
 
-  // A header of a hostile file may have as many states as it has tensors.
+  // Binary search, since the header of a hostile file may list as many states as it has tensors.
   bool is_state(std::string_view tensor) const {
     return std::binary_search(state_names_.begin(), state_names_.end(), tensor);
   }
@@ -339,7 +339,7 @@ class checkpoint_file {
     });
   }
 
-  // The file's elements lie at no particular alignment: by way of memcpy, one at a time.
+  // The file's elements have no guaranteed alignment, so each one is copied by memcpy.
   template <class T>
   static void read_strided(std::span<const std::uint8_t> bytes, const tensor_view<T, 4>& to) {
     const std::uint8_t* from = bytes.data();
@@ -365,13 +365,13 @@ class checkpoint_file {
 };
 
 /// Reads and checks a checkpoint. `limit`: largest file accepted, in bytes. Throws io_error as
-/// safetensors_file::read, and for a file that is no checkpoint or of a format from the future.
+/// safetensors_file::read, and for a file that is no checkpoint or has an unknown format version.
 inline checkpoint_file open_checkpoint(const std::string& path,
                                        std::uint64_t limit = default_tensor_file_limit) {
   return checkpoint_file(safetensors_file::read(path, limit));
 }
 
-/// The same from bytes in memory; `name` is what errors call them.
+/// Like open_checkpoint, from bytes in memory. Error texts call them `name`.
 inline checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::string name) {
   return checkpoint_file(safetensors_file::parse(std::move(bytes), std::move(name)));
 }

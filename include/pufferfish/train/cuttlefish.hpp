@@ -34,8 +34,8 @@ struct cuttlefish_options {
   index_t window = 15;     ///< N: the exponential average has weight 2 / (N + 1), tests begin at epoch N
   index_t mean_of = 11;    ///< M: number of derivatives that are averaged
   double tolerance = 0.1;  ///< eps: a layer has settled when their mean is at most eps
-  index_t few = 2;         ///< with this many layers left or fewer, 2.5 eps counts
-  index_t very_few = 1;    ///< and with this many, 5 eps
+  index_t few = 2;         ///< with this many layers left or fewer, the limit is 2.5 eps
+  index_t very_few = 1;    ///< with this many or fewer, 5 eps
   cuttlefish_rank rank = cuttlefish_rank::scaled;
   double least_share = 0.0;  ///< beta: no rank is below floor(beta full)
 
@@ -111,7 +111,7 @@ PUFFERFISH_COLD inline double cuttlefish_slope(std::span<const double> series, i
 /// measurement. When the last layer is latched at epoch t, epoch t still trains dense; the switch is due at
 /// the start of epoch t + 1, with the ranks measured there.
 ///
-/// A value: copies share nothing. In a distributed run one rank observes, and the others get its state().
+/// Copies are independent of each other. In a distributed run one rank observes; the others set its state().
 class cuttlefish_tracker {
  public:
   /// Throws value_error for an option outside of its range.
@@ -309,7 +309,7 @@ class cuttlefish_tracker {
     }
   }
 
-  // Whether matrices can have this size: the numbers of their and their factors' parameters are within
+  // Whether the sizes are valid: the numbers of parameters of the matrices, and of their factors, must fit in
   // index_t.
   static bool is_possible(const matrix_group& matrices) {
     const auto rows = static_cast<double>(matrices.size.rows), cols = static_cast<double>(matrices.size.cols);

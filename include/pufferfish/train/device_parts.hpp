@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: what a training run and its tasks are made of on a device, besides layers. The CPU's here; a
-/// device's comes with <pufferfish/gpu.hpp>.
+/// Internal: types and functions of training runs that differ between devices. This header has those of the
+/// CPU; <pufferfish/gpu.hpp> has those of the GPU.
 
 #include <cstddef>
 #include <type_traits>
@@ -26,34 +26,34 @@ struct device_parts {
 
 template <>
 struct device_parts<device::cpu> {
-  /// Of a context.
+  /// Options of the run's context.
   using machine_options = context_options;
 
   /// SGD or Adam over arenas of T.
   template <class T>
   using optimizer_type = optimizer<T>;
 
-  /// Batches of images in the device's memory.
+  /// Loads batches of images into the device's memory.
   using image_source = loader;
 
-  /// What a step reads, on its way to where it reads it: here, where it is written.
+  /// Stages a batch for the next step. On the CPU the batch is used in place, so nothing is copied.
   class input_place {
    public:
-    /// Room for `room` bytes.
+    /// Allocates `room` bytes.
     explicit input_place(index_t room) : place_(memory_of<device::cpu>::source(), room, uninitialized) {}
-    /// Where to write what the next bring() brings.
+    /// Address to which the caller writes the input of the next bring().
     std::byte* write() { return place_.data(); }
-    /// Brings the first so many bytes of it, and says where they are then, until the next write().
+    /// Makes this number of bytes available to a step. Returns their address, valid until the next write().
     const std::byte* bring(context<device::cpu>&, index_t) { return place_.data(); }
 
    private:
     memory_block<std::byte> place_;
   };
 
-  /// In how many rows a step computes so many tokens, at least as many.
+  /// Number of rows that a step computes for `tokens` tokens: at least `tokens`, on the CPU exactly `tokens`.
   static index_t rows_of_tokens(index_t tokens) { return tokens; }
 
-  /// Whether parameters lie where the run is.
+  /// Throws state_error if parameters are on another device than the run; never on the CPU.
   static void check_place(const context<device::cpu>&, const void*) {}
 
   /// Threads for work on the host between steps.

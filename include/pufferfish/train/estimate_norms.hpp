@@ -18,14 +18,14 @@ concept norm_estimating_task = requires(Task& task, context<typename Task::model
   { task.estimate(ctx, net, at) } -> std::same_as<bool>;
 };
 
-/// Makes the running statistics of all batch norms the means over this rank's shares of `passes` batches: the
-/// batch of step `first` and of those that follow it, in the next epoch where this one ends. The batches are
-/// augmented and dropout drops as in these steps. Returns the number of passes in which this rank had
-/// samples; 0, and nothing is done, for a model without batch norms. Parameters, gradients and later steps do
-/// not change. Not collective: ranks average their buffers afterwards.
+/// Sets the running statistics of all batch norms to the means over this rank's shares of `passes` batches:
+/// those of step `first` and of the steps after it, continuing into the next epoch. Augmentation and dropout
+/// are those of these steps. Returns the number of passes in which this rank had samples. For a model without
+/// batch norms it does nothing and returns 0. Parameters, gradients and later steps do not change. Not
+/// collective: ranks average their buffers afterwards.
 ///
 /// Throws state_error for a model with batch norms if the task has no estimate(), or if the tape is not
-/// empty; value_error unless passes > 0; else as the task.
+/// empty; value_error unless passes > 0; other errors as the task.
 template <class Task>
 index_t estimate_norms(context<typename Task::model_type::device_type>& ctx, Task& task,
                        typename Task::model_type& net, const step_position& first, index_t passes) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// How good a network is on a set of images.
+/// `evaluate`: loss and accuracy of a network on a set of images.
 
 #include <cstdint>
 #include <vector>
@@ -76,9 +76,9 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
 
 }  // namespace detail
 
-/// Runs all images through the network in inference mode, without shuffling and augmentation, each rank its
-/// part of every batch; the sums are over all ranks. The context's mode is put back. Collective. On a device
-/// the set is brought there first.
+/// Runs all images through the network in inference mode, without shuffling and augmentation. Each rank runs
+/// its part of every batch; the sums are over all ranks. Restores the context's mode. On a device the set is
+/// copied there first. Collective.
 template <class T, class Device, class Comm>
 evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, const image_set& set,
                     const normalization& normalize, index_t batch = 256) {

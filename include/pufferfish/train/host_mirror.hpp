@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: elements of some device's memory where the host may read and write them, for what happens once:
-/// checkpoints, broadcasts, digests.
+/// Internal: host access to elements in a device's memory, for rare operations such as checkpoints,
+/// broadcasts and digests.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,8 +19,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The elements themselves where they are stored on the host, else a copy. T may be const. Waits for the
-/// device.
+/// The elements themselves if they are stored on the host, else a copy on the host. T may be const. Waits for
+/// the device.
 template <class T>
 class host_mirror {
   using value = std::remove_const_t<T>;
@@ -34,7 +34,7 @@ class host_mirror {
 
   std::span<T> values() { return source_->on_host() ? there_ : std::span<T>(copy_); }
 
-  /// The elements become what the host has made of the copy.
+  /// Writes the copy back to the elements. Does nothing if they are stored on the host.
   void send_back() requires(!std::is_const_v<T>) {
     if (!copy_.empty()) source_->from_host(there_.data(), copy_.data(), there_.size_bytes());
   }
@@ -45,7 +45,7 @@ class host_mirror {
   std::vector<value> copy_;
 };
 
-/// All ranks get the root's elements, wherever they lie. Collective.
+/// Copies the root's elements to all ranks, from and to memory of any device. Collective.
 template <class Comm, class T>
 void broadcast_from(Comm& comm, int root, memory_source& source, std::span<T> values) {
   if (comm.size() == 1) return;
@@ -54,13 +54,13 @@ void broadcast_from(Comm& comm, int root, memory_source& source, std::span<T> va
   if (comm.rank() != root) here.send_back();
 }
 
-/// What a model's arenas are made of.
+/// Element type of a model's arenas.
 template <class Model>
 using stored_t = std::remove_cvref_t<decltype(std::declval<Model&>().store().values()[0])>;
 
 }  // namespace detail
 
-/// Tells parameters apart: equal for equal bits, on whatever device they are. Waits for the device.
+/// Digest of the parameters: equal bits have equal digests, on any device. Waits for the device.
 template <class Root, class Device>
 std::uint64_t parameter_digest(const model<Root, Device>& net) {
   using T = detail::stored_t<const model<Root, Device>>;

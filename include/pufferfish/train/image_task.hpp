@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `image_task`: classifying images, as a task of a training run.
+/// `image_task`: image classification as the task of a training run.
 
 #include <algorithm>
 #include <optional>
@@ -20,15 +20,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A network's logits against the labels of images, by softmax cross entropy; augmented and normalised with
-/// the training set's own statistics. On a device the sets lie in its memory, and batches are made there.
+/// Trains a network by softmax cross entropy on augmented images, normalised by the training set's
+/// statistics. On a device the sets are copied to its memory, and batches are made there.
 template <class T, class Device = device::cpu>
 class image_task {
  public:
   using model_type = network<T, Device>;
 
-  /// The sets must outlive the object. Throws shape_error if images do not fit the network; on a device as
-  /// gpu::image_loader.
+  /// The sets must outlive the object. Throws shape_error if images do not fit the network. Throws as
+  /// gpu::image_loader on a device.
   image_task(const model_type& net, const image_set& train, const image_set& test,
              const training_options& options, int rank, int ranks)
       : test_(&test),
@@ -73,7 +73,7 @@ class image_task {
     return detail::step_at_once(*this, ctx, net, at);
   }
 
-  /// Runs the forward pass of a step alone: see estimate_norms. False if this rank has none of its images.
+  /// Runs only the forward pass of a step; see estimate_norms. Returns false if this rank has no image of it.
   bool estimate(context<Device>& ctx, model_type& net, const step_position& at) {
     load(ctx, at);
     if (place_.count == 0) return false;
@@ -81,8 +81,8 @@ class image_task {
     return true;
   }
 
-  /// The gradient of the mean cross entropy of outputs / temperature over half 0 or 1 of `per_class` training
-  /// samples of each class, not augmented (balanced_halves), for prune_by_grasp. The same on all ranks.
+  /// Gradient of the mean cross entropy of outputs / temperature over half 0 or 1 of `per_class` training
+  /// samples of each class, not augmented (balanced_halves); for prune_by_grasp. Equal on all ranks.
   void grasp_gradient(context<Device>& ctx, model_type& net, int which, index_t per_class,
                       double temperature) requires(std::is_same_v<Device, device::cpu>) {
     const image_set& all = source_.set();
@@ -108,7 +108,7 @@ class image_task {
     net.backward(ctx, dy.view());
   }
 
-  /// Of one rank's batch.
+  /// Shape of one rank's largest batch.
   const extents<4>& input_shape() const { return shape_; }
   std::vector<layer_input> layer_inputs(const model_type& net) const { return traced_inputs(net, shape_); }
 
@@ -159,7 +159,7 @@ class image_task {
 
   static memory_source& memory() { return memory_of<Device>::source(); }
 
-  // This step's.
+  // The rows that belong to the loaded step.
   tensor_view<T, 4> rows(memory_block<T>& block, extents<4> shape) const {
     shape[0] = place_.count;
     return {block.data(), shape};

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `language_task`: predicting the next token of a text, as a task of a training run.
+/// `language_task`: prediction of the next token of a text as the task of a training run.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,13 +22,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 struct language_task_options {
   index_t streams = 20;       ///< parallel pieces of the training text, over all ranks: the global batch
-  index_t segment = 35;       ///< tokens of a stream in a step
-  index_t test_streams = 10;  ///< of the test text; its state is carried too
+  index_t segment = 35;       ///< tokens of each stream per step
+  index_t test_streams = 10;  ///< parallel pieces of the test text; the state is carried over
 };
 
 namespace detail {
 
-/// A segment where passes read it: inputs, behind them targets.
+/// Memory in which a pass reads a segment: the inputs, then the targets.
 template <class Device>
 class segment_place {
   using view = tensor_view<const std::int32_t, 2>;
@@ -58,7 +58,7 @@ class segment_place {
   view inputs_, targets_;
 };
 
-/// Of (loss, tokens), (loss, tokens), ...
+/// Sums the pairs (loss, tokens) of all segments in `results`.
 inline evaluation sum_of_losses(const memory_block<double>& results) {
   std::vector<double> seen(static_cast<std::size_t>(results.size()));
   results.to_host(seen);
@@ -72,8 +72,8 @@ inline evaluation sum_of_losses(const memory_block<double>& results) {
 
 }  // namespace detail
 
-/// Mean negative log likelihood per token and its exponential, of a language model on a text. All ranks get
-/// the same; each goes through its own streams. The context's mode is put back. Collective.
+/// Evaluates a language model on a text: loss() of the result is the mean negative log likelihood per token.
+/// Each rank runs its own streams; all ranks get the same result. Restores the context's mode. Collective.
 template <class Root, class Device, class Comm>
 evaluation evaluate_language(context<Device>& ctx, const model<Root, Device>& net, Comm& comm,
                              std::span<const std::int32_t> text, index_t streams, index_t segment) {
@@ -82,7 +82,7 @@ evaluation evaluate_language(context<Device>& ctx, const model<Root, Device>& ne
   typename Root::state_type state = net.root().make_state(source.local_streams());
   const mode_scope<Device> inference(ctx, run_mode::inference);
   const index_t steps = source.local_streams() > 0 ? source.steps_per_epoch() : 0;
-  // Of all segments: the host reads them once.
+  // One pair per segment, so that the host reads the device once.
   memory_block<double> results(memory_of<Device>::source(), 2 * steps);
   detail::segment_place<Device> place(segment * source.local_streams());
   for (index_t step = 0; step < steps; ++step) {
@@ -93,14 +93,14 @@ evaluation evaluate_language(context<Device>& ctx, const model<Root, Device>& ne
   return reduce(comm, detail::sum_of_losses(results));
 }
 
-/// A language model on a text cut into streams (see token_streams): truncated backpropagation through time,
-/// the state carried from segment to segment of an epoch. An evaluation counts tokens; exp(loss()) is the
-/// perplexity.
+/// Trains a language model on a text cut into streams (see token_streams) by truncated backpropagation
+/// through time. The state is carried from segment to segment within an epoch. Evaluations count tokens;
+/// exp(loss()) is the perplexity.
 ///
 ///     language_task<lstm_lm<float>> task(net, train_text, test_text, {}, 0, 1);
 ///
-/// Root is lstm_lm or a class with its options().vocabulary and .dropout, state_type, make_state, loss and
-/// backward.
+/// Root is lstm_lm or a class with the same members: options().vocabulary, options().dropout, state_type,
+/// make_state, loss and backward.
 template <class Root, class Device = device::cpu>
 class language_task {
   using T = typename Root::value_type;
@@ -108,8 +108,8 @@ class language_task {
  public:
   using model_type = model<Root, Device>;
 
-  /// The texts must outlive the object. Throws value_error for a token outside the model's vocabulary, a test
-  /// text of less than two tokens, and as token_streams.
+  /// The texts must outlive the object. Throws value_error for a token outside the model's vocabulary and for
+  /// a test text of less than two tokens; other errors as token_streams.
   language_task(const model_type& net, std::span<const std::int32_t> train,
                 std::span<const std::int32_t> test, const language_task_options& options, int rank, int ranks)
       : train_text_(train),
@@ -143,7 +143,7 @@ class language_task {
     // There may be more ranks than streams.
     if (train_.local_streams() == 0) return detail::compute_nothing(ctx, net, results);
     net.root().loss(ctx, place_.inputs(), place_.targets(), state_, results);
-    // The mean over ranks of gradients divided like this is that of the mean over the global batch's tokens.
+    // With this divisor the mean over ranks is the gradient of the mean loss over the global batch's tokens.
     net.root().backward(ctx, static_cast<double>(global_tokens_) / ranks_);
   }
 

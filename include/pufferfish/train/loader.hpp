@@ -22,7 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Random changes to training images.
 struct augmentation {
-  index_t pad_crop = 0;  ///< pad each side by so many pixels, then cut a window of the old size at random
+  index_t pad_crop = 0;  ///< pad each side by this many pixels, then cut a window of the old size at random
   bool reflect = false;  ///< pad with the mirror image (the edge not repeated) instead of zero pixels
   bool flip = false;     ///< mirror left and right with probability 1/2
 };
@@ -111,8 +111,8 @@ struct batch_place {
 };
 
 /// Serves the batches of an image set. Order and augmentation of a sample are pure functions of (seed, epoch,
-/// position of the sample in the set): any number of ranks sees the same global batches, of which rank r of p
-/// gets the samples B r / p .. B (r + 1) / p - 1. The set must outlive the loader and stay as it is.
+/// position of the sample in the set), so the global batches do not depend on the number of ranks. Of a batch
+/// of B samples, rank r of p gets B r / p .. B (r + 1) / p - 1. The set must outlive the loader unchanged.
 class loader {
  public:
   /// Throws value_error for an empty set, a label outside 0 .. classes - 1, a batch below 1, a rank outside 0
@@ -130,7 +130,7 @@ class loader {
   const loader_options& options() const { return options_; }
   /// The normalised value of pixel value v of channel c, at 256 c + v.
   const std::vector<float>& table() const { return table_; }
-  /// The random numbers of an epoch's augmentation; those of sample i of the set: 3 i, 3 i + 1, 3 i + 2.
+  /// Random numbers of an epoch's augmentation. Sample i of the set uses the numbers 3 i, 3 i + 1, 3 i + 2.
   random_stream augmentation_stream(index_t epoch) const { return stream("augment", epoch); }
 
   /// Global batches an epoch, the last smaller one included.
@@ -141,8 +141,8 @@ class loader {
     return (std::min(options_.batch, set_->count) + options_.ranks - 1) / options_.ranks;
   }
 
-  /// Which samples of a step's global batch are this rank's. Throws value_error for an epoch or step that
-  /// there is not.
+  /// This rank's samples of a step's global batch. Throws value_error for an epoch or a step out of
+  /// range.
   batch_place place(index_t epoch, index_t step) const {
     if (epoch < 0 || step < 0 || step >= steps_per_epoch()) {
       PUFFERFISH_THROW(value_error("loader: epoch " + std::to_string(epoch) + ", step " +
@@ -154,8 +154,8 @@ class loader {
     return {first, count * (options_.rank + 1) / options_.ranks - first, count};
   }
 
-  /// The same for a batch that is to fill images of the given extents (NHWC) and so many labels. Throws
-  /// shape_error, too, if there is no room for count samples or the images have another size.
+  /// Like place(), for a batch that will fill `images` (NHWC) and `labels` labels. Also throws shape_error if
+  /// there is no room for count samples or the images have another size.
   batch_place place_for(index_t epoch, index_t step, const extents<4>& images, std::size_t labels) const {
     const batch_place part = place(epoch, step);
     const extents<4> expected{part.count, set_->height, set_->width, set_->channels};
@@ -169,7 +169,7 @@ class loader {
   }
 
   /// Fills rows 0 .. count - 1 of `images` (N x height x width x channels, dense) and of `labels` with this
-  /// rank's part of a global batch; what follows stays as it was. Throws as place_for.
+  /// rank's part of a global batch; later rows are unchanged. Throws as place_for.
   template <class T>
   batch_place load(index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) {
@@ -184,7 +184,7 @@ class loader {
     return part;
   }
 
-  /// The same in the order of a context's work: as gpu::image_loader.
+  /// Has the signature of gpu::image_loader::load, for code on any device. The context is not used.
   template <class T>
   batch_place load(context<device::cpu>&, index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) {
@@ -245,7 +245,7 @@ class loader {
     }
   }
 
-  /// The image's position that a position of the padded image shows, or -1 for a zero pixel.
+  /// Position in the unpadded image that a position of the padded image shows, or -1 for a zero pixel.
   index_t source_position(index_t position, index_t length) const {
     if (position >= 0 && position < length) return position;
     return options_.augment.reflect ? detail::reflected(position, length) : -1;

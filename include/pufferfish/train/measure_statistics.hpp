@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `measure_statistics`: the statistics of a trained network, for factors without further training.
+/// `measure_statistics`: statistics of a trained network, for factorizing it without further training.
 
 #include <cstdint>
 
@@ -15,7 +15,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// The statistics of the layers that `policy` would factorize (see statistics_collector), from the first
 /// `steps` steps of a task's epochs, each a forward and a backward pass in training mode. Changes the
 /// gradients of `net` and the running statistics of its batch norms; its parameters stay. Throws value_error
-/// for fewer than 1 step; else as the task, and as select.
+/// for fewer than 1 step; other errors as the task and as select.
 template <class Task>
 network_statistics measure_statistics(context<device::cpu>& ctx, Task& task, typename Task::model_type& net,
                                       const factorize_policy& policy, index_t steps = 20) {

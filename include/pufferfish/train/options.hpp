@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What a training run is asked to do, and what it tells about itself while it does it.
+/// Options of a training run, and the results and events that it reports.
 
 #include <algorithm>
 #include <cstdint>
@@ -36,7 +36,7 @@ constexpr const char* to_string(training_mode mode) {
   return mode == training_mode::dense ? "dense" : mode == training_mode::hybrid ? "hybrid" : "lowrank";
 }
 
-/// The switch of a hybrid run from dense to low rank, and what follows the switch.
+/// Options of a hybrid run's switch from dense to low rank, and of the training after the switch.
 struct switch_options {
   /// When the run switches. Empty: at the start of epoch run_options::warmup_epochs.
   std::optional<switch_moment> moment = {};
@@ -59,10 +59,10 @@ struct switch_options {
   /// identity of inference (factor_norms.hpp). Not together with carry_state or frobenius_decay. 0: no batch
   /// norms between factors.
   index_t extra_norm_batches = 0;
-  /// Number of epochs after the switch over which what the truncation drops fades out by a cosine
-  /// (annealing.hpp): of convolutions and linear layers, on the CPU only. Gradients are those of the factors
-  /// from the first step on; the multiply-adds of the dense layers are saved from the end of these epochs on,
-  /// or of the run. Not together with extra_norm_batches. 0: the dropped part vanishes at the switch.
+  /// Number of epochs after the switch over which the part of the weights that the truncation drops fades out
+  /// by a cosine (annealing.hpp). Convolutions and linear layers only, and only on the CPU. From the first
+  /// step on only the factors are trained and exchanged. The multiply-adds of the dense layers are saved once
+  /// these epochs, or the run, have ended. Not together with extra_norm_batches. 0: no annealing.
   index_t anneal_epochs = 0;
   /// Number of dense steps between soft projections of the weights to the policy's ranks (project_softly). 0:
   /// no projection.
@@ -98,17 +98,17 @@ struct switch_options {
   }
 };
 
-/// Which epochs of a run compress gradients: all, those before the switch, those after it.
+/// Epochs of a run whose gradients are compressed: all epochs, those before the switch, those after it.
 enum class compression_phase { both, dense, low_rank };
 
 constexpr const char* to_string(compression_phase phase) {
   return phase == compression_phase::both ? "both" : phase == compression_phase::dense ? "dense" : "low rank";
 }
 
-/// Ranks that take local steps and exchange the change of their parameters once in a while (rare_exchange).
+/// Options of training with local steps: every H steps the ranks exchange parameter changes (rare_exchange).
 struct rare_training : rare_exchange_options {
   /// local_steps is H at the run's base rate; at another rate H = local_steps (rate / base rate)^power, at
-  /// least 1 and at most most_steps (local_steps_schedule).
+  /// least 1 and at most the larger of most_steps and local_steps (local_steps_schedule).
   double power = 0.0;
   index_t most_steps = 500;
 
@@ -124,7 +124,7 @@ inline std::string describe(const rare_training& options) {
   return describe(static_cast<const rare_exchange_options&>(options)) + ", " + describe(options.schedule());
 }
 
-/// Of any training run.
+/// Options that training runs of all tasks share.
 struct run_options {
   training_mode mode = training_mode::hybrid;
   index_t epochs = 20;
@@ -134,40 +134,40 @@ struct run_options {
   factorize_policy factorize;
   switch_options switching;
 
-  double learning_rate = 0.1;               ///< base rate, times the factors of the following four
-  schedule rate_schedule;                   ///< of the epoch, as a real number; goes on across the switch
-  bool restart_schedule_at_switch = false;  ///< then it counts epochs from the switch on
-  double switch_rate_factor = 1.0;          ///< from the switch on
-  std::optional<plateau> rate_plateau;      ///< told the test loss after each epoch
+  double learning_rate = 0.1;               ///< base rate; the factors of the next four members scale it
+  schedule rate_schedule;                   ///< factor at a fractional epoch; continues across the switch
+  bool restart_schedule_at_switch = false;  ///< the schedule counts epochs from the switch on
+  double switch_rate_factor = 1.0;          ///< further factor from the switch on
+  std::optional<plateau> rate_plateau;      ///< factor that falls when the test loss stops improving
 
   optimizer_options optimizer = sgd_options{0.9, 0.0, false, 1e-4, false};
   double clip_norm = 0.0;  ///< global gradient norm; 0: no clipping
   exchange_options exchange;
-  /// Measure the network before the first step, a few seconds, and go by the plan that `tune` makes.
+  /// True: `tune` measures the interconnect before the first step (some seconds) and makes the exchange plan.
   bool tune_exchange = false;
-  /// Ranks exchange no gradients, but the change of their parameters after some local steps; and at the end
-  /// of an epoch, before tests, checkpoints and the switch, so that these see parameters that all ranks
-  /// share. Each rank has an optimizer state of its own. On the CPU. Not with nonfinite_policy but ignore.
+  /// Ranks exchange their parameter changes after some local steps, instead of gradients in every step. They
+  /// also exchange at the end of an epoch and before tests, checkpoints and the switch, which need equal
+  /// parameters on all ranks. Each rank has its own optimizer state. CPU, nonfinite_policy::ignore only.
   std::optional<rare_training> rare;
-  /// Prune the network in training, and exchange the gradients of what remains. On the CPU.
+  /// Prunes the network during training; only gradients of the remaining weights are exchanged. CPU only.
   std::optional<pruning_options> pruning;
-  /// What travels instead of the gradients, or with `rare` of the change of the parameters; made anew after
-  /// the switch. A compressor with a momentum of its own (brings_momentum) is refused with SGD's.
+  /// Compressor of the gradients, or with `rare` of the parameter changes. The switch makes a new one. With a
+  /// momentum of its own (brings_momentum) it needs SGD without momentum, or `rare` without outer momentum.
   compression_options compression;
-  /// When. Powerfish is PowerSGD in the dense phase.
+  /// Epochs in which `compression` applies. Powerfish: PowerSGD in the dense phase.
   compression_phase phase_of_compression = compression_phase::both;
-  /// Steps in a row without a finite loss (on any rank) after which a run ends with divergence_error; 0: a
-  /// run goes on whatever its loss is. Several ranks compare their losses about four times a second and at
-  /// the end of an epoch, so some more steps may pass; on a device a step counts as one without a finite loss
-  /// from the first such step of its epoch on.
+  /// A run ends with divergence_error after this many consecutive steps whose loss is not finite on one of
+  /// the ranks. 0: it never does. Several ranks compare their losses about four times a second and at the end
+  /// of an epoch, so some more steps may pass. On a device, after the first non-finite loss of an epoch all
+  /// further steps of this epoch count as non-finite.
   index_t divergence_steps = 10;
-  /// On a device: steps that repeat themselves are captured into CUDA graphs, with the exchange where it can
-  /// be. Off, for debugging, every kernel is launched by itself; the bits are the same.
+  /// On a device: repeated steps are captured into CUDA graphs, with the gradient exchange if it can be
+  /// captured. False (for debugging): every kernel is launched on its own. The bits are the same.
   bool captured_steps = true;
   std::uint64_t seed = 1;  ///< initial values, order of samples, augmentation, dropout
 
-  /// Throws value_error, naming the option and its value, for options out of their range or against each
-  /// other.
+  /// Throws value_error, naming the option and its value, if an option is out of its range or two options
+  /// exclude each other.
   void validate() const {
     switching.validate();
     if (rare) rare->validate();
@@ -195,7 +195,7 @@ struct run_options {
   }
 
  private:
-  // What would move pruned weights away from 0, or leaves no room for the survivors' exchange.
+  // Refuses options that would move pruned weights away from 0, or that compact_sum cannot be combined with.
   void validate_pruning() const {
     pruning->validate();
     const auto refuse = [](const char* with) {
@@ -210,14 +210,14 @@ struct run_options {
   }
 };
 
-/// Of an image classifier's.
+/// Options of a training run of an image classifier.
 struct training_options : run_options {
   label_smoothing smoothing;
-  index_t batch = 128;  ///< samples a step over all ranks
+  index_t batch = 128;  ///< samples per step, over all ranks
   augmentation augment;
 };
 
-/// One epoch, as all ranks together saw it.
+/// Results of one epoch. Losses and accuracies are over all ranks, times are those of this rank.
 struct epoch_result {
   index_t epoch = 0;      ///< 0-based
   bool low_rank = false;  ///< whether the epoch trained factors
@@ -228,46 +228,46 @@ struct epoch_result {
   double test_accuracy = 0.0;  ///< percent
   double seconds = 0.0;        ///< training steps, without evaluation
   double step_ms = 0.0;        ///< median over the epoch's steps
-  double exchange_ms = 0.0;    ///< of it, mean time that the exchange took beyond the backward pass
+  double exchange_ms = 0.0;    ///< mean part of a step in which the exchange outlasted the backward pass
 };
 
-/// The switch from dense to low rank.
+/// Report of the switch from dense to low rank.
 struct switch_result {
   index_t epoch = 0;
   /// Duration without tests: statistics, decompositions, broadcast, new arenas and optimizer.
   double milliseconds = 0.0;
   factorization factors;  ///< per-layer reports on rank 0 only
   std::string why = {};   ///< reason of the moment, in words
-  /// cuttlefish_moment::least_gain: the stages as measured; on rank 0 of the run that measured them only.
+  /// With cuttlefish_moment::least_gain: the measured stages, on rank 0 of the run that measured them only.
   std::vector<stage_time> stages = {};
   /// With switch_options::test: tests of the dense network, of the factorized network, and of the factorized
   /// network with batch-norm statistics estimated from norm_batches.
   std::optional<evaluation> before = {}, after = {}, estimated = {};
 };
 
-/// Where a run is, for progress displays.
+/// Position and running results of a run, for progress displays.
 struct training_position {
   index_t epoch = 0;
   index_t epochs = 0;
-  index_t step = 0;  ///< steps of this epoch that are done
+  index_t step = 0;  ///< completed steps of this epoch
   index_t steps = 0;
   bool low_rank = false;
   double loss = 0.0;      ///< mean over this rank's part of the epoch so far
   double accuracy = 0.0;  ///< percent, likewise
 };
 
-/// Told what happens. All calls come on every rank, from the thread that trains.
+/// Callbacks of a training run. Every rank calls all of them, on the thread that trains.
 class training_observer {
  public:
   virtual ~training_observer() = default;
   virtual void on_step(const training_position&) {}
   virtual void on_epoch(const epoch_result&) {}
   virtual void on_switch(const switch_result&) {}
-  /// A gradient is not finite, and nonfinite_policy::skip leaves the step out.
+  /// A step was left out because a gradient was not finite (nonfinite_policy::skip).
   virtual void on_skipped_step(const nonfinite_gradient&) {}
-  /// Ranks did not arrive in a collective of training_run::advance, so nothing collective is possible any
-  /// more. The run is as after its last whole step: training_run::save_alone can keep it. Then the error is
-  /// thrown on.
+  /// A collective of training_run::advance has timed out because ranks did not arrive. No collective is
+  /// possible any more. The run's state is that after its last whole step; training_run::save_alone can write
+  /// it. After this call advance rethrows the error.
   virtual void on_lost_ranks(const timeout_error&) {}
 };
 

@@ -18,8 +18,8 @@ class procedure : public training_run<image_task<T, Device>, Comm> {
  public:
   using machine_options = typename base::machine_options;
 
-  /// Takes a dense network. The sets must outlive the object. Throws shape_error if images do not fit the
-  /// network (on all ranks, if they do not on one); other errors as training_run.
+  /// `net` is dense. The sets must outlive the object. If images do not fit the network, throws shape_error,
+  /// and value_error on ranks whose images do fit. Other errors as training_run.
   procedure(network<T, Device> net, Comm& comm, const image_set& train, const image_set& test,
             const training_options& options, const machine_options& machine = {})
       : procedure(
@@ -31,7 +31,7 @@ class procedure : public training_run<image_task<T, Device>, Comm> {
   const normalization& normalize() const { return base::task().normalize(); }
 
  private:
-  // By reference: the task has looked at the network before it is moved from.
+  // An rvalue reference, so that `task` is made from the network before the network is moved from.
   procedure(image_task<T, Device> task, network<T, Device>&& net, Comm& comm, const training_options& options,
             const machine_options& machine)
       : base(std::move(net), comm, std::move(task), options, machine) {}

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Where a training run stands and what it has seen, and the same as text for a checkpoint.
+/// Position and results of a training run, and their text form in checkpoints.
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@ inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   return text;
 }
 
-/// The inverse. Throws io_error for anything that ranks_to_text does not write.
+/// The inverse of ranks_to_text. Throws io_error for anything that ranks_to_text does not write.
 inline std::vector<layer_rank> ranks_from_text(std::string_view text) {
   std::vector<layer_rank> ranks;
   for_each_line(text, [&](std::string_view line) {
@@ -49,23 +49,23 @@ inline std::vector<layer_rank> ranks_from_text(std::string_view text) {
 
 }  // namespace detail
 
-/// The state of a procedure that is not in the network or the optimizer.
+/// The state of a training run without its network and optimizer.
 struct training_record {
   index_t epoch = 0;
-  index_t step = 0;  ///< of this epoch, done
+  index_t step = 0;  ///< completed steps of this epoch
   std::uint64_t total_steps = 0;
   std::uint64_t optimizer_steps = 0;  ///< since the optimizer was made: since the switch, or the start
   bool low_rank = false;
   std::uint64_t skipped_steps = 0;  ///< of the whole run, because of gradients that are not finite
-  evaluation seen;                  ///< this epoch's training samples, of this rank
-  double exchange_ms = 0.0;         ///< spent in this epoch's all-reduces
-  std::uint64_t finite_steps = 0;   ///< of total_steps, up to the last one with a finite loss; not kept
-  double last_loss = 0.0;           ///< mean over the samples of the last step without a finite one; not kept
-  int saved_by = -1;                ///< the rank that has saved by itself (training_run::save_alone); else -1
+  evaluation seen;                  ///< losses and hits of this epoch's training samples on this rank
+  double exchange_ms = 0.0;         ///< exchange time of this epoch that the backward pass did not hide
+  std::uint64_t finite_steps = 0;   ///< total_steps after the last step with a finite loss; not stored
+  double last_loss = 0.0;           ///< mean loss of the last step whose loss is not finite; not stored
+  int saved_by = -1;                ///< rank that wrote the record by training_run::save_alone; else -1
   std::vector<epoch_result> history;
   std::optional<switch_result> switched;
 
-  /// Takes note of the losses seen on this rank; `steps`: of the run, with the step that they are of.
+  /// Records the loss of a step on this rank. `steps`: number of steps of the run, this step included.
   void note_loss(const evaluation& of, std::uint64_t steps) {
     if (std::isfinite(of.loss_sum)) {
       finite_steps = steps;
@@ -117,7 +117,7 @@ struct training_record {
     return text;
   }
 
-  /// The inverse. Throws io_error, naming `source` and the line, for anything that to_text does not write.
+  /// The inverse of to_text. Throws io_error, naming `source` and the line, for any other text.
   static training_record from_text(const std::string& text, const std::string& source) {
     training_record record;
     int number = 0;
@@ -191,7 +191,7 @@ struct training_record {
             std::to_string(tested->correct) + " " + std::to_string(tested->count) + "\n";
   }
 
-  // Whether a matrix of this size can have this rank, and its numbers of parameters are within index_t.
+  // Whether a matrix of this size can have this rank, and the numbers of parameters fit in index_t.
   static bool are_factors(index_t rows, index_t cols, index_t rank) {
     constexpr index_t most = std::numeric_limits<index_t>::max();
     return rows >= 1 && cols >= 1 && rank >= 1 && rank <= std::min(rows, cols) && rows <= most - cols &&

@@ -12,25 +12,25 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which weights go: those of smallest magnitude (prune_by_magnitude), or those without which gradients flow
-/// best (prune_by_grasp; of tasks that have grasp_gradient, such as images).
+/// Which weights are pruned: those of smallest magnitude (prune_by_magnitude), or those whose removal keeps
+/// the flow of gradients best (prune_by_grasp; needs a task with grasp_gradient, such as image_task).
 enum class pruning_method { magnitude, grasp };
 
 constexpr const char* to_string(pruning_method method) {
   return method == pruning_method::magnitude ? "magnitude" : "GraSP";
 }
 
-/// A run prunes convolution and linear weights once, trains the others on, and exchanges their gradients
-/// alone (compact_sum). A run that switches to low rank afterwards prunes the factors once more, right after
-/// the switch. PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
+/// A run prunes convolution and linear weights once, goes on training the remaining weights, and exchanges
+/// only their gradients (compact_sum). A run that switches to low rank afterwards prunes the factors, right
+/// after the switch. PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
 struct pruning_options {
   pruning_method method = pruning_method::grasp;
   double ratio = 0.5;  ///< floor(ratio x prunable) weights are removed; 0 to below 1
   index_t epoch = 0;   ///< at the start of this epoch, counted from 0
-  /// TernGrad of the survivors' gradients in place of their sum.
+  /// The remaining weights' gradients are sent as TernGrad codes instead of being summed as they are.
   std::optional<tern_grad_options> ternary = std::nullopt;
-  index_t samples = 10;        ///< of each class, for GraSP
-  double temperature = 200.0;  ///< by which GraSP's loss divides the network's outputs
+  index_t samples = 10;        ///< samples of each class, for GraSP
+  double temperature = 200.0;  ///< divisor of the network's outputs in GraSP's loss
 
   /// Throws value_error, naming the option and its value.
   void validate() const {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: what rank 0 does for all, and what differs between ranks (a task's carried state, a compressor's
-/// memory) on its way into the one checkpoint that rank 0 writes, and back.
+/// Internal: work of rank 0 for all ranks; and states that differ between ranks (a task's carried state, a
+/// compressor's memory), gathered for the one checkpoint that rank 0 writes and scattered on resume.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,8 +21,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Every rank's values become their mean, formed in double, in the order of the ranks, so that it does not
-/// depend on how the communicator adds. Nothing has changed if it throws. Collective.
+/// Replaces `mine` by its mean over all ranks, summed in double in the order of the ranks, so that the result
+/// does not depend on the communicator's algorithm. Nothing has changed if it throws. Collective.
 template <class T, class Comm>
 void average_over_ranks(Comm& comm, std::span<T> mine) {
   if (comm.size() == 1 || mine.empty()) return;
@@ -36,9 +36,9 @@ void average_over_ranks(Comm& comm, std::span<T> mine) {
   for (std::size_t i = 0; i < sum.size(); ++i) mine[i] = static_cast<T>(sum[i] / comm.size());
 }
 
-/// Runs `work` on rank 0 and gives its text to all. If it throws there, whatever it throws, all ranks throw:
-/// rank 0 the same exception, the others state_error with its text. So no rank waits for a broadcast that
-/// does not come. Collective.
+/// Runs `work` on rank 0 and returns its text on all ranks. If `work` throws anything, all ranks throw: rank
+/// 0 the same exception, the others state_error with its text. So no rank waits for a broadcast that never
+/// comes. Collective.
 template <class Comm, class Work>
 std::string on_root(Comm& comm, Work&& work) {
   std::string text;
@@ -59,9 +59,9 @@ std::string shared_fact(Comm& comm, const std::optional<checkpoint_file>& file, 
   return broadcast_text(comm, there ? file->fact(name) : std::string(), 0);
 }
 
-/// Gives the network of every rank the structure of rank 0's: which layers are low-rank, with which ranks,
-/// and which have a batch norm between their factors or a residual. All were of one structure before rank 0
-/// changed its own. Collective.
+/// Changes the network of every rank to the structure of rank 0's: which layers are low-rank, with which
+/// ranks, and which have a batch norm between their factors or a residual. All networks had the same
+/// structure before rank 0 changed its own. Collective.
 template <class Comm, class Net>
 void share_structure(Comm& comm, Net& net) {
   const bool root = comm.rank() == 0;
@@ -76,12 +76,12 @@ void share_structure(Comm& comm, Net& net) {
   if (!same_residuals) apply_residuals(net, ranks_from_text(annealed));
 }
 
-/// Arrays of every rank, in a checkpoint "name.0", "name.1", ... Only rank 0 has room for those of all.
+/// Arrays of each rank, called "name.0", "name.1", ... in a checkpoint. Only rank 0 has memory for all.
 template <class T, class Comm>
 class rank_states {
  public:
-  /// `mine`: this rank's arrays, which must outlive the object; equally many with equal names on all ranks,
-  /// of any length. Collective.
+  /// `mine`: this rank's arrays, which must outlive the object. All ranks have the same number of arrays with
+  /// the same names; lengths may differ. Collective.
   rank_states(Comm& comm, std::vector<named_state<T>> mine) : comm_(&comm), mine_(std::move(mine)) {
     const auto ranks = static_cast<std::size_t>(comm.size());
     sizes_.assign(mine_.size() * ranks, 0);
@@ -96,14 +96,14 @@ class rank_states {
     }
   }
 
-  /// From the ranks to rank 0. Collective.
+  /// Copies the arrays of all ranks to rank 0. Collective.
   void gather() {
     for_each([this](std::span<T> own, std::span<T> room, int rank) {
       if (rank == comm_->rank()) std::copy(own.begin(), own.end(), room.begin());
       comm_->broadcast(room, rank);
     });
   }
-  /// And back. Collective.
+  /// Copies the arrays from rank 0 back to their ranks. Collective.
   void scatter() {
     for_each([this](std::span<T> own, std::span<T> room, int rank) {
       comm_->broadcast(room, 0);
@@ -111,7 +111,7 @@ class rank_states {
     });
   }
 
-  /// What rank 0 writes or reads; ranks without a number have no entry.
+  /// Appends the arrays that rank 0 writes or reads, except empty ones.
   void list(std::vector<named_state<T>>& to) {
     const auto ranks = static_cast<std::size_t>(comm_->size());
     for (std::size_t i = 0; i < all_.size(); ++i) {
@@ -119,7 +119,7 @@ class rank_states {
     }
   }
 
-  /// Throws state_error if the file has such arrays of more ranks than there are.
+  /// Throws state_error if the file has such arrays of more ranks than this run has.
   void check_ranks(const checkpoint_file& file) const {
     for (const named_state<T>& state : mine_) {
       const std::string next = name_of(state.name, static_cast<std::size_t>(comm_->size()));

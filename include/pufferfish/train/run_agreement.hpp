@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: what ranks tell each other between steps: whether one of them is to stop, and whether losses are
-/// still finite.
+/// Internal: what ranks compare between steps: whether one of them is to stop, and whether losses are still
+/// finite.
 
 #include <algorithm>
 #include <chrono>
@@ -18,13 +18,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The end of every text that says that training diverged.
+/// End of the text of every divergence_error.
 inline constexpr const char* divergence_advice =
     "; start again, or go on from a checkpoint, with a lower learning rate or with gradient clipping";
 
 /// State of one rank, or the largest values of all ranks.
 struct run_condition {
-  std::int64_t stop = 0;             ///< what training_run::request_stop was given; 0: nothing
+  std::int64_t stop = 0;             ///< reason given to training_run::request_stop; 0: none
   std::int64_t nonfinite_steps = 0;  ///< steps in a row, up to now, without a finite loss
 };
 
@@ -37,24 +37,24 @@ struct run_condition {
                                  " at learning rate ", rate, besides, divergence_advice});
 }
 
-/// Compares the ranks' conditions about four times a second by one small all-reduce, so that steps of a
-/// millisecond do not pay for it. All ranks compare after the same steps: the number of steps up to the next
-/// comparison is part of the message.
+/// Compares the ranks' conditions about four times a second by one small all-reduce, so that its cost does
+/// not matter even if steps take a millisecond. All ranks compare after the same steps: the number of steps
+/// up to the next comparison is part of the message.
 class run_agreement {
  public:
-  /// This rank asks all to stop; of several reasons the largest counts.
+  /// Asks all ranks to stop. The largest of several reasons is used.
   void request_stop(int reason) { mine_.stop = std::max<std::int64_t>(mine_.stop, reason); }
-  /// What the ranks have agreed on; 0: to go on.
+  /// Reason that the ranks have agreed on; 0: none.
   int stop_reason() const { return stop_reason_; }
 
-  /// Counts a step. Whether the ranks compare after it; the same on all ranks.
+  /// Counts a step. Returns whether the ranks compare after it, the same on all ranks.
   bool is_due() {
     ++steps_;
     return steps_ >= next_;
   }
 
-  /// The largest values over all ranks of what they ask and of what the record knows of their losses.
-  /// Collective.
+  /// The largest values over all ranks of the stop reason and of the number of latest steps without a finite
+  /// loss. Collective.
   template <class Comm>
   run_condition compare(Comm& comm, const training_record& record) {
     mine_.nonfinite_steps = static_cast<std::int64_t>(record.total_steps - record.finite_steps);
@@ -73,8 +73,8 @@ class run_agreement {
     return {numbers[0], numbers[1]};
   }
 
-  /// The same, and takes note of whether to stop. Throws divergence_error after `most` steps in a row without
-  /// a finite loss (0: never); `rate` is that of the last one.
+  /// The same, and stores the stop reason. Throws divergence_error after `most` steps in a row without a
+  /// finite loss (0: never). `rate`: learning rate of the last step.
   template <class Comm>
   run_condition check(Comm& comm, const training_record& record, std::int64_t most, double rate) {
     const run_condition all = compare(comm, record);
@@ -95,8 +95,8 @@ class run_agreement {
   std::int64_t next_ = 1;   // steps from one comparison to the next
 };
 
-/// Throws divergence_error if parameters, which are in `memory`, are not finite. `found`: what the
-/// decomposition at the switch has thrown; it names the layer and the element.
+/// Throws divergence_error if parameters, which are in `memory`, are not finite. `found`: the error of the
+/// decomposition at the switch; it names the layer and the element.
 template <class T>
 void check_finite(memory_source& memory, std::span<T> parameters, const training_record& at,
                   const value_error& found) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the options of a training run as text, to compare ranks, and a checkpoint with who resumes it;
-/// and what else it reads and reckons.
+/// Internal: the options of a training run as text, to compare ranks with each other and a checkpoint with
+/// the run that resumes it; and small computations of a run.
 
 #include <algorithm>
 #include <chrono>
@@ -26,16 +26,16 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Of the lines that follow. Format 1 had neither the data nor the layers.
+/// Format of the lines below. Format 1 had neither the data nor the layers.
 inline constexpr const char* record_version = "2";
 
-/// Where ranks were lost, if what is left is not worth saving.
+/// Texts for ranks lost in an operation whose intermediate state must not be saved.
 inline constexpr const char* in_switch = "in the switch, so that the network is neither dense nor factorized";
 inline constexpr const char* in_unguarded_step =
     "and the program has set no timeout (mpi::communicator::set_timeout), so that parameters may be partly "
     "those of the next step";
 
-/// In lines. The exchange's plan is not among them: a checkpoint keeps its own, and the exchange compares it.
+/// The options in lines, without the exchange plan: a checkpoint stores it, and the exchange compares it.
 inline std::string option_lines(const run_options& options, std::size_t scalar_bytes) {
   std::string text;
   const auto line = [&text](const char* name, const std::string& value) {
@@ -50,7 +50,7 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   line("learning rate after the switch", "x " + exact_number(options.switch_rate_factor));
   line("plateau", options.rate_plateau ? options.rate_plateau->describe() : "no");
   line("optimizer", describe(options.optimizer));
-  // Only what is not the default, so that older checkpoints go on.
+  // Options of the switch have lines only if they differ from the default, so that older checkpoints go on.
   const switch_options& at = options.switching;
   if (at.moment) line("switch", describe(*at.moment));
   if (at.statistics_steps > 0) line("statistics steps", std::to_string(at.statistics_steps));
@@ -79,8 +79,8 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   return text;
 }
 
-/// One line a layer, with what its parameters' shapes do not show, such as a stride; and, unless the run
-/// stays dense, one line for each layer that is to be factorized.
+/// One line per layer, with properties that its parameters' shapes do not show, such as a stride; and, unless
+/// the run stays dense, one line for each layer that is to be factorized.
 template <class Root, class Device>
 std::string network_lines(const model<Root, Device>& net, const run_options& options) {
   std::string text;
@@ -114,7 +114,7 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
   return text;
 }
 
-/// The lines that all ranks share, and that a checkpoint shares with the run that resumes it. `net` is the
+/// The lines that must be equal on all ranks, and in a checkpoint and the run that resumes it. `net` is the
 /// dense model.
 template <class Root, class Device, class Task>
 std::string resume_lines(const model<Root, Device>& net, const Task& task, const run_options& options) {
@@ -122,15 +122,15 @@ std::string resume_lines(const model<Root, Device>& net, const Task& task, const
          network_lines(net, options);
 }
 
-/// What decides the bits of an update, which every rank computes by itself: the norm for clipping is a sum
-/// over vectors.
+/// Properties of the kernels that decide the bits of an update, which every rank computes by itself: fused
+/// multiply-add, and with clipping the instruction set, since the norm is a sum over vectors.
 inline std::string kernel_line(const run_options& options) {
   if (options.clip_norm > 0.0) return std::string("kernels ") + kernel_name() + "\n";
   return std::string("kernels with") + (fuses_multiply_add() ? "" : "out") + " fused multiply-add\n";
 }
 
-/// Compares what ranks must have alike, before a run is made of it: whatever such options throw, they then
-/// throw on all ranks. Returns the communicator. Collective; throws state_error as agree_on_lines.
+/// Compares models and options of the ranks before the run is made, so that invalid options throw on all
+/// ranks. Returns the communicator. Collective; throws state_error as agree_on_lines.
 template <class Comm, class Root, class Device>
 Comm* agree_on_run(Comm& comm, const model<Root, Device>& net, const std::string& lines,
                    const run_options& options) {
@@ -160,7 +160,7 @@ inline void check_same_lines(const std::string& path, const std::string& stored,
       {path, ": made by a run with ", line_of(stored, line), ", this run has ", line_of(mine, line)});
 }
 
-/// The plan that a checkpoint keeps, where it is for as many ranks; `text` is empty where it keeps none.
+/// The plan in a checkpoint's `text`; nullopt if the text is empty or the plan is for other numbers of ranks.
 inline std::optional<exchange_plan> usable_plan(const std::string& text, const std::string& source,
                                                 int ranks) {
   if (text.empty()) return std::nullopt;
@@ -171,7 +171,7 @@ inline std::optional<exchange_plan> usable_plan(const std::string& text, const s
 
 using run_clock = std::chrono::steady_clock;
 
-/// 0 of nothing.
+/// The median (of an even number of values the upper one); 0 without values.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -179,8 +179,8 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-/// What is known at the end of an epoch before it is tested. `train`: over all ranks; `step_ms`: of its
-/// steps.
+/// Result of an epoch without its test. `train`: evaluation over all ranks; `step_ms`: durations of the
+/// epoch's steps.
 inline epoch_result epoch_seen(const training_record& record, double rate, const evaluation& train,
                                const std::vector<double>& step_ms) {
   epoch_result result;

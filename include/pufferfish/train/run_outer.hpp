@@ -22,7 +22,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The number that a checkpoint has of them; 0 for an empty text. Throws io_error for another text.
+/// Number of outer steps in a checkpoint's text; 0 for an empty text. Throws io_error for another text.
 inline std::uint64_t steps_from(const std::string& text, const std::string& path) {
   std::uint64_t steps = 0;
   const char* const end = text.data() + text.size();
@@ -31,13 +31,13 @@ inline std::uint64_t steps_from(const std::string& text, const std::string& path
   throw_error<io_error>({path, ": ", quote_name(text), " outer steps are no number"});
 }
 
-/// A rare_exchange where the options ask for one, else nothing: then all calls do nothing.
+/// A rare_exchange if the options ask for one; otherwise all calls do nothing.
 template <class T, class Comm, class Device>
 class run_outer {
  public:
   static constexpr const char* fact = "training.outer";
 
-  /// For the arenas of the store, where options.rare. Takes their values as outer parameters. Collective.
+  /// Makes the exchange for the store's arenas; requires options.rare. Their values become theta. Collective.
   void start(parameter_store<T>& store, Comm& comm, const run_options& options,
              std::optional<any_compressor<T>> compressor) {
     stop();
@@ -51,7 +51,7 @@ class run_outer {
   void set_epoch(index_t epoch, double rate) {
     if (runs()) exchange_->set_epoch(epoch, rate);
   }
-  /// After a local step; `rate`: of the next one.
+  /// To be called after a local step; `rate`: learning rate of that step.
   void step_done(context<Device>& ctx, double rate) {
     if constexpr (std::is_same_v<Device, device::cpu>) {
       if (!runs()) return;
@@ -59,19 +59,19 @@ class run_outer {
       exchange_->step_done(ctx);
     }
   }
-  /// Whether all fragments' exchanges of a round have been made or started.
+  /// Whether the exchanges of all fragments of a round have been made or started.
   bool between_rounds() const { return !runs() || exchange_->between_rounds(); }
-  /// Until it returns no one else may use the communicator.
+  /// Waits until the exchange does not use the communicator any more, so that other code may use it.
   void await() {
     if (runs()) exchange_->await();
   }
-  /// The parameters become the same on all ranks. Collective.
+  /// Makes the parameters equal on all ranks. Collective.
   void synchronize(context<Device>& ctx) {
     if constexpr (std::is_same_v<Device, device::cpu>) {
       if (runs() && !exchange_->is_synchronized()) exchange_->synchronize(ctx);
     }
   }
-  /// The parameters become the outer ones, without other ranks.
+  /// Sets the parameters to the outer parameters, without other ranks.
   void abandon(context<Device>& ctx) {
     if constexpr (std::is_same_v<Device, device::cpu>) {
       if (runs()) exchange_->abandon(ctx);
@@ -82,12 +82,12 @@ class run_outer {
     if (!runs()) return std::nullopt;
     return exchange_->report();
   }
-  /// What one rank gives to collectives in a round.
+  /// Bytes that one rank passes to collectives in a round.
   index_t payload_bytes() const { return exchange_->payload_bytes(); }
 
-  // What a checkpoint keeps, after synchronize: the outer parameters are the network's.
+  // For checkpoints, after synchronize(), when the outer parameters equal the network's.
 
-  /// The outer momentum and what the compressor carries.
+  /// The outer momentum and the compressor's states.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> all;
     if (runs()) all = exchange_->states();
@@ -98,7 +98,7 @@ class run_outer {
   void set_steps(std::uint64_t steps) {
     if (runs()) exchange_->set_outer_steps(steps);
   }
-  /// Room for the momentum of an exchange that is not made yet.
+  /// Memory for the momentum of an exchange that does not exist yet.
   static std::vector<T> momentum_room(const run_options& options, const parameter_store<T>& store) {
     if (!options.rare || options.rare->outer_momentum == 0.0) return {};
     return std::vector<T>(static_cast<std::size_t>(store.values().size()));

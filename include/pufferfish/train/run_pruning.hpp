@@ -21,7 +21,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Without run_options::pruning all calls do nothing.
+/// The pruning of a run. Without run_options::pruning all calls do nothing.
 template <class T>
 class run_pruning {
  public:
@@ -30,12 +30,12 @@ class run_pruning {
 
   explicit run_pruning(const run_options& options) : options_(options.pruning) {}
 
-  /// At the start of an epoch.
+  /// Whether prune() is due: at the start of an epoch from pruning_options::epoch on, if there is no mask.
   bool is_due(const training_record& at) const {
     return options_ && !mask_ && at.step == 0 && at.epoch >= options_->epoch;
   }
-  /// Makes the mask, the same on all ranks, and sets pruned weights and the optimizer's states of them to 0.
-  /// Collective: all ranks throw if one of them cannot, as prune_by_magnitude and prune_by_grasp.
+  /// Makes the mask, the same on all ranks, and sets the pruned weights and their optimizer states to 0.
+  /// Collective: all ranks throw if one of them throws; errors as prune_by_magnitude and prune_by_grasp.
   template <class Parts>
   void prune(const Parts& run) {
     if constexpr (std::is_same_v<typename Parts::device_type, device::cpu>) {
@@ -50,22 +50,22 @@ class run_pruning {
           value_error("training_run: a network on a device cannot be pruned; train it on a CPU"));
     }
   }
-  /// A mask belongs to arenas that move at the switch.
+  /// Drops the mask, which belongs to arenas that move at the switch.
   void forget() { mask_.reset(); }
 
   const weight_mask* mask() const { return mask_.get(); }
-  /// Of the exchange that sends the survivors' gradients; nothing without a mask.
+  /// Options of the exchange of the remaining weights' gradients; nullopt without a mask.
   std::optional<compact_sum_options> exchange() const {
     if (!mask_) return std::nullopt;
     return compact_sum_options{mask_, options_->ternary};
   }
 
-  // What a checkpoint keeps: the mask as numbers, and that there is one.
+  // For checkpoints, which store the mask as numbers and a fact that it exists.
 
   std::vector<T> numbers() const { return mask_ ? mask_numbers<T>(*mask_) : std::vector<T>(); }
-  /// Room for the numbers of a mask for these arenas.
+  /// Memory for the numbers of a mask for these arenas.
   static std::vector<T> room(const parameter_store<T>& store) { return mask_numbers<T>(weight_mask(store)); }
-  /// From the numbers that rank 0 has; none: no mask. Collective.
+  /// Restores the mask from rank 0's numbers; no numbers: no mask. Collective.
   template <class Comm>
   void restore(Comm& comm, const parameter_store<T>& store, std::vector<T>& numbers) {
     mask_.reset();

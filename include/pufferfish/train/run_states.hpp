@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: all that a run's checkpoint has beside the network, on the host, wherever it lies otherwise.
+/// Internal: host access to all arrays that a checkpoint stores in addition to the network, from any memory.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,11 +21,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// An optimizer's arrays.
+/// Host mirrors of an optimizer's arrays.
 template <class T>
 class optimizer_mirror {
  public:
-  /// The optimizer, whose states are in this memory, must outlive it.
+  /// `memory` is the memory of the optimizer's states. The optimizer must outlive the object.
   template <class Optimizer>
   optimizer_mirror(memory_source& memory, Optimizer& of) {
     for (const auto& [name, values] : of.states()) states_.emplace_back(name, host_mirror<T>(memory, values));
@@ -40,7 +40,7 @@ class optimizer_mirror {
     return result;
   }
 
-  /// The optimizer of every rank gets what rank 0's mirror has. Collective.
+  /// Copies the arrays of rank 0's mirror to the optimizers of all ranks. Collective.
   template <class Comm>
   void spread(Comm& comm) {
     for (auto& [name, mirror] : states_) {
@@ -53,7 +53,7 @@ class optimizer_mirror {
   std::vector<std::pair<std::string, host_mirror<T>>> states_;
 };
 
-/// Batch-norm statistics, which are local in training, become their means over the ranks. Collective.
+/// Replaces batch-norm statistics, which are local in training, by their means over the ranks. Collective.
 template <class T, class Comm>
 void average_buffers(Comm& comm, memory_source& memory, std::span<T> buffers) {
   if (comm.size() == 1) return;
@@ -62,10 +62,10 @@ void average_buffers(Comm& comm, memory_source& memory, std::span<T> buffers) {
   here.send_back();
 }
 
-/// The compressor that a run has for these arenas, before or after the switch; nothing if it has none then.
-/// It is split into the fragments of rare exchanges, or with exchange_options::compress_by_bucket into the
-/// buckets of `plan` (nothing: default_plan).
-/// All ranks make one, or all throw: it takes memory of the gradients' size. Collective.
+/// Makes the compressor that a run has for these arenas, before or after the switch; nullopt if it has none
+/// in that phase. The compressor is split into the fragments of rare exchanges, or with
+/// exchange_options::compress_by_bucket into the buckets of `plan` (nullopt: default_plan). All ranks make
+/// one or all throw (it allocates memory of the gradients' size). Collective.
 template <class T, class Comm>
 std::optional<any_compressor<T>> make_run_compressor(Comm& comm, const parameter_store<T>& store,
                                                      const run_options& options, bool low_rank,
@@ -81,12 +81,12 @@ std::optional<any_compressor<T>> make_run_compressor(Comm& comm, const parameter
     } else if (options.exchange.compress_by_bucket) {
       made->split(cut_buckets(store, (plan ? *plan : default_plan(comm.size())).buckets));
     }
-    made->start(comm.rank(), comm.size());  // states may depend on them
+    made->start(comm.rank(), comm.size());  // its states may depend on the ranks
     return made;
   });
 }
 
-/// Numbers that a task carries, as T: themselves, or where they have 16 bits the same ones, wider.
+/// Numbers that a task carries, as T: the numbers themselves, or a wider copy if they have 16 bits.
 template <class T, class Carried>
 class carried_mirror {
  public:
@@ -113,14 +113,14 @@ class carried_mirror {
   std::vector<T> wide_;
 };
 
-/// Those and a compressor's, and what each rank has of its own: what the task carries from step to step, the
-/// compressor's memory.
+/// States of the optimizer and the compressor, and states that each rank has of its own: the task's carried
+/// state, the compressor's memory, statistics for the switch.
 template <class T, class Comm, class Carried>
 class run_states {
  public:
-  /// `carried` is in `memory`, too; nothing if the task carries nothing. `measured`: this rank's statistics
+  /// `carried` is stored in `memory`; nullopt if the task carries nothing. `measured`: this rank's statistics
   /// for the switch; may be empty. `own_optimizer`: the optimizer's arrays differ between ranks. All must
-  /// outlive it. Collective.
+  /// outlive the object. Collective.
   template <class Optimizer>
   run_states(Comm& comm, memory_source& memory, Optimizer& of, std::vector<compressor_state<T>> compressed,
              std::optional<std::span<Carried>> carried, std::span<T> measured = {},
@@ -136,10 +136,10 @@ class run_states {
 
   bool has_compressed() const { return !compressed_.empty(); }
 
-  /// Brings to rank 0 what others have. Collective.
+  /// Copies the states of the other ranks to rank 0. Collective.
   void gather() { of_ranks_->gather(); }
 
-  /// What rank 0 writes or reads, under its names.
+  /// Arrays that rank 0 writes or reads, with their names in the checkpoint.
   std::vector<named_state<T>> list() {
     std::vector<named_state<T>> result = optimizer_.list();
     for (const auto& state : compressed_) {
@@ -148,13 +148,13 @@ class run_states {
     of_ranks_->list(result);
     return result;
   }
-  /// The part of it that a rank writes alone.
+  /// The optimizer's part of list(), which a rank can write without the others.
   std::vector<named_state<T>> list_optimizer() { return optimizer_.list(); }
 
   void check_ranks(const checkpoint_file& file) const { of_ranks_->check_ranks(file); }
 
-  /// Gives everybody what rank 0 has read: all of it, or the optimizer's part, with what ranks carry afresh.
-  /// Collective.
+  /// Copies the arrays that rank 0 has read to all ranks: all of them, or (`all` false) without the ranks'
+  /// own states; the task's carried state is then set to zero. Collective.
   void spread(bool all) {
     optimizer_.spread(*comm_);
     for (const auto& state : compressed_) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: one step of a training run, from the batch to the parameters, and what is known of it
-/// afterwards. The CPU's here: a step is over when it returns. A device's comes with <pufferfish/gpu.hpp>.
+/// Internal: one step of a training run, from the batch to the parameters, and its results. This header has
+/// the CPU's form: a step is over when take() returns. <pufferfish/gpu.hpp> has the device's form.
 
 #include <algorithm>
 #include <cstdint>
@@ -23,7 +23,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// What the steps of a run work with.
+/// References to the objects that the steps of a run work with.
 template <class Task, class Comm>
 struct run_parts {
   using model_type = typename Task::model_type;
@@ -54,16 +54,16 @@ class run_steps<Task, Comm, device::cpu> {
  public:
   explicit run_steps(const run_options&) {}
 
-  /// Begins with these parts, at what the record says; nothing else may be known of steps before.
+  /// Starts steps with these parts at the record's position. The record must contain all earlier results.
   void start(const parts&, const training_record&) {}
-  /// Forgets the parts, which may go then.
+  /// Releases the parts, which may be destroyed afterwards.
   void stop() {}
 
-  /// Takes a step and records what it has seen, or what earlier ones have; position and number of steps are
-  /// the caller's. Returns how many steps have turned out to be skipped.
+  /// Takes a step and adds its results to the record; a device adds results of earlier steps instead. The
+  /// caller counts position and steps. Returns the number of steps that were newly found to be skipped.
   int take(const parts& run, const step_position& at, double rate, training_record& record) {
     const double exposed = run.exchange.report().exposed_ms;
-    // A forward pass changes batch-norm statistics: they must be whole steps' too when ranks are lost.
+    // A forward pass changes batch-norm statistics: they are restored if ranks are lost during the step.
     const std::span<T> buffers = run.net.store().buffers();
     if (may_lose_ranks(run.comm)) buffers_before_.assign(buffers.begin(), buffers.end());
     run.exchange.begin(run.ctx);
@@ -87,20 +87,20 @@ class run_steps<Task, Comm, device::cpu> {
     return 0;
   }
 
-  /// What else a checkpoint keeps: a line, or nothing.
+  /// Further state for a checkpoint: a line, or an empty text.
   std::string state() const { return {}; }
   void set_state(const std::string&, const std::string&) {}
 
-  /// How many steps were replays of a graph.
+  /// Number of steps that were replays of a CUDA graph.
   std::uint64_t replays() const { return 0; }
 
-  /// Waits for all steps and records what they have seen; returns as take.
+  /// Waits for all steps and adds their results to the record; returns as take().
   int settle(const parts&, training_record&) { return 0; }
-  /// The same where ranks have been lost: throws nothing for that.
+  /// The same after ranks have been lost, without throwing for that.
   int settle_alone(const parts&, training_record&) { return 0; }
 
  private:
-  // False if the step was left out. Parameters change only here, when no pass reads them any more.
+  // Returns false if the step was left out. Parameters change only here, when no pass reads them any more.
   static bool exchange_and_update(const parts& run, double rate) {
     const bool clips = run.options.clip_norm > 0.0;
     if (!clips && run.exchange.arrives_early() && !may_lose_ranks(run.comm)) {

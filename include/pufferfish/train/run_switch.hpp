@@ -263,8 +263,8 @@ class run_switch {
     return found;
   }
 
-  // The layers whose stable ranks are followed: those that the policy selects, or of these the ones in
-  // stages that gain enough. The first measurement of the run decides for all later ones.
+  // The policy that selects the layers whose stable ranks are followed: all layers of options_.factorize, or
+  // with least_gain those in stages that gain enough. The first measurement decides for all later ones.
   factorize_policy candidates(context<device_type>& ctx, const Task& task, const model_type& net) {
     const double least = std::get<cuttlefish_moment>(clock_.moment()).least_gain;
     factorize_policy policy = policy_on(ctx);

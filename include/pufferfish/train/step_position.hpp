@@ -2,32 +2,32 @@
 #pragma once
 
 /// \file
-/// Where a training run is, and what a task says of a step before it takes it.
+/// Position of a training run, and the requirements on its tasks.
 ///
-/// What a task must have (a documented class that does not exist):
+/// Members of a task, shown by an example class that does not exist:
 ///
 ///     class ExampleTask {
 ///      public:
-///       using model_type = network<T>;         // or model<Root>, and of which device
+///       using model_type = network<T>;         // or model<Root>; its device is the task's
 ///       index_t steps_per_epoch() const;
 ///       // Gradients of this rank's share of one global batch, scaled so that their mean over all ranks is
 ///       // the global gradient. Calls ctx.begin_step(at.total, ...). On the CPU.
 ///       evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at);
-///       // The same on a device, in two parts: brings the batch to its place and calls ctx.begin_step; then
-///       // what may be captured into a graph, the sum of losses to results[0], and to results[1] the number
-///       of
-///       // hits or what step_share says instead.
+///       // The same on a device, in two parts. load() copies the batch to the device and calls
+///       // ctx.begin_step. compute() is the work that may be captured into a graph. It writes the sum of
+///       // losses to results[0] and the number of hits to results[1]; if step_share::samples is 0,
+///       // results[1] is the number of samples or tokens instead.
 ///       step_share load(context<device::gpu>& ctx, const step_position& at);
 ///       void compute(context<device::gpu>& ctx, model_type& net, double* results);
-///       // On the test set, summed over all ranks; collective.
+///       // Evaluation on the test set, summed over all ranks. Collective.
 ///       template <class Comm>
 ///       evaluation test(context<Device>& ctx, const model_type& net, Comm& comm);
-///       std::string describe() const;   // lines: what a checkpoint and the run that resumes it must share
-///       std::string data_lines() const; // the same of the data: their sizes and a digest; asked for once
+///       std::string describe() const;   // options in lines; equal in a checkpoint and a run that resumes it
+///       std::string data_lines() const; // likewise sizes and a digest of the data; called once
 ///       // Optional: one forward pass over this rank's share of a step's batch, in the context's mode; false
 ///       // if the share is empty. For batch-norm statistics: train/estimate_norms.hpp.
 ///       bool estimate(context<Device>& ctx, model_type& net, const step_position& at);
-///       // Optional: what the layers of a dense network meet in a step, for budgets in milliseconds.
+///       // Optional: inputs of a dense network's layers in a step, for budgets in milliseconds.
 ///       std::vector<layer_input> layer_inputs(const model_type& net) const;
 ///       // Optional: this rank's state that is carried from step to step and kept in checkpoints. It is
 ///       // stored in the memory of the device.
@@ -42,7 +42,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Where a run is: step of an epoch (0-based), and steps since the start.
+/// Position of a run: epoch and step of the epoch (0-based), and number of steps since the start.
 struct step_position {
   index_t epoch = 0;
   index_t step = 0;
@@ -51,17 +51,17 @@ struct step_position {
 
 /// This rank's share of a step, for runs on a device.
 struct step_share {
-  /// Where the second result of a step says how many samples were hit: how many there are. 0: it says itself
-  /// how many an evaluation counts, as tokens.
+  /// Above 0: number of this rank's samples; the step's second result is then their number of hits. 0: the
+  /// second result is itself the number that an evaluation counts, such as tokens.
   index_t samples = 0;
-  /// Equal for steps that give the device the same work on the same memory (and have as many samples): those
-  /// can be captured into a graph. 0: no two steps do.
+  /// Equal for steps of equal `samples` that do the same work on the same device memory: one captured graph
+  /// serves all of them. 0: the step is not captured.
   std::uint64_t key = 0;
 };
 
 namespace detail {
 
-/// A step of a rank without samples: its gradients are zero.
+/// The step of a rank without samples: its gradients are zero.
 template <class Device, class Model>
 void compute_nothing(context<Device>& ctx, Model& net, double* results) {
   const auto gradients = net.store().gradients();
@@ -70,7 +70,7 @@ void compute_nothing(context<Device>& ctx, Model& net, double* results) {
   ops::clear_rows<double>(ctx, tensor_view<double, 2>(results, {1, 2}));
 }
 
-/// A task's step on a CPU, out of its two parts.
+/// A task's step() on a CPU, composed of load() and compute().
 template <class Task>
 evaluation step_at_once(Task& task, context<device::cpu>& ctx, typename Task::model_type& net,
                         const step_position& at) {

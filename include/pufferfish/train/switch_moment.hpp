@@ -34,7 +34,7 @@ struct cuttlefish_moment {
   /// The switch happens at the start of this epoch at the latest, with the ranks measured there. Empty: the
   /// run stays dense until all layers have settled.
   std::optional<index_t> latest = std::nullopt;
-  /// Above 0: only layers of stages are candidates whose step becomes at least `least_gain` times as fast at
+  /// Above 0: candidates are only the layers in stages that become at least `least_gain` times as fast at
   /// rank ratio 1/4 (profile_stages; 1.5 in the paper). Rank 0 measures the stages when the run starts, so
   /// the candidates depend on the machine; checkpoints contain them. 0: no measurement; all layers that the
   /// policy selects are candidates.
@@ -50,7 +50,7 @@ struct predicted_loss_moment {
   double improvement = 0.05;
   double tolerance = 0.0;
   index_t earliest = 2;
-  std::optional<index_t> latest = std::nullopt;  ///< at the start of this epoch at the latest
+  std::optional<index_t> latest = std::nullopt;  ///< epoch at whose start the switch is due at the latest
 };
 
 using switch_moment = std::variant<fixed_epoch, cuttlefish_moment, predicted_loss_moment>;
@@ -102,7 +102,7 @@ PUFFERFISH_COLD inline std::string describe(const switch_moment& moment) {
          latest(p.latest);
 }
 
-/// What a switch_clock has to know at the start of an epoch.
+/// The measurement that a switch_clock needs at the start of an epoch.
 enum class switch_measurement { none, stable_ranks, predicted_loss };
 
 struct switch_evidence {
@@ -121,8 +121,8 @@ struct switch_evidence {
 ///     clock.set_state(the text of rank 0's clock.state(), "rank 0");
 ///     if (clock.is_due(epoch)) ...  // switch; at clock.ranks() unless that list is empty
 ///
-/// The state contains the answer. A clock of the same moment that gets the state, in a resumed run for
-/// example, gives the same answers from then on.
+/// The state contains the answer. A clock of the same moment with this state, as in a resumed run, gives the
+/// same answers from then on.
 class switch_clock {
  public:
   /// Throws value_error for an option outside of its range.
@@ -141,9 +141,9 @@ class switch_clock {
     return compared ? switch_measurement::predicted_loss : switch_measurement::none;
   }
 
-  /// Decides whether the switch is due at the start of `epoch`. The answer for an epoch is given once: later
-  /// calls for the same epoch return it and change nothing, and so do all calls after the switch has become
-  /// due. Without a predicted loss nothing is compared, neither in this call nor in the next. Throws
+  /// Decides whether the switch is due at the start of `epoch`. The first call for an epoch decides: later
+  /// calls for the same epoch return its answer and change nothing, and so do all calls after the switch has
+  /// become due. If `seen` has no predicted loss, neither this call nor the next compares losses. Throws
   /// state_error for an epoch before the last one and, with Cuttlefish, as cuttlefish_tracker::observe.
   /// Throws value_error for a predicted loss that is negative or not finite. The clock is unchanged if
   /// anything is thrown.
@@ -285,7 +285,7 @@ class switch_clock {
   }
 
   switch_moment moment_;
-  index_t decided_ = -1;  // the last epoch
+  index_t decided_ = -1;  // last epoch of decide()
   std::optional<index_t> due_;
   std::string reason_;
   cuttlefish_tracker tracker_;                      // of a cuttlefish_moment

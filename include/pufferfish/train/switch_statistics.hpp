@@ -119,7 +119,7 @@ std::vector<double> unpack(const std::vector<T>& packed, const std::string& sour
   return values;
 }
 
-/// Takes the statistics of a run's model during some of its steps.
+/// Collects the statistics of a run's model during some of its steps.
 template <class Model>
 class switch_statistics {
   using T = typename Model::value_type;
@@ -136,9 +136,9 @@ class switch_statistics {
     }
   }
 
-  /// Calls take_step(), watching it if it may be one of the last S dense steps: step `step` of `steps` of
-  /// epoch `epoch`. take_step(watched) returns the number of
-  /// samples of this rank whose mean is the loss, 0 for a step left out; the number is used if `watched`.
+  /// Calls take_step(), and collects statistics if this may be one of the last S dense steps: step `step` of
+  /// `steps` of epoch `epoch`. take_step(watched) returns the number of samples of this rank whose mean is
+  /// the loss, 0 for a step left out; the number is used only if `watched`.
   template <class TakeStep>
   void run(context<device_type>& ctx, const Model& net, index_t epoch, index_t step, index_t steps,
            TakeStep&& take_step) {
@@ -155,7 +155,7 @@ class switch_statistics {
     collector_->end_step(samples, samples > 0.0);
   }
 
-  /// What has been seen on all ranks; nothing more is seen afterwards. Empty: nothing was. Collective.
+  /// Ends the collection. Returns the sums over all ranks; nullopt if no step was measured. Collective.
   template <class Comm>
   std::optional<network_statistics> finish(Comm& comm, const Model& net) {
     std::optional<network_statistics> all;
@@ -166,7 +166,7 @@ class switch_statistics {
     return all;
   }
 
-  /// Forgets what was seen: the model has other layers or arenas now.
+  /// Discards the statistics; to be called when layers or arenas of the model change.
   void forget() { collector_.reset(); }
 
   /// For checkpoints between the first and the last of the S steps: returns a line that is the same on all

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `training_run`: the Pufferfish training procedure as one object: warm-up, switch, train on; on one rank or
-/// many; for whatever a task is made of (images: `procedure`; what a task must have: step_position.hpp).
+/// `training_run`: the Pufferfish training procedure as one object: warm-up, switch to low rank, training of
+/// factors; on one rank or many. Task is a template parameter (see step_position.hpp; images: `procedure`).
 
 #include <algorithm>
 #include <cmath>
@@ -27,36 +27,36 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Trains a model by synchronous data parallelism (Wang et al., Pufferfish, MLSys 2021, algorithm 1): every
-/// rank computes the gradients of its part of the global batch, the gradient arena is averaged in place,
-/// every rank takes the same step. In hybrid mode, at the start of epoch E rank 0 factorizes and broadcasts;
-/// batch-norm state and dense layers are carried over bit for bit; the optimizer's state starts at zero (for
-/// other moments and for states that are carried over see switch_options).
+/// rank computes the gradients of its part of the global batch, the gradient arena is averaged in place, and
+/// every rank takes the same step. In hybrid mode rank 0 factorizes the model at the start of epoch E and
+/// broadcasts it. Batch-norm state and dense layers are kept bit for bit; the optimizer's state starts at
+/// zero. switch_options offers other moments of the switch and can carry the optimizer's state over.
 ///
-/// Parameters are bit-identical on all ranks after every step, and do not depend on the number of threads.
-/// All members that train, evaluate, save or load are collective: every rank calls them in the same order.
+/// After every step all ranks have the same parameter bits (with run_options::rare: after synchronize()), for
+/// any number of threads. Members that train, evaluate, save or load are collective, save_alone() excepted.
 ///
-/// A bucket of parameters is updated as soon as its gradients are averaged, unless the step may have to be
-/// left out: with clipping, a compressor, nonfinite_policy::skip or a timeout of the communicator all buckets
-/// are updated at the end. The bits are the same.
+/// A bucket of parameters is updated as soon as its gradients are averaged. All buckets are updated at the
+/// end instead with clipping, nonfinite_policy other than ignore, a compressor of all gradients at once, or a
+/// timeout that the program has set (mpi::communicator::set_timeout). The bits are the same.
 ///
-/// The model's device is the run's. On device::gpu (<pufferfish/gpu.hpp>) a step is one CUDA graph where the
-/// task's work repeats itself (run_options::captured_steps), and the host does not wait for it: what the run
-/// says of losses and skipped steps, and what observers are told of them, is some steps old until the end of
-/// an epoch, settle(), test() or save(). What goes wrong in a step comes out of a later call.
+/// The run uses the model's device. On device::gpu (<pufferfish/gpu.hpp>) a step is one CUDA graph if the
+/// task's steps repeat (run_options::captured_steps), and the host does not wait for it. Losses and skipped
+/// steps in members and observers are some steps old until the end of an epoch, settle(), test() or save().
+/// An error in a step is thrown by a later call.
 template <class Task, class Comm>
 class training_run {
  public:
   using model_type = typename Task::model_type;
   using device_type = typename model_type::device_type;
-  /// Of parameters, gradients and the optimizer's state.
+  /// Scalar type of parameters, gradients and optimizer state.
   using T = detail::stored_t<model_type>;
-  /// What machine it runs on: context_options, gpu::context_options.
+  /// Options of the run's context: context_options or gpu::context_options.
   using machine_options = typename detail::device_parts<device_type>::machine_options;
 
-  /// Takes a dense model. All ranks get rank 0's initial values. Throws state_error on all ranks if their
-  /// models, data or options differ, naming the first difference; and if the model is stored on another
-  /// device than the run's (call gpu::use_device before both are made). An exception of one rank, for a model
-  /// or options that are not valid, ends the construction on all ranks.
+  /// `net` is a dense model. All ranks start from rank 0's initial values. Throws state_error on all ranks,
+  /// naming the first difference, if their models, data or options differ. Throws state_error if the model is
+  /// stored on another device than the run's (call gpu::use_device before both are made). If the model or an
+  /// option is invalid on one rank, all ranks throw.
   training_run(model_type net, Comm& comm, Task task, const run_options& options,
                const machine_options& machine = {})
       : net_(std::move(net)),
@@ -84,7 +84,7 @@ class training_run {
   bool finished() const { return record_.epoch >= options_.epochs; }
   index_t epoch() const { return record_.epoch; }
   index_t steps_per_epoch() const { return task_.steps_per_epoch(); }
-  /// Steps of the current epoch that are done, and of the whole run.
+  /// Completed steps of the current epoch, and of the whole run.
   index_t step_of_epoch() const { return record_.step; }
   std::uint64_t total_steps() const { return record_.total_steps; }
   bool low_rank() const { return record_.low_rank; }
@@ -97,19 +97,19 @@ class training_run {
   const run_options& options() const { return options_; }
   const std::vector<epoch_result>& history() const { return record_.history; }
   const std::optional<switch_result>& switched() const { return record_.switched; }
-  /// The mask of a pruned network (run_options::pruning); nullptr before that.
+  /// Mask of the pruned weights (run_options::pruning); nullptr before the pruning.
   const weight_mask* pruned() const { return bound_.pruning.mask(); }
 
-  /// What one rank gives to the collectives of a step's gradient exchange, in bytes.
+  /// Bytes that one rank passes to the collectives of one step's gradient exchange.
   index_t exchange_bytes() const { return bound_.exchange->payload_bytes(); }
-  /// What run_options::rare has exchanged since the run was made or resumed, or since the switch.
+  /// Report of run_options::rare since the run was made or resumed, or since the switch; nullopt without it.
   std::optional<rare_exchange_report> rare_exchanges() const { return bound_.outer.report(); }
-  /// What the exchange has done since the run was made or resumed, or since the switch.
+  /// Report of the gradient exchange since the run was made or resumed, or since the switch.
   const exchange_report& exchange_done() const { return bound_.exchange->report(); }
   const exchange_plan& plan() const { return bound_.exchange->plan(); }
   /// Steps that were left out because a gradient was not finite (nonfinite_policy::skip).
   std::uint64_t skipped_steps() const { return record_.skipped_steps; }
-  /// Steps in a row, up to now, whose loss was not finite on some rank. Waits for all steps. Collective.
+  /// Number of consecutive latest steps whose loss is not finite on a rank. Waits for all steps. Collective.
   index_t nonfinite_steps() {
     settle();
     bound_.outer.await();
@@ -118,23 +118,23 @@ class training_run {
   /// Steps of this object that were replays of a CUDA graph.
   std::uint64_t replayed_steps() const { return steps_.replays(); }
 
-  /// Asks all ranks to stop after a step that they agree on, a quarter of a second from now at most or one
-  /// step. `reason`: any number above 0, such as that of a signal; of several the largest counts. Any rank
-  /// may ask, between two calls of advance.
+  /// Asks all ranks to stop after a common step, about a quarter of a second or one step from now. `reason`:
+  /// a number above 0, such as that of a signal; the largest of several is used. Any rank may call this,
+  /// between two calls of advance.
   void request_stop(int reason) { agreement_.request_stop(reason); }
-  /// The reason, as soon as the ranks have agreed: the same after the same step on all ranks. 0: none.
+  /// Reason of the stop once the ranks have agreed on it, after the same step on all ranks; 0 before that.
   int stop_reason() const { return agreement_.stop_reason(); }
 
-  /// One training step; before it the switch, if it is due; after it the end of the epoch, if it was the
-  /// last. Does nothing once finished. Where ranks are lost the observer is told before timeout_error goes
-  /// on. Throws divergence_error, on all ranks, as run_options::divergence_steps says; if the test loss at
-  /// the end of an epoch and the loss of its last step are not finite; and, on rank 0 (the others:
-  /// state_error), if weights are not finite at the switch.
+  /// Takes one training step: the switch before it, if due, and the end of the epoch after an epoch's last
+  /// step. Does nothing once finished. If ranks are lost, calls observer.on_lost_ranks and rethrows
+  /// timeout_error. Throws divergence_error on all ranks as run_options::divergence_steps says, and if both
+  /// the test loss at the end of an epoch and the loss of its last step are not finite. If weights are not
+  /// finite at the switch, rank 0 throws divergence_error and the others throw state_error.
   void advance(training_observer& observer) {
     if (finished()) return;
     try {
       if (tune_first_) tune_now();
-      if (record_.step < steps_per_epoch()) {  // else it was saved alone, at the end of an epoch
+      if (record_.step < steps_per_epoch()) {  // not after save_alone at an epoch's end
         if (record_.step == 0 && switch_.is_due(ctx_, *comm_, task_, net_, record_)) do_switch(observer);
         if (bound_.pruning.is_due(record_)) prune();
         train_step(observer);
@@ -151,31 +151,31 @@ class training_run {
     }
   }
 
-  /// Steps until finished, or until the ranks have agreed to stop.
+  /// Calls advance until the run has finished or the ranks have agreed to stop.
   void run(training_observer& observer) {
     while (!finished() && stop_reason() == 0) advance(observer);
   }
 
-  /// Waits for all steps that have been taken: what the run says of itself is of all of them then. Not
-  /// collective; nothing to wait for on a CPU.
+  /// Waits for all steps taken so far, so that losses and counters of the run include them. Not collective;
+  /// returns at once on a CPU.
   void settle() { found_skipped_ += steps_.settle(parts(), record_); }
 
-  /// With run_options::rare: the parameters of all ranks become the same now, not only at the end of a round.
-  /// Else they always are. Collective.
+  /// Makes the state of all ranks equal: exchanges the parameter changes of local steps (run_options::rare)
+  /// and averages batch-norm statistics over the ranks. Collective.
   void synchronize() {
     settle();
     bound_.outer.synchronize(ctx_);
     average_buffers();
   }
 
-  /// How good the model is on the test set now. Synchronizes.
+  /// Evaluates the model on the test set, after synchronize().
   evaluation test() {
     synchronize();
     return task_.test(ctx_, net_, *comm_);
   }
 
-  /// Writes everything that resume needs: rank 0 writes one file, aside and renamed. `facts` go along as they
-  /// are. All ranks throw if rank 0 could not. Synchronizes.
+  /// Writes everything that resume() needs: rank 0 writes one temporary file and renames it. `facts` are
+  /// stored unchanged. All ranks throw if rank 0 fails. Calls synchronize().
   void save(const std::string& path, std::map<std::string, std::string> facts = {}) {
     synchronize();
     training_record whole = record_;
@@ -194,13 +194,13 @@ class training_run {
     });
   }
 
-  /// Writes what this rank can write without the others, for observers that are told of lost ranks:
-  /// parameters and optimizer state as after the last whole step, and the record. resume takes the file, and
-  /// trains on to the same parameters, but for this: what a task carries and a compressor remembers is not in
-  /// it and starts afresh; batch-norm statistics are this rank's; the losses and accuracies of the epoch are
-  /// over what this rank has seen of it. Local; aside and renamed; several ranks need several paths. Throws
-  /// io_error if it cannot be written, state_error where ranks were lost in the middle of the switch, or
-  /// under a communicator's default timeout (mpi::communicator::may_lose_ranks).
+  /// Writes the state of this rank without the others, for observers of lost ranks: parameters and optimizer
+  /// state as after the last whole step, and the record. resume() takes the file, and training continues as
+  /// after save() with these exceptions: state that the task carries and a compressor's memory are missing
+  /// and start afresh; batch-norm statistics are this rank's; losses and accuracies of the epoch are over
+  /// this rank's samples. Local. Writes a temporary file and renames it; ranks need different paths. Throws
+  /// io_error if the file cannot be written, and state_error if ranks were lost in the middle of the switch
+  /// or under a communicator's default timeout (mpi::communicator::may_lose_ranks).
   void save_alone(const std::string& path, std::map<std::string, std::string> facts = {}) {
     if (interrupted_) {
       PUFFERFISH_THROW(state_error(path + ": ranks were lost " + interrupted_ + "; go on from a checkpoint"));
@@ -217,15 +217,15 @@ class training_run {
     save_checkpoint(path, net_, room.list(of_optimizer.list()), facts);
   }
 
-  /// Goes on where `save` was called, bit for bit: give a run with the same model, data, task and options,
-  /// and as many ranks where the task carries state or gradients are compressed. The plan of the exchange is
-  /// the file's where it was made on as many ranks. Throws io_error for a file that is not such a checkpoint,
-  /// state_error, with both values, if it was made on other data, with other layers or with other options;
-  /// then nothing has changed.
+  /// Restores the state at save(); training then continues bit for bit. This run must have the same model,
+  /// data, task and options, and as many ranks if the task carries state or gradients are compressed. Uses
+  /// the file's exchange plan if it was made for as many ranks. Throws io_error for a file that is not such a
+  /// checkpoint, and state_error, with both values, if it was made on other data, with other layers or with
+  /// other options. In both cases the run is unchanged.
   void resume(const std::string& path) {
     settle();
     model_type loaded = net_;
-    std::optional<checkpoint_file> file;  // on rank 0
+    std::optional<checkpoint_file> file;  // open on rank 0 only
     const std::string text = detail::on_root(*comm_, [&] {
       file.emplace(open_checkpoint(path));
       detail::check_same_lines(path, file->fact("training.options"), resume_lines_, file->library_version());
@@ -236,7 +236,7 @@ class training_run {
     const auto fact = [&](const char* name) { return detail::shared_fact(*comm_, file, name); };
     const std::string statistics = fact(switch_type::statistics_fact);
     training_record record = training_record::from_text(text, path);
-    // Of ranks that train alone others can go on from their common parameters.
+    // Otherwise only parameters and rank 0's optimizer: save_alone, or `rare` with another number of ranks.
     const bool whole = record.saved_by < 0 && (!options_.rare || fact("training.ranks") == ranks_text());
     record.saved_by = -1;
     const std::optional<exchange_plan> plan =
@@ -265,14 +265,14 @@ class training_run {
     if (plan) options_.exchange.plan = plan;
     broadcast_state();
     bound_.make_exchange(net_.store(), *comm_, options_, std::move(room.compressor));
-    // What a compressor remembers is worth more than a plan.
+    // Tuning makes a new exchange, which would discard the restored compressor state.
     tune_first_ = tune_first_ && !plan && !beside.has_compressed();
     beside.spread(whole);
     if (whole) bound_.outer.set_momentum(room.outer_momentum);
     bound_.outer.set_steps(detail::steps_from(fact(bound_.outer.fact), path));
     switch_.restore(fact(switch_type::clock_fact), statistics, path, net_, std::move(measured));
     bound_.optimizer->set_steps(record.optimizer_steps);
-    bound_.exchange->set_steps(record.optimizer_steps);  // both leave out the same steps
+    bound_.exchange->set_steps(record.optimizer_steps);  // neither counts skipped steps
     if (plateau_) plateau_->set_state(fact("training.plateau"));
     record_ = record;
     if (comm_->rank() != 0) record_.seen = {};
@@ -297,7 +297,7 @@ class training_run {
   static memory_source& memory() { return memory_of<device_type>::source(); }
   all_parts parts() { return bound_.parts(ctx_, task_, net_, *comm_, options_); }
 
-  // What the task carries from step to step on this rank: numbers of the type that the model computes in.
+  // State that the task carries from step to step on this rank, in the model's compute type; nullopt: none.
   using carried_type = typename model_type::value_type;
   std::optional<std::span<carried_type>> carried() {
     if constexpr (requires { task_.carried(); }) return task_.carried();
@@ -306,7 +306,7 @@ class training_run {
 
   std::string ranks_text() const { return std::to_string(comm_->size()); }
 
-  // What a checkpoint says beside the arrays.
+  // Adds the text entries of a checkpoint.
   void add_facts(std::map<std::string, std::string>& facts, const training_record& record) const {
     facts["training.record"] = record.to_text();
     facts["training.options"] = resume_lines_;
@@ -322,7 +322,7 @@ class training_run {
     net_.store().round();
   }
 
-  // An optimizer and an exchange for the arenas that the model has now.
+  // Makes an optimizer and an exchange for the model's current arenas.
   void bind_to_arenas() {
     unbind();
     bound_.optimizer.emplace(switch_.make_target(net_), options_.optimizer);
@@ -342,7 +342,7 @@ class training_run {
     bound_.drop_exchange();
   }
 
-  // What is known of a device's steps lags; it is waited for only where that may matter. Collective.
+  // A device's results lag. Waits for them only if ranks compare or the limit may be reached. Collective.
   detail::run_condition check_condition() {
     const std::int64_t most = options_.divergence_steps;
     const std::uint64_t unknown = record_.total_steps - record_.finite_steps;
@@ -389,7 +389,7 @@ class training_run {
     observer.on_switch(result);
   }
 
-  // Parameters keep their order, so the states of optimizer and compressor go on.
+  // Parameters keep their order, so the states of optimizer and compressor stay valid.
   void end_annealing() {
     const optimizer_memory<T> of_optimizer(net_, *bound_.optimizer);
     const detail::carried_exchanges<T> of_exchanges(bound_);
@@ -446,7 +446,7 @@ class training_run {
     const detail::run_clock::time_point start = detail::run_clock::now();
     settle();
     if (!step_ms_.empty())
-      step_ms_.back() += detail::milliseconds_since(start);  // they have waited for these steps
+      step_ms_.back() += detail::milliseconds_since(start);  // settle() has waited for the epoch's steps
     tell_skipped(observer);
     synchronize();
     epoch_result result =
@@ -472,7 +472,7 @@ class training_run {
     observer.on_epoch(result);
   }
 
-  // Parameters are bit-identical on all ranks, or something is broken that must not go unnoticed.
+  // Throws state_error on all ranks unless their parameters are bit-identical.
   void check_ranks_agree(const std::string& when) {
     agree(*comm_, "parameters " + when, parameter_digest(net_));
   }
@@ -484,8 +484,8 @@ class training_run {
   Comm* comm_;
   Task task_;
   run_options options_;
-  bool tune_first_;                    // before the next step
-  const char* interrupted_ = nullptr;  // what ranks were lost in; nullptr: the run is whole
+  bool tune_first_;                    // tune before the next step
+  const char* interrupted_ = nullptr;  // why save_alone must refuse; nullptr: it need not
   std::optional<plateau> plateau_;
   switch_type switch_;
   context<device_type> ctx_;
@@ -493,7 +493,7 @@ class training_run {
   detail::run_steps<Task, Comm, device_type> steps_;
   training_record record_;
   detail::run_agreement agreement_;
-  int found_skipped_ = 0;  // steps that the observer has not been told of yet
+  int found_skipped_ = 0;  // skipped steps that were not yet reported to the observer
   std::vector<double> step_ms_;
 };
 
