@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Beam search: likely sequences of a model that gives the next token's logits, for many sentences at once.
+/// Beam search, batched over sentences, for a model that computes the logits of the next token.
 
 #include <algorithm>
 #include <cmath>
@@ -21,27 +21,27 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// When a sentence is done, besides that nothing is left to extend. A hypothesis that has not ended is never
-/// returned where one has.
+/// When the search of a sentence stops, other than for lack of hypotheses to extend. Unfinished
+/// hypotheses are returned only if no hypothesis of the sentence has ended.
 enum class beam_stop {
-  enough,  ///< as many hypotheses have ended as the beam is wide, or as with `exact`
-  exact    ///< nothing that has not ended can come out better than the results there are
+  enough,  ///< `beam` hypotheses have ended, or the condition of `exact` holds
+  exact    ///< no unfinished hypothesis can still score better than the results found
 };
 
 struct beam_options {
   index_t beam = 5;             ///< hypotheses kept at each length; 1: greedy
-  index_t max_length = 100;     ///< tokens, the end token included; the last of so many must be the end token
+  index_t max_length = 100;     ///< most tokens with the end token, the only one allowed at that position
   double length_penalty = 0.7;  ///< alpha; 0: none. See beam_length_penalty
   beam_stop stop = beam_stop::enough;
-  std::int32_t begin = 2;  ///< what every hypothesis starts from; not part of results
+  std::int32_t begin = 2;  ///< first token of every hypothesis; not part of results
   std::int32_t end = 3;
   std::vector<std::int32_t> forbidden{};  ///< tokens never chosen, like padding
-  index_t results = 1;                    ///< most results for a sentence, the best first
+  index_t results = 1;                    ///< largest number of results per sentence, best first
 };
 
-/// By what a sequence of `length` tokens (the end token included) has its log probability divided to get its
-/// score: ((5 + length) / 6)^alpha. Source: Wu et al., "Google's neural machine translation system", 2016,
-/// equation 14.
+/// Divisor that turns the log probability of a sequence of `length` tokens (the end token included)
+/// into its score: ((5 + length) / 6)^alpha. Source: Wu et al., "Google's neural machine
+/// translation system", 2016, equation 14.
 inline double beam_length_penalty(index_t length, double alpha) {
   return std::pow((5.0 + static_cast<double>(length)) / 6.0, alpha);
 }
@@ -50,42 +50,42 @@ inline double beam_length_penalty(index_t length, double alpha) {
 struct hypothesis {
   std::vector<std::int32_t> tokens;  ///< without the begin token; the last is the end token if `ended`
   double log_probability = 0.0;      ///< the sum over the tokens
-  double score = 0.0;                ///< that, divided by the length penalty
-  bool ended = false;                ///< false only if the model forbade the end up to the greatest length
+  double score = 0.0;                ///< log_probability / beam_length_penalty
+  bool ended = false;                ///< false only if no hypothesis of the sentence could end
 };
 
-/// What a step extends: one row for each hypothesis that lives. Rows of a sentence are neighbours, the
-/// sentences in order. A cache of the previous step is brought to this one by new[i] = old[parents[i]]; in
-/// the first step parents are the sentences themselves, one row each.
+/// Rows of a step: one for each live hypothesis, ordered by sentence. A cache of the previous step
+/// is reordered by new[i] = old[parents[i]]. In the first step there is one row per sentence, and
+/// parents[i] is the index of that sentence.
 struct beam_rows {
-  index_t position = 0;                     ///< tokens that every hypothesis has, without the begin token
-  std::span<const std::int32_t> tokens;     ///< the last token of each
-  std::span<const std::int32_t> parents;    ///< the row it extends
-  std::span<const std::int32_t> sentences;  ///< its sentence
+  index_t position = 0;                     ///< length of every hypothesis so far, without the begin token
+  std::span<const std::int32_t> tokens;     ///< last token of each hypothesis
+  std::span<const std::int32_t> parents;    ///< row of the previous step that the hypothesis extends
+  std::span<const std::int32_t> sentences;  ///< index of the sentence of the hypothesis
 };
 
 namespace detail {
 
-/// A token that may follow a row.
+/// A token that may extend the hypothesis of a row.
 struct beam_candidate {
-  double log_probability;  // of the whole hypothesis with it
+  double log_probability;  // of the hypothesis with this token
   std::int32_t row;
   std::int32_t token;
 
-  /// Better ones first; of equals the lower row, then the lower token.
+  /// Orders by falling log probability; ties by the lower row, then by the lower token.
   bool operator<(const beam_candidate& other) const {
     if (log_probability != other.log_probability) return log_probability > other.log_probability;
     return row != other.row ? row < other.row : token < other.token;
   }
 };
 
-/// The `most` largest of z[0 .. count - 1] that may be chosen and are no -infinity, as candidates of one row,
-/// best first. z - shift is added to the row's log probability.
+/// Finds the `most` largest of z[0 .. count - 1], without forbidden tokens and -infinity, as
+/// candidates of one row, best first. The log probability of a candidate is before + (z - shift).
 template <class T>
 void best_of_row(const T* z, index_t count, double shift, double before, std::int32_t row, std::size_t most,
                  std::span<const std::int32_t> forbidden, std::vector<beam_candidate>& best) {
   best.clear();
-  T least = -std::numeric_limits<T>::infinity();  // what a logit must exceed
+  T least = -std::numeric_limits<T>::infinity();  // threshold that a logit must exceed
   for (index_t k = 0; k < count; ++k) {
     if (!(z[k] > least)) continue;
     const auto token = static_cast<std::int32_t>(k);
@@ -106,14 +106,14 @@ class beam_of_sentence {
   struct member {
     std::vector<std::int32_t> tokens;
     double log_probability = 0.0;
-    std::int32_t parent = 0;  // its row in the step that made it
+    std::int32_t parent = 0;  // row of the hypothesis that this one extends
   };
 
   const std::vector<member>& living() const { return living_; }
 
   void start(std::int32_t sentence) { living_.assign(1, {{}, 0.0, sentence}); }
 
-  /// Replaces the living by the best of `candidates` (sorted), whose rows count from `first_row`.
+  /// Replaces the live hypotheses by the best of the sorted `candidates`. Row `first_row` is living()[0].
   void advance(std::span<const beam_candidate> candidates, std::int32_t first_row, const beam_options& o) {
     std::vector<member> next;
     const auto beam = static_cast<std::size_t>(o.beam);
@@ -133,7 +133,7 @@ class beam_of_sentence {
       ended_.push_back(
           {std::move(extended.tokens), c.log_probability, c.log_probability / penalty, /*ended=*/true});
     }
-    // Only where there is nothing else does a hypothesis count that could not end.
+    // Unfinished hypotheses become results only if none has ended and none can be extended.
     if (next.empty() && ended_.empty()) give_up(o);
     living_ = std::move(next);
     const bool enough = o.stop == beam_stop::enough && ended_.size() >= beam;
@@ -156,8 +156,8 @@ class beam_of_sentence {
     }
   }
 
-  /// True if no living hypothesis can push out one of the results: log probabilities only fall, and the
-  /// penalty is largest at one of the lengths that are still to come.
+  /// True if no live hypothesis can displace a result. Log probabilities only fall, and the penalty
+  /// is monotone in the length, so that it is largest either at the next or at the greatest length.
   bool decided(const beam_options& o) const {
     if (living_.empty() || ended_.size() < static_cast<std::size_t>(o.results)) return false;
     std::vector<double> scores;
@@ -195,15 +195,15 @@ inline void check_beam_options(index_t sentences, index_t vocabulary, const beam
 
 }  // namespace detail
 
-/// The best results for each sentence, best first; see beam_options. Sequences begin behind the begin token
-/// and end with the end token or at the greatest length. At each length the `beam` most likely hypotheses of
-/// a sentence live on; of the ended ones the best by score are the results.
+/// Returns the best hypotheses of each sentence, best first; see beam_options. Sequences start after the
+/// begin token and end with the end token or at the greatest length. At each length the `beam` most likely
+/// unfinished hypotheses of a sentence are kept; the results are the ended ones with the best scores.
 ///
-/// `step(const beam_rows&, tensor_view<T, 2> logits)` writes the logits of the token after each row (rows x
-/// vocabulary); they are made log probabilities here, so log probabilities may be given as well. -infinity
-/// forbids a token. Results do not depend on the number of threads, nor on which sentences are searched
-/// together if those of `step` do not. Throws value_error for options out of range, and for a NaN or
-/// +infinity among the logits.
+/// `step(const beam_rows&, tensor_view<T, 2> logits)` writes the logits of the token after each row
+/// (rows x vocabulary). beam_search normalizes them, so log probabilities are accepted as well;
+/// -infinity forbids a token. Results do not depend on the number of threads. If the rows that
+/// `step` writes are independent of each other, results do not depend on the batching of sentences
+/// either. Throws value_error for options out of range, and for NaN or +infinity among the logits.
 template <class T, class Step>
 std::vector<std::vector<hypothesis>> beam_search(context<device::cpu>& ctx, index_t sentences,
                                                  index_t vocabulary, const beam_options& options,
@@ -217,7 +217,7 @@ std::vector<std::vector<hypothesis>> beam_search(context<device::cpu>& ctx, inde
   std::vector<std::int32_t> tokens, parents, owners;
   std::vector<double> before, shift(static_cast<std::size_t>(most_rows));
   std::vector<std::vector<detail::beam_candidate>> of_row(static_cast<std::size_t>(most_rows));
-  // So many of a row that, whatever ends, the beam can be filled.
+  // With 2 * beam candidates per row the beam is filled, however many hypotheses end.
   const auto wanted = static_cast<std::size_t>(std::min(2 * options.beam, vocabulary));
 
   for (index_t position = 0; position < options.max_length; ++position) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// What the convolutional models are built of: checked options, convolutions with their batch norms, residual
-/// blocks, and initial values that are a model's own.
+/// Building blocks of the convolutional models: checks of options, convolutions with batch norm,
+/// residual blocks, and a sequential whose initial values a model adjusts.
 
 #include <cmath>
 #include <string>
@@ -34,8 +34,8 @@ void add_conv(sequential<T, Device>& to, const std::string& name, const std::str
   if (batch_norm) to.add(norm_name, BatchNorm<T>(shape.out_channels));
 }
 
-/// What lies beside the branch of a residual block: the identity, or a 1x1 convolution with a batch norm
-/// where the shape changes.
+/// Shortcut of a residual block: the identity or, where the shape changes, a 1x1 convolution, with
+/// batch norm if `batch_norm` is set.
 template <class T, class Device>
 sequential<T, Device> shortcut_of(index_t in, index_t out, index_t stride, bool batch_norm = true) {
   sequential<T, Device> shortcut;
@@ -45,7 +45,7 @@ sequential<T, Device> shortcut_of(index_t in, index_t out, index_t stride, bool 
   return shortcut;
 }
 
-/// Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where the shape changes.
+/// Residual block with two 3x3 convolutions in its branch; for the shortcut see shortcut_of.
 template <class T, class Device>
 residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool batch_norm,
                                 const std::string& shortcut_name = "shortcut") {
@@ -57,8 +57,8 @@ residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool ba
                              shortcut_name);
 }
 
-/// A sequential whose layers' initial values a model changes: `change` is shown each parameter with its name,
-/// after the layers' own initialization. Factors of a low-rank layer are shown as any other weight.
+/// A sequential whose initial values a model adjusts: after the layers' own initialization, `change` is
+/// called for each parameter with its name. Factors of a low-rank layer are passed like any other weight.
 template <class T, class Device>
 class initialized_sequential : public sequential<T, Device> {
  public:
@@ -85,7 +85,7 @@ class initialized_sequential : public sequential<T, Device> {
   change change_;
 };
 
-/// Convolutions from N(0, 2 / fan_out); all else as the layers do it.
+/// Draws convolutions from N(0, 2 / fan_out); other parameters keep the values of their layers.
 template <class T>
 void kaiming_convolutions(const std::string&, parameter<parameter_t<T>>& p, random_stream random) {
   if (p.layout().dims == 4) init::kaiming_normal_fan_out(p, random);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Models by name, for programs that let their users choose one: the small ones, and those of the zoo.
+/// Models by name, for programs whose users choose one: the small models and those of the zoo.
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A model with its own choice of options, for images (NHWC; N does not matter) and classes.
+/// A model with options derived from the extents of its images (NHWC; N is unused) and its classes.
 template <class T, class Device>
 struct named_model {
   std::string_view name;
@@ -60,14 +60,14 @@ inline constexpr std::array<named_model<T, Device>, 3> named_models{{
 
 }  // namespace detail
 
-/// The models that fit themselves to any image size, sorted.
+/// Sorted names of the models that adapt to any image size.
 inline std::vector<std::string> small_model_names() {
   std::vector<std::string> names;
   for (const auto& model : detail::named_models<float, device::cpu>) names.emplace_back(model.name);
   return names;
 }
 
-/// All names that make_model knows, sorted.
+/// All names that make_model accepts, sorted.
 inline std::vector<std::string> model_names() {
   std::vector<std::string> names = small_model_names();
   for (const auto& model : zoo<float>()) names.emplace_back(model.name);
@@ -92,9 +92,9 @@ network<T, Device> dense_model(std::string_view name, const extents<4>& image, i
 
 }  // namespace detail
 
-/// A dense network by name, its parameters initialized from `seed`. `image`: NHWC extents of its inputs (N
-/// does not matter). Throws value_error, listing the names, for an unknown one; value_error or shape_error if
-/// the model does not take such images.
+/// Makes a dense network by name, with parameters initialized from `seed`. `image`: NHWC extents of
+/// its inputs (N does not matter). Throws value_error, listing all names, for an unknown name;
+/// value_error or shape_error if the model does not support such images.
 template <class T, class Device = device::cpu>
 network<T, Device> make_model(std::string_view name, const extents<4>& image, index_t classes,
                               std::uint64_t seed) {

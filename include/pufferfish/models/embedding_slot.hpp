@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: what models do with the slot of their embedding, which holds an Embedding or a LowRankEmbedding.
+/// Internal: helpers for the embedding slot of a model, which holds an Embedding or a LowRankEmbedding.
 
 #include <cmath>
 #include <string>
@@ -37,9 +37,9 @@ const token_layer<T, Device>& embedding_in(const Model& model, const any_layer<T
   throw_error<state_error>({model.describe(), ": its embedding takes no tokens but is ", slot.describe()});
 }
 
-/// `writers` passes write the gradient of each of the embedding's parameters in a backward pass. Models call
-/// this before every visit of their state, which a replaced slot needs for new arenas; it does nothing if the
-/// numbers are right already.
+/// Sets how many times the gradient of each of the embedding's parameters is written in one
+/// backward pass. Models call this before every visit of their state, because the slot may hold
+/// another layer since the last visit; it has no effect if the numbers are right already.
 template <class T, class Device>
 void tie_embedding(any_layer<T, Device>& slot, int writers) {
   for_each_parameter(slot, [writers](const std::string&, parameter<parameter_t<T>>& p) {
@@ -47,9 +47,9 @@ void tie_embedding(any_layer<T, Device>& slot, int writers) {
   });
 }
 
-/// Random values for an embedding: fill(table, stream) for the dense table or the thin one alike, so that the
-/// thin table's elements have the dense table's variance s; and U(+-sqrt(3 / rank)), of variance 1 / rank,
-/// for `up`. An element of the product is a sum of `rank` products and so has variance rank s / rank = s.
+/// Initializes an embedding at random. fill(table, stream) fills the dense table, or the thin table of a
+/// low-rank embedding, with elements of some variance s. `up` is drawn from U(+-sqrt(3 / rank)), of variance
+/// 1 / rank. An element of the product is a sum of `rank` products and so has variance rank s / rank = s.
 template <class T, class Device, class Fill>
 void initialize_embedding(any_layer<T, Device>& slot, const random_stream& random, Fill&& fill) {
   for_each_parameter(slot, [&](const std::string& name, parameter<parameter_t<T>>& p) {
@@ -59,8 +59,8 @@ void initialize_embedding(any_layer<T, Device>& slot, const random_stream& rando
   });
 }
 
-/// Parameters of the embedding, and multiply-accumulates of lookups of `tokens` tokens: the product with
-/// `up`.
+/// Parameters of the embedding, and multiply-accumulates of looking up `tokens` tokens, which are
+/// those of the product with `up`.
 template <class T, class Device>
 layer_cost cost_of_embedding(const std::string& name, const token_layer<T, Device>& table, index_t tokens) {
   const index_t macs = tokens * table.macs();

@@ -3,7 +3,7 @@
 
 /// \file
 /// Residual networks for ImageNet: `resnet18_imagenet`, `resnet34`, `resnet50`, `resnet101`, `resnet152`,
-/// `wide_resnet50_2`, as torchvision has them, and how the paper factorizes them.
+/// `wide_resnet50_2`, as in torchvision, and the policies with which the paper factorizes them.
 
 #include <algorithm>
 #include <array>
@@ -21,25 +21,25 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct imagenet_resnet_options {
   index_t channels_in = 3;
   index_t classes = 1000;
-  /// Blocks of the four stages; zeros: the published network's.
+  /// Blocks per stage; all zeros: the numbers of the published network.
   std::array<index_t, 4> blocks{0, 0, 0, 0};
   index_t width = 64;  ///< channels of the stem and of the first stage's 3x3 convolutions; published: 64
   /// Batch norm weight 0 at the end of each branch, so that every block starts as the identity (Goyal et al.,
   /// 2017). The paper's code does it for its pure low-rank networks only.
   bool zero_init_residual = false;
-  /// Basic blocks only: low rank from the start, all 3x3 convolutions but the stem as LowRankNormConv of rank
-  /// 1/4 of their outputs. For the counts of the paper's pure low-rank ResNet-18 (3,800,488) and ResNet-34
-  /// (6,615,528).
+  /// Basic blocks only: every 3x3 convolution is a LowRankNormConv of rank outputs / 4 from the
+  /// start. This gives the parameter counts of the paper's pure low-rank ResNet-18 (3,800,488) and
+  /// ResNet-34 (6,615,528).
   bool factor_bn = false;
 };
 
 namespace detail {
 
-/// What tells the networks of the family apart.
+/// Constants that distinguish the networks of the family.
 struct imagenet_resnet_shape {
   const char* name;
   std::array<index_t, 4> blocks;
-  bool bottleneck;     ///< 1x1, 3x3, 1x1 convolutions a block, the last to four times the channels
+  bool bottleneck;     ///< blocks of 1x1, 3x3, 1x1 convolutions, the last with four times the channels
   index_t inner_wide;  ///< factor of the channels within a bottleneck
 };
 
@@ -50,7 +50,7 @@ inline constexpr imagenet_resnet_shape resnet101_shape{"resnet101", {3, 4, 23, 3
 inline constexpr imagenet_resnet_shape resnet152_shape{"resnet152", {3, 8, 36, 3}, true, 1};
 inline constexpr imagenet_resnet_shape wide_resnet50_2_shape{"wide_resnet50_2", {3, 4, 6, 3}, true, 2};
 
-/// 1x1, 3x3 with the stride, 1x1 to `out` channels.
+/// Bottleneck block: 1x1, 3x3 with the stride, 1x1 to `out` channels.
 template <class T, class Device>
 residual<T, Device> bottleneck_block(index_t in, index_t inner, index_t out, index_t stride) {
   sequential<T, Device> branch;
@@ -75,8 +75,8 @@ residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride)
   return residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
 }
 
-/// Initial values as torchvision: convolutions N(0, 2 / fan_out). `Last`: the batch norm at the end of a
-/// branch starts at 0.
+/// Initial values of torchvision: convolutions from N(0, 2 / fan_out), and weight 0 in the last
+/// batch norm of each branch, called bn<Last>.
 template <class T, int Last>
 void imagenet_values(const std::string& name, parameter<parameter_t<T>>& p, random_stream random) {
   kaiming_convolutions<T>(name, p, random);
@@ -129,8 +129,8 @@ network<T, Device> imagenet_resnet(const imagenet_resnet_shape& shape,
 
 inline bool is_downsample(const std::string& name) { return name.find(".downsample.") != std::string::npos; }
 
-/// Everything from stage 4 on but the linear layer: with the shortcut of bottleneck blocks, without that of
-/// basic ones.
+/// Policy that factorizes stage 4, with its shortcut in networks of bottleneck blocks, without it
+/// in networks of basic blocks. The linear layer stays dense.
 inline factorize_policy stage4_policy(const imagenet_resnet_shape& shape) {
   factorize_policy policy;
   const index_t convolutions = shape.bottleneck ? 3 : 2;
@@ -149,7 +149,7 @@ inline factorize_policy stage4_policy(const imagenet_resnet_shape& shape) {
 /// inner channels of the bottlenecks doubled): a 7x7 convolution with stride 2, 3x3 max pooling with stride
 /// 2, four stages, global average pooling, a linear layer. 11,689,512, 21,797,672, 25,557,032, 44,549,160,
 /// 60,192,808 and 68,883,240 parameters with 1000 classes. Names are torchvision's: conv1, bn1,
-/// layer1.0.conv1, ..., layer2.0.downsample.0, ..., fc. Take any image that the strides leave a pixel of.
+/// layer1.0.conv1, ..., layer2.0.downsample.0, ..., fc. Any image size is valid if the strides leave a pixel.
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
 /// N(0, 2 / fan_out). Throw value_error for an option out of its range.
@@ -178,9 +178,9 @@ network<T, Device> wide_resnet50_2(const imagenet_resnet_options& options = {}) 
   return detail::imagenet_resnet<T, Device>(detail::wide_resnet50_2_shape, options);
 }
 
-/// What the paper factorizes of ResNet-50 and WideResNet-50-2 (K = 41), and its code of the deeper ones (K =
-/// 92, 143): stage 4 with its shortcut, rank 1/4. 15,202,344, 34,194,472, 49,838,120 and 40,047,400
-/// parameters are left (Wang et al., Pufferfish, MLSys 2021).
+/// Policies of the paper for ResNet-50 and WideResNet-50-2 (K = 41), and of its code for the deeper
+/// ones (K = 92, 143): stage 4 with its shortcut at rank 1/4. In the order below, 15,202,344,
+/// 34,194,472, 49,838,120 and 40,047,400 parameters are left (Wang et al., Pufferfish, MLSys 2021).
 inline factorize_policy resnet50_policy() { return detail::stage4_policy(detail::resnet50_shape); }
 inline factorize_policy resnet101_policy() { return detail::stage4_policy(detail::resnet101_shape); }
 inline factorize_policy resnet152_policy() { return detail::stage4_policy(detail::resnet152_shape); }
@@ -188,13 +188,13 @@ inline factorize_policy wide_resnet50_2_policy() {
   return detail::stage4_policy(detail::wide_resnet50_2_shape);
 }
 
-/// The same for networks of basic blocks, whose shortcuts stay dense. The paper has no hybrid of them: this
-/// is its rule for ResNet-50, stage 4 only.
+/// The same rule, stage 4 only, for networks of basic blocks, whose shortcuts stay dense. The paper
+/// has no hybrid form of these networks.
 inline factorize_policy resnet18_imagenet_policy() { return detail::stage4_policy(detail::resnet18_shape); }
 inline factorize_policy resnet34_policy() { return detail::stage4_policy(detail::resnet34_shape); }
 
-/// Pure low rank: everything but the stem and the linear layer, at rank 1/4; shortcuts too where blocks are
-/// bottlenecks.
+/// Pure low rank: all layers but the stem and the linear layer, at rank 1/4. Shortcuts are
+/// factorized in networks of bottleneck blocks only.
 inline factorize_policy bottleneck_low_rank_policy() {
   factorize_policy policy;
   policy.shortcuts_dense = false;
@@ -202,10 +202,10 @@ inline factorize_policy bottleneck_low_rank_policy() {
 }
 inline factorize_policy basic_low_rank_policy() { return {}; }
 
-/// `reference_ranks`: those of the paper's pure low-rank ResNet-50 (8,745,000 parameters) and WideResNet-50-2
-/// (22,417,192), for apply_ranks. As bottleneck_low_rank_policy, but a shortcut has 1/16 of its outputs, and
-/// the first convolution of a block 1/4 of its outputs, where they are more than its inputs too. For a dense
-/// network of bottlenecks; errors as planned_ranks.
+/// Ranks of the paper's pure low-rank ResNet-50 (8,745,000 parameters) and WideResNet-50-2
+/// (22,417,192), for apply_ranks. They are those of bottleneck_low_rank_policy, except that a shortcut
+/// has rank outputs / 16, and the first convolution of a block has rank outputs / 4 even if it has more
+/// outputs than inputs. `net` must be a dense network of bottleneck blocks; errors as planned_ranks.
 template <class T, class Device = device::cpu>
 std::vector<layer_rank> reference_ranks(const network<T, Device>& net) {
   std::vector<layer_rank> ranks = planned_ranks(net, bottleneck_low_rank_policy());

@@ -37,8 +37,8 @@ struct lstm_lm_options {
   double dropout = 0.65;  ///< of the embedding's output, between layers, and of the last layer's output
 };
 
-/// Hidden state and cell of every layer for a batch of sequences: what is carried from one segment to the
-/// next, in the memory of a device. A value; begins with zeros. Copies wait for the device.
+/// Hidden state and cell of every layer for a batch of sequences, carried from one segment to the next
+/// in the memory of the device. A value type that starts with zeros. Copying waits for the device.
 template <class T, class Device = device::cpu>
 class lstm_lm_state {
  public:
@@ -62,10 +62,10 @@ class lstm_lm_state {
   index_t batch() const { return shape_[1]; }
   recurrent_state<T> layer(index_t i) { return {matrix(2 * i), matrix(2 * i + 1)}; }
 
-  /// Zeros: a new text begins.
+  /// Sets the state to zero, for the start of a new text.
   void reset(context<Device>& ctx) { ops::fill<T>(ctx, values_.span(), T{}); }
 
-  /// All of it, for checkpoints: layer by layer, hidden state, then cell.
+  /// The whole state, for checkpoints: layer by layer, hidden state, then cell.
   memory_block<T>& memory() { return values_; }
   std::span<T> values() requires(std::is_same_v<Device, device::cpu>) { return values_.span(); }
   void reset() requires(std::is_same_v<Device, device::cpu>) {
@@ -82,23 +82,23 @@ class lstm_lm_state {
   memory_block<T> values_;
 };
 
-/// From tokens to the logits of the tokens that follow them: embedding, `layers` LSTM layers, and logits =
-/// W h + b where W is the embedding's table; dropout between all of them (Zaremba, Sutskever, Vinyals,
-/// "Recurrent neural network regularization", 2014; tied as in Press, Wolf, EACL 2017). Tokens are steps x
-/// batch, time first; rows of logits, and the targets of a loss, go the same way. 85,962,278 parameters with
-/// the default options, 67,962,278 once factorized.
+/// Computes the logits of the tokens that follow given tokens: embedding, `layers` LSTM layers, and
+/// logits = W h + b where W is the embedding's table; dropout between all of them (Zaremba, Sutskever,
+/// Vinyals, "Recurrent neural network regularization", 2014; tied as in Press, Wolf, EACL 2017).
+/// Tokens are steps x batch, time first; the rows of logits and the targets of a loss have the same
+/// order. 85,962,278 parameters with the default options, 67,962,278 once factorized (lstm_lm_policy).
 ///
 /// Every layer carries its own state over segments. (The reference code hands the last layer's state to the
 /// first layer and starts all others from zeros.)
 ///
-/// Parameters: `encoder.weight` [V x width], which is the output's matrix too, or of a LowRankEmbedding
-/// `encoder.down.weight` [V x rank] and `encoder.up.weight` [width x rank]; `rnn.0.weight_ih` and so on (see
-/// LSTM and LowRankLSTM); `decoder.bias` [V].
+/// Parameters: `encoder.weight` [V x width], shared with the output, or, in a LowRankEmbedding,
+/// `encoder.down.weight` [V x rank] and `encoder.up.weight` [width x rank]; `rnn.0.weight_ih` and
+/// so on (see LSTM and LowRankLSTM); `decoder.bias` [V].
 template <class T, class Device = device::cpu>
 class lstm_lm {
  public:
   using value_type = T;
-  /// Tokens lie in the memory of the device.
+  /// Tokens are stored in the memory of the device.
   using token_view = tensor_view<const std::int32_t, 2>;
   using state_type = lstm_lm_state<T, Device>;
 
@@ -119,11 +119,11 @@ class lstm_lm {
   }
   state_type make_state(index_t batch) const { return {options_.layers, batch, options_.width}; }
 
-  /// The loss of the tokens that follow `tokens`: its sum to results[0], the number of tokens to results[1],
-  /// two numbers in the memory of the device; the state goes on by a segment. tokens, targets: steps x batch,
-  /// dense. In training, backward may follow: until then tokens and targets stay as they are. Logits are
-  /// never all in memory twice. Throws shape_error if the sizes differ; value_error for a token outside the
-  /// vocabulary, with its position (a device: see ops::check_tokens).
+  /// Computes the loss of predicting `targets` after `tokens`, both dense, steps x batch, and advances
+  /// `state` by this segment. results[0]: sum of the loss; results[1]: number of tokens; both in the memory
+  /// of the device. In training, backward may follow, and tokens and targets must not change until then.
+  /// Two full copies of the logits are never in memory. Throws shape_error if the sizes differ; value_error
+  /// for a token outside the vocabulary, with its position (on a device: see ops::check_tokens).
   void loss(context<Device>& ctx, const token_view& tokens, const token_view& targets, state_type& state,
             double* results) const {
     if (targets.shape() != tokens.shape()) {
@@ -131,7 +131,7 @@ class lstm_lm {
           {describe(), ": targets ", targets.shape(), " for tokens ", tokens.shape()});
     }
     detail::check_dense(*this, "targets", targets);
-    // Before the state moves on.
+    // Checked before the state changes.
     ops::check_tokens(
         ctx, [this] { return describe() + ", targets"; }, targets.flat(), options_.vocabulary);
     scratch_frame frame(ctx.scratch());
@@ -149,8 +149,8 @@ class lstm_lm {
     return {results[0], static_cast<index_t>(results[1])};
   }
 
-  /// All gradients of that loss divided by `normalizer`: its number of tokens for the gradient of the mean;
-  /// in a distributed run, the tokens of the global batch over the number of ranks.
+  /// Computes all gradients of the last loss / `normalizer`. The loss's number of tokens gives the
+  /// gradient of the mean; a distributed run passes tokens of the global batch / number of ranks.
   void backward(context<Device>& ctx, double normalizer) const {
     const auto kept = ctx.tape().template pop_value<kept_loss>(*this);
     const ops::output_layer<T> output = output_on(kept.top.rows);
@@ -165,7 +165,7 @@ class lstm_lm {
     finish_backward(ctx, kept.top, of_rows, gradient);
   }
 
-  /// The logits themselves, a row of V for each token; otherwise as `loss`.
+  /// Computes the logits, a row of V for each token; state, tape and errors as in `loss`.
   void forward(context<Device>& ctx, const token_view& tokens, state_type& state,
                const tensor_view<T, 2>& logits) const {
     const extents<2> expected{tokens.size(), options_.vocabulary};
@@ -180,7 +180,7 @@ class lstm_lm {
     if (ctx.training()) ctx.tape().push_value(*this, output_input{top, rows});
   }
 
-  /// All gradients from that of the logits.
+  /// Computes all gradients from the gradient of the logits, after `forward`.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
     const auto top = ctx.tape().template pop_value<output_input>(*this);
     const extents<2> expected{top.states.extent(0), options_.vocabulary};
@@ -198,15 +198,15 @@ class lstm_lm {
     finish_backward(ctx, top, of_rows, gradient);
   }
 
-  /// One step: the logits after one more token of each sequence, batch x V. What generation is made of (see
-  /// sample_tokens).
+  /// One step of generation (see sample_tokens): reads one more token of each sequence, advances
+  /// the state and computes the logits of the next tokens, batch x V.
   void next(context<Device>& ctx, std::span<const std::int32_t> tokens, state_type& state,
             const tensor_view<T, 2>& logits) const {
     forward(ctx, token_view(tokens.data(), {1, static_cast<index_t>(tokens.size())}), state, logits);
   }
 
-  /// For the arenas, and for factorize: the embedding and the recurrent layers can be replaced by others of
-  /// the same sizes. A replaced embedding serves the output as well.
+  /// Visits the state, for arenas and for factorize. The layers of the embedding and the recurrent layers
+  /// can be replaced by others of the same sizes; a replaced embedding is used by the output as well.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     const std::string encoder = detail::join_name(prefix, "encoder"),
                       decoder = detail::join_name(prefix, "decoder");
@@ -223,9 +223,9 @@ class lstm_lm {
     }
   }
 
-  /// As the paper's code starts: the table uniform in +-0.1, gates as LSTM::initialize, the output's bias
-  /// uniform in +-1/sqrt(width). Of a low-rank embedding, the thin table is uniform in +-0.1 and `up` in
-  /// +-sqrt(3 / rank), so that the product has the dense table's variance.
+  /// Initial values of the paper's code: the table uniform in +-0.1, gates as LSTM::initialize, the
+  /// output's bias uniform in +-1/sqrt(width). In a low-rank embedding, the thin table is uniform
+  /// in +-0.1 and `up` in +-sqrt(3 / rank), so that the product has the dense table's variance.
   void initialize(random_stream random) {
     detail::initialize_embedding(
         embedding_, random.child("encoder"),
@@ -234,8 +234,8 @@ class lstm_lm {
     detail::fill_fan_in(bias_, options_.width, random.child("decoder").child("bias"));
   }
 
-  /// Parameters and multiply-accumulates of a pass over so many tokens. The output's matrix counts for the
-  /// encoder.
+  /// Parameters and multiply-accumulates of a pass over `tokens` tokens. The parameters of the tied
+  /// output matrix are counted in the encoder.
   model_cost cost(index_t tokens = 1) const {
     model_cost cost;
     const token_layer<T, Device>& table = embedding();
@@ -252,7 +252,7 @@ class lstm_lm {
   }
 
  private:
-  // The last layer's output, and the rows made of it that the table multiplies (token_layer::output_rows).
+  // The last layer's output, and token_layer::output_rows of it, the rows that the table multiplies.
   struct output_input {
     tensor_view<const T, 2> states, rows;
   };
@@ -285,7 +285,7 @@ class lstm_lm {
     return {rows, embedding().rows(), bias_.template as<T>(), 1};
   }
 
-  // x after dropout, in place or in new memory; training only.
+  // Writes x after dropout to `to`, which may be x; training only.
   tensor_view<T, 2> dropped(context<Device>& ctx, const tensor_view<T, 2>& x, const tensor_view<T, 2>& to,
                             const token_view& tokens) const {
     const ops::sequence_mask mask{ctx.next_random_stream(), options_.dropout, tokens.extent(0),
@@ -296,7 +296,7 @@ class lstm_lm {
   }
   bool drops(const context<Device>& ctx) const { return ctx.training() && options_.dropout > 0.0; }
 
-  // The last layer's output, a row a token: on the tape in training, else in scratch.
+  // Output of the last layer, one row per token: on the tape in training, otherwise in scratch.
   tensor_view<const T, 2> hidden_states(context<Device>& ctx, scratch_frame& frame, const token_view& tokens,
                                         state_type& state) const {
     detail::check_not_moved(*this);
@@ -320,15 +320,15 @@ class lstm_lm {
       const tensor_view<T, 2> y = block();
       recurrent(i).forward_sequence(ctx, tensor_view<const T, 3>(x.data(), sequence), carried,
                                     tensor_view<T, 3>(y.data(), sequence), carried);
-      // A layer's backward pass needs its output as it was.
+      // A layer's backward pass needs its output without dropout, so that is not overwritten.
       x = drops(ctx) ? dropped(ctx, y, ctx.tape().template push<T>(rows), tokens) : y;
     }
     if (training) ctx.tape().push_value(*this, tokens.shape());
     return x;
   }
 
-  // Below the output: from the gradient of what the table multiplied, by way of `gradient`, that of the last
-  // layer's output after dropout. Both are used up.
+  // Backward pass below the output layer. `of_rows` is the gradient of the rows that the table multiplied;
+  // `gradient` receives the gradient of the last layer's output after dropout. Both are overwritten.
   void finish_backward(context<Device>& ctx, const output_input& top, const tensor_view<T, 2>& of_rows,
                        const tensor_view<T, 2>& gradient) const {
     ctx.gradient_written(bias_);
@@ -361,8 +361,8 @@ class lstm_lm {
   parameter<parameter_t<T>> bias_;
 };
 
-/// What the paper factorizes of it: all recurrent matrices, to a quarter of full rank; embedding and output
-/// stay as they are.
+/// Policy of the paper for lstm_lm: all recurrent matrices at a quarter of full rank; the
+/// embedding, and with it the output, stays dense.
 inline factorize_policy lstm_lm_policy() {
   factorize_policy policy;
   policy.first_layer = 1;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// How the code of Pufferfish (Wang, Agarwal, Papailiopoulos, MLSys 2021) trains its models, as plain numbers
-/// to copy and change. Epochs count from 0; E is the epoch at whose start the switch happens.
+/// Hyperparameters of the code of Pufferfish (Wang, Agarwal, Papailiopoulos, MLSys 2021), as plain numbers
+/// to copy and change. Epochs count from 0. The network is factorized (the switch) at the start of epoch E.
 ///
 ///     image_recipe mine = cifar_recipe();
 ///     mine.epochs = 100;
@@ -20,24 +20,24 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A classifier of images: SGD, a learning rate that falls at milestones and goes on across the switch.
+/// Image classifier: SGD, a learning rate that falls at milestones and is not restarted by the switch.
 struct image_recipe {
   index_t epochs = 300;
   index_t warmup_epochs = 80;  ///< E
-  index_t batch = 128;         ///< images a step, the last smaller one of an epoch kept
+  index_t batch = 128;         ///< images per step; the smaller last batch of an epoch is kept
   double learning_rate = 0.1;
   std::vector<double> milestones{150, 250};  ///< epochs from which the rate is multiplied by gamma
   double gamma = 0.1;
   sgd_options optimizer{0.9, 0.0, false, 1e-4, true};
   label_smoothing smoothing;
-  index_t pad = 4;            ///< random crops out of images padded by so many pixels; 0: none
-  bool reflect = true;        ///< padded with the mirror image, else with zeros
+  index_t pad = 4;            ///< padding in pixels, from which random crops are taken; 0: no crops
+  bool reflect = true;        ///< pads with the mirror image; false: with zeros
   bool resized_crop = false;  ///< random crops of random size and shape instead
-  bool flip = true;           ///< left and right, every second image
+  bool flip = true;           ///< mirrors an image left to right with probability 1/2
   std::array<double, 3> mean{125.3 / 255, 123.0 / 255, 113.9 / 255};
   std::array<double, 3> deviation{63.0 / 255, 62.1 / 255, 66.7 / 255};
 
-  /// The factor of learning_rate over the epochs.
+  /// Factor of learning_rate as a function of the epoch.
   schedule rate_schedule() const { return multi_step(milestones, gamma); }
 };
 
@@ -45,7 +45,7 @@ struct image_recipe {
 inline image_recipe cifar_recipe() { return {}; }
 
 /// ResNet-50 and WideResNet-50-2 on ImageNet: crops of 224x224 pixels, no weight decay of biases and batch
-/// norms. E = 15 in single precision; with mixed precision the code has 10.
+/// norms. E = 15 in single precision; the paper's code has E = 10 in mixed precision.
 inline image_recipe imagenet_recipe() {
   image_recipe recipe;
   recipe.epochs = 90;
@@ -71,12 +71,12 @@ inline image_recipe lottery_ticket_recipe() {
   return recipe;
 }
 
-/// ResNet-18 on CIFAR-10 with 8 workers of 256 images: the rate rises in a straight line from 0.1 to 1.6 over
-/// five epochs, weight decay spares biases and batch norms, images are padded with zeros. After the switch a
-/// fresh optimizer starts at the full rate.
+/// ResNet-18 on CIFAR-10 with 8 workers of 256 images each. The learning rate rises linearly from
+/// 0.1 to 1.6 over five epochs, weight decay spares biases and batch norms, and images are padded
+/// with zeros. After the switch a new optimizer starts at the full rate.
 struct distributed_image_recipe : image_recipe {
   index_t ramp_epochs = 5;
-  double ramp_start = 0.1 / 1.6;  ///< of learning_rate
+  double ramp_start = 0.1 / 1.6;  ///< as a fraction of learning_rate
 
   schedule rate_schedule() const {
     return linear_warmup(static_cast<double>(ramp_epochs), ramp_start, multi_step(milestones, gamma));
@@ -99,9 +99,9 @@ inline distributed_image_recipe distributed_cifar_recipe() {
 struct language_recipe {
   index_t epochs = 40;
   index_t warmup_epochs = 10;
-  index_t streams = 20;  ///< texts read side by side
+  index_t streams = 20;  ///< texts read in parallel, one per row of a batch
   index_t evaluation_streams = 10;
-  index_t steps = 35;  ///< tokens of each that a gradient goes back through
+  index_t steps = 35;  ///< tokens of each text per step, the length of backpropagation through time
   double learning_rate = 20.0;
   double anneal = 4.0;
   double switch_rate = 0.5;
@@ -111,8 +111,8 @@ struct language_recipe {
 };
 inline language_recipe wikitext2_recipe() { return {}; }
 
-/// The Transformer on Multi30k, German to English: the sum of label-smoothed losses over all tokens but the
-/// padding. The rate's schedule starts again at the switch.
+/// The Transformer on Multi30k, German to English, trained on the sum of label-smoothed losses over
+/// all tokens that are not padding. The schedule of the learning rate restarts at the switch.
 struct translation_recipe {
   index_t epochs = 400;
   index_t warmup_epochs = 10;
@@ -122,7 +122,7 @@ struct translation_recipe {
   label_smoothing smoothing{0.1, smoothing_kind::wrong_classes};
   double dropout = 0.1;
   index_t largest_length = 100;  ///< tokens of a sentence
-  index_t smallest_count = 3;    ///< of a word in the training text, else it is unknown
+  index_t smallest_count = 3;    ///< occurrences in the training text below which a word is unknown
   index_t beams = 5;
   double length_penalty = 0.7;
 };

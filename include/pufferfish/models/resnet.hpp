@@ -13,8 +13,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct resnet18_options {
   index_t channels_in = 3;
   index_t classes = 10;
-  /// Batch norm behind the first convolution too. The network whose size the paper gives, 11,173,834
-  /// parameters with 10 classes, has none there; other ResNet-18s for CIFAR do.
+  /// Batch norm after the first convolution. The paper's network, of 11,173,834 parameters with 10
+  /// classes, has none there; other ResNet-18s for CIFAR do.
   bool stem_norm = false;
   index_t width = 64;  ///< channels of the first stage; the published network's is 64
 };
@@ -37,9 +37,9 @@ network<T, Device> resnet18(const resnet18_options& options = {}) {
   return detail::residual_network<T, Device>("resnet18", "linear", shape, options.stem_norm);
 }
 
-/// What the paper factorizes of it: K = 4, so all but the stem, the first block, the shortcuts and the linear
-/// layer; rank 1/4. 3,336,138 parameters are left of resnet18's 11,173,834 (Wang et al., Pufferfish, MLSys
-/// 2021).
+/// Policy of the paper: K = 4, so that all layers but the stem, the first block, the shortcuts and
+/// the linear layer are factorized, at rank ratio 1/4. 3,336,138 of the 11,173,834 parameters of
+/// resnet18 are left (Wang et al., Pufferfish, MLSys 2021).
 inline factorize_policy resnet18_policy() {
   factorize_policy policy;
   policy.first_layer = 4;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Drawing tokens from the logits of a language model, and text by drawing one after the other.
+/// Draws tokens from the logits of a language model: one token, or a text token by token.
 
 #include <algorithm>
 #include <cmath>
@@ -19,15 +19,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct sampling_options {
-  double temperature = 1.0;               ///< divides the logits; 0: always the largest
-  index_t top_k = 0;                      ///< draw among so many of the largest; 0: among all
+  double temperature = 1.0;               ///< divides the logits; 0: always draw the largest
+  index_t top_k = 0;                      ///< number of largest logits to draw from; 0: all
   std::vector<std::int32_t> forbidden{};  ///< tokens never drawn
 };
 
-/// Draws a token with probability softmax(logits / temperature) among those that the options leave;
-/// `uniform` in [0, 1) decides. Equal arguments give equal tokens; of equal logits the lower token comes
-/// first. Throws value_error for a temperature or top_k that is negative or no number, a `uniform` outside
-/// [0, 1), a NaN or +infinity among the logits, and where every token is forbidden or at -infinity.
+/// Draws a token with probability softmax(logits / temperature) among the tokens that `options` allow. The
+/// random number `uniform` determines the token, so equal arguments give equal tokens; the tokens are ordered
+/// by falling logits, then by number. Throws value_error for a temperature that is negative or not finite, a
+/// negative top_k, a `uniform` outside [0, 1), a NaN or +infinity among the logits, or no token allowed.
 template <class T>
 std::int32_t sample_token(std::span<const T> logits, const sampling_options& options, double uniform) {
   if (!(options.temperature >= 0.0) || !std::isfinite(options.temperature) || options.top_k < 0 ||
@@ -61,7 +61,7 @@ std::int32_t sample_token(std::span<const T> logits, const sampling_options& opt
   }
   std::sort(tokens.begin(), tokens.end(), better);
   const auto largest = static_cast<double>(logit(tokens.front()));
-  std::vector<double> sums;  // the first token's weight is 1
+  std::vector<double> sums;  // cumulative weights; the first token's weight is 1
   double sum = 0.0;
   for (const std::int32_t token : tokens) {
     sum += std::exp((static_cast<double>(logit(token)) - largest) / options.temperature);
@@ -71,10 +71,10 @@ std::int32_t sample_token(std::span<const T> logits, const sampling_options& opt
   return tokens[std::min(static_cast<std::size_t>(place - sums.begin()), tokens.size() - 1)];
 }
 
-/// Goes through `prompt`, then draws `count` tokens, each after the one before it. `step(token, logits)`
-/// takes the model one token further and writes the logits of the next (`vocabulary` values of T); the
-/// model's state is step's own. Token i is decided by random.uniform(i). Throws value_error for an empty
-/// prompt or one with tokens outside 0 .. vocabulary - 1, a negative count, and as sample_token.
+/// Runs the model over `prompt`, then draws and returns `count` tokens. `step(token, logits)` advances
+/// the model by one token and writes the logits of the next token (`vocabulary` values of T); the state
+/// of the model is owned by `step`. Token i is drawn with random.uniform(i). Throws value_error for an
+/// empty prompt or one with tokens outside 0 .. vocabulary - 1, a negative count, and as sample_token.
 template <class T, class Step>
 std::vector<std::int32_t> sample_tokens(std::span<const std::int32_t> prompt, index_t count,
                                         index_t vocabulary, const sampling_options& options,

@@ -17,15 +17,15 @@ struct small_resnet_options {
   index_t channels_in = 3;
   index_t classes = 10;
   index_t width = 16;       ///< channels of the first stage; each further stage has twice as many
-  index_t blocks = 1;       ///< a stage; blocks = n makes the paper's network of 6n + 2 layers
+  index_t blocks = 1;       ///< blocks per stage; n blocks in 3 stages: the paper's network of 6n + 2 layers
   index_t stages = 3;       ///< 1 .. 16; all but the first halve height and width
-  index_t stem_stride = 1;  ///< of the first convolution
-  bool batch_norm = true;   ///< else convolutions have biases, and no sample's output depends on another's
+  index_t stem_stride = 1;  ///< stride of the first convolution
+  bool batch_norm = true;   ///< false: biases instead, and a sample's output does not depend on other samples
 };
 
 namespace detail {
 
-/// What small_resnet and resnet18 share. `model` is named in errors, `last` is the linear layer's name.
+/// Common part of small_resnet and resnet18. `model` appears in errors; `last` is the linear layer's name.
 /// Without `stem_norm` the first convolution has neither batch norm nor bias, if the others have batch norm.
 template <class T, class Device>
 network<T, Device> residual_network(const char* model, const char* last, const small_resnet_options& options,
@@ -70,7 +70,7 @@ network<T, Device> residual_network(const char* model, const char* last, const s
 /// section 4.2): a 3x3 stem, stages of basic blocks of width, 2 width, 4 width, ... channels, the first block
 /// of stages 2, 3, ... with stride 2; global average pooling; a linear layer. Where the paper's shortcuts pad
 /// with zeros (option A), these are 1x1 convolutions (option B). Names are those of a PyTorch module: conv1,
-/// bn1, layer1.0.conv1, ..., layer2.0.shortcut.0, fc. Takes any image that the strides leave a pixel of.
+/// bn1, layer1.0.conv1, ..., layer2.0.shortcut.0, fc. Any image size is valid if the strides leave a pixel.
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
 /// out of its range.

@@ -43,9 +43,9 @@ void add_vgg_stage(sequential<T, Device>& to, index_t in, index_t out, int convo
 
 }  // namespace detail
 
-/// Stages of two 3x3 convolutions, each with batch norm and ReLU, and 2x2 max-pooling; then two linear layers
-/// behind dropout: the pattern of Simonyan and Zisserman (Very deep convolutional networks, ICLR 2015) in
-/// small. Names are those of torchvision's VGG: features.0, ..., classifier.1, classifier.4.
+/// Stages of two 3x3 convolutions, each with batch norm and ReLU, and 2x2 max-pooling; then two linear
+/// layers, each after dropout: a small network of the kind of Simonyan and Zisserman (Very deep convolutional
+/// networks, ICLR 2015). Names are those of torchvision: features.0, ..., classifier.1, classifier.4.
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
 /// out of its range.

@@ -38,38 +38,38 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct transformer_options {
-  index_t vocabulary = 9521;  ///< of both languages: Multi30k's words
+  index_t vocabulary = 9521;  ///< words of both languages together; default: those of Multi30k
   index_t width = 512;
-  index_t hidden = 2048;  ///< of the feed-forward blocks
-  index_t layers = 6;     ///< of each stack
+  index_t hidden = 2048;  ///< hidden features of the feed-forward blocks
+  index_t layers = 6;     ///< layers of the encoder; the decoder has as many
   index_t heads = 8;
-  index_t key = 64;  ///< a head's queries and keys
+  index_t key = 64;  ///< width of a head's queries and keys
   index_t value = 64;
   index_t positions = 200;  ///< longest sentence
   double dropout = 0.1;     ///< of embeddings, block outputs and attention weights
-  /// Standard deviation of the table's initial values; 0: Xavier's, as in the paper's code, which leaves
-  /// words fifty times weaker than positions and takes many epochs to mend that.
+  /// Standard deviation of the table's initial values; 0: Xavier's, as in the paper's code. Xavier's makes
+  /// word embeddings fifty times smaller than positional encodings, which takes many epochs to make up.
   double embedding_deviation = 0.0;
-  std::int32_t padding = 1;  ///< token that fills sentences up; no_token: none
+  std::int32_t padding = 1;  ///< token that pads sentences; no_token: none
 };
 
 template <class T, class Device = device::cpu>
 class transformer_decoding;
 
-/// From a sentence and the beginning of its translation to the logits of every next token (Vaswani et al.:
-/// "Attention is all you need", NIPS 2017; normalisation after each sum). One table serves as source
-/// embedding, target embedding and output matrix: logits = width^-0.5 W h. Embeddings are not scaled; in
-/// front of each stack stands norm(dropout(embedding + position)), behind it nothing. 48,978,432 parameters
-/// with the default options, 26,696,192 once factorized (transformer_policy), 22,239,744 with all layers
-/// factorized.
+/// Computes the logits of every next token from a sentence and the beginning of its translation
+/// (Vaswani et al.: "Attention is all you need", NIPS 2017; post-norm, i.e. normalisation after
+/// each sum). One table serves as source embedding, target embedding and output matrix: logits =
+/// width^-0.5 W h. Embeddings are not scaled. Each stack starts with norm(dropout(embedding +
+/// position)) and has no norm at its end. 48,978,432 parameters with the default options,
+/// 26,696,192 once factorized (transformer_policy), 22,239,744 with all layers factorized.
 ///
 /// Batches of sentences are padded to one length; padding is left out of all computation, and logits have a
 /// row for every real token of `target` only, sentence after sentence.
 ///
 /// State is named as in the paper's code: encoder.src_word_emb.weight [V x width], encoder.layer_norm.weight,
 /// encoder.layer_stack.0.slf_attn.w_qs.weight, decoder.layer_stack.0.enc_attn.fc.weight, ... (There
-/// decoder.trg_word_emb.weight and trg_word_prj.weight are the same tensor as the first; tables of positions
-/// are computed.)
+/// decoder.trg_word_emb.weight and trg_word_prj.weight are the same tensor as the first; tables of
+/// positions are computed.)
 template <class T, class Device = device::cpu>
 class transformer {
  public:
@@ -99,18 +99,18 @@ class transformer {
                             options_.vocabulary, " tokens, width ", options_.width});
   }
 
-  /// Rows of the logits for these target tokens: those that are no padding.
+  /// Number of rows of the logits: the tokens of `target` that are not padding.
   index_t output_rows(const token_matrix& target) const {
     detail::check_dense(*this, "target", target);
     return detail::count_tokens(target, options_.padding);
   }
 
-  /// The loss of the tokens that follow those of `target`: `next` is shaped as it, and padding in it does not
-  /// count. Its sum goes to results[0], how many tokens count to results[1], two numbers in the memory of the
-  /// device; the host is told how many at once. source: batch x its own length. Tokens are stored on the
-  /// host. In training, backward(ctx, normalizer) may follow. Logits are never all in memory twice. Throws
-  /// shape_error if the sizes differ or a sentence is longer than the table of positions; value_error for a
-  /// token outside the vocabulary, with its position.
+  /// Computes the loss of predicting `next`, the tokens that follow those of `target`, and returns the number
+  /// of tokens that count. `next` has the shape of `target`, and its padding does not count. results[0]: sum
+  /// of the loss; results[1]: number of tokens that count; both in the memory of the device. source: batch x
+  /// its own length. Tokens are stored on the host. In training, backward(ctx, normalizer) may follow. Two
+  /// full copies of the logits are never in memory. Throws shape_error if the sizes differ or a sentence is
+  /// longer than the table of positions; value_error for a token outside the vocabulary, with its position.
   index_t loss(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
                const token_matrix& next, const label_smoothing& smoothing, double* results) const {
     if (next.shape() != target.shape()) {
@@ -131,23 +131,23 @@ class transformer {
     return {results[0], tokens};
   }
 
-  /// The loss of a batch that has been packed already, in memory that stays as it is until the backward pass:
-  /// as above, but neither tokens nor lengths are checked, and the host reads nothing, so that a step can be
-  /// captured into a graph. Steps of equally many sentences and rows, with the same first sample, are the
-  /// same work.
+  /// The loss of a batch that is already packed, in memory that must not change until the backward
+  /// pass. Unlike above, neither tokens nor lengths are checked, and the host reads nothing back,
+  /// so that a step can be captured into a graph. Steps with equal numbers of sentences and rows
+  /// and the same first sample are the same work.
   void loss(context<Device>& ctx, const packed_pairs& batch, const label_smoothing& smoothing,
             double* results) const {
     scratch_frame frame(ctx.scratch());
     run_loss(ctx, frame, {batch}, smoothing, results);
   }
 
-  /// All gradients of that loss divided by `normalizer`: 1 for the gradient of the sum, as the paper trains;
-  /// its number of tokens for that of the mean; in a distributed run, the tokens of the global batch over the
-  /// number of ranks. A pointer is read on the device, when the pass gets there.
+  /// Computes all gradients of the last loss / `normalizer`: 1 gives the gradient of the sum, as in
+  /// the paper; the number of tokens gives the gradient of the mean; a distributed run passes tokens
+  /// of the global batch / number of ranks. A pointer is read on the device, during the backward pass.
   void backward(context<Device>& ctx, double normalizer) const { run_backward(ctx, normalizer); }
   void backward(context<Device>& ctx, const double* normalizer) const { run_backward(ctx, normalizer); }
 
-  /// The logits themselves, output_rows(target) x vocabulary; otherwise as `loss`.
+  /// Computes the logits, output_rows(target) x vocabulary; tape and errors as in `loss`.
   void forward(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
                const tensor_view<T, 2>& logits) const {
     const extents<2> expected{output_rows(target), options_.vocabulary};
@@ -162,7 +162,7 @@ class transformer {
     if (ctx.training()) ctx.tape().push_value(*this, seen);
   }
 
-  /// All gradients from that of the logits.
+  /// Computes all gradients from the gradient of the logits, after `forward`.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
     const auto seen = ctx.tape().template pop_value<passed>(*this);
     const extents<2> expected{seen.target.rows(), options_.vocabulary};
@@ -174,7 +174,7 @@ class transformer {
     const token_layer<T, Device>& table = embedding();
     detail::stack_gradient<T, Device> gradient(frame, seen.top.shape());
     const tensor_view<T, 2> of_rows = table.output_row_gradient(frame, gradient.now());
-    // The scale goes with the narrow operands.
+    // The scale is applied to the narrow operands, of `width` columns, not to the gradient of the logits.
     const tensor_view<T, 2> rows = frame.take<T>(seen.rows.shape());
     scale_rows(ctx, seen.rows, rows);
     ops::wide_backward_weight<T>(ctx, dlogits, rows, table.weight_gradient(), table.table().accumulate());
@@ -183,8 +183,8 @@ class transformer {
     finish_backward(ctx, seen, of_rows, gradient);
   }
 
-  /// For the arenas, and for factorize: all projections and feed-forward matrices are slots, and so is the
-  /// table, for all of its three uses at once.
+  /// Visits the state, for arenas and for factorize. All projections and feed-forward matrices are
+  /// slots, and so is the table, which is replaced in all of its three uses at once.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     const auto named = [&](const char* name) { return detail::join_name(prefix, name); };
     const auto part = [&](const std::string& name, auto& block) { block.visit_state(visitor, name); };
@@ -202,9 +202,9 @@ class transformer {
     detail::for_each_part(decoder_, detail::join_name(prefix, "decoder"), part);
   }
 
-  /// As the paper's code starts: every matrix, the table (but see embedding_deviation) and low-rank factors
-  /// too, uniform by Xavier; biases as PyTorch's linear layers. Of a low-rank embedding, the thin table as
-  /// the dense one and `up` uniform in +-sqrt(3 / rank): the product has the dense table's variance.
+  /// Initial values of the paper's code: every matrix, including the table (but see embedding_deviation)
+  /// and low-rank factors, is uniform by Xavier; biases are as in PyTorch. In a low-rank embedding the
+  /// thin table is drawn like the dense one and `up` from +-sqrt(3 / rank), which keeps the variance.
   void initialize(random_stream random) {
     const auto part = [&](const std::string& name, auto& block) { block.initialize(random.child(name)); };
     detail::for_each_part(encoder_, "encoder", part);
@@ -230,8 +230,8 @@ class transformer {
     });
   }
 
-  /// Parameters and multiply-accumulates of a pass over one pair of sentences of so many tokens. The output's
-  /// matrix counts for the encoder.
+  /// Parameters and multiply-accumulates of a pass over one pair of sentences of `source` and
+  /// `target` tokens. The parameters of the tied output matrix are counted in the encoder.
   model_cost cost(index_t source = 1, index_t target = 1) const {
     model_cost cost;
     const token_layer<T, Device>& table = embedding();
@@ -247,17 +247,17 @@ class transformer {
  private:
   friend class transformer_decoding<T, Device>;
 
-  /// A packed batch; if it was packed here, the bytes of its block and how many tokens count.
+  /// A packed batch. If `bring` packed it: the bytes of its block, and the number of tokens that count.
   struct brought_pairs {
     packed_pairs pairs;
     index_t block = -1, counted = 0;
   };
-  /// What a forward pass leaves for what follows it.
+  /// Results of a forward pass that the loss and the backward pass need.
   struct passed {
     packed_tokens source, target;
     tensor_view<const T, 2> top;   ///< the decoder's output
-    tensor_view<const T, 2> rows;  ///< what the table multiplies in its place: token_layer::output_rows
-    index_t block;                 ///< on the tape; see brought_pairs
+    tensor_view<const T, 2> rows;  ///< rows that the table multiplies: token_layer::output_rows of `top`
+    index_t block;                 ///< bytes on the tape; see brought_pairs
   };
   struct kept_loss {
     passed seen;
@@ -354,7 +354,7 @@ class transformer {
     encoding_.require_length(longest);
   }
 
-  // Packs a batch of the host's for the device: in training on the tape, which finish_backward gives back.
+  // Packs a batch on the host and uploads it; in training to the tape, from which finish_backward pops it.
   brought_pairs bring(context<Device>& ctx, scratch_frame& frame, const token_matrix& source,
                       const token_matrix& target, const token_matrix& next) const {
     if (source.extent(0) != target.extent(0)) {
@@ -415,8 +415,8 @@ class transformer {
     finish_backward(ctx, kept.seen, of_rows, gradient);
   }
 
-  // Below the output, whose part of the table's gradient is written: from the gradient of what the table
-  // multiplied, by way of that of the decoder's output.
+  // Backward pass below the output layer, whose part of the table's gradient is written already. `of_rows`
+  // is the gradient of the rows that the table multiplied; `gradient` receives that of the decoder's output.
   void finish_backward(context<Device>& ctx, const passed& seen, const tensor_view<T, 2>& of_rows,
                        detail::stack_gradient<T, Device>& gradient) const {
     embedding().output_backward(ctx, seen.top, of_rows, gradient.now());
@@ -435,7 +435,7 @@ class transformer {
                        index_t macs, model_cost& cost) {
     cost.layers.push_back({name, description, parameters, 0, macs, macs, 0});
   }
-  // Each slot, then the block's own part: its norm, and the products of queries, keys and values.
+  // Adds the cost of each slot, then of the block itself: its norm, and products of queries, keys and values.
   template <class Layers>
   void add_stack_cost(const Layers& layers, const std::string& stack, index_t tokens, index_t memory,
                       model_cost& cost) const {
@@ -475,8 +475,8 @@ class transformer {
   std::vector<detail::decoder_layer<T, Device>> decoder_;
 };
 
-/// What the paper factorizes of it: everything but the first layer of each stack and the table, to a quarter
-/// of full rank (Wang et al., Pufferfish, MLSys 2021).
+/// Policy of the paper: all layers but the first `dense_layers` of each stack and the table, at a
+/// quarter of full rank (Wang et al., Pufferfish, MLSys 2021).
 inline factorize_policy transformer_policy(index_t dense_layers = 1) {
   factorize_policy policy;
   policy.first_layer = 1;
@@ -486,14 +486,14 @@ inline factorize_policy transformer_policy(index_t dense_layers = 1) {
     const std::size_t at = name.find(stack);
     if (at == std::string::npos) return true;
     const char* const digits = name.data() + at + stack.size();
-    index_t layer = dense_layers;  // of a name that has no number there
+    index_t layer = dense_layers;  // for a name without a number there
     std::from_chars(digits, name.data() + name.size(), layer);
     return layer >= dense_layers;
   };
   return policy;
 }
 
-/// All layers of both stacks: pure low rank.
+/// Policy of pure low rank: all layers of both stacks.
 inline factorize_policy transformer_low_rank_policy() { return transformer_policy(0); }
 
 PUFFERFISH_NAMESPACE_END

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `transformer_decoding`: translations token by token. Each source sentence is encoded once; keys and values
-/// of what has been translated are kept.
+/// `transformer_decoding`: translation token by token. Each source sentence is encoded once, and
+/// keys and values of the tokens decoded so far are cached.
 ///
 ///     transformer_decoding decoding(ctx, net.root(), source, beam, max_length);
 ///     auto results = beam_search<float>(ctx, sentences, vocabulary, options,
@@ -21,14 +21,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Hypotheses of a batch of sentences on their way. Refers to the transformer, which must live longer and
-/// stay as it is. What step is told is stored on the host, wherever the transformer is.
+/// State of the hypotheses of a batch of sentences during decoding. Refers to the transformer, which must
+/// outlive it unchanged. All arguments of step but the logits are stored on the host, whatever the device.
 template <class T, class Device>
 class transformer_decoding {
  public:
-  /// Encodes the sentences (batch x length, padded). Room for `beam` hypotheses of each, `tokens` tokens long
-  /// at most. The context must be in inference mode, here and later (else state_error). Throws as
-  /// transformer::forward; shape_error if `tokens` is longer than the table of positions.
+  /// Encodes the sentences (batch x length, padded), with room for `beam` hypotheses per sentence of up to
+  /// `tokens` tokens. The context must be in inference mode, here and in step (else state_error). Throws as
+  /// transformer::forward; shape_error if `beam` or `tokens` is below 1, or `tokens` above the positions.
   transformer_decoding(context<Device>& ctx, const transformer<T, Device>& net, const token_matrix& source,
                        index_t beam, index_t tokens)
       : net_(&net), sentences_(source.extent(0)) {
@@ -66,15 +66,15 @@ class transformer_decoding {
     }
   }
 
-  /// Tokens that every hypothesis has.
+  /// Number of tokens of every hypothesis.
   index_t length() const { return caches_.front().length(); }
   index_t rows() const { return caches_.front().rows(); }
 
-  /// Row i continues the old row parents[i] (before the first step, rows are the sentences) by tokens[i];
-  /// sentences[i] is whose it is. Writes the logits of the token after it: as many rows as tokens x
-  /// vocabulary, in the memory of the device. Throws shape_error if the sizes differ, there is no room for so
-  /// many rows or tokens, or a parent or sentence does not exist; value_error for a token outside the
-  /// vocabulary.
+  /// Extends hypotheses by one token: row i continues row parents[i] of the previous step (in the
+  /// first step: of the sentences) by tokens[i]; sentences[i] is the index of its sentence. Writes
+  /// the logits of the next token, rows x vocabulary with one row per token, in the memory of the
+  /// device. Throws shape_error if the sizes differ, if there is no room for so many rows or tokens,
+  /// or if a parent or sentence does not exist; value_error for a token outside the vocabulary.
   void step(context<Device>& ctx, std::span<const std::int32_t> tokens, std::span<const std::int32_t> parents,
             std::span<const std::int32_t> sentences, const tensor_view<T, 2>& logits) {
     require_inference(ctx);
@@ -83,7 +83,7 @@ class transformer_decoding {
     ops::check_tokens(net_->describe() + ", target", tokens, o.vocabulary);
     const auto rows = static_cast<index_t>(tokens.size());
     scratch_frame frame(ctx.scratch());
-    auto* const words = frame.take<std::int32_t>(2 * rows);  // and their positions
+    auto* const words = frame.take<std::int32_t>(2 * rows);  // tokens, then their positions
     auto* const runs = frame.take<index_t>(2 * rows);
     {
       scratch_frame notes(ctx.host_scratch());
@@ -122,7 +122,7 @@ class transformer_decoding {
   }
 
  private:
-  // Of the sources' tokens.
+  // Views a block as a matrix with one row per source token.
   tensor_view<T, 2> matrix(memory_block<T>& block) const {
     return {block.data(), {rows_, rows_ == 0 ? 0 : block.size() / rows_}};
   }

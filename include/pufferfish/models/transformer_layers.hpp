@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: the layers of a Transformer's two stacks, and the stack's beginning, over packed tokens.
+/// Internal: the layers of a Transformer's two stacks over packed tokens, and memory for their activations.
 
 #include <pufferfish/models/packed_tokens.hpp>
 #include <pufferfish/nn/attention.hpp>
@@ -11,7 +11,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Activations of a stack: on the tape in training, where each is kept; else two blocks of scratch in turn.
+/// Activations of a stack: in training on the tape, which keeps all; otherwise two scratch blocks in turn.
 template <class T, class Device>
 class stack_memory {
  public:
@@ -32,14 +32,14 @@ class stack_memory {
   tensor_view<T, 2> blocks_[2];
 };
 
-/// The gradient on its way down a stack: two blocks of scratch in turn.
+/// The gradient that is passed down a stack, in two alternating scratch blocks.
 template <class T, class Device>
 class stack_gradient {
  public:
   stack_gradient(scratch_frame& frame, const extents<2>& shape)
       : now_(frame.template take<T>(shape)), next_(frame.template take<T>(shape)) {}
   const tensor_view<T, 2>& now() const { return now_; }
-  /// backward(dy, dx) of a part, then its output off the tape.
+  /// Calls backward(dy, dx) of a part of the stack, then pops the part's output from the tape.
   template <class Backward>
   void through(context<Device>& ctx, Backward&& backward) {
     backward(tensor_view<const T, 2>(now_), next_);
@@ -51,7 +51,7 @@ class stack_gradient {
   tensor_view<T, 2> now_, next_;
 };
 
-/// Self attention, feed-forward.
+/// Encoder layer: self attention, then feed-forward.
 template <class T, class Device>
 struct encoder_layer {
   MultiHeadAttention<T, Device> slf_attn;
@@ -78,7 +78,7 @@ struct encoder_layer {
   }
 };
 
-/// Causal self attention, attention to the encoder's output, feed-forward.
+/// Decoder layer: causal self attention, attention to the encoder's output, feed-forward.
 template <class T, class Device>
 struct decoder_layer {
   MultiHeadAttention<T, Device> slf_attn, enc_attn;
@@ -97,7 +97,7 @@ struct decoder_layer {
     pos_ffn.forward(ctx, x, y, p.numbers);
     return y;
   }
-  /// The gradient of the encoder's output goes to dencoded, overwritten or added to.
+  /// The gradient of the encoder's output is written to dencoded, or added to it if `add` is set.
   void backward(context<Device>& ctx, stack_gradient<T, Device>& gradient, const tensor_view<T, 2>& dencoded,
                 bool add) const {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { pos_ffn.backward(ctx, dy, dx); });
@@ -114,7 +114,7 @@ struct decoder_layer {
   }
 };
 
-/// encoder.layer_stack.0.slf_attn
+/// Calls f(name, part) for each part of each layer, with names like encoder.layer_stack.0.slf_attn.
 template <class Layers, class F>
 void for_each_part(Layers& layers, const std::string& stack, F&& f) {
   for (std::size_t i = 0; i < layers.size(); ++i) {

@@ -30,7 +30,7 @@ using vgg19_options = vgg_options;
 
 namespace detail {
 
-/// Convolutions of the five stages, to width, 2, 4, 8, 8 width channels.
+/// Number of convolutions in each of the five stages, which have 1, 2, 4, 8, 8 times `width` channels.
 using vgg_stages = std::array<int, 5>;
 inline constexpr vgg_stages vgg11_stages{1, 1, 2, 2, 2};
 inline constexpr vgg_stages vgg19_stages{2, 2, 4, 4, 4};
@@ -116,17 +116,17 @@ network<T, Device> vgg19_lth(const vgg_options& options = {}) {
       detail::initialized_sequential<T, Device>(std::move(net), &detail::lottery_ticket_values<T>))};
 }
 
-/// What the paper factorizes of vgg19: K = 10, so the last seven convolutions and the first two linear
-/// layers, to rank 128 = 1/4. 8,370,634 parameters are left of 20,560,330 (Wang et al., Pufferfish, MLSys
-/// 2021); of vgg19_lth, which has no such linear layers, 8,107,466 of 20,035,018.
+/// Policy of the paper for vgg19: K = 10, so that the last seven convolutions and the first two linear
+/// layers get rank 128 = 1/4. 8,370,634 of 20,560,330 parameters are left (Wang et al., Pufferfish,
+/// MLSys 2021). Of vgg19_lth, which has no such linear layers, 8,107,466 of 20,035,018 are left.
 inline factorize_policy vgg19_policy() {
   factorize_policy policy;
   policy.first_layer = 10;
   return policy;
 }
 
-/// The same for vgg11, of which the paper has no hybrid: from its first convolution of 512 to 512 channels
-/// on.
+/// The same for vgg11, of which the paper has no hybrid form: factorizes from the first convolution
+/// of 512 to 512 channels on.
 inline factorize_policy vgg11_policy() {
   factorize_policy policy;
   policy.first_layer = 6;

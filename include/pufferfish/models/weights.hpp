@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `load_weights`: a model's parameters and buffers from a safetensors file that somebody else wrote, by
-/// name. Files of this library hold more (the ranks, the optimizer's state): see train/checkpoint.hpp.
+/// `load_weights`: reads a model's parameters and buffers by name from a safetensors file of another program.
+/// Checkpoints of this library hold more (the ranks, the optimizer's state): see train/checkpoint.hpp.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,7 +29,7 @@ inline std::string quoted_names(const std::vector<std::string>& names) {
   return text + (names.size() > 10 ? " and " + std::to_string(names.size() - 10) + " more" : "");
 }
 
-/// The elements of a tensor as T, in the order of the file. Integers too: PyTorch counts batches in int64.
+/// Elements of a tensor converted to T, in the file's order. I64 is allowed, for PyTorch's batch counters.
 template <class T>
 aligned_buffer<T> converted_tensor(const safetensors_file& file, const std::string& name, index_t count) {
   aligned_buffer<T> values(count);
@@ -44,7 +44,7 @@ aligned_buffer<T> converted_tensor(const safetensors_file& file, const std::stri
   return values;
 }
 
-/// The part of a weight's name before an ending, with a dot before it or as the whole name; nothing else.
+/// Returns NAME for a name NAME.`ending`, "" for `ending` itself, and nullopt for any other name.
 inline std::optional<std::string> stem_before(const std::string& name, std::string_view ending) {
   if (name == ending) return "";
   const std::string dotted = "." + std::string(ending);
@@ -54,7 +54,7 @@ inline std::optional<std::string> stem_before(const std::string& name, std::stri
   return name.substr(0, name.size() - dotted.size());
 }
 
-/// Throws io_error unless a tensor has a shape and a dtype that converted_tensor takes.
+/// Throws io_error unless tensor `name` has this shape and a dtype that converted_tensor supports.
 inline void check_convertible(const safetensors_file& file, const std::string& name,
                               const std::vector<index_t>& shape, index_t count) {
   const tensor_info& info = file.tensor(name);
@@ -73,8 +73,8 @@ inline void check_convertible(const safetensors_file& file, const std::string& n
   }
 }
 
-/// What to do if the names differ only because a layer is low-rank in one of file and model, and dense in the
-/// other; both lists sorted. Empty: something else differs.
+/// Advice in an error, if names differ because a layer is low-rank in the file and dense in the
+/// model, or the other way round; otherwise empty. Both lists must be sorted.
 inline std::string factor_advice(const safetensors_file& file, const std::vector<std::string>& missing,
                                  const std::vector<std::string>& unexpected) {
   const auto in = [](const std::vector<std::string>& names, const std::string& name) {
@@ -87,7 +87,7 @@ inline std::string factor_advice(const safetensors_file& file, const std::vector
   int listed = 0;
   for (const std::string& name : unexpected) {
     std::optional<std::string> stem =
-        stem_before(name, "down.weight");  // weight of a layer, or one of an LSTM's
+        stem_before(name, "down.weight");  // layers; factors of an LSTM weight W are W.down and W.up
     const bool whole = stem.has_value();
     if (!whole) stem = stem_before(name, "down");
     const std::string up = stem ? joined_name(*stem, whole ? "up.weight" : "up") : "";
@@ -116,8 +116,8 @@ inline std::string factor_advice(const safetensors_file& file, const std::vector
 
 }  // namespace detail
 
-/// The layers of which a file has factors, NAME.down.weight and NAME.up.weight, with their ranks, for
-/// apply_ranks: of linear layers, convolutions and embeddings.
+/// Returns the layers that are low-rank in a file, i.e. that have NAME.down.weight and NAME.up.weight,
+/// with their ranks, for apply_ranks. Finds linear layers, convolutions and embeddings, not LSTMs.
 inline std::vector<layer_rank> factor_ranks(const safetensors_file& file) {
   std::vector<layer_rank> ranks;
   for (const std::string& name : file.tensor_names()) {
@@ -129,15 +129,15 @@ inline std::vector<layer_rank> factor_ranks(const safetensors_file& file) {
   return ranks;
 }
 
-/// Fills a model from the tensors named as its parameters and buffers: weights as [out][in] or
-/// [out][in][height][width], F32, F64, F16 or BF16 converted to the scalar of the model's parameters
-/// (scalar_cast), I64 for counters. The names are PyTorch's (docs/models.md); the factors of a low-rank layer
-/// are NAME.down.weight and NAME.up.weight, and the model must have its structure already (apply_ranks). The
-/// model may be on a device.
+/// Fills a model from the tensors with the names of its parameters and buffers: weights as
+/// [out][in] or [out][in][height][width]; F32, F64, F16 or BF16, converted to the scalar of the
+/// model's parameters (scalar_cast); I64 for counters. The names are PyTorch's (docs/models.md).
+/// The factors of a low-rank layer are NAME.down.weight and NAME.up.weight, and the model must be
+/// low-rank there already (apply_ranks). The model may be on a device.
 ///
-/// Throws io_error, listing names, if the file lacks a tensor (batch norms' num_batches_tracked excepted: old
-/// files have none) or has one that the model does not, and for other shapes or dtypes. Then the model has
-/// not changed. Where only the structure differs, the error names the layers, their ranks and apply_ranks.
+/// Throws io_error, listing names, if the file lacks a tensor (except for batch norms' num_batches_tracked,
+/// which old files lack) or has one that the model lacks, and for other shapes or dtypes; the model is then
+/// unchanged. If only the structure differs, the error names the layers, their ranks and apply_ranks.
 template <class Root, class Device>
 void load_weights(model<Root, Device>& net, const safetensors_file& file) {
   using T = parameter_t<typename Root::value_type>;

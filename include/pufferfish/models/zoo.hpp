@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The zoo: the convolutional networks that the paper or its code was shown on, under their names, dense,
-/// hybrid and of pure low rank. docs/models.md lists them with their counts.
+/// The zoo: the convolutional networks of the paper and of its code, by name, in their dense,
+/// hybrid and pure low-rank forms. docs/models.md lists them with their counts.
 
 #include <array>
 #include <string>
@@ -18,7 +18,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What of a model is factorized: nothing; the layers from the paper's K on; all but the first and the last.
+/// Layers of a model that are factorized: none; those from the paper's K on; all but the first and the last.
 enum class factor_mode { dense, hybrid, lowrank };
 
 inline constexpr std::array<factor_mode, 3> factor_modes{factor_mode::dense, factor_mode::hybrid,
@@ -32,18 +32,18 @@ constexpr const char* to_string(factor_mode mode) {
 template <class T, class Device = device::cpu>
 struct zoo_model {
   std::string_view name;
-  extents<4> image;  ///< NHWC of one of its images
+  extents<4> image;  ///< NHWC extents of one image
   index_t classes = 0;
   network<T, Device> (*dense)(index_t channels_in, index_t classes) = nullptr;
   factorize_policy (*hybrid)() = nullptr;
   factorize_policy (*lowrank)() = nullptr;
-  /// Its published pure low-rank form, where that is not what `lowrank` says; else nullptr.
+  /// Makes the published pure low-rank form if that differs from the policy `lowrank`; otherwise nullptr.
   network<T, Device> (*reference_lowrank)(index_t channels_in, index_t classes) = nullptr;
-  /// Which ReLU and pooling layers are modules in the code that its published MACs come from; nullptr: all.
+  /// Whether a ReLU or pooling layer counts in the published MACs (is a module of that code); nullptr: all.
   bool (*counted)(const std::string& layer) = nullptr;
 
-  /// The network in a mode, all of its parameters zero: network::initialize makes it ready to train from
-  /// random factors. For factors of trained weights, train `dense` and factorize with the policies.
+  /// Makes the network of a mode, with all parameters zero; network::initialize then draws random
+  /// factors. For factors of trained weights, train the dense network and factorize it with the policies.
   network<T, Device> make(factor_mode mode) const { return make(mode, image[3], classes); }
   network<T, Device> make(factor_mode mode, index_t channels_in, index_t class_count) const {
     if (mode == factor_mode::lowrank && reference_lowrank != nullptr) {
@@ -56,7 +56,7 @@ struct zoo_model {
     return net;
   }
 
-  /// What a network of this model costs for one image, by the published counter's rules.
+  /// Cost of a network of this model for one image, by the rules of the published counter.
   model_cost cost(const network<T, Device>& net) const {
     paper_counter counter;
     if (counted != nullptr) counter.sees = counted;
@@ -94,7 +94,7 @@ network<T, Device> zoo_imagenet(index_t channels_in, index_t classes) {
   return Make(options);
 }
 
-/// With the paper's ranks, and its initial values.
+/// The network with the paper's ranks and initial values.
 template <class T, class Device, network<T, Device> (*Make)(const imagenet_resnet_options&)>
 network<T, Device> zoo_reference_ranks(index_t channels_in, index_t classes) {
   imagenet_resnet_options options;
@@ -139,13 +139,13 @@ inline constexpr std::array<zoo_model<T, Device>, 10> zoo_models{{
 
 }  // namespace detail
 
-/// All of them.
+/// All models of the zoo.
 template <class T, class Device = device::cpu>
 const std::array<zoo_model<T, Device>, 10>& zoo() {
   return detail::zoo_models<T, Device>;
 }
 
-/// One of them. Throws value_error, listing the names, for an unknown one.
+/// The model of this name. Throws value_error, listing all names, if there is none.
 template <class T, class Device = device::cpu>
 const zoo_model<T, Device>& zoo_model_called(std::string_view name) {
   std::string known;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What a network costs: parameters, buffers and multiply-accumulates (MACs), layer by layer and in total.
+/// Cost of a network: parameters, buffers and multiply-accumulates (MACs), layer by layer and in total.
 
 #include <algorithm>
 #include <functional>
@@ -18,9 +18,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// One computing layer's costs, of one forward pass. MACs come in two conventions: of convolutions and matrix
-/// products only; and by the counter that came with the paper's code, which adds 2 for each element that a
-/// batch norm normalises, 1 for each element that a ReLU or a pooling reads, and nothing for biases.
+/// Cost of one computing layer in one forward pass. `macs` counts convolutions and matrix products
+/// only. `macs_paper` follows the counter of the paper's code, which adds 2 per element that a
+/// batch norm normalises, 1 per element that a ReLU or pooling reads, and nothing for biases.
 struct layer_cost {
   std::string name;
   std::string description;
@@ -28,15 +28,15 @@ struct layer_cost {
   index_t buffers = 0;  ///< elements that are kept and not trained: running statistics and their counters
   index_t macs = 0;
   index_t macs_paper = 0;
-  index_t rank = 0;  ///< of a low-rank layer; 0 for others
+  index_t rank = 0;  ///< rank of a low-rank layer; 0 for others
 };
 
-/// The costs of a model: its layers in execution order. Typed models (not networks of one tensor) fill one
-/// themselves; a tensor that two layers share counts for one of them.
+/// Cost of a model, layer by layer in execution order. lstm_lm and transformer, whose input is not one
+/// tensor, return it from their member cost(). A tensor shared by two layers is counted in one of them.
 struct model_cost {
   std::vector<layer_cost> layers;
 
-  /// The sums, with no name, description and rank.
+  /// Sums over the layers; name, description and rank stay empty.
   layer_cost total() const {
     layer_cost sum;
     for (const layer_cost& layer : layers) {
@@ -49,11 +49,11 @@ struct model_cost {
   }
 };
 
-/// Which ReLU and pooling layers the paper's counter sees. It hooks into modules, so those that a network
-/// calls as functions escape it: a published number depends on how its network was written down.
+/// The ReLU and pooling layers that the paper's counter includes. It hooks into PyTorch modules and
+/// misses layers called as functions, so that a published number depends on how its network is written.
 struct paper_counter {
-  /// Asked for the name of each ReLU and pooling layer, and of each residual block with a ReLU after its
-  /// sum; empty: it sees all.
+  /// Called with the name of each ReLU and pooling layer, and of each residual block with a ReLU
+  /// after its sum; empty: all are included.
   std::function<bool(const std::string& name)> sees;
 };
 
@@ -66,12 +66,12 @@ struct state_counter final : state_visitor<T> {
   index_t parameters = 0, buffers = 0;
 };
 
-/// The costs of one layer that computes (no container) on an input. `seen`: what paper_counter says.
+/// Cost of one computing layer (no container) for an input. `seen`: whether paper_counter includes it.
 template <class T, class Device>
 layer_cost cost_of_layer(const std::string& name, const any_layer<T, Device>& layer, const extents<4>& input,
                          bool seen) {
   state_counter<parameter_t<T>> count;
-  // Visiting shows state that may be changed; here it is only counted.
+  // visit_state needs a mutable layer; the state is only counted here.
   const_cast<any_layer<T, Device>&>(layer).visit_state(count);
   layer_cost cost{name, layer.describe(), count.parameters, count.buffers, layer.macs(input), 0, 0};
   const rank_list ranks = layer.ranks();
@@ -85,7 +85,7 @@ layer_cost cost_of_layer(const std::string& name, const any_layer<T, Device>& la
   return cost;
 }
 
-/// The last of the layers below `container`, or the end.
+/// Iterator to the last of the layers whose names are below `container`, or the end.
 template <class Layers>
 auto last_below(Layers& layers, const std::string& container) {
   const std::string prefix = container.empty() ? "" : container + ".";
@@ -96,12 +96,12 @@ auto last_below(Layers& layers, const std::string& container) {
 
 }  // namespace detail
 
-/// The costs of a network for an NHWC input (one image: {1, height, width, channels}). The ReLU after a
+/// Cost of a network for an NHWC input (one image: {1, height, width, channels}). The ReLU after a
 /// residual block's sum is a row of its own under the block's name. Throws shape_error as output_shape.
 template <class T, class Device>
 model_cost cost_of(const network<T, Device>& net, const extents<4>& input,
                    const paper_counter& counter = {}) {
-  using rows = std::vector<std::pair<layer_cost, extents<4>>>;  // each with its output
+  using rows = std::vector<std::pair<layer_cost, extents<4>>>;  // each with its output shape
   const auto sees = [&](const std::string& name) { return !counter.sees || counter.sees(name); };
   struct tracer final : layer_tracer<T, Device> {
     explicit tracer(const decltype(sees)& s) : seen(s) {}

@@ -15,7 +15,7 @@ template <class T>
 class ReLU {
  public:
   using value_type = T;
-  static constexpr bool is_relu = true;  // a batch norm before it does its work
+  static constexpr bool is_relu = true;  // a batch norm before it can apply it (forward_fused)
   static constexpr bool output_in_place = true;
   static constexpr bool gradient_in_place = true;
   static constexpr bool reads_input = false;
@@ -63,8 +63,8 @@ class smooth_activation {
   }
   extents<4> output_shape(const extents<4>& input) const { return input; }
 
-  /// x, y: dense, of one shape; y may be x where the gradient comes from y, and in inference. In training,
-  /// both must stay as they are until the backward pass. Throws shape_error.
+  /// x, y: dense, of one shape; y may be x if the gradient is computed from y, and in inference. In
+  /// training, both must stay as they are until the backward pass. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     check_forward(*this, x, y);

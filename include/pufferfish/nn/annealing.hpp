@@ -2,14 +2,14 @@
 #pragma once
 
 /// \file
-/// Annealed truncation: what a truncation has dropped fades out over some steps instead of vanishing at once.
+/// Annealed truncation: the part of a weight that a truncation drops fades out over some steps, not at once.
 ///
 /// A layer W that became up down computes, for a share s that falls from 1 to 0,
 ///
 ///     y = up down x + b + s R x,   R = W - up down
 ///
-/// R is frozen: its gradient is neither computed nor exchanged. At s = 1 the network computes what the dense
-/// one did. The products with R are saved when the residuals are detached.
+/// R is frozen: its gradient is neither computed nor exchanged. At s = 1 the network has the
+/// function of the dense one. Detaching the residuals removes the cost of the products with R.
 ///
 ///     const auto dense = net;
 ///     factorize(net, policy);
@@ -34,17 +34,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = inner(x) + s R x, inner a low-rank convolution or linear layer. R and s are buffers, so that
-/// checkpoints and broadcasts contain them. Passes on the CPU only. The parameters have the names that they
-/// have in the inner layer. merge() multiplies out the factors and drops R.
+/// y = inner(x) + s R x, where `inner` is a low-rank convolution or linear layer. R and s are
+/// buffers, so that checkpoints and broadcasts contain them. Passes run on the CPU only. Parameters
+/// have the names of the inner layer's parameters. merge() multiplies out the factors and drops R.
 template <class T, class Device = device::cpu>
 class AnnealedLayer {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
-  /// `shape`: of the dense convolution; for a linear layer, of a convolution with a 1x1 kernel. Initially R
-  /// is zero and s is 1.
+  /// `shape`: shape of the dense convolution; for a linear layer, of the equivalent convolution
+  /// with a 1x1 kernel. Initially R is zero and s is 1.
   AnnealedLayer(layer_type inner, const conv_shape& shape)
       : inner_(std::move(inner)), shape_(shape), residual_(shape.patch() * shape.out_channels), share_(1) {
     *share_.data() = parameter_t<T>(1);
@@ -68,7 +68,7 @@ class AnnealedLayer {
     ops::conv_forward<T>(ctx, shape_, x, scaled(frame), nullptr, part);
     ops::add<T>(ctx, part.flat(), y.flat());
   }
-  /// dx overlaps neither dy nor anything else. Throws as the inner layer.
+  /// dx overlaps nothing. Throws as the inner layer.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     inner_.backward(ctx, dy, dx);
     if (share() == 0.0 || dx.is_null()) return;
@@ -94,7 +94,7 @@ class AnnealedLayer {
     return inner_.macs(input) + (share() == 0.0 ? 0 : pixels * residual_.size());
   }
 
-  /// Of the inner layer (any_layer).
+  /// Factors and twin of the inner layer (see any_layer).
   low_rank_parts<parameter_t<T>> low_rank() { return inner_.low_rank(); }
   layer_type twin(const rank_list& ranks, std::optional<bool> bias) const { return inner_.twin(ranks, bias); }
 
@@ -122,7 +122,7 @@ inline double residual_share(double done, double steps) {
 
 namespace detail {
 
-/// Geometry and weight of a dense convolution or linear layer; no weight: another layer.
+/// Geometry and weight of a dense convolution or linear layer; `weight` is empty for other layers.
 template <class T>
 struct dense_operator {
   conv_shape shape;
@@ -165,7 +165,7 @@ auto find_annealed(Net& net) {
 
 }  // namespace detail
 
-/// The annealed layers of a network, with the ranks of their factors, in execution order.
+/// The annealed layers of a network and the ranks of their factors, in execution order.
 template <class Root, class Device>
 std::vector<layer_rank> annealed_layers(const model<Root, Device>& net) {
   std::vector<layer_rank> result;
@@ -173,11 +173,11 @@ std::vector<layer_rank> annealed_layers(const model<Root, Device>& net) {
   return result;
 }
 
-/// Gives a network the structure that attach_residuals would, with R = 0: exactly the layers of the list are
-/// annealed then. For ranks that receive the numbers from another, and for loading checkpoints. Parameters
-/// stay as they are. New arenas, a new generation. Throws state_error for a name that is no low-rank
-/// convolution or linear layer of these ranks, value_error for a list on a device; the network is unchanged
-/// then.
+/// Gives a network the structure that attach_residuals would give it, with R = 0: afterwards
+/// exactly the listed layers are annealed. For ranks of a distributed run that receive the values
+/// from another rank, and for loading checkpoints. Parameters stay as they are. New arenas, a new
+/// generation. Throws state_error for a name that is no low-rank convolution or linear layer of
+/// these ranks, value_error for a list on a device; the network is unchanged then.
 template <class Root>
 void apply_residuals(model<Root, device::cpu>& net, const std::vector<layer_rank>& layers) {
   using T = typename Root::value_type;
@@ -221,10 +221,10 @@ void apply_residuals(model<Root, device::gpu>&, const std::vector<layer_rank>& l
   }
 }
 
-/// Attaches R = W - up down to each convolution and linear layer on the main path or a shortcut that is
-/// low-rank in `net` and dense, as W, in `dense`: the network before its factorization. Layers of other kinds
-/// (recurrent, embeddings) stay as they are. Returns the layers. New arenas, a new generation; the order of
-/// the parameters stays.
+/// Attaches R = W - up down to each convolution and linear layer, on the main path or a shortcut,
+/// that is low-rank in `net`. W is the weight of that layer in `dense`, the network before its
+/// factorization. Recurrent layers and embeddings stay as they are. Returns the annealed layers.
+/// New arenas, a new generation; the order of the parameters stays.
 template <class Root>
 std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Root, device::cpu> dense) {
   using T = typename Root::value_type;
@@ -256,8 +256,8 @@ void set_residual_share(model<Root, Device>& net, double share) {
   for (const auto& place : detail::find_annealed(net)) place.layer->set_share(share);
 }
 
-/// Drops the residuals, whatever s is: the layers are low-rank layers again. New arenas, a new generation;
-/// the order of the parameters stays.
+/// Drops the residuals, whatever s is: the layers become plain low-rank layers. New arenas, a new
+/// generation; the order of the parameters stays.
 template <class Root, class Device>
 void detach_residuals(model<Root, Device>& net) {
   apply_residuals(net, {});

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// `any_layer<T>`: any layer behind one type, so that networks are values and no program waits for a
-/// network's type to compile. The price is one virtual call a layer.
+/// `any_layer<T>`: a layer of any type behind one type, so that networks are values, and programs
+/// need not compile the type of each network. The price is one virtual call per layer.
 ///
-/// What a layer must have to go in (a documented class that does not exist):
+/// Interface of a layer that can be stored (ExampleLayer is documentation, no such class exists):
 ///
 ///     class ExampleLayer {
 ///      public:
@@ -17,7 +17,7 @@
 ///       void forward(context<Device>&, const const_view& x, const view& y) const;
 ///       void backward(context<Device>&, const const_view& dy, const view& dx) const;
 ///
-///       // Where they apply:
+///       // Optional:
 ///       template <class F> void visit(F&& f);    // f("weight", parameter) or f("mean", state_buffer)
 ///       void initialize(random_stream);          // random parameters
 ///       index_t macs(const extents<4>&) const;   // multiply-accumulates of convolutions and products
@@ -28,28 +28,28 @@
 ///       void forward_fused(context<Device>&, const const_view& x, const view& y,
 ///                          const forward_fusion<T>&) const;
 ///       void backward_masked(context<Device>&, const const_view& dy, const view& dx,
-///                            const ops::relu_mask<T>&) const;    // goes with forward_fused
+///                            const ops::relu_mask<T>&) const;    // required with forward_fused
 ///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
 ///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
 ///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place;
 ///       static constexpr bool gradient_over_input, input_may_move;
 ///       static constexpr bool reads_input, reads_output;         // true for a layer without them
 ///
-///       // For a layer around a low-rank one, with what any_layer's members of these names return:
+///       // For a wrapper of a low-rank layer, with the meaning of any_layer's members of these names:
 ///       low_rank_parts<parameter_t<T>> low_rank();
 ///       any_layer<T, Device> twin(const rank_list& ranks, std::optional<bool> bias) const;
 ///     };
 ///
-/// A container says what it can do itself, layer_abilities abilities() const, and where it fuses or adds has
-/// forward_fused and backward_fused(context, dy, dx, backward_fusion). forward_with_moments calls
-/// moments.start() before it takes scratch.
+/// A container has layer_abilities abilities() const instead of these constants. If it fuses or
+/// adds gradients, it has forward_fused and backward_fused(context, dy, dx, backward_fusion).
+/// forward_with_moments must call moments.start() before it takes scratch.
 ///
-/// Activations are NHWC and dense, else any_layer throws; a vector is N x 1 x 1 x C. In training x and y stay
-/// as they are until the layer's backward pass, each if the layer reads it there (reads_input, reads_output).
-/// dx may be a null view. A layer of rows (in_features(), out_features()) works on the last dimension.
+/// Activations are NHWC and dense, otherwise any_layer throws; a vector is N x 1 x 1 x C. In training, x must
+/// not change until the layer's backward pass if the layer has reads_input, nor y if it has reads_output. dx
+/// may be a null view. A layer of rows (in_features(), out_features()) works on the last dimension.
 ///
-/// What a backward pass needs goes on the tape: blocks first, then push_value(*this, value), which only
-/// pop_value(*this) of the same object gives back. For a layer of tokens see token_layer.hpp.
+/// A forward pass keeps data for the backward pass on the tape: blocks first, then push_value(*this, value),
+/// which only pop_value(*this) of the same object returns. For layers of tokens see token_layer.hpp.
 
 #include <algorithm>
 #include <concepts>
@@ -70,15 +70,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A layer type L that a network can replace by the low-rank layer of L's kind: layer_traits describe L, and
-/// a network can run the low-rank layer.
+/// A layer type L that a network can replace by the low-rank layer of its kind: L has layer_traits,
+/// and a network can run that low-rank layer.
 template <class T, class L, class Device>
 concept replaceable_layer = factorizable<L> && std::same_as<weight_scalar_t<L>, parameter_t<T>> &&
     (network_layer<T, typename kind_of<L>::template core<T>, Device> ||
      takes_tokens<T, typename kind_of<L>::template core<T>, Device>);
 
-/// A layer of kind Kind with the settings of `like` and zeros for numbers: low-rank, or dense if there are no
-/// ranks.
+/// Makes a layer of kind Kind with the settings of `like` and all parameters zero: low-rank, or
+/// dense if `ranks` is empty.
 template <class Any, class Kind, class Layer>
 Any make_twin(const Layer& like, const typename Kind::shape_type& shape, const rank_list& ranks, bool bias) {
   using T = typename Any::value_type;
@@ -113,7 +113,7 @@ class any_layer {
   }
   ~any_layer() = default;
 
-  /// Every member but assignment and target() throws state_error once the layer was moved from.
+  /// In a moved-from layer, every other member but assignment and target() throws state_error.
   bool is_moved_from() const { return self_ == nullptr; }
 
   std::string describe() const { return self().describe(); }
@@ -126,49 +126,49 @@ class any_layer {
     self().backward(ctx, dy, dx);
   }
 
-  /// What the layer offers beside these; the following three may be called for nothing else.
+  /// Abilities of the layer. Each of the three members below may be called only if the abilities include it.
   layer_abilities abilities() const { return self().abilities(); }
-  /// Forward pass with the operations of `fusion` applied to y, for layers whose abilities say `fuses`.
-  /// Unless `moments` is nullptr, it receives mean and variance of y's channels (`gives_moments`).
+  /// Forward pass with the operations of `fusion` applied to y, for layers with the ability `fuses`.
+  /// Unless `moments` is nullptr, it receives mean and variance of y's channels (ability `gives_moments`).
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion, ops::moment_parts<T>* moments = nullptr) const {
     self().forward_fused(ctx, x, y, fusion, moments);
   }
-  /// backward, with what `fusion` says (`fuses`, `adds_gradient`).
+  /// backward with the operations of `fusion` (abilities `fuses`, `adds_gradient`).
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     self().backward_fused(ctx, dy, dx, fusion);
   }
-  /// y as the forward pass that filled the record wrote it, bit for bit, before the backward pass
-  /// (`recomputes`). y overlaps nothing.
+  /// Writes y again, bit for bit, as the forward pass that filled `record` did; to be called before
+  /// the backward pass (ability `recomputes`). y overlaps nothing.
   void recompute(context<Device>& ctx, const forward_record<T>& record, const tensor_view<T, 4>& y) const {
     self().recompute(ctx, record, y);
   }
 
-  /// All parameters and buffers below, in execution order, under names joined by dots.
+  /// Visits all parameters and buffers of the layer, in execution order, under names joined by dots.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     self().visit_state(visitor, prefix);
   }
-  /// The layers below (not this one), containers before their contents.
+  /// Visits the layers inside this layer (not itself), containers before their contents.
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
     self().visit_layers(visitor, prefix);
   }
-  /// The layers that compute, in execution order, with their shapes. Throws shape_error where they do not
-  /// fit.
+  /// Shows the layers that compute, in execution order, with their input and output shapes. Throws
+  /// shape_error if the shapes do not fit.
   void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix = {}) const {
     self().trace(*this, tracer, input, prefix);
   }
   /// Multiply-accumulates of convolutions and matrix products in one forward pass; 0 for other layers.
   index_t macs(const extents<4>& input) const { return self().macs(input); }
-  /// Random initial values for all parameters below; a layer draws from a stream of its name.
+  /// Random initial values of all parameters; each layer draws from a random stream of its name.
   void initialize(random_stream random) { self().initialize(random); }
 
-  /// The weights of a layer that can be factorized (one with layer_traits, foreign ones too), called `name`;
-  /// no matrices: another layer.
+  /// Weights, under the name `name`, of a layer that can be factorized: of any layer with
+  /// layer_traits, also from other libraries. Without matrices for other layers.
   layer_weights<parameter_t<T>> weights(const std::string& name) const { return self().weights(name); }
-  /// The factors and biases of the low-rank layer inside, of whatever kind and rank; none: another layer.
+  /// Factors and biases of the low-rank layer inside, of any kind and rank; empty for other layers.
   low_rank_parts<parameter_t<T>> low_rank() { return self().low_rank(); }
-  /// The ranks of the low-rank layer inside, one for each rank group; empty: another layer.
+  /// Ranks of the low-rank layer inside, one per rank group; empty for other layers.
   rank_list ranks() const { return const_cast<interface&>(self()).low_rank().ranks(); }
   /// Rows and columns of the layer's first weight matrix, or of the product of its first factors; zeros for a
   /// layer that has neither.
@@ -179,18 +179,18 @@ class any_layer {
     if (factors.empty()) return {};
     return {factors[0].up.extent(0), factors[0].down.size() / factors[0].down.extent(0)};
   }
-  /// A new layer of this layer's kind, shape and settings whose parameters are all zero: low-rank of the
-  /// given ranks (one for each rank group), or dense if `ranks` is empty. `bias` says whether the new layer
-  /// has a bias; empty: if this layer has one. Throws state_error unless this layer has weights or factors,
-  /// rank_error for ranks that the layer's matrices cannot have.
+  /// A new layer of this layer's kind, shape and settings whose parameters are all zero: low-rank
+  /// of the given ranks (one per rank group), or dense if `ranks` is empty. `bias`: whether the new
+  /// layer has a bias; empty: as this layer. Throws state_error unless this layer has weights or
+  /// factors, rank_error for ranks that the layer's matrices cannot have.
   any_layer twin(const rank_list& ranks, std::optional<bool> bias = {}) const {
     return self().twin(ranks, bias);
   }
-  /// The layer inside if it takes tokens (an embedding), else nullptr. Its other passes throw state_error.
+  /// The embedding inside, otherwise nullptr. forward and backward of an embedding throw state_error.
   const token_layer<T, Device>* tokens() const { return self().tokens(); }
   /// The recurrent layer inside, dense or not; else nullptr.
   const recurrent_layer<T>* recurrent() const { return self().recurrent(); }
-  /// Its passes, which carry a state: see recurrent_layer. Throw state_error where there is none.
+  /// Passes of a recurrent layer, which carry a state: see recurrent_layer. Others throw state_error.
   void forward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& x,
                         const recurrent_state<const T>& before, const tensor_view<T, 3>& y,
                         const recurrent_state<T>& after) const {
@@ -415,8 +415,8 @@ class any_layer {
       }
     }
 
-    // Turns a view of images into the view that the layer's passes take. The check serves layers of other
-    // libraries, which may not check their views.
+    // Turns a view of images into the view that the layer's passes expect. The check is for layers
+    // of other libraries, which may not check their views.
     template <class U>
     auto view(const char* what, const tensor_view<U, 4>& images) const {
       detail::check_dense(layer, what, images);

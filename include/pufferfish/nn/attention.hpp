@@ -35,7 +35,7 @@ class MultiHeadAttention {
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
-  /// Throws shape_error for a shape that is none, value_error for a probability outside [0, 1).
+  /// Throws shape_error for an invalid shape, value_error for a probability outside [0, 1).
   explicit MultiHeadAttention(const attention_options& options)
       : options_(checked(options)),
         core_{options.shape, Linear<T>(options.shape.model, options.shape.key_width(), false),
@@ -51,11 +51,11 @@ class MultiHeadAttention {
   bool is_moved_from() const { return norm_.is_moved_from(); }
   std::string describe() const { return "MultiHeadAttention " + shape().describe(); }
 
-  /// Rows of queries x and of memory (x itself for self attention), both `model` wide, cut into sequences by
-  /// `batch`; y: shaped as x, overlaps nothing. In training, x, memory and the batch's arrays stay as they
-  /// are until the backward pass. `numbers`: of the rows of x, for dropout (see ops::row_dropout); nullptr:
-  /// the rows of each sample follow each other from the context's first sample. A query that may see no key
-  /// attends to zeros: y = norm(x). Throws shape_error.
+  /// x: rows of queries; memory: rows for keys and values (x itself for self attention); both `model`
+  /// wide and cut into sequences by `batch`. y: shaped as x, overlaps nothing. In training, x, memory
+  /// and the batch's arrays must not change until the backward pass. `numbers`: row numbers of x for
+  /// dropout (see ops::row_dropout); nullptr: consecutive, from the first row of the context's first
+  /// sample. A query that may see no key attends to zeros: y = norm(x). Throws shape_error.
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& memory,
                const attention_batch& batch, const tensor_view<T, 2>& y,
                const std::uint64_t* numbers = nullptr) const {
@@ -76,9 +76,9 @@ class MultiHeadAttention {
     ctx.tape().push_value(*this, x.data() == memory.data());
   }
 
-  /// Gradients from dy to all parameters, to x (overwritten) and to the memory (overwritten or added to):
-  /// each may be a null view; with self attention, dx has both and dmemory is not used. Throws shape_error,
-  /// and state_error without a forward pass in training mode.
+  /// Computes from dy the gradients of all parameters, of x (dx, overwritten) and of the memory (dmemory,
+  /// overwritten or added to). dx and dmemory may be null views. In self attention dx is the sum of both,
+  /// and dmemory is unused. Throws shape_error, and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                 const tensor_view<T, 2>& dmemory = {}, bool add_memory = false) const {
     const bool self = ctx.tape().template pop_value<bool>(*this);
@@ -93,7 +93,7 @@ class MultiHeadAttention {
     ctx.tape().template pop<T>(dy.shape());
   }
 
-  /// Keys and values of a memory, for attend(). Inference only, as what follows: state_error in training.
+  /// Computes keys and values of a memory, for attend(). Throws state_error in training, as attend and step.
   void project(context<Device>& ctx, const tensor_view<const T, 2>& memory, const tensor_view<T, 2>& keys,
                const tensor_view<T, 2>& values) const {
     require_inference(ctx);
@@ -104,8 +104,8 @@ class MultiHeadAttention {
     detail::projection<layer_type>::template forward<T>(ctx, core_.slots[2], memory, values);
   }
 
-  /// forward with keys and values that are there already, sequences of one query each: row i of x against
-  /// `runs` i.
+  /// forward with keys and values that are computed already. Each row of x is a sequence of one
+  /// query; row i attends to run i of `runs`.
   void attend(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& keys,
               const tensor_view<const T, 2>& values, const token_runs& runs,
               const tensor_view<T, 2>& y) const {
@@ -122,7 +122,7 @@ class MultiHeadAttention {
     norm_.forward_sum(ctx, y, x, {}, y);
   }
 
-  /// Causal self attention of one more token a row: x is appended to the cache, then attends to all of it.
+  /// Causal self attention of one more token per row: x is appended to the cache and attends to all of it.
   void step(context<Device>& ctx, const tensor_view<const T, 2>& x, key_value_cache<T, Device>& cache,
             const tensor_view<T, 2>& y) const {
     scratch_frame frame(ctx.scratch());
@@ -172,7 +172,7 @@ class MultiHeadAttention {
     norm_.initialize(random);
   }
 
-  /// Multiply-accumulates for one sequence: projections, and both products with the weights.
+  /// Multiply-accumulates for one sequence: projections, and the products of queries, keys and values.
   index_t macs(index_t queries, index_t keys) const {
     return core_.slots[0].macs({1, queries, 1, shape().model}) +
            core_.slots[1].macs({1, keys, 1, shape().model}) +

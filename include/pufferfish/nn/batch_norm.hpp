@@ -20,9 +20,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// does. context::norm_momentum, where it is set, replaces the layer's momentum. Inference uses the running
 /// statistics. Vectors (N x 1 x 1 x C) are normalised over the batch.
 ///
-/// The buffer num_batches_tracked counts the batches that have gone into the running statistics. Nothing here
-/// reads it: it is part of PyTorch's state of the layer, and so of weight files and of published counts. T
-/// holds it exactly up to 2^24 (float); it stays there.
+/// The buffer num_batches_tracked counts the batches that have gone into the running statistics.
+/// This library does not read it; it is part of PyTorch's state of the layer, and so of weight
+/// files and published counts. A float counts exactly up to 2^24 and then stays there.
 template <class T>
 class BatchNorm {
  public:
@@ -74,9 +74,9 @@ class BatchNorm {
     forward_fused(ctx, x, y, {});
   }
 
-  /// The same with a sum and a ReLU after it, and statistics of the batch that are known already; the
-  /// backward pass is backward_masked if there is a mask. Throws as forward, and shape_error for moments of
-  /// something else than x.
+  /// forward followed by an optional sum and ReLU, with optional moments of the batch that are
+  /// known already. If `fusion` has a mask, the backward pass must be backward_masked. Throws as
+  /// forward, and shape_error for moments of other sizes than x.
   template <class Device>
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
@@ -110,24 +110,24 @@ class BatchNorm {
            fusion.mask});
   }
 
-  /// Writes the output of a forward pass in training again, bit for bit: `record` is from its forward_fused,
-  /// which had no addend. Before the backward pass; changes no statistics. y: shaped as x, which it does not
-  /// overlap. Throws shape_error.
+  /// Writes the output of a forward pass in training again, bit for bit, before the backward pass.
+  /// `record` was filled by that forward_fused, which must have had no addend. Changes no
+  /// statistics. y: shaped as x, does not overlap x. Throws shape_error.
   template <class Device>
   void recompute(context<Device>& ctx, const forward_record<T>& record, const tensor_view<T, 4>& y) const {
     detail::check_shapes(*this, record.x.shape(), y.shape());
     if (!y.empty()) apply(ctx, record.x, record.statistics, y, {{}, record.relu, {}});
   }
 
-  /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy or x. Throws
-  /// shape_error, and state_error without a forward pass in training mode.
+  /// Computes from dy the gradients of weight and bias and, unless dx is a null view, of x; dx may
+  /// be dy or x. Throws shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     backward_masked(ctx, dy, dx, {});
   }
 
-  /// The same where dy counts as 0 wherever the mask, filled by forward_fused, does not pass it. The gradient
-  /// of an addend is dy under that mask: ops::masked_copy, ops::masked_add.
+  /// backward with dy taken as 0 where the mask, filled by forward_fused, blocks it. The gradient
+  /// of an addend is dy under that mask: see ops::masked_copy, ops::masked_add.
   template <class Device>
   void backward_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                        const ops::relu_mask<T>& mask) const {
@@ -143,7 +143,7 @@ class BatchNorm {
     ctx.gradient_written(weight_);
   }
 
-  /// Weight 1, bias 0, and the statistics of nothing seen yet: mean 0, variance 1. No random numbers.
+  /// Weight 1, bias 0, running mean 0, running variance 1. Draws no random numbers.
   void initialize(random_stream) { reset(); }
 
   /// f("weight"), f("bias"), then the buffers f("running_mean"), f("running_var"), f("num_batches_tracked").
@@ -190,12 +190,12 @@ class BatchNorm {
                              rows(y), epilogue);
   }
 
-  // Mean and inverse deviation of the batch to `statistics`, and the batch into the running statistics.
+  // Writes mean and inverse deviation of the batch to `statistics`, and updates the running statistics.
   template <class Device>
   void use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, const ops::moment_parts<T>* moments,
                  parameter_t<T>* statistics) const {
     const double momentum = ctx.norm_momentum().value_or(momentum_);
-    if constexpr (std::is_same_v<Device, device::cpu>) {  // elsewhere nobody gives moments
+    if constexpr (std::is_same_v<Device, device::cpu>) {  // only the CPU collects moments
       if (moments != nullptr) {
         const index_t size = channels();
         scratch_frame frame(ctx.scratch());

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `statistics_collector`: takes the statistics of a network's layers from training steps, while these run.
+/// `statistics_collector`: collects the statistics of a network's layers during training steps.
 
 #include <algorithm>
 #include <cmath>
@@ -21,14 +21,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct statistics_options {
-  /// Rows of one layer that one step adds, at most: evenly spaced ones of those there are, but never fewer
-  /// than the layer has outputs. 0: all of them.
+  /// Target number of rows of one layer that a step samples, evenly spaced; 0: all rows. The target is at
+  /// least the width of a row. Spacings are odd integers, so that up to 3 times as many rows may be sampled.
   index_t rows_of_step = 512;
 };
 
 namespace detail {
 
-/// The rows that a step adds of `count` rows of `columns` numbers: `rows` of them, `step` apart.
+/// Rows sampled of the rows of a layer: `rows` of them, from `first` on, `step` apart.
 struct row_sample {
   index_t first = 0, step = 1, rows = 0;
 };
@@ -36,14 +36,14 @@ inline row_sample sample_rows(index_t count, index_t columns, index_t most, std:
   const index_t limit = most == 0 ? count : std::max(most, columns);
   if (count <= limit) return {0, 1, count};
   index_t step = count / limit;
-  // An even step would meet the same columns of every image.
+  // An even step would sample the same columns of every image.
   step -= step % 2 == 0 ? 1 : 0;
   const auto first = static_cast<index_t>(turn % static_cast<std::uint64_t>(step));
   return {first, step, (count - first + step - 1) / step};
 }
 
-/// Rows that a layer shows, in host memory: on a CPU the rows themselves. A device's form copies them
-/// (<pufferfish/gpu.hpp>).
+/// Access to the rows that a layer shows, in host memory: on the CPU the rows themselves. The
+/// device's specialization copies them (<pufferfish/gpu.hpp>).
 template <class T, class Device>
 class host_rows {
  public:
@@ -82,8 +82,8 @@ class following_norms final : public layer_visitor<T, Device> {
 
 }  // namespace detail
 
-/// Statistics of the layers that a policy would factorize, and the numbers of rows that all others meet, from
-/// training steps of the caller:
+/// Collects, from training steps of the caller, statistics of the layers that a policy would
+/// factorize, and the number of rows of all other layers:
 ///
 ///     statistics_collector<float> collector(net, policy);
 ///     for (...) {
@@ -95,9 +95,9 @@ class following_norms final : public layer_visitor<T, Device> {
 ///     }
 ///     factorize(net, policy, collector.statistics());
 ///
-/// The network must stay as and where it is, with its layers and arenas, as long as the collector is used.
-/// Sums of a step are taken in fixed order: the same for any number of threads. On a device every layer waits
-/// for its rows to be copied to the host, which sums them; such steps cannot be captured into a graph.
+/// As long as the collector is used, the network must not be moved and must keep its layers and arenas. Sums
+/// are taken in a fixed order, so that they do not depend on the number of threads. On a device every layer
+/// waits until its rows are copied to the host, which sums them; such steps cannot be captured into a graph.
 template <class T, class Device = device::cpu>
 class statistics_collector final : public row_observer {
  public:
@@ -116,7 +116,7 @@ class statistics_collector final : public row_observer {
     }
   }
 
-  /// Called by layers; adds the rows to the step that is not over yet.
+  /// Called by layers; adds the rows to the current step.
   void on_rows(const void* weight, row_kind kind, const shown_rows& rows) override {
     const auto at = std::find_if(weights_.begin(), weights_.end(),
                                  [=](const watched_weight& one) { return one.weight == weight; });
@@ -130,7 +130,7 @@ class statistics_collector final : public row_observer {
     const tensor_view<const typename fetcher::value_type, 2> seen =
         fetch_(static_cast<const T*>(rows.data) + part.first * rows.stride, {part.rows, rows.columns},
                part.step * rows.stride);
-    // Inputs are those of all matrices in the weight: kept once.
+    // All matrices of a weight share its inputs, which are summed once.
     if (kind == row_kind::input) return at->matrices.front().pending.add_inputs(seen);
     if (kind == row_kind::tied_input) return at->matrices.front().pending.add_tied_inputs(seen);
     for (watched_matrix& one : at->matrices) {
@@ -139,8 +139,8 @@ class statistics_collector final : public row_observer {
     }
   }
 
-  /// Ends a step whose loss was the mean over `samples` samples. `usable` false: the step's gradients were
-  /// not finite, and nothing of it counts.
+  /// Ends a step whose loss was the mean over `samples` samples. `usable` false: the step's
+  /// gradients were not finite, and the step is discarded.
   void end_step(double samples, bool usable = true) {
     for (watched_weight& weight : weights_) {
       for (watched_matrix& one : weight.matrices) {
@@ -155,12 +155,12 @@ class statistics_collector final : public row_observer {
     if (usable) ++steps_;
   }
 
-  /// Steps that count.
+  /// Number of usable steps.
   std::uint64_t steps() const { return steps_; }
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
-  /// What has been seen so far, layer by layer in execution order. On a device: to be called within
-  /// read_on_host of the network.
+  /// Statistics collected so far, layer by layer in execution order. On a device, to be called
+  /// within read_on_host of the network.
   network_statistics statistics() const {
     network_statistics all;
     for (const watched_layer& layer : layers_) {
@@ -177,7 +177,7 @@ class statistics_collector final : public row_observer {
     return all;
   }
 
-  /// The sums of each layer under names, for checkpoints and for sums over ranks.
+  /// The sums of all layers, each under a name, for checkpoints and for sums over ranks.
   std::vector<std::pair<std::string, output_statistics*>> sums() {
     std::vector<std::pair<std::string, output_statistics*>> all;
     for (const watched_layer& layer : layers_) {
@@ -191,23 +191,23 @@ class statistics_collector final : public row_observer {
 
  private:
   struct watched_matrix {
-    index_t first_output = 0;  // columns of the weight's output rows that are this matrix's
+    index_t first_output = 0;  // index of the matrix's first column in the weight's output rows
     output_statistics seen, pending;
   };
   struct watched_weight {
     const void* weight = nullptr;  // parameter<T>
     std::vector<watched_matrix> matrices;
-    bool moments = true;            // else rows are counted alone
+    bool moments = true;            // false: only rows are counted
     double rows = 0.0, tied = 0.0;  // of this step
   };
   struct watched_layer {
     std::string name;
     BatchNorm<T>* norm = nullptr;
-    std::vector<std::pair<std::size_t, std::size_t>> places;  // of its matrices: weight, matrix
+    std::vector<std::pair<std::size_t, std::size_t>> places;  // of its matrices: weight, matrix in the weight
   };
 
-  // Outputs are innermost in the memory of every weight, so a matrix begins as many elements after its
-  // parameter as there are outputs before its own.
+  // In the memory of every weight, outputs are the innermost dimension. So the offset of a matrix
+  // from the start of its parameter is the number of its first output.
   void watch(const std::string& name, any_layer<T, Device>& slot, BatchNorm<T>* norm, bool moments) {
     watched_layer layer{name, norm, {}};
     const layer_weights<parameter_t<T>> shown = slot.weights(name);

@@ -11,7 +11,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = x * W + b over NHWC images, of the groups that the shape says. W is OIHW in names and files,
+/// y = x * W + b over NHWC images, in shape().groups groups. W is OIHW in names and files,
 /// [out][in / groups][height][width] as in PyTorch, and stored [height][width][in / groups][out].
 template <class T>
 class Conv {
@@ -51,7 +51,7 @@ class Conv {
     show_output(ctx, y);
   }
 
-  /// forward, and the moments of y's channels for a batch norm after it.
+  /// forward, which also computes the moments of y's channels, for a batch norm after it.
   template <ops::collects_moments Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
@@ -62,8 +62,8 @@ class Conv {
     show_output(ctx, y);
   }
 
-  /// Gradients from dy; dx may be a null view, or x, and overlaps nothing else. Throws shape_error, and
-  /// state_error without a forward pass in training mode.
+  /// Computes the gradients from dy; dx may be a null view, or x, and overlaps nothing else. Throws
+  /// shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, false);

@@ -11,10 +11,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Inverted dropout (Srivastava et al., JMLR 2014): in training each element is zero with the given
-/// probability, else divided by (1 - probability); in inference y = x. The mask depends on the context's seed
-/// and step, on the order of layers, and on the sample's position in the global batch
-/// (context::first_sample), not on how the batch is split over ranks or threads. It is not kept: backward
-/// computes it again.
+/// probability, otherwise divided by (1 - probability); in inference y = x. The mask depends on the
+/// context's seed and step, on the order of layers, and on the sample's position in the global
+/// batch (context::first_sample), not on how the batch is split over ranks or threads. The mask is
+/// not stored: backward computes it again.
 template <class T>
 class Dropout {
  public:

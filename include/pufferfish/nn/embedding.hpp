@@ -15,15 +15,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Tokens to rows of `width` numbers. A model that ties its output to the table (the same matrix turns hidden
-/// states into logits; Press, Wolf, EACL 2017) writes the table's gradient twice in a step: see `tie`.
+/// Maps tokens to rows of `width` numbers. A model that ties its output to the table (the same matrix turns
+/// hidden states into logits; Press, Wolf, EACL 2017) writes the table's gradient twice in a step: see `tie`.
 template <class T>
 class Embedding {
  public:
   using value_type = T;
 
-  /// `padding`: a token whose row gets no gradient from here; no_token: none. Throws shape_error for a size
-  /// below 1, value_error for a padding outside the vocabulary.
+  /// `padding`: a token whose row gets no gradient from this layer; no_token: none. Throws shape_error if a
+  /// size is below 1, value_error for a padding outside the vocabulary.
   Embedding(index_t vocabulary, index_t width, std::int32_t padding = no_token)
       : padding_(padding), weight_(checked(vocabulary, width, padding), parameter_role::weight) {}
 
@@ -35,7 +35,7 @@ class Embedding {
   /// [vocabulary][width], rows dense.
   tensor_view<parameter_t<T>, 2> weight() { return {weight_.data(), {vocabulary(), width()}}; }
   tensor_view<const parameter_t<T>, 2> weight() const { return {weight_.data(), {vocabulary(), width()}}; }
-  /// The same as passes read it.
+  /// The table in the scalar type of the passes.
   tensor_view<const T, 2> rows() const { return {weight_.template as<T>(), {vocabulary(), width()}}; }
   tensor_view<parameter_t<T>, 2> weight_gradient() const {
     return {weight_.gradient_data(), {vocabulary(), width()}};
@@ -43,19 +43,19 @@ class Embedding {
   std::span<parameter_t<T>> weight_values() { return weight_.values(); }
   const parameter<parameter_t<T>>& table() const { return weight_; }
 
-  /// `writers` passes write the table's gradient in each backward pass: this one, and those of layers that
-  /// use the table as well.
+  /// Sets the number of layers that write the table's gradient in each backward pass: this one, and
+  /// those that share the table.
   void tie(int writers = 2) { weight_.set_writers(writers); }
 
-  /// For an output layer tied to the table, under the names of LowRankEmbedding: `rows` is that layer's
-  /// matrix, which multiplies output_rows(h). Here these are the rows h themselves, and drows is dh.
+  /// For an output layer tied to the table, as in LowRankEmbedding: the output's matrix, rows(), multiplies
+  /// output_rows(h). For a dense table, output_rows(h) is h itself, and the gradient of these rows is dh.
   template <class Device>
   tensor_view<const T, 2> output_rows(context<Device>&, scratch_frame&,
                                       const tensor_view<const T, 2>& h) const {
     return h;
   }
   tensor_view<T, 2> output_row_gradient(scratch_frame&, const tensor_view<T, 2>& dh) const { return dh; }
-  /// After weight_gradient() got its part from a tied output.
+  /// To be called after the tied output has written its part of weight_gradient().
   template <class Device>
   void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h, const tensor_view<T, 2>&,
                        const tensor_view<T, 2>&) const {
@@ -65,9 +65,9 @@ class Embedding {
 
   std::string describe() const { return detail::message({"Embedding ", vocabulary(), " x ", width()}); }
 
-  /// y: as many rows as tokens, `width` wide, dense. In training, the tokens must stay as they are until the
-  /// backward pass. Throws shape_error; value_error for a token outside the vocabulary, with its position (on
-  /// a device such a token gives NaNs).
+  /// y: one row of `width` per token, dense. In training, the tokens must stay as they are until
+  /// the backward pass. Throws shape_error; value_error for a token outside the vocabulary, with
+  /// its position (on a device such a token gives NaNs).
   template <class Device>
   void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
     detail::check_not_moved(*this);
@@ -79,8 +79,8 @@ class Embedding {
     ops::embedding_forward<T>(ctx, rows(), tokens, y);
   }
 
-  /// The table's gradient from dy, shaped as y. Throws shape_error, and state_error without a forward pass in
-  /// training mode.
+  /// Computes the table's gradient from dy, which has the shape of y. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
     const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>(*this);
@@ -94,7 +94,7 @@ class Embedding {
     ctx.gradient_written(weight_);
   }
 
-  /// Normal with deviation 1, PyTorch's default.
+  /// Normal distribution with standard deviation 1, PyTorch's default.
   void initialize(random_stream random) { fill_normal(weight_.values(), 1.0, random.child("weight")); }
 
   template <class F>

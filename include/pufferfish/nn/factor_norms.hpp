@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `insert_factor_norms`: batch norms between the factors of low-rank convolutions, after the switch, that
-/// leave the network's function as it is.
+/// `insert_factor_norms`: inserts batch norms between the factors of low-rank convolutions after
+/// the switch, without changing the network's function in inference.
 ///
 /// A LowRankConv y = up t + b, t = down x, becomes a LowRankNormConv y = up BatchNorm(t) + b whose batch norm
 /// starts with
@@ -39,7 +39,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// y = x. Training passes move running statistics of x as a BatchNorm of the same channels would.
+/// Identity layer y = x whose training passes update running statistics of x as a BatchNorm would.
 template <class T>
 class moment_probe {
  public:
@@ -95,7 +95,7 @@ class moment_probe {
   state_buffer<parameter_t<T>> running_mean_, running_var_, batches_;
 };
 
-/// Shows the slots of a network that hold a LowRankNormConv.
+/// Finds the slots of a network that hold a LowRankNormConv.
 template <class T, class Device>
 class norm_conv_finder final : public layer_visitor<T, Device> {
  public:
@@ -113,8 +113,8 @@ class norm_conv_finder final : public layer_visitor<T, Device> {
   std::vector<place> all;
 };
 
-/// The low-rank convolution, with zeros for numbers, that stands for a dense or low-rank convolution in a
-/// slot; nullopt for a layer of another kind, and for ranks that it cannot have.
+/// The low-rank convolution, with all parameters zero, of the shape of the dense or low-rank
+/// convolution in a slot; nullopt for a layer of another kind. Errors as any_layer::twin.
 template <class T, class Device>
 std::optional<LowRankConv<T>> as_low_rank_conv(const any_layer<T, Device>& slot, const rank_list& ranks) {
   const any_layer<T, Device> twin = slot.twin(ranks);
@@ -122,7 +122,7 @@ std::optional<LowRankConv<T>> as_low_rank_conv(const any_layer<T, Device>& slot,
   return std::nullopt;
 }
 
-/// Copies the numbers of two convolutions and a bias to the layers of the same shapes.
+/// Copies the factors and the bias of a low-rank convolution to a LowRankNormConv of the same shape.
 template <class T, class Device>
 void copy_factors(const low_rank_parts<parameter_t<T>>& from, LowRankNormConv<T, Device>& to) {
   using P = parameter_t<T>;
@@ -187,10 +187,10 @@ std::vector<layer_rank> factor_norm_layers(const model<Root, Device>& net) {
   return result;
 }
 
-/// Makes a LowRankNormConv of each low-rank convolution on the main path, with a probe in the place of the
-/// batch norm: outputs stay as they are up to rounding, and training passes measure mean and variance of
-/// down x. Shortcuts of residual blocks and layers of other kinds stay. Returns the layers. Follow it by
-/// estimate_norms and settle_factor_norms. New arenas, a new generation.
+/// Turns each low-rank convolution on the main path into a LowRankNormConv with a probe in the
+/// place of the batch norm. Outputs are unchanged up to rounding, and training passes measure mean
+/// and variance of down x. Shortcuts of residual blocks and other layers are unchanged. Returns the
+/// layers. To be followed by estimate_norms and settle_factor_norms. New arenas, a new generation.
 template <class Root, class Device>
 std::vector<layer_rank> observe_factors(model<Root, Device>& net) {
   using T = typename Root::value_type;
@@ -246,8 +246,8 @@ index_t settle_factor_norms(model<Root, Device>& net) {
   return count;
 }
 
-/// Undoes observe_factors: low-rank convolutions again, with the numbers that they have. Layers that are
-/// settled stay. New arenas, a new generation.
+/// Undoes observe_factors: layers with a probe become low-rank convolutions again, with their
+/// current parameters. Layers that are settled stay. New arenas, a new generation.
 template <class Root, class Device>
 void release_factors(model<Root, Device>& net) {
   using T = typename Root::value_type;
@@ -269,7 +269,7 @@ void release_factors(model<Root, Device>& net) {
 
 namespace detail {
 
-/// Takes the probes out again, unless it is told to keep them.
+/// Removes the probes in its destructor, unless keep() was called.
 template <class Net>
 class probe_guard {
  public:
@@ -289,10 +289,10 @@ class probe_guard {
 
 }  // namespace detail
 
-/// All of it on one rank: observe_factors, estimate_norms over `passes` calls of forward(k), which runs one
-/// forward pass of `net` and returns nothing (or false for a pass without samples), settle_factor_norms. The
-/// other batch norms of the network are estimated as well. Returns the layers. If anything is thrown, the
-/// layers are low-rank convolutions again, with the same numbers. New arenas, a new generation.
+/// All three steps on one rank: observe_factors, estimate_norms over `passes` calls of forward(k),
+/// settle_factor_norms. forward(k) runs one forward pass of `net` and returns nothing (or false for a pass
+/// without samples). Other batch norms are estimated as well. Returns the layers. If anything is thrown,
+/// the layers are low-rank convolutions again, with the same parameters. New arenas, a new generation.
 template <class Root, class Device, class Forward>
 std::vector<layer_rank> insert_factor_norms(context<Device>& ctx, model<Root, Device>& net, index_t passes,
                                             Forward&& forward) {
@@ -305,12 +305,12 @@ std::vector<layer_rank> insert_factor_norms(context<Device>& ctx, model<Root, De
   return layers;
 }
 
-/// Gives a network the structure that insert_factor_norms would, without numbers: exactly the layers of the
-/// list are a LowRankNormConv of the given rank then. For ranks that receive the numbers from another, and
-/// for loading checkpoints. A listed layer may be a convolution, dense or low-rank, or a LowRankNormConv; a
-/// LowRankNormConv that is not listed becomes a dense convolution. Parameters of layers that change are zero.
-/// New arenas, a new generation. Throws state_error for a name that is none of these or is listed twice,
-/// rank_error for impossible ranks; the network is unchanged then.
+/// Gives a network the structure that insert_factor_norms would, without its values: afterwards exactly the
+/// listed layers are LowRankNormConvs, of the given ranks. For ranks of a distributed run that receive the
+/// values from another rank, and for loading checkpoints. A listed layer may be a convolution, dense or
+/// low-rank, or a LowRankNormConv; a LowRankNormConv that is not listed becomes a dense convolution.
+/// Parameters of layers that change are zero. New arenas, a new generation. Throws state_error for a name
+/// that is none of these or is listed twice, rank_error for impossible ranks; the network is unchanged then.
 template <class Root, class Device>
 void apply_factor_norms(model<Root, Device>& net, const std::vector<layer_rank>& layers) {
   using T = typename Root::value_type;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Whole networks from dense to low rank (`factorize`) and back (`merge`).
+/// Converts whole networks from dense to low rank (`factorize`) and back (`merge`).
 
 #include <algorithm>
 #include <optional>
@@ -17,11 +17,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What factorize did to a network.
+/// Result of factorizing a network.
 struct factorization {
   std::vector<factor_report> layers;    ///< each matrix of the factorized layers, in execution order
   std::vector<layer_rank> low_rank;     ///< the factorized layers
-  std::vector<std::string> kept_dense;  ///< layers that the policy chose and that would have grown
+  std::vector<std::string> kept_dense;  ///< layers that the policy chose, but that would have grown
   std::vector<rank_row> rows;           ///< for rank_table: all layers, with ranks, costs and reasons
   index_t parameters_before = 0;        ///< of the whole network
   index_t parameters_after = 0;
@@ -36,7 +36,7 @@ struct factorization {
     return all > 0.0 ? kept / all : 1.0;
   }
 
-  /// By how much the mean loss is predicted to grow, to second order, all layers together. NaN: not known of
+  /// Predicted growth of the mean loss, to second order, summed over all layers. NaN: not known for
   /// some layer.
   double predicted_loss() const {
     double sum = 0.0;
@@ -44,10 +44,10 @@ struct factorization {
     return sum;
   }
 
-  /// What another rank of a distributed run needs to build the same structure.
+  /// Ranks from which apply_ranks builds the same structure on another rank of a distributed run.
   std::vector<layer_rank> ranks() const { return low_rank; }
 
-  /// Adds a factorized layer after those that run before it.
+  /// Adds a factorized layer. Layers are added in execution order.
   void add(const std::string& name, const rank_list& ranks, std::vector<factor_report> reports) {
     low_rank.push_back({name, ranks});
     for (factor_report& report : reports) layers.push_back(std::move(report));
@@ -83,7 +83,7 @@ class slot_finder final : public layer_visitor<T, Device> {
   int shortcuts_ = 0;
 };
 
-/// The layers that a visit of `net` shows.
+/// The layers of `net` that have weights or factors.
 template <class Net>
 auto find_slots(Net& net) {
   slot_finder<typename Net::value_type, typename Net::device_type> found;
@@ -91,7 +91,7 @@ auto find_slots(Net& net) {
   return found;
 }
 
-/// How one layer of a network is factorized.
+/// Options with which one layer of a network is factorized.
 inline factorize_options options_for(const std::string& name, const factorize_policy& policy,
                                      const network_statistics* statistics) {
   factorize_options options{name, policy.keep_dense_if_larger, policy.method, policy.seed};
@@ -100,13 +100,13 @@ inline factorize_options options_for(const std::string& name, const factorize_po
   return options;
 }
 
-/// Writes to views of layers that are const, in the memory of a layer that the caller owns.
+/// Makes a const view of a layer's parameters writable; the caller must own the layer.
 template <class T, std::size_t N>
 tensor_view<T, N> writable(const tensor_view<const T, N>& view) {
   return {const_cast<T*>(view.data()), view.shape(), view.strides()};
 }
 
-/// The low-rank layer of a dense layer's shape, settings and biases with these factors of its matrices.
+/// The low-rank layer with the shape, settings and biases of `dense`, and `made` as factors of its matrices.
 template <class T, class Device>
 any_layer<T, Device> with_factors(const any_layer<T, Device>& dense,
                                   const layer_weights<parameter_t<T>>& weights,
@@ -116,7 +116,7 @@ any_layer<T, Device> with_factors(const any_layer<T, Device>& dense,
   return layer;
 }
 
-/// Makes low-rank layers of those of a network that a policy chooses. Nothing of the network changes.
+/// Makes low-rank layers to replace the layers that a policy chooses. The network itself is not changed.
 template <class T, class Device>
 class network_factorizer {
   using P = parameter_t<T>;
@@ -131,7 +131,7 @@ class network_factorizer {
         choices_(select(found.layers, policy)),
         decomposed_(choices_.size()) {}
 
-  /// The new layers, by slot; empty: the slot stays as it is. `parameters`: of the whole network.
+  /// Returns the new layer of each slot; empty: the slot stays as it is. `parameters`: of the whole network.
   std::vector<std::optional<layer>> make(index_t parameters, factorization& result) {
     const std::optional<budget_request> budget =
         find_budget(found_.layers, choices_, policy_, statistics_, parameters);
@@ -168,7 +168,7 @@ class network_factorizer {
     return options_for(found_.layers[i].name, policy_, statistics_);
   }
 
-  // Gains come from the most exact truncation that the statistics allow, also if policy.truncate is another.
+  // Gains come from the most exact truncation that the statistics allow, even if policy.truncate is another.
   void decompose() {
     for_each_chosen([&](std::size_t i) {
       if (!choices_[i].by_budget) return;
@@ -238,9 +238,9 @@ factorization factorize_on_host(model<Root, Device>& net, const factorize_policy
 
 }  // namespace detail
 
-/// Replaces the layers that `policy` chooses by their low-rank factors, all other layers, parameters and
-/// buffers carried over bit for bit. New arenas, a new generation: optimizers and exchanges of the old one
-/// throw from now on.
+/// Replaces the layers that `policy` chooses by low-rank layers. All other layers, parameters and
+/// buffers are carried over bit for bit. New arenas, a new generation: optimizers and exchanges of
+/// the old generation throw from now on.
 ///
 /// `statistics`, if given, are statistics of the network's training (collect_statistics.hpp). The truncations
 /// and, with policy.budget or policy.share, the ranks of the layers depend on them. A layer without
@@ -258,9 +258,9 @@ template <class Root>
 factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy);
 
 /// Gives a dense network the structure that factorize would: the named layers become low-rank layers of the
-/// given ranks, with zeros for numbers. For ranks that receive the numbers from another, and for loading
-/// checkpoints. Throws state_error for a name that is not a dense layer of the network or is listed twice,
-/// rank_error for impossible ranks or another number of them than the layer has rank groups.
+/// given ranks, with all parameters zero. For ranks of a distributed run that receive the parameters from
+/// another rank, and for loading checkpoints. Throws state_error for a name that is not a dense layer of the
+/// network or is listed twice, rank_error for impossible ranks or not one rank per rank group of the layer.
 template <class Root, class Device>
 void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks) {
   using layer = any_layer<typename Root::value_type, Device>;
@@ -287,8 +287,8 @@ void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks)
   });
 }
 
-/// The layers that factorize would replace and the ranks it would give them without statistics, and without a
-/// decomposition. Throws value_error for a policy that needs one (energy_kept, a budget).
+/// Returns the layers that factorize would replace without statistics, and their ranks, without decomposing
+/// any weight. Throws value_error for a policy that needs a decomposition (energy_kept, a budget).
 template <class Root, class Device>
 std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const factorize_policy& policy) {
   const auto found = detail::find_slots(net);
@@ -304,9 +304,9 @@ std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const fact
   return result;
 }
 
-/// Throws rank_error, with the least that can be reached, if the network cannot meet the limits of parameters
-/// or bytes of policy.budget at any ranks. Limits of multiply-adds and milliseconds need measurements and are
-/// not checked. For runs that factorize later.
+/// Throws rank_error, with the smallest values that can be reached, if the network cannot meet the
+/// limits of policy.budget on parameters or bytes at any ranks. Limits on multiply-adds and
+/// milliseconds need measurements and are not checked. For runs that factorize later.
 template <class Root, class Device>
 void check_reachable(const model<Root, Device>& net, factorize_policy policy) {
   if (!policy.budget || policy.ranks) return;
@@ -327,7 +327,7 @@ void check_reachable(const model<Root, Device>& net, factorize_policy policy) {
   });
 }
 
-/// A layer by the number that factorize_policy::first_layer counts by.
+/// Number of a layer, as counted by factorize_policy::first_layer.
 struct layer_number {
   std::string name;
   index_t number = 0;  ///< 1, 2, ... in execution order; 0 for a shortcut or an embedding
@@ -358,7 +358,7 @@ std::vector<layer_rank> low_rank_layers(const model<Root, Device>& net) {
 
 namespace detail {
 
-/// The dense layer of the same function as a low-rank one: W = up down for each matrix.
+/// The dense layer with the same function as a low-rank layer: W = up down for each matrix.
 template <class T, class Device>
 any_layer<T, Device> merged(any_layer<T, Device>& low_rank) {
   using P = parameter_t<T>;
@@ -383,8 +383,8 @@ any_layer<T, Device> merged(any_layer<T, Device>& low_rank) {
 
 }  // namespace detail
 
-/// Multiplies the factors of every low-rank layer out: a dense network of the same function up to rounding,
-/// for programs that know dense layers only. New arenas, a new generation.
+/// Multiplies out the factors of every low-rank layer. The result is a dense network of the same
+/// function up to rounding, for programs that support dense layers only. New arenas, a new generation.
 template <class Root, class Device>
 void merge(model<Root, Device>& net) {
   using T = typename Root::value_type;

@@ -42,9 +42,9 @@ class FeedForward {
     return detail::message({"FeedForward ", options_.model, " -> ", options_.hidden, " -> ", options_.model});
   }
 
-  /// x, y: rows of `model` elements, dense; y overlaps nothing. In training, x must stay as it is until the
-  /// backward pass. `numbers`: of the rows, for dropout (see ops::row_dropout); nullptr: counted from
-  /// first_row. Throws shape_error.
+  /// x, y: rows of `model` elements, dense; y overlaps nothing. In training, x must stay as it is
+  /// until the backward pass. `numbers`: row numbers for dropout (see ops::row_dropout); nullptr:
+  /// consecutive numbers from first_row. Throws shape_error.
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y,
                const std::uint64_t* numbers = nullptr, std::uint64_t first_row = 0) const {
     detail::check_not_moved(*this);
@@ -63,8 +63,8 @@ class FeedForward {
     ctx.tape().push_value(*this, hidden);
   }
 
-  /// Gradients from dy to all parameters and, unless dx is a null view, to x. Throws shape_error, and
-  /// state_error without a forward pass in training mode.
+  /// Computes from dy the gradients of all parameters and, unless dx is a null view, of x. Throws
+  /// shape_error, and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
     const auto hidden = ctx.tape().template pop_value<tensor_view<T, 2>>(*this);
     detail::check_not_moved(*this);

@@ -9,9 +9,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// N x H x W x C to N x 1 x 1 x HWC, in the order in which NHWC images lie: channels run fastest. (PyTorch
-/// flattens NCHW, columns fastest: the inputs of a linear layer that follows come in another order there
-/// unless H = W = 1.)
+/// Reshapes N x H x W x C to N x 1 x 1 x HWC in the order of NHWC memory: channels vary fastest.
+/// (PyTorch flattens NCHW, in which columns vary fastest, so that a following linear layer has its
+/// inputs in another order there unless H = W = 1.)
 template <class T>
 class Flatten {
  public:

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `fold_batch_norm`: for inference, a network without the batch norms that follow a convolution or a linear
-/// layer.
+/// `fold_batch_norm`: for inference, folds the batch norms that follow a convolution or a linear
+/// layer into that layer.
 
 #include <algorithm>
 #include <cmath>
@@ -20,24 +20,24 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A batch norm that is gone, and the layer that does its work now.
+/// A batch norm that was removed, and the layer that it was folded into.
 struct folded_batch_norm {
   std::string norm;
   std::string into;
   friend bool operator==(const folded_batch_norm&, const folded_batch_norm&) = default;
 };
 
-/// What fold_batch_norm did to a network.
+/// Result of fold_batch_norm.
 struct batch_norm_folding {
   std::vector<folded_batch_norm> folded;  ///< in execution order
-  std::vector<std::string> kept;          ///< batch norms that follow no layer they could go into
+  std::vector<std::string> kept;          ///< batch norms that follow no layer they can be folded into
   index_t parameters_before = 0;          ///< of the whole network
   index_t parameters_after = 0;
 };
 
 namespace detail {
 
-/// y = scale x + shift, channel by channel: what a batch norm does in inference.
+/// y = scale x + shift for each channel: the function of a batch norm in inference.
 struct channel_affine {
   std::vector<double> scale, shift;
 
@@ -74,7 +74,7 @@ struct channel_affine {
       }
     }
   }
-  /// A bias; null: zeros.
+  /// to = scale from + shift, for a bias; a null view `from` counts as zeros.
   template <class T>
   void apply_to_bias(const tensor_view<const T, 1>& from, const tensor_view<T, 1>& to) const {
     for (index_t c = 0; c < channels(); ++c) {
@@ -84,7 +84,7 @@ struct channel_affine {
   }
 };
 
-/// The output channels of a layer whose channels are the rows of its matrices; 0 for another layer.
+/// Number of output channels of a layer whose channels are the rows of its matrices; 0 for other layers.
 template <class T, class Device>
 index_t foldable_channels(any_layer<T, Device>& layer) {
   const auto parts = layer.low_rank();
@@ -99,8 +99,8 @@ index_t foldable_channels(any_layer<T, Device>& layer) {
   return channels;
 }
 
-/// A layer of the same kind and ranks whose outputs are scaled and shifted: the scale is on the rows of its
-/// matrices, or of `up`.
+/// A layer of the kind and ranks of `layer` whose outputs are scaled and shifted by `norm`. The
+/// scale is applied to the rows of the matrices, or of `up`.
 template <class T, class Device>
 any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& norm) {
   using P = parameter_t<T>;
@@ -121,7 +121,7 @@ any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& n
     norm.apply(row, dense.matrices[i].view, writable(scaled.matrices[i].view));
     row += dense.matrices[i].view.extent(0);
   }
-  tensor<P, 1> bias({norm.channels()});  // the sum of those that the layer has
+  tensor<P, 1> bias({norm.channels()});  // sum of the biases of the layer
   std::fill(bias.flat().begin(), bias.flat().end(), P{});
   for (const named_view<const P, 1>& one : dense.biases) {
     for (index_t c = 0; !one.view.is_null() && c < norm.channels(); ++c) bias(c) += one.view(c);
@@ -130,8 +130,8 @@ any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& n
   return result;
 }
 
-/// up (scale (down x) + shift) + b = up' x' with the scale on the outputs of `down` and up shift + b for a
-/// bias.
+/// Folds the batch norm between the factors, up (scale (down x) + shift) + b: `down` is scaled, and
+/// the new bias is up shift + b.
 template <class T, class Device>
 LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   const channel_affine norm(*layer[1].template target<BatchNorm<T>>());
@@ -151,8 +151,8 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   return result;
 }
 
-/// Throws state_error, naming the layer, for factors that are only observed yet (see insert_factor_norms) and
-/// for an AnnealedLayer.
+/// Throws state_error, naming the layer, for factors with a probe between them (see
+/// insert_factor_norms) and for an AnnealedLayer.
 template <class T, class Device>
 class settled_check final : public layer_visitor<T, Device> {
  public:
@@ -186,7 +186,7 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
     }
   }
 
-  // Sequences lose theirs before their layers are shown.
+  // on_sequence has removed all batch norms that can be folded before this is called.
   void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
     if (slot.template target<BatchNorm<T>>() != nullptr) report_.kept.push_back(name);
   }
@@ -204,17 +204,17 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
 
 }  // namespace detail
 
-/// Folds every batch norm that follows a convolution or a linear layer in a sequential (also in the branches
-/// of residual blocks), dense or low-rank, ours or one with layer_traits, into that layer: with s = weight /
-/// sqrt(running variance + eps), W becomes s W, of a low-rank layer `up` s up, and the bias s (b - running
-/// mean) + the norm's bias. A LowRankNormConv becomes a LowRankConv. The outputs of inference mode stay the
-/// same up to rounding; those of training do not, since nothing is normalised by a batch any more: for
-/// networks that are done with training.
+/// Folds every batch norm that follows a convolution or a linear layer in a sequential (also in the
+/// branches of residual blocks) into that layer, which may be dense, low-rank, or of another library with
+/// layer_traits. With s = weight / sqrt(running variance + eps), W becomes s W (in a low-rank layer `up`
+/// becomes s up), and the bias becomes s (b - running mean) + the norm's bias. A LowRankNormConv becomes
+/// a LowRankConv. Outputs in inference mode stay the same up to rounding. Outputs in training mode
+/// change, because nothing is normalised by the batch any more: for networks whose training is finished.
 ///
-/// Batch norms elsewhere stay and are reported. Layers with a static rank become layers of the same rank
-/// given at run time. New arenas, a new generation: optimizers and exchanges of the old one throw from now
-/// on. Throws state_error, and changes nothing, between observe_factors and settle_factor_norms, and for
-/// layers with residuals (attach_residuals).
+/// Batch norms elsewhere stay and are reported. Layers with a static rank become layers with the
+/// same rank set at run time. New arenas, a new generation: optimizers and exchanges of the old one
+/// throw from now on. Throws state_error, and changes nothing, between observe_factors and
+/// settle_factor_norms, and for layers with residuals (attach_residuals).
 template <class Root, class Device>
 batch_norm_folding fold_batch_norm(model<Root, Device>& net) {
   batch_norm_folding result;

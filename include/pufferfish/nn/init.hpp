@@ -4,8 +4,8 @@
 /// \file
 /// Random initial values for parameters. Each is a pure function of the random stream.
 ///
-/// Fans are those of PyTorch: fan_in is what one output sees (in * kernel height * kernel width), fan_out
-/// what one input reaches (out * kernel height * kernel width).
+/// Fans are those of PyTorch: fan_in is the number of inputs of one output (in * kernel height *
+/// kernel width), fan_out the number of outputs of one input (out * kernel height * kernel width).
 
 #include <algorithm>
 #include <cmath>
@@ -17,14 +17,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace init {
 
-/// Inputs of one output and outputs of one input of a weight.
+/// Fan in and fan out of a weight.
 struct fans {
   index_t in = 0;
   index_t out = 0;
 };
 
-/// Of an [out][in] matrix or [out][in][height][width] kernel. Throws value_error for a vector, which has
-/// none.
+/// Fans of an [out][in] matrix or [out][in][height][width] kernel. Throws value_error for a vector,
+/// which has no fans.
 inline fans fans_of(const logical_layout& layout) {
   if (layout.dims < 2) {
     PUFFERFISH_THROW(value_error("init: a parameter " + to_string(layout) +
@@ -35,7 +35,7 @@ inline fans fans_of(const logical_layout& layout) {
   return {layout.shape[1] * field, layout.shape[0] * field};
 }
 
-/// Every element the same.
+/// Sets every element to `value`.
 template <class T>
 void constant(parameter<T>& p, double value) {
   std::fill_n(p.data(), p.size(), static_cast<T>(value));
@@ -53,9 +53,9 @@ void normal(parameter<T>& p, double deviation, random_stream random) {
   fill_normal(p.values(), deviation, random);
 }
 
-/// Uniform in +-sqrt(6 / ((1 + a^2) fan_in)) (He, Zhang, Ren, Sun: "Delving deep into rectifiers", ICCV 2015,
-/// for a leaky ReLU of slope a). a = sqrt(5), the default, is what PyTorch gives its layers: +-1 /
-/// sqrt(fan_in). Throws value_error for a vector.
+/// Uniform in +-sqrt(6 / ((1 + a^2) fan_in)) (He, Zhang, Ren, Sun: "Delving deep into rectifiers",
+/// ICCV 2015, for a leaky ReLU of slope a). The default a = sqrt(5) is that of PyTorch's layers:
+/// +-1 / sqrt(fan_in). Throws value_error for a vector.
 template <class T>
 void kaiming_uniform(parameter<T>& p, random_stream random, double a = 2.23606797749978969641) {
   const auto fan = static_cast<double>(fans_of(p.layout()).in);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `inner_places`: where the tensors lie that flow from one child of a container to the next.
+/// `inner_places`: addresses of the tensors that are passed from one child of a container to the next.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,26 +12,26 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A place for each of the tensors 0 .. count, a chain in which each is made from its neighbour: in memory of
-/// somebody else, or in one of two blocks of scratch. Say where they go along the chain, from either end,
-/// then take_blocks().
+/// Assigns an address to each of the tensors 0 .. count of a chain, in which each tensor is
+/// computed from its neighbour: in memory of the caller, or in one of two blocks of scratch. Call
+/// put, next or stay for each tensor along the chain, from either end, then take_blocks().
 template <class T>
 class inner_places {
  public:
-  /// `frame`: for the blocks; `notes`: of the host, for where they are.
+  /// `frame`: scratch for the blocks; `notes`: host scratch for the list of places.
   inner_places(scratch_frame& frame, scratch_frame& notes, std::size_t count)
       : frame_(frame), places_(notes.take<place>(static_cast<index_t>(count) + 1)) {}
 
-  /// In `memory`, which is the caller's.
+  /// Tensor i is stored in `memory`, which the caller owns.
   void put(std::size_t i, T* memory) { last_ = places_[i] = {memory, none}; }
 
-  /// In the block that does not hold the tensor named before.
+  /// Tensor i is stored in the block that does not hold the tensor placed before it.
   void next(std::size_t i, index_t elements) { add(i, {nullptr, last_.block == 0 ? 1 : 0}, elements); }
 
-  /// Where the tensor named before is.
+  /// Tensor i is stored in the place of the tensor placed before it.
   void stay(std::size_t i, index_t elements) { add(i, last_, elements); }
 
-  /// The blocks, each as large as the largest tensor in it.
+  /// Allocates the blocks, each as large as the largest tensor in it.
   void take_blocks() {
     for (int b = 0; b < none; ++b) blocks_[b] = frame_.take<T>(largest_[b]);
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `key_value_cache`: what attention keeps of the tokens that have been decoded.
+/// `key_value_cache`: keys and values that attention keeps of the tokens decoded so far.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,9 +18,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Keys and values of the tokens that have been decoded, for rows that are extended token by token, in the
-/// memory of a device. Rows may be copied and dropped between steps, as beam search does: only what really
-/// doubles is copied.
+/// Keys and values of the tokens decoded so far, for rows that are extended token by token, in the
+/// memory of a device. Rows may be duplicated and dropped between steps, as in beam search; only
+/// duplicates are copied.
 template <class T, class Device = device::cpu>
 class key_value_cache {
  public:
@@ -36,7 +36,7 @@ class key_value_cache {
   index_t length() const { return length_; }
   index_t capacity() const { return capacity_; }
 
-  /// `rows` rows without tokens. Throws shape_error if there is no room for so many.
+  /// Starts with `rows` rows without tokens. Throws shape_error if there is no room for that many.
   void start(index_t rows) {
     if (rows > static_cast<index_t>(used_.size())) {
       detail::throw_error<shape_error>(
@@ -47,7 +47,7 @@ class key_value_cache {
     for (std::size_t i = 0; i < first_.size(); ++i) first_[i] = static_cast<index_t>(i) * capacity_;
   }
 
-  /// New row i is a copy of old row parents[i]. Throws shape_error for a parent that is no row, or too many.
+  /// New row i is a copy of old row parents[i]. Throws shape_error for a missing parent, or too many rows.
   void reorder(context<Device>& ctx, std::span<const std::int32_t> parents) {
     if (parents.size() > used_.size()) {
       detail::throw_error<shape_error>(
@@ -58,7 +58,7 @@ class key_value_cache {
         detail::throw_error<shape_error>({"key_value_cache: parent ", parent, " of ", rows(), " rows"});
       }
     }
-    // The first child of a row takes its place; others get a free one.
+    // The first child of a row reuses its place; further children are copied to free places.
     std::fill(used_.begin(), used_.end(), false);
     next_.assign(parents.size(), -1);
     for (std::size_t i = 0; i < parents.size(); ++i) {
@@ -80,8 +80,8 @@ class key_value_cache {
     first_.swap(next_);
   }
 
-  /// Appends a token to every row: keys and values, a row each, in order. Throws shape_error if the rows are
-  /// others or the cache is full.
+  /// Appends one token to every row: row i of `keys` and of `values` to row i of the cache. Throws
+  /// shape_error if the number of rows differs or the cache is full.
   void append(context<Device>& ctx, const tensor_view<const T, 2>& keys,
               const tensor_view<const T, 2>& values) {
     if (keys.extent(0) != rows() || length_ >= capacity_) {
@@ -100,7 +100,7 @@ class key_value_cache {
   tensor_view<const T, 2> keys() const { return keys_.view(); }
   tensor_view<const T, 2> values() const { return values_.view(); }
 
-  /// Where each row's tokens lie: arrays in the frame.
+  /// For each row, the range of its tokens in keys() and values(); the arrays are taken from the frame.
   token_runs runs(context<Device>& ctx, scratch_frame& frame) const {
     const index_t* const places = bring(ctx, frame, 2 * rows(), [&](index_t* written) {
       std::copy(first_.begin(), first_.end(), written);
@@ -110,7 +110,7 @@ class key_value_cache {
   }
 
  private:
-  /// Rows of one width.
+  /// Matrix in the memory of the device.
   class block {
    public:
     block() = default;
@@ -128,10 +128,10 @@ class key_value_cache {
     memory_block<T> memory_;
   };
 
-  // Numbers that write(place) leaves on the host, where the device reads them.
+  // Uploads the `count` numbers that write(buffer) stores on the host; returns their address on the device.
   template <class Write>
   static const index_t* bring(context<Device>& ctx, scratch_frame& frame, index_t count, Write&& write) {
-    auto* const place = frame.take<index_t>(count);  // first: notes may come from the same arena
+    auto* const place = frame.take<index_t>(count);  // before `notes`, which may use the same arena
     scratch_frame notes(ctx.host_scratch());
     auto* const written = ops::upload_buffer(ctx, notes, place, count);
     write(written);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What any_layer asks a layer's type: the views it takes, and which of the optional members it has.
+/// Concepts by which any_layer inspects a layer's type: the views of its passes, and its optional members.
 
 #include <concepts>
 
@@ -24,7 +24,7 @@ concept row_layer = requires(const L& layer) {
   layer.out_features();
 };
 
-/// The views that a layer takes: of images, or of rows.
+/// The kind of view that the passes of a layer take: of images, or of rows.
 template <class T, class L>
 auto layer_view(const tensor_view<T, 4>& view) {
   if constexpr (row_layer<L>) {

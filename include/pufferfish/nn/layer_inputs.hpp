@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `layer_input`: the size of a layer's input in a training pass. Convolutional networks trace it from the
-/// shape of an image batch; other models count the rows that a training step shows.
+/// `layer_input`: the size of a layer's input in a training pass. Convolutional networks trace it from
+/// the shape of an image batch; other models count the rows that a row_observer sees in a training step.
 
 #include <algorithm>
 #include <cstddef>
@@ -77,7 +77,7 @@ std::vector<layer_input> traced_inputs(const network<T, Device>& net, const exte
   return std::move(trace.inputs);
 }
 
-/// Counts the rows that weights meet in training passes, at no measurable cost:
+/// Counts the rows that each weight processes in training passes, at no measurable cost:
 ///
 ///     row_counter rows;
 ///     {
@@ -90,7 +90,7 @@ class row_counter final : public row_observer {
   void on_rows(const void* weight, row_kind kind, const shown_rows& rows) override {
     rows_[{weight, static_cast<int>(kind)}] += rows.rows;
   }
-  /// Number of rows of a kind that a weight has met; `weight` as in row_observer.
+  /// Number of rows of a kind that a weight has processed; `weight` as in row_observer.
   index_t rows(const void* weight, row_kind kind) const {
     const auto at = rows_.find({weight, static_cast<int>(kind)});
     return at == rows_.end() ? 0 : at->second;
@@ -102,9 +102,9 @@ class row_counter final : public row_observer {
 
 /// The inputs of dense fully connected layers, recurrent layers and embeddings of any model, from the rows
 /// that `counter` has seen in `passes` training steps (the mean, rounded up). `steps` is the length of the
-/// sequences of recurrent layers. Layers without rows are left out. Convolutions are left out, because rows
-/// do not tell the height and width of images: see traced_inputs. Throws value_error for a number below 1,
-/// and if the rows of a recurrent layer are not a multiple of `steps`.
+/// sequences of recurrent layers. Layers without rows are left out. Convolutions are left out, because a
+/// number of rows does not determine height and width of images: see traced_inputs. Throws value_error
+/// for a number below 1, and if the rows of a recurrent layer are not a multiple of `steps`.
 template <class Root, class Device>
 std::vector<layer_input> counted_inputs(const model<Root, Device>& net, const row_counter& counter,
                                         index_t passes = 1, index_t steps = 1) {
@@ -125,7 +125,7 @@ std::vector<layer_input> counted_inputs(const model<Root, Device>& net, const ro
       if (tokens + tied > 0) inputs.push_back({name, {tokens, 1, 1, table->width()}, true, tied});
       continue;
     }
-    // Layers show inputs or outputs, and always the gradients of outputs.
+    // Layers report rows of inputs or of outputs, but always the rows of output gradients.
     const index_t count = rows(row_kind::output_gradient);
     if (count == 0) continue;
     if (slot.recurrent() == nullptr) {
@@ -141,9 +141,9 @@ std::vector<layer_input> counted_inputs(const model<Root, Device>& net, const ro
   return inputs;
 }
 
-/// The same without a training step, for a model such as lstm_lm in which each layer meets each token of a
-/// segment once. A segment has `steps` steps of `batch` sequences. An embedding whose gradient has several
-/// writers counts as tied to the output layer. Throws value_error for a number below 1.
+/// The same without a training step, for a model such as lstm_lm in which each layer processes each token
+/// of a segment once. A segment has `steps` steps of `batch` sequences. An embedding whose gradient has
+/// several writers counts as tied to the output layer. Throws value_error for a number below 1.
 template <class Root, class Device>
 std::vector<layer_input> sequence_inputs(const model<Root, Device>& net, index_t steps, index_t batch) {
   if (steps < 1 || batch < 1) {

@@ -12,7 +12,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// y = (x - mean) / sqrt(variance + eps) weight + bias over the last dimension, with the biased variance (Ba,
-/// Kiros, Hinton: "Layer normalization", 2016). eps is that of Transformers; PyTorch's default is 1e-5.
+/// Kiros, Hinton: "Layer normalization", 2016). The default eps is the Transformer's; PyTorch's is 1e-5.
 ///
 /// Blocks with a residual connection use forward_sum and backward_sum: dropout, sum and normalisation in one
 /// pass.
@@ -56,18 +56,18 @@ class LayerNorm {
     run_forward(ctx, {rows(x), {}, {}, nullptr}, rows(y));
   }
 
-  /// Gradients from dy to weight and bias and, unless dx is a null view, to x; dx may be dy. Throws
-  /// shape_error, and state_error without a forward pass in training mode.
+  /// Computes from dy the gradients of weight and bias and, unless dx is a null view, of x; dx may
+  /// be dy. Throws shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_backward(*this, dy.shape(), dy, dx);
     run_backward(ctx, rows(dy), dx.is_null() ? tensor_view<T, 2>() : rows(dx), {});
   }
 
-  /// y = norm(dropout(x) + residual) over rows, all M x features and dense. In training the sum takes the
-  /// place of x, which then must stay as it is until backward_sum; the residual need not. y overlaps neither.
-  /// In inference nothing is dropped and y may be x or residual. Numbers of rows stay as they are until the
-  /// backward pass. Throws shape_error.
+  /// y = norm(dropout(x) + residual) over rows, all M x features and dense. In training the sum
+  /// overwrites x, which then must stay as it is until backward_sum; the residual need not. y
+  /// overlaps neither. In inference nothing is dropped, and y may be x or residual. The row numbers
+  /// of `dropout` must stay as they are until the backward pass. Throws shape_error.
   template <class Device>
   void forward_sum(context<Device>& ctx, const tensor_view<T, 2>& x, const tensor_view<const T, 2>& residual,
                    const ops::row_dropout& dropout, const tensor_view<T, 2>& y) const {
@@ -80,8 +80,8 @@ class LayerNorm {
     run_forward(ctx, {x, residual, dropout, x.data()}, y);
   }
 
-  /// The way back: gradients of the residual (dresidual) and of x (dx); each may be a null view, dresidual
-  /// may be dy.
+  /// Backward pass of forward_sum: gradients of the residual (dresidual) and of x (dx). Each may be
+  /// a null view; dresidual may be dy.
   template <class Device>
   void backward_sum(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dresidual, const tensor_view<T, 2>& dx) const {

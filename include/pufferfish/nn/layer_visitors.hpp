@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What walks through the layers of a network: visitors of parameters and buffers, of slots, of shapes.
+/// Visitors of a network's layers: of parameters and buffers, of slots, of shapes.
 
 #include <string>
 
@@ -33,16 +33,16 @@ class layer_visitor {
   virtual void on_layer(const std::string& name, any_layer<T, Device>& slot) = 0;
   /// Receives each sequential as a whole, before its layers: may replace layers, and take some out.
   virtual void on_sequence(const std::string& /*prefix*/, sequential<T, Device>& /*layers*/) {}
-  /// Receives the slot of a model's embedding, a layer that any_layer::tokens() shows. It may be replaced by
-  /// another of the same vocabulary and width. Embeddings are no `on_layer`, so that the numbers by which
-  /// policies count layers do not depend on them.
+  /// Receives the slot of a model's embedding (see any_layer::tokens), which may be replaced by
+  /// another embedding of the same vocabulary and width. Embeddings are not passed to on_layer, so
+  /// that policies do not count them as layers.
   virtual void on_embedding(const std::string& /*name*/, any_layer<T, Device>& /*slot*/) {}
-  /// What is visited between the two lies on the shortcut of a residual block.
+  /// These two calls enclose the visit of the shortcut of a residual block.
   virtual void enter_shortcut() {}
   virtual void leave_shortcut() {}
 };
 
-/// Receives the layers that compute (no containers) with the shapes that an input gives them.
+/// Receives the layers that compute (no containers) with their shapes for a given input.
 template <class T, class Device>
 class layer_tracer {
  public:
@@ -53,7 +53,7 @@ class layer_tracer {
 
 namespace detail {
 
-/// Its address stands for the type, with and without RTTI. Not const: linkers may merge equal constants.
+/// The address of type_tag<L> identifies L without RTTI. Not const: linkers may merge equal constants.
 template <class L>
 inline char type_tag = 0;
 
@@ -61,7 +61,7 @@ inline std::string join_name(const std::string& prefix, const std::string& name)
   return prefix.empty() ? name : name.empty() ? prefix : prefix + "." + name;
 }
 
-/// Names the state of one layer on its way to a visitor.
+/// Passes the state of one layer to a visitor, with names below `prefix`.
 template <class T>
 struct named_forwarder {
   state_visitor<T>& visitor;

@@ -49,8 +49,8 @@ class Linear {
     if (ctx.training() && !shows_inputs()) ctx.rows()(weight_, row_kind::output, tensor_view<const T, 2>(y));
   }
 
-  /// Gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing. Throws shape_error,
-  /// and state_error without a forward pass in training mode.
+  /// Computes gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing.
+  /// Throws shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, false);
@@ -101,7 +101,7 @@ class Linear {
     }
     return logical_layout::matrix(out, in);
   }
-  // An observer needs the rows on one side of the weight: the narrower ones.
+  // An observer needs the rows on one side of the weight only; it gets those of the narrower side.
   bool shows_inputs() const { return in_ < out_; }
   tensor_view<const T, 2> stored() const { return {weight_.template as<T>(), {in_, out_}}; }
 

@@ -21,10 +21,10 @@ class SoftmaxCrossEntropy {
   const label_smoothing& smoothing() const { return smoothing_; }
   std::string describe() const { return "SoftmaxCrossEntropy"; }
 
-  /// Loss, hits and rows of logits N x H x W x K (dense; a classifier's are N x 1 x 1 x K) against N H W
-  /// labels in 0 .. K - 1. Writes the gradient divided by `normalizer` to dlogits: with the global batch size
-  /// over the number of ranks there, the mean over ranks of all gradients is the gradient of the mean loss.
-  /// dlogits: shaped as logits, or a null view. Errors as ops::softmax_cross_entropy.
+  /// Returns loss, hits and rows of logits N x H x W x K (dense; a classifier's are N x 1 x 1 x K)
+  /// for N H W labels in 0 .. K - 1. Writes the gradient divided by `normalizer` to dlogits. If that
+  /// is the global batch size / number of ranks, the mean of all ranks' gradients is the gradient of
+  /// the mean loss. dlogits: shaped as logits, or a null view. Errors as ops::softmax_cross_entropy.
   loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
                          std::span<const std::int32_t> labels, double normalizer,
                          const tensor_view<T, 4>& dlogits) const {
@@ -32,7 +32,7 @@ class SoftmaxCrossEntropy {
                                          rows("dlogits", dlogits));
   }
 
-  /// The sum of the losses and the number of hits go to results[0] and results[1].
+  /// Writes the sum of the losses to results[0] and the number of hits to results[1].
   void operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
                   std::span<const std::int32_t> labels, double normalizer, const tensor_view<T, 4>& dlogits,
                   double* results) const {
@@ -41,8 +41,8 @@ class SoftmaxCrossEntropy {
     results[1] = static_cast<double>(found.correct);
   }
 
-  /// On a device: the sum of the losses and the number of hits go to results[0] and results[1], in its
-  /// memory. Labels are there, too; a label outside 0 .. K - 1 makes the sum NaN.
+  /// On a device: `results` and `labels` are in its memory. Writes the sum of the losses to
+  /// results[0] and the number of hits to results[1]; a label outside 0 .. K - 1 makes the sum NaN.
   void operator()(context<device::gpu>& ctx, const tensor_view<const T, 4>& logits,
                   std::span<const std::int32_t> labels, double normalizer, const tensor_view<T, 4>& dlogits,
                   double* results) const {
@@ -50,7 +50,7 @@ class SoftmaxCrossEntropy {
                                   rows("dlogits", dlogits), results);
   }
 
-  /// Without a gradient.
+  /// The same without a gradient.
   loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
                          std::span<const std::int32_t> labels) const {
     return (*this)(ctx, logits, labels, 1.0, {});

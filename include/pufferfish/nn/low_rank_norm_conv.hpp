@@ -12,18 +12,18 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = up * BatchNorm(down * x) + b: `down` is the convolution `shape` to groups * `rank` channels, `up` a
-/// 1x1 convolution of as many groups to all of them. What the code of Pufferfish uses in its pure low-rank
-/// ResNet-18 and ResNet-34 for ImageNet; its published networks, and factorize, have nothing between the
-/// factors. With running statistics it is not the product of two matrices of the training pass, so it cannot
-/// be merged or made by an SVD. insert_factor_norms makes it of a LowRankConv.
+/// y = up * BatchNorm(down * x) + b: `down` is the convolution `shape` with groups * `rank` output channels,
+/// `up` a 1x1 convolution with the same groups to all output channels. The code of Pufferfish uses it in its
+/// pure low-rank ResNet-18 and ResNet-34 for ImageNet; its published networks, and factorize, have nothing
+/// between the factors. In training the batch norm depends on the batch, so that the layer is no product of
+/// two matrices and cannot be merged or made by an SVD. insert_factor_norms makes it of a LowRankConv.
 ///
-/// Names below it: down.weight, bn.weight, bn.bias, up.weight, up.bias.
+/// Names of its state: down.weight, bn.weight, bn.bias, up.weight, up.bias.
 template <class T, class Device = device::cpu>
 class LowRankNormConv : public sequential<T, Device> {
  public:
-  /// By default without b: a batch norm follows. Throws shape_error for a shape that is none, rank_error
-  /// unless 1 <= rank <= min(out / groups, in / groups * kernel height * kernel width).
+  /// Without b by default, because a batch norm follows. Throws shape_error for an invalid shape,
+  /// rank_error unless 1 <= rank <= min(out / groups, in / groups * kernel height * kernel width).
   LowRankNormConv(const conv_shape& shape, index_t rank, bool bias = false)
       : shape_(shape), rank_(rank), has_bias_(bias) {
     shape.validate("LowRankNormConv");
@@ -37,7 +37,7 @@ class LowRankNormConv : public sequential<T, Device> {
     this->add("up", Conv<T>(up, bias));
   }
 
-  /// The geometry of the dense convolution that it stands for.
+  /// The geometry of the dense convolution that this layer replaces.
   const conv_shape& shape() const { return shape_; }
   index_t rank() const { return rank_; }
   bool has_bias() const { return has_bias_; }
@@ -45,7 +45,7 @@ class LowRankNormConv : public sequential<T, Device> {
     return detail::message({"LowRankNormConv rank ", rank_, ", ", shape_.describe()});
   }
 
-  /// Shows nothing: its convolutions are factors already, not layers to factorize.
+  /// Visits nothing: the convolutions of this layer are factors already, not layers to factorize.
   void visit_layers(layer_visitor<T, Device>&, const std::string&) {}
 
  private:

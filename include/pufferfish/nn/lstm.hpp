@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// `LSTM`: the dense layer, and what svd_factorize has to know about it.
+/// `LSTM`: the dense layer, and the layer_traits by which it is factorized.
 ///
-/// Parameters, for d inputs and h outputs; gates in PyTorch's order i, f, g, o, one below the other:
+/// Parameters, for d inputs and h outputs; gates in PyTorch's order i, f, g, o, stacked by rows:
 ///   weight_ih  [4 h x d]   PyTorch's weight_ih (LSTMCell), weight_ih_l0 (LSTM)
-///   bias       [4 h]       one vector a gate: PyTorch's bias_ih + bias_hh
+///   bias       [4 h]       one vector per gate: PyTorch's bias_ih + bias_hh
 ///   weight_hh  [4 h x h]
 
 #include <array>
@@ -19,7 +19,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// One side of a dense LSTM: the matrices of the four gates side by side, [in][4 hidden]. Keeps nothing.
+/// One side of a dense LSTM: the gates' matrices side by side, [in][4 hidden]. Nothing is kept for backward.
 template <class T>
 class dense_gates {
  public:
@@ -140,7 +140,7 @@ class LSTM : public detail::lstm_core<T, detail::dense_gates<T>> {
   }
 
  private:
-  // The base class says what is wrong; until then nothing may be laid out with such a size.
+  // The base class throws for an invalid size; until then the parameters need a valid one.
   static index_t checked(index_t size) { return std::max<index_t>(size, 1); }
 };
 

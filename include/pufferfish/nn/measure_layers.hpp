@@ -116,7 +116,7 @@ class random_block {
 };
 
 /// A copy of a layer in a network of its own: dense if `ranks` is empty, else low-rank with random factors.
-/// `writers`: writes of each gradient in a backward pass.
+/// `writers`: number of writes of each gradient in a backward pass.
 template <class T, class Device>
 network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_list& ranks, int writers) {
   struct setter final : state_visitor<parameter_t<T>> {
@@ -253,7 +253,7 @@ std::vector<double> time_layer(context<Device>& ctx, const any_layer<T, Device>&
   return time(pass);
 }
 
-/// A text that is equal for layers whose passes are the same work.
+/// Key that is equal for layers whose passes do the same work.
 template <class T, class Device>
 std::string timing_key(const any_layer<T, Device>& layer, const layer_input& input) {
   std::string key = layer.describe();

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// `model<Root>`: layers of any arrangement with their arenas, as a value. A network from one tensor to
-/// another is one (`network`), a language model or a Transformer another.
+/// `model<Root>`: layers in any arrangement, with their arenas, as a value. `network` is a model
+/// from one tensor to another; language models and Transformers have a Root of their own.
 ///
-/// What a Root must have (a documented class that does not exist):
+/// Interface of a Root (ExampleRoot is documentation, no such class exists):
 ///
 ///     class ExampleRoot {                                       // copyable, copies are deep
 ///      public:
@@ -16,8 +16,8 @@
 ///       void initialize(random_stream);
 ///     };
 ///
-/// Both visits go in execution order, containers before their contents, names joined by dots. A Root may have
-/// forward and backward passes of whatever arguments it needs.
+/// Both visits run in execution order, containers before their contents, with names joined by dots.
+/// Forward and backward passes of a Root may have any arguments.
 
 #include <algorithm>
 #include <cstddef>
@@ -33,8 +33,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A Root and the arenas of its parameters, gradients and buffers. Copying copies the arenas and binds the
-/// copy's layers to them; moving moves no layer and no arena.
+/// A Root and the arenas of its parameters, gradients and buffers. Copying copies the arenas and
+/// binds the copy's layers to them; moving leaves layers and arenas at their addresses.
 template <class Root, class Device = device::cpu>
 class model {
  public:
@@ -64,15 +64,15 @@ class model {
     on_host([&](Root& root) { root.initialize({seed, stream_id("initialize")}); });
   }
 
-  /// Calls change(Root&) while the host may read and write all values and buffers, wherever they lie
-  /// otherwise; what it writes goes back there unless it throws. On a device's model, waits for the device.
+  /// Calls change(Root&) while the host may read and write all values and buffers, wherever they are stored.
+  /// The changes are stored back unless `change` throws. For a model on a device, waits for the device.
   template <class Change>
   void on_host(Change&& change) {
     host_scope scope(self().store);
     change(self().root);
     scope.keep();
   }
-  /// The same for a look(const Root&) that changes nothing.
+  /// The same for look(const Root&), which changes nothing.
   template <class Look>
   void read_on_host(Look&& look) const {
     const host_scope scope(self().store);
@@ -85,8 +85,8 @@ class model {
   std::uint64_t generation() const { return self().store.generation(); }
   index_t parameter_count() const { return static_cast<index_t>(self().store.values().size()); }
 
-  /// Lets `change(Root&)` work on the layers (replace some, add some), then lays out new arenas, keeping the
-  /// values of all that stayed. Raises the generation. A change that throws must have changed nothing.
+  /// Calls change(Root&), which may replace and add layers, then lays out new arenas; layers that
+  /// remain keep their values. Raises the generation. If `change` throws, it must have changed nothing.
   template <class Change>
   void modify(Change&& change) {
     host_scope scope(self().store);
@@ -95,8 +95,8 @@ class model {
     pack();
   }
 
-  /// The same for a change that neither reads nor writes a value: all stay where they are, and what is on a
-  /// device is copied to the new arenas by the device. If memory for those runs out, the layers are as
+  /// The same for a change that neither reads nor writes a value. Values stay on their device,
+  /// which copies them to the new arenas. If memory for the new arenas runs out, the layers are as
   /// `change` left them, on the old arenas.
   template <class Change>
   void rearrange(Change&& change) {
@@ -104,7 +104,7 @@ class model {
     pack();
   }
 
-  /// Shows the slots below the root to a visitor, which may not replace what is in them.
+  /// Shows the slots below the root to a visitor, which may not replace their layers.
   void visit_layers(layer_visitor<value_type, Device>& visitor) const { self().root.visit_layers(visitor); }
 
   /// Calls f(name, const any_layer&) for every layer below the root, containers before their contents.
@@ -118,8 +118,8 @@ class model {
     visit_layers(visitor);
   }
 
-  /// The structure in lines, "layer1.0.conv1.weight [16 x 16 x 3 x 3]": all parameters, then all buffers, in
-  /// arena order. Ranks whose lines differ do not have the same model.
+  /// The structure in lines, "layer1.0.conv1.weight [16 x 16 x 3 x 3]": all parameters, then all buffers,
+  /// in arena order. Ranks of a distributed run have the same model only if these lines are equal.
   std::string structure() const {
     std::string text;
     for (const auto& entry : self().store.parameters()) {
@@ -159,7 +159,7 @@ class model {
   std::unique_ptr<state> state_;  // nullptr: moved from
 };
 
-/// Copies the values and buffers of a model to another of the same structure, on whatever devices they are.
+/// Copies the values and buffers of a model to another of the same structure; the devices may differ.
 /// Throws state_error, naming the first difference, if the structures differ. Waits for devices.
 template <class From, class FromDevice, class To, class ToDevice>
 void copy_state(const model<From, FromDevice>& from, model<To, ToDevice>& to) {

@@ -12,7 +12,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// One computing layer of a network with the shapes that an input gives it.
+/// One computing layer of a network with its shapes for a given input.
 struct layer_summary {
   std::string name;
   std::string description;
@@ -41,14 +41,14 @@ class network : public model<any_layer<T, Device>, Device> {
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     root().forward(ctx, x, y);
   }
-  /// The same with a result of its own: convenient, allocates.
+  /// The same with a newly allocated result.
   tensor<T, 4> forward(context<Device>& ctx, const tensor_view<const T, 4>& x) const {
     tensor<T, 4> y(output_shape(x.shape()));
     forward(ctx, x, y.view());
     return y;
   }
 
-  /// Writes the gradient arena from dy (shaped as y), and dx (shaped as x) unless it is a null view.
+  /// Computes from dy (shaped as y) the gradient arena, and dx (shaped as x) unless it is a null view.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                 const tensor_view<T, 4>& dx = {}) const {
     root().backward(ctx, dy, dx);

@@ -22,9 +22,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     running_mean = (mean_0 + .. + mean_k) / (k + 1)
 ///     running_var = (variance_0 + .. + variance_k) / (k + 1)
 ///
-/// with mean and unbiased variance of the batch that the batch norm saw in each pass. What the statistics
-/// were before has no influence. Pass k runs with context::norm_momentum 1 / (k + 1), which makes the
-/// exponential average of BatchNorm this mean.
+/// with mean and unbiased variance of the batch that the batch norm saw in each pass. Earlier
+/// statistics have no influence. Pass k runs with context::norm_momentum 1 / (k + 1), which makes
+/// the exponential average of BatchNorm this mean.
 ///
 ///     {
 ///       norm_estimation estimation(ctx);
@@ -32,9 +32,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     }
 ///
 /// The passes run in training mode: batch norms normalise by the batch, dropout drops. num_batches_tracked
-/// rises by one a pass, as in training. Parameters and gradients do not change. At its end the object puts
-/// back the context's mode, momentum and place among the random streams, and leaves the tape empty. Passes
-/// may call context::begin_step; without it they draw further streams of the current step.
+/// rises by one per pass, as in training. Parameters and gradients do not change. The destructor restores
+/// the context's mode, momentum and place among the random streams, and leaves the tape empty. Passes may
+/// call context::begin_step; without it they draw further streams of the current step.
 ///
 /// Statistics are those of the batches of this process. A distributed run averages the buffers over its ranks
 /// afterwards. A batch norm that runs several times in one pass gives its last batch more weight.

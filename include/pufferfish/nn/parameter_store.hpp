@@ -32,7 +32,7 @@ struct stored_entry {
 
 namespace detail {
 
-/// Throws value_error, naming it, if two of the names are the same.
+/// Throws value_error, with the name, if two names are equal.
 PUFFERFISH_COLD inline void check_distinct(std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
@@ -42,8 +42,8 @@ PUFFERFISH_COLD inline void check_distinct(std::vector<std::string> names) {
   }
 }
 
-/// Counts the layouts of a store. Moving it counts as a layout of the store that was moved from: what was
-/// made for that one notices.
+/// Counts the layouts of a store. A move counts as a new layout of the store that was moved from,
+/// so that objects made for its old layout detect the move.
 class layout_count {
  public:
   layout_count() = default;
@@ -65,15 +65,15 @@ class layout_count {
 
 }  // namespace detail
 
-/// Collects the state of something visitable and lays it out, parameters packed without padding in reverse
+/// Collects the state of a visitable object and lays it out. Parameters are packed without padding in reverse
 /// execution order: the order in which a backward pass finishes them, the same on every rank. The visited
 /// objects keep pointers into the arenas: the store must live as long as they are used, and moves with them.
 ///
-/// For layers that compute in 16 bits it keeps rounded copies of the values besides, in an arena of their
-/// own, each on a boundary of vectors: written whenever the store gets new values, by the optimizer's step,
-/// and by round().
+/// For layers that compute in 16 bits, the store also keeps rounded copies of the values in an
+/// arena of their own, each aligned for vector loads. They are written whenever the store gets new
+/// values, by the optimizer's step, and by round().
 ///
-/// The arenas may be stored on a device. Whatever the host does to the visited objects then happens between
+/// The arenas may be stored on a device. The host may then access the visited objects only between
 /// bring_to_host() and send_back().
 template <class T>
 class parameter_store {
@@ -85,15 +85,15 @@ class parameter_store {
                 "pufferfish: parameters of layers that compute in 16 bits are floats: parameter_t");
 
   parameter_store() : parameter_store(host_memory()) {}
-  /// With arenas in memory from a source, which must outlive it, and copies in `rounded`.
+  /// Takes arenas from `source`, which must outlive the store; 16-bit copies have the format `rounded`.
   explicit parameter_store(memory_source& source, rounded_format rounded = rounded_format::none)
       : source_(&source), format_(rounded) {}
 
-  /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start at zero.
-  /// Raises the generation: whoever remembers an older one holds pointers into arenas that are gone. Values
-  /// that lie on the arenas' device are copied there by the device, others are sent to it. If memory runs
-  /// out, nothing has changed. Throws value_error, naming it, if two of them have one name, and state_error
-  /// for one that was moved from.
+  /// Lays out everything that `visit(state_visitor<T>&)` shows, keeping all values. Gradients start
+  /// at zero. Raises the generation: pointers into the arenas of an older generation are invalid.
+  /// Values stored on the arenas' device are copied by the device, others are sent to it. If memory
+  /// runs out, nothing has changed. Throws value_error, with the name, if two objects have the same
+  /// name, and state_error for a moved-from object.
   template <class Visit>
   void pack(Visit&& visit) {
     collector found;
@@ -124,11 +124,11 @@ class parameter_store {
     send_back(true);
   }
 
-  /// Whether the host may touch the values now.
+  /// Whether the host may access the values now.
   bool on_host() const { return source_->on_host() || on_host_; }
 
-  /// Copies values and buffers of a device to the host and shows the copies to everybody who is bound;
-  /// gradients stay where they are. Throws state_error if they are on the host already, backend_error.
+  /// Copies values and buffers from a device to the host and binds all visited objects to the copies;
+  /// gradients stay on the device. Throws state_error if the values are on the host already, backend_error.
   void bring_to_host() {
     if (on_host()) detail::throw_error<state_error>({"parameter_store: the values are on the host already"});
     host_values_ = memory_block<T>(host_memory(), values_.size(), uninitialized);
@@ -139,7 +139,7 @@ class parameter_store {
     on_host_ = true;
   }
 
-  /// Ends that: the device's arenas hold the values again, those from the host where `changed`.
+  /// Undoes bring_to_host and, if `changed`, copies the host's values to the device's arenas.
   void send_back(bool changed) {
     relocate(values_.data(), buffers_.data(), true);
     on_host_ = false;
@@ -152,8 +152,8 @@ class parameter_store {
     host_buffers_ = {};
   }
 
-  /// The same for gradients alone, of parameters whose values stay where they are: in the memory of a host
-  /// framework. values() and buffers() are empty then.
+  /// pack() for gradients alone, of parameters whose values stay in the memory of a host framework.
+  /// values() and buffers() are empty then.
   template <class Visit>
   void pack_gradients(Visit&& visit) {
     collector found;
@@ -178,12 +178,12 @@ class parameter_store {
   std::span<T> gradients() { return gradients_ ? gradients_->span() : std::span<T>(); }
   std::span<T> buffers() { return buffers_.span(); }
   std::span<const T> buffers() const { return buffers_.span(); }
-  /// A share in the gradients' arena, which lives as long as it has an owner: an exchange has messages to and
-  /// from it that a new layout, or the end of the network, may leave under way.
+  /// Shares the ownership of the gradients' arena. An exchange needs it: after a new layout, or the
+  /// end of the network, its messages to and from the old arena may still be under way.
   std::shared_ptr<const void> gradient_memory() const { return gradients_; }
 
-  /// The arena of the copies, nullptr without; where a parameter's copy begins there, by its id. Whoever
-  /// writes values(), but for the store itself and optimizers, calls round() then; it waits for the device.
+  /// Arena of the 16-bit copies (nullptr: none), and the offset of a parameter's copy in it, by its id. Code
+  /// other than the store and optimizers calls round() after writing values(); it waits for the device.
   void* rounded() { return rounded_.data(); }
   index_t rounded_offset(int id) const { return rounded_offsets_[static_cast<std::size_t>(id)]; }
   rounded_format rounded_as() const { return format_; }
@@ -208,9 +208,9 @@ class parameter_store {
     for (const parameter_entry& entry : parameters_) entry.thing->set_passes(passes);
   }
 
-  /// Counts the layouts so far.
+  /// Number of layouts so far.
   const std::uint64_t& generation() const { return generation_.value(); }
-  /// Such a store has no arenas until the next pack.
+  /// A store that was moved from has no arenas until the next pack.
   bool is_moved_from() const { return moved_.is_set(); }
 
  private:
@@ -268,8 +268,8 @@ class parameter_store {
     round();
   }
 
-  // Copies all entries' values to their places in a new arena on a device; those that were neighbours in the
-  // old one, and still are, at once.
+  // Copies the values of all entries to a new arena on a device. Entries that are neighbours both
+  // in the old and in the new arena are copied at once.
   template <class Entry>
   void gather(const std::vector<Entry>& entries, const memory_block<T>& old, memory_block<T>& arena) {
     const auto was_in_arena = [&](const T* place) {
@@ -312,9 +312,9 @@ class parameter_store {
       entry.thing->relocate(buffers + entry.offset, on_device);
   }
 
-  // Parameters are packed, so an odd one (the bias of ten classes, and it comes first) keeps all that follow
-  // off the boundaries of 16 bytes from which a device reads vectors: its arenas begin where most elements
-  // lie on them.
+  // Parameters are packed, so one of odd size (the bias of ten classes, which comes first)
+  // misaligns all that follow for the 16-byte vector loads of a device. Returns the start of an
+  // arena, in elements from a 16-byte boundary, that aligns the parameters with most elements.
   index_t lead_of(const std::vector<parameter_entry>& entries) const {
     constexpr index_t vector = 16 / static_cast<index_t>(sizeof(T));
     std::array<index_t, static_cast<std::size_t>(vector)> gain{};
@@ -343,7 +343,7 @@ class parameter_store {
   std::shared_ptr<memory_block<T>> gradients_;
   memory_block<std::uint16_t> rounded_;
   std::vector<index_t> rounded_offsets_;
-  memory_block<T> host_values_, host_buffers_;  // of a device's, while they are on the host
+  memory_block<T> host_values_, host_buffers_;  // while the device's values are on the host
   bool on_host_ = false;
   int passes_ = 1;
   detail::layout_count generation_;
@@ -352,7 +352,7 @@ class parameter_store {
 
 namespace detail {
 
-/// Brings a store's values to the host unless they are there, and at its end sends them back if it did.
+/// Brings a store's values to the host unless they are there already, and undoes that in its destructor.
 template <class T>
 class host_scope {
  public:
@@ -365,11 +365,11 @@ class host_scope {
     if (store_ != nullptr) store_->send_back(false);
   }
 
-  /// Sends them back as the host has left them.
+  /// Copies the values back as the host has left them.
   void keep() {
     if (store_ != nullptr) std::exchange(store_, nullptr)->send_back(true);
   }
-  /// They stay on the host.
+  /// Leaves the values on the host.
   void release() { store_ = nullptr; }
 
  private:

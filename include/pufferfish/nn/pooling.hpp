@@ -10,8 +10,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The largest value of each window. Ties: the first in row order gets the gradient. Padding never wins.
-/// Keeps views of x and y, no copies, for the backward pass.
+/// The largest value of each window. Among equal values, the first in row order gets the gradient.
+/// Padding never wins. Keeps views of x and y, no copies, for the backward pass.
 template <class T>
 class MaxPool {
  public:
@@ -19,7 +19,7 @@ class MaxPool {
 
   /// Throws shape_error unless kernel and stride are positive and 0 <= padding <= kernel / 2.
   explicit MaxPool(const pool_shape& shape) : shape_(shape) { shape_.validate("MaxPool"); }
-  /// Square windows side by side.
+  /// Square windows with stride `kernel`.
   explicit MaxPool(index_t kernel) : MaxPool(kernel, kernel) {}
   MaxPool(index_t kernel, index_t stride, index_t padding = 0)
       : MaxPool(pool_shape::square(kernel, stride, padding)) {}
@@ -38,8 +38,8 @@ class MaxPool {
     if (ctx.training()) ctx.tape().push_value(*this, kept{x, y});
   }
 
-  /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
-  /// forward pass in training mode.
+  /// Computes dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     const auto views = ctx.tape().template pop_value<kept>(*this);
@@ -57,7 +57,7 @@ class MaxPool {
 };
 
 /// The average of each window. `count_padding`: padded zeros count as pixels (PyTorch's count_include_pad,
-/// and its default), else windows at the border are averages of their real pixels.
+/// and its default); otherwise windows at the border are averages of their real pixels.
 template <class T>
 class AvgPool {
  public:
@@ -70,7 +70,7 @@ class AvgPool {
       : shape_(shape), count_padding_(count_padding) {
     shape_.validate("AvgPool");
   }
-  /// Square windows side by side.
+  /// Square windows with stride `kernel`.
   explicit AvgPool(index_t kernel) : AvgPool(kernel, kernel) {}
   AvgPool(index_t kernel, index_t stride, index_t padding = 0, bool count_padding = true)
       : AvgPool(pool_shape::square(kernel, stride, padding), count_padding) {}
@@ -89,8 +89,8 @@ class AvgPool {
     if (ctx.training()) ctx.tape().push_value(*this, x.shape());
   }
 
-  /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
-  /// forward pass in training mode.
+  /// Computes dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);
@@ -103,7 +103,7 @@ class AvgPool {
   bool count_padding_;
 };
 
-/// The average over all pixels: N x H x W x C to N x 1 x 1 x C. Takes any image size but none without pixels.
+/// The average over all pixels: N x H x W x C to N x 1 x 1 x C, for any image size of at least one pixel.
 template <class T>
 class GlobalAvgPool {
  public:
@@ -128,8 +128,8 @@ class GlobalAvgPool {
     if (ctx.training()) ctx.tape().push_value(*this, x.shape());
   }
 
-  /// dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and state_error without a
-  /// forward pass in training mode.
+  /// Computes dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `PositionalEncoding`: sinusoids that tell a Transformer where a token stands.
+/// `PositionalEncoding`: sinusoids that encode the position of a token for a Transformer.
 
 #include <cstdint>
 #include <span>
@@ -14,8 +14,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// y = x + table row of the position: in column j, sin on even j and cos on odd j of position / 10000^(2
-/// floor(j / 2) / width) (Vaswani et al.: "Attention is all you need", NIPS 2017, section 3.5). Nothing of it
-/// is trained or stored in files; the table is stored on the host, devices compute what they need of it.
+/// floor(j / 2) / width) (Vaswani et al.: "Attention is all you need", NIPS 2017, section 3.5). Nothing
+/// is trained or stored in files. The table is on the host; devices compute the sinusoids themselves.
 template <class T>
 class PositionalEncoding {
  public:

@@ -17,7 +17,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct stage_options {
-  double ratio = 0.25;  ///< of the ranks at which a stage is measured
+  double ratio = 0.25;  ///< rank ratio at which a stage is measured
   timing_options timing;
 };
 

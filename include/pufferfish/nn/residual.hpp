@@ -11,13 +11,13 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A residual block (He, Zhang, Ren, Sun: Deep residual learning, CVPR 2016, equations 1 and 2). An empty
-/// shortcut is the identity. Names below it: those of the branch without prefix, those of the shortcut behind
-/// `shortcut_name`.
+/// A residual block (He, Zhang, Ren, Sun: Deep residual learning, CVPR 2016, equations 1 and 2). An
+/// empty shortcut is the identity. Names of the branch's layers have no prefix, those of the
+/// shortcut's layers have the prefix `shortcut_name`.
 ///
-/// A branch that ends in a layer that fuses (layer_abilities; a batch norm) does the sum and the ReLU in that
-/// layer's pass; the sum before the ReLU is never written, and backward passes read dy under the bits of a
-/// mask instead of a masked copy. The gradient of an identity can then take the place of dy.
+/// If the last layer of the branch fuses (layer_abilities; a batch norm), its pass also computes the
+/// sum and the ReLU. The sum before the ReLU is then never written, and backward passes read dy under
+/// a bit mask instead of a masked copy. The gradient of an identity shortcut can then overwrite dy.
 template <class T, class Device = device::cpu>
 class residual {
  public:
@@ -98,7 +98,7 @@ class residual {
     if (keeps_output(branch_)) ctx.tape().template pop<T>(dy.shape());
   }
 
-  /// y is read where a ReLU has no mask.
+  /// The backward pass reads y only if there is a ReLU without a mask.
   layer_abilities abilities() const {
     const layer_abilities branch = branch_.abilities();
     layer_abilities result;
@@ -136,12 +136,12 @@ class residual {
   };
 
   bool fuses() const { return branch_.abilities().fuses; }
-  // dx is the masked dy, to which the branch's first layer adds when its last has read dy.
+  // dx starts as the masked dy; the branch's first layer adds to it after the branch's last has read dy.
   bool passes_gradient_on() const {
     return shortcut_.empty() && branch_.size() > 1 && branch_.abilities().adds_gradient;
   }
 
-  // The sum is not what the parts gave: where their last layers read that, it is kept beside it.
+  // The sum overwrites the part's output. If the part's last layer needs its output later, a copy is kept.
   static bool keeps_output(const sequential<T, Device>& part) {
     return !part.empty() && part.abilities().reads_output;
   }
@@ -202,7 +202,7 @@ class residual {
     add_gradient(ctx, shortcut_, dsum, dx, mask, x_shape);
   }
 
-  // dx += what `part` makes of dy.
+  // dx += the gradient of the input of `part`, from dy.
   static void add_gradient(context<Device>& ctx, const sequential<T, Device>& part,
                            const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                            const ops::relu_mask<T>& mask, const extents<4>& x_shape) {

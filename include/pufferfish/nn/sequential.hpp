@@ -16,15 +16,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Layers in a row. It owns the memory between them. In training an output that a backward pass reads lies on
-/// the tape until that is over. One that a layer can write again from its own input (a batch norm's, for the
-/// convolution behind it) is written again when that backward pass needs it, where the gradient goes
-/// afterwards; one that no layer reads is not kept. Outputs that are not kept alternate between two blocks of
-/// scratch, and so do gradients, unless they can take the place of an output that has had its last reader.
+/// Layers in a row, with the memory between them. In training, an output that a backward pass reads
+/// is kept on the tape until then. An output that its layer can recompute from its own input (that
+/// of a batch norm before a convolution) is not kept: the backward pass recomputes it in the memory
+/// of the gradient that follows. Outputs that are not kept alternate between two blocks of scratch,
+/// and so do gradients, unless they can overwrite an output that has had its last reader.
 ///
-/// Neighbours share passes over memory where they offer to (layer_abilities): a batch norm takes the moments
-/// of its input from the layer before and does the work of the ReLU after it, whose output is then the only
-/// one that is written, and whose backward pass is part of the batch norm's.
+/// Neighbours share passes over memory if their abilities allow it (layer_abilities). A batch norm
+/// takes the moments of its input from the layer before and applies the ReLU after it: only the
+/// ReLU's output is then written, and the ReLU's backward pass is part of the batch norm's.
 template <class T, class Device>
 class sequential {
  public:
@@ -43,8 +43,8 @@ class sequential {
   sequential& operator=(sequential&&) noexcept = default;
   virtual ~sequential() = default;
 
-  /// Appends a layer under a name of its own; without one, its number ("0", "1", ...), as PyTorch does.
-  /// Throws value_error if another layer here has that name.
+  /// Appends a layer with a name, by default its number ("0", "1", ...), as PyTorch does. Throws
+  /// value_error if another layer of this sequential has that name.
   sequential& add(std::string name, layer_type layer) {
     for (std::size_t i = 0; i < size(); ++i) {
       if (children_[i].name == name) {
@@ -60,12 +60,12 @@ class sequential {
 
   std::size_t size() const { return children_.size(); }
   bool empty() const { return children_.empty(); }
-  /// Passes and visits of such a sequential throw state_error; adding a layer to it begins a new one.
+  /// Passes and visits of a moved-from sequential throw state_error; adding a layer to it begins a new one.
   bool is_moved_from() const { return moved_.is_set(); }
   layer_type& operator[](std::size_t i) { return children_[i].layer; }
   const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
   const std::string& name(std::size_t i) const { return children_[i].name; }
-  /// Takes a layer out; the names of the others stay.
+  /// Removes a layer; the others keep their names.
   void erase(std::size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }
 
   virtual std::string describe() const { return "sequential of " + std::to_string(children_.size()); }
@@ -86,8 +86,8 @@ class sequential {
     backward_fused(ctx, dy, dx, {});
   }
 
-  /// Those of its last layer for what follows it, of its first layer for what it follows; dx in the place of
-  /// dy if all of its layers can.
+  /// Abilities of the last layer for the output side, of the first layer for the input side;
+  /// gradient_in_place if all layers have it.
   layer_abilities abilities() const {
     layer_abilities result;
     if (empty()) return result;
@@ -104,7 +104,7 @@ class sequential {
     return result;
   }
 
-  /// For a container around this one; fusion as the last layer takes it.
+  /// For a container around this one; `fusion` as for the last layer.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
     detail::check_not_moved(*this);
@@ -242,7 +242,7 @@ class sequential {
     return shapes;
   }
 
-  // Children begin .. end - 1 that run as one: a layer, or one that fuses with the ReLU after it.
+  // Children begin .. end - 1 that run as one: a layer, or a layer that fuses with the ReLU after it.
   struct group {
     std::size_t begin, end;
     bool relu;
@@ -265,28 +265,28 @@ class sequential {
     return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
   }
 
-  // The layer that does the work of a group.
+  // The layer whose passes compute a group.
   const layer_type& leader(const group& g) const { return children_[g.begin].layer; }
 
-  // What a training step remembers of a group's output inside; on the tape.
+  // State, on the tape, of the output of an inner group in a training step.
   struct inner_output {
-    T* kept = nullptr;  // where, if it is kept
+    T* kept = nullptr;  // address on the tape if the output is kept
     forward_record<T> record;
   };
   struct kept {
     extents<4> x_shape;
-    inner_output* outputs;  // by the child that reads it
+    inner_output* outputs;  // index: the child that reads the output
   };
 
   // With a ReLU the layer's own output is never written.
   bool reads_output(const group& g) const { return !g.relu && leader(g).abilities().reads_output; }
 
-  // Whether the output of a group inside lies on the tape; if not, whether it is written again. A layer that
-  // writes it from an input that may have moved by then does not.
+  // Whether the output of an inner group is kept on the tape; if not, is_recomputed tells whether
+  // it is recomputed. A layer whose own input may have moved by then does not recompute.
   bool is_kept(const group& g) const {
     return reads_output(g) || (leader(group_from(g.end)).abilities().reads_input && !is_recomputed(g));
   }
-  // On a device it costs more time than memory is worth.
+  // On a device, recomputing costs more time than the saved memory is worth.
   bool is_recomputed(const group& g) const {
     if (!std::is_same_v<Device, device::cpu> || g.end == size() || reads_output(g)) return false;
     const layer_abilities writer = leader(g).abilities(), reader = leader(group_from(g.end)).abilities();
@@ -306,19 +306,19 @@ class sequential {
       if (ctx.training()) fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
     }
     leader(g).forward_fused(ctx, x, y, fusion, moments);
-    // On top, where the backward pass needs it first.
+    // On top of the tape, because the backward pass needs the mask first.
     if (!fusion.mask.is_null() && g.relu) ctx.tape().push_value(*this, fusion.mask);
   }
 
-  // Writes the input of a group again, and tells its layer, whose view of it is on top of the tape.
+  // Recomputes the input of a group, and updates the view of it that its layer has on top of the tape.
   void recompute_input(context<Device>& ctx, const group& g, const forward_record<T>& record,
                        const tensor_view<T, 4>& to) const {
     leader(group_to(g.begin)).recompute(ctx, record, to);
     ctx.tape().replace_value(tensor_view<const T, 4>(to));
   }
 
-  // Outputs: on the tape if they are kept. Else where the next one goes, if the layer between them can work
-  // in place, or in two blocks in turn. The last one is at y. `outputs`: nullptr in inference.
+  // Places of outputs: on the tape if kept. Otherwise in the place of the next output, if the layer between
+  // works in place, or in two blocks in turn. The last output is y. `outputs`: nullptr in inference.
   detail::inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, scratch_frame& notes,
                                         const extents<4>* shapes, inner_output* outputs, T* y) const {
     detail::inner_places<T> places(frame, notes, size());
@@ -339,9 +339,9 @@ class sequential {
     return places;
   }
 
-  // Gradients: over the output that they belong to, where its layers let them. Else in two blocks in turn,
-  // but where a layer can, its dx takes the place of its dy: what is only written must be fetched from memory
-  // first. The outermost dy is the caller's, unless `over_dy` says where dx takes its place.
+  // Places of gradients: over the output that a gradient belongs to, if the layers allow it. Otherwise dx
+  // overwrites dy if the layer can (memory that is only written must be fetched first), or gradients use two
+  // blocks in turn. The caller owns the outermost dy; it is overwritten with dx only if `over_dy` is set.
   detail::inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes,
                                           const extents<4>* shapes, const inner_output* outputs,
                                           T* over_dy) const {

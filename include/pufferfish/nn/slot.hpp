@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: replaceable layers of rows, as blocks with an arrangement of their own use them.
+/// Internal: replaceable layers of rows, for blocks that arrange their layers themselves.
 
 #include <string>
 
@@ -13,7 +13,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Rows as the layers of a network take them: N x 1 x 1 x C.
+/// Views rows as the images that layers of a network take: N x 1 x 1 x C.
 template <class T>
 tensor_view<T, 4> images_of(const tensor_view<T, 2>& rows) {
   return tensor_view<T, 4>(rows.data(), {rows.extent(0), 1, 1, rows.extent(1)});
@@ -28,7 +28,7 @@ struct projection<any_layer<T, Device>> {
                       const tensor_view<U, 2>& y) {
     slot.forward(ctx, images_of(x), images_of(y));
   }
-  /// dx = or dx += what the layer makes of dy; dx may be a null view without `add`.
+  /// dx = or, with `add`, dx += the gradient of the layer's input. Without `add`, dx may be a null view.
   template <class U>
   static void backward(context<Device>& ctx, const slot_type& slot, const tensor_view<const U, 2>& dy,
                        const tensor_view<U, 2>& dx, bool add) {
@@ -43,7 +43,7 @@ struct projection<any_layer<T, Device>> {
   }
 };
 
-/// A slot under its name, for visits.
+/// Visits a slot under its name, then the layers in it.
 template <class T, class Device>
 void visit_slot(layer_visitor<T, Device>& visitor, const std::string& prefix, const char* name,
                 any_layer<T, Device>& slot) {

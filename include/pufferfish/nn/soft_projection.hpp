@@ -16,7 +16,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// New numbers of a layer's matrices, each [out][everything else], and what was truncated.
+/// New values of a layer's matrices, each [out][all other dimensions], and reports of the truncations.
 template <class T>
 struct projected_layer {
   std::vector<tensor<T, 2>> matrices;
@@ -55,7 +55,7 @@ struct soft_target {
   Slot* slot = nullptr;
   factorize_options options;
   std::vector<rank_policy> policies;
-  bool must_shrink = false;  ///< stays as it is if its factors would not be smaller
+  bool must_shrink = false;  ///< leaves the layer unchanged if its factors would not be smaller
 };
 
 inline void check_strength(double strength) {
@@ -135,9 +135,9 @@ std::vector<factor_report> project_softly(model<Root, Device>& net, const factor
   return reports;
 }
 
-/// The same for the layers and ranks of a list, such as a budget's: plain truncations. Throws state_error for
-/// a name that is not a dense layer of the network or is listed twice, rank_error for impossible ranks or
-/// another number of them than the layer has rank groups.
+/// The same for the layers and ranks of a list, such as a budget's, with plain truncations. Throws
+/// state_error for a name that is not a dense layer of the network or is listed twice, rank_error
+/// for impossible ranks or not one rank per rank group of the layer.
 template <class Root, class Device>
 std::vector<factor_report> project_softly(model<Root, Device>& net, const std::vector<layer_rank>& ranks,
                                           double strength, int threads = 1) {

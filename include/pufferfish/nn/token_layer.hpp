@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `token_layer`: what Embedding and LowRankEmbedding have in common, so that a model's embedding can be a
-/// slot (any_layer) that holds either.
+/// `token_layer`: the common interface of Embedding and LowRankEmbedding, so that a model's
+/// embedding can be a slot (any_layer) that holds either.
 
 #include <concepts>
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A layer whose input is tokens, and whose matrix can serve as that of an output layer (tied). The members
-/// are those of Embedding and LowRankEmbedding; see there for contracts. any_layer::tokens() shows the layer
-/// of a slot as one.
+/// A layer whose input is tokens, and whose matrix may be shared with an output layer (tied). For
+/// the contracts of the members see Embedding and LowRankEmbedding. any_layer::tokens() returns the
+/// token_layer of a slot.
 ///
 ///     const token_layer<float>& table = *slot.tokens();
 ///     table.forward(ctx, tokens, x);
@@ -73,7 +73,7 @@ concept takes_tokens = requires(const L& layer, context<Device>& ctx, std::span<
   layer.forward(ctx, tokens, y);
 };
 
-/// Shows a layer that any_layer holds as a token_layer; nullptr for a layer that takes no tokens.
+/// The token_layer of a layer in an any_layer; shown() is nullptr for a layer that takes no tokens.
 template <class T, class L, class Device>
 struct token_part {
   explicit token_part(const L&) {}

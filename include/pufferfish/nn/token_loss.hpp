@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `TokenLoss`: the loss of language models and translators from logits. Models with a large vocabulary
-/// rather use ops/output_loss.hpp, which never has the logits in memory twice.
+/// `TokenLoss`: the loss of language models and translators from logits. For a large vocabulary see
+/// ops/output_loss.hpp, which never has the logits in memory twice.
 
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/token_loss.hpp>
@@ -22,9 +22,9 @@ class TokenLoss {
   const token_loss_options& options() const { return options_; }
   std::string describe() const { return "TokenLoss"; }
 
-  /// Loss of logits (tokens x vocabulary, dense) against one target a row; its gradient, reduced as the
-  /// options say, to dlogits (shaped as logits; it may be logits; a null view: not wanted). Errors as
-  /// ops::token_loss.
+  /// Returns the loss of logits (tokens x vocabulary, dense) for one target per row. Writes its
+  /// gradient, reduced as the options say, to dlogits (shaped as logits; may be logits; a null
+  /// view: not wanted). Errors as ops::token_loss.
   token_loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                std::span<const std::int32_t> targets,
                                const tensor_view<T, 2>& dlogits = {}) const {
@@ -32,9 +32,9 @@ class TokenLoss {
     return (*this)(ctx, logits, targets, ops::loss_normalizer(options_, tokens), dlogits);
   }
 
-  /// The same with the gradient divided by `normalizer`, whatever the options say: with the tokens of the
-  /// global batch over the number of ranks there, the mean over ranks of all gradients is that of the mean
-  /// loss.
+  /// The same with the gradient divided by `normalizer`, whatever the options say. If that is the
+  /// number of tokens of the global batch / number of ranks, the mean of all ranks' gradients is
+  /// the gradient of the mean loss.
   token_loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                std::span<const std::int32_t> targets, double normalizer,
                                const tensor_view<T, 2>& dlogits) const {

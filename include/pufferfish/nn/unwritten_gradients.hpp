@@ -12,11 +12,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// For an exchange, when the rank's own backward passes of a step are done and before their gradients are
-/// summed: calls zero(offset, size) for each parameter that no layer has written since the last exchange or
-/// optimizer step. Where no layer has ever written any gradient of the store, the program fills the arena
-/// itself, and nothing is zeroed. `replays`: the passes may be a graph's, whose writes the host does not see;
-/// then a step without any write counts as a replay of all.
+/// To be called by an exchange after the rank's own backward passes of a step, before gradients are
+/// summed: calls zero(offset, size) for each parameter that no layer has written since the last exchange
+/// or optimizer step. If no layer has ever written any gradient of the store, the program fills the
+/// arena itself, and nothing is zeroed. `replays`: the passes may be replays of a graph, whose writes
+/// the host does not see; a step without any write then counts as a replay that writes all gradients.
 template <class T, class Zero>
 void zero_before_exchange(const parameter_store<T>& store, bool replays, Zero&& zero) {
   const auto any = [&](auto&& test) {
@@ -33,13 +33,13 @@ void zero_before_exchange(const parameter_store<T>& store, bool replays, Zero&& 
   }
 }
 
-/// The same for an optimizer. A step in which neither a layer nor an exchange has written any gradient since
-/// the last one takes the arena as it is: the program has filled it, or has replayed a graph.
+/// The same for an optimizer. If neither a layer nor an exchange has written any gradient since the
+/// last step, the arena is used as it is: the program has filled it, or has replayed a graph.
 class zero_before_step {
  public:
   void begin() { looked_ = false; }
 
-  /// Before the update of elements offset .. offset + size. Does nothing without a store.
+  /// To be called before elements offset .. offset + size are updated. Does nothing without a store.
   template <class T, class Zero>
   void use(const parameter_store<T>* store, index_t offset, index_t size, Zero&& zero) {
     if (store == nullptr || !is_fresh(*store)) return;
@@ -54,19 +54,19 @@ class zero_before_step {
     }
   }
 
-  /// Before a term that no layer computes is added to the gradient of one parameter of the store: calls
-  /// zero(offset, size) if the gradient is an earlier step's, and marks the gradient as one that the
-  /// optimizer's step has to use. In a step without any write the gradient stays as it is.
+  /// To be called before a term that no layer computes is added to the gradient of a parameter of the
+  /// store: calls zero(offset, size) if the gradient is that of an earlier step, and marks the gradient as
+  /// one that the optimizer's step has to use. In a step without any write the gradient stays as it is.
   template <class T, class Zero>
   void prepare(const parameter_store<T>& store, const stored_entry<parameter<T>>& entry, Zero&& zero) {
     if (!is_fresh(store)) return;
     if (entry.thing->gradient_origin() == gradient_source::spent) zero(entry.offset, entry.thing->size());
-    // Of the sources that an optimizer uses, the one that the next exchange does not take for its own step's.
+    // The optimizer uses this source, and the next exchange does not take it for a write of its own step.
     entry.thing->set_gradient_origin(gradient_source::exchange);
   }
 
  private:
-  // Whether a layer or an exchange has written any gradient since the last step: looked at once a step.
+  // Whether a layer or an exchange has written any gradient since the last step; tested once per step.
   template <class T>
   bool is_fresh(const parameter_store<T>& store) {
     if (looked_) return fresh_;
@@ -79,7 +79,7 @@ class zero_before_step {
     return fresh_;
   }
 
-  bool looked_ = false;  // at the store, in this step
+  bool looked_ = false;  // fresh_ is known for this step
   bool fresh_ = false;   // whether any gradient has been written since the last step
 };
 

@@ -34,29 +34,29 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What was done with one tensor.
+/// Outcome for one tensor.
 struct weight_result {
   std::string name;  ///< name in the dense file
   tensor_dtype dtype{};
   std::vector<index_t> shape;
-  bool factorized = false;      ///< or merged
+  bool factorized = false;      ///< or merged, in the report of merge_weights
   std::string reason;           ///< why the tensor was copied
   index_t layer = 0;            ///< see weight_decision
   index_t rank = 0;             ///< of each matrix
   index_t parts = 1;            ///< number of matrices
   bool embedding = false;       ///< see weight_decision
   double kept_energy = 1.0;     ///< sum of kept sigma^2 / ||A||_F^2
-  double relative_error = 0.0;  ///< ||A - up down||_F / ||A||_F with the factors as the file has them
+  double relative_error = 0.0;  ///< ||A - up down||_F / ||A||_F with the factors rounded as in the file
   truncation kind = truncation::plain;
   double weighted_energy = 1.0;  ///< see factor_report
-  /// By how much the mean loss is predicted to grow, to second order; NaN: no statistics of gradients.
+  /// Predicted growth of the mean loss, to second order; NaN: no statistics of gradients.
   double predicted_loss = std::numeric_limits<double>::quiet_NaN();
   index_t parameters_before = 0;
   index_t parameters_after = 0;
   double seconds = 0.0;
 };
 
-/// What was done with a file. Parameters are elements of floating-point tensors.
+/// Outcome for a file. Parameters are elements of floating-point tensors.
 struct weight_report {
   std::vector<weight_result> tensors;  ///< in the order of the file that was read
   index_t parameters_before = 0;
@@ -69,14 +69,14 @@ using weight_observer = std::function<void(const weight_result& tensor, double s
 
 namespace detail {
 
-/// Bytes copied at once of a tensor that stays.
+/// Size in bytes of the pieces in which an unchanged tensor is copied.
 inline constexpr std::uint64_t copy_piece = std::uint64_t{1} << 20;
 
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Runs make(task) on threads and finish(task, result) in the order of the tasks, one at a time.
+/// Runs make(task) on `threads` threads, and finish(task, result) in the order of the tasks, one at a time.
 template <class Result, class Make, class Finish>
 void run_in_order(int threads, index_t tasks, const Make& make, const Finish& finish) {
   std::vector<std::optional<Result>> waiting(static_cast<std::size_t>(tasks));
@@ -88,7 +88,7 @@ void run_in_order(int threads, index_t tasks, const Make& make, const Finish& fi
     const std::lock_guard lock(mutex);
     waiting[static_cast<std::size_t>(task)] = std::move(result);
     while (!broken && next < waiting.size() && waiting[next]) {
-      broken = true;  // should finish throw
+      broken = true;  // stays true if finish throws
       finish(static_cast<index_t>(next), std::move(*waiting[next]));
       broken = false;
       waiting[next++].reset();
@@ -96,7 +96,7 @@ void run_in_order(int threads, index_t tasks, const Make& make, const Finish& fi
   });
 }
 
-/// Hands up * down to visit(first_row, block), some rows at a time, with sums in double.
+/// Computes up * down in blocks of rows, with sums in double, and passes each to visit(first_row, block).
 template <class T, class Visit>
 void visit_product(const tensor_view<const T, 2>& up, const tensor_view<const T, 2>& down,
                    const Visit& visit) {
@@ -109,7 +109,7 @@ void visit_product(const tensor_view<const T, 2>& up, const tensor_view<const T,
   }
 }
 
-/// A tensor's factors, as bytes of the file to be.
+/// Factors of a tensor, as bytes in the dtype of the file.
 struct made_factors {
   std::vector<std::uint8_t> down, up;
   weight_result result;
@@ -137,7 +137,7 @@ made_factors factorize_tensor(const tensor_source& file, const weight_task& task
     factors<T>& one = made[static_cast<std::size_t>(p)];
     // The factors of all parts are one tensor, so all parts get the largest of their ranks.
     if (one.rank() != rank) one = matrices.make(p, fixed_rank{rank});
-    // Leaves the rounded numbers in the factor, so that the error is that of the file.
+    // Replaces the factor's elements by their rounded values, so that the reported error is that of the file.
     const auto store = [&](tensor<T, 2>& factor, std::vector<std::uint8_t>& bytes) {
       const std::size_t begin = bytes.size();
       const std::span<T> elements(factor.data(), static_cast<std::size_t>(factor.size()));
@@ -183,13 +183,13 @@ made_factors factorize_tensor(const tensor_source& file, const weight_task& task
 }
 
 /// Shapes of the factors NAME.down and NAME.up of a weight W.
-///   parts matrices of rows x cols, one below the other: [parts rank][...] and [parts rows][rank][1]...,
+///   parts matrices of rows x cols, stacked by rows: [parts rank][...] and [parts rows][rank][1]...,
 ///   where
-///     `...` are the extents of W after the first; part p is rows p rows .. of `up` times rows p rank .. of
-///     `down`
+///     `...` are the extents of W after the first; part p is the product of rows p rows .. of `up` and rows
+///     p rank .. of `down`
 ///   embedding [vocabulary][width]: [vocabulary][rank] and [width][rank]; W = down up^T
-/// Two layers one after the other have weights of these shapes: two linear layers, a convolution and one of
-/// 1x1 with the same number of groups, an embedding and a linear layer.
+/// Two consecutive layers have weights of these shapes: two linear layers; a convolution and a 1x1
+/// convolution with the same number of groups; an embedding and a linear layer.
 inline std::pair<std::vector<index_t>, std::vector<index_t>> factor_shapes(const std::vector<index_t>& shape,
                                                                            const weight_decision& decision,
                                                                            index_t rank) {
@@ -209,8 +209,8 @@ inline void copy_tensor(const tensor_source& from, const tensor_place& place, te
   }
 }
 
-/// Tensors of large elements first, so that all are aligned in the new file; of those, by falling cost, so
-/// that no thread is left with a large one at the end.
+/// Order of work: by falling element size, so that all tensors are aligned in the new file; within
+/// a size by falling cost, so that no thread starts an expensive tensor last.
 inline std::vector<std::size_t> working_order(const std::vector<tensor_place>& tensors,
                                               const std::vector<double>& cost) {
   std::vector<std::size_t> order(tensors.size());
@@ -222,15 +222,15 @@ inline std::vector<std::size_t> working_order(const std::vector<tensor_place>& t
   return order;
 }
 
-/// Parameters of all factors where every rank is 1.
+/// Number of parameters of all factors if every rank is 1.
 inline index_t least_parameters(const std::vector<weight_decision>& plan) {
   index_t least = 0;
   for (const weight_decision& d : plan) least += d.factorize ? d.parts * (d.rows + d.cols) : 0;
   return least;
 }
 
-/// The truncation of all weights: the policy's, or the most that the statistics of all allow. Throws
-/// value_error, naming the weight: statistics that are missing, or of a weight that the file does not have.
+/// Truncation of all weights: the policy's, else the most exact one that all their statistics allow.
+/// Throws value_error, naming the weight, if statistics are missing or belong to no tensor of the file.
 inline truncation truncation_of(const std::vector<tensor_place>& tensors,
                                 const std::vector<weight_decision>& plan, const weight_policy& policy) {
   if (policy.statistics == nullptr) {
@@ -261,9 +261,9 @@ inline truncation truncation_of(const std::vector<tensor_place>& tensors,
   return policy.truncate.value_or(most);
 }
 
-/// Ranks that keep all floating-point tensors of the file within the policy's budget; 0: stays dense, for the
-/// reason that is written to `report`. gains[i]: weight_matrices::gains of tensor i. The budget is at least
-/// `fixed` + least_parameters(plan).
+/// Ranks with which the floating-point elements of the file stay within the policy's budget. Rank 0:
+/// the weight stays dense, and its reason is written to `report`. gains[i]: weight_matrices::gains
+/// of tensor i. The budget must be at least `fixed` + least_parameters(plan).
 inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>& plan,
                                              std::vector<std::vector<double>> gains, index_t fixed,
                                              const weight_policy& policy, weight_report& report) {
@@ -304,15 +304,15 @@ inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>&
 ///   NAME.bias of one of the first two  -> NAME.up.bias
 ///   NAME.weight_ih_l0 [gates h][in]    -> NAME.weight_ih_l0.down [gates r][in], .up [gates h][r]
 ///   NAME.in_proj_weight [3 m][m]       -> NAME.in_proj_weight.down [3 r][m], .up [3 m][r]
-/// All other tensors are copied bit for bit, metadata too. The metadata get the lists of factor_lists, which
-/// merge_weights reads.
+/// All other tensors and the metadata are copied bit for bit. The lists of factor_lists, which
+/// merge_weights reads, are added to the metadata.
 ///
-/// A file is .npz if its name ends so, else safetensors. Of a safetensors file, only the matrices being
-/// worked on and the factors that wait to be written are in memory. Throws io_error for files, value_error
-/// for a matrix with an element that is not finite, for a budget that is too small, for statistics that a
-/// truncation needs and that are missing, for those of a tensor that the file does not have, and as
-/// weight_plan; shape_error for statistics of another matrix. After an error, `out` is unchanged. `out` may
-/// be `in`.
+/// A file whose name ends in .npz is an npz file, any other a safetensors file. Of a safetensors
+/// file, only the matrices in work and the factors that are not written yet are in memory. Throws
+/// io_error if a file cannot be read or written. Throws value_error for a matrix with an element
+/// that is not finite, for a budget that is too small, for statistics that are needed but missing
+/// or that belong to no tensor of the file, and as weight_plan; shape_error for statistics of a
+/// matrix of another size. After an error, `out` is unchanged. `out` may be the same file as `in`.
 inline weight_report factorize_weights(const std::string& in, const std::string& out,
                                        const weight_policy& policy, const weight_observer& observer = {}) {
   using namespace detail;

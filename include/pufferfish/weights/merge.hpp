@@ -27,18 +27,18 @@ namespace detail {
 
 /// A pair of factors in a file. `factor_shapes` defines the shapes.
 struct factor_pair {
-  std::string name;  ///< of the weight that the factors replace
+  std::string name;  ///< name of the weight that the factors replace
   std::size_t down = 0, up = 0;
-  std::vector<index_t> shape;  ///< of that weight
+  std::vector<index_t> shape;  ///< shape of that weight
   index_t parts = 1;
   index_t rank = 0;
   bool embedding = false;
 };
 
-/// Pairs by their shapes. `down` and `up` have the same number of extents, 2 or 4, and up.shape[1] is the
-/// rank.
+/// stacked_pair and embedding_pair recognize a pair by its shapes. `down` and `up` must have the
+/// same number of extents, 2 or 4, and up.shape[1] is the rank.
 ///
-/// Matrices, one below the other. Their number is down.shape[0] / rank: 1 for a linear layer, the groups of a
+/// Matrices stacked by rows. Their number is down.shape[0] / rank: 1 for a linear layer, the groups of a
 /// convolution, 1, 3 or 4 gates of a recurrent layer, 3 packed projections.
 inline std::optional<factor_pair> stacked_pair(const tensor_place& down, const tensor_place& up,
                                                const std::string& weight) {
@@ -61,21 +61,21 @@ inline std::optional<factor_pair> stacked_pair(const tensor_place& down, const t
   return pair;
 }
 
-/// A table: [vocabulary][rank] and [width][rank], without a bias, for which the table would have no place.
+/// An embedding: [vocabulary][rank] and [width][rank]. pair_of rejects pairs with a bias.
 inline std::optional<factor_pair> embedding_pair(const tensor_place& down, const tensor_place& up,
                                                  const std::string& weight) {
   if (down.shape.size() != 2 || !is_weight_name(weight) || down.shape[1] != up.shape[1]) return std::nullopt;
   return factor_pair{weight, 0, 0, {down.shape[0], up.shape[0]}, 1, up.shape[1], true};
 }
 
-/// True if the factors have fewer parameters than the weight, as those that factorize_weights makes.
+/// Whether the factors have fewer parameters than the weight; factors made by factorize_weights always do.
 inline bool shrinks(const factor_pair& pair) {
   index_t cols = 1;
   for (std::size_t k = 1; k < pair.shape.size(); ++k) cols *= pair.shape[k];
   return pair.rank <= largest_shrinking_rank(pair.shape[0] / pair.parts, cols);
 }
 
-/// "a.down.weight" -> "a.weight", "a.weight_ih_l0.down" -> "a.weight_ih_l0"; "" for all but first factors.
+/// "a.down.weight" -> "a.weight", "a.weight_ih_l0.down" -> "a.weight_ih_l0"; "" for other names.
 inline std::string weight_of_down(const std::string& name) {
   if (is_weight_name(name)) {
     const std::string_view stem = stem_of(name);
@@ -94,10 +94,10 @@ class pair_finder {
     for (std::size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
   }
 
-  /// The pairs that the metadata list. Of a file without such metadata, as other programs write it, all whose
-  /// names and shapes are those of factors; convolutions of more than one group and embeddings then only if
-  /// the factors are smaller than the weight. Throws io_error if the metadata list factors that the file does
-  /// not have.
+  /// Returns the pairs that the metadata list. In a file without such metadata, written by another
+  /// program, a pair is recognized by its names and shapes; a convolution of more than one group or
+  /// an embedding only if the factors are smaller than the weight. Throws io_error if the metadata
+  /// list factors that are not in the file.
   std::vector<factor_pair> operator()() const {
     std::vector<factor_pair> pairs;
     if (!factor_lists::listed(file_.metadata())) {
@@ -158,7 +158,7 @@ inline index_t count_of(const std::vector<index_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), index_t{1}, std::multiplies<>());
 }
 
-/// The weight's elements as bytes of the dtype of its factors.
+/// Elements of the merged weight, as bytes in the dtype of its factors.
 template <class T>
 std::vector<std::uint8_t> merge_pair(const tensor_source& file, const factor_pair& pair) {
   const tensor_place &first = file.tensors()[pair.down], &second = file.tensors()[pair.up];
@@ -184,13 +184,13 @@ std::vector<std::uint8_t> merge_pair(const tensor_source& file, const factor_pai
 }  // namespace detail
 
 /// Writes the tensors of the file `in` to the file `out`, with every pair of factors replaced by their
-/// product, under the name and in the shape that factorize_weights replaced. Sums are double, the dtype is
-/// that of the factors. The pairs are those that the file's metadata list; in a file without such metadata,
-/// all whose names and shapes are those of factors. The report has a merged weight at the place of its first
-/// factor, without its error.
+/// product, under the name and in the shape of the weight that factorize_weights replaced. Products
+/// are summed in double and stored in the dtype of the factors. The pairs are those that the
+/// metadata list; without such metadata, a pair is recognized by its names and shapes. The report
+/// lists a merged weight at the position of its first factor, without an error.
 ///
-/// Throws io_error for files, for metadata that list factors which the file does not have, and for a merged
-/// weight whose name another tensor has. After an error, `out` is unchanged. `out` may be `in`.
+/// Throws io_error if a file cannot be read or written, if the metadata list factors that the file lacks, or
+/// if a merged weight has the name of another tensor. After an error, `out` is unchanged. `out` may be `in`.
 inline weight_report merge_weights(const std::string& in, const std::string& out, int threads = 1,
                                    const weight_observer& observer = {}) {
   using namespace detail;

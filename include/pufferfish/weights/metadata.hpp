@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the metadata of a file with factors. They tell factors from other tensors with such names, and
-/// how the dense weights are restored.
+/// Internal: the metadata of a file with factors. They distinguish factors from other tensors with
+/// such names, and record how the dense weights are restored.
 
 #include <map>
 #include <string>
@@ -42,8 +42,8 @@ struct factor_lists {
     return metadata.count(std::string(ranks_key)) > 0;
   }
 
-  /// Reads the lists of the file called `where`; all are empty if the metadata have none. Throws io_error for
-  /// text that is no list, and for lists that contradict each other.
+  /// Reads the lists from `metadata`; all are empty if there are none. `where` names the file in errors.
+  /// Throws io_error for text that is not such a list, and for lists that contradict each other.
   static factor_lists read(const safetensors_metadata& metadata, const std::string& where) {
     const auto list_of = [&](std::string_view key) {
       const auto found = metadata.find(std::string(key));

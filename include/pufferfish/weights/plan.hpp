@@ -32,9 +32,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// first and the last layer dense, embeddings dense.
 struct weight_policy {
   rank_policy rank = rank_ratio{0.25};
-  /// If not 0: the largest number of elements of all floating-point tensors of the new file together. Ranks,
-  /// and the weights that stay dense, are then chosen by `allocate`, by statistics or, without these, by the
-  /// share that each component has in the energy of its weight; `rank` is unused.
+  /// If not 0: upper bound of the number of floating-point elements in the new file. `allocate` then
+  /// chooses the ranks and the weights that stay dense, and `rank` is unused. It compares components by
+  /// predicted loss if there are `statistics`, otherwise by their share of the energy of their weight.
   index_t budget = 0;
   /// Number of layers at the start that stay dense. weight_plan defines the order of layers.
   index_t keep_first = 1;
@@ -47,45 +47,45 @@ struct weight_policy {
   bool embeddings_dense = true;
   /// Ranks of embeddings; if not set, `rank` is used. Not allowed together with a budget.
   std::optional<rank_policy> embedding_rank;
-  /// Further embeddings: weights of two dimensions for which this function returns true are embeddings, too,
-  /// although their names do not look like it (the table called encoder.weight of a language model).
+  /// Marks further embeddings: a weight of two dimensions for which the function returns true is an
+  /// embedding even if its name does not look like one (the table encoder.weight of a language model).
   std::function<bool(const std::string& name)> embedding;
-  /// Whether attention's packed projections of query, key and value, NAME.in_proj_weight, stay dense.
-  /// PyTorch's MultiheadAttention does not load their factors.
+  /// Whether the packed projections of query, key and value in attention, NAME.in_proj_weight, stay
+  /// dense. PyTorch's MultiheadAttention cannot load factors of them.
   bool projections_dense = true;
-  /// Number of groups of the convolution with this weight, which a file does not tell; 1 if not set. Called
-  /// for weights of four dimensions.
+  /// Returns the number of groups of the convolution with this weight, which a file does not
+  /// record. Called for weights of four dimensions; not set: 1 group.
   std::function<index_t(const std::string& name)> groups;
-  /// What the weights have met, by their names (read_statistics), for truncations other than plain and for
-  /// predicted losses. Must exist during the call. Then each weight that is factorized must have some, and a
-  /// budget depends on predicted losses. nullptr: none.
+  /// Statistics by weight name (see read_statistics), for truncations other than plain and for
+  /// predicted losses. They must outlive the call and cover every weight that is factorized; a
+  /// budget then compares predicted losses. nullptr: no statistics.
   const network_statistics* statistics = nullptr;
-  /// Empty: the most that the statistics of all weights to be factorized allow, see factorize_options.
+  /// Truncation of all weights; not set: the most exact one that all their statistics allow.
   std::optional<truncation> truncate;
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;
-  /// Tensors worked on at once; the result does not depend on it.
+  /// Number of tensors processed at once, each on its own thread; the result does not depend on it.
   int threads = 1;
 };
 
-/// A tensor as a plan sees it.
+/// Name, dtype and shape of a tensor: what a plan depends on.
 struct weight_tensor {
   std::string name;
   tensor_dtype dtype{};
   std::vector<index_t> shape;
 };
 
-/// What becomes of a tensor. A factorized tensor is `parts` matrices of rows x cols, one below the other, all
-/// of one rank.
+/// Decision about one tensor. A factorized tensor consists of `parts` matrices of rows x cols,
+/// stacked by rows, which all get the same rank.
 struct weight_decision {
   bool factorize = false;
   std::string reason;  ///< why the tensor stays dense; empty if it is factorized
-  index_t layer = 0;   ///< 1, 2, ... in the order that is guessed; 0: an embedding, or no weight matrix
+  index_t layer = 0;   ///< number of the layer in the guessed order, from 1; 0: embedding, or no weight
   index_t parts = 1;   ///< gates of a recurrent layer, groups of a convolution, 3 packed projections; else 1
   index_t rows = 0;
   index_t cols = 0;
-  bool embedding = false;      ///< a table of rows, whose factors are arranged as factor_shapes says
-  std::size_t bias_of = npos;  ///< the weight that this tensor is the bias of
+  bool embedding = false;      ///< an embedding table; detail::factor_shapes defines its factors' shapes
+  std::size_t bias_of = npos;  ///< index of the weight whose bias this tensor is; npos: none
   static constexpr std::size_t npos = static_cast<std::size_t>(-1);
 };
 
@@ -95,7 +95,7 @@ inline bool ends_with(std::string_view text, std::string_view ending) {
   return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
 }
 
-/// "layer1.conv1.weight" -> "layer1.conv1"; "weight" -> "". Only of names for which is_weight_name holds.
+/// is_weight_name: "weight" or "NAME.weight". stem_of: "layer1.conv.weight" -> "layer1.conv", "weight" -> "".
 inline bool is_weight_name(std::string_view name) { return name == "weight" || ends_with(name, ".weight"); }
 inline std::string_view stem_of(std::string_view name) {
   const std::size_t dot = name.rfind('.');
@@ -125,7 +125,7 @@ inline std::vector<std::string_view> components_of(std::string_view name) {
   }
 }
 
-/// Letter by letter, but numbers as numbers: layer2 before layer10.
+/// Compares letter by letter, but runs of digits as numbers: layer2 comes before layer10.
 inline bool natural_less(std::string_view a, std::string_view b) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   std::size_t i = 0, j = 0;
@@ -149,7 +149,7 @@ inline bool natural_less(std::string_view a, std::string_view b) {
   return a.size() - i < b.size() - j;
 }
 
-/// -1 for what common networks call their first layer, 1 for their last, else 0.
+/// Returns -1 for usual names of the first layer of a network, 1 for usual names of the last, otherwise 0.
 inline int end_of_network(std::string_view stem) {
   std::vector<std::string_view> parts = components_of(stem);
   while (parts.size() > 1 && (parts[0] == "module" || parts[0] == "model" || parts[0] == "backbone")) {
@@ -171,7 +171,7 @@ inline bool looks_like_embedding(std::string_view stem) {
          ends_with(own, "_emb");
 }
 
-/// Policy of the ranks of one weight where there is no budget.
+/// Rank policy of one weight when there is no budget.
 inline const rank_policy& rank_policy_of(const weight_policy& policy, const weight_decision& decision) {
   return decision.embedding && policy.embedding_rank ? *policy.embedding_rank : policy.rank;
 }
@@ -218,8 +218,8 @@ class weight_planner {
     return find(factor_name(name, "down")) != nullptr || find(factor_name(name, "up")) != nullptr;
   }
 
-  /// Returns why a tensor is not to be factorized whatever its rank and layer; "" if it has matrices, which
-  /// are then set.
+  /// Returns the reason why tensor i stays dense whatever its layer and rank are. Returns "" for a
+  /// weight matrix; then rows, cols and parts of its decision are set.
   std::string look_at(std::size_t i) {
     const weight_tensor& tensor = tensors_[i];
     weight_decision& d = decisions_[i];
@@ -254,7 +254,7 @@ class weight_planner {
     return groups;
   }
 
-  /// The weights of query, key and value, [model][model] each.
+  /// Packed weights of query, key and value, [model][model] each.
   std::string look_at_projections(weight_decision& d, const weight_tensor& tensor) const {
     if (policy_.projections_dense) return "packed projections";
     if (tensor.shape.size() != 2 || tensor.shape[0] != 3 * tensor.shape[1]) {
@@ -266,7 +266,7 @@ class weight_planner {
     return "";
   }
 
-  /// A packed recurrent weight: its number of gates shows in the hidden side, [gates * h][h].
+  /// Packed recurrent weight. The number of gates follows from the shape of the hidden side, [gates * h][h].
   std::string look_at_gates(weight_decision& d, const weight_tensor& tensor, std::string_view stem,
                             std::string_view layer) const {
     const weight_tensor* hidden = find(joined(stem, "weight_hh" + std::string(layer)));
@@ -274,7 +274,7 @@ class weight_planner {
       return "a recurrent weight without its other side";
     }
     const index_t rows = hidden->shape[0], cols = hidden->shape[1];
-    // Only LSTMs have projections, which hide the ratio.
+    // A projection hides the ratio rows / cols, but only LSTMs, which have 4 gates, have projections.
     const bool projected = find(joined(stem, "weight_hr" + std::string(layer))) != nullptr;
     const index_t gates = projected ? 4 : cols > 0 && rows % cols == 0 ? rows / cols : 0;
     if ((gates != 1 && gates != 3 && gates != 4) || tensor.shape[0] != rows || rows % gates != 0) {
@@ -327,16 +327,16 @@ class weight_planner {
     return names;
   }
 
-  /// Whether `select` can be asked for a rank of the weight's matrices: an empty matrix has none, and a fixed
-  /// rank that would not make them smaller may be one that they cannot have.
+  /// Whether `select` can choose a rank for the weight's matrices. An empty matrix has no rank, and
+  /// a fixed rank that does not make the matrices smaller may exceed their sizes.
   bool has_choice(const weight_decision& d) const {
     const auto* fixed = policy_.budget == 0 ? std::get_if<fixed_rank>(&rank_policy_of(policy_, d)) : nullptr;
     return d.rows > 0 && d.cols > 0 &&
            (fixed == nullptr || fixed->rank <= largest_shrinking_rank(d.rows, d.cols));
   }
 
-  /// Applies the rules that files and networks share. A layer of the file is one of `select`, and each of its
-  /// weights is a rank group.
+  /// Applies the selection rules that files share with networks. A layer of the file becomes a
+  /// layer_info, and each weight of the layer becomes one of its rank groups.
   void apply_selection() {
     std::vector<layer_info> layers;
     std::map<std::string, std::size_t> index;
@@ -359,9 +359,9 @@ class weight_planner {
     factorize_policy rules;
     rules.first_layer = policy_.keep_first + 1;
     rules.last_layer_dense = policy_.keep_last;
-    rules.embeddings_dense = false;  // those that stay dense have a reason already
+    rules.embeddings_dense = false;  // embeddings that stay dense already have a reason
     rules.embedding_rank = policy_.embedding_rank;
-    // A budget chooses ranks by the singular values, as a policy of energy does.
+    // With a budget, ranks follow from the singular values, as under a policy of energy.
     rules.rank = policy_.budget > 0 ? rank_policy(energy_kept{1.0}) : policy_.rank;
     const std::vector<layer_choice> choices =
         select(layers, rules, "weight_plan with first_layer = keep_first + 1");
@@ -370,7 +370,7 @@ class weight_planner {
     }
   }
 
-  /// Growth is judged weight by weight: a recurrent layer may have factors on one side only.
+  /// Whether factors are smaller is tested per weight: a recurrent layer may have factors on one side only.
   void take_choice(std::size_t i, const layer_choice& choice, std::size_t group) {
     weight_decision& d = decisions_[i];
     const std::string& name = tensors_[i].name;
@@ -412,7 +412,7 @@ class weight_planner {
 
 }  // namespace detail
 
-/// Decides for each tensor of a file what becomes of it, in the order given.
+/// Decides for each tensor of a file whether and how it is factorized; results are in the order of `tensors`.
 ///
 /// Weight matrices are tensors of F32, F64, F16 or BF16 with one of these names:
 ///   NAME.weight [out][in]                        linear layer: one matrix
@@ -422,14 +422,14 @@ class weight_planner {
 ///   NAME.in_proj_weight [3 model][model]         attention: the matrices of query, key and value
 /// Embeddings and packed projections are factorized only if the policy says so. All other tensors stay:
 /// biases, norms, buffers, depthwise convolutions, and matrices whose factors would not be smaller. A file
-/// does not tell whether a convolution has groups (policy.groups does) or is transposed (policy.exclude has
-/// to name it).
+/// does not record whether a convolution has groups (policy.groups returns them) or is transposed
+/// (policy.exclude must return true for it).
 ///
-/// A file does not tell the order of its layers either. The order is that of the names, with numbers compared
-/// as numbers, except that conv1, stem, patch_embed and similar names come first, and fc, classifier, head,
-/// lm_head and similar names last. Embeddings are not counted as layers. A table and an output layer that
-/// share their numbers in the network, but stand in the file under two names, are two weights, each decided
-/// for itself.
+/// A file does not record the order of its layers either. Layers are sorted by name, with numbers
+/// compared as numbers, except that conv1, stem, patch_embed and similar names come first, and fc,
+/// classifier, head, lm_head and similar names last. Embeddings are not counted as layers. A table
+/// that is tied to an output layer in the network, but stored under a second name in the file,
+/// counts as two weights, which are decided independently.
 ///
 /// Throws value_error for a negative budget or keep_first; for a keep_first above 1 that is not below the
 /// number of layers; for a number of groups that is below 1 or does not divide the output channels; and for a

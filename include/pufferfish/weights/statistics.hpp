@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `read_statistics` and `write_statistics`: what the weights of a file have met, in a safetensors file of
-/// its own, so that a program in any language can measure it.
+/// `read_statistics` and `write_statistics`: statistics of the inputs, outputs and gradients of a network's
+/// weights, in a safetensors file of their own, so that a program in any language can measure them.
 
 #include <cmath>
 #include <cstddef>
@@ -35,7 +35,7 @@ inline std::vector<index_t> statistics_shape(std::string_view part, index_t outp
   return {};
 }
 
-/// The numbers of one tensor of statistics. Throws io_error unless it has this shape and finite numbers.
+/// Reads one tensor of statistics. Throws io_error unless it has shape `shape` and finite elements.
 inline std::vector<double> read_statistic(const safetensors_file& file, const std::string& name,
                                           const std::vector<index_t>& shape) {
   const tensor_info& info = file.tensor(name);
@@ -54,7 +54,7 @@ inline std::vector<double> read_statistic(const safetensors_file& file, const st
   return values;
 }
 
-/// Throws io_error unless numbers of rows and diagonals of moments are not negative.
+/// Throws io_error if a count, or a diagonal element of a moment, is negative.
 inline void check_statistic(const safetensors_file& file, const std::string& name, std::string_view part,
                             const std::vector<double>& values, std::size_t columns) {
   std::size_t step = 0;
@@ -70,27 +70,27 @@ inline void check_statistic(const safetensors_file& file, const std::string& nam
 
 }  // namespace detail
 
-/// The statistics of the weights of a network, each under the name of its weight, from a safetensors file. Of
-/// a weight WEIGHT, taken as a matrix [outputs][inputs] (a convolution [out][in kh kw], an embedding
-/// [width][vocabulary]), the file has
+/// Reads the statistics of the weights of a network from a safetensors file, each under the name of
+/// its weight. For a weight WEIGHT, taken as a matrix [outputs][inputs] (a convolution [out][in kh
+/// kw], an embedding [width][vocabulary]), the file has
 ///
-///     WEIGHT.size              I64 [2]   outputs, inputs; the only one that must be there
+///     WEIGHT.size              I64 [2]   outputs, inputs; the only mandatory tensor of the weight
 ///     WEIGHT.counts            [7]       rows of outputs, of inputs (or tokens), of gradients, of the tied
-///                                        layer; all rows there were, samples, all rows of the tied layer
+///                                        layer; all rows seen, all samples, all rows of the tied layer
 ///     WEIGHT.output_moment     [outputs][outputs]   sum of y y^T
 ///     WEIGHT.output_sum        [outputs]            sum of y
 ///     WEIGHT.input_moment      [inputs][inputs]     sum of x x^T
 ///     WEIGHT.input_sum         [inputs]             sum of x
-///     WEIGHT.token_counts      [inputs]             how often each token was read
+///     WEIGHT.token_counts      [inputs]             number of occurrences of each token
 ///     WEIGHT.gradient_moment   [outputs][outputs]   sum of samples^2 dy dy^T
-///     WEIGHT.gradient_squares  [outputs]            its diagonal alone
+///     WEIGHT.gradient_squares  [outputs]            diagonal of gradient_moment
 ///     WEIGHT.tied_moment       [outputs][outputs]   sum of h h^T of an output layer tied to an embedding
 ///     WEIGHT.normalized        [1]       not 0: layer_statistics::normalized
 ///     WEIGHT.output_scale      [outputs] layer_statistics::output_scale
 ///
-/// in F64, F32, F16 or BF16. Sums are those of output_statistics, of a loss that is the mean over the samples
-/// of a batch. Throws io_error, naming file and tensor: a file that cannot be read, a tensor without a size,
-/// of another shape, or with a name that is none of these; numbers that are not finite, negative counts.
+/// in F64, F32, F16 or BF16. output_statistics defines the sums, for a loss that is the mean over the samples
+/// of a batch. Throws io_error, naming file and tensor: for a file that cannot be read; for a tensor without
+/// a size, of another shape or with an unknown name; for numbers that are not finite and negative counts.
 inline network_statistics read_statistics(const std::string& path) {
   using namespace detail;
   const safetensors_file file = safetensors_file::read(path);
@@ -140,8 +140,8 @@ inline network_statistics read_statistics(const std::string& path) {
   return all;
 }
 
-/// Writes the file that read_statistics reads, in F64. The name of a layer of `statistics` must be that of
-/// its weight. Throws value_error for a layer that has not one matrix, and as write_safetensors.
+/// Writes the file that read_statistics reads, in F64. Each layer of `statistics` must have the name of
+/// its weight. Throws value_error for a layer whose number of matrices is not 1, and as write_safetensors.
 inline void write_statistics(const std::string& path, network_statistics statistics) {
   std::vector<safetensors_entry> entries;
   std::deque<std::vector<std::int64_t>> sizes;

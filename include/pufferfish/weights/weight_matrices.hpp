@@ -35,7 +35,7 @@ tensor<T, 2> read_matrix(const tensor_source& file, const tensor_place& place, i
   return matrix;
 }
 
-/// The statistics of part p of a weight. Throws shape_error, naming it, if they are not of its matrices.
+/// Statistics of part p of a weight. Throws shape_error, naming the weight, unless they match its matrices.
 inline output_statistics statistics_of_part(const layer_statistics& all, const weight_decision& decision,
                                             index_t p) {
   const auto matrices = static_cast<index_t>(all.matrices.size());
@@ -50,17 +50,17 @@ inline output_statistics statistics_of_part(const layer_statistics& all, const w
                             : all.matrices.front();
 }
 
-/// What a tensor is factorized with.
+/// Inputs of the factorization of one tensor.
 struct weight_task {
   const tensor_place& place;
   const weight_decision& decision;
   const layer_statistics* statistics = nullptr;
   truncation kind = truncation::plain;
-  std::vector<double> bias;  ///< of the layer; empty: none
+  std::vector<double> bias;  ///< bias of the layer; empty: none
 };
 
-/// The matrices of a weight, read and ready to be truncated. With statistics, all that depends on no rank is
-/// computed once.
+/// The matrices of a weight, read and ready to be truncated. With statistics, everything that is
+/// independent of the rank is computed once, in the constructor.
 template <class T>
 class weight_matrices {
  public:
@@ -118,8 +118,8 @@ class weight_matrices {
     return turned;
   }
 
-  /// By how much the loss grows without component i, summed over the parts: predicted from statistics, or,
-  /// without these, the component's share of ||A||_F^2 of all parts together.
+  /// Element i: growth of the loss if component i is dropped, summed over the parts. It is predicted
+  /// from statistics; without these, it is the component's share of ||A||_F^2 of all parts together.
   std::vector<double> gains() const {
     std::vector<double> sums(static_cast<std::size_t>(std::min(decision_.rows, decision_.cols)));
     double norm2 = 0.0;
@@ -140,7 +140,7 @@ class weight_matrices {
     return result;
   }
 
-  // Squares of the singular values of part p; adds its ||A||_F^2.
+  // Squares of the singular values of part p; adds the part's ||A||_F^2 to norm2.
   std::vector<double> energies(index_t p, double& norm2) const {
     std::vector<double> values;
     PUFFERFISH_DETAIL_TRY {
