@@ -18,15 +18,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The records of one batch file: `pixels` is NHWC, [labels.size() x 32 x 32 x 3], 0..255.
+/// The records of one batch file. `pixels`: NHWC, [labels.size() x 32 x 32 x 3], values 0..255.
 struct cifar_batch {
   std::vector<std::uint8_t> pixels;
   std::vector<std::int32_t> labels;
 };
 
-/// Parses a CIFAR-10 batch in memory and turns its planes into NHWC. `name` is what errors call it.
-/// Throws io_error: a length that is not a multiple of 3,073, a label above 9 (with the record's number, from
-/// 0).
+/// Parses a CIFAR-10 batch in memory and reorders its planes to NHWC. `name`:
+/// used in error messages. Throws io_error for a length that is not a multiple
+/// of 3,073, and for a label above 9 (with the number of the record, from 0).
 inline cifar_batch parse_cifar10(std::span<const std::uint8_t> bytes, const std::string& name) {
   constexpr std::size_t channels = 3;
   constexpr std::size_t plane = 32 * 32;

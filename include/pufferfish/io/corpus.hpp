@@ -20,7 +20,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What a token is: a word between spaces, or a byte.
+/// The unit of a token: a word between spaces, or a byte.
 enum class text_unit { words, bytes };
 
 namespace detail {
@@ -40,14 +40,14 @@ inline std::span<const std::uint8_t> bytes_of(std::string_view text) {
 
 }  // namespace detail
 
-/// Turns text into token ids and back.
+/// Converts text to token ids and back.
 class text_codec {
  public:
-  /// One token a byte, ids 0 .. 255.
+  /// One token per byte, ids 0 .. 255.
   text_codec() = default;
 
-  /// One token a word, and `end_of_line` after each line. Throws value_error if the vocabulary is empty, or
-  /// has no such word; an empty `end_of_line` is none.
+  /// One token per word, and `end_of_line` after each line (none if it is empty).
+  /// Throws value_error if the vocabulary is empty or does not contain `end_of_line`.
   explicit text_codec(vocabulary words, std::string end_of_line = "<eos>")
       : unit_(text_unit::words), words_(std::move(words)), end_of_line_(std::move(end_of_line)) {
     if (words_.size() == 0) detail::throw_error<value_error>({"text_codec: a vocabulary without words"});
@@ -58,22 +58,22 @@ class text_codec {
   }
 
   text_unit unit() const { return unit_; }
-  /// Of words; without any for bytes.
+  /// The vocabulary; empty if tokens are bytes.
   const vocabulary& words() const { return words_; }
   const std::string& end_of_line() const { return end_of_line_; }
 
-  /// How many ids there are.
+  /// Number of ids.
   index_t size() const { return unit_ == text_unit::bytes ? 256 : words_.size(); }
 
-  /// The ids of a text; by words, each line ends with end_of_line(). Throws io_error for words that are not
-  /// UTF-8, value_error for words that the vocabulary has no id for.
+  /// The ids of a text. If tokens are words, each line ends with end_of_line(). Throws io_error
+  /// for words that are not UTF-8, value_error for words without an id in the vocabulary.
   std::vector<std::int32_t> encode(std::string_view text) const {
     const std::span<const std::uint8_t> bytes = detail::bytes_of(text);
     if (unit_ == text_unit::bytes) return {bytes.begin(), bytes.end()};
     return encode_lines(parse_lines(bytes, "text"));
   }
 
-  /// The ids of lines, each without its end. By bytes, each ends with '\n'.
+  /// The ids of lines that are given without line ends. If tokens are bytes, each line ends with '\n'.
   std::vector<std::int32_t> encode_lines(std::span<const std::string> lines) const {
     std::vector<std::int32_t> ids;
     if (unit_ == text_unit::words) {
@@ -88,8 +88,8 @@ class text_codec {
     return ids;
   }
 
-  /// The text of ids: words with spaces between, a new line for end_of_line(). Throws value_error for an id
-  /// outside 0 .. size() - 1.
+  /// The text of ids: words separated by spaces, a line end for
+  /// end_of_line(). Throws value_error for an id outside 0 .. size() - 1.
   std::string decode(std::span<const std::int32_t> ids) const {
     std::string text;
     for (const std::int32_t id : ids) {
@@ -128,11 +128,11 @@ struct language_corpus {
 struct corpus_options {
   text_unit unit = text_unit::words;
   std::string end_of_line = "<eos>";         ///< the word after each line; empty: none. Not for bytes
-  vocabulary_options words;                  ///< which words of the training part get ids
-  std::uint64_t limit = default_text_limit;  ///< of each file and its decompressed size, in bytes
+  vocabulary_options words;                  ///< selects the words of the training part that get ids
+  std::uint64_t limit = default_text_limit;  ///< for each file and its decompressed size, in bytes
 };
 
-/// How much of a text that comes in one file is kept for validation and test: its last tokens.
+/// Shares of the tokens of a single text file that validation and test get: its last tokens.
 struct corpus_shares {
   double valid = 0.05;
   double test = 0.05;
@@ -140,7 +140,7 @@ struct corpus_shares {
 
 namespace detail {
 
-/// The words of a training part. The end of a line always has an id.
+/// The vocabulary of a training part. The word for the end of a line always has an id.
 inline vocabulary corpus_words(const word_counts& counts, const corpus_options& options,
                                const std::string& name) {
   if (counts.total() == 0) throw_error<io_error>({name, ": no tokens"});
@@ -159,9 +159,9 @@ inline std::vector<std::int32_t> read_byte_tokens(const std::string& path, std::
 
 }  // namespace detail
 
-/// Loads three files, plain or gzip; the words are those of the training part. Throws io_error for files that
-/// cannot be read or, by words, are not UTF-8, and for a training part without tokens; value_error for words
-/// of the other parts that have no id, where the options name no unknown word.
+/// Loads three files, plain or gzip. The vocabulary is that of the training part. Throws io_error for
+/// files that cannot be read or, if tokens are words, are not UTF-8, and for a training part without
+/// tokens; value_error for words of the other parts without an id, if the options name no unknown word.
 inline language_corpus load_corpus(const std::string& train, const std::string& valid,
                                    const std::string& test, const corpus_options& options = {}) {
   language_corpus result;
@@ -193,9 +193,9 @@ inline language_corpus load_wikitext(const std::string& folder, const corpus_opt
   return load_corpus(path("train"), path("valid"), path("test"), options);
 }
 
-/// Loads one file, plain or gzip, and cuts its tokens: first the training part, then validation, then test
-/// (each share rounded down to whole tokens). Throws as load_corpus, and value_error for shares that are
-/// negative or leave nothing to train on.
+/// Loads one file, plain or gzip, and cuts its tokens: first the training part, then
+/// validation, then test (each share rounded down to whole tokens). Throws as load_corpus,
+/// and value_error for shares that are negative or leave no tokens for training.
 inline language_corpus load_text(const std::string& path, const corpus_shares& shares = {},
                                  const corpus_options& options = {}) {
   if (!(shares.valid >= 0.0 && shares.test >= 0.0 && shares.valid + shares.test < 1.0)) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Labelled image sets in memory, from the layouts in which MNIST, Fashion-MNIST, CIFAR-10 and the bundled
-/// digits come.
+/// Labelled image sets in memory, read from the file layouts
+/// of MNIST, Fashion-MNIST, CIFAR-10 and the bundled digits.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,14 +22,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// `path` or `path`.gz, whichever is there (the plain one first). Throws io_error if neither is.
+/// `path` or `path`.gz, whichever exists (first the plain one). Throws io_error if neither exists.
 inline std::string find_plain_or_gzip(const std::string& path) {
   if (is_regular_file(path)) return path;
   if (is_regular_file(path + ".gz")) return path + ".gz";
   PUFFERFISH_THROW(io_error(path + ": neither this file nor " + path + ".gz exists"));
 }
 
-/// Moves checked labels over from an IDX array of one dimension.
+/// Checks the labels of an IDX array of one dimension and copies them into the set.
 inline void set_labels(image_set& set, const idx_array& labels, const std::string& path) {
   if (labels.extents.size() != 1) {
     PUFFERFISH_THROW(
@@ -51,9 +51,9 @@ inline void set_labels(image_set& set, const idx_array& labels, const std::strin
 
 }  // namespace detail
 
-/// Loads two IDX files (plain or gzip): images [N x H x W] or [N x H x W x C] and labels [N].
-/// `classes`: labels must be below it. Throws value_error for classes < 1; io_error for bad files, other
-/// shapes, unequal counts (both are named) and labels out of range.
+/// Loads two IDX files (plain or gzip): images [N x H x W] or [N x H x W x C] and
+/// labels [N] below `classes`. Throws value_error for classes < 1; io_error for bad
+/// files, other shapes, unequal counts (both are named) and labels out of range.
 inline image_set load_idx_pair(const std::string& images_path, const std::string& labels_path,
                                index_t classes) {
   if (classes < 1) PUFFERFISH_THROW(value_error("load_idx_pair: " + std::to_string(classes) + " classes"));
@@ -74,9 +74,9 @@ inline image_set load_idx_pair(const std::string& images_path, const std::string
   return set;
 }
 
-/// Loads a folder laid out as MNIST is: {train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte,
-/// each plain or with ".gz". `train` chooses the set. Throws io_error as load_idx_pair does, and for a
-/// missing file.
+/// Loads a folder with the layout of MNIST: {train,t10k}-images-idx3-ubyte and
+/// {train,t10k}-labels-idx1-ubyte, each plain or with ".gz". `train` selects the
+/// training or the test set. Throws as load_idx_pair, and io_error for a missing file.
 inline image_set load_mnist_layout(const std::string& folder, bool train, index_t classes = 10) {
   const std::string stem = folder + "/" + (train ? "train" : "t10k");
   const std::string images = detail::find_plain_or_gzip(stem + "-images-idx3-ubyte");

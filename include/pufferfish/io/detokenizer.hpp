@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Tokens back into text as people write it: the inverse of `tokenizer` as far as there is one.
+/// Joins tokens into ordinary text: the inverse of `tokenizer`, as far as there is one.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Puts tokens together from left to right; knows which quotation marks are open.
+/// Joins tokens from left to right, and tracks which quotation marks are open.
 class token_joiner {
  public:
   token_joiner(std::span<const std::string> tokens, language of) : tokens_(tokens), language_(of) {}
@@ -44,8 +44,8 @@ class token_joiner {
     glued_ = opens;
   }
 
-  /// Straight quotation marks open and close by turns. An apostrophe that nothing opened and no other one
-  /// follows belongs to the plural before it ("the dogs' owner").
+  /// Straight quotation marks are opening and closing ones alternately. An apostrophe without
+  /// an open mark, and without another apostrophe after it, ends a plural ("the dogs' owner").
   bool closes_quote(std::size_t i, char32_t mark) {
     bool& open = mark == '"' ? double_open_ : single_open_;
     if (mark == '\'' && !open && i > 0) {
@@ -91,10 +91,10 @@ class token_joiner {
 
 }  // namespace detail
 
-/// The text of tokens: spaces between, but none where the language writes none (before a comma, inside
-/// brackets and quotation marks, before clitics, around joints such as "@-@"). Exact for what `tokenizer`
-/// took apart, unless the text had spaces in unusual places. Throws value_error for tokens that are not
-/// UTF-8.
+/// The text of tokens, separated by spaces except where the language has none (before
+/// a comma, inside brackets and quotation marks, before clitics, around joints such
+/// as "@-@"). Restores a text that `tokenizer` has split exactly, unless it had
+/// spaces in unusual places. Throws value_error for tokens that are not UTF-8.
 inline std::string detokenize(std::span<const std::string> tokens, language of) {
   return detail::token_joiner(tokens, of).run();
 }

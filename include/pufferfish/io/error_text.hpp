@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Names and shapes out of files, as the errors of this folder show them.
+/// Names and shapes from files, formatted for the error messages of this folder.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,16 +24,16 @@ inline std::string shape_text(const std::vector<index_t>& shape) {
   return text + "]";
 }
 
-/// In quotes, at most 80 bytes, control characters replaced: hostile files must not fill a log or drive a
-/// terminal.
+/// The name in quotes: at most 80 bytes, control characters replaced,
+/// since hostile files must not fill a log or control a terminal.
 inline std::string quote_name(std::string_view name) {
   std::string text = "'";
   for (const char c : name.substr(0, 80)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
   return text + (name.size() > 80 ? "...'" : "'");
 }
 
-/// What a file that is not safetensors looks like, by its first bytes (64 are enough), and what to do with
-/// it: text to be put after an error. Empty if they say nothing.
+/// Guesses the format of a file that is not safetensors from its first bytes (64 are enough). Returns text
+/// for the end of an error message: the format and how to convert it; empty if the format is unknown.
 inline std::string foreign_format(std::span<const std::uint8_t> start) {
   const std::string_view text(reinterpret_cast<const char*>(start.data()),
                               std::min<std::size_t>(start.size(), 64));

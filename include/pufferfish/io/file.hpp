@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Whole files in, whole files out: `read_file` with a size limit, and `atomic_writer`, which replaces a file
-/// in one step or not at all. POSIX only.
+/// Whole files: `read_file` with a size limit, and `atomic_writer`,
+/// which replaces a file in one step or not at all. POSIX only.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -29,8 +29,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What the readers of this folder accept unless told otherwise: 4 GiB a file, and as much after
-/// decompression.
+/// Default size limit of the readers of this folder, for
+/// a file and for its decompressed content: 4 GiB each.
 inline constexpr std::uint64_t default_read_limit = std::uint64_t{1} << 32;
 
 namespace detail {
@@ -39,7 +39,7 @@ namespace detail {
   PUFFERFISH_THROW(io_error(path + ": " + what + ": " + std::generic_category().message(code)));
 }
 
-/// Closes what it holds.
+/// Owns a file descriptor and closes it.
 class file_descriptor {
  public:
   file_descriptor() = default;
@@ -59,7 +59,7 @@ class file_descriptor {
   int fd_ = -1;
 };
 
-/// open(2) that survives signals; a descriptor that is not open leaves the reason in errno.
+/// open(2), repeated if a signal interrupts it. If the result is not open, errno has the reason.
 inline file_descriptor open_file(const std::string& path, int flags) {
   for (;;) {
     const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
@@ -67,7 +67,7 @@ inline file_descriptor open_file(const std::string& path, int flags) {
   }
 }
 
-/// Writes every byte. Throws io_error (`path` is only for its text).
+/// Writes all bytes. Throws io_error; `path` is used only in its text.
 inline void write_all(int fd, std::span<const std::uint8_t> bytes, const std::string& path) {
   const std::size_t total = bytes.size();
   while (!bytes.empty()) {
@@ -83,7 +83,7 @@ inline void write_all(int fd, std::span<const std::uint8_t> bytes, const std::st
   }
 }
 
-/// The same at a position of the file, leaving that of write(2) where it is.
+/// The same at an offset of the file. The file position used by write(2) does not change.
 inline void write_all_at(int fd, std::uint64_t offset, std::span<const std::uint8_t> bytes,
                          const std::string& path) {
   while (!bytes.empty()) {
@@ -101,7 +101,7 @@ inline void write_all_at(int fd, std::uint64_t offset, std::span<const std::uint
   }
 }
 
-/// Fills `out` from a position of the file. Throws io_error; a file that has become shorter is one.
+/// Fills `out` from an offset of the file. Throws io_error, also if the file has become too short.
 inline void read_all_at(int fd, std::uint64_t offset, std::span<std::uint8_t> out, const std::string& path) {
   while (!out.empty()) {
     const ssize_t got =
@@ -169,9 +169,9 @@ inline bool is_temporary_name(std::string_view name, std::string_view target) {
          all_digits(name.substr(dash + 1));
 }
 
-/// Removes temporaries that writers of this target left behind when they were killed. A living writer holds a
-/// lock on its temporary; process ids are no evidence, as they repeat in containers and differ between them.
-/// What cannot be locked or removed stays: a leftover is no reason to refuse the next write.
+/// Removes temporaries of this target whose writers were killed. A living writer holds a lock on its
+/// temporary; process ids are no evidence, as they repeat in containers and differ between them.
+/// Files that cannot be locked or removed are kept: a leftover must not prevent the next write.
 inline void remove_stale_temporaries(const std::string& folder, const std::string& target) {
   DIR* const listing = ::opendir(folder.c_str());
   if (listing == nullptr) return;
@@ -183,8 +183,8 @@ inline void remove_stale_temporaries(const std::string& folder, const std::strin
   for (const std::string& path : found) {
     const file_descriptor file = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (!file.is_open() || !lock(file.get(), LOCK_EX | LOCK_NB)) continue;
-    // Between the listing and the lock the owner may have renamed this file and begun another of the same
-    // name.
+    // Between the listing and the lock, the owner may have
+    // renamed this file and created another one of the same name.
     if (names_open_file(path, file.get())) ::unlink(path.c_str());
   }
 }
@@ -193,21 +193,21 @@ inline void remove_stale_temporaries(const std::string& folder, const std::strin
 
 namespace detail {
 
-/// Whether a path stands for a descriptor that the process has open already: standard input, or what a shell
-/// makes of <(command).
+/// True if a path names a descriptor that the process has already open:
+/// standard input, or the path to which a shell expands <(command).
 inline bool names_descriptor(std::string_view path) {
   return path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/self/fd/");
 }
 
-/// Opens a regular file, or a pipe that the process has been given (see names_descriptor), and sets `status`.
-/// Never waits: opening a named pipe would do so until some other process writes to it. Throws io_error for
-/// anything else.
+/// Opens a regular file, or a pipe that the process has already open (see
+/// names_descriptor), and sets `status`. Never blocks; opening a named pipe would
+/// wait for another process to write to it. Throws io_error for anything else.
 inline file_descriptor open_for_reading(const std::string& path, struct stat& status) {
   file_descriptor file = open_file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
   if (!file.is_open()) throw_system_error(path, "cannot open for reading", errno);
   if (::fstat(file.get(), &status) != 0) throw_system_error(path, "cannot read its size", errno);
   if (S_ISDIR(status.st_mode)) throw_system_error(path, "cannot read", EISDIR);
-  // A device may never end: reading it to a limit of gigabytes would take the machine's memory first.
+  // A device may never end: reading up to a limit of gigabytes could exhaust the memory first.
   if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode)) {
     PUFFERFISH_THROW(io_error(path + ": a device, not a file"));
   }
@@ -223,10 +223,10 @@ inline file_descriptor open_for_reading(const std::string& path, struct stat& st
 
 }  // namespace detail
 
-/// The bytes of a file, read to its end; or of a pipe that the process has been given: /dev/stdin, /dev/fd/N.
-/// `limit`: the largest size accepted, in bytes; a regular file above it is refused before memory is taken.
-/// Throws io_error, with the path and the system's reason: missing, unreadable, a directory, device or named
-/// pipe, above the limit.
+/// The bytes of a file, read to its end, or of a pipe that the process has already open:
+/// /dev/stdin, /dev/fd/N. `limit`: largest size accepted, in bytes; a larger regular file is
+/// rejected before memory is allocated. Throws io_error, with the path and the system's reason,
+/// for a path that is missing, unreadable, a directory, device or named pipe, or above the limit.
 inline std::vector<std::uint8_t> read_file(const std::string& path,
                                            std::uint64_t limit = default_read_limit) {
   struct stat status {};
@@ -236,7 +236,7 @@ inline std::vector<std::uint8_t> read_file(const std::string& path,
   if (size > limit) {
     PUFFERFISH_THROW(io_error(path + ": its size of " + std::to_string(size) + " bytes" + above));
   }
-  // One byte more than the size: the end is then seen without growing.
+  // One byte more than the size, so that the end is detected without growing the buffer.
   std::vector<std::uint8_t> bytes(std::max<std::size_t>(static_cast<std::size_t>(size) + 1, 4096));
   std::size_t used = 0;
   for (;;) {
@@ -278,7 +278,7 @@ class atomic_writer {
     folder_ = folder;
     detail::remove_stale_temporaries(folder, name);
     open_temporary();
-    // Not every file system has mode bits, so a failure is no error.
+    // Not every file system has mode bits, so a failure is ignored.
     if (replaces && ::fchmod(file_.get(), old.st_mode & 0777U) != 0) errno = 0;
   }
 
@@ -295,8 +295,8 @@ class atomic_writer {
     guard.writer = nullptr;
   }
 
-  /// Puts bytes over earlier ones, from `offset` on; what write() appends next still follows the last byte.
-  /// Throws as write does.
+  /// Overwrites earlier bytes, from `offset` on. The next write() still
+  /// appends after the last byte of the file. Throws as write does.
   void overwrite(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
     check_open();
     failure_guard guard{this};
@@ -304,12 +304,12 @@ class atomic_writer {
     guard.writer = nullptr;
   }
 
-  /// Makes the new content the file's. Throws io_error; state_error after commit or an error.
+  /// Replaces the file by the new content. Throws io_error; state_error after commit or an error.
   void commit() {
     check_open();
     failure_guard guard{this};
     if (!detail::sync(file_.get())) detail::throw_system_error(path_, "cannot sync", errno);
-    // Renamed while still locked: an unlocked temporary would be fair game for another writer's cleaning.
+    // Renamed while still locked: another writer would remove an unlocked temporary as a stale one.
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
       const int code = errno;
       detail::throw_system_error(path_, "cannot rename " + temporary_ + " to it", code);
@@ -321,7 +321,7 @@ class atomic_writer {
   }
 
  private:
-  /// Discards the temporary when an exception passes, without a catch.
+  /// Discards the temporary during stack unwinding, without a catch block.
   struct failure_guard {
     atomic_writer* writer;
     ~failure_guard() {
@@ -339,8 +339,8 @@ class atomic_writer {
         if (code == EEXIST && n < std::numeric_limits<int>::max()) continue;
         detail::throw_system_error(path_, "cannot create " + name, code);
       }
-      // Where the file system has no locks, nobody can lock, hence nobody cleans: no reason to fail. Another
-      // writer may have taken the unlocked file for a stale one in between: then the name is gone.
+      // Without locks in the file system, no writer removes temporaries, so a failure to lock is ignored.
+      // Before the lock, another writer may have removed the file as a stale one; its name is then gone.
       const bool locked = detail::lock(file.get(), LOCK_EX);
       if (locked && !detail::names_open_file(name, file.get())) continue;
       file_ = std::move(file);
@@ -354,10 +354,10 @@ class atomic_writer {
       PUFFERFISH_THROW(state_error(path_ + ": atomic_writer used after commit or an error"));
   }
 
-  /// The rename is on disk only when the folder is. Some file systems cannot sync a folder (EINVAL).
+  /// The rename is durable only once the folder is synced. Some file systems cannot sync a folder (EINVAL).
   void sync_folder() const {
     const detail::file_descriptor folder = detail::open_file(folder_, O_RDONLY | O_DIRECTORY);
-    if (!folder.is_open()) return;  // a folder that may be written but not listed
+    if (!folder.is_open()) return;  // the folder may be writable, but not readable
     if (!detail::sync(folder.get()) && errno != EINVAL) {
       detail::throw_system_error(path_, "is in place, but its folder cannot be synced", errno);
     }
@@ -375,8 +375,8 @@ class atomic_writer {
   detail::file_descriptor file_;
 };
 
-/// Replaces the content of `path` by `bytes` through an atomic_writer. Throws io_error; the old file is then
-/// untouched.
+/// Replaces the content of `path` by `bytes` through an
+/// atomic_writer. If it throws io_error, the old file is unchanged.
 inline void write_file_atomically(const std::string& path, std::span<const std::uint8_t> bytes) {
   atomic_writer writer(path);
   writer.write(bytes);

@@ -20,14 +20,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// True if the bytes start as a gzip member does.
+/// True if the bytes start like a gzip member.
 inline bool is_gzip(std::span<const std::uint8_t> bytes) {
   return bytes.size() >= 2 && bytes[0] == 0x1f && bytes[1] == 0x8b;
 }
 
 namespace detail {
 
-/// zlib counts in unsigned int: the largest piece it can be given at once.
+/// zlib counts in unsigned int: the largest piece of `bytes` bytes that one call accepts.
 inline uInt zlib_piece(std::size_t bytes) {
   return static_cast<uInt>(std::min<std::size_t>(bytes, std::numeric_limits<uInt>::max()));
 }
@@ -47,7 +47,7 @@ class inflater {
   inflater& operator=(const inflater&) = delete;
   ~inflater() { inflateEnd(&stream_); }
 
-  /// Fills as much of `out` as the input gives; less than all of it only at the end of the last member.
+  /// Fills `out`; returns the bytes written, fewer than out.size() only at the end of the last member.
   std::size_t fill(std::span<std::uint8_t> out) {
     std::size_t filled = 0;
     while (filled < out.size() && !done_) {
@@ -72,7 +72,7 @@ class inflater {
   }
 
  private:
-  /// Members may follow each other (RFC 1952, 2.2); anything else after one is an error.
+  /// Members may follow each other (RFC 1952, 2.2). Any other data after a member is an error.
   void next_member() {
     if (read_ == input_.size()) {
       done_ = true;
@@ -99,10 +99,10 @@ class inflater {
 
 }  // namespace detail
 
-/// Decompresses gzip data (one member or several in a row).
-/// `name` is what errors call the data; `limit` bounds the result in bytes, and memory taken is at most about
-/// twice what has been decompressed so far, so that a small hostile file cannot take much. Throws io_error:
-/// not gzip, truncated, corrupt (checksum included), followed by other bytes, or longer than the limit.
+/// Decompresses gzip data (one member or several in a row). `name`: used in error messages.
+/// `limit` bounds the result, in bytes. Memory use is at most about twice the size decompressed so
+/// far, so that a small hostile file cannot allocate much. Throws io_error for data that are not
+/// gzip, truncated, corrupt (by checksum, too), followed by other bytes, or longer than the limit.
 inline std::vector<std::uint8_t> gunzip(std::span<const std::uint8_t> bytes, const std::string& name,
                                         std::uint64_t limit = default_read_limit) {
   if (!is_gzip(bytes)) PUFFERFISH_THROW(io_error(name + ": is not gzip data"));
@@ -124,7 +124,7 @@ inline std::vector<std::uint8_t> gunzip(std::span<const std::uint8_t> bytes, con
   return result;
 }
 
-/// Reads a file and decompresses it if it is gzip (told by its first bytes, not by its name).
+/// Reads a file and decompresses it if it is gzip (recognised by its first bytes, not by its name).
 /// `limit` bounds the file and the result, in bytes. Throws io_error as read_file and gunzip do.
 inline std::vector<std::uint8_t> read_plain_or_gzip(const std::string& path,
                                                     std::uint64_t limit = default_read_limit) {

@@ -20,7 +20,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The content of an IDX file: 1 to 4 extents, and their product of values.
+/// The content of an IDX file: 1 to 4 extents, and as many values as their product.
 struct idx_array {
   std::vector<index_t> extents;
   std::vector<std::uint8_t> values;
@@ -53,9 +53,9 @@ inline std::size_t idx_rank(std::span<const std::uint8_t> bytes, const std::stri
 
 }  // namespace detail
 
-/// Parses IDX data in memory. `name` is what errors call it.
-/// Throws io_error: wrong magic or type, dimensions outside 1..4, extents whose product is not the number of
-/// bytes that follow (more and less are errors both).
+/// Parses IDX data in memory. `name`: used in error messages. Throws io_error for a
+/// wrong magic number or type, dimensions outside 1..4, and extents whose product
+/// is not the number of bytes that follow (both more and fewer bytes are errors).
 inline idx_array parse_idx(std::span<const std::uint8_t> bytes, const std::string& name) {
   const std::size_t rank = detail::idx_rank(bytes, name);
   const std::size_t header = 4 + 4 * rank;
@@ -96,8 +96,8 @@ inline idx_array read_idx(const std::string& path, std::uint64_t limit = default
   return parse_idx(read_plain_or_gzip(path, limit), path);
 }
 
-/// The bytes of an IDX file of unsigned bytes. Throws shape_error unless there are 1..4 extents in 0 .. 2^32
-/// - 1 whose product is the number of values.
+/// Encodes values as an IDX file of unsigned bytes. Throws shape_error unless
+/// there are 1..4 extents in 0 .. 2^32 - 1 whose product is the number of values.
 inline std::vector<std::uint8_t> encode_idx(const std::vector<index_t>& extents,
                                             std::span<const std::uint8_t> values) {
   const std::string shape = "encode_idx: shape " + detail::shape_text(extents);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `image_set`: labelled images in memory, wherever they come from (io/dataset.hpp reads files).
+/// `image_set`: labelled images in memory, from any source (io/dataset.hpp reads files).
 
 #include <cstdint>
 #include <vector>

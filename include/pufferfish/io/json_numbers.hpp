@@ -26,7 +26,7 @@ using named_numbers = std::vector<std::pair<std::string, index_t>>;
 
 namespace detail {
 
-/// Accepts one flat JSON object whose values are whole numbers and whose names differ, nothing else.
+/// Accepts only one flat JSON object whose values are whole numbers and whose names differ.
 class json_numbers_sax {
  public:
   named_numbers pairs;
@@ -75,7 +75,7 @@ class json_numbers_sax {
 
 }  // namespace detail
 
-/// {"a":1,"b":2}. `where` is what errors call it. Throws io_error for a name that is not UTF-8.
+/// Encodes as {"a":1,"b":2}. `where`: used in error messages. Throws io_error for a name that is not UTF-8.
 inline std::string encode_json_numbers(const named_numbers& pairs, const std::string& where) {
   std::string text = "{";
   for (const auto& [name, number] : pairs) {
@@ -84,8 +84,8 @@ inline std::string encode_json_numbers(const named_numbers& pairs, const std::st
   return text + "}";
 }
 
-/// The pairs of such a line. Throws io_error for anything else: other values, numbers below 0 or beyond
-/// index_t, names given twice.
+/// The pairs of a line from encode_json_numbers. Throws io_error for anything
+/// else: other values, numbers below 0 or beyond index_t, duplicate names.
 inline named_numbers parse_json_numbers(std::string_view text, const std::string& where) {
   detail::json_numbers_sax sax;
   if (text.find('\0') != std::string_view::npos || text.substr(0, 1) != "{") {

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: the .npy format of NumPy, in which an .npz archive holds each array: a magic number, a version,
-/// and a Python dictionary {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } before the elements.
-/// Source: the documentation of numpy.lib.format, versions 1.0, 2.0 and 3.0.
+/// Internal: the .npy format of NumPy, the format of each array in an .npz archive: a magic number,
+/// a version, and a Python dictionary {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
+/// before the elements. Source: the documentation of numpy.lib.format, versions 1.0, 2.0 and 3.0.
 
 #include <algorithm>
 #include <array>
@@ -27,10 +27,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 inline constexpr std::string_view npy_magic = "\x93NUMPY";
-/// Far more than a header of 64 dimensions takes.
+/// Limit of the header's length, far above the length for 64 dimensions.
 inline constexpr std::uint64_t npy_max_header = 65535;
 
-/// NumPy's letter and size, for those dtypes that it has.
+/// NumPy's type codes (letter and size) of the dtypes that NumPy has.
 struct npy_type {
   tensor_dtype dtype;
   std::string_view code;
@@ -49,17 +49,17 @@ inline constexpr std::array<npy_type, 13> npy_types{{{tensor_dtype::boolean, "b1
                                                      {tensor_dtype::f64, "f8"},
                                                      {tensor_dtype::c64, "c8"}}};
 
-/// What the header of an array says.
+/// Content of the header of an array.
 struct npy_header {
   tensor_dtype dtype{};
   bool big_endian = false;
   bool fortran_order = false;
   std::vector<index_t> shape;
-  std::size_t data = 0;  ///< where the elements begin
+  std::size_t data = 0;  ///< offset of the elements
 };
 
-/// Parses the dictionary: exactly its three keys, each once, in any order. No expression is evaluated, and
-/// nothing nests.
+/// Parses the dictionary: exactly its three keys, each once, in any
+/// order. Expressions are not evaluated, and nesting is rejected.
 class npy_header_parser {
  public:
   npy_header_parser(std::string_view text, const std::string& where) : text_(text), where_(where) {}
@@ -135,7 +135,7 @@ class npy_header_parser {
     const std::string_view code = type.substr(std::min<std::size_t>(type.size(), 1));
     for (const npy_type& known : npy_types) {
       if (known.code != code) continue;
-      // '|' is for what has no order of bytes.
+      // '|' marks types without a byte order.
       const bool bytes = size_of(known.dtype) == 1;
       if (type[0] != '<' && type[0] != '>' && !(type[0] == '|' && bytes)) break;
       header.dtype = known.dtype;
@@ -178,8 +178,8 @@ class npy_header_parser {
   std::size_t at_ = 0;
 };
 
-/// The header of an array and whether the bytes are what it needs. `where` names file and array. Throws
-/// io_error.
+/// Parses the header of an array and checks that the bytes match it.
+/// `where`: the file and array in error messages. Throws io_error.
 inline npy_header parse_npy(std::span<const std::uint8_t> bytes, const std::string& where) {
   const auto fail = [&where](const std::string& what) { PUFFERFISH_THROW(io_error(where + ": " + what)); };
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -211,8 +211,8 @@ inline npy_header parse_npy(std::span<const std::uint8_t> bytes, const std::stri
   return header;
 }
 
-/// The header as NumPy writes it: version 1.0, padded so that the elements begin at a multiple of 64. Throws
-/// io_error for a dtype that NumPy does not have.
+/// The header as NumPy writes it: version 1.0, padded so that the elements begin at
+/// a multiple of 64 bytes. Throws io_error for a dtype that NumPy does not have.
 inline std::string npy_header_text(tensor_dtype dtype, const std::vector<index_t>& shape,
                                    const std::string& where) {
   const auto type = std::find_if(npy_types.begin(), npy_types.end(),
@@ -236,7 +236,7 @@ inline std::string npy_header_text(tensor_dtype dtype, const std::vector<index_t
   return text;
 }
 
-/// The elements in row-major order and little-endian. `elements`: as the header describes them.
+/// The elements in row-major order and little-endian. `elements`: in the layout that the header describes.
 inline std::vector<std::uint8_t> npy_to_row_major(const npy_header& header,
                                                   std::span<const std::uint8_t> elements) {
   const std::size_t size = size_of(header.dtype), rank = header.shape.size();
@@ -261,7 +261,7 @@ inline std::vector<std::uint8_t> npy_to_row_major(const npy_header& header,
     }
   }
   if (header.big_endian) {
-    // Of a complex number, each half.
+    // The two halves of a complex number are reversed separately.
     const std::size_t width = header.dtype == tensor_dtype::c64 ? size / 2 : size;
     for (std::size_t i = 0; i < result.size(); i += width) {
       std::reverse(result.begin() + static_cast<std::ptrdiff_t>(i),

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// NumPy's .npz: named arrays in a zip archive, each as NAME.npy; what numpy.savez and numpy.savez_compressed
-/// write and numpy.load reads. Needs zlib only.
+/// NumPy's .npz: named arrays in a zip archive, each as NAME.npy. numpy.savez and
+/// numpy.savez_compressed write this format, numpy.load reads it. Needs zlib only.
 
 #include <algorithm>
 #include <bit>
@@ -30,9 +30,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 static_assert(std::endian::native == std::endian::little, "pufferfish: tensors are held little-endian");
 
-/// An npz file, checked and held in memory. Arrays are what tensor_info promises, little-endian and in
-/// row-major order, whatever the file has: those that are compressed, big-endian or in Fortran's order are
-/// held a second time. read_tensor and read_tensor_converted read them.
+/// An npz file, checked and held in memory. Its arrays are tensor_info: little-endian and in
+/// row-major order, whatever the file's layout. Arrays that are compressed, big-endian or in
+/// Fortran order are held a second time. Read them with read_tensor and read_tensor_converted.
 class npz_file {
  public:
   /// Reads and checks a file. `limit`: largest size accepted, in bytes, of the file and of its arrays
@@ -41,12 +41,12 @@ class npz_file {
     return parse(read_file(path, limit), path, limit);
   }
 
-  /// Takes the bytes of a file over and checks them. `name` is what errors call them.
-  /// Throws io_error, with the entry's name and the numbers: no zip archive, a directory or entries beyond
-  /// the data, entries that overlap or are there twice, other compressions than deflate, encryption, a
-  /// promise of more bytes than the entry holds or than `limit`, a wrong checksum, an entry that is no .npy
-  /// array, a header that is not NumPy's dictionary, dtypes other than booleans and numbers of 1 to 8 bytes,
-  /// and shapes that do not fit their bytes. Arrays of Python objects are refused; nothing is ever unpickled.
+  /// Takes ownership of the bytes of a file and checks them. `name`: used in error messages. Throws
+  /// io_error, with the entry's name and the numbers, for: no zip archive, a directory or entries beyond
+  /// the data, entries that overlap or occur twice, compressions other than deflate, encryption, a
+  /// declared size above the entry's content or `limit`, a wrong checksum, an entry that is no .npy array,
+  /// a header that is not NumPy's dictionary, dtypes other than booleans and numbers of 1 to 8 bytes, and
+  /// shapes that do not fit their bytes. Arrays of Python objects are rejected; nothing is ever unpickled.
   static npz_file parse(std::vector<std::uint8_t> bytes, std::string name,
                         std::uint64_t limit = default_tensor_file_limit) {
     npz_file result(std::move(bytes), std::move(name));
@@ -66,8 +66,8 @@ class npz_file {
   const std::vector<std::string>& tensor_names() const { return order_; }
   bool contains(std::string_view tensor) const { return tensors_.find(tensor) != tensors_.end(); }
 
-  /// An array by name. The reference lives as long as this object. Throws io_error if there is none of that
-  /// name.
+  /// An array by name. The reference is valid as long as this
+  /// object. Throws io_error if there is no array of that name.
   const tensor_info& tensor(std::string_view tensor) const {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end()) {
@@ -117,15 +117,15 @@ class npz_file {
 };
 
 struct npz_options {
-  /// Deflate, as numpy.savez_compressed does. Trained weights hardly shrink by it.
+  /// Compress with deflate, as numpy.savez_compressed does. Trained weights hardly become smaller.
   bool compress = false;
-  /// The 64-bit forms of zip even where the archive is small enough without.
+  /// Use the 64-bit forms of zip even if the archive does not need them.
   bool always_zip64 = false;
 };
 
 namespace detail {
 
-/// Pointers to the entries, by name: the result does not depend on the caller's order.
+/// Pointers to the entries, sorted by name, so that the result does not depend on the caller's order.
 inline std::vector<const tensor_entry*> ordered_arrays(std::span<const tensor_entry> entries,
                                                        const std::string& file) {
   std::vector<const tensor_entry*> order;
@@ -145,7 +145,7 @@ inline std::vector<const tensor_entry*> ordered_arrays(std::span<const tensor_en
   return order;
 }
 
-/// Hands the file to `sink` piece by piece.
+/// Passes the file to `sink` piece by piece.
 template <class Sink>
 void emit_npz(std::span<const tensor_entry> entries, const npz_options& options, const std::string& file,
               const Sink& sink) {
@@ -153,7 +153,7 @@ void emit_npz(std::span<const tensor_entry> entries, const npz_options& options,
     const tensor_entry* entry;
     std::string header;
   };
-  std::vector<array> arrays;  // all headers first: a dtype that NumPy lacks creates no file
+  std::vector<array> arrays;  // headers first, so that a dtype that NumPy lacks creates no file
   for (const tensor_entry* entry : ordered_arrays(entries, file)) {
     arrays.push_back(
         {entry, npy_header_text(entry->dtype, entry->shape, file + ": array " + quote_name(entry->name))});
@@ -181,8 +181,8 @@ void emit_npz(std::span<const tensor_entry> entries, const npz_options& options,
 
 }  // namespace detail
 
-/// The bytes of an npz file, for tests and for sending. `name` is what errors call it. Throws as write_npz
-/// does.
+/// The bytes of an npz file, for tests and for sending.
+/// `name`: used in error messages. Throws as write_npz does.
 inline std::vector<std::uint8_t> encode_npz(std::span<const tensor_entry> entries,
                                             const npz_options& options = {},
                                             const std::string& name = "encode_npz") {
@@ -193,11 +193,11 @@ inline std::vector<std::uint8_t> encode_npz(std::span<const tensor_entry> entrie
   return bytes;
 }
 
-/// Writes arrays to `path` in one step (see atomic_writer), straight from the entries' memory. Equal content
-/// gives equal files, whatever the order of the entries (for one version of zlib where compressed). Throws
-/// shape_error for an entry whose bytes do not fit its shape; io_error for names given twice or not UTF-8,
-/// for dtypes that NumPy does not have (BF16 and those of 8 bits), and when the file cannot be written (the
-/// old one is then untouched).
+/// Writes arrays to `path` in one step (see atomic_writer), directly from the entries' memory.
+/// Equal content gives equal files, whatever the order of the entries (for one version of zlib if
+/// compressed). Throws shape_error for an entry whose bytes do not fit its shape; io_error for
+/// duplicate names or names that are not UTF-8, for dtypes that NumPy does not have (BF16 and the
+/// 8-bit floating-point types), and if the file cannot be written (the old one is then unchanged).
 inline void write_npz(const std::string& path, std::span<const tensor_entry> entries,
                       const npz_options& options = {}) {
   std::optional<atomic_writer> writer;  // opened with the first piece: bad entries create no file

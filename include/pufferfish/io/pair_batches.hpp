@@ -20,15 +20,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// How the tokens of a batch are stored in memory.
 enum class pair_layout {
-  padded,  ///< every sentence in as many places as the longest one has, padding behind its end
-  packed   ///< one sentence right behind the other: nothing is computed that is thrown away
+  padded,  ///< every sentence has as many positions as the longest one, padding after its end
+  packed   ///< sentences are stored without gaps, so no padding is computed
 };
 
 struct pair_batch_options {
   index_t batch = 256;  ///< pairs of all ranks together; an epoch's last batch may have fewer
   bool shuffle = true;  ///< a new order every epoch; else the order of the set
-  /// Pairs of like length go together, which saves padding: every so many batches' pairs are sorted by length
-  /// before they are cut into batches, whose order is then random again (with shuffle). 0: no sorting.
+  /// To save padding, the pairs of every `bucket_batches` batches are sorted by length before they are
+  /// cut into batches. With shuffle, the order of the batches is then random again. 0: no sorting.
   index_t bucket_batches = 0;
   pair_layout layout = pair_layout::padded;
   std::uint64_t seed = 0;
@@ -36,28 +36,28 @@ struct pair_batch_options {
   int ranks = 1;
 };
 
-/// One rank's part of a global batch. Sentence i has places first[i] .. first[i] + count[i] - 1 of its side;
-/// where padded, first[i] is i * length and what follows its places is translation_tokens::padding. The views
-/// hold until the next load().
+/// One rank's part of a global batch. Sentence i has positions first[i] .. first[i] + count[i] - 1
+/// of its side. In the padded layout, first[i] is i * length, and the positions after the sentence
+/// hold translation_tokens::padding. The views are valid until the next load().
 struct pair_batch {
   index_t first = 0;          ///< position of this rank's first pair in the global batch
   index_t count = 0;          ///< this rank's pairs; may be 0 in a batch smaller than the number of ranks
   index_t global_count = 0;   ///< pairs of all ranks
-  index_t source_length = 0;  ///< of the longest source of this rank, `<s>` and `</s>` included
-  index_t target_length = 0;  ///< of its longest target, `<s>` or `</s>` included
+  index_t source_length = 0;  ///< tokens of this rank's longest source, `<s>` and `</s>` included
+  index_t target_length = 0;  ///< tokens of its longest target, `<s>` or `</s>` included
   std::int64_t tokens = 0;    ///< labels of this rank that are not padding
-  std::int64_t global_tokens = 0;        ///< likewise of all ranks
+  std::int64_t global_tokens = 0;        ///< labels of all ranks that are not padding
   std::span<const std::int32_t> source;  ///< `<s> words </s>`
-  std::span<const std::int32_t> target;  ///< `<s> words`: what the decoder reads
-  std::span<const std::int32_t> labels;  ///< `words </s>`: what it is to say, in the places of target
-  std::span<const index_t> source_first, source_count;  ///< of each pair
-  std::span<const index_t> target_first, target_count;  ///< of each pair; those of labels too
-  std::span<const std::uint32_t> pairs;                 ///< of each pair, its place in the set
+  std::span<const std::int32_t> target;  ///< `<s> words`: input of the decoder
+  std::span<const std::int32_t> labels;  ///< `words </s>`: labels of the decoder, at the positions of target
+  std::span<const index_t> source_first, source_count;  ///< first position and length of each source
+  std::span<const index_t> target_first, target_count;  ///< the same of each target and its labels
+  std::span<const std::uint32_t> pairs;                 ///< index of each pair in the set
 };
 
-/// Serves the batches of a set of sentence pairs. The order is a pure function of (seed, epoch): any number
-/// of ranks sees the same global batches, of which rank r of p gets pairs B r / p .. B (r + 1) / p - 1. The
-/// set must outlive the object and stay as it is.
+/// Serves the batches of a set of sentence pairs. The order is a pure function of (seed, epoch), so any
+/// number of ranks sees the same global batches. Rank r of p gets pairs B r / p .. B (r + 1) / p - 1 of
+/// a batch of B pairs. The set must outlive the object and must not change.
 class pair_batches {
  public:
   /// Throws value_error for an empty set, a batch below 1, a negative number of bucketed batches, a rank
@@ -87,18 +87,18 @@ class pair_batches {
   const sentence_pairs& set() const { return *set_; }
   const pair_batch_options& options() const { return options_; }
 
-  /// Global batches an epoch, the last smaller one included.
+  /// Global batches in an epoch, including a smaller last one.
   index_t steps_per_epoch() const { return (set_->size() + options_.batch - 1) / options_.batch; }
 
-  /// Most pairs that any rank gets in a step, and most tokens of a sentence in any batch.
+  /// Most pairs of any rank in a step; most tokens of a sentence in any batch.
   index_t max_local_batch() const {
     return (std::min(options_.batch, set_->size()) + options_.ranks - 1) / options_.ranks;
   }
   index_t max_source_length() const { return max_source_length_; }
   index_t max_target_length() const { return max_target_length_; }
 
-  /// This rank's part of a step's batch. Allocates only where an epoch begins. Throws value_error for an
-  /// epoch or step that there is not.
+  /// This rank's part of a step's batch. Allocates only at the beginning of
+  /// an epoch. Throws value_error for an epoch or step that does not exist.
   pair_batch load(index_t epoch, index_t step) {
     if (epoch < 0 || step < 0 || step >= steps_per_epoch()) {
       detail::throw_error<value_error>(
@@ -161,7 +161,7 @@ class pair_batches {
     batch.target_count = std::span(target_count_).first(count);
   }
 
-  /// Where each of the sentences begins; returns the places of all.
+  /// Sets the first position of each sentence; returns the number of positions of all sentences.
   std::size_t place(const std::vector<index_t>& counts, index_t longest, std::size_t sentences,
                     std::vector<index_t>& first) const {
     index_t next = 0;
@@ -176,8 +176,8 @@ class pair_batches {
     return {options_.seed, substream(stream_id(purpose), static_cast<std::uint64_t>(epoch))};
   }
 
-  /// The order of an epoch's pairs: all at random; then, if asked for, pool by pool by length and the full
-  /// batches at random.
+  /// Sets the order of an epoch's pairs: random with shuffle. With bucketing, each pool
+  /// is sorted by length, and with shuffle the full batches are put in random order.
   void arrange(index_t epoch) {
     if (epoch == order_epoch_) return;
     if (options_.shuffle) {

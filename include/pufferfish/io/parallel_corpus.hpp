@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Sentence pairs for translation: two files whose lines belong together, a vocabulary of both languages,
-/// ids.
+/// Sentence pairs for translation: two files whose lines correspond
+/// to each other, a joint vocabulary of both languages, and ids.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,7 +22,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Lines that belong together: line i of `target` translates line i of `source`.
+/// Corresponding lines: line i of `target` translates line i of `source`.
 struct parallel_text {
   std::vector<std::string> source, target;
 };
@@ -39,20 +39,20 @@ inline parallel_text read_parallel_text(const std::string& source, const std::st
   return text;
 }
 
-/// Each line as its tokens with one space between. Text that is tokenised already needs no call of this.
+/// Replaces each line by its tokens, separated by one space. Not needed for text that is tokenised already.
 inline void tokenize(parallel_text& text, const tokenizer& source, const tokenizer& target) {
   for (std::string& line : text.source) line = source.line(line);
   for (std::string& line : text.target) line = target.line(line);
 }
 
-/// The special words of translation, with the ids that they have in a joint_vocabulary.
+/// The special words of translation and their ids in a joint_vocabulary.
 struct translation_tokens {
   static constexpr std::int32_t unknown = 0, padding = 1, begin = 2, end = 3;
 };
 
-/// One vocabulary for both languages of a tokenised text: the words that occur `minimum_count` times in one
-/// of the languages (as the paper's code does: each language's own vocabulary, then their union), behind
-/// `<unk>`, `<pad>`, `<s>`, `</s>`. `maximum_size` with those; 0: any. Throws value_error as vocabulary does.
+/// One vocabulary for both languages of a tokenised text: `<unk>`, `<pad>`, `<s>`, `</s>`, then words that
+/// occur `minimum_count` times in one language (as the paper's code does: the union of two vocabularies).
+/// `maximum_size` includes the special words; 0: no limit. Throws value_error as vocabulary does.
 inline vocabulary joint_vocabulary(const parallel_text& text, std::int64_t minimum_count = 3,
                                    index_t maximum_size = 0) {
   vocabulary_options options;
@@ -70,7 +70,7 @@ inline vocabulary joint_vocabulary(const parallel_text& text, std::int64_t minim
     for (const auto& [word, count] : counts[side].sorted()) {
       const std::int64_t other = counts[1 - side].count(word);
       const bool often = std::max(count, other) >= minimum_count;
-      // A special word in the text is no end of a sentence.
+      // A special word in the text is counted as unknown: `</s>` in the text, say, is no end of a sentence.
       const bool special =
           std::find(options.special.begin(), options.special.end(), word) != options.special.end();
       kept.add(often && !special ? word : options.unknown, count);
@@ -79,7 +79,7 @@ inline vocabulary joint_vocabulary(const parallel_text& text, std::int64_t minim
   return vocabulary(kept, options);
 }
 
-/// Sequences of ids, one after the other.
+/// Sequences of ids, stored one after the other.
 class id_lists {
  public:
   index_t size() const { return static_cast<index_t>(ends_.size()); }
@@ -96,14 +96,14 @@ class id_lists {
     ends_.push_back(ids_.size());
   }
 
-  /// Of the longest, 0 if there is none.
+  /// Length of the longest sequence, 0 if there is none.
   index_t longest() const {
     index_t result = 0;
     for (index_t i = 0; i < size(); ++i) result = std::max(result, static_cast<index_t>((*this)[i].size()));
     return result;
   }
 
-  /// All ids in a row: for digests.
+  /// The ids of all sequences in order, for digests.
   std::span<const std::int32_t> ids() const { return ids_; }
 
  private:
@@ -111,7 +111,7 @@ class id_lists {
   std::vector<std::size_t> ends_;
 };
 
-/// What happens to pairs that are too long, or empty on one side.
+/// Treatment of pairs that are too long, or empty on one side.
 enum class unfit_pairs {
   drop,  ///< they are left out: for training and validation
   keep   ///< long ones are cut, empty ones stay: for test sets, where every line is scored
@@ -120,15 +120,15 @@ enum class unfit_pairs {
 /// Pairs as ids, without `<s>` and `</s>`.
 struct sentence_pairs {
   id_lists source, target;
-  std::vector<index_t> lines;  ///< of each pair, from 0: its place in the text
+  std::vector<index_t> lines;  ///< line number of each pair in the text, from 0
   index_t too_long = 0;        ///< pairs dropped or cut
   index_t empty = 0;           ///< pairs dropped or kept although one side has no word
 
   index_t size() const { return source.size(); }
 };
 
-/// The ids of one tokenised line. Words without an id, and special words that stand in the text, become
-/// `<unk>`.
+/// The ids of one tokenised line. Words without an id, and
+/// special words that occur in the text, become `<unk>`.
 inline std::vector<std::int32_t> encode_sentence(std::string_view line, const vocabulary& words) {
   std::vector<std::int32_t> ids;
   for (const std::string_view word : split_words(line)) {
@@ -138,8 +138,8 @@ inline std::vector<std::int32_t> encode_sentence(std::string_view line, const vo
   return ids;
 }
 
-/// The words of ids up to the first `</s>`, without special ones other than `<unk>`: for detokenize. Throws
-/// value_error for ids that the vocabulary does not have.
+/// The words of ids up to the first `</s>`, without special ones other than `<unk>`, as
+/// input of detokenize. Throws value_error for ids that the vocabulary does not have.
 inline std::vector<std::string> decode_sentence(std::span<const std::int32_t> ids, const vocabulary& words) {
   std::vector<std::string> result;
   for (const std::int32_t id : ids) {
@@ -150,9 +150,9 @@ inline std::vector<std::string> decode_sentence(std::span<const std::int32_t> id
   return result;
 }
 
-/// The pairs of a tokenised text. `max_length`: most words on either side. Throws value_error for a
-/// max_length below 1, a vocabulary that does not begin as joint_vocabulary's do, and a text whose sides have
-/// different numbers of lines.
+/// The pairs of a tokenised text. `max_length`: most words on either side. Throws
+/// value_error for a max_length below 1, a vocabulary that does not begin like that
+/// of joint_vocabulary, and a text whose sides have different numbers of lines.
 inline sentence_pairs encode_pairs(const parallel_text& text, const vocabulary& words,
                                    index_t max_length = 100, unfit_pairs unfit = unfit_pairs::drop) {
   if (max_length < 1) detail::throw_error<value_error>({"encode_pairs: a length of at most ", max_length});

@@ -45,9 +45,9 @@ class safetensors_file {
     return parse(read_file(path, limit), path);
   }
 
-  /// Takes the bytes of a file over and checks them. `name` is what errors call them.
-  /// Throws io_error, with the tensor's name and the numbers: a header length beyond the data or above 100
-  /// MB, a header that is not this format's JSON (unknown dtypes and fields, names given twice, negative
+  /// Takes ownership of the bytes of a file and checks them. `name`: used in error messages. Throws
+  /// io_error, with the tensor's name and the numbers, for: a header length beyond the data or above 100
+  /// MB, a header that is not this format's JSON (unknown dtypes and fields, duplicate names, negative
   /// numbers), offsets outside the data, overlaps, holes, and shapes that do not fit their bytes.
   static safetensors_file parse(std::vector<std::uint8_t> bytes, std::string name) {
     const std::size_t length = detail::safetensors_header_length(bytes, bytes.size(), name);
@@ -74,8 +74,8 @@ class safetensors_file {
   const safetensors_metadata& metadata() const { return metadata_; }
   bool contains(std::string_view tensor) const { return tensors_.find(tensor) != tensors_.end(); }
 
-  /// A tensor by name. The reference lives as long as this object. Throws io_error if there is none of that
-  /// name.
+  /// A tensor by name. The reference is valid as long as this
+  /// object. Throws io_error if there is no tensor of that name.
   const tensor_info& tensor(std::string_view tensor) const {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end()) {
@@ -105,7 +105,7 @@ class safetensors_file {
   safetensors_metadata metadata_;
 };
 
-/// An entry for the writer over the caller's elements, which must stay in place until it has run.
+/// An entry for the writer that refers to the caller's elements; they must stay in place until it is written.
 template <class T, std::size_t N>
 safetensors_entry make_safetensors_entry(std::string name, std::vector<index_t> shape,
                                          std::span<T, N> elements) {
@@ -180,7 +180,7 @@ std::string safetensors_header(const Tensors& tensors, const safetensors_metadat
   return text;
 }
 
-/// Hands the file to `sink` piece by piece: header, then each tensor from where it lies.
+/// Passes the file to `sink` piece by piece: the header, then each tensor directly from its memory.
 template <class Sink>
 void emit_safetensors(std::span<const safetensors_entry> entries, const safetensors_metadata& metadata,
                       const std::string& file, const Sink& sink) {
@@ -192,8 +192,8 @@ void emit_safetensors(std::span<const safetensors_entry> entries, const safetens
 
 }  // namespace detail
 
-/// The bytes of a safetensors file, for tests and for sending. `name` is what errors call it. Throws as
-/// write_safetensors does.
+/// The bytes of a safetensors file, for tests and for sending.
+/// `name`: used in error messages. Throws as write_safetensors does.
 inline std::vector<std::uint8_t> encode_safetensors(std::span<const safetensors_entry> entries,
                                                     const safetensors_metadata& metadata = {},
                                                     const std::string& name = "encode_safetensors") {
@@ -204,11 +204,11 @@ inline std::vector<std::uint8_t> encode_safetensors(std::span<const safetensors_
   return bytes;
 }
 
-/// Writes tensors and metadata to `path` in one step (see atomic_writer), straight from the entries' memory.
-/// Equal content gives equal files, whatever the order of the entries. Throws shape_error for an entry whose
-/// bytes do not fit its shape; io_error for names given twice, the name
-/// "__metadata__", strings that are not UTF-8, and when the file cannot be written (the old one is then
-/// untouched).
+/// Writes tensors and metadata to `path` in one step (see atomic_writer), directly
+/// from the entries' memory. Equal content gives equal files, whatever the order
+/// of the entries. Throws shape_error for an entry whose bytes do not fit its
+/// shape; io_error for duplicate names, the name "__metadata__", strings that are
+/// not UTF-8, and if the file cannot be written (the old one is then unchanged).
 inline void write_safetensors(const std::string& path, std::span<const safetensors_entry> entries,
                               const safetensors_metadata& metadata = {}) {
   std::optional<atomic_writer> writer;  // opened with the first piece: bad entries create no file

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The JSON header of safetensors files: parsed token by token, checked against the data. The only header of
-/// the library that needs nlohmann-json; <pufferfish/io/safetensors.hpp> is what users include.
+/// The JSON header of safetensors files: parsed token by token, and checked against
+/// the data. Internal part of <pufferfish/io/safetensors.hpp>; needs nlohmann-json.
 
 #include <algorithm>
 #include <cstddef>
@@ -29,12 +29,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// String pairs that travel with the tensors.
+/// String pairs stored with the tensors.
 using safetensors_metadata = std::map<std::string, std::string>;
 
 namespace detail {
 
-inline constexpr std::uint64_t safetensors_max_header = 100'000'000;  // the reference implementation's cap
+inline constexpr std::uint64_t safetensors_max_header = 100'000'000;  // limit of the reference implementation
 inline constexpr std::string_view metadata_key = "__metadata__";
 
 /// A tensor as its header describes it, before the numbers are checked.
@@ -161,9 +161,9 @@ class safetensors_header_sax {
   bool metadata_seen_ = false;
 };
 
-/// The length of the header that the first eight bytes (`start` has them and what follows, or all that there
-/// are) of a file of `size` bytes give. Throws io_error if it cannot be, or if the header does not begin as
-/// one.
+/// Length of the JSON header, from the first eight bytes of a file of `size` bytes.
+/// `start`: the first bytes of the file, more than eight unless the file is shorter.
+/// Throws io_error if the length is impossible, or if the header does not begin with '{'.
 inline std::size_t safetensors_header_length(std::span<const std::uint8_t> start, std::uint64_t size,
                                              const std::string& file) {
   std::uint64_t header = 0;
@@ -186,9 +186,9 @@ inline std::size_t safetensors_header_length(std::span<const std::uint8_t> start
   return static_cast<std::size_t>(header);
 }
 
-/// Parses and checks everything that can be told from the JSON text alone.
+/// Parses a header, and checks everything that its JSON text alone determines. Throws io_error.
 inline safetensors_header_sax parse_safetensors_header(std::string_view text, const std::string& file) {
-  // The parser would take a NUL for the end of the text.
+  // The parser would treat a NUL as the end of the text.
   if (text.find('\0') != std::string_view::npos) {
     PUFFERFISH_THROW(io_error(file + ": the safetensors header of " + std::to_string(text.size()) +
                               " bytes is not a JSON object"));
@@ -200,8 +200,8 @@ inline safetensors_header_sax parse_safetensors_header(std::string_view text, co
   return sax;
 }
 
-/// Sorts by offsets and demands that the tensors cover the data exactly, in pieces that fit their shapes, and
-/// that no two have one name.
+/// Sorts the tensors by offsets. Throws io_error unless they cover the data
+/// exactly, each has the bytes that its shape needs, and all names differ.
 inline void check_safetensors_layout(std::vector<safetensors_item>& items, std::uint64_t data_size,
                                      const std::string& file) {
   std::sort(items.begin(), items.end(), [](const safetensors_item& a, const safetensors_item& b) {
@@ -241,7 +241,7 @@ inline void check_safetensors_layout(std::vector<safetensors_item>& items, std::
   }
 }
 
-/// A string as JSON. Its bytes must be UTF-8: what is written here could not be read back otherwise.
+/// A string as JSON. Throws io_error unless it is UTF-8, since it could not be read back otherwise.
 inline std::string json_string(const std::string& text, const std::string& file) {
   if (first_invalid_utf8(text) != text.size()) {
     PUFFERFISH_THROW(io_error(file + ": the name or metadata " + quote_name(text) + " is not UTF-8"));

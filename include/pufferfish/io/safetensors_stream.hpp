@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Safetensors files that are larger than one wants to hold: tensors read one by one from their places, and
-/// written one by one.
+/// Safetensors files that are too large to hold in memory: tensors
+/// are read one by one from the file, and written one by one.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -24,7 +24,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A tensor of a file, and where its bytes are among the data.
+/// A tensor of a file, and the position of its bytes within the data.
 struct tensor_place {
   std::string name;
   tensor_dtype dtype{};
@@ -35,11 +35,11 @@ struct tensor_place {
   index_t count() const { return static_cast<index_t>(bytes / size_of(dtype)); }
 };
 
-/// An open safetensors file of which only the header is held. Checked as safetensors_file checks.
+/// An open safetensors file, of which only the header is in memory. Makes the checks of safetensors_file.
 class safetensors_reader {
  public:
-  /// Opens a file and reads its header. Throws io_error as safetensors_file::read does, and for what is not a
-  /// regular file.
+  /// Opens a file and reads its header. Throws io_error as
+  /// safetensors_file::read does, and for a path that is not a regular file.
   explicit safetensors_reader(const std::string& path) : name_(path) {
     struct stat status {};
     file_ = detail::open_for_reading(path, status);
@@ -65,15 +65,15 @@ class safetensors_reader {
 
   /// Path, as given.
   const std::string& name() const { return name_; }
-  /// Of the whole file, in bytes.
+  /// Size of the whole file, in bytes.
   std::uint64_t size() const { return size_; }
-  /// In the order of their data.
+  /// The tensors in the order of their data.
   const std::vector<tensor_place>& tensors() const { return tensors_; }
   const safetensors_metadata& metadata() const { return metadata_; }
 
-  /// Copies bytes of a tensor of this file, from byte `from` of it on, as many as `out` has room for. Any
-  /// number of threads may read at once. Throws io_error, also if the file has become shorter; value_error
-  /// for bytes that the tensor does not have.
+  /// Copies out.size() bytes of a tensor of this file, beginning at byte `from`
+  /// of the tensor. Any number of threads may read at once. Throws io_error, also
+  /// if the file has become shorter; value_error for bytes beyond the tensor.
   void read(const tensor_place& tensor, std::uint64_t from, std::span<std::uint8_t> out) const {
     if (from > tensor.bytes || out.size() > tensor.bytes - from) {
       PUFFERFISH_THROW(value_error(name_ + ": tensor " + detail::quote_name(tensor.name) + " has " +
@@ -92,26 +92,26 @@ class safetensors_reader {
   safetensors_metadata metadata_;
 };
 
-/// Writes a safetensors file tensor by tensor, in one step at the end (see atomic_writer). The header stands
-/// before the data but is known only after it: room is left for it, and what it does not need is spaces, as
-/// the format allows.
+/// Writes a safetensors file tensor by tensor; the file appears in one step at the end
+/// (see atomic_writer). The header precedes the data but is known only after them, so
+/// room is reserved for it. Unused room is filled with spaces, as the format allows.
 class safetensors_writer {
  public:
-  /// `header_room`: bytes that the header will need at most; room_for() says how many for each tensor.
+  /// `header_room`: upper bound of the header's bytes; add up room_for() of all tensors and metadata.
   safetensors_writer(const std::string& path, std::size_t header_room)
       : name_(path), room_((header_room + 64 + 7) / 8 * 8), writer_(path) {
     const std::vector<std::uint8_t> blank(room_, ' ');
     writer_.write(blank);
   }
 
-  /// Bytes that a tensor's part of the header needs at most; metadata needs room_for(key + value, 0).
+  /// Upper bound of a tensor's bytes in the header; for a metadata pair use room_for(key + value, 0).
   static std::size_t room_for(const std::string& name, std::size_t rank) {
-    // An escaped byte takes up to six; extents and offsets at most 20 digits each.
+    // An escaped byte takes up to six bytes; extents and offsets take at most 20 digits each.
     return 6 * name.size() + 21 * rank + 128;
   }
 
-  /// Begins a tensor; its bytes follow by write(). Tensors should come by falling size of their elements:
-  /// then each is aligned to them, which some readers demand. Returns the number of the tensor: 0, 1, ...
+  /// Begins a tensor; write() appends its bytes. Begin tensors in order of descending element size, so that
+  /// each is aligned to its elements, as some readers require. Returns the number of the tensor: 0, 1, ...
   std::size_t begin(std::string name, tensor_dtype dtype, std::vector<index_t> shape) {
     check_complete();
     const std::optional<std::uint64_t> bytes = detail::tensor_bytes(dtype, shape);
@@ -135,14 +135,14 @@ class safetensors_writer {
     missing_ -= bytes.size();
   }
 
-  /// Another name for a tensor that has been begun: some names are known late.
+  /// Renames a tensor that has been begun, for names that are known late.
   void rename(std::size_t tensor, std::string name) { tensors_.at(tensor).name = std::move(name); }
 
   const std::vector<tensor_place>& tensors() const { return tensors_; }
 
-  /// Writes the header and makes the new file the file. Throws io_error for names given twice,
-  /// "__metadata__", strings that are not UTF-8, a header beyond its room; shape_error for an incomplete
-  /// tensor.
+  /// Writes the header and replaces the file. Throws io_error for duplicate
+  /// names, the name "__metadata__", strings that are not UTF-8, and a header
+  /// that is larger than its room; shape_error for an incomplete tensor.
   void commit(const safetensors_metadata& metadata = {}) {
     check_complete();
     std::vector<std::string> names{std::string(detail::metadata_key)};

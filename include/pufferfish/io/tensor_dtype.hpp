@@ -118,8 +118,8 @@ struct dtype_of<double> {
 
 }  // namespace detail
 
-/// The dtype that holds values of T: fixed-width integers, float, double, bfloat16, float16. Others do not
-/// compile; bool neither, as a byte from a file may be no valid bool.
+/// The dtype that holds values of T: fixed-width integers, float, double, bfloat16, float16.
+/// Other types do not compile, nor does bool, since a byte from a file may be no valid bool.
 template <class T>
 inline constexpr tensor_dtype dtype_of_v = detail::dtype_of<T>::value;
 

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Files of tensors of either format, read and written tensor by tensor: .npz by their name's ending,
-/// safetensors all others. An npz file is held in memory as a whole, on both sides; of a safetensors file
-/// only the header and what is worked on.
+/// Files of tensors of either format, read and written tensor by tensor: .npz if the name has that
+/// ending, safetensors otherwise. An npz file is held in memory as a whole, for reading and for
+/// writing; of a safetensors file, only the header and the bytes of the current call are held.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Tensors to read.
+/// A file of tensors, open for reading.
 class tensor_source {
  public:
   tensor_source() = default;
@@ -31,14 +31,14 @@ class tensor_source {
 
   virtual const std::string& name() const = 0;
   virtual const std::vector<tensor_place>& tensors() const = 0;
-  /// Of safetensors; empty for npz.
+  /// Metadata of a safetensors file; empty for npz.
   virtual const safetensors_metadata& metadata() const = 0;
-  /// Bytes of a tensor, from byte `from` of it on. Any number of threads at once.
+  /// Copies bytes of a tensor, from its byte `from` on. Any number of threads may read at once.
   virtual void read(const tensor_place& tensor, std::uint64_t from, std::span<std::uint8_t> out) const = 0;
 };
 
-/// Tensors to be written: begin() one, write() its bytes, and so on; commit() makes the file. What is
-/// destroyed before that leaves no file.
+/// A file of tensors to be written: begin() one tensor, write() its bytes,
+/// and so on; commit() creates the file. Without commit() there is no file.
 class tensor_sink {
  public:
   tensor_sink() = default;
@@ -46,11 +46,11 @@ class tensor_sink {
   tensor_sink& operator=(const tensor_sink&) = delete;
   virtual ~tensor_sink() = default;
 
-  /// As safetensors_writer's.
+  /// As in safetensors_writer.
   virtual std::size_t begin(std::string name, tensor_dtype dtype, std::vector<index_t> shape) = 0;
   virtual void write(std::span<const std::uint8_t> bytes) = 0;
   virtual void rename(std::size_t tensor, std::string name) = 0;
-  /// An npz file has no place for metadata: it is dropped.
+  /// An npz file cannot hold metadata: they are dropped.
   virtual void commit(const safetensors_metadata& metadata) = 0;
 };
 
@@ -118,9 +118,9 @@ class safetensors_sink final : public tensor_sink {
 
 class npz_sink final : public tensor_sink {
  public:
-  explicit npz_sink(const std::string& path) : path_(path) { atomic_writer{path}; }  // fails early or not
+  explicit npz_sink(const std::string& path) : path_(path) { atomic_writer{path}; }  // fails early
   std::size_t begin(std::string name, tensor_dtype dtype, std::vector<index_t> shape) override {
-    (void)npy_header_text(dtype, {}, path_ + ": array " + quote_name(name));  // refuses what NumPy lacks
+    (void)npy_header_text(dtype, {}, path_ + ": array " + quote_name(name));  // throws if NumPy lacks it
     entries_.push_back({std::move(name), dtype, std::move(shape), {}});
     bytes_.emplace_back();
     return entries_.size() - 1;
@@ -148,7 +148,7 @@ inline std::unique_ptr<tensor_source> open_tensor_source(const std::string& path
   return std::make_unique<detail::safetensors_source>(path);
 }
 
-/// Begins a file. `header_room`: as safetensors_writer's. Throws io_error if it cannot be written.
+/// Begins a file. `header_room`: as for safetensors_writer. Throws io_error if it cannot be written.
 inline std::unique_ptr<tensor_sink> open_tensor_sink(const std::string& path, std::size_t header_room) {
   if (detail::is_npz_name(path)) return std::make_unique<detail::npz_sink>(path);
   return std::make_unique<detail::safetensors_sink>(path, header_room);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// A tensor in a file, of whatever format: what is known of it, and how its elements are read. The formats
-/// are safetensors.hpp and npz.hpp.
+/// A tensor in a file of any format: its description, and functions that
+/// read its elements. The formats are in safetensors.hpp and npz.hpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,11 +25,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What the readers of tensor files accept unless told otherwise: 64 GiB.
+/// Default size limit of the readers of tensor files: 64 GiB.
 inline constexpr std::uint64_t default_tensor_file_limit = std::uint64_t{1} << 36;
 
-/// One tensor of an open file, little-endian and in row-major order. `bytes` points into the file object it
-/// came from, at no particular alignment.
+/// One tensor of an open file, little-endian and in row-major order.
+/// `bytes` points into the file object and need not be aligned.
 struct tensor_info {
   tensor_dtype dtype{};
   std::vector<index_t> shape;
@@ -39,7 +39,7 @@ struct tensor_info {
   index_t count() const { return static_cast<index_t>(bytes.size() / size_of(dtype)); }
 };
 
-/// One tensor to be written. `bytes` is only read, during the call.
+/// One tensor to be written. `bytes` is only read, and only during the call.
 struct tensor_entry {
   std::string name;
   tensor_dtype dtype{};
@@ -47,7 +47,7 @@ struct tensor_entry {
   std::span<const std::uint8_t> bytes;
 };
 
-/// An entry for a writer over the caller's elements, which must stay in place until it has run.
+/// An entry for a writer that refers to the caller's elements; they must stay in place until it is written.
 template <class T, std::size_t N>
 tensor_entry make_tensor_entry(std::string name, std::vector<index_t> shape, std::span<T, N> elements) {
   return {std::move(name),
@@ -60,8 +60,8 @@ namespace detail {
 
 inline constexpr std::size_t max_tensor_rank = 64;
 
-/// Bytes of a tensor; nothing if an extent is negative or if the product does not fit in `index_t`. Zeros are
-/// left out of the overflow check's product, so that strides computed from the shape cannot overflow either.
+/// Bytes of a tensor; nothing if an extent is negative or if the product does not fit in `index_t`. Extents
+/// of 0 are left out of that product, so that strides computed from the shape cannot overflow either.
 inline std::optional<std::uint64_t> tensor_bytes(tensor_dtype dtype, const std::vector<index_t>& shape) {
   index_t bytes = static_cast<index_t>(size_of(dtype));
   bool empty = false;
@@ -72,7 +72,7 @@ inline std::optional<std::uint64_t> tensor_bytes(tensor_dtype dtype, const std::
   return empty ? 0 : static_cast<std::uint64_t>(bytes);
 }
 
-/// Throws shape_error unless the entry's bytes are those of its dtype and shape.
+/// Throws shape_error unless the entry has exactly the bytes that its dtype and shape need.
 inline void check_entry(const tensor_entry& entry, const std::string& file) {
   if (tensor_bytes(entry.dtype, entry.shape) == entry.bytes.size() && entry.shape.size() <= max_tensor_rank) {
     return;
@@ -82,7 +82,7 @@ inline void check_entry(const tensor_entry& entry, const std::string& file) {
                                " cannot have " + std::to_string(entry.bytes.size()) + " bytes"));
 }
 
-/// The tensor, if it has `count` elements; else io_error.
+/// The tensor `name`. Throws io_error unless it has `count` elements.
 template <class File>
 const tensor_info& tensor_of_count(const File& file, std::string_view name, std::size_t count) {
   const tensor_info& info = file.tensor(name);
@@ -94,7 +94,7 @@ const tensor_info& tensor_of_count(const File& file, std::string_view name, std:
   return info;
 }
 
-/// Calls visit(T()) with the scalar of F32, F64, F16 or BF16; false, with nothing done, for other dtypes.
+/// Calls visit(T()) with the scalar of F32, F64, F16 or BF16. Other dtypes: no call, returns false.
 template <class Visit>
 bool visit_floating(tensor_dtype dtype, const Visit& visit) {
   const auto visit_if = [&](tensor_dtype one, auto value) {
@@ -105,8 +105,8 @@ bool visit_floating(tensor_dtype dtype, const Visit& visit) {
          visit_if(tensor_dtype::bf16, bfloat16()) || visit_if(tensor_dtype::f16, float16());
 }
 
-/// Elements of F32, F64, F16 or BF16, at no particular alignment, as To (see scalar_cast); false, with
-/// nothing done, for other dtypes.
+/// Converts elements of F32, F64, F16 or BF16, which need not be aligned,
+/// to To (see scalar_cast). Other dtypes: does nothing and returns false.
 template <class To>
 bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, std::span<To> to) {
   return visit_floating(dtype, [&]<class From>(From value) {
@@ -117,7 +117,7 @@ bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, st
   });
 }
 
-/// The other way: elements in a floating-point dtype, appended to bytes.
+/// The inverse: converts elements to a floating-point dtype and appends them to `to`.
 template <class From>
 void append_floating(tensor_dtype dtype, std::span<const From> from, std::vector<std::uint8_t>& to) {
   visit_floating(dtype, [&]<class To>(To value) {
@@ -133,9 +133,9 @@ void append_floating(tensor_dtype dtype, std::span<const From> from, std::vector
 
 }  // namespace detail
 
-/// Copies a tensor's elements to `out`, unchanged. `T` must be the file's dtype exactly. File:
-/// safetensors_file or npz_file. Throws io_error for a missing tensor, another dtype, another number of
-/// elements (both numbers are named).
+/// Copies a tensor's elements to `out`, unchanged. File: safetensors_file or
+/// npz_file. Throws io_error for a missing tensor, a dtype other than that of
+/// `T`, and a number of elements other than out.size() (both numbers are named).
 template <class T, class File>
 void read_tensor(const File& file, std::string_view name, std::span<T> out) {
   const tensor_info& info = detail::tensor_of_count(file, name, out.size());
@@ -147,9 +147,9 @@ void read_tensor(const File& file, std::string_view name, std::span<T> out) {
   if (!out.empty()) std::memcpy(out.data(), info.bytes.data(), info.bytes.size());
 }
 
-/// Copies a tensor's elements to `out` and converts between F32, F64, F16 and BF16 where the file's dtype is
-/// another, as scalar_cast does.
-/// Throws io_error as read_tensor does; dtypes other than these four are never converted.
+/// Copies a tensor's elements to `out`. If the dtype of the file differs from that
+/// of T, F32, F64, F16 and BF16 are converted into each other, as scalar_cast
+/// does. Throws io_error as read_tensor does; other dtypes are never converted.
 template <class T, class File>
 void read_tensor_converted(const File& file, std::string_view name, std::span<T> out) {
   static_assert(is_scalar_v<T>,

@@ -18,13 +18,13 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What read_lines accepts unless told otherwise: 256 MiB. Lower than for images, because a text of empty
-/// lines takes 32 times its size as strings.
+/// Default size limit of read_lines: 256 MiB. It is lower than that for
+/// images, because a text of empty lines takes 32 times its size as strings.
 inline constexpr std::uint64_t default_text_limit = std::uint64_t{1} << 28;
 
-/// Splits text into lines, without their ends ("\n" or "\r\n"). A last line needs no end; an end at the very
-/// end starts no further line. A UTF-8 byte order mark at the start is dropped. `name` is what errors call
-/// the text. Throws io_error with line number (from 1) and byte where the text is not UTF-8.
+/// Splits text into lines, without their ends ("\n" or "\r\n"). The last line needs no end, and an end of
+/// the last line starts no further line. A UTF-8 byte order mark at the start is dropped. `name`: used in
+/// error messages. Throws io_error, with line number (from 1) and byte, if the text is not UTF-8.
 inline std::vector<std::string> parse_lines(std::span<const std::uint8_t> bytes, const std::string& name) {
   std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const std::size_t invalid = first_invalid_utf8(text);
@@ -53,7 +53,7 @@ inline std::vector<std::string> read_lines(const std::string& path,
   return parse_lines(read_plain_or_gzip(path, limit), path);
 }
 
-/// The words of a line: what stands between spaces and tabs. The views point into `line`.
+/// The words of a line, which are separated by spaces and tabs. The views point into `line`.
 inline std::vector<std::string_view> split_words(std::string_view line) {
   constexpr std::string_view blanks = " \t";
   std::vector<std::string_view> words;

@@ -30,17 +30,17 @@ struct token_segment {
   index_t first = 0;           ///< this rank's first stream among all
   index_t streams = 0;         ///< this rank's streams; may be 0 where there are more ranks than streams
   index_t global_streams = 0;  ///< streams of all ranks
-  bool starts = false;         ///< the first segment: carried state begins anew
+  bool starts = false;         ///< true for the first segment: reset the carried state
   std::span<const std::int32_t> inputs;   ///< [length x streams]
   std::span<const std::int32_t> targets;  ///< [length x streams]: the token after each input
 };
 
-/// Serves a text of n tokens as B streams of floor(n / B) tokens in a row, one below the other (the n mod B
-/// last tokens are not used), and these in segments: an epoch has ceil((floor(n / B) - 1) / segment) of them,
-/// and every token of a stream but its first is predicted once. Consecutive segments continue each other, so
-/// state can be carried. Rank r of p gets streams B r / p .. B (r + 1) / p - 1. Source of the scheme: the
-/// usual word-language-model batching (Zaremba, Sutskever, Vinyals, "Recurrent neural network
-/// regularization", 2014).
+/// Cuts a text of n tokens into B streams of floor(n / B) consecutive tokens (the last n mod B tokens
+/// are unused), and the streams into segments. An epoch has ceil((floor(n / B) - 1) / segment)
+/// segments, in which every token of a stream but its first is predicted once. Consecutive segments
+/// continue each other, so recurrent state can be carried. Rank r of p gets streams
+/// B r / p .. B (r + 1) / p - 1. Source of the scheme: the usual batching of word-level language
+/// models (Zaremba, Sutskever, Vinyals, "Recurrent neural network regularization", 2014).
 class token_streams {
  public:
   /// The ids must outlive the object. Throws value_error for options out of range and for a text with fewer
@@ -76,11 +76,11 @@ class token_streams {
   /// Tokens predicted in an epoch, by all ranks.
   std::int64_t tokens_per_epoch() const { return static_cast<std::int64_t>(length_ - 1) * options_.streams; }
 
-  /// Streams of this rank, of every step.
+  /// Streams of this rank, the same in every step.
   index_t local_streams() const { return count_; }
 
-  /// The tokens of a step; the views hold until the next call. Allocates nothing. Throws value_error for a
-  /// step outside 0 .. steps_per_epoch() - 1.
+  /// The tokens of a step. The views are valid until the next call. Allocates
+  /// nothing. Throws value_error for a step outside 0 .. steps_per_epoch() - 1.
   token_segment load(index_t step) {
     if (step < 0 || step >= steps_per_epoch()) {
       detail::throw_error<value_error>(

@@ -2,21 +2,21 @@
 #pragma once
 
 /// \file
-/// `tokenizer`: English and German text into words, numbers and punctuation marks, by rules; and back, for
-/// display and scoring.
+/// `tokenizer`: splits English and German text into words, numbers and punctuation
+/// marks, by rules. detokenizer.hpp joins the tokens again, for display and scoring.
 ///
-/// The rules. Text is cut at white space; what lies between gives tokens from left to right:
-/// - Words: letters with their marks, digits, '_', soft hyphens; apostrophes, '&' and periods between letters
-///   as "o'clock", "R&B", "U.S." have them. Numbers keep '.', ',', ':' and '/' between digits ("1,000.5").
-/// - Hyphens and slashes between words, and dashes between numbers, are joints: "T-shirt" gives
-///   "T @-@ shirt". So the way back knows them from dashes. A hyphen at the end of a word stays ("Damen- und
-///   Herrenrad").
-/// - English and German clitics come off: "n't", "'s", "'re", "'ve", "'ll", "'d", "'m" (also with U+2019).
+/// The rules. Text is cut at white space; each piece is split into tokens from left to right:
+/// - Words: letters with their marks, digits, '_', soft hyphens; also apostrophes, '&' and periods between
+///   letters, as in "o'clock", "R&B", "U.S.". Numbers keep '.', ',', ':' and '/' between digits ("1,000.5").
+/// - Hyphens and slashes between words, and dashes between numbers, are joints: "T-shirt" becomes
+///   "T @-@ shirt", so that the detokenizer can tell them from dashes. A hyphen at the end of a word stays
+///   ("Damen- und Herrenrad").
+/// - English and German clitics are split off: "n't", "'s", "'re", "'ve", "'ll", "'d", "'m" (also U+2019).
 /// - A period stays with abbreviations ("z.B.", "Dr."), with initials ("J. Smith") and, in German, with
-///   numbers of one or two digits before a word ("am 3. Mai"); else it is a token. Several in a row are one.
-/// - Web and mail addresses, "#tags" and "@names" are words. All else is one token a character, with its
-///   marks.
-/// Nothing but white space is lost, and tokens joined by spaces give the same tokens again.
+///   numbers of one or two digits before a word ("am 3. Mai"). Else it is a token; several are one token.
+/// - Web and mail addresses, "#tags" and "@names" are words. Any other character is a token, together with
+///   its marks.
+/// Only white space is lost, and tokens joined by spaces are split into the same tokens again.
 
 #include <algorithm>
 #include <array>
@@ -36,7 +36,7 @@ enum class language : std::uint8_t { english, german };
 
 struct tokenizer_options {
   language of = language::english;
-  bool lower_case = false;    ///< tokens in lower case; the rules still see the text as it is
+  bool lower_case = false;    ///< convert tokens to lower case; the rules still use the original case
   bool split_hyphens = true;  ///< false: words with hyphens and slashes in them stay whole
 };
 
@@ -46,14 +46,14 @@ inline bool is_quote(char32_t c) { return c == '\'' || c == 0x2019; }
 inline bool is_hyphen(char32_t c) { return c == '-' || c == '/' || c == 0x2010; }
 inline bool is_digit(char32_t c) { return c >= '0' && c <= '9'; }
 
-/// Letters, marks, numbers and what counts as a part of words.
+/// True for letters, marks, numbers, '_' and the soft hyphen.
 inline bool is_word_part(char32_t c) {
   const char_class of = class_of(c);
   return of == char_class::letter || of == char_class::mark || of == char_class::number || c == '_' ||
          c == 0xad;
 }
 
-/// In lower case, without the last period.
+/// True for a known abbreviation. `word`: in lower case, without its last period.
 inline bool is_abbreviation(language of, std::string_view word) {
   static constexpr std::array<std::string_view, 28> english{
       "mr", "mrs", "ms",  "dr",   "prof", "st",  "mt",  "vs",   "etc", "e.g", "i.e", "a.m", "p.m", "jr",
@@ -67,13 +67,13 @@ inline bool is_abbreviation(language of, std::string_view word) {
   return std::find(known.begin(), known.end(), word) != known.end();
 }
 
-/// The tokens of what lies between white space.
+/// Splits a chunk, which is text without white space, into tokens.
 class chunk_scanner {
  public:
-  /// What stands for the end of the text.
+  /// Stands for the end of the text, as no code point does.
   static constexpr char32_t nothing = 0x110000;
 
-  /// `next`: the first code point after the white space behind the chunk, `nothing` at the end of the text.
+  /// `next`: the first code point after the white space after the chunk; `nothing` at the end of the text.
   chunk_scanner(std::u32string_view text, char32_t next, const tokenizer_options& options,
                 std::vector<std::u32string>& tokens)
       : text_(text), next_(next), options_(options), tokens_(tokens) {}
@@ -94,7 +94,7 @@ class chunk_scanner {
     }
   }
 
-  /// "@-@" and its like: what joint tokens look like.
+  /// True for "@-@" and the like, the form of joint tokens.
   static bool is_joint(std::u32string_view token) {
     return token.size() == 3 && token[0] == '@' && token[2] == '@' &&
            class_of(token[1]) == char_class::punctuation;
@@ -110,10 +110,10 @@ class chunk_scanner {
     if (begin < end) tokens_.emplace_back(text_.substr(begin, end - begin));
   }
 
-  /// "www.", a scheme, a mailbox; "#" or "@" before a name.
+  /// True for "www.", a scheme, a mailbox, and for "#" or "@" before a name.
   bool starts_address() {
     if ((text_[at_] == '#' || text_[at_] == '@') && letter(at_ + 1)) return true;
-    // What was looked at from an earlier letter ends where it ended for that one.
+    // Before `looked_`, skip_names() ends where it ended for an earlier letter, which began no address.
     if (!letter(at_) || at_ < looked_) return false;
     if (text_.substr(at_, 4) == U"www." && letter(at_ + 4)) return true;
     looked_ = skip_names(at_);
@@ -123,13 +123,13 @@ class chunk_scanner {
     return text_.substr(looked_, end - looked_).find('.') != std::u32string_view::npos;
   }
 
-  /// Past words with periods and hyphens between.
+  /// The position after words with periods and hyphens between them.
   std::size_t skip_names(std::size_t i) const {
     while (word_part(i) || ((peek(i) == '.' || peek(i) == '-') && word_part(i + 1))) ++i;
     return i;
   }
 
-  /// A name, or all to the end of the chunk but the punctuation there.
+  /// Takes a name after "#" or "@", or else the rest of the chunk without the punctuation at its end.
   void take_address() {
     std::size_t end = at_ + 1;
     if (text_[at_] == '#' || text_[at_] == '@') {
@@ -142,7 +142,7 @@ class chunk_scanner {
     at_ = end;
   }
 
-  /// A word, "-5", ".5", or a clitic that stands alone.
+  /// True for a word, "-5", ".5", or a clitic that is the whole chunk.
   bool starts_word() const {
     if (word_part(at_)) return true;
     if (text_[at_] == '-') return at_ == 0 && word_part(1);
@@ -150,7 +150,7 @@ class chunk_scanner {
     return is_quote(text_[at_]) && at_ == 0 && is_clitic(1, text_.size());
   }
 
-  /// True if text_[i] keeps the word together that goes up to it.
+  /// True if text_[i] belongs to the word text_[begin, i) and connects it with what follows.
   bool holds_together(std::size_t begin, std::size_t i) const {
     const char32_t c = peek(i);
     if (digit(i + 1) && i > begin && digit(i - 1)) return c == '.' || c == ',' || c == ':' || c == '/';
@@ -161,7 +161,7 @@ class chunk_scanner {
     return is_hyphen(c) && !options_.split_hyphens;
   }
 
-  /// In "U.S." and "z.B.": a letter alone before the period, one behind it that does not start a word.
+  /// As in "U.S." and "z.B.": the letter before the period is alone, and so is the letter after it.
   bool dotted_letter(std::size_t begin, std::size_t i) const {
     const bool alone = letter(i - 1) && (i - 1 == begin || text_[i - 2] == '.');
     return alone && letter(i + 1) && !word_part(i + 2);
@@ -194,8 +194,8 @@ class chunk_scanner {
     std::reverse(tokens_.begin() + static_cast<std::ptrdiff_t>(place), tokens_.end());
   }
 
-  /// A hyphen or slash before a word, nothing between it and what was taken last, becomes a token of its own;
-  /// so does a dash between numbers.
+  /// A hyphen or slash between the last token and a word, without white
+  /// space, becomes a token of its own; so does a dash between numbers.
   void take_joint() {
     const char32_t c = peek(at_);
     const bool dash = c == 0x2013 && digit(at_ - 1) && digit(at_ + 1);
@@ -215,7 +215,7 @@ class chunk_scanner {
            std::all_of(word.begin(), word.end(), is_digit) && class_of(next_) == char_class::letter;
   }
 
-  /// True if text_[begin, end) is what follows the apostrophe of a clitic.
+  /// True if text_[begin, end) is a clitic without its apostrophe.
   bool is_clitic(std::size_t begin, std::size_t end) const {
     const char32_t first = lower_case(peek(begin));
     if (end == begin + 1) return first == 's' || first == 'd' || first == 'm';
@@ -224,7 +224,7 @@ class chunk_scanner {
     return second == 'e' ? first == 'r' || first == 'v' : first == 'l' && second == 'l';
   }
 
-  /// Where the clitic at the end of a word begins; the word's begin if it has none.
+  /// The position of the clitic at the end of a word; `begin` if there is none.
   std::size_t find_clitic(std::size_t begin, std::size_t end) const {
     for (std::size_t length = 2; length <= 3 && begin + length < end; ++length) {
       if (is_quote(text_[end - length]) && is_clitic(end - length + 1, end)) return end - length;
@@ -234,7 +234,7 @@ class chunk_scanner {
     return negation ? end - 3 : begin;
   }
 
-  /// One character with its marks; periods and hyphens in a row are one token.
+  /// Takes one character with its marks; periods or hyphens in a row are one token.
   void take_mark() {
     const std::size_t begin = at_++;
     const char32_t c = text_[begin];
@@ -260,7 +260,7 @@ class chunk_scanner {
 
 }  // namespace detail
 
-/// Cuts text into tokens by the rules at the top of this file. Holds options only.
+/// Splits text into tokens by the rules at the top of this file. Holds options only.
 class tokenizer {
  public:
   explicit tokenizer(const tokenizer_options& options = {}) : options_(options) {}
@@ -293,7 +293,7 @@ class tokenizer {
     return tokens;
   }
 
-  /// The tokens of a text with one space between: what split_words takes apart again.
+  /// The tokens of a text, separated by one space. split_words splits the result into the same tokens.
   std::string line(std::string_view text) const {
     std::string result;
     for (const std::string& token : (*this)(text)) result += (result.empty() ? "" : " ") + token;

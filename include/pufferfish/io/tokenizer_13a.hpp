@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The tokenisation of BLEU scores: "13a" of sacreBLEU, which is that of NIST's script mteval-v13a. Source:
+/// The tokenisation for BLEU scores: "13a" of sacreBLEU, the same as in NIST's script mteval-v13a. Source:
 /// M. Post, "A call for clarity in reporting BLEU scores", WMT 2018, and the sacrebleu package, version 2.6.
 
 #include <cstddef>
@@ -27,8 +27,8 @@ inline void replace_all(std::string& text, std::string_view from, std::string_vi
   text = result.append(text, at);
 }
 
-/// True if a code point of white space starts at text[at]; `length`: the bytes of the code point there, 1
-/// where the text is not UTF-8.
+/// True if white space starts at text[at]. `length` becomes the
+/// number of bytes of the code point there, 1 if it is not UTF-8.
 inline bool blank_at(std::string_view text, std::size_t at, std::size_t& length) {
   length = utf8_length(text, at);
   if (length == 0) {
@@ -51,7 +51,7 @@ inline std::vector<std::string_view> split_blank(std::string_view text) {
   return words;
 }
 
-/// Without white space at the end.
+/// The text without white space at its end.
 inline std::string_view without_end_blanks(std::string_view text) {
   std::size_t end = 0, length = 0;
   for (std::size_t at = 0; at < text.size(); at += length) {
@@ -60,10 +60,10 @@ inline std::string_view without_end_blanks(std::string_view text) {
   return text.substr(0, end);
 }
 
-// The four substitutions of 13a, each over the whole text before the next, matches never overlapping. All the
-// characters they look for are ASCII, so they may go byte by byte through UTF-8.
+// The four substitutions of 13a. Each runs over the whole text before the next one, and matches
+// do not overlap. They search for ASCII characters only, so they can process UTF-8 byte by byte.
 
-/// Spaces around every printable ASCII character but letters, digits, apostrophe, comma, hyphen, period.
+/// Adds spaces around printable ASCII characters, except letters, digits, apostrophe, comma, hyphen, period.
 inline std::string separate_punctuation(std::string_view text) {
   std::string result;
   result.reserve(2 * text.size());
@@ -100,8 +100,8 @@ std::string separate_pairs(std::string_view text, First&& first, Second&& second
 
 }  // namespace detail
 
-/// The tokens of a segment under "13a", with one space between. White space at the end of the segment must be
-/// cut off before (corpus BLEU does so). Bytes that are not UTF-8 pass through.
+/// The tokens of a segment under "13a", separated by one space. The caller must remove white
+/// space at the end of the segment (corpus BLEU does so). Bytes that are not UTF-8 are kept.
 inline std::string tokenize_13a(std::string_view segment) {
   std::string text(segment);
   detail::replace_all(text, "<skipped>", "");

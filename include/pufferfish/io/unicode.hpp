@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Code points: in and out of UTF-8, what kind of character they are, their lower-case forms. Unicode 14.
+/// Code points: conversion from and to UTF-8, character classes, lower-case forms. Unicode 14.
 
 #include <algorithm>
 #include <cstddef>
@@ -33,7 +33,7 @@ inline char32_t decode_code_point(const char* bytes, std::size_t length) {
 
 }  // namespace detail
 
-/// The code points of UTF-8 text. Throws value_error, naming the byte, where it is not UTF-8.
+/// The code points of UTF-8 text. Throws value_error, with the number of the byte, if it is not UTF-8.
 inline std::u32string decode_utf8(std::string_view text) {
   std::u32string result;
   result.reserve(text.size());
@@ -46,7 +46,7 @@ inline std::u32string decode_utf8(std::string_view text) {
   return result;
 }
 
-/// Appends a code point as UTF-8. What is none (surrogates, above U+10FFFF) becomes U+FFFD.
+/// Appends a code point as UTF-8. Invalid ones (surrogates, above U+10FFFF) become U+FFFD.
 inline void append_utf8(std::string& text, char32_t code) {
   if (code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) code = 0xfffd;
   const auto put = [&text](char32_t byte) { text += static_cast<char>(static_cast<std::uint8_t>(byte)); };
@@ -67,7 +67,7 @@ inline std::string encode_utf8(std::u32string_view text) {
   return result;
 }
 
-/// The class of a code point; `control` for what is none.
+/// The class of a code point; `control` for values that are no code points.
 inline char_class class_of(char32_t code) {
   if (code >= 'a' && code <= 'z') return char_class::letter;
   if (code > 0x10ffff) return char_class::control;
@@ -83,18 +83,18 @@ inline char32_t lower_case(char32_t code) {
   const auto& runs = detail::lower_case_runs;
   const auto after = std::upper_bound(runs.begin(), runs.end(), value,
                                       [](std::int32_t v, const auto& run) { return v < run.first; });
-  const detail::lower_case_run& run = *(after - 1);  // the first run is that of A, and code is behind it
+  const detail::lower_case_run& run = *(after - 1);  // the first run begins at 'A', before `code`
   const bool inside = value <= run.last && (value - run.first) % run.stride == 0;
   return inside ? static_cast<char32_t>(value + run.distance) : code;
 }
 
-/// True for what has a lower-case form of its own.
+/// True if the code point has a lower-case form other than itself.
 inline bool is_upper_case(char32_t code) { return code == 0x130 || lower_case(code) != code; }
 
 namespace detail {
 
-/// What does not end a word for the rule of the final sigma: marks, format characters and what may stand
-/// inside words (Unicode's Case_Ignorable, but for rare modifier letters).
+/// True for characters that do not end a word in the rule of the final sigma: marks, format characters,
+/// and characters within words (Unicode's Case_Ignorable, except for rare modifier letters).
 inline bool is_case_ignorable(char32_t code) {
   static constexpr std::u32string_view inside =
       U"'.:^`\u00a8\u00af\u00b4\u00b7\u00b8\u0387\u055f\u05f4\u2018\u2019\u2024\u2027\ufe13\ufe52\ufe55\uff07"
@@ -106,9 +106,9 @@ inline bool is_case_ignorable(char32_t code) {
 
 }  // namespace detail
 
-/// UTF-8 text in lower case, by Unicode's rules for all languages: code point by code point, but U+0130
-/// becomes two, and a capital sigma becomes a final one at the end of a word (a letter before it, none after
-/// it, marks and periods within words not counted). Throws value_error as decode_utf8.
+/// UTF-8 text in lower case, by Unicode's rules for all languages. Code points are converted one by one,
+/// except that U+0130 becomes two, and a capital sigma at the end of a word becomes a final one (a letter
+/// before it, none after it, ignoring marks and periods within words). Throws value_error as decode_utf8.
 inline std::string to_lower(std::string_view text) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<std::uint8_t>(c) < 0x80; })) {
     std::string result(text);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Is this UTF-8?
+/// Validation of UTF-8.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Length of the code point that starts at text[at], 0 if it is none. Table 3-7 of the Unicode standard: no
-/// overlong forms, no surrogates, nothing above U+10FFFF.
+/// Length of the code point that starts at text[at], 0 if its bytes are not well-formed by
+/// table 3-7 of the Unicode standard: no overlong forms, no surrogates, nothing above U+10FFFF.
 inline std::size_t utf8_length(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[at + i]); };
   const std::size_t left = text.size() - at;

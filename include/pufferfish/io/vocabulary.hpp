@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Words as numbers: `word_counts` counts, `vocabulary` maps words to ids and back and goes into a text file.
+/// Words as numbers: `word_counts` counts them, `vocabulary` maps them to ids and back and is saved as text.
 
 #include <algorithm>
 #include <charconv>
@@ -36,7 +36,7 @@ struct text_hash {
 template <class Value>
 using text_map = std::unordered_map<std::string, Value, text_hash, std::equal_to<>>;
 
-/// A word of a vocabulary stands in a line of a file, before a tab.
+/// True if the text can be a word of a vocabulary, whose file holds a word, a tab and a count in each line.
 inline bool is_word(std::string_view word) {
   return !word.empty() && word.find_first_of("\t\n") == std::string_view::npos &&
          first_invalid_utf8(word) == word.size();
@@ -47,8 +47,8 @@ inline bool is_word(std::string_view word) {
 /// How often each word occurs.
 class word_counts {
  public:
-  /// Counts a word `times` more often. Throws value_error for a word that is empty, not UTF-8, or has a tab
-  /// or a line end in it, and for a negative number.
+  /// Adds `times` to the count of a word. Throws value_error for a word that is
+  /// empty, not UTF-8, or contains a tab or a line end, and for a negative number.
   void add(std::string_view word, std::int64_t times = 1) {
     if (times < 0) detail::throw_error<value_error>({"word_counts: a word counted ", times, " times"});
     auto place = counts_.find(word);
@@ -63,7 +63,7 @@ class word_counts {
     total_ += times;
   }
 
-  /// 0 for a word that was never added.
+  /// The count of a word; 0 for a word that was never added.
   std::int64_t count(std::string_view word) const {
     const auto place = counts_.find(word);
     return place == counts_.end() ? 0 : place->second;
@@ -71,8 +71,8 @@ class word_counts {
   std::int64_t total() const { return total_; }
   index_t distinct() const { return static_cast<index_t>(counts_.size()); }
 
-  /// Words and counts, the most frequent first, equally frequent ones in the order of their bytes: the same
-  /// for every order of counting.
+  /// Words and counts, the most frequent first, equally frequent ones in the
+  /// order of their bytes. The result does not depend on the order of counting.
   std::vector<std::pair<std::string, std::int64_t>> sorted() const {
     std::vector<std::pair<std::string, std::int64_t>> result(counts_.begin(), counts_.end());
     std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) {
@@ -87,24 +87,24 @@ class word_counts {
 };
 
 struct vocabulary_options {
-  /// Words that are always there, with ids 0, 1, ... in this order.
+  /// Words that are always in the vocabulary, with ids 0, 1, ... in this order.
   std::vector<std::string> special{"<unk>"};
-  /// The word that stands for those left out; one of `special`. Empty: none, unknown words are errors.
+  /// The word for all words left out; one of `special`. Empty: no such word, unknown words are errors.
   std::string unknown = "<unk>";
   std::int64_t minimum_count = 1;  ///< rarer words are left out
-  index_t maximum_size = 0;        ///< of the vocabulary, special words included; 0: any
+  index_t maximum_size = 0;        ///< limit of the size, special words included; 0: no limit
 };
 
-/// Words with ids 0 .. size - 1: the special ones, then the others, the most frequent first. A value: copies
-/// are independent.
+/// Words with ids 0 .. size - 1: first the special ones, then the others,
+/// the most frequent first. Has value semantics: copies are independent.
 class vocabulary {
  public:
-  /// No words.
+  /// An empty vocabulary.
   vocabulary() = default;
 
-  /// The words of `counts` that the options let in; the unknown word is counted as often as itself and all
-  /// that were left out. Throws value_error for special words that are no words (as word_counts), equal, or
-  /// without the unknown one, and for a maximum below their number.
+  /// The words of `counts` that the options admit. The count of the unknown word includes those of
+  /// all words left out. Throws value_error for special words that are no words (see word_counts),
+  /// duplicate, or without the unknown word, and for a maximum below the number of special words.
   explicit vocabulary(const word_counts& counts, const vocabulary_options& options = {}) {
     for (const std::string& word : options.special) {
       if (!detail::is_word(word) || !insert(word, counts.count(word))) {
@@ -140,7 +140,7 @@ class vocabulary {
 
   /// The word with an id. Throws value_error for an id outside 0 .. size - 1.
   const std::string& word(std::int32_t id) const { return words_[checked(id)]; }
-  /// How often it was counted. Throws as word().
+  /// The count of that word. Throws as word().
   std::int64_t count(std::int32_t id) const { return counts_[checked(id)]; }
 
   /// The id of a word that is in the vocabulary, else nothing.
@@ -150,11 +150,11 @@ class vocabulary {
     return place->second;
   }
 
-  /// The id that stands for words left out, if there is one.
+  /// The id of the word for unknown words, if there is one.
   std::optional<std::int32_t> unknown() const { return unknown_; }
 
-  /// The id of a word, the unknown one's for a word that is not in the vocabulary. Throws value_error for
-  /// such a word if there is no unknown one.
+  /// The id of a word; the id of the unknown word if the vocabulary does
+  /// not contain it. Throws value_error if there is no unknown word either.
   std::int32_t id(std::string_view word) const {
     const auto place = index_of_.find(word);
     if (place != index_of_.end()) return place->second;
@@ -169,8 +169,8 @@ class vocabulary {
     return words_ == other.words_ && counts_ == other.counts_ && unknown_ == other.unknown_;
   }
 
-  /// The vocabulary as lines: a title, the unknown word, the number of words, each word with a tab and its
-  /// count in the order of ids, a digest of all that.
+  /// The vocabulary as lines: a title, the unknown word, the number of words, then each
+  /// word with a tab and its count, in the order of ids, then a digest of all these lines.
   std::string to_text() const {
     std::string text = std::string(title) + "\nunknown" +
                        (unknown_ ? " " + words_[static_cast<std::size_t>(*unknown_)] : std::string()) +
@@ -184,20 +184,20 @@ class vocabulary {
     return text + digest_line(text) + "\n";
   }
 
-  /// The inverse. `name` is what errors call the text. Throws io_error, with the line, for what to_text does
-  /// not write: another title, a word twice or none, a count that is no number, lines too many or too few, a
-  /// digest that does not fit.
+  /// The inverse of to_text(). `name`: used in error messages. Throws io_error, with the
+  /// line, for text that to_text does not write: another title, a duplicate or missing word,
+  /// a count that is no number, too many or too few lines, a digest that does not match.
   static vocabulary from_text(std::string_view text, const std::string& name) {
     return parse({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()}, name);
   }
 
-  /// Writes to_text() to a file, whole or not at all. Throws io_error.
+  /// Writes to_text() to a file, completely or not at all. Throws io_error.
   void save(const std::string& path) const {
     const std::string text = to_text();
     write_file_atomically(path, {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
   }
 
-  /// Reads what save() wrote; plain or gzip. Throws io_error as from_text and read_plain_or_gzip.
+  /// Reads a file from save(), plain or gzip. Throws io_error as from_text and read_plain_or_gzip.
   static vocabulary load(const std::string& path, std::uint64_t limit = default_text_limit) {
     return parse(read_plain_or_gzip(path, limit), path);
   }
@@ -206,7 +206,7 @@ class vocabulary {
   static constexpr std::string_view title = "pufferfish vocabulary 1";
   static constexpr index_t largest = std::numeric_limits<std::int32_t>::max();
 
-  /// False if the word is there already.
+  /// Returns false if the word exists already.
   bool insert(const std::string& word, std::int64_t count) {
     if (!index_of_.emplace(word, static_cast<std::int32_t>(words_.size())).second) return false;
     words_.push_back(word);
@@ -227,7 +227,7 @@ class vocabulary {
     detail::throw_error<io_error>({name, ": line ", line, " of the vocabulary ", what});
   }
 
-  /// What follows `key` and a space in a line.
+  /// The rest of a line after `key` and a space.
   static std::string_view field(const std::vector<std::string>& lines, std::size_t at, std::string_view key,
                                 const std::string& name) {
     const std::string_view line = lines[at];

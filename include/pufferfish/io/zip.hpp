@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: zip archives in memory, as .npz files are: stored and deflated entries, 64-bit sizes, checksums.
-/// Nothing that an archive says is trusted: see read_zip_directory and zip_content. Source: APPNOTE.TXT of
-/// PKWARE, version 6.3.
+/// Internal: zip archives in memory, as .npz files are: stored and deflated entries,
+/// 64-bit sizes, checksums. No number in an archive is trusted: see zip_directory_reader,
+/// inflate_zip_entry and check_zip_crc. Source: APPNOTE.TXT of PKWARE, version 6.3.
 
 #include <zlib.h>
 
@@ -35,9 +35,9 @@ inline constexpr std::uint32_t zip64_locator_signature = 0x07064b50;
 inline constexpr std::size_t zip_local_size = 30, zip_central_size = 46, zip_end_size = 22;
 inline constexpr std::size_t zip64_end_size = 56, zip64_locator_size = 20;
 inline constexpr std::uint16_t zip_stored = 0, zip_deflated = 8;
-/// In a field of 16 or 32 bits: the value is in the 64-bit form.
+/// These values of a 16- or 32-bit field mean that the number is in the 64-bit form.
 inline constexpr std::uint64_t zip_see64_short = 0xffff, zip_see64 = 0xffffffff;
-/// Deflate cannot do better: 258 bytes of output from two bits.
+/// Upper bound of deflate's compression ratio: 258 bytes of output from two bits.
 inline constexpr std::uint64_t deflate_max_ratio = 1032;
 
 /// An integer of Bytes bytes, little-endian, at an offset that the caller has checked.
@@ -53,20 +53,20 @@ struct zip_entry {
   std::string name;
   std::uint16_t method = zip_stored;
   std::uint32_t crc = 0;
-  std::uint64_t packed = 0;  ///< bytes held
-  std::uint64_t size = 0;    ///< bytes promised
-  std::uint64_t header = 0;  ///< where its local header is
+  std::uint64_t packed = 0;  ///< bytes stored in the archive
+  std::uint64_t size = 0;    ///< declared bytes of the content
+  std::uint64_t header = 0;  ///< offset of its local header
   std::span<const std::uint8_t> data;
 };
 
-/// Reads the directory of an archive. Throws io_error, naming the archive and the entry, for whatever does
-/// not fit.
+/// Reads the directory of an archive. Throws io_error,
+/// naming the archive and the entry, for any inconsistency.
 class zip_directory_reader {
  public:
   zip_directory_reader(std::span<const std::uint8_t> file, const std::string& name)
       : file_(file), name_(name) {}
 
-  /// `limit`: of what all entries promise together.
+  /// `limit`: of the declared sizes of all entries together, in bytes.
   std::vector<zip_entry> operator()(std::uint64_t limit) {
     find_directory();
     std::vector<zip_entry> entries;
@@ -93,7 +93,7 @@ class zip_directory_reader {
     fail("zip entry " + quote_name(entry.name) + " " + what);
   }
 
-  /// The end record is the last thing in the file, but for a comment whose length it gives.
+  /// The end record is at the end of the file, followed only by a comment whose length it contains.
   std::size_t find_end() const {
     const std::size_t size = file_.size();
     if (size >= zip_end_size) {
@@ -141,7 +141,7 @@ class zip_directory_reader {
     end_ = end;
   }
 
-  /// The numbers that a 64-bit extra field holds for those of 32 bits that are all ones, in its order.
+  /// Replaces the `numbers` that are 32 one-bits by those of a 64-bit extra field, which keeps their order.
   void read_extra(const zip_entry& entry, std::span<const std::uint8_t> extra,
                   std::initializer_list<std::uint64_t*> numbers) const {
     while (extra.size() >= 4) {
@@ -184,7 +184,7 @@ class zip_directory_reader {
     entry.header = zip_number<4>(file_, at + 42);
     read_extra(entry, file_.subspan(at + zip_central_size + name, extra),
                {&entry.size, &entry.packed, &entry.header});
-    // Encrypted, a patch, or with an encrypted directory.
+    // Flags for encryption, patched data and an encrypted directory.
     if ((zip_number<2>(file_, at + 8) & 0x2061) != 0) fail(entry, "is encrypted or a patch");
     if (entry.method != zip_stored && entry.method != zip_deflated) {
       fail(entry,
@@ -199,7 +199,7 @@ class zip_directory_reader {
     return entry;
   }
 
-  /// Finds the data, behind a local header that must agree with the directory.
+  /// Finds the data, which follow a local header that must agree with the directory.
   void locate(zip_entry& entry) const {
     if (entry.header > start_ || start_ - entry.header < zip_local_size ||
         zip_number<4>(file_, static_cast<std::size_t>(entry.header)) != zip_local_signature) {
@@ -216,7 +216,7 @@ class zip_directory_reader {
     const std::string_view local(reinterpret_cast<const char*>(file_.data()) + at + zip_local_size, name);
     std::uint64_t size = zip_number<4>(file_, at + 22), packed = zip_number<4>(file_, at + 18);
     read_extra(entry, file_.subspan(at + zip_local_size + name, extra), {&size, &packed});
-    // With bit 3, checksum and sizes follow the data, and may be zero here.
+    // If bit 3 is set, checksum and sizes follow the data, and may be zero in the local header.
     const bool later = (zip_number<2>(file_, at + 6) & 8) != 0;
     if (local != entry.name || zip_number<2>(file_, at + 8) != entry.method ||
         (!later &&
@@ -226,7 +226,7 @@ class zip_directory_reader {
     entry.data = file_.subspan(at + zip_local_size + name + extra, static_cast<std::size_t>(entry.packed));
   }
 
-  /// No byte may belong to two entries: else a small file could hold any number of large ones.
+  /// No byte may belong to two entries: otherwise a small file could hold any number of large ones.
   void check_overlaps(const std::vector<zip_entry>& entries) const {
     std::vector<const zip_entry*> order;
     for (const zip_entry& entry : entries) order.push_back(&entry);
@@ -246,9 +246,9 @@ class zip_directory_reader {
   std::uint64_t count_ = 0, start_ = 0, end_ = 0;
 };
 
-/// The checksum of what `crc` is of, followed by `bytes`.
+/// The checksum of bytes with checksum `crc`, followed by `bytes`.
 inline std::uint32_t zip_crc(std::uint32_t crc, std::span<const std::uint8_t> bytes) {
-  if (bytes.empty()) return crc;  // zlib takes a null pointer for a question about the first value
+  if (bytes.empty()) return crc;  // for a null pointer, zlib returns the initial checksum
   return static_cast<std::uint32_t>(::crc32_z(crc, bytes.data(), bytes.size()));
 }
 
@@ -261,9 +261,9 @@ inline void check_zip_crc(const zip_entry& entry, std::span<const std::uint8_t> 
                             std::to_string(crc) + ", the archive says " + std::to_string(entry.crc)));
 }
 
-/// The content of a deflated entry. Memory grows with what comes out, to at most twice of it: an archive that
-/// promises more than it holds gets nothing for it. Throws io_error: corrupt, shorter or longer than
-/// promised.
+/// The content of a deflated entry. Memory grows with the output, to at most twice its
+/// size, so that an archive that declares more than it holds does not cause a large
+/// allocation. Throws io_error if the data are corrupt, or shorter or longer than declared.
 inline std::vector<std::uint8_t> inflate_zip_entry(const zip_entry& entry, const std::string& file) {
   const auto fail = [&](const std::string& what) {
     PUFFERFISH_THROW(io_error(file + ": zip entry " + quote_name(entry.name) + " " + what));
@@ -277,7 +277,7 @@ inline std::vector<std::uint8_t> inflate_zip_entry(const zip_entry& entry, const
   } const close_at_end{&stream};
   std::vector<std::uint8_t> content;
   std::size_t read = 0, used = 0;
-  // One byte more than promised shows a stream that goes on.
+  // One byte more than declared, so that a longer stream is detected.
   const std::uint64_t most = entry.size + 1;
   for (;;) {
     if (used == content.size()) {
@@ -308,7 +308,7 @@ inline std::vector<std::uint8_t> inflate_zip_entry(const zip_entry& entry, const
   return content;
 }
 
-/// Raw deflate, in one piece.
+/// Compresses `head` followed by `body` into one raw deflate stream.
 inline std::vector<std::uint8_t> deflate_for_zip(std::span<const std::uint8_t> head,
                                                  std::span<const std::uint8_t> body,
                                                  const std::string& file) {
@@ -348,10 +348,10 @@ inline std::vector<std::uint8_t> deflate_for_zip(std::span<const std::uint8_t> h
 template <class Sink>
 class zip_writer {
  public:
-  /// `sink(span)` receives the bytes. `wide`: the 64-bit forms everywhere, not only where they are needed.
+  /// `sink(span)` receives the bytes. `wide`: use the 64-bit forms everywhere, even if not needed.
   zip_writer(const Sink& sink, bool wide) : sink_(sink), wide_(wide) {}
 
-  /// An entry whose bytes are `parts`, one after the other; entry.packed is their sum.
+  /// Adds an entry whose stored bytes are `parts`, one after the other; entry.packed is their total size.
   void add(zip_entry entry, std::initializer_list<std::span<const std::uint8_t>> parts) {
     entry.header = written_;
     const bool large = wide_ || entry.size >= zip_see64 || entry.packed >= zip_see64;
@@ -404,7 +404,7 @@ class zip_writer {
     for (int i = 0; i < bytes; ++i) text_ += static_cast<char>((value >> (8 * i)) & 0xff);
   }
 
-  /// From "version needed" to the lengths of name and extra field: the same in both headers.
+  /// The fields from "version needed" to the lengths of name and extra field, which both headers share.
   void common_fields(const zip_entry& entry, std::uint64_t version, bool large, std::uint64_t extra) {
     number(version, 2);
     number(0x0800, 2);  // names are UTF-8

@@ -19,7 +19,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// approximation x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), ibid. sigmoid: 1 / (1 + exp(-x)).
 enum class activation_kind { gelu, gelu_tanh, tanh, sigmoid };
 
-/// True where the gradient is computed from y, false where it is from x.
+/// True where the gradient is computed from the output y, false where it is computed from the input x.
 constexpr bool keeps_output(activation_kind kind) {
   return kind == activation_kind::tanh || kind == activation_kind::sigmoid;
 }
@@ -40,7 +40,7 @@ void activation_forward(activation_kind kind, std::span<const T> x, std::span<T>
   }
 }
 
-/// dx_i = f'(x_i) dy_i, in double, from what keeps_output says: y for tanh and sigmoid, else x.
+/// dx_i = f'(x_i) dy_i, in double. `kept` is y where keeps_output(kind), else x.
 template <class T>
 void activation_backward(activation_kind kind, std::span<const T> kept, std::span<const T> dy,
                          std::span<T> dx) {
@@ -71,7 +71,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// y_i = f(x_i). Spans of one length; y may be x. A NaN stays.
+/// y_i = f(x_i). Spans of one length; y may be x. A NaN input stays a NaN.
 template <activation_kind Kind, class T>
 void activation_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "activation_forward: lengths differ");
@@ -81,11 +81,11 @@ void activation_forward(context<device::cpu>& ctx, std::span<const T> x, std::sp
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <activation_kind Kind, class T>
 void activation_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
-/// dx_i = f'(x_i) dy_i, from y where keeps_output(Kind), else from x. Spans of one length; dx may be dy.
+/// dx_i = f'(x_i) dy_i. `kept` is y where keeps_output(Kind), else x. Spans of one length; dx may be dy.
 template <activation_kind Kind, class T>
 void activation_backward(context<device::cpu>& ctx, std::span<const T> kept, std::span<const T> dy,
                          std::span<T> dx) {
@@ -98,7 +98,7 @@ void activation_backward(context<device::cpu>& ctx, std::span<const T> kept, std
     kernel(from + begin, gradient + begin, to + begin, end - begin);
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <activation_kind Kind, class T>
 void activation_backward(context<device::gpu>& ctx, std::span<const T> kept, std::span<const T> dy,
                          std::span<T> dx);

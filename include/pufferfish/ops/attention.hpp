@@ -4,8 +4,8 @@
 /// \file
 /// Scaled dot-product attention over heads, with its gradients: the plain reference and the fast CPU form.
 ///
-/// Tokens are rows; sequences are runs of rows. So one operation serves batches padded to one length, batches
-/// without padding, and caches of keys and values of which a part is filled.
+/// Tokens are rows; sequences are runs of rows. One operation therefore serves padded
+/// batches, batches without padding, and key/value caches that are only partly filled.
 
 #include <algorithm>
 #include <cmath>
@@ -21,16 +21,16 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which keys a query may see. Both rules together if both are given.
+/// Which keys a query may see. If both rules are set, a key must satisfy both.
 struct attention_mask {
   /// Query i of n sees keys 0 .. i + (m - n) of m: the last query sees all of them.
   bool causal = false;
-  /// allowed(sequence, query, key) != 0; strides of 0 repeat a row. A null view: all keys.
+  /// A key is visible if allowed(sequence, query, key) != 0. Stride 0 shares a row. Null view: all keys.
   tensor_view<const unsigned char, 3> allowed;
 };
 
-/// Dropout of attention weights. A weight's number in the random stream depends on the number of its
-/// sequence, on head, query and key, and on how many keys its own sequence has: not on the rest of the batch.
+/// Dropout of attention weights. The position of a weight in the random stream depends on its sequence
+/// number, head, query, key and the number of keys of its sequence, but not on the rest of the batch.
 struct attention_dropout {
   double probability = 0.0;  ///< in [0, 1); 0: none
   random_stream random{0, 0};
@@ -48,13 +48,13 @@ struct attention_dropout {
 
 namespace ops {
 
-/// What attention works on. Head h of q and k are columns h d .. h d + d - 1 of heads d, that of v likewise
-/// of heads e (e may differ from d).
+/// Operands of attention. Head h of q and k is columns h d .. h d + d - 1 of heads * d columns.
+/// Head h of v is columns h e .. h e + e - 1 of heads * e columns; e may differ from d.
 template <class T>
 struct attention_input {
-  tensor_view<const T, 2> q;  ///< rows dense, any distance apart; so are k and v
+  tensor_view<const T, 2> q;  ///< q, k, v: rows contiguous, any row stride
   tensor_view<const T, 2> k, v;
-  token_runs queries, keys;  ///< of as many sequences
+  token_runs queries, keys;  ///< both with the same number of sequences
   index_t heads = 1;
   attention_mask mask;
   attention_dropout dropout;
@@ -62,7 +62,7 @@ struct attention_input {
   index_t depth() const { return q.extent(1) / heads; }
   index_t value_depth() const { return v.extent(1) / heads; }
   double scale() const { return 1.0 / std::sqrt(static_cast<double>(std::max<index_t>(1, depth()))); }
-  /// Keys that query i of sequence s may see at most: 0 .. visible - 1.
+  /// Query i of sequence s sees no keys but 0 .. visible - 1; `mask.allowed` may hide some of these, too.
   index_t visible(index_t s, index_t i) const {
     const index_t m = keys.count[s];
     return mask.causal ? std::clamp<index_t>(i + 1 + m - queries.count[s], 0, m) : m;
@@ -71,8 +71,8 @@ struct attention_input {
 
 namespace reference {
 
-/// The weights of query i of a head, without dropout: softmax of the scores that the mask lets through, zero
-/// elsewhere; all zero where it lets none through. `weights` has room for the keys of the sequence.
+/// Weights of query i of one head, before dropout: softmax over the keys that the mask allows, 0 for the
+/// other keys; all 0 if the mask allows no key. `weights`: one element for each key of the sequence.
 template <class T>
 void attention_weights(const attention_input<T>& in, index_t s, index_t head, index_t i, double* weights) {
   const index_t m = in.keys.count[s], d = in.depth();
@@ -94,7 +94,7 @@ void attention_weights(const attention_input<T>& in, index_t s, index_t head, in
   for (index_t j = 0; j < m; ++j) weights[j] = sum > 0.0 ? weights[j] / sum : 0.0;
 }
 
-/// 1 / (1 - probability) where dropout keeps the weight of query i and key j, else 0.
+/// Dropout factor of the weight of query i and key j: 1 / (1 - probability) if kept, 0 if dropped.
 template <class T>
 double attention_kept(const attention_input<T>& in, index_t s, index_t head, index_t i, index_t j) {
   if (!in.dropout.drops()) return 1.0;
@@ -125,7 +125,7 @@ void attention_forward(const attention_input<T>& in, const tensor_view<T, 2>& y)
   }
 }
 
-/// The gradients of attention_forward; rows of no sequence are left alone.
+/// The gradients of attention_forward. Rows that belong to no sequence are not written.
 template <class T>
 void attention_backward(const attention_input<T>& in, const tensor_view<const T, 2>& dy,
                         const tensor_view<T, 2>& dq, const tensor_view<T, 2>& dk,
@@ -173,7 +173,7 @@ void attention_backward(const attention_input<T>& in, const tensor_view<const T,
 
 namespace detail {
 
-/// An integer of the size of T: a lane of a vector of conditions.
+/// An integer of the size of T: the type of a lane in the result of a vector comparison.
 template <class T>
 using lane_word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
 
@@ -181,7 +181,7 @@ using lane_word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/attention.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Elements of a row of weights: whole vectors of the widest kind.
+/// Row length of the stored weights: `keys` rounded up to whole vectors of 64 bytes, the widest kind.
 template <class T>
 constexpr index_t weight_row(index_t keys) {
   constexpr index_t widest = 64 / static_cast<index_t>(sizeof(T));
@@ -198,7 +198,7 @@ inline void check_runs(const char* what, const token_runs& runs, index_t rows) {
   }
 }
 
-/// What needs no look at the runs.
+/// Checks that read only shapes and sequence counts, not the arrays of the token runs.
 template <class T>
 void check_attention_shapes(const attention_input<T>& in, const extents<2>& y) {
   const extents<2>&q = in.q.shape(), &k = in.k.shape(), &v = in.v.shape();
@@ -242,7 +242,7 @@ index_t packed_size(index_t depth) {
   return gemm_operand<T>::prepare({nullptr, {depth, columns}}, nullptr, 1).left_storage_size();
 }
 
-/// Scratch of one thread for one head of one sequence at a time, large enough for the longest.
+/// Scratch of one thread, which works on one head of one sequence at a time; fits the longest sequence.
 template <class T>
 struct attention_scratch {
   T *left, *right, *scores, *used, *storage, *packed;
@@ -273,14 +273,14 @@ struct attention_scratch {
                                       : operand.multiply(a, to, false);
   }
 
-  /// `left` filled with rows of a head, times a factor.
+  /// Copies the rows of a head, times `factor`, contiguously into `left`.
   tensor_view<const T, 2> dense(const tensor_view<const T, 2>& rows, double factor) const {
     PUFFERFISH_KERNEL(widest_isa(), attentions, copy_rows<T>)
     (rows.data(), rows.extent(0), rows.extent(1), rows.stride(0), static_cast<T>(factor), left);
     return {left, rows.shape()};
   }
 
-  /// `right` filled with their transpose, columns up to whole vectors.
+  /// Copies the transpose of `rows` into `right`; its rows are padded with zeros to whole vectors.
   tensor_view<const T, 2> transposed(const tensor_view<const T, 2>& rows) const {
     const index_t length = weight_row<T>(rows.extent(0));
     PUFFERFISH_KERNEL(widest_isa(), attentions, copy_transposed<T>)
@@ -289,7 +289,7 @@ struct attention_scratch {
   }
 };
 
-/// Rows of one head of one sequence.
+/// View of the rows of one head of one sequence.
 template <class T>
 tensor_view<T, 2> head_rows(const tensor_view<T, 2>& all, const token_runs& runs, index_t s, index_t head,
                             index_t heads) {
@@ -297,7 +297,7 @@ tensor_view<T, 2> head_rows(const tensor_view<T, 2>& all, const token_runs& runs
   return all.slice(0, runs.first[s], runs.count[s]).slice(1, head * depth, depth);
 }
 
-/// Where the kept weights of each sequence begin: for each head, its queries' rows. Returns their number.
+/// places[s] = offset of the kept weights of sequence s: [head][query][padded key]. Returns their number.
 template <class T>
 index_t place_weights(const attention_input<T>& in, index_t* places) {
   index_t at = 0;
@@ -308,8 +308,8 @@ index_t place_weights(const attention_input<T>& in, index_t* places) {
   return at;
 }
 
-/// The weights of one head of one sequence from its scores: those that dropout drops with their sign turned
-/// to `kept`, what multiplies the values to `used`.
+/// Turns the scores of one head of one sequence into weights. `kept` receives the softmax weights, with
+/// the sign of dropped weights flipped; `used` receives the factors of the values. See weights_row.
 template <class T>
 void make_weights(const attention_input<T>& in, index_t s, index_t head, const attention_scratch<T>& scratch,
                   T* kept, T* used) {
@@ -346,20 +346,20 @@ template <class T>
 index_t attention_kept_size(context<device::cpu>&, const attention_input<T>& in) {
   return attention_kept_size(in);
 }
-/// A device keeps a number a query and head.
+/// The GPU keeps one number for each query and head.
 template <class T>
 index_t attention_kept_size(context<device::gpu>&, const attention_input<T>& in) {
   return in.heads * in.q.extent(0);
 }
 
-/// y_i = sum_j dropout(p_ij) v_j for each head of each sequence, p_i the softmax over the keys j that the
-/// mask lets query i see of q_i k_j / sqrt(d) (Vaswani et al.: "Attention is all you need", NIPS 2017,
+/// y_i = sum_j dropout(p_ij) v_j for each head of each sequence. p_i is the softmax of q_i k_j / sqrt(d)
+/// over the keys j that the mask lets query i see (Vaswani et al.: "Attention is all you need", NIPS 2017,
 /// section 3.2). A query that may see no key gets zeros, as does every query of a sequence without keys.
 ///
-/// y: rows of q by columns of v, rows dense, overlaps no input; rows of no sequence are left alone. `kept`:
-/// room for attention_kept_size elements in training, nullptr in inference, where nothing is dropped.
-/// Sequences may share keys, not queries. One task a sequence and head: the same bits for any number of
-/// threads. Throws shape_error.
+/// y: rows of q by columns of v, contiguous rows, overlaps no input; rows of no sequence are
+/// not written. `kept`: attention_kept_size elements in training; nullptr in inference, which
+/// turns dropout off. Sequences may share keys, not queries. Each pair of sequence and head is
+/// one task, so the result has the same bits for any number of threads. Throws shape_error.
 template <class T>
 void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
                        T* kept) {
@@ -390,14 +390,14 @@ void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const t
   });
 }
 
-/// The device's form: <pufferfish/gpu.hpp>. Whether the runs lie in the rows it does not check.
+/// GPU overload: <pufferfish/gpu.hpp>. It does not check that the runs are within the rows.
 template <class T>
 void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
                        parameter_t<T>* kept);
 
-/// Gradients from dy (shaped as y) to q, k and v: dq, dk, dv, shaped as those, rows dense; overlap nothing.
-/// Rows of no sequence are left alone. `in` and `kept` as in the forward pass; sequences share nothing here.
-/// y: what the forward pass found; this form does not need it. Throws shape_error.
+/// Gradients dq, dk, dv of q, k, v, with their shapes, from the gradient dy of y. Rows are contiguous; the
+/// outputs overlap nothing. Rows of no sequence are not written. `in`, `kept`: as in the forward pass, but
+/// sequences must not share keys. y: the output of the forward pass; unused on the CPU. Throws shape_error.
 template <class T>
 void attention_backward(context<device::cpu>& ctx, const attention_input<T>& in, const T* kept,
                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,
@@ -436,7 +436,7 @@ void attention_backward(context<device::cpu>& ctx, const attention_input<T>& in,
     own.multiply(transpose(dscores), own.dense(q, 1.0), detail::head_rows(dk, in.keys, s, head, in.heads));
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>. It needs y.
+/// GPU overload: <pufferfish/gpu.hpp>. It needs y.
 template <class T>
 void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const parameter_t<T>* kept,
                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation, gradients;
-/// the plain reference and the fast CPU form. Each fast form is one pass over memory, the gradient two, with
-/// a residual sum and a ReLU after the normalisation in the same passes.
+/// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation,
+/// gradients; the plain reference and the fast CPU form. Each fast function makes one pass over memory,
+/// the gradient two. A residual sum and a ReLU after the normalisation are part of the same passes.
 ///
 /// Source: Ioffe, Szegedy: "Batch normalization", ICML 2015, section 3.
 
@@ -80,21 +80,21 @@ void batch_norm_backward(const tensor_view<const T, 2>& x, const tensor_view<con
 
 namespace detail {
 
-/// Into how many tasks sums over units of rows are cut, from the shape alone.
+/// Number of tasks that a sum over units of rows is split into; depends on the shape alone.
 template <class T>
 index_t norm_splits(const wide_rows<T>& rows) {
   return std::clamp<index_t>(rows.size / 32768, 1, std::clamp<index_t>(rows.units(), 1, 64));
 }
 
-/// One pass over a matrix. Pointers a channel have wide_rows' width; null pointers: not wanted. `other` is
-/// the addend of the forward pass, dy of the backward pass.
+/// Arguments of one pass over a matrix. Per-channel arrays have wide_rows::width elements;
+/// nullptr: not used. `other` is the addend in the forward pass, dy in the backward pass.
 template <class T>
 struct norm_pass {
   const T *x = nullptr, *other = nullptr;
   T* y = nullptr;
   typename relu_mask<T>::word* mask = nullptr;
   bool relu = false;
-  bool stream = false;  ///< y past the caches: it is large and lies on whole vectors
+  bool stream = false;  ///< write y with non-temporal stores; see streams_past_cache
   const T *mean = nullptr, *scale = nullptr, *slope = nullptr, *shift = nullptr;
   index_t width = 0;
 };
@@ -103,7 +103,7 @@ struct norm_pass {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/batch_norm.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Moments of dense rows (at least one), a split of a matrix. `work`: 2 width doubles.
+/// Moments of `count` > 0 dense rows, one split of a matrix. `work`: 2 rows.width doubles.
 template <class T>
 void split_moments(const wide_rows<T>& rows, const T* x, index_t count, double* mean, double* squares,
                    double* work) {
@@ -165,9 +165,9 @@ T moved_towards(T running, double value, double momentum) {
 
 }  // namespace detail
 
-/// What a training step does with the moments of its batch, `count` > 1 values in each of `channels`
-/// channels: mean_c to statistics_c, 1 / sqrt(variance_c + eps) to statistics_(channels + c); the running
-/// statistics move towards mean_c and the unbiased variance; batches[0] += 1.
+/// State update of a training step from the moments of its batch, `count` > 1 values a channel: statistics_c
+/// = mean_c, statistics_(channels + c) = 1 / sqrt(variance_c + eps); the running statistics become (1
+/// - momentum) running + momentum value, with mean_c and the unbiased variance for `value`; batches[0] += 1.
 template <class T>
 void batch_norm_use_batch(context<device::cpu>&, const double* mean, const double* variance, index_t channels,
                           index_t count, double eps, double momentum, T* statistics, T* running_mean,
@@ -181,7 +181,7 @@ void batch_norm_use_batch(context<device::cpu>&, const double* mean, const doubl
   }
   *batches += T{1};
 }
-/// The same of the rows of x, M x C dense, M > 1, whose moments are found first.
+/// The same, with the moments computed from the rows of x, M x C dense, M > 1.
 template <class T>
 void batch_norm_use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                           double momentum, T* statistics, T* running_mean, T* running_var, T* batches) {
@@ -192,15 +192,15 @@ void batch_norm_use_batch(context<device::cpu>& ctx, const tensor_view<const T, 
   batch_norm_use_batch<T>(ctx, mean, mean + channels, channels, x.extent(0), eps, momentum, statistics,
                           running_mean, running_var, batches);
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void batch_norm_use_batch(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                           double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
                           parameter_t<T>* running_var, parameter_t<T>* batches);
 
-/// The same from the running statistics, for inference: running_mean_c to statistics_c, 1 /
-/// sqrt(running_var_c
-/// + eps) to statistics_(channels + c).
+/// Fills `statistics` for inference from the running
+/// statistics: statistics_c = running_mean_c,
+/// statistics_(channels + c) = 1 / sqrt(running_var_c + eps).
 template <class T>
 void batch_norm_use_running(context<device::cpu>&, const T* running_mean, const T* running_var,
                             index_t channels, double eps, T* statistics) {
@@ -209,22 +209,22 @@ void batch_norm_use_running(context<device::cpu>&, const T* running_mean, const 
     statistics[channels + c] = detail::inverse_deviation<T>(static_cast<double>(running_var[c]), eps);
   }
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void batch_norm_use_running(context<device::gpu>& ctx, const parameter_t<T>* running_mean,
                             const parameter_t<T>* running_var, index_t channels, double eps,
                             parameter_t<T>* statistics);
 
-/// What follows a normalisation in the same pass.
+/// Operations applied after a normalisation in the same pass, in the order of the members.
 template <class T>
 struct norm_epilogue {
-  tensor_view<const T, 2> addend;  ///< is added; a null view: nothing
+  tensor_view<const T, 2> addend;  ///< added to the result; a null view: no addend
   bool relu = false;               ///< then negative values become 0
-  relu_mask<T> mask;               ///< then gets the bits that the backward pass needs; null: not wanted
+  relu_mask<T> mask;               ///< with relu: receives the bits for the backward pass; null: not written
 };
 
-/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, and what `epilogue` says. x, y, addend: M x C dense;
-/// the rest C elements; y overlaps nothing (it may be the addend).
+/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, then `epilogue`. x, y, addend: M x C
+/// dense; the other arrays: C elements. y may be the addend and overlaps nothing else.
 template <class T>
 void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
                       const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
@@ -253,7 +253,7 @@ void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& 
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_apply<T>);
   detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
-/// The device's form: <pufferfish/gpu.hpp>. Bits of its masks lie as gpu/kernels/relu_mask.hpp says.
+/// GPU overload: <pufferfish/gpu.hpp>. gpu/kernels/relu_mask.hpp describes the bit order of its masks.
 template <class T>
 void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const parameter_t<T>* mean,
                       const parameter_t<T>* inv_std, const parameter_t<T>* weight, const parameter_t<T>* bias,
@@ -261,7 +261,7 @@ void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& 
 
 namespace detail {
 
-/// dbias = sum of g, dweight = sum of g (x - mean): unit by unit in T, then in double, split by split.
+/// dbias = sum of g, dweight = sum of g (x - mean), g the masked dy: in T within a unit, then in double.
 template <class T>
 void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_pass<T>& pass, double* dweight,
                double* dbias) {
@@ -297,11 +297,11 @@ void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_p
 
 }  // namespace detail
 
-/// The gradients of y = batch_norm_apply(x) with mean and inv_std depending on x (formulas:
-/// reference::batch_norm_backward). dweight, dbias: of C elements, from sums in double. dx: a null view where
-/// not wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean and inv_std as they
-/// were given to batch_norm_apply, and its mask if there was a ReLU: then dy is the gradient behind that. An
-/// addend's gradient is masked_copy(dy).
+/// The gradients of y = batch_norm_apply(x), where mean and inv_std depend on x (formulas:
+/// reference::batch_norm_backward). dweight, dbias: C elements each, summed in double. dx: a null view
+/// if not wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean, inv_std:
+/// as passed to batch_norm_apply. mask: as written by batch_norm_apply if a ReLU was applied; dy is
+/// then the gradient of the ReLU's output. The gradient of an addend is masked_copy(dy).
 template <class T>
 void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
@@ -326,7 +326,7 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
   store_sums(weight_sums, dweight, rows.channels);
   store_sums(bias_sums, dbias, rows.channels);
   if (dx.is_null() || rows.size == 0) return;
-  // dx = scale g + (x - mean) slope + shift, with these three a channel.
+  // dx = scale g + (x - mean) slope + shift, with one scale, slope and shift for each channel.
   const auto count = static_cast<double>(x.extent(0));
   for (index_t c = 0; c < rows.channels; ++c) {
     const double spread = static_cast<double>(inv_std[c]);
@@ -343,7 +343,7 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_input_gradient<T>);
   detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,

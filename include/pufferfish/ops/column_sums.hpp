@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Sums of the columns of a matrix: the gradient of a bias; and how sums in double become a gradient.
+/// Sums of the columns of a matrix (the gradient of a bias), and rounding of sums in double to a gradient.
 
 #include <pufferfish/ops/passes.hpp>
 
@@ -22,8 +22,8 @@ void column_sums(const tensor_view<const T, 2>& x, T* sums, bool add) {
 
 }  // namespace reference
 
-/// sums_n = sum_m x_mn, or sums_n += that. x: M x N, rows dense. Each column is summed in double, from its
-/// first row to its last.
+/// sums_n = sum_m x_mn, or with `add` sums_n += sum_m x_mn. x: M x N, contiguous
+/// rows. Each column is summed in double, from its first row to its last.
 template <class T>
 void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add) {
   constexpr index_t piece = 512;
@@ -37,19 +37,19 @@ void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T*
     for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<T>(wide[i]);
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums, bool add);
 
-/// Where sums go that are the gradient of a small parameter: it is overwritten, or added to.
+/// Destination of the gradient of a small parameter: overwritten, or added to if `add` is set.
 template <class T>
 struct sum_target {
   T* data = nullptr;
   bool add = false;
 };
 
-/// to_i = sums_i, or to_i += that, rounded once: where a pass that found something else has collected the
-/// gradient of a small parameter in double. `size` elements each.
+/// to_i = sums_i, or to_i += sums_i, rounded once. For passes that compute the gradient
+/// of a small parameter as a by-product and sum it in double. `size` elements each.
 template <class T>
 void store_sums(const double* sums, const sum_target<T>& to, index_t size) {
   for (index_t i = 0; i < size; ++i) {

@@ -136,7 +136,7 @@ panel_cut cut_panels(index_t columns, bool segments, const kernel_table<T>& kern
           segments ? kernels.widest_segment : kernels.widest_adjacent};
 }
 
-/// The forward correlation of a convolution, all but its weight.
+/// The forward correlation of a convolution; the caller sets its weight.
 template <class T>
 correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& x,
                                    const tensor_view<T, 4>& y, const kernel_table<T>& kernels) {
@@ -164,7 +164,7 @@ correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<co
           {}};
 }
 
-/// The correlation that gives the input gradients of one phase of rows and columns.
+/// The correlation that computes the input gradients of one phase (row and column modulo the stride).
 template <class T>
 correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& dy,
                                     const tensor_view<T, 4>& dx, index_t row_phase, index_t column_phase,
@@ -193,8 +193,8 @@ correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<c
           {}};
 }
 
-/// Runs a correlation over a batch, in tasks whose number depends on shapes alone; then, in each task,
-/// after(task, first, count) for the rows of output pixels that it has made.
+/// Runs a correlation over a batch, in tasks whose number depends on shapes alone. At its end,
+/// each task calls after(task, first, count) for the rows of output pixels that it has computed.
 template <class T, class After>
 void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, const image_tasks& tasks,
                      After&& after) {
@@ -223,7 +223,7 @@ image_tasks tasks_of(const correlation<T>& work, index_t images) {
           work.weight.cells * work.in_channels * work.out_channels * work.size};
 }
 
-/// The forward correlation of a convolution with everything that it needs; memory from `frame`.
+/// The forward correlation of a convolution with its packed weight and, if needed, a pixel-major copy of x.
 template <class T>
 correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& x, const T* w, const tensor_view<T, 4>& y,
@@ -239,8 +239,8 @@ correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shap
   return work;
 }
 
-/// Makes `to` from `from` (NHWC) by tiles; then, in each task, after(task, first, count) for the rows of
-/// output pixels that it has made. `transposed`: towards the input of the weight's convolution.
+/// Computes `to` from `from` (NHWC) by Winograd tiles; each task then calls after(task, first, count) for
+/// its rows of output pixels. `transposed`: computes the gradient of the input from that of the output.
 template <class T, class After>
 void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_view<const T, 4>& from,
                   const T* w, bool transposed, const tensor_view<T, 4>& to, bool add,
@@ -273,7 +273,7 @@ void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_
   }
 }
 
-/// y = x * w in the tasks that forward_tasks() gives; after(task, first, count) as in run_by_tiles.
+/// y = x * w, split into `tasks` (see forward_tasks); after(task, first, count) as in run_by_tiles.
 template <class T, class After>
 void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                  const T* w, const tensor_view<T, 4>& y, const image_tasks& tasks, After&& after) {
@@ -287,7 +287,7 @@ void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tenso
   run_correlation(ctx, work, tasks, after);
 }
 
-/// The convolution that makes dx from dy, if that is one of kernel 3x3 and stride 1.
+/// The convolution that computes dx from dy, for a kernel of 3x3 and stride 1.
 inline conv_shape turned(const conv_shape& shape) {
   return {shape.out_channels,
           shape.in_channels,
@@ -297,8 +297,8 @@ inline conv_shape turned(const conv_shape& shape) {
           shape.dilation};
 }
 
-/// What is left to do for rows of the output while they are in the cache: the bias, and the moments that a
-/// following batch norm needs.
+/// Work on rows of the output while they are in the cache: adds the
+/// bias and collects the moments that a following batch norm needs.
 template <class T>
 struct output_finish {
   tensor_view<T, 2> y;  ///< all rows
@@ -314,9 +314,9 @@ struct output_finish {
 
 }  // namespace detail
 
-/// y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC, dense; w: HWIO
-/// storage; bias: out_channels elements or nullptr; y overlaps no input. `moments`, unless nullptr, gets mean
-/// and variance of y's channels. Throws shape_error if the shapes do not fit.
+/// y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC, dense; w:
+/// HWIO storage; bias: out_channels elements or nullptr; y overlaps no input. `moments`, unless nullptr,
+/// receives the mean and variance of each channel of y. Throws shape_error if the shapes do not fit.
 template <class T>
 void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                   const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr) {
@@ -341,8 +341,8 @@ void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tens
   detail::run_forward<T>(ctx, shape, x, w, y, tasks, finish);
 }
 
-/// dx from dy, or dx += that (formula: reference::conv_backward_input). Shapes, layouts and errors as
-/// conv_forward.
+/// dx, overwritten or (`add`) added to, from dy (formula:
+/// reference::conv_backward_input). Shapes, layouts and errors as conv_forward.
 template <class T>
 void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                          const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -377,7 +377,7 @@ void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
   for (index_t row = 0; row < std::min(shape.stride.height, dx.extent(1)); ++row) {
     for (index_t column = 0; column < std::min(shape.stride.width, dx.extent(2)); ++column) {
       auto work = detail::backward_correlation<T>(shape, dy, dx, row, column, kernels);
-      // A phase with fewer pixels may cut its panels otherwise than the one before it.
+      // A phase with fewer pixels may be cut into other panels than the previous phase: repack the weight.
       if (row + column == 0 || work.panels.panels != panels) {
         panels = work.panels.panels;
         detail::pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, true, 0, work.panels,
@@ -386,7 +386,7 @@ void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
       work.weight = {storage, shape.out_channels, shape.in_channels, 0, cells, kernels.lanes};
       work.add = add;
       if (work.by_images) {
-        // A copy serves all phases that read it in blocks of one size.
+        // All phases that read the copy in blocks of the same depth share it.
         if (gradients == nullptr || work.block_depth() != block) {
           block = work.block_depth();
           gradients = frame.take<T>(detail::pixel_major_size(work, dy.shape()));
@@ -427,7 +427,7 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   detail::backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
 }
 
-/// A device's forms: <pufferfish/gpu.hpp>.
+/// GPU overloads: <pufferfish/gpu.hpp>.
 template <class T>
 void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                   const T* w, const T* bias, const tensor_view<T, 4>& y,

@@ -20,7 +20,7 @@ struct size2 {
   friend bool operator==(const size2&, const size2&) = default;
 };
 
-/// Everything that a convolution is, except its numbers. Lengths in pixels.
+/// Geometry of a convolution: all its properties except the values of the weight. Lengths in pixels.
 struct conv_shape {
   index_t in_channels = 0;
   index_t out_channels = 0;
@@ -28,14 +28,14 @@ struct conv_shape {
   size2 stride{1, 1};
   size2 padding{0, 0};
   size2 dilation{1, 1};
-  /// Input and output channels are cut into this many equal parts; outputs of part g see inputs of part g
-  /// only. 1: an ordinary convolution; in_channels: a depthwise one.
+  /// Input and output channels are cut into this many equal parts; outputs of part g depend
+  /// on inputs of part g only. 1: an ordinary convolution; in_channels: a depthwise one.
   index_t groups = 1;
   friend bool operator==(const conv_shape&, const conv_shape&) = default;
 
   /// A square kernel with equal stride, padding and dilation in both directions.
-  // Never inlined: g++ 12.2 at -O2 with AVX-512 copies a shape that it knows to be constant with paddings of
-  // one where they are zero (tests/unit/nn_accounting.cpp was compiled so).
+  // Never inlined: g++ 12.2 at -O2 with AVX-512 miscompiles copies of a constant shape,
+  // whose paddings become 1 where they are 0 (seen in tests/unit/nn_accounting.cpp).
   PUFFERFISH_NOINLINE static conv_shape square(index_t in, index_t out, index_t kernel, index_t stride = 1,
                                                index_t padding = 0, index_t dilation = 1) {
     return {in, out, {kernel, kernel}, {stride, stride}, {padding, padding}, {dilation, dilation}, 1};
@@ -44,7 +44,7 @@ struct conv_shape {
   index_t group_inputs() const { return in_channels / groups; }
   index_t group_outputs() const { return out_channels / groups; }
 
-  /// Inputs that one output element sees: kernel height * kernel width * group_inputs().
+  /// Number of inputs of one output element: kernel height * kernel width * group_inputs().
   index_t patch() const { return kernel.height * kernel.width * group_inputs(); }
 
   /// True if the convolution is one matrix product over pixels: 1x1, stride 1, no padding, one group.
@@ -65,7 +65,7 @@ struct conv_shape {
   /// groups divide both channels, padding is not negative, and the weight, the kernel's reach and the padding
   /// are small enough to compute with.
   void validate(std::string_view layer) const {
-    // A quarter: output_length adds padding on both sides and the reach to a length.
+    // A quarter of the largest index, since output_length adds a length, two paddings and the kernel's reach.
     constexpr index_t most = std::numeric_limits<index_t>::max() / 4;
     const auto too_long = [](index_t length, index_t spacing, index_t added) {
       const extents<2> reach{length, spacing};
@@ -84,9 +84,9 @@ struct conv_shape {
     }
   }
 
-  /// NHWC extents of the output for an NHWC input: floor((in + 2 padding - dilation (kernel - 1) - 1) /
-  /// stride) + 1 in each direction. Throws shape_error, naming `layer` (a text, or whatever has describe()),
-  /// if the channels differ or the kernel does not fit. Builds no text otherwise: layers ask in every step.
+  /// NHWC extents of the output for an NHWC input: floor((in + 2 padding - dilation (kernel - 1) - 1)
+  /// / stride) + 1 in each direction. Throws shape_error, naming `layer` (a text, or an object with
+  /// describe()), if the channels differ or the kernel does not fit. Builds the text only on error.
   template <class Layer>
   extents<4> output(const extents<4>& input, const Layer& layer) const {
     const index_t height =

@@ -20,8 +20,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// Which element of a 3x3 kernel joins pixel `at` to result `result` of a tile (both counted row by row), or
-/// -1: forward, with stride `Stride`. next_rows x next_columns are the pixels that the tile below adds.
+/// cell(): the element of a 3x3 kernel that multiplies pixel `at` for result `result` of a tile (both counted
+/// row by row), or -1; forward, stride `Stride`. next_rows x next_columns: the new pixels of the tile below.
 template <index_t Stride>
 struct depthwise_forward_taps {
   static constexpr index_t result_rows = 2, result_columns = 4;
@@ -37,9 +37,9 @@ struct depthwise_forward_taps {
   }
 };
 
-/// The same for the input gradient of stride 2: pixels are gradients of the output, results gradients of the
-/// input. Results 2 m and 2 m + 1 of an axis, counted from minus the padding, see the gradients m - 1 and m:
-/// the even one with kernel elements 2 and 0, the odd one with element 1 of gradient m only.
+/// The same for the input gradient of stride 2: pixels are gradients of the output, results gradients of
+/// the input. Results 2 m and 2 m + 1 of an axis, counted from minus the padding, depend on gradients m - 1
+/// and m: the even one through kernel elements 2 and 0, the odd one through element 1 of gradient m only.
 struct depthwise_backward2_taps {
   static constexpr index_t result_rows = 2, result_columns = 4;
   static constexpr index_t pixel_rows = 2, pixel_columns = 3;
@@ -58,14 +58,14 @@ struct depthwise_backward2_taps {
   }
 };
 
-/// Pixels that a kernel prefetches: a block that begins at `from`, whose rows are `line` elements apart.
+/// Pixels that a kernel prefetches: a block that begins at `from`, row stride `line` elements.
 template <class T>
 struct depthwise_fetch {
   const T* from;
   index_t line;
 };
 
-/// One tile of results. Pointers outside the images point to a row of zeros or to a row that is not used.
+/// Arguments of one tile of results. Outside the images, pointers are to a row of zeros or an unused row.
 template <class T>
 struct depthwise_tile {
   const T* const* pixels;
@@ -73,12 +73,12 @@ struct depthwise_tile {
   const T* bias;    ///< or nullptr
   T* const* results;
   index_t channels;
-  bool add;     ///< to what the results hold
-  bool stream;  ///< results go past the caches
+  bool add;     ///< add to the old results, instead of overwriting them
+  bool stream;  ///< write results past the caches; see streams_past_cache
   depthwise_fetch<T> fetch;
 };
 
-/// One tile of a weight gradient.
+/// Arguments of one tile of a weight gradient.
 template <class T>
 struct depthwise_gradient_tile {
   const T* const* pixels;
@@ -99,14 +99,14 @@ struct depthwise_tap {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/depthwise_conv.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// One direction of a grid of tiles: where tile t begins, among results and among pixels.
+/// One axis of a grid of tiles: the first result and the first pixel of each tile.
 struct depthwise_axis {
   index_t tiles, result_first, result_step, pixel_first, pixel_step;
 
   index_t result(index_t tile) const { return result_first + tile * result_step; }
   index_t pixel(index_t tile) const { return pixel_first + tile * pixel_step; }
 
-  /// Results of tiles `tile` and before it that lie in an image of `length`.
+  /// Number of results that the tiles before `tile` have in an image of `length`.
   index_t results_before(index_t tile, index_t length) const {
     return std::clamp<index_t>(result(tile), 0, length);
   }
@@ -117,8 +117,8 @@ inline depthwise_axis depthwise_forward_axis(index_t outputs, index_t in_tile, i
   return {(outputs + in_tile - 1) / in_tile, 0, in_tile, -padding, in_tile * stride};
 }
 
-/// Stride 1: a forward axis whose kernel is turned around. Stride 2: pairs of inputs, the first of which is
-/// the one at - padding; pairs without an input in the image are left out.
+/// Stride 1: a forward axis for the flipped kernel. Stride 2: pairs of inputs, the
+/// first of which begins at -padding; pairs without an input in the image are left out.
 inline depthwise_axis depthwise_backward_axis(index_t inputs, index_t in_tile, index_t stride,
                                               index_t padding) {
   if (stride == 1) return depthwise_forward_axis(inputs, in_tile, 1, 2 - padding);
@@ -126,7 +126,7 @@ inline depthwise_axis depthwise_backward_axis(index_t inputs, index_t in_tile, i
   return {(end - first + pairs - 1) / pairs, 2 * first - padding, in_tile, first - 1, pairs};
 }
 
-/// list[i] = the i-th pixel of a rows x columns block of image `image`, or `outside` where there is none.
+/// list[i] = address of pixel i of a rows x columns block of image `image`, or `outside` outside the image.
 template <class T>
 void point_at_block(T* images, const extents<4>& shape, index_t image, index_t row, index_t column,
                     index_t rows, index_t columns, T* outside, T** list) {
@@ -142,8 +142,8 @@ void point_at_block(T* images, const extents<4>& shape, index_t image, index_t r
   }
 }
 
-/// The pixels that the next row of tiles will read first: rows `row`, ... from `column` on. Rows beyond an
-/// image are those of the next image, which is read next; after the last image nothing useful is fetched.
+/// The pixels that the next row of tiles will read first: rows from `row` on, columns from `column` on. Rows
+/// below an image belong to the next image, which is read next; after the last image the prefetch is useless.
 template <class T>
 depthwise_fetch<T> fetch_below(const tensor_view<const T, 4>& images, index_t image, index_t row,
                                index_t column) {
@@ -152,7 +152,7 @@ depthwise_fetch<T> fetch_below(const tensor_view<const T, 4>& images, index_t im
   return {images.data() + std::clamp<index_t>(at, 0, std::max<index_t>(images.size() - 1, 0)), line};
 }
 
-/// True if the tiles of this file serve the convolution.
+/// True if the tiles of this file can compute the convolution.
 inline bool depthwise_in_tiles(const conv_shape& shape) {
   return shape.kernel == size2{3, 3} && shape.dilation == size2{1, 1} &&
          (shape.stride == size2{1, 1} || shape.stride == size2{2, 2});
@@ -163,8 +163,8 @@ inline bool is_depthwise(const conv_shape& shape) {
   return shape.groups == shape.in_channels && shape.groups == shape.out_channels;
 }
 
-/// Results from pixels by tiles; then after(task, first, count) for the rows of result pixels that a task has
-/// made. `weight`: [9][channels].
+/// Computes results from pixels by tiles. Each task then calls after(task, first,
+/// count) for the rows of result pixels that it has computed. `weight`: [9][channels].
 template <class Taps, class T, class After>
 void run_depthwise_tiles(context<device::cpu>& ctx, const depthwise_axis& rows, const depthwise_axis& columns,
                          const tensor_view<const T, 4>& pixels, const T* weight, const T* bias,
@@ -206,7 +206,7 @@ void run_depthwise_tiles(context<device::cpu>& ctx, const depthwise_axis& rows, 
   });
 }
 
-/// The taps of one result pixel of a correlation that meet the image, for kernels of any form.
+/// Lists the taps of one result pixel that are not on padding, for kernels of any size; returns their number.
 template <class T>
 index_t depthwise_taps(const tap_axis& rows, const tap_axis& columns, index_t kernel_width,
                        const tensor_view<const T, 4>& pixels, const T* weight, index_t image, index_t row,
@@ -227,7 +227,7 @@ index_t depthwise_taps(const tap_axis& rows, const tap_axis& columns, index_t ke
   return count;
 }
 
-/// Results of one correlation (of one phase of the input gradient) pixel by pixel; after() as above.
+/// Computes the results of a correlation (or a phase of the input gradient) pixel by pixel; after() as above.
 template <class T, class After>
 void run_depthwise_pixels(context<device::cpu>& ctx, const tap_axis& rows, const tap_axis& columns,
                           index_t kernel_width, const tensor_view<const T, 4>& pixels, const T* weight,
@@ -312,7 +312,7 @@ void depthwise_backward_tiles(context<device::cpu>& ctx, const conv_shape& shape
                                tasks, [](index_t, index_t, index_t) {});
 }
 
-/// dx from dy, or dx += that (formula: reference::conv_backward_input); dx is not empty.
+/// dx, overwritten or (`add`) added to, from dy (formula: reference::conv_backward_input); dx is not empty.
 template <class T>
 void depthwise_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -344,9 +344,9 @@ void depthwise_backward_input(context<device::cpu>& ctx, const conv_shape& shape
   }
 }
 
-/// Runs a weight gradient in tasks: add_task(images, lines, sums, worker) adds what these give to sums in T.
-/// The sums of a task are joined in double, in parts whose number follows from shapes alone, in a fixed
-/// order.
+/// Computes a weight gradient in tasks: add_task(images, lines, sums, worker) adds the
+/// contribution of these images and lines to `sums`, in T. The sums of the tasks are
+/// added in double, in a fixed order, in parts whose number depends on shapes alone.
 template <class T, class AddTask>
 void depthwise_weight_tasks(context<device::cpu>& ctx, const image_tasks& tasks, index_t size, T* dw,
                             bool accumulate, AddTask&& add_task) {

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: convolution straight from the image, without a matrix of patches. Forward and towards the input
-/// are one thing here: a correlation, whose output pixel j of an axis sees the inputs j * in_step + offset of
-/// its taps. Taps that fall on padding are left out, not multiplied by zero.
+/// Internal: direct convolution, without a matrix of patches. The forward pass and the input gradient
+/// are both correlations: output pixel j of an axis reads, for each tap, input j * in_step + the
+/// offset of the tap. Taps that fall on padding are left out, not multiplied by zero.
 
 #include <algorithm>
 
@@ -23,22 +23,22 @@ using pufferfish::detail::kernel_table;
 using pufferfish::detail::moved;
 using pufferfish::detail::run_rows;
 
-/// The kernels that a convolution of T runs on here.
+/// The kernels for convolutions of T on this machine.
 template <class T>
 const kernel_table<T>& conv_kernels() {
   static const kernel_table<T>& chosen = pufferfish::detail::kernels_for<T>(widest_isa());
   return chosen;
 }
 
-/// Cuts `vectors` vectors into as few panels as `widest` allows, as equal as can be.
+/// Cuts `vectors` vectors into panels: as few as `widest` allows, of widths as equal as possible.
 struct panel_cut {
   index_t vectors, panels;
   panel_cut(index_t count, index_t widest) : vectors(count), panels((count + widest - 1) / widest) {}
   range operator[](index_t panel) const { return {vectors * panel / panels, vectors * (panel + 1) / panels}; }
 };
 
-/// run(block, rows) for a block of `rows` rows of which only `width` of `full` columns belong to the result:
-/// if that is not all of them, beside the result and through copies. run may not depend on where rows begin.
+/// Calls run(block, rows) for a block of which only `width` of `full` columns belong to the result. If width
+/// < full, up to 24 rows at a time go through a temporary block. run may not depend on where rows begin.
 template <class T, class Run>
 void run_clipped(const block_arguments<T>& whole, index_t width, index_t full, index_t rows, Run&& run) {
   if (width == full) return run(whole, rows);
@@ -61,13 +61,13 @@ void run_clipped(const block_arguments<T>& whole, index_t width, index_t full, i
   }
 }
 
-/// The weight of a correlation as its kernels read it: for each panel of output channels and each element of
-/// the kernel a matrix [depth][panel]. The stored weight itself where its rows are whole vectors and few.
+/// The weight of a correlation in the form its kernels read: for each panel of output channels and each
+/// element of the kernel a matrix [depth][panel]. May be the stored weight itself; see pack_weight.
 template <class T>
 struct correlation_weight {
   const T* data;
   index_t depth, columns;
-  index_t row;    ///< elements from a depth to the next in the stored form; 0: packed in panels
+  index_t row;    ///< row stride of the stored form, in elements; 0: packed in panels
   index_t cells;  ///< elements of the kernel
   index_t lanes;
 
@@ -76,7 +76,7 @@ struct correlation_weight {
   const T* at(const range& panel) const { return data + panel.begin * lanes * (row > 0 ? 1 : depth * cells); }
 };
 
-/// Steps of an image tensor, in elements.
+/// Strides of an image tensor, in elements.
 struct image_steps {
   index_t image, line, pixel;
 };
@@ -85,7 +85,7 @@ inline image_steps dense_steps(const extents<4>& shape) {
   return {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]};
 }
 
-/// A correlation over a batch: input with any steps (channels dense), output dense NHWC.
+/// A correlation over a batch: input with any strides (channels contiguous), output dense NHWC.
 template <class T>
 struct correlation {
   tap_axis rows, columns;
@@ -97,16 +97,16 @@ struct correlation {
   index_t out_channels;
   image_steps out;
   const kernel_table<T>* kernels;
-  bool in_segments;  ///< lines are done by segment kernels as far as those reach
-  bool by_images;    ///< rows of a block are images, not the pixels of a line
-  bool add;          ///< to what the output holds, instead of overwriting it
-  index_t in_block;  ///< by_images: elements from a block of input channels to the next one's
+  bool in_segments;  ///< segment kernels compute the pixels that whole segments cover
+  bool by_images;    ///< rows of a block are one pixel of many images, not the pixels of a line
+  bool add;          ///< add to the output, instead of overwriting it
+  index_t in_block;  ///< by_images: stride from one block of input channels to the next, in elements
   panel_cut panels;
   correlation_weight<T> weight;
 
   static constexpr index_t size = static_cast<index_t>(sizeof(T));
 
-  /// Images `images` and output rows `lines`. `taps` has room for rows.taps * columns.taps entries.
+  /// Computes output rows `lines` of images `images`. `taps`: scratch of rows.taps * columns.taps entries.
   void run(const range& images, const range& lines, block_tap<T>* taps) const {
     const index_t depth_block = block_depth(), group = panel_group();
     for (index_t panel = 0; panel < panels.panels; panel += group) {
@@ -117,7 +117,7 @@ struct correlation {
     }
   }
 
-  // Panels that are done before the next ones: as few as leave blocks of many input channels in the cache.
+  // Panels computed before the next ones: so few that blocks of many input channels fit in the cache.
   index_t panel_group() const {
     constexpr index_t cache = index_t{512} << 10, fewest_channels = 96;
     const index_t panel_bytes = weight.cells * panels[0].length() * kernels->lanes * size;
@@ -125,8 +125,8 @@ struct correlation {
                                panels.panels);
   }
 
-  // Weights of a block of input channels, and its pixels if those of many images are gone through for each
-  // weight, stay in the second-level cache.
+  // Input channels of a block: its weights stay in the second-level cache. With by_images,
+  // so do its pixels, since each weight is applied to the pixels of many images.
   index_t block_depth() const {
     constexpr index_t cache = index_t{600} << 10, outputs = 512;
     const index_t inputs =
@@ -151,7 +151,7 @@ struct correlation {
     }
   }
 
-  // Pixels of a line that whole segments cover, whatever the width of a panel.
+  // Number of pixels of a line that whole segments cover, for every width of a panel.
   index_t segment_pixels() const {
     const index_t longest = std::max(kernels->segments[panels[0].length() - 1].rows,
                                      kernels->segments[panels[panels.panels - 1].length() - 1].rows);
@@ -195,7 +195,7 @@ struct correlation {
     for (index_t i = 0; i < count; ++i) std::fill_n(moved(first, i * step), out_channels, T{});
   }
 
-  // One output pixel of many images: they are the rows of the block.
+  // One output pixel of many images. The images are the rows of the block.
   void over_images(const range& images, index_t line, const range& some, const range& channels,
                    block_tap<T>* taps) const {
     const range row_taps = valid_rows(line);
@@ -216,8 +216,8 @@ struct correlation {
           continue;
         }
         block_arguments<T> block = block_for(taps, end, vectors, channels);
-        // Meanwhile the cache fetches the weights of the next channels, an element of the kernel with each
-        // pixel.
+        // Meanwhile the kernel prefetches the weights of the next input
+        // channels, one element of the convolution kernel with each pixel.
         const index_t cell = (line * columns.outputs + column) % weight.cells;
         block.prefetch =
             weight.at(vectors) + cell * weight.cell(vectors) + channels.end * weight.panel_row(vectors);
@@ -233,7 +233,7 @@ struct correlation {
     }
   }
 
-  // One line of one image: its pixels are the rows of the block.
+  // One line of one image. Its pixels are the rows of the block.
   void over_line(index_t image, index_t line, const range& some, const range& channels,
                  block_tap<T>* taps) const {
     const range row_taps = valid_rows(line);
@@ -265,8 +265,8 @@ struct correlation {
       block.depth_step = -block.row_step;
       block.column_step = columns.kernel_step * weight.cell(vectors) * size;
       block.result_step = pixel_step();
-      // Meanwhile the cache fetches what the next line needs: its last input line or, while the panels behind
-      // the first are made, its output.
+      // Meanwhile the kernel prefetches data of the next line: during the
+      // first panel its last input line, during the other panels its output.
       const index_t pieces = end / kernel.rows, steps = row_taps.length() * channels.length();
       const index_t bytes =
           (panel == 0 ? in.line : out.line / std::max<index_t>(1, panels.panels - 1)) * size;
@@ -286,8 +286,8 @@ struct correlation {
     }
   }
 
-  // For each tap of the columns all rows of the kernel at once, over the pixels where that tap is real. A tap
-  // that meets all of them goes first, since the first one overwrites.
+  // For each column tap, all rows of the kernel at once, over the pixels where that tap is not on
+  // padding. A tap that covers all pixels is computed first, since the first one overwrites the result.
   void by_column_taps(index_t image, index_t line, const range& row_taps, const range& pixels,
                       const range& some, const range& channels, block_tap<T>* taps) const {
     index_t first = 0;
@@ -316,7 +316,7 @@ struct correlation {
         block.result = pixel(image, line, part.begin) + vectors.begin * kernels->lanes;
         block.result_step = pixel_step();
         block.accumulate = block.accumulate != 0 || i > 0 || none ? 1 : 0;
-        // As in segments(): the lines that the next output line sees first, a piece with each tap.
+        // As in segments(): prefetches input lines that the next output line needs, one part for each tap.
         const index_t bytes = rows.in_step * in.line * size / (columns.taps * panels.panels);
         block.prefetch =
             moved(source(image, line, rows.taps - 1, 0, 0) + in.line, (panel * columns.taps + i) * bytes);
@@ -350,12 +350,12 @@ struct correlation {
   }
 };
 
-/// True if lines are so short that the same pixel of many images makes better blocks.
+/// True if lines are so short that blocks of one pixel of many images are faster.
 inline bool lines_too_short(index_t line_pixels, index_t images) { return line_pixels < 8 && images >= 4; }
 
-/// Gives a correlation a copy of its input as it is read: for each block of input channels and each pixel,
-/// the images one after the other. At the distance of whole images, a power of two as a rule, they would push
-/// each other out of the cache. `storage`: pixel_major_size elements.
+/// Sets a pixel-major copy as the input of a correlation: for each block of input channels and each
+/// pixel, the images one after another. In the original layout the images' pixels are whole images apart,
+/// often a power of two, and would evict each other from the cache. `storage`: pixel_major_size elements.
 template <class T>
 void point_to_pixel_major(correlation<T>& work, const extents<4>& shape, const T* storage) {
   const index_t row = work.block_depth();
@@ -398,10 +398,10 @@ index_t packed_weight_size(index_t cells, index_t depth, index_t columns, const 
   return cells * depth * ((columns + kernels.lanes - 1) / kernels.lanes * kernels.lanes);
 }
 
-/// The weight of a correlation from HWIO storage [cells][in][out]: towards the output (depth in, columns out)
-/// or, transposed, towards the input. `storage`: packed_weight_size elements; not used where the stored form
-/// will do: where its rows are short, and where the weight is read so few times, for `pixels` of output, that
-/// packing it costs more than its long rows do.
+/// The weight of a correlation from HWIO storage [cells][in][out]: for the output (depth in, columns
+/// out) or, transposed, for the input gradient (depth out, columns in). `storage`: packed_weight_size
+/// elements. It is unused if the stored form is read in place: not transposed, rows of whole vectors,
+/// and either short rows or so few output `pixels` that packing costs more than reading long rows.
 template <class T>
 correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t cells, index_t in,
                                   index_t out, bool transposed, index_t pixels, const panel_cut& panels,
@@ -436,13 +436,13 @@ correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t
   return {storage, depth, columns, 0, cells, lanes};
 }
 
-/// Into how many tasks a correlation is cut: groups of images, and bands of lines where an image is a lot.
+/// How a correlation is cut into tasks: groups of images, or bands of lines where an image is large.
 struct image_tasks {
-  index_t images, lines;  ///< in all
-  index_t group, band;    ///< in a task
+  index_t images, lines;  ///< images of the batch, lines of an image
+  index_t group, band;    ///< images and lines of a task
   image_tasks(index_t image_count, index_t line_count, index_t line_pixels, index_t weight_bytes)
       : images(image_count), lines(line_count) {
-    // Each task reads the whole weight; a large one asks for more pixels to read it for.
+    // Each task reads the whole weight, so a large weight needs more pixels in a task.
     constexpr index_t fewest = 256, many = 1024;
     const index_t quarter = image_count * line_count * line_pixels / 4;
     const index_t few = std::clamp<index_t>(weight_bytes / 1024, fewest, std::max(fewest, quarter));

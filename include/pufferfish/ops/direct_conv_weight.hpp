@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: the gradient of a convolution's weight, straight from the images. For an element (ky, kx) of the
-/// kernel it is the product X^T dY over all output pixels where that element meets the image: rows are input
-/// channels, one element apart, and pixels are the depth.
+/// Internal: the gradient of a convolution's weight, directly from the images. For an element
+/// (ky, kx) of the kernel it is the product X^T dY over all output pixels where that element is not
+/// on padding. Rows of the product are input channels, one element apart; pixels are its depth.
 
 #include <algorithm>
 #include <cstring>
@@ -14,24 +14,24 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// Columns of a matrix side by side in slabs: column block after column block, each [rows][width].
+/// A matrix cut into slabs of `width` columns, which are stored one after another, each [rows][width].
 template <class T>
 struct slabs {
   T* data;
   index_t rows, width;
 
   static index_t size(index_t rows, index_t columns, index_t width) {
-    // A whole number of cache lines, so that what follows begins with one.
+    // A whole number of cache lines, so that data stored after the slabs begin at a cache line.
     constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
     return (rows * ((columns + width - 1) / width) * width + line - 1) / line * line;
   }
   index_t slab_size() const { return rows * width; }
 
-  /// Copies `count` rows, `step` apart, of `columns` elements to rows first, first + 1, ... The last slab's
-  /// missing columns are zero.
+  /// Copies `count` rows of `columns` elements, row stride `step`, to rows
+  /// first, first + 1, ... Missing columns of the last slab are set to zero.
   void fill(index_t first, index_t count, const T* from, index_t step, index_t columns) const {
     T* to = data + first * width;
-    // Widths that the compiler knows are copied in place.
+    // For these widths the copies have a constant size and are inlined.
     if (width == 24) return copy_rows<24>(to, count, from, step, columns);
     if (width == 32) return copy_rows<32>(to, count, from, step, columns);
     if (width == 48) return copy_rows<48>(to, count, from, step, columns);
@@ -55,9 +55,9 @@ struct slabs {
   }
 };
 
-/// The products of a chunk of output pixels: operands packed in slabs, so that kernels read them in one go.
-/// One of input and gradient gives the rows of the blocks, the other the vectors: the gradient the rows where
-/// there are too few output channels to make good vectors (`swapped`; the sum is then [cells][out][in]).
+/// Products over chunks of output pixels, whose operands are packed in slabs that kernels read in order. One
+/// operand gives the rows of the blocks, the other the vectors. The input gives the rows, unless there are
+/// too few output channels for good vectors: then the gradient does (`swapped`; the sum is [cells][out][in]).
 template <class T>
 struct weight_gradient {
   conv_shape shape;
@@ -66,14 +66,14 @@ struct weight_gradient {
   const T* gradient;
   const kernel_table<T>* kernels;
   bool swapped;
-  const range* valid_rows;     ///< for each tap of the rows: where it meets the image
-  const range* valid_columns;  ///< the same for the columns
+  const range* valid_rows;     ///< for each row tap: the output lines where it is not on padding
+  const range* valid_columns;  ///< for each column tap: the output columns likewise
 
   static constexpr index_t size = static_cast<index_t>(sizeof(T));
-  // Channels of a slab that gives rows: a multiple of the rows of every kernel that matters.
+  // Channels of a slab of the operand that gives rows: a multiple of the rows of every important kernel.
   static constexpr index_t block = 24;
-  // Output pixels of a chunk, which are packed together, and of a part of it, all of whose products are made
-  // while a slab of each operand lies in the first-level cache.
+  // Output pixels of a chunk, which are packed together, and of a part of a chunk. All
+  // products of a part are computed while a slab of each operand is in the first-level cache.
   static constexpr index_t chunk = 128;
   static constexpr index_t chunk_part = 128;
 
@@ -93,7 +93,7 @@ struct weight_gradient {
 
   index_t cells() const { return rows.taps * columns.taps; }
 
-  /// Elements of scratch and number of taps that run() needs room for, with `channels` input channels.
+  /// Elements of scratch and number of taps that run() needs; `channels`: most input channels of a call.
   index_t scratch_size(index_t channels) const {
     return slabs<T>::size(chunk_inputs(), channels, input_width(channels)) +
            slabs<T>::size(chunk_outputs(), shape.out_channels, output_width());
@@ -102,7 +102,7 @@ struct weight_gradient {
     return cells() * std::max(part_lines(rows.outputs), part_images(rows.outputs) * rows.outputs);
   }
 
-  /// sum += the part of the given images, output lines and input channels.
+  /// sum += the products over the given images and output lines, for the given input channels.
   void run(const range& images, const range& lines, const range& channels, T* sum, T* scratch,
            block_tap<T>* taps) const {
     const slabs<T> inputs{scratch, chunk_inputs(), input_width(channels.length())};
@@ -131,7 +131,7 @@ struct weight_gradient {
   index_t input_width(index_t channels) const { return swapped ? vector_width(channels) : block; }
   index_t output_width() const { return swapped ? block : vector_width(shape.out_channels); }
 
-  // A chunk is some whole images, or a band of lines of one; so are its parts.
+  // A chunk is some whole images, or a band of lines of one image. The same holds for its parts.
   index_t band() const { return std::clamp<index_t>(chunk / columns.outputs, 1, rows.outputs); }
   index_t chunk_images() const { return std::max<index_t>(1, chunk / (columns.outputs * rows.outputs)); }
   index_t chunk_outputs() const { return chunk_images() * band() * columns.outputs; }
@@ -146,8 +146,8 @@ struct weight_gradient {
     return std::max<index_t>(1, chunk_part / (columns.outputs * lines));
   }
 
-  // What the cache is told to fetch while a part is multiplied: the same part of the next chunk, a cache line
-  // of each pixel in every call.
+  // Prefetches the next chunk while a part is multiplied: in every call, one
+  // cache line of each pixel of the corresponding part of the next chunk.
   struct prefetcher {
     const T* input;
     const T* gradient;
@@ -181,7 +181,7 @@ struct weight_gradient {
             in_lines + out_lines};
   }
 
-  // The input lines that a band of output lines sees.
+  // The input lines that a band of output lines depends on.
   range seen(const range& lines) const {
     const index_t last = (lines.end - 1) * rows.in_step + rows.tap_offset(rows.taps - 1);
     return {std::clamp<index_t>(lines.begin * rows.in_step + rows.offset, 0, rows.inputs),
@@ -215,7 +215,7 @@ struct weight_gradient {
     }
   }
 
-  // Images are counted from the first of the chunk; `lines` and `in_lines` are what is packed of each.
+  // Images are numbered from the chunk's first; `lines` and `in_lines` are the packed lines of each image.
   void over_part(const range& images, const range& part, const range& lines, const range& in_lines,
                  const range& channels, const slabs<T>& inputs, const slabs<T>& outputs, prefetcher& ahead,
                  T* sum, block_tap<T>* taps) const {
@@ -267,7 +267,7 @@ struct weight_gradient {
     return images.length() * std::max<index_t>(0, valid_lines(cell, part).length());
   }
 
-  // One tap for each line of the part that the kernel's element `cell` meets.
+  // One tap for each image and each line of the part where kernel element `cell` is not on padding.
   void cell_taps(index_t cell, const range& images, const range& part, const range& lines,
                  const range& in_lines, const slabs<T>& inputs, const slabs<T>& outputs,
                  block_tap<T>* taps) const {
@@ -289,7 +289,7 @@ struct weight_gradient {
   }
 };
 
-/// dw (+)= the sums that follow each other in `sums`, in order; of [cells][out][in] if transposed.
+/// dw (+)= the `count` sums stored one after another in `sums`, in order; [cells][out][in] if transposed.
 template <class T>
 void add_sums(context<device::cpu>& ctx, const T* sums, index_t count, index_t cells, index_t in, index_t out,
               bool transposed, bool accumulate, T* dw) {
@@ -310,7 +310,7 @@ inline range part_of(const range& whole, index_t part, index_t parts) {
   return {whole.begin + whole.length() * part / parts, whole.begin + whole.length() * (part + 1) / parts};
 }
 
-/// Zeroes what input channels `channels` have in [cells][in][out], or in [cells][out][in] if transposed.
+/// Zeroes the input channels `channels` of an array [cells][in][out], or [cells][out][in] if transposed.
 template <class T>
 void clear(T* sum, index_t cells, index_t in, index_t out, const range& channels, bool transposed) {
   for (index_t cell = 0; cell < cells; ++cell, sum += in * out) {
@@ -322,9 +322,9 @@ void clear(T* sum, index_t cells, index_t in, index_t out, const range& channels
   }
 }
 
-/// dw (+)= the weight gradient (formula: reference::conv_backward_weight). Cut into splits of the batch with
-/// sums of their own where the weight is small, into groups of input channels where it is large: both from
-/// shapes alone.
+/// dw (+)= the weight gradient (formula: reference::conv_backward_weight). A small
+/// weight is cut into splits of the batch, each with a sum of its own, a large
+/// weight into groups of input channels. Both numbers depend on shapes alone.
 template <class T>
 void backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                      const tensor_view<const T, 4>& dy, T* dw, bool accumulate) {

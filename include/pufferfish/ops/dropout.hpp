@@ -14,7 +14,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// A probability in steps of 2^-32, as the masks need it: compared with 32 random bits.
+/// `probability` in units of 2^-32, for comparison with 32 random bits.
 inline std::uint32_t dropout_threshold(double probability) {
   return static_cast<std::uint32_t>(probability * 0x1p32);
 }
@@ -46,9 +46,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// y_i = 0 where position first + i is dropped (with the given probability, in [0, 1)), else
-/// x_i / (1 - probability). Its own gradient: the same call with dy for x gives dx. Spans of one length; y
-/// may be x.
+/// y_i = 0 where position first + i is dropped (with the given probability,
+/// in [0, 1)), else x_i / (1 - probability). The gradient is the same call
+/// with dy for x and dx for y. Spans of one length; y may be x.
 template <class T>
 void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
              const random_stream& random, std::uint64_t first) {
@@ -67,7 +67,7 @@ void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, do
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>. `random` is what its context's next_random_stream() gave.
+/// GPU overload: <pufferfish/gpu.hpp>. `random` must be a result of its context's next_random_stream().
 template <class T>
 void dropout(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
              const random_stream& random, std::uint64_t first);

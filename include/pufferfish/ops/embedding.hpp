@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Rows of a table by number, and the gradient of the table: the plain reference and the fast CPU form.
+/// Embedding: rows of a table by token, and the gradient of the table; the plain reference and the CPU form.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// "No token": what options that name a token say when there is none.
+/// "No token": the value of an option that names a token when there is none.
 inline constexpr std::int32_t no_token = -1;
 
 namespace ops {
 
-/// Throws value_error for a token outside 0 .. vocabulary - 1, with its position; `allowed` is let through.
-/// who: the name to tell, or a function that makes it, so that a warm step makes no text.
+/// Throws value_error for a token outside 0 .. vocabulary - 1, with its position; accepts the token
+/// `allowed`. who: the name in the error text, or a function that returns it, so that only errors build text.
 template <class Who>
 void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t vocabulary,
                   std::int32_t allowed = no_token) {
@@ -40,8 +40,8 @@ void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t 
   }
 }
 
-/// The same in front of a pass on the CPU. Tokens on a device the host cannot read: there, one out of range
-/// makes a pass's result NaN.
+/// The same before a pass on the CPU. On the GPU it checks nothing, since the host
+/// cannot read the tokens: there, a token out of range makes the result of a pass NaN.
 template <class Who>
 void check_tokens(context<device::cpu>&, const Who& who, std::span<const std::int32_t> tokens,
                   index_t vocabulary, std::int32_t allowed = no_token) {
@@ -63,7 +63,7 @@ void embedding_forward(const tensor_view<const T, 2>& table, std::span<const std
   }
 }
 
-/// dtable_v (+)= sum of dy_n over all n with tokens[n] = v, but for v = padding.
+/// dtable_v (+)= sum of dy_n over all n with tokens[n] = v, except for v = padding.
 template <class T>
 void embedding_backward(std::span<const std::int32_t> tokens, const tensor_view<const T, 2>& dy,
                         std::int32_t padding, const tensor_view<T, 2>& dtable, bool add) {
@@ -108,14 +108,14 @@ void embedding_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>&
   });
 }
 
-/// The device's form: <pufferfish/gpu.hpp>. A token out of range gives a row of NaNs.
+/// GPU overload: <pufferfish/gpu.hpp>. A token out of range gives a row of NaNs.
 template <class T>
 void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
                        std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y);
 
-/// The gradient of the table: see the reference form; without `add`, rows of no token get zeros. Every sum
-/// goes in the order of positions, whatever the number of threads. dy: N x D, dtable: V x D, rows dense, no
-/// overlap. Errors as embedding_forward.
+/// The gradient of the table (formula: reference::embedding_backward). Without `add`, rows of
+/// unused tokens become zero. Every sum is in the order of positions, whatever the number of
+/// threads. dy: N x D, dtable: V x D, contiguous rows, no overlap. Errors as embedding_forward.
 template <class T>
 void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
                         const tensor_view<const T, 2>& dy, std::int32_t padding,
@@ -128,7 +128,7 @@ void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t>
       for (index_t v = begin; v < end; ++v) std::fill_n(dtable.data() + v * dtable.stride(0), width, T{});
     });
   }
-  // Tasks share out the columns: two positions may have the same token.
+  // Tasks divide the columns, not the positions: two positions may have the same token.
   constexpr index_t piece = 512;
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
   ctx.parallel_for((width + piece - 1) / piece, [&](index_t task, int) {
@@ -140,8 +140,8 @@ void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t>
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>. Tokens out of range add to nothing. The positions are put in the
-/// order of their tokens first, by as many comparisons as there are pairs of tokens.
+/// GPU overload: <pufferfish/gpu.hpp>. Ignores tokens out of range. It first sorts the
+/// positions by token, with a number of comparisons that is quadratic in the number of tokens.
 template <class T>
 void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
                         const tensor_view<const T, 2>& dy, std::int32_t padding,

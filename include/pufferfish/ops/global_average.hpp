@@ -60,12 +60,12 @@ void global_average_forward(context<device::cpu>& ctx, const tensor_view<const T
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void global_average_forward(context<device::gpu>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y);
 
-/// Its gradient (formula: reference::global_average_backward). dx overlaps nothing.
+/// The gradient of global_average_forward (formula: reference::global_average_backward). dx overlaps nothing.
 template <class T>
 void global_average_backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
                              const tensor_view<T, 4>& dx) {
@@ -79,7 +79,7 @@ void global_average_backward(context<device::cpu>& ctx, const tensor_view<const 
     for (index_t pixel = 1; pixel < pixels; ++pixel) std::copy_n(image, channels, image + pixel * channels);
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void global_average_backward(context<device::gpu>& ctx, const tensor_view<const T, 4>& dy,
                              const tensor_view<T, 4>& dx);

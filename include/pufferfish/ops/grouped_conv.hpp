@@ -11,8 +11,8 @@
 /// diagonal, and its products with zero use lanes that would be empty otherwise. (A value that is not finite
 /// makes other groups of its block NaN.)
 ///
-/// Weights are stored [kernel height][kernel width][in / groups][out]: a group has out / groups consecutive
-/// columns.
+/// Weights are stored [kernel height][kernel width][in / groups][out].
+/// Each group has out / groups consecutive columns.
 
 #include <algorithm>
 
@@ -24,9 +24,9 @@ namespace ops::detail {
 
 /// How a convolution is cut into blocks of groups.
 struct group_blocks {
-  index_t groups;  ///< of a block
+  index_t groups;  ///< groups in a block
   index_t count;
-  conv_shape shape;  ///< of a block, an ordinary convolution
+  conv_shape shape;  ///< the convolution of a block, an ordinary one
 
   explicit group_blocks(const conv_shape& whole) : groups(1), count(whole.groups), shape(whole) {
     constexpr index_t vector = 16;
@@ -112,7 +112,7 @@ struct group_weights {
     if (blocks.groups > 1) std::fill_n(data, blocks.count * size(), T{});
     for_each_row([&](index_t stored, index_t own) { copy_channels(w + stored, data + own, out); });
   }
-  /// dw (+)= what the blocks hold for it.
+  /// dw (+)= the elements of the blocks that correspond to stored weights.
   void collect(T* dw, bool accumulate) const {
     for_each_row([&](index_t stored, index_t own) {
       for (index_t o = 0; o < out; ++o) {
@@ -147,7 +147,7 @@ inline conv_shape repeated_channels(conv_shape shape) {
   return shape;
 }
 
-/// to = x with each channel `times` times in a row.
+/// to = x with each channel repeated `times` times.
 template <class T>
 void repeat_channels(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, index_t times, T* to) {
   const index_t channels = x.extent(3);
@@ -167,8 +167,8 @@ tensor_view<T, 2> block_columns(const tensor_view<T, 4>& view, const group_block
   return rows.slice(1, block * width, width);
 }
 
-/// Moments in a pass of their own, for results that are final only when all groups are: start_moments()
-/// before any scratch is taken, add_moments() when y is complete. Parts are cut by shapes alone.
+/// Moments in a separate pass, for results that are final only after all groups: call start_moments()
+/// before taking scratch, add_moments() when y is complete. The cut into parts depends on shapes alone.
 template <class T>
 index_t moment_rows(const tensor_view<T, 4>& y) {
   return std::max<index_t>(1, 16384 / y.extent(3));
@@ -229,8 +229,8 @@ void grouped_forward(context<device::cpu>& ctx, const conv_shape& shape, const t
   add_moments(ctx, y, moments);
 }
 
-/// conv_backward_input for more than one group; dx is not empty. one_block(shape, dy, w, dx) computes the
-/// input gradient of an ordinary convolution, or adds it if `add`.
+/// conv_backward_input for more than one group; dx is not empty. one_block(shape, dy, w,
+/// dx) computes the input gradient of an ordinary convolution; with `add`, it adds to dx.
 template <class T, class OneBlock>
 void grouped_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,

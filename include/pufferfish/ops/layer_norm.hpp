@@ -20,9 +20,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Dropout of a matrix: element (row, column) has position number(row) columns + column in the stream.
-/// Numbers of rows are first_row, first_row + 1, ... or what `numbers` lists: tokens of sentences of
-/// different length can have numbers that do not depend on what else is in the batch.
+/// Dropout of a matrix: element (row, column) has position number(row) columns + column in the random
+/// stream. Rows are numbered first_row, first_row + 1, ... or as listed in `numbers`. Listed numbers can
+/// make the mask of a token independent of the other sequences of the batch, whatever their lengths.
 struct row_dropout {
   double probability = 0.0;  ///< in [0, 1); 0: no dropout
   random_stream random{0, 0};
@@ -36,19 +36,19 @@ struct row_dropout {
   double scale() const { return 1.0 / (1.0 - probability); }
 };
 
-/// What a layer norm normalises: s = dropout(x) + residual.
+/// Input of a layer norm, which normalises s = dropout(x) + residual.
 template <class T>
 struct norm_input {
-  tensor_view<const T, 2> x;         ///< rows dense
-  tensor_view<const T, 2> residual;  ///< as x; a null view: none
+  tensor_view<const T, 2> x;         ///< contiguous rows
+  tensor_view<const T, 2> residual;  ///< shape of x, contiguous rows; a null view: no residual
   row_dropout dropout;
-  T* sum = nullptr;  ///< gets s, rows x columns, dense; may be x. nullptr: not wanted
+  T* sum = nullptr;  ///< receives s, rows x columns, dense; may be x. nullptr: s is not needed later
 
-  /// True where s is not x.
+  /// True if s differs from x.
   bool sums() const { return dropout.drops() || !residual.is_null(); }
 };
 
-/// What the backward pass of a layer norm needs. Memory of the caller (on the tape, usually).
+/// Data that the backward pass of a layer norm needs. The caller owns the memory (usually on the tape).
 template <class T>
 struct norm_record {
   using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
@@ -56,9 +56,9 @@ struct norm_record {
 
   const T* sum = nullptr;                ///< s, rows x columns, dense
   parameter_t<T>* statistics = nullptr;  ///< mean and inverse deviation of each row: 2 rows elements
-  word* mask = nullptr;  ///< mask_size() words: a bit where dropout kept; null without dropout
+  word* mask = nullptr;  ///< mask_size() words: bit set where dropout kept; null without dropout
 
-  /// Words of a mask: of rows r .. r + word_bits - 1 a word for each column.
+  /// Number of words of a mask: for each word_bits consecutive rows, one word for each column.
   static index_t mask_size(const extents<2>& shape) {
     return (shape[0] + word_bits - 1) / word_bits * shape[1];
   }
@@ -95,7 +95,7 @@ void layer_norm_forward(const tensor_view<const T, 2>& x, const tensor_view<cons
 }
 
 /// With g = dy weight: dsum = (g - mean(g) - n mean(g n)) inverse_deviation, the means over the row; dweight
-/// = sum of dy n and dbias = sum of dy over rows. The gradient of x is dsum under the dropout's mask.
+/// = sum of dy n and dbias = sum of dy over rows. The gradient of x is dropout(dsum) with the same mask.
 template <class T>
 void layer_norm_backward(const tensor_view<const T, 2>& normalised, const T* inverse_deviation,
                          const T* weight, const tensor_view<const T, 2>& dy, double* dweight, double* dbias,
@@ -126,23 +126,23 @@ namespace detail {
 template <class T>
 using mask_word = typename norm_record<T>::word;
 
-/// One row of the forward pass. Null pointers: not there, or not wanted.
+/// One row of the forward pass. nullptr: the operand is absent, or the result is not wanted.
 template <class T>
 struct norm_row {
   index_t columns;
   double eps;
   const T *weight, *bias;
   const T *x, *residual;
-  const std::uint32_t* words;  ///< random, one an element: dropped where below the threshold
+  const std::uint32_t* words;  ///< random words, one for each element: dropped where below the threshold
   std::uint32_t threshold;
   T scale;
   mask_word<T>*mask, bit;
-  bool first_bit;  ///< the mask's words hold nothing yet
-  const T* sum;    ///< where the row is once it is computed: sum_to, or x
+  bool first_bit;  ///< first row of a mask word: overwrite the words, do not add bits
+  const T* sum;    ///< address of s of this row: sum_to, or x
   T *sum_to, *y, *statistics;
 };
 
-/// One row of the backward pass. The sums over rows are added to.
+/// One row of the backward pass. weight_sums and bias_sums are added to.
 template <class T>
 struct norm_gradient_row {
   index_t columns;
@@ -157,7 +157,7 @@ struct norm_gradient_row {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/layer_norm.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// How rows are cut into tasks: whole words of a mask, and not more tasks than their sums are worth.
+/// How rows are cut into tasks: whole words of a mask, and at most 64 tasks, as each has its own sums.
 template <class T>
 struct norm_tasks {
   index_t rows, rows_a_task;
@@ -190,9 +190,9 @@ inline void check_norm(const char* what, const char* name, const extents<2>& sha
 /// y = (s - mean) / sqrt(variance + eps) weight + bias, mean and biased variance over each row of s =
 /// dropout(x) + residual (Ba, Kiros, Hinton: "Layer normalization", 2016). One pass over memory.
 ///
-/// All M x C; y has dense rows and may be x or the residual, but not where the sum goes. weight, bias: C
-/// elements. `record`, in training: its statistics are written, and its mask if there is dropout; null
-/// pointers in inference. Throws shape_error.
+/// All matrices are M x C. y has contiguous rows and may be x or the residual, but not
+/// input.sum. weight, bias: C elements. `record`: in training its statistics are written,
+/// and its mask if there is dropout; in inference its pointers are null. Throws shape_error.
 template <class T>
 void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
                         double eps, const tensor_view<T, 2>& y, const norm_record<T>& record) {
@@ -242,14 +242,14 @@ void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, c
   });
 }
 
-/// The device's form: <pufferfish/gpu.hpp>. It keeps no mask.
+/// GPU overload: <pufferfish/gpu.hpp>. It keeps no mask.
 template <class T>
 void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
                         const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
                         const norm_record<T>& record);
 
-/// Words that a record's mask has where there is dropout. On a device: none, since the backward pass draws
-/// the numbers again.
+/// Number of mask words of a record if there is dropout. 0 on the
+/// GPU, whose backward pass computes the random numbers again.
 template <class T>
 index_t norm_mask_size(context<device::cpu>&, const extents<2>& shape) {
   return norm_record<T>::mask_size(shape);
@@ -259,11 +259,11 @@ index_t norm_mask_size(context<device::gpu>&, const extents<2>&) {
   return 0;
 }
 
-/// Gradients from dy: to s = dropout(x) + residual, which is the residual's, into dsum; and to x into dx
-/// (different from dsum where there was dropout). dsum, dx: M x C, rows dense; each may be a null view, dsum
-/// may be dy. dweight and dbias: of C elements each. `dropout` as in the forward pass. One
-/// pass over memory; sums over rows go up to 64 rows in T, then in double, in fixed order. Throws
-/// shape_error.
+/// Gradients from dy. dsum: the gradient of s = dropout(x) + residual, which is also that of
+/// the residual. dx: the gradient of x, which differs from dsum if there was dropout. dsum,
+/// dx: M x C, contiguous rows; each may be a null view, dsum may be dy. dweight, dbias: C
+/// elements each. `dropout`: as in the forward pass. One pass over memory. Sums over rows
+/// are in T for up to 64 rows, then in double, in a fixed order. Throws shape_error.
 template <class T>
 void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
                          const T* weight, const tensor_view<const T, 2>& dy, const sum_target<T>& dweight,
@@ -276,7 +276,7 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
                        detail::dense_rows(dy) && detail::dense_rows(to));
   }
   scratch_frame frame(ctx.scratch());
-  double* const found = frame.take<double>(2 * columns);  // of the weight, of the bias
+  double* const found = frame.take<double>(2 * columns);  // sums for the weight, then for the bias
   std::fill_n(found, 2 * columns, 0.0);
   if (dy.empty()) {
     store_sums(found, dweight, columns);
@@ -322,7 +322,7 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
   store_sums(found, dweight, columns);
   store_sums(found + columns, dbias, columns);
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
                          const parameter_t<T>* weight, const tensor_view<const T, 2>& dy,

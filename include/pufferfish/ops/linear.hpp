@@ -33,7 +33,7 @@ void linear_forward(const tensor_view<const T, 2>& x, const tensor_view<const T,
 
 namespace detail {
 
-/// Rows in a tile of the left operand: a tile of input and output stays in the second-level cache.
+/// Rows of a tile, so that its input and output stay in the second-level cache.
 template <class T>
 index_t tile_rows(index_t depth, index_t columns) {
   constexpr index_t cache = index_t{384} * 1024 / static_cast<index_t>(sizeof(T));
@@ -49,18 +49,18 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
   }
 }
 
-/// True if a product of so many rows pays for a copy of its weight in panels. (Measured: from 960 x 128 x 512
-/// to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time.)
+/// True if a product of `rows` rows pays for a copy of its weight in panels. (Measured: from 960 x 128 x 512
+/// to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time of the product without a copy.)
 inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96 && depth >= 32; }
 
-/// y (+)= x w + b. w: K x N, any strides. `moments`, unless nullptr, gets mean and variance of y's columns.
+/// y (+)= x w + b. w: K x N, any strides. `moments`, unless nullptr, receives the moments of y's columns.
 template <class T>
 void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
                    moment_parts<T>* moments = nullptr, bool add = false) {
   const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
   if (moments == nullptr && pays_to_copy_weight(rows, depth)) return row_product<T>(ctx, x, w, y, add, bias);
-  // Wide products take tiles of rows large enough to pack them.
+  // Wide products use tiles with enough rows to pay for packing them.
   const index_t tile =
       std::max<index_t>(tile_rows<T>(depth, columns), columns >= 192 && rows >= 384 ? 192 : 24);
   const index_t tiles = y.empty() ? 0 : (rows + tile - 1) / tile;
@@ -85,8 +85,8 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   });
 }
 
-/// Into how many parts the rows of a product x^T dy are split: from shapes alone, so that the result does not
-/// depend on the number of threads. Few where a part's sums are large.
+/// Number of parts into which the rows of a product x^T dy are split; few if the sums of a part are
+/// large. Depends on shapes alone, so that the result does not depend on the number of threads.
 template <class T>
 index_t weight_splits(index_t rows, index_t elements) {
   constexpr index_t partial_bytes = index_t{4} << 20;
@@ -95,7 +95,7 @@ index_t weight_splits(index_t rows, index_t elements) {
                              std::max<index_t>(1, rows / 256));
 }
 
-/// target += the sums of `elements` elements that follow each other in `sums`, in order.
+/// target += the `count` arrays of `elements` elements stored one after another in `sums`, in order.
 template <class T>
 void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* target, index_t elements) {
   constexpr index_t chunk = 4096;
@@ -108,8 +108,8 @@ void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* ta
   });
 }
 
-/// dw (+)= x^T dy for a tall x, split over the rows. Before a tile of rows is multiplied,
-/// before(first, count, worker) is called for it: what else can be done with it while it is in the cache.
+/// dw (+)= x^T dy for a tall x, split over the rows. before(first, count, worker) is called for
+/// each tile of rows before it is multiplied, for other work on the tile while it is in the cache.
 template <class T, class Before>
 void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate,
@@ -147,9 +147,9 @@ inline void check_linear(const char* what, const extents<2>& x, const extents<2>
 
 }  // namespace detail
 
-/// y_mn = sum_k x_mk w_kn + b_n. x: M x K and y: M x N dense, w: K x N dense, bias: N elements or nullptr; y
-/// overlaps no input. `moments`, unless nullptr, gets mean and variance of y's columns. Throws shape_error if
-/// the shapes do not fit.
+/// y_mn = sum_k x_mk w_kn + b_n. x: M x K and y: M x N dense, w: K x N dense, bias: N
+/// elements or nullptr; y overlaps no input. `moments`, unless nullptr, receives the
+/// mean and variance of y's columns. Throws shape_error if the shapes do not fit.
 template <class T>
 void linear_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                     const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
@@ -172,7 +172,7 @@ void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T
                             const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
   detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
   if (dw.empty()) return;
-  // Wide gradients pay for a copy of x; of very many rows it would take too much memory.
+  // Wide gradients pay for a packed copy of x. With very many rows the copy would take too much memory.
   constexpr index_t wide = 512, most_rows = 8192;
   if (dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows) {
     return wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
@@ -180,7 +180,7 @@ void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T
   detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
 }
 
-/// db_n = sum_m dy_mn, or db_n += that. dy: M x N, rows dense. Summed in fixed order, in double.
+/// db_n = or (`accumulate`) += sum_m dy_mn. dy: M x N, contiguous rows. Summed in fixed order, in double.
 template <class T>
 void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, T* db, bool accumulate) {
   const index_t rows = dy.extent(0), columns = dy.extent(1);
@@ -202,7 +202,7 @@ void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
   }
 }
 
-/// A device's forms: <pufferfish/gpu.hpp>.
+/// GPU overloads: <pufferfish/gpu.hpp>.
 template <class T>
 void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
                    bool accumulate);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The logarithm of the sum of the exponentials of each row of logits: what turns logits into log
-/// probabilities where only few of them are wanted.
+/// The logarithm of the sum of the exponentials of each row of logits. It
+/// turns logits into log probabilities if only few of these are needed.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@ void log_sum_exp(const tensor_view<const T, 2>& logits, std::span<double> result
 
 namespace detail {
 
-/// Of one row; -infinity where all of it is.
+/// log sum exp of one row; -infinity if all its elements are -infinity.
 template <class T>
 double row_log_sum_exp(const T* z, index_t count) {
   constexpr T nothing = -std::numeric_limits<T>::infinity();
@@ -60,9 +60,9 @@ inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
 
 }  // namespace detail
 
-/// result[m] = log sum_k exp(z(m, k)). logits: M x K dense; result: M values. Logits of any size are safe,
-/// -infinity counts nothing (a row of nothing else gives -infinity); a NaN or +infinity gives a NaN. Throws
-/// shape_error if result has another size.
+/// result[m] = log sum_k exp(z(m, k)). logits: M x K dense; result: M values. Logits of any
+/// size are safe. A logit of -infinity adds nothing (a row of only these gives -infinity);
+/// a NaN or +infinity gives a NaN. Throws shape_error if result does not have M values.
 template <class T>
 void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
   const index_t rows = logits.extent(0), count = logits.extent(1);
@@ -74,7 +74,7 @@ void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logit
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result);
 

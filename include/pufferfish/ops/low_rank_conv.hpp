@@ -2,19 +2,19 @@
 #pragma once
 
 /// \file
-/// The convolution of rank r in one pass: a tile of `down`'s output is multiplied by `up` while it is in the
-/// cache, and a tile of gradients serves both of `up`'s products. The plain reference is ops::reference, one
-/// convolution after the other. With groups it is two grouped convolutions, one after the other.
+/// Convolution of rank r in one pass: a tile of the output of `down` is multiplied by `up` while it is
+/// in the cache, and a tile of gradients is used for both backward products of `up`. The plain reference
+/// is two convolutions of ops::reference in turn. With groups, two grouped convolutions run in turn.
 
 #include <pufferfish/ops/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// t = x * down, y = t up + b, for one group. x: NHWC; down: HWIO storage of `shape`, whose out_channels are
-/// the rank r; t: NHWC with r channels, or a null view where it is not wanted; up: r x out; bias: out
-/// elements or nullptr; y: NHWC. All dense, no output overlaps anything. `moments`, unless nullptr, gets mean
-/// and variance of y's channels. Throws shape_error if the shapes do not fit.
+/// t = x * down, y = t up + b, for one group. x: NHWC; down: HWIO storage of `shape`, whose out_channels
+/// are the rank r; t: NHWC with r channels, or a null view if not wanted; up: r x out; bias: out
+/// elements or nullptr; y: NHWC. All dense, no output overlaps anything. `moments`, unless nullptr,
+/// receives the mean and variance of y's channels. Throws shape_error if the shapes do not fit.
 template <class T>
 void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
@@ -27,7 +27,7 @@ void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
   const extents<2> t_extents{y_rows.extent(0), inner[3]};
   detail::check_linear("low_rank_conv_forward", t_extents, up.shape(), y_rows.shape());
   const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
-  // Before any scratch of ours: that is given back when we return.
+  // Start moments before taking scratch: the scratch is released on return, the moments must remain.
   if (moments != nullptr) moments->start(y.empty() ? 0 : tasks.count(), y.extent(3));
   if (y.empty()) return;
   scratch_frame frame(ctx.scratch());
@@ -42,9 +42,9 @@ void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
   });
 }
 
-/// What goes through `up` on the way back: dt = dy up^T and dup (+)= t^T dy. dy: NHWC with out channels, t,
-/// dt: NHWC with r channels, up, dup: r x out; all dense, outputs overlap nothing. Throws shape_error if the
-/// shapes do not fit.
+/// The backward pass of `up`: dt = dy up^T and dup (+)= t^T dy. dy: NHWC with
+/// out channels, t, dt: NHWC with r channels, up, dup: r x out; all dense,
+/// outputs overlap nothing. Throws shape_error if the shapes do not fit.
 template <class T>
 void low_rank_conv_backward_up(context<device::cpu>& ctx, const tensor_view<const T, 4>& t,
                                const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
@@ -77,10 +77,10 @@ inline conv_shape grouped_up_shape(index_t groups, index_t inner, index_t out) {
 
 }  // namespace detail
 
-/// low_rank_conv_forward for more than one group, on any device: t = x * down, y = t * up + b. down: HWIO
-/// storage of `shape`, whose out_channels are groups * r; t: NHWC with groups * r channels, or a null view
-/// where it is not wanted; up: r x out, of which out / groups consecutive columns belong to a group.
-/// Everything else as low_rank_conv_forward.
+/// low_rank_conv_forward for more than one group, on any device: t = x * down,
+/// y = t * up + b. down: HWIO storage of `shape`, whose out_channels are groups * r; t: NHWC
+/// with groups * r channels, or a null view if not wanted; up: r x out, of which out / groups
+/// consecutive columns belong to a group. Everything else as low_rank_conv_forward.
 template <class T, class Device>
 void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape,
                                    const tensor_view<const T, 4>& x, const T* down, const T* up,
@@ -91,7 +91,7 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
     conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
     return conv_forward<T>(ctx, up_shape, t, up, bias, y, moments);
   }
-  // Moments take their memory before any scratch of ours, which is given back when we return.
+  // Start moments before taking scratch: the scratch is released on return, the moments must remain.
   if constexpr (collects_moments<Device>) detail::start_moments(y, moments);
   scratch_frame frame(ctx.scratch());
   extents<4> inner = y.shape();
@@ -113,7 +113,7 @@ void grouped_low_rank_conv_backward_up(context<Device>& ctx, index_t groups, con
   conv_backward_input<T>(ctx, up_shape, dy, up, dt);
 }
 
-/// A device's forms: <pufferfish/gpu.hpp>.
+/// GPU overloads: <pufferfish/gpu.hpp>.
 template <class T>
 void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,

@@ -48,9 +48,9 @@ void lstm_forward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>&
   }
 }
 
-/// The gradients of that. `gates` holds the activations and gets the gradient of the preactivations; dh, the
-/// gradient of the output, is dy + dh_after; dc, the gradient of the cell from the step after, becomes that
-/// of `before`. Null views count as zeros.
+/// The gradients of lstm_forward. `gates` holds the activations and receives the gradient of the
+/// preactivations. The gradient of the output is dh = dy + dh_after. dc_after is the gradient of the
+/// cell from the next time step; dc_before receives the gradient of `before`. Null views count as zeros.
 template <class T>
 void lstm_backward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
                    const tensor_view<const T, 2>& cell, const tensor_view<const T, 2>& dy,
@@ -79,7 +79,7 @@ void lstm_backward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>
 
 namespace detail {
 
-/// One row of a time step, forward and backward. Null pointers: zeros.
+/// Operands of one row of a time step, forward and backward. Null inputs count as zeros.
 template <class T>
 struct lstm_row {
   T* gates;
@@ -99,13 +99,13 @@ struct lstm_gradient_row {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/lstm.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Row b of a view, or nullptr of a null view.
+/// Row b of a view, or nullptr for a null view.
 template <class T>
 T* row_or_null(const tensor_view<T, 2>& view, index_t b) {
   return view.is_null() ? nullptr : view.data() + b * view.stride(0);
 }
 
-/// Throws shape_error unless gates is batch x 4 hidden and `other`, unless null, is shaped as cell.
+/// Throws shape_error unless gates is batch x 4 hidden and `other`, unless null, has the shape of cell.
 inline void check_lstm(const char* what, const extents<2>& gates, const extents<2>& cell,
                        const extents<2>& other, bool given) {
   if (gates != extents<2>{cell[0], lstm_gates * cell[1]} || (given && other != cell)) {
@@ -114,13 +114,13 @@ inline void check_lstm(const char* what, const extents<2>& gates, const extents<
   }
 }
 
-/// A row of exponentials counts as so many elements where work is cut into tasks.
+/// Cost of an element, with its exponentials, in elements of a cheap pass; for cutting work into tasks.
 inline constexpr index_t lstm_row_weight = 16;
 
 }  // namespace detail
 
-/// One time step: see the reference form. Rows are dense; `cell` may be `before`, nothing else overlaps.
-/// Within a few units in the last place of exact. Throws shape_error if the shapes do not fit.
+/// One time step (formulas: reference::lstm_forward), within a few units in the last place. Rows are
+/// contiguous; `cell` may be `before`, nothing else overlaps. Throws shape_error if the shapes do not fit.
 template <class T>
 void lstm_forward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
                   const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
@@ -137,14 +137,14 @@ void lstm_forward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
   });
 }
 
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
                   const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
                   const tensor_view<T, 2>& output);
 
-/// Its gradients: see the reference form. Rows are dense; dc_before may be dc_after, nothing else overlaps.
-/// Throws shape_error if the shapes do not fit.
+/// The gradients of lstm_forward (formulas: reference::lstm_backward). Rows are contiguous;
+/// dc_before may be dc_after, nothing else overlaps. Throws shape_error if the shapes do not fit.
 template <class T>
 void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
                    const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
@@ -164,7 +164,7 @@ void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
                    const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,

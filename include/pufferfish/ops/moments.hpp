@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Means and variances of the columns of a matrix, collected in parts: by the operation that computes the
-/// matrix, while its rows are in the cache, or in a pass of their own.
+/// Means and variances of the columns of a matrix, collected in parts: by the operation
+/// that computes the matrix, while its rows are in the cache, or in a separate pass.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +18,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// Rows whose sums are kept in T. Rounding leaves about sqrt(moment_block) epsilon of a deviation.
+/// Number of rows whose sums are kept in T. Rounding error: about sqrt(moment_block) epsilon of a deviation.
 inline constexpr index_t moment_block = 64;
 
 #define PUFFERFISH_KERNELS moments
@@ -27,10 +27,10 @@ inline constexpr index_t moment_block = 64;
 
 }  // namespace detail
 
-/// Joins the moments of rows x columns elements of x (rows `row_stride` apart, elements of a row dense) to
-/// those of `before` rows: mean_c, and squares_c = sum of (x_mc - mean_c)^2. With before = 0 they are
-/// overwritten. rows > 0. Without cancellation, however large the mean: sums in T over at most 64 rows,
-/// shifted by one of them, then joined in double (Chan, Golub, LeVeque: "Updating formulae and a pairwise
+/// Merges the moments of rows x columns elements of x (contiguous rows, row stride `row_stride`) into those
+/// of `before` earlier rows: mean_c, and squares_c = sum of (x_mc - mean_c)^2. With before = 0, both are
+/// overwritten. rows > 0. No cancellation, however large the mean: sums in T over at most 64 rows, shifted
+/// by one of these rows, are merged in double (Chan, Golub, LeVeque: "Updating formulae and a pairwise
 /// algorithm for computing sample variances", 1979). About as fast as reading x from the first-level cache.
 template <class T>
 void block_moments(const T* x, index_t rows, index_t columns, index_t row_stride, index_t before,
@@ -39,7 +39,7 @@ void block_moments(const T* x, index_t rows, index_t columns, index_t row_stride
   (x, rows, columns, row_stride, before, mean, squares);
 }
 
-/// Joins the moments of `rows` other rows (rows > 0), of which mean and squares are known.
+/// Merges the moments of `rows` > 0 further rows, other_mean and other_squares, into those of `before` rows.
 inline void merge_moments(index_t before, double* mean, double* squares, index_t rows,
                           const double* other_mean, const double* other_squares, index_t columns,
                           isa target = widest_isa()) {
@@ -47,24 +47,24 @@ inline void merge_moments(index_t before, double* mean, double* squares, index_t
   (before, mean, squares, rows, other_mean, other_squares, columns);
 }
 
-/// Devices whose operations collect moments while they compute; on others a batch norm takes them in a pass
-/// of its own.
+/// Devices whose operations collect moments while they compute. On
+/// other devices a batch norm computes them in a separate pass.
 template <class Device>
 concept collects_moments = std::is_same_v<Device, device::cpu>;
 
-/// The moments of the rows of a matrix, in parts that different threads fill. Which rows belong to which part
-/// must follow from shapes alone, and a part's rows must come in a fixed order: then the result does not
-/// depend on threads.
+/// The moments of the rows of a matrix, in parts that different threads fill. The
+/// assignment of rows to parts must depend on shapes alone, and the rows of a part must
+/// be added in a fixed order; then the result does not depend on the number of threads.
 ///
-/// A producer calls start() before it takes scratch of its own, add() from the task that owns the part, as
-/// soon as rows are final; the consumer calls merge(). Copies are views of the same parts.
+/// A producer calls start() before it takes scratch of its own, then add() from the task that owns
+/// the part, as soon as rows are final; the consumer calls merge(). Copies share the same parts.
 template <class T>
 class moment_parts {
  public:
   /// Memory for the parts comes from `frame`, which must outlive their use.
   explicit moment_parts(scratch_frame& frame) : frame_(&frame) {}
 
-  /// Empty parts. Any number: each takes 2 channels doubles.
+  /// Makes `parts` empty parts, any number; each has 2 channels doubles.
   void start(index_t parts, index_t channels) {
     parts_ = parts;
     channels_ = channels;
@@ -76,22 +76,22 @@ class moment_parts {
   index_t parts() const { return parts_; }
   index_t channels() const { return channels_; }
 
-  /// Adds rows x channels elements, rows `row_stride` apart, to a part. Calls for different parts may run at
-  /// the same time.
+  /// Adds rows x channels elements, row stride `row_stride`, to
+  /// a part. Calls for different parts may run at the same time.
   void add(index_t part, const T* x, index_t rows, index_t row_stride) const {
     if (rows == 0) return;
     block_moments(x, rows, channels_, row_stride, counts_[part], mean(part), squares(part));
     counts_[part] += rows;
   }
 
-  /// For producers that have a few channels of many rows at a time: call block_moments on these (with a
-  /// channel's own number of rows before), then set the count.
+  /// For producers that compute a few channels of many rows at a time: call block_moments on these
+  /// pointers (with `before` = the number of earlier rows of these channels), then set_count.
   double* mean(index_t part) const { return values_ + part * 2 * channels_; }
   double* squares(index_t part) const { return mean(part) + channels_; }
   void set_count(index_t part, index_t rows) const { counts_[part] = rows; }
 
-  /// Mean and biased variance of all rows, parts joined in their order; the number of rows. Without rows,
-  /// mean and variance are left as they are.
+  /// Merges the parts in order into the mean and biased variance of all rows.
+  /// Returns the number of rows; if it is 0, mean and variance are not written.
   index_t merge(double* mean, double* variance) const {
     index_t rows = 0;
     for (index_t part = 0; part < parts_; ++part) {

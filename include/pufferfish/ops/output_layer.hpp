@@ -25,7 +25,7 @@ struct output_layer {
   index_t depth() const { return x.extent(1); }
 };
 
-/// Where its gradients go; `add`: to what is there. dbias: V elements or nullptr.
+/// Destination of the gradients; `add_...`: add to the old values. dbias: V elements or nullptr.
 template <class T>
 struct output_gradient {
   tensor_view<T, 2> dx;                    ///< tokens x D, overwritten
@@ -73,9 +73,9 @@ void output_backward(const output_layer<T>& layer, const tensor_view<const T, 2>
 
 namespace detail {
 
-/// How the logits lie and are cut: from shapes alone.
+/// Storage and partition of the logits; depends on shapes alone.
 struct output_cut {
-  // Rows of the vocabulary whose logits are made and met by the softmax at once, and of which gradients are.
+  // Rows of the vocabulary in a block of logits (forward pass), and in a block of gradients (backward pass).
   static constexpr index_t block = 96, large_block = 4 * block;
   index_t vocabulary, width;  // width: tokens rounded up to whole vectors of any target
 
@@ -83,15 +83,15 @@ struct output_cut {
   index_t blocks() const { return (vocabulary + block - 1) / block; }
   index_t rows(index_t of_block) const { return std::min(block, vocabulary - of_block * block); }
   index_t large_blocks() const { return (vocabulary + large_block - 1) / large_block; }
-  /// Into how many parts the sum over the vocabulary is cut.
+  /// Number of parts into which the sum over the vocabulary is cut.
   index_t parts() const { return std::clamp<index_t>(large_blocks() / 2, 1, 8); }
 };
 
-/// W x by blocks of the vocabulary, tokens innermost.
+/// Computes W x^T by blocks of the vocabulary, tokens innermost.
 template <class T>
 class output_product {
  public:
-  // The transposed rows are the right operand, in panels of tokens; what lies beyond the last token is zero.
+  // The transposed x is the right operand, in panels of tokens; columns after the last token are zero.
   output_product(context<device::cpu>& ctx, scratch_frame& frame, const output_layer<T>& layer,
                  const output_cut& cut)
       : layer_(layer), cut_(cut), panels_(kernels_.right_panels(cut.width)) {
@@ -103,7 +103,7 @@ class output_product {
     });
   }
 
-  /// Block `number` to z: its rows, cut.width elements each.
+  /// Computes block `number` into z: one row for each of its words, cut.width elements each.
   void block(index_t number, T* z) const {
     const depth_blocks depths(layer_.depth());
     const index_t step = layer_.weight.stride(0);
@@ -148,8 +148,8 @@ void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
 
 }  // namespace detail
 
-/// The layer's logits, as reference::output_logits. logits: tokens x V, rows dense, overlaps nothing. W is
-/// read once, whatever the number of tokens. Throws shape_error if the sizes differ.
+/// The layer's logits, as reference::output_logits. logits: tokens x V, contiguous rows, overlaps
+/// nothing. W is read once, whatever the number of tokens. Throws shape_error if the sizes differ.
 template <class T>
 void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
   detail::check_logits(layer, logits.shape());
@@ -170,7 +170,7 @@ void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, cons
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits);
 

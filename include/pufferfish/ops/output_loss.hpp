@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// The output layer of a language model and its loss in one: cross entropy of the logits, and all gradients.
-/// The logits exist once, by blocks of the vocabulary, tokens innermost: a block meets its softmax while it
-/// is in the cache, and the weight and its gradient pass through memory once.
+/// Output layer of a language model fused with its loss: cross entropy of the logits, and all
+/// gradients. Logits are computed once, by blocks of the vocabulary, tokens innermost. The softmax
+/// reads a block while it is in the cache, and each pass reads the weight from memory once.
 
 #include <algorithm>
 #include <cmath>
@@ -22,7 +22,7 @@ namespace detail {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/output_loss.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Of a batch without tokens.
+/// The gradients for a batch without tokens.
 template <class T>
 void clear_gradient(const output_gradient<T>& to) {
   for (index_t v = 0; v < to.dweight.extent(0); ++v) {
@@ -31,8 +31,8 @@ void clear_gradient(const output_gradient<T>& to) {
   }
 }
 
-/// Backward passes by large blocks of the vocabulary: the gradient of a block's logits, then what it adds to
-/// the gradients of weight, bias and x, each while the block is in the cache.
+/// Backward pass by large blocks of the vocabulary: computes the gradient of a block's logits, then the
+/// block's contribution to the gradients of weight, bias and x, all while the block is in the cache.
 template <class T>
 class output_backward {
  public:
@@ -51,7 +51,7 @@ class output_backward {
         right_(frame.take<T>(panels_ * panel_size())),
         partial_(frame.take<T>((cut_.parts() - 1) * part_size())),
         memory_(frame.take<T>(work_size() * ctx.threads())) {
-    // One a token: nothing where it does not count.
+    // One number for each token; 0 for tokens that do not count.
     for (index_t n = 0; n < cut_.width; ++n) {
       const bool counts = n < layer.tokens() && (options.padding == no_token ||
                                                  targets[static_cast<std::size_t>(n)] != options.padding);
@@ -76,7 +76,7 @@ class output_backward {
         add_input_gradient(first, rows, of_part(part), block > begin, work);
       }
     });
-    // The parts' sums, in order.
+    // Adds the sums of the parts to dx, in order.
     for_row_chunks(ctx, layer_.tokens(), layer_.depth(), [&](index_t begin, index_t end) {
       const auto kernel = PUFFERFISH_KERNEL(form_, passes, add<T>);
       for (index_t part = 1; part < parts; ++part) {
@@ -92,7 +92,7 @@ class output_backward {
   index_t panel_size() const { return kernels_.width() * layer_.tokens(); }
   index_t part_size() const { return layer_.tokens() * layer_.depth(); }
   index_t left_rows() const { return kernels_.left_panels(layer_.tokens()) * kernels_.rows(); }
-  // A worker's: two numbers of a row or token, a panel of the weight, the block transposed.
+  // Scratch of a thread: a number of each token and row, a panel of the weight, the transposed block.
   index_t work_size() const { return cut_.width + cut_.large_block * (1 + kernels_.width() + left_rows()); }
   tensor_view<T, 2> of_part(index_t part) const {
     return part == 0 ? to_.dx : tensor_view<T, 2>(partial_ + (part - 1) * part_size(), to_.dx.shape());
@@ -151,7 +151,7 @@ class output_backward {
       const index_t next = std::min(column + kernels_.width(), layer_.depth() - 1);
       kernels_.copy_right(weight, column, right);
       for (index_t group = 0; group < left_panels; ++group) {
-        // A share of the next panel's rows of the weight, and the next rows of the result.
+        // Prefetches a share of the rows of the weight's next panel, and the next rows of the result.
         const index_t begin = rows * group / left_panels, end = rows * (group + 1) / left_panels;
         prefetch_block(weight.data() + begin * weight.stride(0) + next, weight.stride(0), end - begin,
                        std::min(kernels_.width(), layer_.depth() - next));
@@ -179,7 +179,7 @@ class output_backward {
   T *right_, *partial_, *memory_;
 };
 
-/// Elements from one row of logits to the next, where a device keeps them.
+/// Row stride, in elements, of the logits that a GPU keeps.
 template <class T>
 index_t kept_logit_step(index_t vocabulary) {
   constexpr index_t line = 16 / static_cast<index_t>(sizeof(T));
@@ -197,8 +197,8 @@ void check_output_gradient(const output_layer<T>& layer, const output_gradient<T
 
 }  // namespace detail
 
-/// Elements that output_loss_forward keeps for output_loss_backward: exponentials of the logits, and two
-/// numbers of each token and block.
+/// Elements that output_loss_forward keeps for output_loss_backward:
+/// exponentials of the logits, and one number for each token and block.
 template <class T>
 index_t output_loss_kept(const output_layer<T>& layer) {
   const detail::output_cut cut(layer.vocabulary(), layer.tokens());
@@ -208,17 +208,17 @@ template <class T>
 index_t output_loss_kept(context<device::cpu>&, const output_layer<T>& layer) {
   return output_loss_kept(layer);
 }
-/// A device keeps the logits, rows aligned to 16 bytes, and two numbers of each token.
+/// The GPU keeps the logits, rows aligned to 16 bytes, and two numbers for each token.
 template <class T>
 index_t output_loss_kept(context<device::gpu>&, const output_layer<T>& layer) {
   return layer.tokens() * (detail::kept_logit_step<T>(layer.vocabulary()) +
                            2 * static_cast<index_t>(sizeof(parameter_t<T>) / sizeof(T)));
 }
 
-/// The loss of the layer's logits against one target a token (in 0 .. V - 1, or the padding). `kept`:
-/// output_loss_kept() elements, aligned to 64 bytes, or nullptr if there is no backward pass. Logits of any
-/// size are safe; a NaN or +infinity among them makes the loss NaN. Throws shape_error if the sizes differ,
-/// value_error for a target out of range, with its position, or an epsilon outside [0, 1).
+/// The loss of the layer's logits against one target for each token (in 0 .. V - 1, or the padding).
+/// `kept`: output_loss_kept() elements, aligned to 64 bytes, or nullptr if there is no backward pass.
+/// Logits of any size are safe; a NaN or +infinity among them makes the loss NaN. Throws shape_error if the
+/// sizes differ, value_error for a target out of range, with its position, or an epsilon outside [0, 1).
 template <class T>
 token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
                                       std::span<const std::int32_t> targets,
@@ -252,7 +252,7 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
     PUFFERFISH_KERNEL(form, detail::output_blocks, power_block<T>)
     (z, rows, cut.width, cut.width, most, sums + block * cut.width, shifted + block * cut.width);
   });
-  // The blocks' sums together; `largest` becomes what turns a block's exponentials into probabilities.
+  // Merges the blocks' sums. `largest` becomes the factor from a block's exponentials to probabilities.
   const detail::smoothed_target target(options.smoothing, logits[1]);
   double* const losses = frame.take<double>(logits[0]);
   for_row_chunks(ctx, logits[0], 64 * cut.blocks(), [&](index_t begin, index_t end) {
@@ -271,7 +271,7 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
       const bool counts =
           options.padding == no_token || targets[static_cast<std::size_t>(n)] != options.padding;
       const double shift = static_cast<double>(own[n]) - top;
-      // A zero weight must not meet an infinity.
+      // Avoids 0 * infinity.
       const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (all - shift);
       losses[n] = counts ? std::log(sum) - target.right * shift - rest : 0.0;
     }
@@ -279,8 +279,8 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
   for (index_t n = 0; n < logits[0]; ++n) result.loss_sum += losses[n];
   return result;
 }
-/// The same with its results where they are told: results[0] becomes the sum of the losses, results[1] the
-/// number of targets that count.
+/// The same, with the results stored in an array: results[0] becomes
+/// the sum of the losses, results[1] the number of targets that count.
 template <class T>
 void output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
                          std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
@@ -289,15 +289,15 @@ void output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer
   results[0] = found.loss_sum;
   results[1] = static_cast<double>(found.tokens);
 }
-/// The device's form: <pufferfish/gpu.hpp>. Results on the device; a target out of range makes them NaN.
+/// GPU overload: <pufferfish/gpu.hpp>. `results` is in device memory; a target out of range makes it NaN.
 template <class T>
 void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,
                          std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
                          double* results);
 
-/// The gradients of that loss, divided by `normalizer`, from what the forward pass kept (which is used up).
-/// The same layer, targets and options; gradients overlap nothing. Every sum is taken in one order, whatever
-/// the number of threads. Throws shape_error, value_error for a normalizer that is not positive.
+/// The gradients of the loss, divided by `normalizer`. `kept`, as written by the forward pass, is
+/// overwritten. Layer, targets and options as there; gradients overlap nothing. Every sum has one order,
+/// whatever the number of threads. Throws shape_error, value_error for a normalizer that is not positive.
 template <class T>
 void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -310,14 +310,14 @@ void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& laye
   scratch_frame frame(ctx.scratch());
   detail::output_backward<T>(ctx, frame, layer, targets, options, normalizer, kept, to).run(ctx);
 }
-/// The same with a normalizer that is read when the pass gets there.
+/// The same, with a pointer to the normalizer, which is read when the pass runs.
 template <class T>
 void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,
                           const double* normalizer, T* kept, const output_gradient<T>& to) {
   output_loss_backward<T>(ctx, layer, targets, options, *normalizer, kept, to);
 }
-/// The device's form: <pufferfish/gpu.hpp>; the normalizer from the host, or from device memory.
+/// GPU overloads: <pufferfish/gpu.hpp>; the normalizer by value, or read from device memory.
 template <class T>
 void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,

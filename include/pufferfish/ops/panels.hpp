@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: products of matrices that have been copied in panels, a few vectors wide on the right, a few
-/// rows high on the left, with what the next block needs on its way into the cache.
+/// Internal: products of matrices that have been packed into panels, a few vectors wide for the
+/// right operand, a few rows high for the left one. Data of the next block are prefetched meanwhile.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace ops::detail {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/panels.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Asks for the rows of a block of a result, soon to be added to or written.
+/// Prefetches the rows of a block of a result, soon to be added to or written.
 template <class T>
 void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -32,7 +32,7 @@ void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
 #endif
 }
 
-/// How panels look on this machine, and what works on them.
+/// Panel sizes for an instruction set, and the kernels that work on panels.
 template <class T>
 class panel_kernels {
  public:
@@ -42,34 +42,34 @@ class panel_kernels {
         vectors_(table_->widest_adjacent),
         rows_(table_->adjacent[vectors_ - 1].by_rows[0].rows) {}
 
-  /// Columns of a panel of the right operand, rows of one of the left operand.
+  /// Columns of a panel of the right operand; rows of a panel of the left operand.
   index_t width() const { return vectors_ * table_->lanes; }
   index_t rows() const { return rows_; }
   index_t lanes() const { return table_->lanes; }
 
-  /// Panels of a right operand with so many columns.
+  /// Number of panels of a right operand with `columns` columns.
   index_t right_panels(index_t columns) const { return (columns + width() - 1) / width(); }
   index_t left_panels(index_t rows) const { return (rows + rows_ - 1) / rows_; }
 
-  /// Columns first .. of b (K x N, any strides) as a panel: [K][width()], with zeros beyond the last column.
+  /// Packs columns first .. of b (K x N, any strides) into a panel [K][width()], zeros after the last column.
   void copy_right(const tensor_view<const T, 2>& b, index_t first, T* to) const {
     copy_(b.data() + first * b.stride(1), b.stride(0), b.stride(1), b.extent(0),
           std::min(width(), b.extent(1) - first), to, width());
   }
-  /// Rows first .. of a (M x K, any strides) as a panel: [K][rows()], with zeros below the last row.
+  /// Packs rows first .. of a (M x K, any strides) into a panel: [K][rows()], zeros below the last row.
   void copy_left(const tensor_view<const T, 2>& a, index_t first, T* to) const {
     copy_(a.data() + first * a.stride(0), a.stride(1), a.stride(0), a.extent(1),
           std::min(rows_, a.extent(0) - first), to, rows_);
   }
 
-  /// What a block is told to fetch: `lines` cache lines, one each `step` bytes.
+  /// Memory that the first kernel of a product prefetches while it computes: an address every `step` bytes.
   struct prefetch {
     const void* from = nullptr;
     index_t step = 0;
   };
 
-  /// c (+)= a b for one panel of b, `depth` deep, rows right_step elements apart. a: `count` rows, row_step
-  /// and depth_step elements apart; c: `columns` <= width() of it, rows c_step apart.
+  /// c (+)= a b for one panel of b: `depth` rows, row stride right_step. a: `count` rows, strides
+  /// row_step and depth_step; c: `columns` <= width() columns, row stride c_step. Strides in elements.
   void multiply(const T* a, index_t row_step, index_t depth_step, index_t count, const T* b,
                 index_t right_step, index_t depth, T* c, index_t c_step, index_t columns, bool accumulate,
                 const prefetch& soon = {}) const {
@@ -83,7 +83,7 @@ class panel_kernels {
     block.prefetch = soon.from;
     block.prefetch_step = soon.step;
     if (columns % lanes == 0) return run(list, block, count);
-    // A block whose last vector sticks out of the result is computed beside it, then copied.
+    // If the last vector exceeds the result, the block is computed in a temporary array, then copied.
     constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
     alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
     block.result_step = most_columns * size;
@@ -101,7 +101,7 @@ class panel_kernels {
     }
   }
 
-  /// The same for many rows: the rows of c that come next are on their way while those before are computed.
+  /// The same for many rows: while a block of rows is computed, the next rows of c are prefetched.
   void multiply_rows(const T* a, index_t row_step, index_t depth_step, index_t count, const T* b,
                      index_t right_step, index_t depth, T* c, index_t c_step, index_t columns,
                      bool accumulate) const {
@@ -115,14 +115,14 @@ class panel_kernels {
   }
 
  private:
-  // The arguments are not copied: a copy would be read in wide pieces right after it was written in narrow
-  // ones, and so wait for every store before it, the last block's results included.
+  // Modifies the arguments in place: wide loads of a copy, right after the narrow stores that
+  // wrote it, would have to wait for every earlier store, the results of the last block included.
   static void run(const pufferfish::detail::kernel_list<T>& list,
                   pufferfish::detail::block_arguments<T>& block, index_t rows) {
     for (const auto* kernel = list.by_rows; rows > 0; ++kernel) {
       for (; rows >= kernel->rows; rows -= kernel->rows) {
         kernel->run(block);
-        block.prefetch = nullptr;  // done
+        block.prefetch = nullptr;  // prefetched already
         block.prefetch_step = 0;
         block.left_shift += kernel->rows * block.row_step;
         block.result = pufferfish::detail::moved(block.result, kernel->rows * block.result_step);

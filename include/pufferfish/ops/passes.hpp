@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: loops over contiguous elements, compiled for every instruction set: what activations, sums,
-/// pooling and optimizers are made of. See passes.inc.
+/// Internal: loops over contiguous elements, compiled for every instruction
+/// set, for activations, sums, pooling and optimizers. See passes.inc.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,14 +15,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// The numbers of an SGD step: velocity = keep velocity + take g, value -= lr (own g + ahead velocity), with
-/// g = gradient + decay value.
+/// Coefficients of an SGD step: velocity = keep velocity + take g,
+/// value -= lr (own g + ahead velocity), with g = gradient + decay value.
 template <class T>
 struct sgd_numbers {
   T lr, decay, keep, take, own, ahead;
 };
 
-/// Pixels of one window of an image: `rows` x `columns` of them, rows `row_stride` elements apart.
+/// Pixels of one window of an image: `rows` x `columns` pixels, row stride `row_stride` elements.
 struct window_pixels {
   index_t rows, columns, row_stride, channels;
 };

@@ -71,12 +71,12 @@ inline pool_window window_at(const pool_shape& shape, const extents<4>& input, i
           std::max<index_t>(left, 0), std::min(left + shape.kernel.width, input[2])};
 }
 
-/// What an average divides by: the window's real pixels, or all of them.
+/// Divisor of an average: the number of real pixels of the window, or with count_padding of all its pixels.
 inline index_t average_over(const pool_shape& shape, const pool_window& window, bool count_padding) {
   return count_padding ? shape.kernel.height * shape.kernel.width : window.pixels();
 }
 
-/// `a` beats `best` as a maximum; a NaN beats everything, so that it is noticed.
+/// True if `a` replaces `best` as a maximum; a NaN replaces everything, so that it stays visible.
 template <class T>
 bool beats(T a, T best) {
   return a > best || a != a;
@@ -94,7 +94,7 @@ void for_each_window(const pool_shape& shape, const extents<4>& input, const ext
 
 namespace reference {
 
-/// y[n,oy,ox,c] = the largest of x[n,:,:,c] in the window; padding never wins.
+/// y[n,oy,ox,c] = the largest of x[n,:,:,c] in the window; padding is ignored.
 template <class T>
 void max_pool_forward(const pool_shape& shape, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
   for (index_t n = 0; n < y.extent(0); ++n) {
@@ -180,7 +180,7 @@ void for_each_output(context<device::cpu>& ctx, const pool_shape& shape, const e
   });
 }
 
-/// Where a window's first real pixel lies in a batch of images, and its size as the kernels want it.
+/// Offset of a window's first real pixel in a batch of images, and its size in the form of the kernels.
 inline index_t offset_of(const pool_window& w, const extents<4>& images, index_t n) {
   return ((n * images[1] + w.y0) * images[2] + w.x0) * images[3];
 }
@@ -204,14 +204,14 @@ void max_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, const 
                output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
       });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                       const tensor_view<T, 4>& y);
 
-/// dx from dy (formula: reference::max_pool_backward); finds the winners again from x and y = the result of
-/// the forward pass, so that nothing needs to be kept. Shapes as there; dx overlaps nothing. Where y is NaN,
-/// nothing gets dy.
+/// dx from dy (formula: reference::max_pool_backward). Finds the largest elements
+/// again from x and y, the result of the forward pass, so that no positions need to
+/// be kept. Shapes as there; dx overlaps nothing. Where y is NaN, dy is dropped.
 template <class T>
 void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                        const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
@@ -231,7 +231,7 @@ void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const
     });
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                        const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
@@ -251,7 +251,7 @@ void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bo
                output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
       });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
                           const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y);
@@ -274,7 +274,7 @@ void average_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, b
     });
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
                            const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Sinusoids that tell where a token stands, added to rows of tokens.
+/// Sinusoidal encodings of token positions, added to rows of tokens.
 
 #include <cmath>
 #include <cstdint>
@@ -13,8 +13,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// What column j of `width` has at a position: sin on even j and cos on odd j of position / 10000^(2 floor(j
-/// / 2) / width) (Vaswani et al.: "Attention is all you need", NIPS 2017, section 3.5).
+/// Encoding of a position in column j of `width`: sin for even j, cos for odd j, of position / 10000^p
+/// with p = 2 floor(j / 2) / width (Vaswani et al.: "Attention is all you need", NIPS 2017, section 3.5).
 inline double sinusoid(index_t position, index_t j, index_t width) {
   const index_t even = j - j % 2;
   const double power = static_cast<double>(even) / static_cast<double>(width);
@@ -22,7 +22,7 @@ inline double sinusoid(index_t position, index_t j, index_t width) {
   return j % 2 == 0 ? std::sin(angle) : std::cos(angle);
 }
 
-/// x_n += the sinusoids of places[n], which are row places[n] of the table. Rows dense, of one width.
+/// x_n += row places[n] of the table, the sinusoids of that position. Contiguous rows of one width.
 template <class T>
 void add_positions(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
                    const std::int32_t* places, const tensor_view<T, 2>& x) {
@@ -33,12 +33,12 @@ void add_positions(context<device::cpu>& ctx, const tensor_view<const T, 2>& tab
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>. It computes the sinusoids: the table stays on the host.
+/// GPU overload: <pufferfish/gpu.hpp>. It computes the sinusoids and does not read the table.
 template <class T>
 void add_positions(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
                    const std::int32_t* places, const tensor_view<T, 2>& x);
 
-/// y_n = x_n + the sinusoids of n % length, a position of the table. Rows dense, of one shape; y may be x.
+/// y_n = x_n + row n % length of the table, its sinusoids. Contiguous rows, one shape; y may be x.
 template <class T>
 void add_positions_in_turn(context<device::cpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
                            const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
@@ -51,7 +51,7 @@ void add_positions_in_turn(context<device::cpu>& ctx, const tensor_view<const T,
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void add_positions_in_turn(context<device::gpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
                            const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y);

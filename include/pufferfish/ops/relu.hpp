@@ -12,13 +12,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// y_i = x_i where x_i >= 0, else 0; a NaN stays NaN, so that it is noticed.
+/// y_i = x_i where x_i >= 0, else 0; a NaN stays a NaN, so that it is noticed.
 template <class T>
 void relu_forward(std::span<const T> x, std::span<T> y) {
   for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] < T{} ? T{} : x[i];
 }
 
-/// dx_i = dy_i where y_i > 0, else 0 (also at y_i = 0, as PyTorch has it).
+/// dx_i = dy_i where y_i > 0, else 0 (also at y_i = 0, as in PyTorch).
 template <class T>
 void relu_backward(std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
   for (std::size_t i = 0; i < y.size(); ++i) dx[i] = y[i] <= T{} ? T{} : dy[i];
@@ -36,7 +36,7 @@ void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> 
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
@@ -51,7 +51,7 @@ void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<co
     kernel(output + begin, gradient + begin, to + begin, end - begin);
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx);
 

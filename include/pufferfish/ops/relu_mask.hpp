@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `relu_mask`: which elements of a ReLU's input were positive, a bit each, so that a backward pass need not
-/// read an activation to know. How passes over a matrix are cut so that the bits can be written in vectors.
+/// `relu_mask`: one bit for each element of a ReLU's input, set if it was positive, so that the backward
+/// pass need not read an activation. Also how a matrix is cut so that passes write the bits in vectors.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,12 +16,12 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// How passes see a dense matrix of rows x channels: as wide rows of `width` elements, several rows side by
-/// side where that makes whole vectors of few or odd channels; values a channel are repeated to that width.
-/// Wide rows come in units: as many as a word of a mask has bits.
+/// View of a dense matrix of rows x channels as wide rows of `width` elements. If channels are few
+/// or odd, a wide row is several rows, so that it is whole vectors; per-channel values are repeated
+/// to that width. A unit is `unit_rows` wide rows, the number of bits of a word of a mask.
 template <class T>
 struct wide_rows {
-  static constexpr index_t vector = 64 / static_cast<index_t>(sizeof(T));  // elements of the widest
+  static constexpr index_t vector = 64 / static_cast<index_t>(sizeof(T));  // elements of the widest vector
   static constexpr index_t unit_rows = 8 * static_cast<index_t>(sizeof(T));
 
   index_t channels, size, width;
@@ -33,23 +33,23 @@ struct wide_rows {
   index_t units() const { return channels == 0 ? 0 : (size + unit() - 1) / unit(); }
   index_t repeats() const { return width / std::max<index_t>(channels, 1); }
 
-  /// First and one past the last element of units `begin` .. `end` - 1.
+  /// First element of unit `at`; the end of the matrix if there are no more than `at` units.
   index_t start_of(index_t at) const { return std::min(at * unit(), size); }
 
-  /// Values a channel, side by side until they fill `width`.
+  /// Repeats `channels` values side by side until they fill `width`.
   void repeat(T* values) const {
     for (index_t i = channels; i < width; ++i) values[i] = values[i - channels];
   }
 
   static index_t width_for(index_t channels) {
     if (channels == 0) return 0;
-    // Beyond 16 vectors, what a row's last elements cost outside of vectors does not matter.
+    // Beyond 16 vectors, the cost of a row's last elements, which fill no vector, does not matter.
     const index_t least = channels > 16 * vector ? channels : std::lcm(channels, vector);
     return least >= 4 * vector ? least : least * ((4 * vector + least - 1) / least);
   }
 };
 
-/// Calls f(begin, end) for consecutive units that hold about a chunk of elements.
+/// Calls f(begin, end), in parallel, for consecutive ranges of units of about 16384 elements each.
 template <class T, class F>
 void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f) {
   const index_t units = rows.units(), count = units == 0 ? 1 : std::max<index_t>(1, 16384 / rows.unit());
@@ -60,9 +60,9 @@ void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f)
 
 }  // namespace detail
 
-/// One bit for each element of a matrix of rows x channels: whether it passes a ReLU's gradient. A view of
-/// words that the caller owns (on the tape, usually). On a device the bits lie in another order:
-/// gpu/kernels/relu_mask.hpp.
+/// One bit for each element of a matrix of rows x channels: set if a ReLU
+/// passes its gradient. The caller owns the words (usually on the tape).
+/// On a GPU the bits are in another order: gpu/kernels/relu_mask.hpp.
 template <class T>
 struct relu_mask {
   using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
@@ -71,13 +71,13 @@ struct relu_mask {
 
   bool is_null() const { return words == nullptr; }
 
-  /// How many words the mask of a matrix has.
+  /// Number of words of the mask of a matrix.
   static index_t size(const extents<2>& shape) {
     const detail::wide_rows<T> rows(shape);
     return rows.units() * rows.width;
   }
 
-  /// The bit of one element, of words on the CPU.
+  /// The bit of one element, for masks in the CPU's order.
   bool passes(const extents<2>& shape, index_t row, index_t channel) const {
     const detail::wide_rows<T> rows(shape);
     const index_t at = row * shape[1] + channel, unit = at / rows.unit(), inside = at % rows.unit();
@@ -87,7 +87,7 @@ struct relu_mask {
 
 namespace reference {
 
-/// y_mc = x_mc where the mask has a bit, else 0; with `add`, y_mc += that.
+/// y_mc = x_mc where the mask bit is set, else 0; with `add`, y_mc += this value.
 template <class T>
 void masked(const tensor_view<const T, 2>& x, const relu_mask<T>& mask, const tensor_view<T, 2>& y,
             bool add) {
@@ -118,24 +118,24 @@ void masked_pass(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, co
 
 }  // namespace detail
 
-/// y = x where the mask has a bit, else 0. Dense matrices of one shape, that of the mask; y may be x.
+/// y = x where the mask bit is set, else 0. Dense matrices of the shape of the mask; y may be x.
 template <class T>
 void masked_copy(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                  const tensor_view<T, 2>& y) {
   detail::masked_pass<T>(ctx, x, mask, y, false);
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void masked_copy(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                  const tensor_view<T, 2>& y);
 
-/// y += x where the mask has a bit. Shapes as masked_copy.
+/// y += x where the mask bit is set. Shapes as masked_copy.
 template <class T>
 void masked_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                 const tensor_view<T, 2>& y) {
   detail::masked_pass<T>(ctx, x, mask, y, true);
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void masked_add(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                 const tensor_view<T, 2>& y);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// c = a b for many rows of activations and a weight: the left operand is read in place, a tile of its
-/// rows stays in the second-level cache while panels of the right one pass by.
+/// c = a b for many rows of activations and a weight. The left operand is read in place: a tile
+/// of its rows stays in the second-level cache while all panels of the right operand are read.
 
 #include <pufferfish/ops/passes.hpp>
 #include <pufferfish/ops/wide_product.hpp>
@@ -12,10 +12,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// How such a product is cut: from shapes alone.
+/// How a row_product is cut into tasks; depends on shapes alone.
 struct row_cut {
   index_t tile;           ///< rows that stay in the second-level cache
-  index_t tiles, groups;  ///< of rows, of panels
+  index_t tiles, groups;  ///< number of tiles of rows, of groups of panels
 
   row_cut(index_t rows, index_t depth, index_t panels)
       : tile(std::clamp<index_t>(65536 / std::max<index_t>(1, depth) / 24 * 24, 24, 96)),
@@ -23,9 +23,9 @@ struct row_cut {
         groups(std::clamp<index_t>(16 / std::max<index_t>(1, tiles), 1, panels)) {}
 };
 
-/// Rows of the left operand times a panel of the right one, a block of the depth at a time. While rows are
-/// multiplied, what is multiplied next comes closer, a line a step: the next rows while they are new to this
-/// tile, then the next panel.
+/// A tile of rows of the left operand times panels of the right one, a block of the depth
+/// at a time. Each kernel prefetches data of the next products, a cache line a step: the
+/// next rows of the left operand during the first panel, the next panel after that.
 template <class T>
 class row_tile {
  public:
@@ -33,7 +33,7 @@ class row_tile {
            bool add)
       : kernels_(kernels), a_(a), c_(c), blocks_(a.extent(1), 1024), add_(add) {}
 
-  /// right: the panel, with the next one behind it unless this is the last.
+  /// right: the panel. The next panel follows it in memory, unless this is the last one.
   void multiply(index_t column, const T* right, bool first, bool last) const {
     const index_t columns = std::min(kernels_.width(), c_.extent(1) - column);
     const bool fetch_rows = first && a_.stride(0) == a_.extent(1);
@@ -74,10 +74,10 @@ class row_tile {
 
 }  // namespace detail
 
-/// c = a b, or c += a b; to every row of c, `bias` (N elements, or nullptr) is added. a: M x K, rows dense,
-/// any distance apart; b: K x N, any strides; c: M x N, rows dense, overlaps neither. K = 0 is a sum over
-/// nothing. For about a hundred rows and more: b is copied in panels first. Every element is summed in one
-/// order, whatever the number of threads. Throws shape_error if the shapes do not fit.
+/// c = a b, or c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K, contiguous
+/// rows, any row stride; b: K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an
+/// empty sum. For about a hundred rows and more, since b is packed into panels first. Every element is
+/// summed in one order, whatever the number of threads. Throws shape_error if the shapes do not fit.
 template <class T>
 void row_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
@@ -111,7 +111,7 @@ void row_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
   });
 }
 
-/// A device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Rows of matrices as wholes: copied, cleared, gathered and scattered by number.
+/// Copies, clears, gathers and scatters whole rows of matrices.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +21,7 @@ inline void check_rows(const char* what, const extents<2>& from, const extents<2
 
 }  // namespace detail
 
-/// to = from. Rows dense, any distance apart; the same matrix, or no overlap. Throws shape_error.
+/// to = from. Rows contiguous, any row stride; the same matrix, or no overlap. Throws shape_error.
 template <class T>
 void copy_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to) {
   detail::check_rows("copy_rows", from.shape(), to.shape());
@@ -31,23 +31,23 @@ void copy_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, c
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void copy_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to);
 
-/// Zeros. Rows dense, any distance apart.
+/// x = 0. Rows contiguous, any row stride.
 template <class T>
 void clear_rows(context<device::cpu>& ctx, const tensor_view<T, 2>& x) {
   for_row_chunks(ctx, x.extent(0), x.extent(1), [&](index_t begin, index_t end) {
     for (index_t m = begin; m < end; ++m) std::fill_n(x.data() + m * x.stride(0), x.extent(1), T{});
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void clear_rows(context<device::gpu>& ctx, const tensor_view<T, 2>& x);
 
-/// to_m = from_(places[m]) for each row m of `to`. Rows dense; no overlap; places: of rows of `from`. Throws
-/// shape_error if the widths differ.
+/// to_m = from_(places[m]) for each row m of `to`. Rows contiguous; no overlap;
+/// places[m]: a row number of `from`. Throws shape_error if the widths differ.
 template <class T>
 void gather_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                  const tensor_view<T, 2>& to) {
@@ -58,13 +58,13 @@ void gather_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from,
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void gather_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                  const tensor_view<T, 2>& to);
 
-/// to_(places[m]) = from_m for each row m of `from`; places all different, of rows of `to`. Else as
-/// gather_rows.
+/// to_(places[m]) = from_m for each row m of `from`; the places
+/// are distinct row numbers of `to`. Otherwise as gather_rows.
 template <class T>
 void scatter_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                   const tensor_view<T, 2>& to) {
@@ -75,7 +75,7 @@ void scatter_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void scatter_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                   const tensor_view<T, 2>& to);
@@ -89,7 +89,7 @@ void scale(context<device::cpu>& ctx, T factor, std::span<const T> x, std::span<
     kernel(factor, x.data() + begin, y.data() + begin, end - begin);
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void scale(context<device::gpu>& ctx, parameter_t<T> factor, std::span<const T> x, std::span<T> y);
 

@@ -9,15 +9,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// What a mask on rows of `steps` x `batch` sequences is a function of.
+/// Parameters of a dropout mask on rows of `steps` x `batch` sequences.
 struct sequence_mask {
   random_stream random;
   double probability;  ///< in [0, 1)
   index_t steps, batch;
   index_t first_sequence;  ///< position of the first sequence in the global batch
 
-  /// Position of the first element of step t of sequence b, in rows of `width`: sequences one after the
-  /// other.
+  /// Position, in the random stream, of the first element of step t of sequence b, for
+  /// rows of `width` elements. The stream holds the sequences one after the other.
   std::uint64_t position(index_t t, index_t b, index_t width) const {
     return static_cast<std::uint64_t>(((first_sequence + b) * steps + t) * width);
   }
@@ -25,7 +25,7 @@ struct sequence_mask {
 
 namespace reference {
 
-/// Row t batch + b of y: the dropout of that row of x, from position(t, b, width) on.
+/// Row t batch + b of y is the dropout of that row of x, at stream positions from position(t, b, width) on.
 template <class T>
 void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mask,
                       const tensor_view<T, 2>& y) {
@@ -37,7 +37,7 @@ void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mas
 
 }  // namespace reference
 
-/// See the reference form; its own gradient, as dropout is. x, y: steps batch x width, dense; y may be x.
+/// As reference::sequence_dropout. Gradient: pass dy as x. x, y: steps batch x width, dense; y may be x.
 template <class T>
 void sequence_dropout(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
                       const tensor_view<T, 2>& y) {
@@ -62,7 +62,7 @@ void sequence_dropout(context<device::cpu>& ctx, const tensor_view<const T, 2>& 
     }
   });
 }
-/// The device's form: <pufferfish/gpu.hpp>. `mask.random` is what its context's next_random_stream() gave.
+/// GPU overload: <pufferfish/gpu.hpp>. `mask.random` must be a result of its context's next_random_stream().
 template <class T>
 void sequence_dropout(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
                       const tensor_view<T, 2>& y);

@@ -28,7 +28,7 @@ struct label_smoothing {
   smoothing_kind kind = smoothing_kind::all_classes;
 };
 
-/// Sums over a batch; add them up over batches and ranks, then divide.
+/// Sums over a batch. To combine batches and ranks, add the sums, then divide.
 struct loss_result {
   double loss_sum = 0.0;
   index_t correct = 0;  ///< rows whose largest logit (the first of equals) is the label's
@@ -125,13 +125,13 @@ namespace detail {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/softmax.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// What a row of logits gives.
+/// Result of one row of logits.
 struct row_result {
   double loss;
   bool correct;
 };
 
-/// True if z[label] is the largest, the first of equals; never where there is a NaN.
+/// True if z[label] is the largest element and the first of equal ones; false if there is a NaN.
 template <class T>
 bool is_first_largest(const T* z, index_t classes, index_t label) {
   for (index_t k = 0; k < classes; ++k) {
@@ -162,7 +162,7 @@ struct softmax_rows {
       dz[label] = (power * share - static_cast<T>(target.right)) * scale;
     }
     const auto wide = static_cast<double>(own);
-    // -sum_k t_k (shifted_k - log sum), where the t_k add up to one. A zero weight must not meet an infinity.
+    // -sum_k t_k (shifted_k - log sum), where the t_k add up to one. The condition avoids 0 * infinity.
     const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (shifted - wide);
     return {std::log(sum) - target.right * wide - rest, correct};
   }
@@ -172,7 +172,7 @@ struct softmax_rows {
 
 namespace detail {
 
-/// Throws as softmax_cross_entropy for what is wrong beside the labels.
+/// Checks everything but the labels; throws as softmax_cross_entropy.
 template <class T>
 void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& smoothing, double normalizer,
                 const tensor_view<T, 2>& dlogits) {
@@ -189,13 +189,13 @@ void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& sm
 
 }  // namespace detail
 
-/// Cross entropy between softmax(logits) and the smoothed labels, summed over the rows, and its gradient:
-/// dlogits = (softmax - target) / normalizer, with which normalizer = batch size gives the gradient of the
-/// mean. logits: M x K dense; labels: M values in 0 .. K - 1; dlogits: M x K dense (it may be logits), or a
-/// null view where not wanted. Logits of any size are safe; a NaN or +infinity among them makes the loss NaN.
-/// Summed in double, in row order. Throws shape_error if the sizes differ; value_error, before anything is
-/// written, for a label out of range (with its position), an epsilon outside [0, 1) or a normalizer that is
-/// not positive.
+/// Cross entropy between softmax(logits) and the smoothed labels, summed over the rows, and its
+/// gradient: dlogits = (softmax - target) / normalizer. With normalizer = batch size, this is
+/// the gradient of the mean. logits: M x K dense; labels: M values in 0 .. K - 1; dlogits:
+/// M x K dense (it may be logits), or a null view if not wanted. Logits of any size are safe; a
+/// NaN or +infinity among them makes the loss NaN. Summed in double, in row order. Throws
+/// shape_error if the sizes differ; value_error, before anything is written, for a label out of
+/// range (with its position), an epsilon outside [0, 1) or a normalizer that is not positive.
 template <class T>
 loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                   std::span<const std::int32_t> labels, const label_smoothing& smoothing,
@@ -224,9 +224,9 @@ loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<c
   }
   return result;
 }
-/// The device's form: <pufferfish/gpu.hpp>. The host does not wait for what it finds: on the device,
-/// results[0] becomes the sum of the losses and results[1] the number of correct rows. It cannot throw for a
-/// label out of range: that makes the loss and the row's gradient NaN.
+/// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device
+/// memory: results[0] becomes the sum of the losses, results[1] the number of correct rows. It
+/// cannot throw for a label out of range; such a label makes the loss and the row's gradient NaN.
 template <class T>
 void softmax_cross_entropy(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                            std::span<const std::int32_t> labels, const label_smoothing& smoothing,

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Products of few rows (a batch) with the same matrix, step after step: the hidden side of a recurrent
-/// layer. All of the matrix passes through the processor in every step, so its panels lie in the order in
-/// which they are read, and each block fetches what the next one will need.
+/// Products of few rows (a batch) with the same matrix, step after step: the hidden side
+/// of a recurrent layer. Every step reads the whole matrix, so its panels are stored in
+/// the order in which they are read, and each block prefetches the data of the next one.
 
 #include <pufferfish/ops/wide_product.hpp>
 
@@ -12,8 +12,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// c_g = a_g b_g, or c_g += a_g b_g, for each group g of columns. b: the first group's K x N matrix, the
-/// others `group_step` elements apart; a: M x G K; c: M x G N.
+/// c_g = a_g b_g, or c_g += a_g b_g, for each group g of columns. b: the K x N matrix of the first
+/// group; the matrices of consecutive groups are `group_step` elements apart; a: M x G K; c: M x G N.
 template <class T>
 void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b, index_t group_step,
                    const tensor_view<T, 2>& c, bool add) {
@@ -27,17 +27,17 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
 
 }  // namespace reference
 
-/// The right operand of such products: one matrix, or several of one shape on the diagonal of a matrix that
-/// is zero elsewhere. A device's, with the same members, comes with <pufferfish/gpu.hpp>.
+/// The right operand of such products: one matrix, or the diagonal blocks, of one shape, of a
+/// block-diagonal matrix. The GPU's specialization, with the same members: <pufferfish/gpu.hpp>.
 template <class T, class Device = device::cpu>
 class step_operand;
 
 template <class T>
 class step_operand<T, device::cpu> {
  public:
-  /// b: K x N, any strides; `groups` of them, each `group_step` elements after the previous one. Copied to
-  /// memory of `frame` where that pays for so many steps, else used in place: b and the frame must live
-  /// as long as the operand is used.
+  /// b: K x N, any strides; `groups` matrices, each `group_step` elements after the
+  /// previous one. They are packed into memory of `frame` if that pays for `steps`
+  /// products, else used in place: b and the frame must outlive the use of the operand.
   step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
                index_t steps, index_t groups = 1, index_t group_step = 0)
       : data_(b.data()),
@@ -87,7 +87,7 @@ class step_operand<T, device::cpu> {
   }
 
  private:
-  // One panel, one block of the depth. What follows it in memory is what will be needed next.
+  // One panel, one block of the depth. Prefetches the elements after it in memory, which are needed next.
   void multiply_block(const tensor_view<const T, 2>& a, const T* right, const tensor_view<T, 2>& c,
                       bool add) const {
     constexpr index_t line = 64;

@@ -12,7 +12,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// y_i += x_i; then, with relu, 0 where that is negative (a NaN stays).
+/// y_i += x_i; then, with relu, a negative y_i becomes 0 (a NaN stays a NaN).
 template <class T>
 void add(std::span<const T> x, std::span<T> y, bool relu) {
   for (std::size_t i = 0; i < y.size(); ++i) {
@@ -33,11 +33,11 @@ void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void add(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
-/// y_i = max(0, y_i + x_i); a NaN stays. Spans of one length that do not overlap.
+/// y_i = max(0, y_i + x_i); a NaN stays a NaN. Spans of one length that do not overlap.
 template <class T>
 void add_relu(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "add_relu: lengths differ");
@@ -47,7 +47,7 @@ void add_relu(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void add_relu(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 

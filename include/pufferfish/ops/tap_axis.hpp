@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: which inputs the outputs of a convolution see, one direction at a time, forward and backward.
+/// Internal: which inputs each output of a convolution depends on, one axis at a time, forward and backward.
 
 #include <algorithm>
 
@@ -18,8 +18,8 @@ struct range {
   index_t length() const { return end - begin; }
 };
 
-/// One direction of a correlation. Tap i reads input j * in_step + offset + i * offset_step for the j-th
-/// output, which lies at out_first + j * out_step, with the kernel's element kernel + i * kernel_step.
+/// One axis of a correlation. Tap i of output j multiplies input j * in_step + offset + i * offset_step
+/// by kernel element kernel + i * kernel_step. Output j is stored at position out_first + j * out_step.
 struct tap_axis {
   index_t inputs, outputs;
   index_t in_step, out_first, out_step;
@@ -29,13 +29,13 @@ struct tap_axis {
   index_t tap_offset(index_t tap) const { return offset + tap * offset_step; }
   index_t tap_kernel(index_t tap) const { return kernel + tap * kernel_step; }
 
-  /// True if the tap meets the image at this output.
+  /// True if the tap of this output reads a pixel of the image, not padding.
   bool meets(index_t tap, index_t output) const {
     const index_t input = output * in_step + tap_offset(tap);
     return input >= 0 && input < inputs;
   }
 
-  /// The outputs at which the tap meets the image. Divides: not for inner loops.
+  /// The outputs whose tap reads a pixel of the image. Divides: not for inner loops.
   range valid(index_t tap) const {
     const index_t at = tap_offset(tap);
     const index_t begin = at >= 0 ? 0 : (-at + in_step - 1) / in_step;
@@ -50,8 +50,8 @@ inline tap_axis forward_axis(index_t inputs, index_t outputs, index_t kernel, in
   return {inputs, outputs, stride, 0, 1, kernel, -padding, dilation, 0, 1};
 }
 
-/// The axis of its gradient: inputs and outputs swapped. Those of the pixels phase, phase + stride, ... see
-/// the same taps: every step-th one, taken from the last to the first so that offsets rise.
+/// The axis of the input gradient, inputs and outputs swapped, for pixels phase, phase + stride, ...
+/// These share their taps: kernel elements at a constant step, last to first, so that offsets ascend.
 inline tap_axis backward_axis(index_t pixels, index_t gradients, index_t kernel, index_t stride,
                               index_t padding, index_t dilation, index_t phase) {
   tap_axis axis{gradients, (pixels - phase + stride - 1) / stride, 1, phase, stride, 0, 0, 0, 0, 0};
@@ -70,7 +70,7 @@ inline tap_axis backward_axis(index_t pixels, index_t gradients, index_t kernel,
   return axis;
 }
 
-/// True if lines can be done in segments: three neighbouring taps, at most one pixel of padding.
+/// True if segment kernels can compute lines: three adjacent taps, at most one pixel of padding on each side.
 inline bool segments_fit(const tap_axis& columns) {
   return columns.taps == 3 && columns.in_step == 1 && columns.out_step == 1 && columns.offset_step == 1 &&
          columns.offset >= -1 && columns.outputs + columns.tap_offset(2) <= columns.inputs + 1;

@@ -14,10 +14,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What tokens of a batch are divided by in the gradient.
+/// Divisor of the gradient.
 enum class loss_reduction {
-  mean,  ///< the tokens that count: the gradient of the mean
-  sum    ///< nothing: the gradient of the sum, as the paper trains its Transformer
+  mean,  ///< number of tokens that count: the gradient of the mean
+  sum    ///< one: the gradient of the sum, as the paper trains its Transformer
 };
 
 struct token_loss_options {
@@ -26,12 +26,12 @@ struct token_loss_options {
   loss_reduction reduction = loss_reduction::mean;
 };
 
-/// Sums over the tokens that count; add them up over batches and ranks, then divide.
+/// Sums over the tokens that count. To combine batches and ranks, add the sums, then divide.
 struct token_loss_result {
   double loss_sum = 0.0;
   index_t tokens = 0;
 
-  /// Negative log likelihood a token (of smoothed targets where there is smoothing); 0 without tokens.
+  /// Negative log likelihood per token (of the smoothed targets if there is smoothing); 0 without tokens.
   double mean_loss() const { return tokens == 0 ? 0.0 : loss_sum / static_cast<double>(tokens); }
   /// exp(mean_loss()).
   double perplexity() const { return std::exp(mean_loss()); }
@@ -44,22 +44,22 @@ struct token_loss_result {
 
 namespace ops {
 
-/// How many targets count.
+/// Number of targets that count: all, except the padding.
 inline index_t counted_tokens(std::span<const std::int32_t> targets, std::int32_t padding) {
   index_t count = 0;
   for (std::int32_t target : targets) count += padding == no_token || target != padding ? 1 : 0;
   return count;
 }
 
-/// What to divide the gradient by, of a batch with so many tokens that count.
+/// Divisor of the gradient of a batch with `tokens` tokens that count.
 inline double loss_normalizer(const token_loss_options& options, index_t tokens) {
   return options.reduction == loss_reduction::sum || tokens == 0 ? 1.0 : static_cast<double>(tokens);
 }
 
 namespace reference {
 
-/// With p = softmax(z), row by row, and the smoothed target t: loss = -sum_k t_k log p_k, dz_k = (p_k - t_k)
-/// / normalizer; rows whose target is the padding count nothing.
+/// With p = softmax(z), row by row, and the smoothed target t: loss = -sum_k t_k log p_k,
+/// dz_k = (p_k - t_k) / normalizer. Rows whose target is the padding have loss and gradient 0.
 template <class T>
 token_loss_result token_loss(const tensor_view<const T, 2>& logits, std::span<const std::int32_t> targets,
                              const token_loss_options& options, double normalizer,
@@ -84,7 +84,7 @@ token_loss_result token_loss(const tensor_view<const T, 2>& logits, std::span<co
 
 namespace detail {
 
-/// What needs no look at the targets.
+/// Checks that do not read the values of the targets.
 inline void check_loss_options(const char* what, std::span<const std::int32_t> targets,
                                const extents<2>& logits, const token_loss_options& options,
                                double normalizer) {
@@ -107,11 +107,11 @@ inline void check_token_loss(const char* what, std::span<const std::int32_t> tar
 
 }  // namespace detail
 
-/// See the reference form. logits: tokens x vocabulary, dense; targets: one a row, in 0 .. vocabulary - 1 or
-/// the padding; dlogits: shaped as logits (it may be logits), or a null view where not wanted. The loss is
-/// summed in double, in row order. Each row is read from memory once. Throws shape_error if the sizes differ;
-/// value_error, before anything is written, for a target out of range (with its position), an epsilon outside
-/// [0, 1) or a normalizer that is not positive.
+/// Formula: reference::token_loss. logits: tokens x vocabulary, dense; targets: one for each row, in
+/// 0 .. vocabulary - 1 or the padding; dlogits: shape of logits (it may be logits), or a null view
+/// if not wanted. The loss is summed in double, in row order. Each row is read from memory once.
+/// Throws shape_error if the sizes differ; value_error, before anything is written, for a target out
+/// of range (with its position), an epsilon outside [0, 1) or a normalizer that is not positive.
 template <class T>
 token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                              std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -143,14 +143,14 @@ token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const 
   for (index_t m = 0; m < rows; ++m) result.loss_sum += losses[m];
   return result;
 }
-/// The device's form: <pufferfish/gpu.hpp>. The host does not wait for what it finds: on the device,
-/// results[0] becomes the sum of the losses and results[1] the number of targets that count. It cannot throw
-/// for a target out of range: that makes the loss and the row's gradient NaN.
+/// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device memory:
+/// results[0] becomes the sum of the losses, results[1] the number of targets that count. It cannot
+/// throw for a target out of range; such a target makes the loss and the row's gradient NaN.
 template <class T>
 void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                 std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
                 const tensor_view<T, 2>& dlogits, double* results);
-/// The same with a normalizer in device memory: what a captured step reads anew.
+/// The same with a normalizer in device memory, which a captured step reads at every replay.
 template <class T>
 void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                 std::span<const std::int32_t> targets, const token_loss_options& options,

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What the host has written on its way to the device that reads it.
+/// Copies data that the host has written to the memory of the device that reads them.
 
 #include <algorithm>
 
@@ -11,9 +11,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Where the host writes the `count` elements that upload() will bring to `place`, in the memory of the
-/// context's device: there itself if it can, else in memory of `notes`, a frame of the context's
-/// host_scratch().
+/// Buffer for `count` elements that the host writes and upload() copies to `place`,
+/// in the memory of the context's device. On the CPU the buffer is `place` itself.
+/// On the GPU it is memory of `notes`, a frame of the context's host_scratch().
 template <class V>
 V* upload_buffer(context<device::cpu>&, scratch_frame&, V* place, index_t) {
   return place;
@@ -23,14 +23,14 @@ V* upload_buffer(context<device::gpu>&, scratch_frame& notes, V*, index_t count)
   return notes.take<V>(count);
 }
 
-/// place = written, `count` elements from ordinary memory of the host, which may change when this returns, to
-/// the memory of the context's device. On the CPU they may be the same.
+/// place = written: copies `count` elements from ordinary host memory, which may change after
+/// the return, to the memory of the context's device. On the CPU both addresses may be the same.
 template <class V>
 void upload(context<device::cpu>&, const V* written, V* place, index_t count) {
   if (written != place) std::copy_n(written, count, place);
 }
-/// The device's form: <pufferfish/gpu.hpp>. Not for steps that a graph captures: it would copy the same
-/// numbers at every replay.
+/// GPU overload: <pufferfish/gpu.hpp>. Not for steps that a
+/// graph captures: every replay would copy the same numbers.
 template <class V>
 void upload(context<device::gpu>& ctx, const V* written, V* place, index_t count);
 

@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// c = a b and c += a b for matrices that are large in every direction: both operands are copied in panels
-/// once, and every element of the result is written once (a block of the depth).
+/// c = a b and c += a b for matrices that are large in every direction: both operands are packed
+/// into panels once, and every element of the result is written once for each block of the depth.
 ///
-/// Source: Goto, van de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008; here a
-/// panel of the right operand stays in the second-level cache while all of the left one passes by.
+/// Source: Goto, van de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008. Here a
+/// panel of the right operand stays in the second-level cache while all panels of the left one are read.
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
@@ -18,7 +18,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// The depth of a product in equal blocks.
+/// The depth of a product, cut into equal blocks.
 class depth_blocks {
  public:
   explicit depth_blocks(index_t depth, index_t most = 1536)
@@ -66,8 +66,8 @@ struct left_panels {
   }
 };
 
-/// Rows of c, in panels first .. last - 1 of the left operand, and one panel of its columns (+)= left times
-/// a panel of the right operand: one block of the depth.
+/// One block of the depth of a product: c (+)= panels first .. last - 1 of the left operand times one
+/// panel of the right operand, in the rows of these panels. c: the columns of the right panel, all rows.
 template <class T>
 void multiply_left_panels(const panel_kernels<T>& kernels, const left_panels<T>& left, index_t block,
                           index_t first, index_t last, const T* right, const tensor_view<T, 2>& c,
@@ -88,9 +88,9 @@ void multiply_left_panels(const panel_kernels<T>& kernels, const left_panels<T>&
 
 }  // namespace detail
 
-/// c = a b, or c += a b. a: M x K, b: K x N, any strides; c: M x N, rows dense, overlaps neither. For every
-/// row of c, `bias` (N elements, or nullptr) is added. K = 0 is a sum over nothing. Every element is summed
-/// in one order, whatever the number of threads. Throws shape_error if the shapes do not fit.
+/// c = a b, or c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K, b: K x N,
+/// any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an empty sum. Every element is
+/// summed in one order, whatever the number of threads. Throws shape_error if the shapes do not fit.
 template <class T>
 void wide_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
                   const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
@@ -103,7 +103,7 @@ void wide_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
   scratch_frame frame(ctx.scratch());
   const auto left = detail::left_panels<T>::copy(
       ctx, kernels, a, frame.take<T>(detail::left_panels<T>::storage_size(kernels, rows, a.extent(1))));
-  // Few panels of columns are cut into pieces of rows as well, so that there is work for many threads.
+  // Few panels of columns are also cut into pieces of rows, so that there are tasks for many threads.
   const index_t panels = kernels.right_panels(columns), all_left = kernels.left_panels(rows);
   const index_t cuts = std::clamp<index_t>(24 / panels, 1, std::max<index_t>(1, all_left / 12));
   const index_t right_size = left.blocks.step() * kernels.width();
@@ -132,20 +132,20 @@ void wide_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
   });
 }
 
-/// A device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                   const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
                   const T* bias = nullptr);
 
-/// dw = x' dy, or dw += that with `accumulate`: the gradient of a weight that a wide product has used. x: M x
-/// in, dy: M x out, dw: in x out; views as wide_product takes them.
+/// dw = x^T dy, or dw += x^T dy with `accumulate`: the gradient of the weight of a
+/// wide product. x: M x in, dy: M x out, dw: in x out; strides as in wide_product.
 template <class T>
 void wide_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
   wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
 }
-/// The device's form: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void wide_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,

@@ -2,12 +2,12 @@
 #pragma once
 
 /// \file
-/// Internal: convolution with 3x3 kernels by Winograd's minimal filtering F(4x4, 3x3) (Lavin, Gray, Fast
-/// algorithms for convolutional neural networks, CVPR 2016, equation 8): a tile of four times four outputs
-/// from six times six inputs takes 36 multiplications a pair of channels instead of 144,
+/// Internal: convolution with 3x3 kernels by Winograd's minimal filtering F(4x4, 3x3) (Lavin, Gray,
+/// Fast algorithms for convolutional neural networks, CVPR 2016, equation 8). A tile of 4 x 4
+/// outputs from 6 x 6 inputs takes 36 multiplications for each pair of channels instead of 144:
 ///   y = A^T ((G g G^T) . (B^T d B)) A,
-/// the products in between being 36 matrix products [tiles x in] [in x out]. Transforms add a little work for
-/// each channel, so it pays where both numbers of channels are not small.
+/// where the products in the middle are 36 matrix products [tiles x in] [in x out]. Transforms add work
+/// that is proportional to the channels, so the algorithm pays if neither number of channels is small.
 
 #include <algorithm>
 #include <type_traits>
@@ -20,7 +20,7 @@ namespace ops::detail {
 
 using pufferfish::detail::sized_kernel;
 
-/// Scalars that it is for: double is for small errors.
+/// True for scalars that use Winograd. Not double, which is chosen for its small errors.
 template <class T>
 inline constexpr bool has_winograd = std::is_same_v<T, float>;
 
@@ -28,7 +28,7 @@ inline constexpr bool has_winograd = std::is_same_v<T, float>;
 struct winograd_tiles {
   static constexpr index_t edge = 4, points = 36;
 
-  index_t images, height, width;  ///< of what is made
+  index_t images, height, width;  ///< of the output
   index_t rows, columns;          ///< tiles of an image
 
   winograd_tiles(index_t count, index_t h, index_t w)
@@ -45,8 +45,8 @@ struct winograd_tiles {
   }
 };
 
-/// Pointers to the pixels of a square of `edge` pixels at a place of dense NHWC images, at `channel`; null
-/// where there is no pixel.
+/// Pointers to the pixels of a square of Edge x Edge pixels at a place
+/// of dense NHWC images, from `channel` on; null outside the image.
 template <index_t Edge, class T>
 void point_at_square(T* data, const extents<4>& shape, const winograd_tiles::place& at, index_t channel,
                      T** pixels) {
@@ -59,8 +59,8 @@ void point_at_square(T* data, const extents<4>& shape, const winograd_tiles::pla
   }
 }
 
-/// 36 matrices [rows][columns] one after the other, a cache line apart: at a distance of whole pages they
-/// would push each other out of the cache.
+/// 36 matrices [rows][columns] one after the other, with a gap of a cache
+/// line: at strides of whole pages they would evict each other from the cache.
 template <class T>
 struct winograd_matrices {
   T* data;
@@ -75,7 +75,7 @@ struct winograd_matrices {
   T* row(index_t point, index_t number) const { return data + point * step + number * columns; }
 };
 
-/// run_rows, in which every kernel goes on prefetching where the one before it has ended.
+/// run_rows, in which every kernel continues to prefetch where the previous one has ended.
 template <class T>
 void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T> block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
@@ -88,8 +88,8 @@ void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T> block, ind
   }
 }
 
-/// The transformed weight of a correlation for some of its columns: for each panel of these and each block of
-/// the depth 36 matrices [block][panel].
+/// The transformed weight of a correlation for some of its columns: 36 matrices
+/// [block][panel] for each panel of these columns and each block of the depth.
 template <class T>
 struct winograd_weight {
   static constexpr index_t block = 64;
@@ -124,8 +124,8 @@ struct winograd_weight {
   }
 };
 
-/// A correlation by tiles towards the columns that its weight has, in blocks of tiles and channels whose
-/// transformed pixels and products stay in the second-level cache.
+/// A correlation by tiles, for the output columns of its weight, in blocks of tiles
+/// and channels whose transformed pixels and products stay in the second-level cache.
 template <class T>
 struct winograd_correlation {
   static constexpr index_t block_tiles = 48;  // a multiple of the rows of the widest kernels of each width
@@ -137,7 +137,7 @@ struct winograd_correlation {
   extents<4> in;
   T* output;
   extents<4> out;
-  bool add;  ///< to what the output holds
+  bool add;  ///< add to the output, instead of overwriting it
   const kernel_table<T>* kernels;
   winograd_weight<T> weight;
 
@@ -146,7 +146,7 @@ struct winograd_correlation {
            winograd_matrices<T>::size(block_tiles, weight.width());
   }
 
-  /// Makes the outputs of some tiles.
+  /// Computes the outputs of some tiles.
   void run(const range& some, T* scratch) const {
     const winograd_matrices<T> products(scratch + winograd_matrices<T>::size(block_tiles, weight.rows()),
                                         block_tiles, weight.width());
@@ -192,7 +192,7 @@ struct winograd_correlation {
         block.result = products.row(point, 0) + vectors.begin * kernels->lanes;
         block.result_step = products.columns * size;
         block.accumulate = number > 0 ? 1 : 0;
-        // Meanwhile the cache fetches the weights of the next point, a line a step.
+        // Meanwhile the kernel prefetches the weights of the next point, a cache line a step.
         block.prefetch = factors.row(point + 1, 0);
         block.prefetch_step = 64;
         run_rows_ahead(kernels->strided[vectors.length() - 1], block, rows);
@@ -210,8 +210,8 @@ struct winograd_correlation {
   }
 };
 
-/// Transforms a weight, HWIO storage [9][in][out], for a correlation: towards the output or, turned and
-/// transposed, towards the input.
+/// Transforms a weight, HWIO storage [9][in][out], for a correlation: for
+/// the forward pass or, flipped and transposed, for the input gradient.
 template <class T>
 void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t out, bool transposed,
                       const winograd_weight<T>& to) {
@@ -247,7 +247,7 @@ void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t
   });
 }
 
-/// The tasks of a correlation by tiles: groups of images, or bands of lines of one.
+/// The tasks of a correlation by tiles: groups of images, or bands of lines of one image.
 inline image_tasks tasks_of(const winograd_tiles& tiles) {
   constexpr index_t block = winograd_correlation<float>::block_tiles, fewest_tasks = 8;
   image_tasks tasks(tiles.images, tiles.height, tiles.width, 0);
@@ -257,7 +257,7 @@ inline image_tasks tasks_of(const winograd_tiles& tiles) {
     tasks.band = (least + tiles.columns - 1) / tiles.columns * winograd_tiles::edge;
     return tasks;
   }
-  // Whole blocks, if a few images make some.
+  // The smallest group, of few images, whose tiles are whole half-blocks, if there is one.
   index_t group = (least + of_image - 1) / of_image;
   for (index_t more = group; more * of_image <= 4 * block; ++more) {
     if (more * of_image % (block / 2) != 0) continue;
@@ -275,8 +275,8 @@ inline range tiles_of(const winograd_tiles& tiles, const range& images, const ra
   return {first, first + ((images.length() - 1) * tiles.rows + rows) * tiles.columns};
 }
 
-/// Whether Winograd's algorithm is less work than direct convolution for an image of `from` to one of `to`
-/// (NHWC, as the network runs).
+/// True if Winograd's algorithm is less work than direct convolution
+/// for input extents `from` and output extents `to` (NHWC).
 template <class T>
 bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
                    const extents<4>& to) {
@@ -287,13 +287,13 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
   constexpr index_t fewest_tiles = 12;
   const winograd_tiles tiles(to[0], to[1], to[2]);
   if (tiles.count() < fewest_tiles) return false;
-  index_t lines = 0, columns = 0;  // over the taps, where they meet the image
+  index_t lines = 0, columns = 0;  // output lines and columns where a tap is not on padding, over all taps
   for (index_t tap = 0; tap < 3; ++tap) {
     lines += forward_axis(from[1], to[1], 3, 1, shape.padding.height, 1).valid(tap).length();
     columns += forward_axis(from[2], to[2], 3, 1, shape.padding.width, 1).valid(tap).length();
   }
-  // In multiply-adds of a vector of outputs; a transform of a tile's vector of channels costs about as many
-  // as these, and small products run at about three fifths of the speed of direct sums.
+  // Costs in multiply-adds of a vector of outputs. The transform of a tile's vector of channels costs
+  // about `transform` of these; small products run at about three fifths of the speed of direct sums.
   constexpr index_t lanes = 16, transform = 300;
   const auto vectors = [](index_t channels) { return channels / lanes + channels % lanes; };
   const index_t products = from[3] * ((to[3] + lanes - 1) / lanes);

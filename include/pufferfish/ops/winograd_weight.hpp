@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: the gradient of a 3x3 convolution's weight by the tiles of winograd.hpp, its transforms turned
-/// around:
+/// Internal: the gradient of a 3x3 convolution's weight by the
+/// tiles of winograd.hpp, with the transposes of its transforms:
 ///   dg = G^T (sum over tiles of (B^T d B) . (A dy A^T)) G,
-/// the sums being 36 products [tiles x in]^T [tiles x out].
+/// where the sums are 36 products [tiles x in]^T [tiles x out].
 
 #include <pufferfish/ops/direct_conv_weight.hpp>
 #include <pufferfish/ops/winograd.hpp>
@@ -16,7 +16,7 @@ namespace ops::detail {
 template <class T>
 struct winograd_weight_gradient {
   static constexpr index_t chunk = 48;           // tiles whose transforms stay in the second-level cache
-  static constexpr index_t block_channels = 64;  // of input and output, as do the sums of so many
+  static constexpr index_t block_channels = 64;  // of input and of output; their sums stay there, too
 
   winograd_tiles tiles;
   size2 padding;
@@ -39,7 +39,7 @@ struct winograd_weight_gradient {
            winograd_matrices<T>::size(in_width(), out_width());
   }
 
-  /// What some tiles give to a block of the weight's gradient, which lies in [9][in][out].
+  /// Computes the contribution of some tiles to a block of the weight gradient; dw is stored [9][in][out].
   void run(const range& some, const range& from, const range& to, T* dw, bool add, T* scratch) const {
     const winograd_matrices<T> pixels(scratch, chunk, from.length());
     T* rest = scratch + winograd_matrices<T>::size(chunk, in_width());
@@ -104,8 +104,8 @@ struct winograd_weight_gradient {
   }
 };
 
-/// dw (+)= the weight gradient of a convolution that winograd_pays() says yes to. Cut into blocks of channels
-/// and, where those are few, into splits of the tiles with sums of their own: from shapes alone.
+/// dw (+)= the weight gradient of a convolution for which winograd_pays(). Cut into blocks of channels and,
+/// if these are few, into splits of the tiles, each with its own sum. The cut depends on shapes alone.
 template <class T>
 void winograd_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
