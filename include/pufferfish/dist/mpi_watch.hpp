@@ -82,9 +82,9 @@ class owned_handle {
   MPI_Comm comm_;
 };
 
-/// Owns the duplicates of a communicator that its calls use. Every request shares the object: if a
-/// communicator is freed before a started collective has ended, Open MPI 4.1 accesses freed memory. After a
-/// timeout the object and its room are kept for good.
+/// Owns the duplicates of an MPI communicator on which mpi::communicator calls MPI. Every request shares the
+/// object: if a communicator is freed before a started collective has ended, Open MPI 4.1 accesses freed
+/// memory. After a timeout the object, its duplicates and its message buffer (`room`) are never freed.
 class watch : public std::enable_shared_from_this<watch> {
  public:
   /// Duplicates `comm` twice (collective).

@@ -197,12 +197,12 @@ index_t largest_count(C& comm, const sparse_stream<T>& values) {
 
 /// `values` becomes the sum over all ranks, the same bits and the same format on all of them. The order of
 /// additions depends on the algorithm, the number of ranks and the formats of the streams: recursive doubling
-/// adds as recursive_doubling_all_reduce does; both splits add part r of p (elements n r / p .. n (r + 1) /
-/// p) in the order of the ranks. Automatic: by the largest count of entries of all ranks, see
+/// adds as recursive_doubling_all_reduce does; the two split algorithms add part r of p (elements n r / p
+/// to n (r + 1) / p) in the order of the ranks. Automatic: by the largest count of entries of all ranks, see
 /// choose_sparse_algorithm; 24 bytes per rank travel to find it. Renggli et al., SparCML (SC 2019).
 ///
-/// A gather of all streams sends (p - 1) k entries per rank. With supports drawn independently the splits do
-/// not send less: few entries coincide, or the sum is dense.
+/// An all-gather of streams of k entries sends (p - 1) k entries per rank. If the ranks' entries are drawn
+/// independently, the split algorithms do not send less: few entries coincide, or the sum is dense.
 ///
 /// Throws shape_error on all ranks for streams of different lengths. Collective; other errors as start_send.
 template <class C, class T>

@@ -46,7 +46,7 @@ class text_codec {
   /// One token per byte, ids 0 .. 255.
   text_codec() = default;
 
-  /// One token per word, and `end_of_line` after each line (none if it is empty).
+  /// One token per word, and one token `end_of_line` after each line, unless `end_of_line` is "".
   /// Throws value_error if the vocabulary is empty or does not contain `end_of_line`.
   explicit text_codec(vocabulary words, std::string end_of_line = "<eos>")
       : unit_(text_unit::words), words_(std::move(words)), end_of_line_(std::move(end_of_line)) {

@@ -72,8 +72,8 @@ PUFFERFISH_COLD inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a,
   return t;
 }
 
-/// Rows of z := Q z for the Q of reduce_to_tridiagonal, in blocks of reflectors. The product of a block is I
-/// - V^T S V with S upper triangular, so most of the work is in matrix products.
+/// Multiplies each row of z, as a column vector, by the Q of reduce_to_tridiagonal: z := z Q^T. Works in
+/// blocks of reflectors, each I - V^T S V with S upper triangular, so most work is in matrix products.
 PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const aligned_buffer<double>& betas,
                                              const tensor_view<double, 2>& z) {
   constexpr index_t block = 32;

@@ -271,7 +271,7 @@ class budget_problem {
     }
   }
 
-  /// Raises the price of a layer's components until the layer pays. Free components get a tiny price.
+  /// Raises the price of a layer's components until its factors cost less than the dense layer (`pays`).
   void lower_ranks(const layer& one, budget_vector price, state& to) const {
     price[0] = std::max(price[0], 1e-290);
     double low = 1.0, high = std::numeric_limits<double>::max();

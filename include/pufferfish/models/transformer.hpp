@@ -141,8 +141,8 @@ class transformer {
     run_loss(ctx, frame, {batch}, smoothing, results);
   }
 
-  /// Computes all gradients of the last loss / `normalizer`: 1 gives the gradient of the sum, as in
-  /// the paper; the number of tokens gives the gradient of the mean; a distributed run passes tokens
+  /// Computes all gradients of the last loss / `normalizer`: 1 gives the gradient of the sum, as
+  /// Pufferfish does; the number of tokens gives the gradient of the mean; a distributed run passes tokens
   /// of the global batch / number of ranks. A pointer is read on the device, during the backward pass.
   void backward(context<Device>& ctx, double normalizer) const { run_backward(ctx, normalizer); }
   void backward(context<Device>& ctx, const double* normalizer) const { run_backward(ctx, normalizer); }

@@ -18,8 +18,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Layers in a row, with the memory between them. In training, an output that a backward pass reads
 /// is kept on the tape until then. An output that its layer can recompute from its own input (that
-/// of a batch norm before a convolution) is not kept: the backward pass recomputes it in the memory
-/// of the gradient that follows. Outputs that are not kept alternate between two blocks of scratch,
+/// of a batch norm before a convolution) is not kept: the backward pass recomputes it where its own
+/// gradient is written afterwards. Outputs that are not kept alternate between two blocks of scratch,
 /// and so do gradients, unless they can overwrite an output that has had its last reader.
 ///
 /// Neighbours share passes over memory if their abilities allow it (layer_abilities). A batch norm

@@ -70,7 +70,7 @@ inline tap_axis backward_axis(index_t pixels, index_t gradients, index_t kernel,
   return axis;
 }
 
-/// True if segment kernels can compute lines: three adjacent taps, at most one pixel of padding on each side.
+/// True if kernels for segments of an image row apply: three adjacent taps, padding of at most one pixel.
 inline bool segments_fit(const tap_axis& columns) {
   return columns.taps == 3 && columns.in_step == 1 && columns.out_step == 1 && columns.offset_step == 1 &&
          columns.offset >= -1 && columns.outputs + columns.tap_offset(2) <= columns.inputs + 1;

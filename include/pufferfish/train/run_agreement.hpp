@@ -73,8 +73,8 @@ class run_agreement {
     return {numbers[0], numbers[1]};
   }
 
-  /// The same, and stores the stop reason. Throws divergence_error after `most` steps in a row without a
-  /// finite loss (0: never). `rate`: learning rate of the last step.
+  /// Calls compare and stores the agreed stop reason. Throws divergence_error after `most` steps in a row
+  /// without a finite loss (0: never). `rate`: learning rate of the last step.
   template <class Comm>
   run_condition check(Comm& comm, const training_record& record, std::int64_t most, double rate) {
     const run_condition all = compare(comm, record);

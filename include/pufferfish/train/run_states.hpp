@@ -40,7 +40,7 @@ class optimizer_mirror {
     return result;
   }
 
-  /// Copies the arrays of rank 0's mirror to the optimizers of all ranks. Collective.
+  /// Copies rank 0's optimizer states (its host copies) to the optimizers of all ranks. Collective.
   template <class Comm>
   void spread(Comm& comm) {
     for (auto& [name, mirror] : states_) {
