@@ -24,10 +24,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct accordion_options {
   std::variant<power_sgd_options, top_k_options> low = power_sgd_options{2};   ///< the low compression
   std::variant<power_sgd_options, top_k_options> high = power_sgd_options{1};  ///< the high compression
-  double threshold = 0.5;  ///< eta: a relative change of a norm from which a matrix has the low compression
+  double threshold = 0.5;  ///< eta: relative change of a norm from which on a matrix gets the low compression
   index_t interval = 10;   ///< I: levels are decided after epochs 0, I, 2 I, ...
 
-  /// Throws value_error, naming the option, for what is out of range.
+  /// Throws value_error, naming the option, for an option out of its range.
   void validate() const {
     if (!(threshold >= 0.0)) {
       detail::throw_error<value_error>({"accordion: threshold ", threshold, " is not at least 0"});
@@ -67,8 +67,8 @@ struct accordion_options {
 
 namespace detail {
 
-/// "Accordion, threshold 0.5, interval 10, high rank 1, low: PowerSGD, ...", with this text for the low
-/// method.
+/// "Accordion, threshold 0.5, interval 10, high rank 1, low: PowerSGD, ...".
+/// `low`: the description of the low method.
 inline std::string describe_accordion(const accordion_options& options, const std::string& low) {
   const auto level = [](const auto& one) {
     if constexpr (requires { one.rank; }) return message({"rank ", one.rank});
@@ -95,13 +95,13 @@ inline std::string describe(const accordion_options& options) {
 ///
 /// After the first such epoch, and where Delta_(e - I) is 0, the level is low. If an epoch has a smaller
 /// learning rate than the one before it, all levels become low until the next decision. Epoch and learning
-/// rate are those of gradient_exchange::set_epoch at the first step of an epoch. Vectors are sent whole, and
-/// so are matrices for which the low PowerSGD does not pay (power_sgd_options::least_saving).
+/// rate are those of gradient_exchange::set_epoch at the first step of an epoch. Vectors are sent whole, as
+/// are matrices for which the low PowerSGD does not save enough (power_sgd_options::least_saving).
 ///
 /// A change of level keeps the memory of error feedback; PowerSGD draws a new Q for the matrix.
 ///
-/// One round more than the method has: in the first step after such an epoch rank 0 sends one byte per matrix
-/// to all ranks, in other steps the round is empty.
+/// Has one round more than the method. In this round rank 0 sends one byte per matrix to all ranks in the
+/// first step after such an epoch; in other steps the round is empty.
 template <class Method>
 class accordion {
  public:
@@ -116,14 +116,14 @@ class accordion {
     applied_.assign(schedule_.levels().begin(), schedule_.levels().end());
   }
 
-  /// Forgets sums and norms.
+  /// Sets sums and norms to zero.
   void start(int rank, int) { schedule_.start(rank); }
   int rounds() const { return 1 + method_.rounds(); }
 
   compressor_message<value_type> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                         std::span<value_type> gradients) {
     if (round > 0) return method_.encode(ctx, place, round - 1, gradients);
-    // Levels that were read from a checkpoint, together with the states of the method.
+    // Levels that were read from a checkpoint: the states of the method have been read with them.
     if (update_applied()) method_.restore_levels(applied_);
     const bool due = schedule_.enters(place) && schedule_.is_due();
     std::vector<std::size_t> lengths(static_cast<std::size_t>(place.ranks), 0);
@@ -146,7 +146,7 @@ class accordion {
     schedule_.add(ctx, gradients);
   }
 
-  /// With the present levels, without the bytes of a decision.
+  /// Bytes for the present levels, without those of a decision.
   index_t payload_bytes() const { return method_.payload_bytes(); }
 
   std::vector<compressor_state<value_type>> states() {
@@ -158,7 +158,7 @@ class accordion {
   std::string describe() const { return detail::describe_accordion(options_, method_.describe()); }
 
  private:
-  // Whether the levels are others than those that the method works with.
+  // Copies the levels to applied_. Returns whether this changes applied_.
   bool update_applied() {
     const std::span<const value_type> levels = schedule_.levels();
     if (std::equal(levels.begin(), levels.end(), applied_.begin())) return false;

@@ -20,7 +20,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// PowerSGD with one of two ranks for each matrix. Matrices that the low compression sends whole are always
-/// sent whole. Errors as power_sgd.
+/// sent whole. Throws the errors of power_sgd.
 template <class T>
 class power_sgd_levels : public power_sgd<T> {
  public:
@@ -34,7 +34,7 @@ class power_sgd_levels : public power_sgd<T> {
     return result;
   }
   void set_levels(std::span<const T> levels, std::uint64_t step) { this->set_ranks(ranks(levels), step); }
-  /// Where the states already are those of these levels.
+  /// Sets the levels if the states, read from a checkpoint, already belong to these levels.
   void restore_levels(std::span<const T> levels) { this->restore_ranks(ranks(levels)); }
 
  private:
@@ -46,9 +46,9 @@ class power_sgd_levels : public power_sgd<T> {
   index_t low_, high_;
 };
 
-/// Top-k with one of two ratios for each matrix; vectors are sent whole. With error feedback sent entries of
-/// the memory become zero. Throws value_error for a ratio outside 0 .. 1 and, by name, for a matrix of 2^31
-/// elements or more.
+/// Top-k with one of two ratios for each matrix; vectors are sent whole. With error feedback the memory of
+/// sent entries becomes zero. Throws value_error for a ratio outside 0 .. 1, and, naming the matrix, for one
+/// of 2^31 elements or more.
 template <class T>
 class top_k_levels {
  public:
@@ -148,7 +148,7 @@ class top_k_levels {
     std::erase_if(result, [](const coded_tensor& tensor) { return !is_matrix(tensor); });
     return result;
   }
-  // Calls f(vector, its place in the sum) for all vectors.
+  // Calls f(vector, address of its values in the sum) for all vectors.
   template <class F>
   void for_each_vector(F&& f) {
     T* in_sum = sum_.data();
@@ -170,7 +170,7 @@ class top_k_levels {
   tensor_chunks chunks_;  // of the matrices
   entry_blocks<T> entries_;
   largest_selector<T> selector_;
-  aligned_buffer<T> sum_;     // of vectors
+  aligned_buffer<T> sum_;     // values of all vectors
   aligned_buffer<T> memory_;  // e; zero at vectors
   memory_rate<T> rate_;
 };

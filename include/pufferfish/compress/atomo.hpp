@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `spectral_atomo_codec`: some of a gradient's singular triplets, drawn so that the code is unbiased.
-/// Entries in place of triplets: compress/entry_atomo.hpp.
+/// `spectral_atomo_codec`: randomly drawn singular triplets of a gradient, as an unbiased code. For entries
+/// instead of triplets see compress/entry_atomo.hpp.
 
 #include <algorithm>
 #include <cstdint>
@@ -31,23 +31,23 @@ inline std::string describe(const atomo_options& options) {
                           ", seed ", options.seed, ", ", to_string(options.memory)});
 }
 
-/// Each tensor is a matrix A = sum of sigma_i u_i v_i^T with at most two columns per tap, or as wide as the
-/// smaller side of a weight matrix (detail::spectral_form). Triplet i is kept with probability p_i,
-/// independently of the others, and
+/// Each tensor is viewed as a matrix A = sum of sigma_i u_i v_i^T, as wide as the smaller side of a weight
+/// matrix or two columns wide per tap of a kernel (detail::spectral_form). Triplet i is kept with probability
+/// p_i, independently of the others, and
 ///
 ///     C(A) = sum over kept i of (sigma_i / p_i) u_i v_i^T,  so that the mean of C(A) is A
 ///
 /// p = atomo_probabilities(sigma, sparsity): `sparsity` triplets are expected, and the variance, sum of
-/// sigma_i^2 (1 / p_i - 1), is the least for that. With `sparsity` >= rank A, C(A) is A up to rounding.
+/// sigma_i^2 (1 / p_i - 1), is minimal. With `sparsity` >= rank A, C(A) is A up to rounding.
 ///
-/// v_i and sigma_i come from the Gram matrix A^T A in double, u_i = A v_i / sigma_i: about 2 columns^2
-/// multiply-adds per row. Singular values below 1e-7 of the largest are rounding errors of a Gram matrix and
-/// count as zero, and so does a tensor whose largest one is below 1e-30. A tensor that is not finite decodes
-/// to NaN.
+/// v_i and sigma_i are computed from the Gram matrix A^T A in double, u_i = A v_i / sigma_i: about 2
+/// columns^2 multiply-adds per row. Singular values below about 1e-7 of the largest are rounding errors of
+/// the Gram matrix and count as zero. A tensor whose largest singular value is below 1e-30 counts as zero. A
+/// tensor that is not finite decodes to NaN.
 ///
-/// The code, per tensor: a uint32 with the number of kept triplets, then for each of them sigma / p, u and v
-/// as T. Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS 2018); the shapes of matrices
-/// are those of its code.
+/// The code has for each tensor a uint32 with the number of kept triplets, then for each of them sigma / p, u
+/// and v as T. Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS 2018); the shapes of
+/// the matrices follow the paper's published program.
 template <class T>
 class spectral_atomo_codec {
  public:
@@ -73,7 +73,7 @@ class spectral_atomo_codec {
     return bytes;
   }
 
-  /// Mean length of codes of tensors that have full rank.
+  /// Expected length of the code if all tensors have full rank.
   double expected_bytes() const {
     double bytes = static_cast<double>(forms_.size() * sizeof(std::uint32_t));
     for (const auto& form : forms_) {
@@ -132,7 +132,7 @@ class spectral_atomo_codec {
     });
   }
 
-  /// Only what codes depend on. In double the bits of decoded values depend on fused multiply-adds.
+  /// Only the options on which codes depend. In double, decoded values depend on fused multiply-adds too.
   std::string describe() const {
     const bool fused = sizeof(T) == sizeof(double) && detail::fuses_multiply_add();
     return detail::message({"ATOMO, singular triplets, sparsity ", detail::exact_number(options_.sparsity),
@@ -145,7 +145,7 @@ class spectral_atomo_codec {
     return count(1 + form.rows() + form.columns()) * sizeof(T);
   }
 
-  // The place of vector u of triplet j; value sigma / p is before it, v after it.
+  // Byte of vector u of triplet j, for a tensor's code at byte `place`. sigma / p is before u, v after it.
   static std::size_t left_vector(std::size_t place, const detail::spectral_form& form, std::size_t j) {
     return place + sizeof(std::uint32_t) + j * triplet_bytes(form) + sizeof(T);
   }
@@ -157,8 +157,8 @@ class spectral_atomo_codec {
     bool begins_task = false;
   };
 
-  // Calls f(place, form, block) for all rows of all matrices, in blocks that fit into a core's cache; `block`
-  // is memory for one. Tasks run on all threads.
+  // Calls f(place, form, block) for all rows of all matrices, in blocks that fit into a core's cache. `block`
+  // points to memory for one block. Tasks run on all threads.
   template <class F>
   void for_each_block(context<device::cpu>& ctx, const F& f) const {
     ctx.parallel_for(static_cast<index_t>(tasks_.size()), [&](index_t i, int) {
@@ -187,7 +187,7 @@ class spectral_atomo_codec {
     });
   }
 
-  // The triplets of a tensor that are kept.
+  // Draws the triplets of tensor t to keep.
   std::vector<detail::kept_triplet> draw(std::size_t t, const code_place& place) const {
     const index_t n = forms_[t].columns();
     tensor<double, 2> gram({n, n});
@@ -215,7 +215,7 @@ class spectral_atomo_codec {
     });
   }
 
-  // The place of each tensor's code. Throws value_error for bytes that are no code.
+  // The first byte of each tensor's code. Throws value_error if the bytes are not a valid code.
   std::vector<std::size_t> places_of(std::span<const std::byte> code) const {
     std::vector<std::size_t> places;
     std::size_t next = 0;
@@ -236,9 +236,9 @@ class spectral_atomo_codec {
 
   std::vector<coded_tensor> tensors_;
   atomo_options options_;
-  std::vector<detail::spectral_form> forms_;  // of each tensor
+  std::vector<detail::spectral_form> forms_;  // one per tensor
   std::vector<detail::spectral_task> tasks_;
-  aligned_buffer<double> grams_;  // of each task, [columns x columns], of which the lower triangle counts
+  aligned_buffer<double> grams_;  // one per task, [columns x columns]; only the lower triangle is used
 };
 
 template <class T>

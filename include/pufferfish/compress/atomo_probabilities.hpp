@@ -22,8 +22,8 @@ struct atomo_tail {
 };
 
 /// The saturation M of ATOMO's probabilities p_i = min(1, |weight_i| / M), where the sum of all p_i is
-/// `sparsity`. Atoms with |weight_i| > M are always kept. M = 0 if no atom is left out: at most `sparsity` of
-/// them have a weight that is not zero; also if the sum of magnitudes is not finite.
+/// `sparsity`. Atoms with |weight_i| > M are always kept. M = 0 if all atoms are kept, since at most
+/// `sparsity` of them have a nonzero weight, or if the sum of magnitudes is not finite.
 ///
 /// The sequential rule takes weights of descending magnitude, i = 0, 1, ..; while
 /// s |w_i| > sum of |w_j| for j >= i, p_i = 1 and s decreases by 1; then M = that sum / s. Here M is found
@@ -44,14 +44,14 @@ class atomo_saturation {
     }
   }
 
-  /// M, or while !found() a level that is larger.
+  /// M; while !found(), an upper bound of M.
   double level() const { return level_; }
   bool found() const { return found_; }
 
-  /// One round. `tail` is that of level().
+  /// One round. `tail` is the atomo_tail of level().
   void refine(const atomo_tail& tail) {
     const double left = sparsity_ - tail.above;
-    // Rounding of sums may make all that may be kept saturate.
+    // Because of rounding, the saturated atoms may use up the sparsity.
     found_ = !(tail.above > above_) || !(left > 0.0);
     if (found_) return;
     above_ = tail.above;

@@ -3,7 +3,7 @@
 
 /// \file
 /// `block_top_k_codec`: the largest values of every block of a matrix, with two bits each; with error
-/// feedback that fades, the codec of SparseLoCo.
+/// feedback that decays, the codec of SparseLoCo.
 
 #include <algorithm>
 #include <bit>
@@ -25,17 +25,17 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// With gradients g and memory e of the earlier codes, D = g + decay e, and e becomes D - C(D). Tensors are
 /// cut into blocks of at most side^2 values (detail::matrix_blocks). In each block, of n values,
 ///
-///     m = min(n, ceil(count n / side^2)) values of largest |D_i| are sent, of equal ones those of lower
-///     index C(D)_i = sign(D_i) h if |D_i| >= b, else sign(D_i) l, for the values that are sent; 0 for the
-///     others
+///     m = min(n, ceil(count n / side^2)) values of largest |D_i| are sent; of equal ones, the lower index;
+///     C(D)_i = sign(D_i) h for sent values with |D_i| >= b, sign(D_i) l for other sent values,
+///     0 for values that are not sent
 ///
-/// where l <= h and b are the two levels that leave the least squared error of the m magnitudes
-/// (detail::best_levels). A value thus takes two bits: its sign and its level.
+/// where l <= h are the two levels with the least squared error of the m magnitudes, and b is the least
+/// magnitude of level h (detail::best_levels). A value thus takes two bits: its sign and its level.
 ///
 /// The code, without gaps, has for each block: l and h as T; the m indices in the block, row by row and
 /// ascending, in fields of `index_bits()` bits (12 for a side of 64); m fields of two bits, of which the
-/// lower one says "h" and the higher one "negative". Both lists of fields end at whole bytes. A block of 64 x
-/// 64 floats takes 120 bytes, 1 / 136.5 of its values.
+/// lower one is set for h and the higher one for negative values. Both lists of fields end at whole bytes. A
+/// block of 64 x 64 floats takes 120 bytes, 1 / 136.5 of its values.
 ///
 /// Blockwise top-k with two bits a value, and the decay: Sarfi et al., "Communication efficient LLM
 /// pre-training with SparseLoCo", 2025. The two levels, and blocks of other shapes for thin matrices, are
@@ -47,7 +47,7 @@ class block_top_k_codec {
   using options_type = block_top_k_options;
   static constexpr bool has_fixed_length = true;
 
-  /// Throws value_error as block_top_k_options::validate.
+  /// Throws the errors of block_top_k_options::validate.
   explicit block_top_k_codec(std::vector<coded_tensor> tensors, const block_top_k_options& options = {})
       : options_((options.validate(), options)), tensors_(std::move(tensors)) {
     for (const detail::matrix_block& block : detail::matrix_blocks(tensors_, options_.side)) {
@@ -77,7 +77,7 @@ class block_top_k_codec {
     return bytes_;
   }
 
-  /// Throws value_error, before it changes anything, for indices that are not ascending or not in the block.
+  /// Throws value_error, with `to` unchanged, for indices that are not ascending or not in the block.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("block_top_k_codec", code.size(), bytes_);
@@ -93,7 +93,7 @@ class block_top_k_codec {
     });
   }
 
-  /// Only what codes depend on: the class that sends codes names memory and route.
+  /// Only the options on which codes depend. The class that sends the codes adds memory and route.
   std::string describe() const { return detail::describe_codes(options_); }
 
  private:
@@ -102,8 +102,8 @@ class block_top_k_codec {
 
   struct coded_block {
     detail::matrix_block shape;
-    index_t sent;      // values
-    std::size_t byte;  // where its code begins
+    index_t sent;      // number of values sent
+    std::size_t byte;  // first byte of its code
   };
 
   std::size_t index_byte(const coded_block& block) const { return block.byte + 2 * sizeof(T); }
@@ -111,7 +111,7 @@ class block_top_k_codec {
     return index_byte(block) + detail::field_bytes(block.sent, index_bits());
   }
 
-  // values = D of the block, and so does the memory. The product is rounded before the sum.
+  // Writes D of the block to `values` and to the memory. The product is rounded before the sum.
   void take(const detail::matrix_block& block, std::span<const T> gradients, std::span<T> memory,
             std::vector<T>& values) const {
     const T decay = static_cast<T>(options_.decay);
@@ -222,7 +222,7 @@ class block_top_k_codec {
   block_top_k_options options_;
   std::vector<coded_tensor> tensors_;
   std::vector<coded_block> blocks_;
-  std::size_t bytes_ = 0;  // of a code
+  std::size_t bytes_ = 0;  // bytes of a code
 };
 
 template <class T>

@@ -13,9 +13,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// The defaults are those of SparseLoCo: 64 of the 4096 values of a block.
 struct block_top_k_options {
-  index_t side = 64;    ///< of a block, which has side^2 values; 1 to 256
-  index_t count = 64;   ///< k: values that are sent of a whole block; 1 to side^2
-  double decay = 0.95;  ///< of the memory from code to code; 0 to 1
+  index_t side = 64;    ///< side of a block of side^2 values; 1 to 256
+  index_t count = 64;   ///< k: number of values sent per whole block; 1 to side^2
+  double decay = 0.95;  ///< factor of the memory in each step; 0 to 1
   code_memory memory = code_memory::error_feedback;
   code_route route = code_route::gather;
 
@@ -36,7 +36,7 @@ struct block_top_k_options {
 
 namespace detail {
 
-/// "block top-k, 64 of 64 x 64 values, memory decay 0.95": what codes depend on.
+/// "block top-k, 64 of 64 x 64 values, memory decay 0.95": the options on which codes depend.
 inline std::string describe_codes(const block_top_k_options& options) {
   return message({"block top-k, ", options.count, " of ", options.side, " x ", options.side,
                   " values, memory decay ", shortest_number(options.decay)});

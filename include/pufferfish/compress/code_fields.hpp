@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// Internal: codes that consist of fields of a few bits, one per value, and the small whole numbers (levels)
-/// that the fields stand for.
+/// Internal: codes that consist of fields of a few bits, one per value. The fields
+/// represent small whole numbers (levels).
 ///
-/// Field i of b bits occupies the bits [b i, b i + b) of a little-endian stream of bytes. Fields are packed
-/// and unpacked by way of one byte per field, in pieces that stay in a core's first cache.
+/// Field i of b bits occupies the bits [b i, b i + b) of a little-endian stream of bytes. Packing and
+/// unpacking use one byte per field in between, in pieces that stay in a core's first cache.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,8 +19,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Values that are coded or decoded together. Fields of any width fill whole bytes of a piece, and pieces
-/// whole chunks.
+/// Number of values that are coded or decoded together. Fields of any width fill whole bytes of a piece, and
+/// a chunk consists of whole pieces.
 inline constexpr index_t field_piece = 2048;
 static_assert(tensor_chunks::chunk_size % field_piece == 0);
 
@@ -36,7 +36,7 @@ using bytes_word =
                        std::conditional_t<Bytes == 4, std::uint32_t,
                                           std::conditional_t<Bytes == 2, std::uint16_t, std::uint8_t>>>;
 
-/// The kernels of code_fields.inc. Fields have a byte each; where a piece begins they are aligned to 8 bytes.
+/// The kernels of code_fields.inc. Unpacked fields take a byte each; a piece of them is aligned to 8 bytes.
 ///   pack_fields(bits, fields, count, code)    packs fields of 1, 2, 4 or 8 bits; the unused bits of the
 ///                                             last byte become 0
 ///   unpack_fields(bits, code, count, fields)  the reverse, for 2, 4 or 8 bits
@@ -49,7 +49,7 @@ using bytes_word =
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/code_fields.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Field i of a stream: the plain form of unpack_fields.
+/// Field i of a stream: scalar reference for unpack_fields.
 inline unsigned field_at(const std::uint8_t* code, int bits, index_t i) {
   const index_t bit = bits * i;
   return static_cast<unsigned>(code[bit / 8]) >> bit % 8 & ((1U << bits) - 1U);
@@ -73,7 +73,7 @@ inline void pack_sums(int bits, const std::int32_t* sums, std::int32_t most, ind
   for (; filled > 0; filled -= 8, waiting >>= 8) *to++ = static_cast<std::uint8_t>(waiting);
 }
 
-/// The reverse. False if a sum is above `most`.
+/// The inverse of pack_sums. Returns false if a sum is above `most`.
 inline bool unpack_sums(int bits, const std::uint8_t* from, std::int32_t most, index_t count,
                         std::int32_t* sums) {
   const std::uint8_t* const end = from + field_bytes(count, bits);

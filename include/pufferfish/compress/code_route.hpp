@@ -2,17 +2,17 @@
 #pragma once
 
 /// \file
-/// `code_route`: how codes travel between ranks.
+/// `code_route`: how codes are sent between ranks.
 
 #include <pufferfish/core/config.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How codes travel.
+/// How codes are sent between ranks.
 enum class code_route {
-  gather,   ///< all of them to all ranks: gathered_codes
-  two_hop,  ///< stripes to their owners, and means back: two_hop_codes
-  sparse,   ///< entries, which are added on the way: summed_entries
+  gather,   ///< all codes are gathered on all ranks: gathered_codes
+  two_hop,  ///< codes of stripes are sent to their owners, codes of the means back: two_hop_codes
+  sparse,   ///< entries are added by a sparse all-reduce: summed_entries
 };
 
 constexpr const char* to_string(code_route route) {

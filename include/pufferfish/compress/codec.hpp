@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `gradient_codec`: turns gradients into a short code and back. How codes travel between ranks is not its
-/// concern: see gathered_codes (compress/gathered_codes.hpp) and two_hop_codes (compress/two_hop_codes.hpp).
+/// `gradient_codec`: turns gradients into a short code and back. Codes are sent between ranks by
+/// gathered_codes (compress/gathered_codes.hpp) and two_hop_codes (compress/two_hop_codes.hpp).
 
 #include <algorithm>
 #include <concepts>
@@ -23,27 +23,27 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A tensor, or the part of a tensor inside a stripe, as a codec sees it.
+/// A tensor, or the part of a tensor inside a stripe, as input of a codec.
 struct coded_tensor {
-  std::string name;          ///< of the parameter
-  logical_layout layout;     ///< of the whole parameter
-  index_t offset = 0;        ///< of the first element, in the values that the codec codes
-  index_t size = 0;          ///< elements; at least 1
+  std::string name;          ///< name of the parameter
+  logical_layout layout;     ///< layout of the whole parameter
+  index_t offset = 0;        ///< position of the first element in the values that the codec codes
+  index_t size = 0;          ///< number of elements; at least 1
   index_t first = 0;         ///< position of the first element in the parameter's storage
-  std::uint64_t stream = 0;  ///< of random numbers: depends on the name alone
+  std::uint64_t stream = 0;  ///< stream of random numbers; depends on the name alone
 };
 
-/// Where and when a code is made. Random codecs draw from it, so that a resumed run draws the same numbers.
+/// Rank, step and hop of a code. They seed random codecs, so that a resumed run draws the same numbers.
 struct code_place {
   int rank = 0;
   std::uint64_t step = 0;
-  int hop = 0;  ///< 0: of a rank's own gradients, 1: of the mean that the owner of a stripe has formed
+  int hop = 0;  ///< 0: code of a rank's own gradients, 1: code of the mean of a stripe by its owner
 };
 
-/// How decoded values enter a span.
+/// Whether decoded values replace the values of a span, are added to them or subtracted from them.
 enum class decode_as { values, addition, subtraction };
 
-/// Codes a fixed list of tensors, which it is given when it is made.
+/// Codes a fixed list of tensors, an argument of its constructor.
 ///   value_type                         float or double
 ///   has_fixed_length                   static constexpr bool: every code has most_bytes() bytes
 ///   most_bytes()                       bytes that a code may have
@@ -52,7 +52,7 @@ enum class decode_as { values, addition, subtraction };
 ///                                      D - C, C decoded. An empty memory counts as zero and stays empty
 ///   decode(ctx, code, as, to)          to = C, to += C or to -= C. Throws value_error for bytes that are no
 ///                                      code
-///   describe()                         a line that tells its options from others
+///   describe()                         a line that identifies its options
 /// Spans of values have the length of all tensors together and do not overlap. Results do not depend on the
 /// number of threads. Where D is not finite, C is not specified.
 template <class C>
@@ -79,7 +79,7 @@ std::vector<coded_tensor> coded_tensors(const parameter_store<T>& store) {
   return result;
 }
 
-/// The parts of tensors with offsets in [begin, end). Offsets of the result count from `begin`.
+/// The parts of tensors in [begin, end) of the coded values. Offsets of the result count from `begin`.
 inline std::vector<coded_tensor> coded_parts(const std::vector<coded_tensor>& tensors, index_t begin,
                                              index_t end) {
   std::vector<coded_tensor> result;
@@ -101,7 +101,7 @@ inline index_t coded_size(const std::vector<coded_tensor>& tensors) {
 
 namespace detail {
 
-/// Random numbers of a codec: those of (seed, system, step, rank, hop); child of the tensor's stream.
+/// Random stream of a codec for a tensor; depends on seed, system, step, rank, hop and the tensor's name.
 inline random_stream code_randoms(std::uint64_t seed, std::string_view system, const code_place& place,
                                   const coded_tensor& tensor) {
   const auto rank = 2 * static_cast<std::uint64_t>(place.rank) + static_cast<std::uint64_t>(place.hop);
@@ -118,7 +118,7 @@ void add_gradients(context<device::cpu>& ctx, std::span<const T> gradients, std:
                   [=](index_t begin, index_t end) { add(from + begin, to + begin, end - begin); });
 }
 
-/// D = gradients + memory, formed in the memory; the gradients if the memory is empty.
+/// The values to code: computes gradients + memory in the memory; the gradients if the memory is empty.
 template <class T>
 const T* values_to_code(context<device::cpu>& ctx, std::span<const T> gradients, std::span<T> memory) {
   if (memory.empty()) return gradients.data();
@@ -144,7 +144,7 @@ T read_at(std::span<const std::byte> code, std::size_t byte) {
   return value;
 }
 
-/// Throws value_error unless a code has the length that it must have.
+/// Throws value_error unless a code has `wanted` bytes.
 inline void check_code_length(const char* codec, std::size_t found, std::size_t wanted) {
   if (found != wanted) throw_error<value_error>({codec, ": a code of ", found, " bytes, not ", wanted});
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `coded_sparse_all_reduce`: a sum of sparse vectors whose dense result travels as a code.
+/// `coded_sparse_all_reduce`: sums sparse vectors and sends the dense result as codes.
 
 #include <cstddef>
 #include <memory>
@@ -13,16 +13,16 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// As sparse_all_reduce by sparse_algorithm::split_dense, but the owner of part r of p sends a code of the
-/// sum of its part, and every rank, the owner too, decodes the codes of all parts: `values` becomes C(sum),
+/// Same as sparse_all_reduce by sparse_algorithm::split_dense, but the owner of part r of p sends a code of
+/// its part's sum. Every rank, also the owner, decodes the codes of all parts: `values` becomes C(sum),
 /// dense, the same bits on all ranks. On one rank values become C(values). With an unbiased codec the result
-/// is unbiased. Renggli et al., SparCML (SC 2019), have buckets of 1024 values and 2, 4 or 8 bits:
+/// is unbiased. Renggli et al., SparCML (SC 2019), use buckets of 1024 values and 2, 4 or 8 bits:
 ///
 ///     coded_sparse_all_reduce<qsgd_codec<float>>(comm, ctx, step, stream, {.bits = 4, .bucket = 1024});
 ///
-/// `step` is the training step, for codecs that draw random numbers. The codec must have a fixed length; each
-/// part is one tensor to it. Throws shape_error on all ranks for streams of different lengths. Collective;
-/// errors as the messages and Codec's constructor.
+/// `step` is the training step, for codecs that draw random numbers. The codec must have a fixed length; it
+/// codes each part as one tensor. Throws shape_error on all ranks for streams of different lengths.
+/// Collective. Other errors are those of the communicator and of Codec's constructor.
 template <class Codec, class C, class T>
 sparse_all_reduce_report coded_sparse_all_reduce(C& comm, context<device::cpu>& ctx, std::uint64_t step,
                                                  sparse_stream<T>& values,

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `dgc`: deep gradient compression, the largest entries of what momentum has accumulated.
+/// `dgc`: deep gradient compression, which sends the largest entries of the accumulated momentum.
 
 #include <algorithm>
 #include <cmath>
@@ -32,21 +32,21 @@ namespace detail {
 ///
 ///     matrices (two or more dimensions), u_w and v_w zero at the start, on each rank:
 ///       u_w = m u_w + g_w;  v_w = v_w + u_w        (Nesterov: u_w = m (u_w + g_w);  v_w = v_w + u_w + g_w)
-///       the k = ceil(rho n) entries of largest |v_w| are sent and leave v_w; those of u_w become zero
-///       G = (1 / p) times the sum of what all ranks have sent, added in the order of the ranks
+///       the k = ceil(rho n) entries of largest |v_w| are sent; they and those of u_w become zero
+///       G = (1 / p) times the sum of the entries of all ranks, added in the order of the ranks
 ///     vectors:
 ///       M = mean of g_w over all ranks;  u = m u + M;  G = u           (Nesterov: u = m (u + M);  G = u + M)
 ///     parameters with weight decay d, w their values:
 ///       b = m b + w;  result = G + d b                            (Nesterov: result = G + d (w + m b))
 ///
-/// rho is dgc_ratio of the epoch. The optimizer takes the result for the gradient: use SGD without momentum
-/// and without weight decay. Without factor masking u_w stays as it is.
+/// rho is dgc_ratio of the epoch. The optimizer uses the result as the gradient: use SGD without momentum and
+/// without weight decay. Without factor masking u_w is not set to zero.
 ///
-/// One round: a sum, the vectors; and equal gathered blocks, all values, then all indices (32-bit integers,
-/// ascending, local to their tensor), tensors in the order of the arena. With half_values values travel as
-/// float16 of at most 65504, and v_w keeps what rounding has lost. With a sampled threshold fewer than k
-/// entries may be selected; blocks are then filled with entries of the index n. By code_route::sparse entries
-/// of different ranks are added on their way, in the order of sparse_all_reduce.
+/// One round: a sum of the vectors, and gathered blocks of equal length with all values, then all indices
+/// (32-bit integers, ascending, local to their tensor), tensors in the order of the arena. With half_values
+/// values are sent as float16 of at most 65504, and v_w keeps the rounding error. With a sampled threshold
+/// fewer than k entries may be selected; blocks are then filled with entries of the index n. With
+/// code_route::sparse a sparse all-reduce adds the entries of all ranks, in the order of sparse_all_reduce.
 ///
 /// The store must outlive the object if there is weight decay.
 template <class T>
@@ -54,7 +54,7 @@ class dgc {
  public:
   using value_type = T;
 
-  /// Throws value_error for options out of range and, by name, for a matrix of 2^31 elements or more.
+  /// Throws value_error for options out of range, and, naming it, for a matrix of 2^31 elements or more.
   dgc(const parameter_store<T>& store, const dgc_options& options)
       : options_(options),
         store_(&store),
@@ -104,8 +104,8 @@ class dgc {
     return message;
   }
 
-  /// Throws value_error for indices that are not ascending or not in their tensor, state_error if weight
-  /// decay needs values that are not on the host.
+  /// Throws value_error for indices that are not ascending or not in their tensor. Throws state_error if
+  /// weight decay needs values that are not on the host.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
     if (is_summed()) {
       ops::fill(ctx, gradients, T(0));
@@ -129,7 +129,7 @@ class dgc {
     });
   }
 
-  /// In the epoch of the last encode; before it, in epoch 0.
+  /// Bytes in the epoch of the last encode; before the first encode: in epoch 0.
   index_t payload_bytes() const {
     return static_cast<index_t>(sent_) + sum_.size() * static_cast<index_t>(sizeof(T));
   }
@@ -141,13 +141,13 @@ class dgc {
     return result;
   }
 
-  /// Options, and how momenta of vectors, which every rank computes, are rounded.
+  /// Options, and the rounding of the momenta of vectors, which every rank computes by itself.
   std::string describe() const {
     return pufferfish::describe(options_) + (detail::fuses_multiply_add() ? ", fused multiply-add" : "");
   }
 
  private:
-  // Of a tensor: where a vector begins in the sum (matrices: -1), and its parameter's number in the store.
+  // The position of a vector in the sum (matrices: -1), and the number of its parameter in the store.
   struct tensor_place {
     index_t in_sum = 0;
     std::size_t parameter = 0;
@@ -177,7 +177,7 @@ class dgc {
     return norm > most ? static_cast<T>(most / norm) : T(1);
   }
 
-  // u and v of matrices, and the gradients of vectors into the sum.
+  // Updates u and v of matrices, and writes the gradients of vectors to the sum.
   void accumulate(context<device::cpu>& ctx, T factor, const T* gradients) {
     const auto take = PUFFERFISH_KERNEL(widest_isa(), detail::dgc_passes, accumulate<T>);
     const auto scale = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, scale<T>);
@@ -198,7 +198,7 @@ class dgc {
     return sum_.data() + places_[part.tensor].in_sum + part.begin - tensors_[part.tensor].offset;
   }
 
-  // Writes the selected entries into a block or the stream; they leave u and v.
+  // Writes the selected entries into a block or the stream, and removes them from u and v.
   template <class Selector>
   void select_by(Selector& selector, context<device::cpu>& ctx, std::size_t block) {
     selector.select(ctx, entries_.lists(), v_.span());
@@ -244,14 +244,14 @@ class dgc {
   std::vector<coded_tensor> tensors_;
   std::vector<tensor_place> places_;
   detail::tensor_chunks chunks_;
-  detail::entry_blocks<T> entries_;  // as many as the epoch has; none of vectors
+  detail::entry_blocks<T> entries_;  // lists of the epoch's lengths; empty for vectors
   largest_selector<T> exact_;
   sampled_selector<T> sampled_;
-  sparse_stream<T> stream_;  // by code_route::sparse
-  std::size_t sent_ = 0;     // bytes of entries
+  sparse_stream<T> stream_;  // with code_route::sparse
+  std::size_t sent_ = 0;     // bytes of entries that are sent
   index_t epoch_ = -1;
   aligned_buffer<T> u_, v_, decayed_;  // decayed_: b
-  aligned_buffer<T> sum_;              // of vectors
+  aligned_buffer<T> sum_;              // values of all vectors
 };
 
 template <class T>

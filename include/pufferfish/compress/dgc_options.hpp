@@ -16,23 +16,23 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of dgc.
 struct dgc_options {
-  static constexpr bool brings_momentum = true;  ///< in place of the optimizer's
-  double ratio = 0.001;   ///< of the entries of a matrix that are sent; above 0, at most 1
+  static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
+  double ratio = 0.001;   ///< share of a matrix's entries that is sent; above 0, at most 1
   double momentum = 0.9;  ///< 0 <= momentum < 1
   bool nesterov = false;
-  double clip_norm = 0.0;  ///< tau: a rank's gradients have at most the norm tau / sqrt(p); 0: not clipped
-  bool factor_masking = true;  ///< the momentum of sent entries starts again from zero
+  double clip_norm = 0.0;  ///< tau: a rank's gradients are clipped to the norm tau / sqrt(p); 0: not clipped
+  bool factor_masking = true;  ///< sets the momentum of sent entries to zero
   int warmup_epochs = 0;       ///< W: epochs 0 .. W - 1 send more; see dgc_ratio
-  double weight_decay = 0.0;   ///< with a momentum of its own, in place of the optimizer's
-  bool decay_all = false;      ///< weight decay also of biases and normalisation parameters
-  bool half_values = false;    ///< values travel as float16
-  bool sampled = false;  ///< about the largest entries, as the published code selects them: sampled_selector
-  code_route route = code_route::gather;  ///< of the entries of matrices: gather or sparse
+  double weight_decay = 0.0;   ///< has its own momentum; replaces the optimizer's weight decay
+  bool decay_all = false;      ///< also decays biases and normalisation parameters
+  bool half_values = false;    ///< sends values as float16
+  bool sampled = false;  ///< approximately the largest entries, as in the published program: sampled_selector
+  code_route route = code_route::gather;  ///< route of the entries of matrices: gather or sparse
 
-  /// Whether the compressor has a weight decay of its own, in place of the optimizer's.
+  /// Whether the compressor replaces the optimizer's weight decay.
   constexpr bool brings_weight_decay() const { return weight_decay > 0.0; }
 
-  /// Throws value_error, naming the option and its value, for what is out of range.
+  /// Throws value_error, naming the option and its value, for an option out of its range.
   void validate() const {
     const auto refuse_unless = [](bool valid, const char* option, double value, const char* range) {
       if (!valid) detail::throw_error<value_error>({"dgc: ", option, " ", value, " is not ", range});

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `entry_atomo_codec`: some of a gradient's entries, drawn so that the code is unbiased.
+/// `entry_atomo_codec`: randomly drawn entries of a gradient, as an unbiased code.
 
 #include <algorithm>
 #include <cmath>
@@ -22,14 +22,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Entry D_i of a tensor is kept with probability p_i, independently of the others, and C(D)_i = D_i / p_i,
-/// so that the mean of C(D) is D; other entries of C(D) are 0. p = atomo_probabilities(D, s) with s = max(1,
-/// ratio n) for n elements, which is
+/// so that the mean of C(D) is D. The other entries of C(D) are 0. p = atomo_probabilities(D, s) with s =
+/// max(1, ratio n) for n elements, which is
 ///
 ///     p_i = min(1, |D_i| / M),  C(D)_i = D_i where |D_i| > M, else M sign(D_i),  with sum of p_i = s
 ///
-/// The variance, sum of D_i^2 (1 / p_i - 1), is the least for an expected number of s entries. Probabilities
-/// are multiples of 2^-32, rounded up. M takes one pass over the values per round of
-/// detail::atomo_saturation, a few in all. A tensor that is not finite is sent as it is.
+/// For an expected number of s entries the variance, sum of D_i^2 (1 / p_i - 1), is the least. Probabilities
+/// are multiples of 2^-32, rounded up. Computing M takes one pass over the values per round of
+/// detail::atomo_saturation, a few rounds in all. A tensor that is not finite is sent unchanged.
 ///
 /// The code, per tensor: a uint32 with the number of kept entries, their values as T, then their positions in
 /// the tensor as int32, ascending. Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS
@@ -64,7 +64,7 @@ class entry_atomo_codec {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
     const std::vector<double> levels = saturations(ctx, values);
     draw(ctx, place, values, levels);
-    // Entries of each part before it in its tensor, and of each tensor.
+    // The number of kept entries before each part in its tensor, and of each tensor.
     std::vector<std::size_t> before(kept_.size()), totals(tensors_.size(), 0), places;
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       before[i] = totals[chunks_.parts()[i].tensor];
@@ -98,7 +98,7 @@ class entry_atomo_codec {
 
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
-    std::vector<std::size_t> places;  // of values
+    std::vector<std::size_t> places;  // first bytes of the lists of values
     std::vector<index_t> counts;
     std::size_t next = 0;
     for (const coded_tensor& tensor : tensors_) {
@@ -135,7 +135,7 @@ class entry_atomo_codec {
     });
   }
 
-  /// See summed_entries. `code` is one that encode has written.
+  /// See summed_entries. `code` must be the result of encode: it is not checked.
   template <class F>
   void for_each_entry(std::span<const std::byte> code, F&& f) const {
     std::size_t next = 0;
@@ -150,7 +150,7 @@ class entry_atomo_codec {
     }
   }
 
-  /// Only what codes depend on.
+  /// Names only the options on which codes depend.
   std::string describe() const {
     return detail::message(
         {"ATOMO, entries, ratio ", detail::exact_number(options_.ratio), ", seed ", options_.seed});
@@ -160,7 +160,7 @@ class entry_atomo_codec {
   static constexpr std::size_t entry_bytes = sizeof(T) + sizeof(std::int32_t);
   static std::size_t count(index_t i) { return static_cast<std::size_t>(i); }
 
-  // Of a tensor: its tail, and its number of entries that are not zero.
+  // Sums over a tensor: its tail, and its number of nonzero entries.
   struct sums {
     detail::atomo_tail tail;
     double atoms = 0;
@@ -175,7 +175,7 @@ class entry_atomo_codec {
                      });
   }
 
-  // M of all tensors.
+  // The saturation M of each tensor.
   std::vector<double> saturations(context<device::cpu>& ctx, const T* values) {
     std::vector<double> levels(tensors_.size(), std::numeric_limits<double>::infinity());
     std::vector<detail::atomo_saturation> all;
@@ -195,7 +195,7 @@ class entry_atomo_codec {
     return levels;
   }
 
-  // Of each tensor, up to its level; nothing for tensors with a negative level.
+  // Sums of each tensor for its level. Tensors with a negative level are skipped.
   std::vector<sums> tails_up_to(context<device::cpu>& ctx, const T* values,
                                 const std::vector<double>& levels) {
     const auto tail = PUFFERFISH_KERNEL(widest_isa(), detail::atomo_passes, magnitude_tail<T>);
@@ -213,7 +213,7 @@ class entry_atomo_codec {
     return result;
   }
 
-  // Sets bits_ and kept_. Element i of a tensor draws word i of its random numbers.
+  // Sets bits_ and kept_. Element i of a tensor uses word i of the tensor's random stream.
   void draw(context<device::cpu>& ctx, const code_place& place, const T* values,
             const std::vector<double>& levels) {
     const auto words_of = PUFFERFISH_KERNEL(widest_isa(), ops::detail::dropouts, random_words);
@@ -238,7 +238,7 @@ class entry_atomo_codec {
   std::vector<coded_tensor> tensors_;
   entry_atomo_options options_;
   detail::tensor_chunks chunks_;
-  // Of each part: its first word of bits_, its number of kept entries, and what tails_up_to adds up.
+  // Of each part: its first word of bits_, its number of kept entries, and the sums of tails_up_to.
   std::vector<std::size_t> words_, kept_;
   std::vector<double> tails_;
   std::vector<std::uint32_t> bits_;  // a bit per value: kept

@@ -14,13 +14,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct entry_atomo_options {
-  double ratio = 0.01;  ///< expected entries of a tensor of n elements: max(1, ratio n); 0 < ratio <= 1
+  double ratio = 0.01;  ///< expected number of entries of n: max(1, ratio n); 0 < ratio <= 1
   std::uint64_t seed = 1;
   code_memory memory = code_memory::none;  ///< none: unbiased
-  code_route route = code_route::gather;   ///< or sparse: codes of any length cannot take two hops
+  code_route route = code_route::gather;   ///< gather or sparse; two_hop needs codes of a fixed length
 };
 
-/// "ATOMO, entries, ratio 0.01, seed 1, no memory", then ", sparse sum" if that is the route.
+/// "ATOMO, entries, ratio 0.01, seed 1, no memory", then ", sparse sum" for that route.
 inline std::string describe(const entry_atomo_options& options) {
   return detail::message({"ATOMO, entries, ratio ", detail::exact_number(options.ratio), ", seed ",
                           options.seed, ", ", to_string(options.memory),

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: blocks of entries that all ranks gather, equally long on all of them.
+/// Internal: blocks of entries that are gathered; their length is the same on all ranks.
 
 #include <algorithm>
 #include <cmath>
@@ -23,8 +23,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The entries of all lists, one list per tensor, as a vector over all tensors. Entries with the number of
-/// elements of their tensor as index stand for nothing. Errors as sparse_stream.
+/// The entries of all lists, one list per tensor, as a sparse vector over all tensors. Leaves out fillers:
+/// entries whose index is the number of elements of their tensor. Throws the errors of sparse_stream.
 template <class T>
 sparse_stream<T> stream_of_lists(const std::vector<coded_tensor>& tensors, const entry_lists& lists,
                                  std::span<const std::int32_t> indices, std::span<const T> values) {
@@ -43,22 +43,22 @@ sparse_stream<T> stream_of_lists(const std::vector<coded_tensor>& tensors, const
 
 /// The lists of entries of every rank. A rank's block holds the values of all lists, as T or as float16, and
 /// then all indices, as 32-bit integers: ascending in each list, and local to its tensor. Blocks have no
-/// alignment. If lists may be filled, their last entries may have the number of elements of the tensor as
-/// index; they stand for nothing.
+/// alignment. With `filled_lists` the last entries of a list may be fillers: their index is the number of
+/// elements of the tensor, and they are ignored.
 template <class T>
 class entry_blocks {
  public:
   explicit entry_blocks(bool half_values, bool filled_lists = false)
       : half_(half_values), filled_(filled_lists) {}
 
-  /// Sets how many entries each list has.
+  /// Sets the number of entries of each list.
   void resize(const entry_lists& lists) { lists_ = lists; }
   const entry_lists& lists() const { return lists_; }
 
   std::size_t value_bytes() const { return count() * (half_ ? sizeof(float16) : sizeof(T)); }
   std::size_t block_bytes() const { return value_bytes() + count() * sizeof(std::int32_t); }
 
-  /// The blocks of all ranks, each of block_bytes().
+  /// The blocks of all ranks, each of block_bytes() bytes.
   rank_blocks& blocks(std::size_t ranks) {
     if (blocks_.count() != ranks || blocks_.size(0) != block_bytes()) {
       blocks_.resize(std::vector<std::size_t>(ranks, block_bytes()));
@@ -66,8 +66,8 @@ class entry_blocks {
     return blocks_;
   }
 
-  /// Fills the block of a rank. Returns the values that it stands for: finite values beyond the range of
-  /// float16 become the largest one of it, others are rounded to it.
+  /// Writes the block of a rank. Returns the values that the block represents. As float16, finite values
+  /// beyond the range become the largest float16 of their sign, others are rounded.
   std::span<const T> write(std::size_t rank, std::span<const T> values,
                            std::span<const std::int32_t> indices) {
     const std::span<std::byte> block = blocks_[rank];
@@ -87,8 +87,8 @@ class entry_blocks {
     return sent_;
   }
 
-  /// Takes the entries out of all blocks. Throws value_error, naming `user`, the tensor and the rank, for
-  /// indices that are not ascending or not in their tensor.
+  /// Reads the entries of all blocks. Throws value_error, naming `user`, the tensor and the rank, for indices
+  /// that are not ascending or not in their tensor.
   void read(context<device::cpu>& ctx, const char* user, const std::vector<coded_tensor>& tensors) {
     received_.resize(blocks_.count());
     for (std::size_t rank = 0; rank < blocks_.count() && count() > 0; ++rank) {
@@ -106,8 +106,8 @@ class entry_blocks {
     }
   }
 
-  /// What has been read of list `list`, whose tensor begins at to[0]: to += its entries with indices from
-  /// `begin` to `end` - 1, in the order of the ranks.
+  /// Adds what read() has found in list `list` to its tensor, which begins at to[0]: the entries with indices
+  /// from `begin` to `end` - 1, in the order of the ranks.
   void add(std::size_t list, index_t begin, index_t end, T* to) const {
     for (const entries& from : received_) {
       const auto first = from.indices.begin() + lists_.first(list), last = first + lists_.count(list);
@@ -130,7 +130,7 @@ class entry_blocks {
     const std::int32_t* const index = received_[rank].indices.data();
     lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
       index_t before = begin == lists_.first(t) ? -1 : index[begin - 1], wrong = 0;
-      // The index of entries that stand for nothing.
+      // The index of fillers; without fillers, an index that does not occur.
       const index_t filler = filled_ ? tensors[t].size : std::numeric_limits<index_t>::max();
       for (index_t i = begin; i < end; before = index[i++]) {
         wrong += before < index[i] || (before == filler && index[i] == filler) ? 0 : 1;

@@ -39,8 +39,8 @@ inline void check_entry_indices(const char* compressor, std::string_view tensor,
                             std::numeric_limits<std::int32_t>::max()});
 }
 
-/// The places of all lists when they are stored one after the other: list t has the entries first(t) to
-/// first(t) + count(t) - 1.
+/// The positions of lists that are stored one after the other: list t has the
+/// entries first(t) to first(t) + count(t) - 1.
 class entry_lists {
  public:
   entry_lists() = default;
@@ -52,11 +52,11 @@ class entry_lists {
   std::size_t tensors() const { return firsts_.size() - 1; }
   index_t first(std::size_t tensor) const { return firsts_[tensor]; }
   index_t count(std::size_t tensor) const { return firsts_[tensor + 1] - firsts_[tensor]; }
-  /// Entries of all lists together.
+  /// Number of entries of all lists together.
   index_t size() const { return firsts_.back(); }
 
-  /// Calls f(tensor, begin, end) for runs of entries that are in one list and together are all entries, on
-  /// all threads. Where runs are cut does not depend on the number of threads.
+  /// Cuts all entries into runs within one list, and calls f(tensor, begin, end) for every run, on all
+  /// threads. The cuts do not depend on the number of threads.
   template <class F>
   void for_each(context<device::cpu>& ctx, F&& f) const {
     ops::for_chunks(ctx, size(), [&](index_t begin, index_t end) {

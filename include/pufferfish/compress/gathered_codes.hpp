@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `gathered_codes`: a compressor that codes the gradients of every rank, with or without a memory of what
-/// was lost, and gathers all codes on all ranks.
+/// `gathered_codes`: a compressor that gathers the codes of every rank's gradients on
+/// all ranks, with or without error feedback.
 
 #include <cstddef>
 #include <string>
@@ -16,12 +16,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Whether a rank adds to its next gradients what its last code has lost.
+/// Whether a rank adds the error of its last code to its next gradients.
 enum class code_memory {
   none,
   error_feedback,
-  /// error_feedback, and when the learning rate that gradient_exchange::set_epoch is told goes from a to b,
-  /// the memory is multiplied by a / b, so that the parameters are those of a memory in units of steps.
+  /// As error_feedback. When the learning rate of steps (exchange_place) changes from a to b, the memory is
+  /// multiplied by a / b. The parameters are then those of a memory in units of steps.
   rescaled_error_feedback,
 };
 
@@ -44,7 +44,7 @@ class gathered_codes {
  public:
   using value_type = typename Codec::value_type;
 
-  /// `tensors`: those of the gradient arena. Errors as Codec's constructor.
+  /// `tensors`: the tensors of the gradient arena. Throws the errors of Codec's constructor.
   gathered_codes(std::vector<coded_tensor> tensors, const typename Codec::options_type& options,
                  code_memory memory)
       : tensors_(std::move(tensors)),
@@ -95,8 +95,8 @@ class gathered_codes {
       detail::scale_values(gradients, value_type(1) / static_cast<value_type>(place.ranks));
   }
 
-  /// Of a codec without a fixed length: those of the last code. Before the first one: the expected number if
-  /// the codec has expected_bytes(), else the most that a code may have.
+  /// Bytes of a code. If the codec has no fixed length: bytes of the last code; before the first one,
+  /// expected_bytes() if the codec has it, else most_bytes().
   index_t payload_bytes() const {
     if (sent_ > 0) return static_cast<index_t>(sent_);
     if constexpr (requires { codec_.expected_bytes(); }) return static_cast<index_t>(codec_.expected_bytes());
@@ -117,8 +117,8 @@ class gathered_codes {
   Codec codec_;
   aligned_buffer<value_type> memory_;  // e
   detail::memory_rate<value_type> rate_;
-  std::vector<std::byte> own_;  // without a fixed length
-  std::size_t sent_ = 0;        // bytes of it that the last code had
+  std::vector<std::byte> own_;  // this rank's code, if codes have no fixed length
+  std::size_t sent_ = 0;        // length of the last code in own_
   rank_blocks codes_;
 };
 

@@ -22,7 +22,7 @@ PUFFERFISH_ALWAYS_INLINE bits_like<T> magnitude_key(T x) {
   return std::bit_cast<bits_like<T>>(x) & (~bits_like<T>{0} >> 1);
 }
 
-/// How many keys have each value of their digit: the 11 bits from `shift` on.
+/// Counts the keys by a digit: the 11 bits from `shift` on.
 template <class Word>
 class digit_histogram {
  public:
@@ -34,7 +34,7 @@ class digit_histogram {
   void add(Word key) { ++counts_[digit(key)]; }
   index_t count(Word digit) const { return counts_[digit]; }
 
-  /// The digit of the k-th largest of the keys, k >= 1. Reduces k to the rank among the keys with it.
+  /// The digit of the k-th largest of the keys, k >= 1. Reduces k to the rank among the keys with this digit.
   Word digit_of(index_t& k) const {
     Word result = digits - 1;
     for (; k > counts_[result]; --result) k -= counts_[result];
@@ -47,8 +47,8 @@ class digit_histogram {
   std::array<std::uint32_t, digits> counts_{};
 };
 
-/// The k-th largest key, 1 <= k <= keys.size(). The highest bit of all keys is 0. On return k is how many of
-/// the keys that equal the result are among the k largest. `keys` is used as memory.
+/// The k-th largest key, 1 <= k <= keys.size(). The highest bit of all keys is 0. On return k is the number
+/// of keys equal to the result that are among the k largest. Overwrites `keys`.
 template <class Word>
 Word kth_largest(std::vector<Word>& keys, index_t& k) {
   using histogram = digit_histogram<Word>;

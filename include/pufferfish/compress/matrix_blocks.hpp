@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: tensors cut into small rectangles of their storage, for codecs that treat each by itself.
+/// Internal: cuts tensors into small rectangles of their storage, for codecs that code each one by itself.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace detail {
 /// A rectangle of rows x columns values. Value i of it, row by row, is value `place(i)` of all coded values.
 struct matrix_block {
   std::size_t tensor = 0;
-  index_t first = 0;   ///< its first value, among all coded values
-  index_t stride = 0;  ///< between the first values of two rows
+  index_t first = 0;   ///< number of its first value, among all coded values
+  index_t stride = 0;  ///< distance between the first values of two consecutive rows
   index_t rows = 0, columns = 0;
 
   index_t size() const { return rows * columns; }
@@ -35,10 +35,10 @@ inline index_t storage_columns(const coded_tensor& tensor) {
   return 1;
 }
 
-/// Blocks of side x side values, tensor by tensor and row by row; those at the lower and right edges are what
-/// is left. Where a matrix has fewer than `side` rows or columns its blocks are longer the other way, up to
-/// side^2 values, so that a thin factor is not cut into many small blocks. A vector is cut into runs of
-/// side^2 values.
+/// Blocks of side x side values, tensor by tensor and row by row; blocks at the lower and right edges
+/// may be smaller. If a matrix has fewer than `side` rows or columns, its blocks are longer in the
+/// other direction, up to side^2 values, so that a thin factor is not cut into many small blocks. A
+/// vector is cut into runs of side^2 values.
 inline std::vector<matrix_block> matrix_blocks(const std::vector<coded_tensor>& tensors, index_t side) {
   std::vector<matrix_block> blocks;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
@@ -56,22 +56,22 @@ inline std::vector<matrix_block> matrix_blocks(const std::vector<coded_tensor>& 
   return blocks;
 }
 
-/// Two magnitudes that stand for many: those from `least_high` on for `high`, others for `low`.
+/// Two levels that replace many magnitudes: `high` replaces those from `least_high` on, `low` the others.
 template <class T>
 struct magnitude_levels {
   T low = 0, high = 0, least_high = 0;
 };
 
-/// The two levels with the least sum of squared errors, found by trying all cuts of the magnitudes, which are
-/// in ascending order, into a lower and an upper group; a level is its group's mean, summed in double and
-/// rounded to T. Of equal sums the lower cut is taken. Equal magnitudes only: both levels are their mean, and
-/// all belong to `high`. At least one magnitude.
+/// The two levels with the least sum of squared errors. All cuts of the magnitudes, which are in ascending
+/// order, into a lower and an upper group are tried. A level is its group's mean, summed in double and
+/// rounded to T. Of equal sums the lower cut is taken. If all magnitudes are equal, both levels are their
+/// mean, and all belong to `high`. There must be at least one magnitude.
 template <class T>
 magnitude_levels<T> best_levels(const std::vector<T>& ascending) {
   double all = 0.0, below = 0.0;
   for (const T x : ascending) all += static_cast<double>(x);
   const auto count = static_cast<double>(ascending.size());
-  // The sum of squared errors is that of squares without `gain`.
+  // The sum of squared errors is the sum of squares minus `gain`.
   double gain = all * all / count, lower_sum = 0.0;
   std::size_t cut = 0;
   for (std::size_t i = 1; i < ascending.size(); ++i) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: `memory_rate`, which keeps the memory of error feedback in proportion to the learning rate.
+/// Internal: `memory_rate`, which rescales the memory of error feedback when the learning rate changes.
 
 #include <initializer_list>
 #include <span>
@@ -19,18 +19,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A memory e in units of gradients is multiplied by a / b when the learning rate goes from a to b. The
+/// A memory e in units of gradients is multiplied by a / b when the learning rate changes from a to b. The
 /// parameters are then those of a memory lr e in units of steps, which is the published form of error
-/// feedback (Karimireddy et al., ICML 2019): b (g + (a / b) e) = b g + a e. A learning rate of 0, which is
-/// also that of an exchange that was told none, changes nothing and is not remembered.
+/// feedback (Karimireddy et al., ICML 2019): b (g + (a / b) e) = b g + a e. A learning rate of 0, which an
+/// exchange has before a learning rate is set, changes nothing and is not remembered.
 template <class T>
 class memory_rate {
  public:
-  /// Does nothing.
+  /// Never rescales.
   memory_rate() = default;
   explicit memory_rate(bool rescales) : last_(rescales ? 1 : 0) {}
 
-  /// Before the memories are used in a step with this learning rate.
+  /// Rescales the memories; to be called before they are used in a step with this learning rate.
   void rescale(context<device::cpu>& ctx, double learning_rate,
                std::initializer_list<std::span<T>> memories) {
     const auto rate = static_cast<T>(learning_rate);
@@ -47,14 +47,14 @@ class memory_rate {
     }
   }
 
-  /// These states, and the last learning rate if memories are rescaled.
+  /// Appends the last learning rate to `states` if memories are rescaled.
   std::vector<compressor_state<T>> after(std::vector<compressor_state<T>> states) {
     if (last_.size() > 0) states.push_back({"exchange.memory_rate", last_.span(), false});
     return states;
   }
 
  private:
-  aligned_buffer<T> last_;  // one number, 0 before the first step; none if memories stay as they are
+  aligned_buffer<T> last_;  // last learning rate, 0 before the first step; empty if memories stay unscaled
 };
 
 }  // namespace detail

@@ -47,9 +47,9 @@ namespace detail {
 /// tensor's cells in the order of output units. The part of a tensor in a stripe has the cells that it
 /// touches, in the order in which its elements touch them. Sums are taken in double.
 ///
-/// Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent (INTERSPEECH 2014), whose cells are
-/// columns of weight matrices; output units are taken for them here. The paper's first, uncompressed steps
-/// are not part of the codec.
+/// Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent (INTERSPEECH 2014), whose
+/// cells are columns of weight matrices; here cells are output units. The paper's first,
+/// uncompressed steps are not part of the codec.
 template <class T>
 class one_bit_codec {
  public:
@@ -125,7 +125,7 @@ class one_bit_codec {
     });
   }
 
-  /// Only what codes depend on: memory and route are named by the compressors that send them.
+  /// Only the options on which codes depend. The class that sends the codes adds memory and route.
   std::string describe() const { return detail::message({"1-bit, ", to_string(cell_)}); }
 
  private:
@@ -140,8 +140,8 @@ class one_bit_codec {
            sizeof(std::uint32_t);
   }
 
-  // Calls f(offset, first, for_each) for the part of a tensor in a task: the tensor's offset, its first cell
-  // among all cells, and for_each(rows, run) as tensor_cells::for_each of the part's elements.
+  // Calls f(offset, first, for_each) for each part of a tensor in a task: the tensor's offset, its first cell
+  // among all cells, and for_each(rows, run), which is tensor_cells::for_each for the part's elements.
   template <class F>
   void for_each_part(context<device::cpu>& ctx, const F& f) const {
     tasks_.for_each(ctx, [&](index_t, index_t, std::span<const detail::one_bit_part> parts) {
@@ -215,11 +215,11 @@ class one_bit_codec {
   std::vector<coded_tensor> tensors_;
   one_bit_cell cell_;
   index_t size_;
-  std::vector<detail::tensor_cells> cells_;  // of each tensor
-  std::vector<index_t> firsts_;              // each tensor's first cell
+  std::vector<detail::tensor_cells> cells_;  // one per tensor
+  std::vector<index_t> firsts_;              // number of each tensor's first cell
   index_t cell_count_ = 0;
   detail::one_bit_tasks tasks_;
-  std::vector<double> sums_;  // of each part: of D >= 0, of D < 0, number of D < 0, for all its cells
+  std::vector<double> sums_;  // per part, for all its cells: sums of D >= 0, sums of D < 0, numbers of D < 0
 };
 
 template <class T>

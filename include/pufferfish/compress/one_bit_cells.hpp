@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: the cells of one_bit_codec, which share two values, and how its work is cut into tasks.
+/// Internal: the cells of one_bit_codec, whose values share two means, and the tasks of its parallel loops.
 
 #include <algorithm>
 #include <span>
@@ -12,10 +12,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which values of a tensor share the two values of a one-bit code.
+/// The values of a tensor that share the two means of a one-bit code.
 enum class one_bit_cell {
-  output_unit,  ///< those of one output unit: index 0 of a matrix or a kernel; all values of a vector
-  tensor        ///< all of them
+  output_unit,  ///< values of one output unit: index 0 of a matrix or a kernel; all values of a vector
+  tensor        ///< all values of the tensor
 };
 
 constexpr const char* to_string(one_bit_cell cell) {
@@ -43,14 +43,14 @@ class tensor_cells {
   }
 
   index_t count() const { return std::min(runs_, units_); }
-  /// Distance of consecutive output units in storage. 1: neighbours belong to different cells.
+  /// Stride of consecutive output units in storage. 1: neighbours belong to different cells.
   index_t run() const { return run_; }
-  /// Runs until the cells repeat; at least count().
+  /// Number of runs after which the cells repeat; at least count().
   index_t units() const { return units_; }
-  /// The run of element i of the part, and its cell.
+  /// The number of the run with element i of the part, and the cell of the element.
   index_t run_of(index_t i) const { return (skipped_ + i) / run_; }
   index_t cell_of(index_t i) const { return run_of(i) % units_; }
-  /// Elements of a cell.
+  /// Number of elements of a cell.
   index_t size_of(index_t cell) const {
     index_t elements = (runs_ - cell + units_ - 1) / units_ * run_;
     if (cell == 0) elements -= skipped_;
@@ -58,8 +58,8 @@ class tensor_cells {
     return elements;
   }
 
-  /// Covers elements [begin, end) of the part by calls rows(at, rows, columns, cell): `rows` rows of columns
-  /// with the cells cell .. cell + columns - 1; and run(at, length, cell): a run of one cell.
+  /// Covers elements [begin, end) of the part by calls of rows(at, rows, columns, cell), for rows over the
+  /// cells cell .. cell + columns - 1, and of run(at, length, cell), for runs of one cell.
   template <class Rows, class Run>
   void for_each(index_t begin, index_t end, const Rows& rows, const Run& run) const {
     while (begin < end) {
@@ -81,7 +81,7 @@ class tensor_cells {
   index_t size_ = 0;
   index_t run_ = 1;
   index_t units_ = 1;
-  index_t runs_ = 1;     // that the part touches
+  index_t runs_ = 1;     // number of runs that the part overlaps
   index_t skipped_ = 0;  // elements of the first run before the part
 };
 
@@ -94,7 +94,7 @@ struct one_bit_part : tensor_part {
 };
 
 /// The coded values cut into tasks that are whole words of bits. A task has at least 64 rows of its last
-/// tensor's cells, or the sums of cells would be longer than the values.
+/// tensor's cells: with fewer, the sums of cells would take more memory than the values.
 class one_bit_tasks {
  public:
   one_bit_tasks() = default;
@@ -128,10 +128,10 @@ class one_bit_tasks {
   }
 
   std::span<const one_bit_part> parts() const { return parts_; }
-  /// Cells of all parts together.
+  /// Number of cells of all parts together.
   index_t sums() const { return sums_; }
 
-  /// Calls f(begin, end, parts) for every task: its values, and its parts. Tasks run on all threads.
+  /// Calls f(begin, end, parts) for every task: its range of values, its parts. Tasks run on all threads.
   template <class F>
   void for_each(context<device::cpu>& ctx, F&& f) const {
     ctx.parallel_for(static_cast<index_t>(cuts_.size()) - 1, [&](index_t task, int) {
@@ -141,7 +141,7 @@ class one_bit_tasks {
   }
 
  private:
-  // Elements [begin, end) of a tensor's part. Rows of neighbouring cells have sums for all cells.
+  // For elements [begin, end) of a tensor's part. If neighbours are in different cells, all cells have sums.
   static void set_sums(const tensor_cells& cells, index_t begin, index_t end, one_bit_part& part) {
     const index_t first = cells.run_of(begin);
     part.sums = cells.run() == 1 ? cells.count() : std::min(cells.units(), cells.run_of(end - 1) - first + 1);
@@ -150,7 +150,7 @@ class one_bit_tasks {
 
   std::vector<index_t> cuts_{0};
   std::vector<one_bit_part> parts_;
-  std::vector<std::size_t> firsts_;  // of each task's parts
+  std::vector<std::size_t> firsts_;  // the number of each task's first part
   index_t sums_ = 0;
 };
 

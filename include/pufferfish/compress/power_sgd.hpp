@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `power_sgd`: gradients as products of thin matrices, by one step of power iteration a training step.
+/// `power_sgd`: approximates gradients by products of thin matrices, with one power iteration a step.
 
 #include <algorithm>
 #include <cstdint>
@@ -27,16 +27,16 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     D = g + e;  P = sum over ranks of D^T Q, its columns made orthonormal;  Q_own = D P;
 ///     Q = mean over ranks of Q_own;  result = Q P^T;  e = D - Q_own P^T      (aggregated: D - result)
 ///
-/// Two sums a step: all P, and what is not compressed (vectors, and matrices that it would not pay for),
-/// which becomes the mean; then all Q. A matrix is a parameter as stored in memory: rows are its outer
-/// extents (taps and inputs of a convolution), columns the innermost one (outputs); P belongs to the columns.
-/// A column of P that vanishes is replaced by a unit vector orthogonal to the others.
+/// Two sums a step: first all P and everything uncompressed (vectors, and matrices for which compression does
+/// not pay), which becomes the mean; then all Q. A matrix is a parameter as stored in memory: rows are its
+/// outer extents (taps and inputs of a convolution), columns the innermost one (outputs). P belongs to the
+/// columns. A column of P that vanishes is replaced by a unit vector orthogonal to the others.
 ///
-/// With a rank of the smaller extent the result is the mean, to rounding. Before options.start_step the
-/// result is the mean, and e stays zero. Matrices may have ranks of their own: see set_ranks.
+/// If the rank is the smaller extent, the result is the mean up to rounding. Before options.start_step the
+/// result is the mean, and e stays zero. Matrices may have different ranks: see set_ranks.
 ///
-/// All ranks must run on processors with the same instruction sets (of AVX-512, AVX2 and neither), since each
-/// computes the result by itself; an exchange refuses others.
+/// All ranks must run on processors with the same instruction sets (AVX-512, AVX2 or neither), since each
+/// computes the result by itself; an exchange refuses ranks that differ.
 template <class T>
 class power_sgd {
  public:
@@ -71,8 +71,8 @@ class power_sgd {
   power_sgd(const parameter_store<T>& store, const power_sgd_options& options)
       : power_sgd(coded_tensors(store), options) {}
 
-  /// See gradient_compressor. Sums of another length may be rounded otherwise, which the orthonormal columns
-  /// amplify.
+  /// See gradient_compressor. Sums of another length may be rounded differently, and the
+  /// orthonormal columns amplify the difference.
   power_sgd part(index_t begin, index_t end) const { return {coded_parts(tensors_, begin, end), options_}; }
 
   int rounds() const { return 2; }
@@ -118,7 +118,7 @@ class power_sgd {
     });
   }
 
-  /// In the step of the last encode; before it, in step 0.
+  /// Bytes in the step of the last encode; before the first encode: in step 0.
   index_t payload_bytes() const {
     return static_cast<index_t>(sizeof(T)) * (dense_ ? error_.size() : first_size_ + second_size_);
   }
@@ -136,11 +136,11 @@ class power_sgd {
   /// The matrices that are compressed, in the order of the arena.
   std::span<const detail::power_sgd_shape> matrices() const { return matrices_; }
 
-  /// Between two steps: matrix i gets the rank ranks[i], 1 <= ranks[i] <= options.rank, but at most its
-  /// smaller extent. Where this changes its rank, a new Q is drawn, from the options' seed and `step`; other
-  /// matrices keep theirs. e stays. exchange.q keeps its length, and holds the Q of all matrices one after
-  /// the other, then zeros. Throws shape_error for another number of ranks, value_error for ranks out of
-  /// range.
+  /// Between two steps: gives matrix i the rank ranks[i], 1 <= ranks[i] <= options.rank, but at most
+  /// its smaller extent. If this changes its rank, a new Q is drawn from the options' seed and
+  /// `step`; other matrices keep their Q. e stays. exchange.q keeps its length and holds the Q of all
+  /// matrices one after the other, then zeros. Throws shape_error unless ranks has one rank per
+  /// matrix, value_error for ranks out of range.
   void set_ranks(std::span<const index_t> ranks, std::uint64_t step) {
     const std::vector<T> q(second_.data(), second_.data() + second_.size());
     const std::vector<placed> before = places_;
@@ -155,7 +155,7 @@ class power_sgd {
       }
     }
   }
-  /// As set_ranks where exchange.q already holds the Q of these ranks, as read from a checkpoint.
+  /// As set_ranks, if exchange.q already holds the Q of these ranks, as read from a checkpoint.
   void restore_ranks(std::span<const index_t> ranks) {
     if (ranks.size() != matrices_.size()) {
       detail::throw_error<shape_error>(
@@ -170,11 +170,11 @@ class power_sgd {
   }
 
  private:
-  // Of a matrix: its rank, where P begins in the first message, Q in the second one.
+  // Of a matrix: its rank, and the positions of P in the first message and of Q in the second one.
   struct placed {
     index_t rank = 0, p = 0, q = 0;
   };
-  // Of what is sent whole: where it is in the arena and in the first message.
+  // A range that is sent whole: its position in the arena and, `at`, in the first message.
   struct range {
     index_t offset = 0, size = 0, at = 0;
   };
@@ -184,7 +184,7 @@ class power_sgd {
     const auto sent = static_cast<double>(rank * (m.rows + m.columns));
     return rank > 0 && sent * options_.least_saving < static_cast<double>(m.size());
   }
-  // Neighbours are copied at once.
+  // Joins neighbouring ranges, so that they are copied at once.
   void take_whole(index_t offset, index_t size) {
     if (!whole_.empty() && whole_.back().offset + whole_.back().size == offset) {
       whole_.back().size += size;
@@ -193,7 +193,7 @@ class power_sgd {
     }
     whole_size_ += size;
   }
-  // P and Q of all matrices one after the other.
+  // Places P and Q of all matrices one after the other.
   void place_matrices(std::span<const index_t> ranks) {
     places_.clear();
     first_size_ = whole_size_;
@@ -205,7 +205,7 @@ class power_sgd {
       second_size_ += rank * matrices_[i].rows;
     }
   }
-  // Fills Q of matrix i with normal random numbers of a step.
+  // Fills Q of matrix i with the normal random numbers of a step.
   void draw(std::size_t i, std::uint64_t step) {
     const std::uint64_t stream = stream_id("power_sgd");
     const random_stream random(options_.seed, step == 0 ? stream : substream(stream, step));
@@ -227,7 +227,7 @@ class power_sgd {
   }
   std::span<T> q_in_use() { return second_.span().first(static_cast<std::size_t>(second_size_)); }
 
-  // Before start_step the sum is formed in the memory, which is zero then.
+  // Before start_step the memory is zero and serves as the buffer of the sum.
   compressor_message<T> whole_arena(context<device::cpu>& ctx, std::span<const T> gradients) {
     ops::copy_elements<T>(ctx, gradients.data(), error_.data(), error_.size());
     return {error_.span(), {}};
@@ -244,12 +244,12 @@ class power_sgd {
   std::vector<std::string> names_;  // of the matrices
   std::vector<placed> places_;      // of the matrices
   std::vector<range> whole_;
-  index_t whole_size_ = 0, first_size_ = 0, second_size_ = 0;  // of messages: what is sent whole, all of it
+  index_t whole_size_ = 0, first_size_ = 0, second_size_ = 0;  // values sent whole, in message 1, in 2
   aligned_buffer<T> error_;   // e, as long as the arena; D between the rounds
-  aligned_buffer<T> first_;   // what goes whole, then all P
-  aligned_buffer<T> second_;  // all Q
+  aligned_buffer<T> first_;   // message 1: values sent whole, then all P
+  aligned_buffer<T> second_;  // message 2: all Q
   detail::memory_rate<T> rate_;
-  bool dense_;  // the step of the last encode sends all gradients whole
+  bool dense_;  // whether the step of the last encode sends all gradients whole
 };
 
 template <class T>

@@ -18,15 +18,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A parameter as a matrix, as it is stored in the arena.
+/// A parameter viewed as a matrix, as it is stored in the arena.
 struct power_sgd_shape {
   index_t offset = 0, rows = 0, columns = 0;
   index_t size() const { return rows * columns; }
 
-  /// No rows for vectors and for parameters without elements.
+  /// Has no rows for vectors and for parameters without elements.
   static power_sgd_shape of(const logical_layout& layout, index_t offset) {
     if (layout.dims < 2 || layout.size() == 0) return {offset, 0, 0};
-    // The innermost extent: outputs, but for an embedding its width.
+    // The innermost extent: the outputs or, for an embedding, its width.
     const auto last = static_cast<std::size_t>(layout.dims - 1);
     const index_t columns = layout.strides[0] == 1      ? layout.shape[0]
                             : layout.strides[last] == 1 ? layout.shape[last]
@@ -36,14 +36,14 @@ struct power_sgd_shape {
   index_t largest_rank() const { return std::min(rows, columns); }
 };
 
-/// The memory of one matrix in a step.
+/// Views of the buffers of one matrix in a step.
 template <class T>
 struct power_sgd_matrix {
   tensor_view<T, 2> d;  ///< rows x columns: e, and D between the rounds
   tensor_view<T, 2> q;  ///< rows x rank
   tensor_view<T, 2> p;  ///< rank x columns: the columns of P are stored as rows
 
-  /// d += gradient, p = d^T q: rows are multiplied while they are in the cache.
+  /// d += gradient, p = d^T q. Rows are multiplied while they are in the cache.
   void sum_rows(context<device::cpu>& ctx, const T* gradient) const {
     const auto add = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
     const index_t columns = d.extent(1);
@@ -53,7 +53,7 @@ struct power_sgd_matrix {
     });
   }
 
-  /// Makes the columns of P orthonormal. In double: every rank has the same sum and gets the same bits.
+  /// Makes the columns of P orthonormal, in double. Every rank has the same sum and gets the same bits.
   void orthonormalize() const {
     tensor<double, 2> wide(p.shape());
     std::copy_n(p.data(), p.size(), wide.data());

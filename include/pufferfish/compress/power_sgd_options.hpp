@@ -13,26 +13,26 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What a rank takes out of its memory of what was not sent yet.
+/// The part of a step that a rank subtracts from its error memory.
 enum class error_feedback {
-  /// Its own part of what was sent. The memory stays bounded, and is zero where a rank's gradient fits.
+  /// Its own contribution. The memory stays bounded, and is zero if P represents a rank's gradient exactly.
   local,
-  /// The mean that came back, as in the paper's code and PyTorch. What has been applied and the mean of the
-  /// memories are the same (all is linear), but a single memory walks away like the square root of the steps.
+  /// The mean over ranks, as in the paper's program and PyTorch. The results and the mean of all memories are
+  /// those of `local` (all is linear), but a single memory drifts like the square root of the steps.
   aggregated,
 };
 
 struct power_sgd_options {
   index_t rank = 2;
   error_feedback feedback = error_feedback::local;
-  /// A matrix is compressed if rank (rows + columns) least_saving < rows columns, else sent whole. 1: where
-  /// that is less to send; 2: PyTorch's default; 0: always.
+  /// A matrix is compressed if rank (rows + columns) least_saving < rows columns, else sent whole. 1:
+  /// compressed if this sends less; 2: PyTorch's default; 0: always compressed.
   double least_saving = 1.0;
-  std::uint64_t seed = 1;  ///< of the first Q, the same on all ranks
+  std::uint64_t seed = 1;  ///< seed of the first Q, the same on all ranks
   /// Steps 0 .. start_step - 1 send all gradients whole.
   std::uint64_t start_step = 0;
-  /// When the learning rate that gradient_exchange::set_epoch is told goes from a to b, e is multiplied by
-  /// a / b, so that the parameters are those of a memory in units of steps.
+  /// Multiplies e by a / b when the learning rate (exchange_place::learning_rate) changes from a to b. The
+  /// parameters are then those of a memory in units of steps.
   bool rescale_memory = false;
 };
 

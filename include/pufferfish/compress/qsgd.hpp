@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `qsgd_codec`: values rounded at random to a few levels of their bucket's norm.
+/// `qsgd_codec`: rounds values at random to a few fractions of their bucket's norm.
 
 #include <algorithm>
 #include <cmath>
@@ -17,11 +17,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What the levels of a bucket are fractions of: its Euclidean norm, or its largest magnitude.
+/// The norm of a bucket, whose fractions are its levels: Euclidean norm, or largest magnitude.
 enum class qsgd_norm { l2, max };
 
 struct qsgd_options {
-  int bits = 4;          ///< of a value, sign included: 2, 4 or 8
+  int bits = 4;          ///< bits of a value, sign included: 2, 4 or 8
   index_t bucket = 512;  ///< consecutive values that share a norm; at least 1
   qsgd_norm norm = qsgd_norm::l2;
   code_route route = code_route::gather;
@@ -69,7 +69,7 @@ class qsgd_codec {
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
     const auto round = PUFFERFISH_KERNEL(widest_isa(), detail::rounding_passes, round_levels<T>);
-    // Buckets that fill whole chunks are still in the cache when their values are rounded.
+    // If buckets fill whole chunks, their values are still in the cache when they are rounded.
     const bool in_chunks = detail::tensor_chunks::chunk_size % options_.bucket == 0;
     if (!in_chunks) {
       const auto buckets = static_cast<index_t>(norms_.size());
@@ -114,7 +114,7 @@ class qsgd_codec {
         });
   }
 
-  /// Only what codes depend on: the route is named by the class that sends them.
+  /// Only the options on which codes depend. The class that sends the codes adds the route.
   std::string describe() const {
     const std::string whole = pufferfish::describe(options_);
     return whole.substr(0, whole.rfind(','));
@@ -133,7 +133,7 @@ class qsgd_codec {
 
   T most() const { return static_cast<T>((1 << (options_.bits - 1)) - 1); }  // the highest level
   std::size_t level_bytes() const { return detail::field_bytes(chunks_.size(), options_.bits); }
-  // One more than the bucket of value `end` - 1.
+  // One more than the number of the bucket with value `end` - 1.
   index_t bucket_end(index_t end) const { return end == 0 ? 0 : (end - 1) / options_.bucket + 1; }
 
   void find_norms(const T* values, index_t first, index_t last) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `random_k`: the mean of some entries of each tensor, at random positions that all ranks draw alike.
+/// `random_k`: averages some entries of each tensor, at random positions that are the same on all ranks.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,15 +20,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct random_k_options {
   /// Share of the entries of each tensor that is sent; above 0, at most 1. Not used if `rank` is above 0.
   double ratio = 0.01;
-  /// Above 0: as many entries as PowerSGD of this rank sends. A matrix of rows x columns (outputs x
-  /// everything else) sends min(rows columns, rank (rows + columns)) entries, a vector all of its entries.
+  /// Above 0: sends as many entries as PowerSGD of this rank sends values, min(rows columns, rank (rows +
+  /// columns)) of a matrix of rows x columns (outputs x everything else), and all entries of a vector.
   index_t rank = 0;
-  /// One run of neighbours in each tensor instead of entries picked one by one.
+  /// Selects one run of consecutive entries in each tensor instead of independent entries.
   bool block = false;
   code_memory memory = code_memory::error_feedback;
-  /// Multiplies sent entries by n / k, so that the expected result is the mean. Refused with a memory.
+  /// Multiplies sent entries by n / k, so that the expected result is the mean. An error with a memory.
   bool unbiased = false;
-  std::uint64_t seed = 1;  ///< of the positions, the same on all ranks
+  std::uint64_t seed = 1;  ///< seed of the positions, the same on all ranks
 };
 
 /// "random-k, ratio 0.01, error feedback, seed 1", "random block, budget of rank 2, no memory, unbiased,
@@ -113,16 +113,16 @@ inline void draw_block(const random_stream& random, index_t n, index_t k, std::i
 
 }  // namespace detail
 
-/// In each step all ranks draw the same k of the n positions of every tensor, without a message: the draw is
-/// a function of the seed, the step and the tensor's name. With gradient g_w and memory e_w on rank w of p
-/// (zero at the start):
+/// In each step all ranks draw the same k of the n positions of every tensor. No communication is needed for
+/// this: the draw is a function of the seed, the step and the tensor's name. With gradient g_w and memory e_w
+/// on rank w of p (zero at the start):
 ///
 ///     D_w = g_w + e_w;  result_i = (1 / p) (D_0,i + ... + D_p-1,i) at positions i drawn, else 0;
 ///     e_w = D_w with 0 at positions drawn
 ///
-/// Without memory e stays zero. With `unbiased` the result is multiplied by n / k. Only values are sent, in a
-/// sum. k = max(1, floor(ratio n)), or the budget of a rank. `block`: the positions are k neighbours in
-/// storage order, the first one after the last.
+/// Without memory e stays zero. With `unbiased` the result is multiplied by n / k. Only the values are sent,
+/// in one all-reduced sum. k = max(1, floor(ratio n)), or follows from `rank`. With `block` the positions are
+/// k consecutive ones in storage order, continuing at the first position after the last.
 /// Konecny and Richtarik, "Randomized distributed mean estimation", 2016; Stich, Cordonnier and Jaggi,
 /// NeurIPS 2018; random block: Vogels, Karimireddy and Jaggi, NeurIPS 2019.
 template <class T>
@@ -130,7 +130,7 @@ class random_k {
  public:
   using value_type = T;
 
-  /// Throws value_error for options out of range, and, by name, for a tensor of 2^31 elements or more.
+  /// Throws value_error for options out of range, and, naming the tensor, for one of 2^31 elements or more.
   random_k(std::vector<coded_tensor> tensors, const random_k_options& options)
       : options_(options),
         tensors_(std::move(tensors)),
@@ -217,7 +217,7 @@ class random_k {
                           static_cast<double>(lists_.count(tensor)));
   }
 
-  // Fills positions_, whose lists are those of lists_. The rank is left out of the random stream.
+  // Fills positions_, in the layout of lists_. The random stream does not depend on the rank.
   void draw(context<device::cpu>& ctx, std::uint64_t step) {
     ctx.parallel_for(static_cast<index_t>(tensors_.size()), [&](index_t task, int) {
       const auto t = static_cast<std::size_t>(task);
@@ -236,8 +236,8 @@ class random_k {
 
   random_k_options options_;
   std::vector<coded_tensor> tensors_;
-  detail::entry_lists lists_;            // of the entries sent
-  std::vector<std::int32_t> positions_;  // of the last step, local to each tensor
+  detail::entry_lists lists_;            // the entries sent of each tensor
+  std::vector<std::int32_t> positions_;  // positions of the last step, local to each tensor
   aligned_buffer<T> memory_;             // e
   detail::memory_rate<T> rate_;
   aligned_buffer<T> sum_;

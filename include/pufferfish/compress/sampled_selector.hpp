@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `sampled_selector`: about the entries of largest magnitude, by a threshold that a sample gives.
+/// `sampled_selector`: approximately the entries of largest magnitude, by a threshold from a sample.
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +15,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The selection of the published code of deep gradient compression (Lin et al., ICLR 2018). For k of the n
-/// entries of a tensor, with rho = k / n:
+/// The selection of the published program of deep gradient compression (Lin et al., ICLR 2018). For k of the
+/// n entries of a tensor, with rho = k / n:
 ///
 ///     sample:      every s-th magnitude, the first one included, with
 ///                  s = ceil(n / max(ceil(n / 100), ceil(2 / rho)))
@@ -24,9 +24,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     candidates:  the entries with magnitudes of at least the threshold
 ///
 /// While there are fewer than 0.8 k candidates, the threshold is multiplied by 0.8, at most ten times. Of
-/// more than k candidates the k largest are selected, of equal ones those with the lower index. Fewer are
-/// followed by entries with the value 0 and the index n. NaN counts as the largest magnitude.
-/// largest_selector is exact.
+/// more than k candidates the k largest are selected; of equal ones, those with the lower index. A list of
+/// fewer than k is filled up with entries of value 0 and index n. NaN counts as the largest magnitude. The
+/// exact selection is largest_selector.
 template <class T>
 class sampled_selector {
  public:
@@ -35,8 +35,8 @@ class sampled_selector {
     for (const coded_tensor& tensor : tensors) detail::check_entry_indices(user, tensor.name, tensor.size);
   }
 
-  /// Selects up to lists.count(t) <= n_t entries of each tensor t. `values` has the length of all tensors
-  /// together.
+  /// Selects up to lists.count(t) <= n_t entries of each tensor t. `values`
+  /// holds all tensors, each one at its offset.
   void select(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> values) {
     selected_.resize(static_cast<std::size_t>(lists.size()));
     indices_.resize(selected_.size());
@@ -46,8 +46,8 @@ class sampled_selector {
     });
   }
 
-  /// What the last call has selected, in the places of its lists: indices local to each tensor, ascending but
-  /// for the entries that fill a list, and the values.
+  /// The selection of the last call, list after list as in its `lists`: indices local to each tensor,
+  /// ascending except for the entries that fill a list, and the values.
   std::span<const std::int32_t> indices() const { return indices_; }
   std::span<const T> values() const { return selected_; }
 
@@ -91,7 +91,7 @@ class sampled_selector {
     return found;
   }
 
-  // Writes a list of k entries, whose first place is `to`.
+  // Writes the list of a tensor: k entries from position `to` on.
   void select_one(const coded_tensor& tensor, index_t k, const T* values, index_t to) {
     if (k == 0) return;
     std::vector<entry> found = candidates(values, tensor.size, k);

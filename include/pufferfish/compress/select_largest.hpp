@@ -22,7 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace reference {
 
 /// Indices, ascending, of the k values of largest magnitude; of equal magnitudes the lower index is taken.
-/// The plain form of pufferfish::select_largest: a stable sort.
+/// Reference implementation of pufferfish::select_largest by a stable sort.
 template <class T>
 std::vector<std::int32_t> select_largest(std::span<const T> values, index_t k) {
   std::vector<std::int32_t> order(values.size());
@@ -57,10 +57,10 @@ struct large_entry {
 /// lower index is taken, +0 = -0, and NaN counts as largest. The result is that of a stable sort
 /// (reference::select_largest).
 ///
-/// A bound that k entries and a few more should reach is guessed from a sample of each large tensor. One pass
-/// over the values keeps the entries that reach the bound, and radix histograms of these give the k-th
-/// largest. If fewer than k reach the bound, a second pass keeps all entries other than zero, and if these
-/// are fewer than k, a third one adds zeros. Time is linear in the number of values, whatever they are.
+/// A sample of each large tensor serves to estimate a bound that slightly more than k entries should reach.
+/// One pass over the values keeps the entries that reach the bound, and radix histograms of these give the
+/// k-th largest. If fewer than k reach the bound, a second pass keeps all entries other than zero, and if
+/// these are fewer than k, a third one adds zeros. Time is linear in the number of values for all inputs.
 /// Memory is proportional to the entries that are kept.
 template <class T>
 class largest_selector {
@@ -80,14 +80,14 @@ class largest_selector {
   void select(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> values) {
     select(ctx, lists, nullptr, nullptr, values.data());
   }
-  /// values += added, then selects among the sums. One pass does both.
+  /// values += added, then selects among the sums, in a single pass.
   void select_sums(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> added,
                    std::span<T> values) {
     select(ctx, lists, added.data(), values.data(), values.data());
   }
 
-  /// What the last call has selected, in the places of its lists: indices local to each tensor, ascending,
-  /// and the values.
+  /// The selection of the last call, list after list as in its `lists`: indices local to each tensor,
+  /// ascending, and the values.
   std::span<const std::int32_t> indices() const { return indices_; }
   std::span<const T> values() const { return selected_; }
 
@@ -103,7 +103,7 @@ class largest_selector {
     return tensors;
   }
 
-  // `sums` is nullptr, or `values` for values += added.
+  // `sums` is nullptr, or equal to `values` to compute values += added.
   void select(context<device::cpu>& ctx, const detail::entry_lists& lists, const T* added, T* sums,
               const T* values) {
     PUFFERFISH_ASSERT(lists.tensors() == tensors_.size(), "largest_selector: one list for each tensor");
@@ -124,9 +124,9 @@ class largest_selector {
     });
   }
 
-  // A key that k entries and a few more reach, most likely. The sample has one entry of each of `count` equal
-  // stretches of the tensor. About `expected` of the k largest are in the sample; the key returned has a rank
-  // four standard deviations above. It is at least 1, so that zeros are not kept.
+  // A key that slightly more than k entries most likely reach. The sample has one entry of each of `count`
+  // equal stretches of the tensor. About `expected` of the k largest are in the sample; the key returned has
+  // a rank four standard deviations above. It is at least 1, so that zeros are not kept.
   static word guessed_bound(const coded_tensor& tensor, index_t k, const T* added, const T* values) {
     constexpr index_t most = 4096, share = 64, least_size = 4096;
     if (k == 0) return ~word{0} >> 1;
@@ -180,7 +180,7 @@ class largest_selector {
     return static_cast<index_t>(count);
   }
 
-  // Writes list `tensor`, of k entries, whose first place is `to`.
+  // Writes the list of a tensor: k entries from position `to` on.
   void settle(std::size_t tensor, index_t k, const T* values, index_t to) {
     if (k == 0) return;
     PUFFERFISH_ASSERT(k <= tensors_[tensor].size, "largest_selector: more entries than the tensor has");
@@ -188,7 +188,7 @@ class largest_selector {
     if (bounds_[tensor] > 1 && found_in(begin, end) < k) {
       for (std::size_t part = begin; part < end; ++part) find_again(part, 1, values);
     }
-    // The k-th largest key, and how many of the entries with it belong to the list. With fewer than k entries
+    // The k-th largest key, and the number of entries with this key in the list. With fewer than k entries
     // other than zero the key is 0, and zeros are needed.
     word kth = 0;
     index_t ties = k - found_in(begin, end), missing = ties;
@@ -205,7 +205,7 @@ class largest_selector {
     });
   }
 
-  // The k-th largest key. On return k is how many of the entries with this key are among the k largest.
+  // The k-th largest key. On return k is the number of entries with this key among the k largest.
   word kth_key(std::size_t tensor, index_t& k) const {
     detail::digit_histogram<word> counts(detail::digit_histogram<word>::highest_shift);
     for_found(tensor, [&](const detail::large_entry<T>& entry) { counts.add(entry.key()); });
@@ -220,9 +220,9 @@ class largest_selector {
 
   std::vector<coded_tensor> tensors_;
   detail::tensor_chunks chunks_;
-  std::vector<std::size_t> first_parts_;  // of each tensor
-  std::vector<word> bounds_;              // of each tensor
-  std::vector<entries> found_;            // in each part
+  std::vector<std::size_t> first_parts_;  // number of each tensor's first part
+  std::vector<word> bounds_;              // one per tensor
+  std::vector<entries> found_;            // one list per part
   std::vector<T> selected_;
   std::vector<std::int32_t> indices_;
 };

@@ -37,24 +37,24 @@ float float_above(T x) {
 ///     k_w,i = sign(g_w,i) with probability min(1, |g_w,i| / s), else 0
 ///     result_i = (k_0,i + ... + k_p-1,i) (s / p)
 ///
-/// In round 1 ranks take the maxima of two floats per tensor, and sum the parameters that options.skip names;
-/// these have their mean as result. For T = double the two floats are rounded up.
+/// Round 1 computes the maxima over the ranks of two floats per tensor, and the sums of the parameters that
+/// options.skip names, whose result is their mean. For T = double the two floats are rounded up.
 ///
-/// Route `gather`: the k_w of all tensors travel to all ranks, in fields of 2 bits. Route `two_hop`: the k_w
-/// of stripe r (stripe_of, over the values that are not sent whole) travel from all ranks to rank r, in
-/// fields of 2 bits; then rank r sends p plus their sums to all ranks, in fields of ceil(log2(2 p + 1)) bits.
-/// Sums of signs are exact, so both routes have the same bits. For p = 2 a rank sends more bytes by two hops
-/// than by a gather, from p = 3 on fewer: (1 + b / 2) / p times as many, with b bits of a sum.
+/// Route `gather`: the k_w of all tensors are sent to all ranks, in fields of 2 bits. Route `two_hop`: all
+/// ranks send the k_w of stripe r (stripe_of, over the values that are not sent whole) to rank r, in fields
+/// of 2 bits; then rank r sends p plus their sums to all ranks, in fields of ceil(log2(2 p + 1)) bits. Sums
+/// of signs are exact, so both routes have the same bits. For p = 2 a rank sends more bytes by two hops than
+/// by a gather, from p = 3 on fewer: (1 + b / 2) / p times as many, with b bits of a sum.
 ///
-/// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017), scaler sharing. The reference program takes
-/// s = max_w c_w.
+/// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017), scaler sharing.
+/// In the reference program s = max_w c_w.
 template <class T>
 class shared_tern_grad {
  public:
   using value_type = T;
 
-  /// `tensors` are those of the whole arena. Throws value_error unless clip is finite and not negative, and
-  /// for a name in options.skip that is not the name of a parameter or layer.
+  /// `tensors`: the tensors of the whole arena. Throws value_error unless clip is finite and not negative,
+  /// and for a name in options.skip that is not the name of a parameter or layer.
   shared_tern_grad(const std::vector<coded_tensor>& tensors, const tern_grad_options& options)
       : options_(options), tensors_(tensors), codes_(tensors, options.clip, options.skip) {
     detail::check_tern_skips(options.skip, tensors);
@@ -63,7 +63,7 @@ class shared_tern_grad {
     start(0, 1);
   }
 
-  /// For rank `rank` of `ranks`.
+  /// Prepares the object for rank `rank` of `ranks`.
   void start(int rank, int ranks) {
     const auto count = static_cast<std::size_t>(ranks);
     if (options_.route == code_route::gather) {
@@ -83,7 +83,7 @@ class shared_tern_grad {
     sums_.resize(sums);
   }
 
-  /// See gradient_compressor. Stripes and the names of whole tensors are those of the arena.
+  /// See gradient_compressor. There are no parts if stripes or names of whole tensors refer to the arena.
   bool has_parts() const { return options_.route == code_route::gather && options_.skip.empty(); }
   shared_tern_grad part(index_t begin, index_t end) const {
     return {coded_parts(tensors_, begin, end), options_};
@@ -114,7 +114,7 @@ class shared_tern_grad {
     return message;
   }
 
-  /// Throws value_error for a field of a code or a sum that no rank can have sent.
+  /// Throws value_error for a field of a code, or a sum, that no rank can have sent.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     if (round == 0) return take_maxima();
     if (round == 1 && detail::has_invalid_tern(codes_of_ranks_.bytes())) {
@@ -159,7 +159,7 @@ class shared_tern_grad {
     }
   }
 
-  // Sums of the levels of all ranks, for the values [begin, end) of the codes that this rank has received.
+  // Sums the levels of all ranks, for the values [begin, end) of the codes that this rank has received.
   void add_codes(index_t begin, index_t end, sums_of_piece& sums) const {
     const auto unpack = PUFFERFISH_KERNEL(widest_isa(), detail::field_passes, unpack_fields);
     const auto ternary = PUFFERFISH_KERNEL(widest_isa(), detail::field_passes, ternary_fields);
@@ -174,7 +174,7 @@ class shared_tern_grad {
     }
   }
 
-  // The sums of this rank's stripe.
+  // Packs the sums of this rank's stripe.
   void add_up(context<device::cpu>& ctx, const exchange_place& place) {
     auto* const to = reinterpret_cast<std::uint8_t*>(sums_[static_cast<std::size_t>(place.rank)].data());
     constexpr index_t piece = detail::field_piece;
@@ -225,7 +225,7 @@ class shared_tern_grad {
   std::vector<T> whole_;        // values that are sent whole, then their sums
   rank_blocks codes_of_ranks_;  // gather: of all values; two hops: of this rank's stripe
   rank_blocks out_, sums_;      // two hops: codes for all ranks, sums of all stripes
-  index_t stripe_ = 0;          // values of this rank's
+  index_t stripe_ = 0;          // values of this rank's stripe
   int sum_bits_ = 0;
 };
 

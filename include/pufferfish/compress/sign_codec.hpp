@@ -14,7 +14,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// EF-signSGD: sign_codec with error feedback, gathered; or DoubleSqueeze, the same by two hops.
+/// With error feedback sign_codec is EF-signSGD if codes are gathered, DoubleSqueeze by two hops.
 struct sign_codec_options {
   code_memory memory = code_memory::error_feedback;
   code_route route = code_route::gather;
@@ -90,7 +90,7 @@ class sign_codec {
     });
   }
 
-  /// Only what codes depend on: the class that sends codes names memory and route.
+  /// Only the options on which codes depend. The class that sends the codes adds memory and route.
   std::string describe() const { return "sign and norm"; }
 
  private:
@@ -120,7 +120,7 @@ class sign_codec {
 
   std::vector<coded_tensor> tensors_;
   detail::tensor_chunks chunks_;
-  std::vector<double> sums_;  // of magnitudes of each part
+  std::vector<double> sums_;  // sum of magnitudes of each part
 };
 
 template <class T>

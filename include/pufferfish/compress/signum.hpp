@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `signum`: the sign that most ranks' momentum has, at one bit a value.
+/// `signum`: the majority of the signs of all ranks' momentum, at one bit a value.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 struct signum_options {
   double momentum = 0.9;
-  static constexpr bool brings_momentum = true;  ///< in place of the optimizer's
+  static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
 };
 
 /// "Signum, momentum 0.9".
@@ -31,11 +31,11 @@ inline std::string describe(const signum_options& options) {
 
 namespace detail {
 
-/// Values whose signs share a word.
+/// Number of values whose signs share a word.
 inline constexpr index_t signs_a_word = 32;
 
 /// Bit i is set where values[i] < 0, or values[i] <= 0 if zero counts as negative. NaN counts as positive.
-/// `count` at most signs_a_word. The plain form of what momentum_signs does.
+/// `count` is at most signs_a_word. Scalar reference for the signs that momentum_signs packs.
 template <class T>
 std::uint32_t pack_signs(const T* values, index_t count, bool negative_zero = false) {
   std::uint32_t word = 0;
@@ -55,21 +55,21 @@ inline constexpr auto single_bits = [] {
   return bits;
 }();
 
-/// Bits of the largest number of ranks.
+/// Number of bits that count the votes of the largest number of ranks.
 inline constexpr index_t most_vote_planes = 31;
 
 #define PUFFERFISH_KERNELS sign_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/signum.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Which way most of them go, bit by bit.
+/// Result of a vote, a bit per value: most votes are negative; as many are negative as positive.
 struct sign_vote {
   std::uint32_t negative = 0;
   std::uint32_t tie = 0;
 };
 
-/// Counts `words` votes, `stride` apart, for 32 values, one after the other: the plain form of what
-/// `majority` does.
+/// Counts the votes of all ranks for 32 values, one value after the other: `words` words, at multiples of
+/// `stride` in `votes`. Scalar reference for `majority`.
 inline sign_vote count_votes(const std::uint32_t* votes, index_t words, index_t stride) {
   sign_vote vote;
   for (index_t i = 0; i < signs_a_word; ++i) {
@@ -84,8 +84,8 @@ inline sign_vote count_votes(const std::uint32_t* votes, index_t words, index_t 
 }  // namespace detail
 
 /// Bernstein, Wang, Azizzadenesheli and Anandkumar, signSGD with majority vote (ICML 2018; ICLR 2019), the
-/// form with momentum. On each rank m = momentum m + (1 - momentum) g, at the first step m = g; the result
-/// is, element by element, the sign that most ranks' m has: -1 or 1, and 0 where as many have one as the
+/// form with momentum. On each rank m = momentum m + (1 - momentum) g, at the first step m = g. The result
+/// is, element by element, the sign of m on most ranks: -1 or 1, and 0 if the votes are equal.
 /// other.
 ///
 /// A sign is one bit, which has no room for zero. A rank whose m is exactly zero votes for 1 in even steps
@@ -93,8 +93,8 @@ inline sign_vote count_votes(const std::uint32_t* votes, index_t words, index_t 
 /// all ranks, such as a row of an embedding that no batch has touched, then moves by the learning rate and
 /// back every two steps instead of drifting.
 ///
-/// The signs go to all ranks, 32 to a word. The optimizer takes the result for the gradient: use SGD without
-/// momentum (weight decay is added after the vote) and a learning rate of its own, 1e-4 or so.
+/// The signs are gathered on all ranks, 32 to a word. The optimizer uses the result as the gradient: use SGD
+/// without momentum (weight decay is added after the vote) and a learning rate for signs, such as 1e-4.
 template <class T>
 class signum {
  public:

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: gradients as the tall matrices whose singular vectors are ATOMO's atoms.
+/// Internal: views gradients as tall matrices, whose singular vectors are ATOMO's atoms.
 
 #include <algorithm>
 #include <vector>
@@ -15,9 +15,9 @@ namespace detail {
 /// The matrix A [rows x columns] of a tensor:
 ///     linear weights and 1 x 1 convolutions  the weight matrix; columns are its smaller side
 ///     other kernels                          2 kh kw columns; a row is a pair of neighbouring (out, in)
-///     planes vectors, and parts of tensors          2 columns; a row is a pair of neighbouring elements
-/// An odd plane or element is paired with zeros. Rows have the order in which storage is read fastest: the
-/// singular values and the atoms do not depend on it.
+///     vectors, and parts of tensors          2 columns; a row is a pair of neighbouring elements
+/// An odd plane or element is paired with zeros. Rows are in the order in which storage is read fastest; the
+/// singular values and the atoms do not depend on the order.
 class spectral_form {
  public:
   explicit spectral_form(const coded_tensor& tensor) {
@@ -37,7 +37,7 @@ class spectral_form {
 
   index_t rows() const { return rows_; }
   index_t columns() const { return columns_; }
-  /// Singular values that the matrix may have.
+  /// Largest possible number of singular triplets.
   index_t atoms() const { return std::min(rows_, columns_); }
 
   /// block [columns x count] = rows first .. first + count - 1 of A, transposed. `from`: the stored tensor.
@@ -55,7 +55,7 @@ class spectral_form {
     });
   }
 
-  /// The inverse of load: the block's elements are stored in the tensor, added to it or subtracted from it.
+  /// The inverse of load: stores the block's elements in the tensor, or adds or subtracts them.
   template <class T>
   void store(decode_as as, const T* block, index_t first, index_t count, T* to) const {
     switch (as) {
@@ -110,7 +110,7 @@ class spectral_form {
     columns_ = static_cast<index_t>(column_offsets_.size());
   }
 
-  // Pairs of planes in logical order, which no two strides describe.
+  // Rows are pairs of planes in logical order. Two strides cannot describe this order.
   void set_pairs(std::vector<index_t> taps, index_t out_step, index_t in_step) {
     rows_ = (planes_ + 1) / 2;
     columns_ = 2 * static_cast<index_t>(taps.size());
@@ -118,7 +118,7 @@ class spectral_form {
     row_step_ = out_step;
     run_step_ = in_step;
   }
-  // Offset of an element, -1 for padding.
+  // Storage offset of the element (row, column); -1 for padding.
   index_t paired_offset(index_t row, index_t column) const {
     const auto taps = static_cast<index_t>(column_offsets_.size());
     const index_t plane = 2 * row + column / taps;
@@ -161,15 +161,15 @@ class spectral_form {
   }
 
   index_t rows_ = 0, columns_ = 0;
-  index_t row_run_ = 1;                  // rows until run_step_ is due
-  index_t row_step_ = 1;                 // pairs: between output units
-  index_t run_step_ = 0;                 // pairs: between inputs
-  index_t planes_ = 0;                   // of pairs, else 0
-  index_t inputs_ = 1;                   // pairs: planes of an output unit
-  std::vector<index_t> column_offsets_;  // pairs: of taps
+  index_t row_run_ = 1;                  // rows of a run, in which the stride is row_step_
+  index_t row_step_ = 1;                 // stride within a run; pairs: between output units
+  index_t run_step_ = 0;                 // stride between runs; pairs: between inputs
+  index_t planes_ = 0;                   // pairs: number of planes or elements; else 0
+  index_t inputs_ = 1;                   // pairs: planes per output unit
+  std::vector<index_t> column_offsets_;  // offset of each column; pairs: of each tap
 };
 
-/// Rows [first, first + count) of tensor `tensor`'s matrix: the work of a thread.
+/// Rows [first, first + count) of the matrix of tensor number `tensor`: the work of one task.
 struct spectral_task {
   std::size_t tensor = 0;
   index_t first = 0, count = 0;

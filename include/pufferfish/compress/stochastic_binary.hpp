@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `stochastic_binary_codec`: one bit per value, drawn between the smallest and the largest value of each
-/// tensor.
+/// `stochastic_binary_codec`: one bit per value, drawn at random, for the
+/// smallest or the largest value of its tensor.
 
 #include <cmath>
 #include <cstdint>
@@ -56,7 +56,7 @@ class stochastic_binary_codec {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
     const std::vector<detail::value_range<T>> ranges = find_ranges(ctx, values);
     const auto round = PUFFERFISH_KERNEL(widest_isa(), detail::rounding_passes, round_binary<T>);
-    // Bits fill whole words: the unused ones of the last word are zero.
+    // The unused bits of the last word must be zero: encode_fields may leave out its last bytes.
     if (chunks_.size() > 0) detail::write_at(code, word_bytes() - sizeof(std::uint32_t), std::uint32_t{0});
     detail::encode_fields(
         ctx, chunks_, tensors_, detail::code_streams(options_.seed, "stochastic_binary", place, tensors_), 1,
@@ -84,14 +84,14 @@ class stochastic_binary_codec {
       for (const detail::tensor_part& part : parts) {
         const T low = detail::read_at<T>(code, word_bytes() + 2 * part.tensor * sizeof(T));
         const T high = detail::read_at<T>(code, word_bytes() + (2 * part.tensor + 1) * sizeof(T));
-        // put_bits takes the value of a set bit first.
+        // put_bits has the value of a set bit as an argument before the value of a clear bit.
         put(as, words + part.begin / detail::signs_a_word, part.begin % detail::signs_a_word, high, low,
             to.data() + part.begin, part.size());
       }
     });
   }
 
-  /// Only what codes depend on: the route is named by the class that sends them.
+  /// Only the options on which codes depend. The class that sends the codes adds the route.
   std::string describe() const { return detail::message({"stochastic binary, seed ", options_.seed}); }
 
  private:
@@ -100,7 +100,7 @@ class stochastic_binary_codec {
            sizeof(std::uint32_t);
   }
 
-  // Of each tensor; NaN where a value is not finite or the range overflows.
+  // The range of each tensor; NaN if a value is not finite or the difference overflows.
   std::vector<detail::value_range<T>> find_ranges(context<device::cpu>& ctx, const T* values) {
     const auto range = PUFFERFISH_KERNEL(widest_isa(), detail::rounding_passes, range_of<T>);
     chunks_.for_each(ctx,
@@ -126,7 +126,7 @@ class stochastic_binary_codec {
   stochastic_binary_options options_;
   std::vector<coded_tensor> tensors_;
   detail::tensor_chunks chunks_;
-  std::vector<detail::value_range<T>> ranges_;  // of each part
+  std::vector<detail::value_range<T>> ranges_;  // one per part
 };
 
 template <class T>

@@ -5,10 +5,10 @@
 /// Internal: unbiased rounding of values to a few levels by random draws, for codecs that send the levels as
 /// fields of a few bits (code_fields.hpp).
 ///
-/// A draw u has 32 random bits: an event of probability f happens where u < floor(2^32 f). The upper 16 bits
-/// decide all but one draw in 65,536. So only the upper bits are generated for all values; the lower bits are
-/// generated for runs of values in which a draw is undecided. Value i of a parameter has draw i of the
-/// parameter's stream, so that a draw does not depend on chunks, stripes or threads.
+/// A draw u has 32 random bits: an event of probability f happens if u < floor(2^32 f). The upper 16 bits
+/// decide all but one draw in 65,536. So the upper bits are generated for all values, the lower bits only for
+/// runs of values with an undecided draw. Value i of a parameter has draw i of the parameter's stream, so
+/// that a draw does not depend on chunks, stripes or threads.
 
 #include <cmath>
 #include <cstdint>
@@ -23,8 +23,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// x numerator / divisor as x lift factor. `lift` is 1 or, for divisors so small that numerator / divisor
-/// might overflow, a power of two. Usable for 0 <= x <= divisor, numerator <= 2^32.
+/// Computes x numerator / divisor as x lift factor. `lift` is 1 or, for divisors so small that numerator /
+/// divisor might overflow, a power of two. Valid for 0 <= x <= divisor, numerator <= 2^32.
 template <class T>
 struct quotient {
   quotient(T numerator, T divisor)
@@ -55,9 +55,9 @@ inline std::uint32_t draw_at(const random_stream& random, std::uint64_t i) {
 /// count draws from `count` words of the stream, a multiple of 32. `range_of(x, count)` is the value_range of
 /// at least one value, `moments_of(x, shift, count)` the value_moments.
 ///
-/// The kernels that round write one field per value of x, a byte each. The draws of the values are in
-/// `words`: with `whole` all bits, without it the upper halves. The result is false if the upper halves do
-/// not decide for all values; the fields are then of no use. The number s is above zero.
+/// The rounding kernels write one field per value of x, a byte each. `words` has the draws of the values: all
+/// bits if `whole` is true, else the upper halves. The result is false if the upper halves do not decide all
+/// values; the fields are then invalid. The number s is above zero.
 ///
 /// round_levels(whole, x, words, quotient(l, s), l, bits, fields, count): with a_i = min(l, l |x_i| / s) the
 /// field has the magnitude floor(a_i), plus one with probability a_i - floor(a_i), and bit `bits` - 1 is set
@@ -72,7 +72,7 @@ inline std::uint32_t draw_at(const random_stream& random, std::uint64_t i) {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/stochastic_rounding.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Writes fields of zero, in place of a kernel that rounds.
+/// Stands in for a rounding kernel if all fields are zero. Returns true: all values are decided.
 inline bool no_fields(std::uint8_t* fields, index_t count) {
   std::fill_n(fields, count, std::uint8_t{0});
   return true;
@@ -93,7 +93,7 @@ inline std::vector<random_stream> code_streams(std::uint64_t seed, std::string_v
   return result;
 }
 
-/// The draws of up to field_piece consecutive values.
+/// Generates the draws of up to field_piece consecutive values.
 class draws_of_run {
  public:
   /// The upper halves of the draws first, first + 1, ... of a stream.
@@ -122,9 +122,9 @@ class draws_of_run {
 };
 
 /// Writes a stream of fields of `bits` bits, on all threads. start(begin, end) is called for every chunk
-/// before its fields are made. round(part, whole, words, fields) is called for the parts of tensors in every
-/// piece: it writes a field for each value of the part, and its arguments and result are those of the kernels
-/// that round.
+/// before its fields are computed. round(part, whole, words, fields) is called for the parts of tensors in
+/// every piece and writes a field for each value of the part; `whole`, `words`, `fields` and the result are
+/// those of the rounding kernels.
 template <class Start, class Round>
 void encode_fields(context<device::cpu>& ctx, const tensor_chunks& chunks,
                    const std::vector<coded_tensor>& tensors, const std::vector<random_stream>& streams,

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `summed_entries`: a compressor that sends some entries of the gradients of every rank, which are added on
-/// their way.
+/// `summed_entries`: a compressor that sends some entries of every rank's gradients
+/// and adds them up by a sparse all-reduce.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,14 +18,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What gathered_codes computes, to rounding, for codecs whose codes are lists of entries:
+/// For codecs whose codes are lists of entries. Computes the result of gathered_codes up to rounding:
 ///
 ///     D_w = g_w + e_w;  result = (1 / p) (C(D_0) + ... + C(D_p-1));  e_w = D_w - C(D_w)
 ///
-/// The entries of a rank are a sparse_stream over all tensors, and the streams are added by
-/// sparse_all_reduce, with an algorithm of its choice. Compared with a gather, less travels where many
-/// entries of different ranks coincide or the sum is dense; entries at independent places travel as often as
-/// there.
+/// The entries of a rank are a sparse_stream over all tensors. sparse_all_reduce adds the streams and
+/// selects its algorithm. Compared with a gather, fewer bytes are sent if many entries of different
+/// ranks coincide or if the sum is dense; with entries at independent positions, as many as by a
+/// gather.
 ///
 /// The codec must have a constructor from (std::vector<coded_tensor>, Codec::options_type) and
 ///     has_entries                   static constexpr bool: true
@@ -36,8 +36,8 @@ class summed_entries {
  public:
   using value_type = typename Codec::value_type;
 
-  /// `tensors`: those of the gradient arena. Throws value_error for tensors that together have 2^31 elements
-  /// or more; errors as Codec's constructor.
+  /// `tensors`: the tensors of the gradient arena. Throws value_error if they have 2^31 elements or more
+  /// together. Other errors are those of Codec's constructor.
   summed_entries(std::vector<coded_tensor> tensors, const typename Codec::options_type& options,
                  code_memory memory)
       : tensors_(std::move(tensors)),
@@ -88,7 +88,7 @@ class summed_entries {
     detail::scale_values(gradients, value_type(1) / static_cast<value_type>(place.ranks));
   }
 
-  /// Of the last stream of this rank. Before the first one: the most that a stream may have.
+  /// Bytes of this rank's last stream. Before the first one: the most bytes that a stream can have.
   index_t payload_bytes() const { return static_cast<index_t>(sent_); }
 
   std::vector<compressor_state<value_type>> states() {

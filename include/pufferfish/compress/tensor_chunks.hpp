@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: work on the gradients of many tensors, cut into chunks that fit into a core's cache and do not
-/// depend on the number of threads.
+/// Internal: cuts work on the gradients of many tensors into chunks that fit into a core's cache. The chunks
+/// do not depend on the number of threads.
 
 #include <algorithm>
 #include <span>
@@ -21,8 +21,8 @@ struct tensor_part {
   index_t size() const { return end - begin; }
 };
 
-/// Chunk c is [c chunk_size, (c + 1) chunk_size) of all values, whole 32-bit words of bits. Parts are in the
-/// order of the values; a tensor has one part in each chunk that it touches.
+/// Chunk c has the values [c chunk_size, (c + 1) chunk_size): whole 32-bit words of one bit per value. Parts
+/// are in the order of the values; a tensor has one part in each chunk that it overlaps.
 class tensor_chunks {
  public:
   static constexpr index_t chunk_size = 16384;
@@ -47,8 +47,8 @@ class tensor_chunks {
   index_t count() const { return (size_ + chunk_size - 1) / chunk_size; }
   std::span<const tensor_part> parts() const { return parts_; }
 
-  /// Calls f(begin, end, parts, first) for every chunk: its range, its parts, and the number of the first of
-  /// them among all parts. Chunks run on all threads.
+  /// Calls f(begin, end, parts, first) for every chunk: the chunk's range, its parts, and the number of its
+  /// first part among all parts. Chunks run on all threads.
   template <class F>
   void for_each(context<device::cpu>& ctx, F&& f) const {
     ctx.parallel_for(count(), [&](index_t chunk, int) {
@@ -61,7 +61,7 @@ class tensor_chunks {
  private:
   index_t size_;
   std::vector<tensor_part> parts_;
-  std::vector<std::size_t> firsts_;  // of each chunk's parts
+  std::vector<std::size_t> firsts_;  // the number of each chunk's first part
 };
 
 }  // namespace detail

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `tern_codec`: signs and zeros, drawn at random, and one scaler per tensor. See compress/tern_grad.hpp for
-/// the compressor and for the form with a scaler that ranks share.
+/// `tern_codec`: randomly drawn signs and zeros, and one scaler per tensor. See compress/tern_grad.hpp for
+/// the compressor and for the form whose scalers all ranks share.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,10 +18,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 struct tern_grad_options {
-  double clip = 2.5;          ///< values are limited to this many standard deviations; 0: they are not
-  bool shared_scaler = true;  ///< one scaler of all ranks for each tensor
-  /// Parameters that are sent whole, and layers all of whose parameters are: "fc" stands for "fc.weight" and
-  /// "fc.bias".
+  double clip = 2.5;          ///< limit of values in standard deviations; 0: no limit
+  bool shared_scaler = true;  ///< all ranks share one scaler for each tensor
+  /// Names of parameters that are sent whole, or of layers all of whose parameters are sent whole: "fc"
+  /// stands for "fc.weight" and "fc.bias".
   std::vector<std::string> skip = {};
   code_route route = code_route::gather;
   std::uint64_t seed = 1;
@@ -85,7 +85,7 @@ class tern_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, before it changes anything, for a field 3.
+  /// Throws value_error, with `to` unchanged, for a field 3.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("tern_codec", code.size(), most_bytes());
@@ -108,7 +108,7 @@ class tern_codec {
     });
   }
 
-  /// Only what codes depend on: the route is named by the class that sends them.
+  /// Only the options on which codes depend. The class that sends the codes adds the route.
   std::string describe() const {
     tern_grad_options own = options_;
     own.shared_scaler = false;
@@ -117,7 +117,7 @@ class tern_codec {
   }
 
  private:
-  // Where a value that is sent whole is stored.
+  // First byte of value number `value` of those that are sent whole.
   std::size_t whole_byte(index_t value = 0) const {
     return codes_.code_bytes() + (codes_.coded().size() + static_cast<std::size_t>(value)) * sizeof(T);
   }

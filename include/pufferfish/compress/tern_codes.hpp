@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: values to signs and zeros and their 2-bit fields, for both forms of TernGrad.
+/// Internal: codes values as signs and zeros in 2-bit fields, for both forms of TernGrad.
 
 #include <algorithm>
 #include <cmath>
@@ -63,7 +63,7 @@ struct tern_bounds {
   T clip, largest;
 };
 
-/// Codes of signs and zeros for some tensors, without gaps; the other tensors are sent whole.
+/// Codes some tensors as signs and zeros, without gaps; the other tensors are sent whole.
 template <class T>
 class tern_codes {
  public:
@@ -92,11 +92,11 @@ class tern_codes {
   const std::vector<coded_tensor>& coded() const { return coded_; }
   index_t whole_size() const { return whole_size_; }
   std::size_t code_bytes() const { return field_bytes(chunks_.size(), bits); }
-  /// Position among all values of a part of coded tensors.
+  /// Position of a part of a coded tensor among all values.
   index_t position(const tensor_part& part) const { return part.begin + moves_[part.tensor]; }
 
-  /// The bounds of every coded tensor. If clip is 0 or all values of the tensor are equal, the largest
-  /// magnitude stands for both.
+  /// The bounds of every coded tensor. If clip is 0 or all values of the tensor are
+  /// equal, both bounds are the largest magnitude.
   std::vector<tern_bounds<T>> bounds(context<device::cpu>& ctx, const T* values) const {
     const auto range_of = PUFFERFISH_KERNEL(widest_isa(), rounding_passes, range_of<T>);
     const auto moments_of = PUFFERFISH_KERNEL(widest_isa(), rounding_passes, moments_of<T>);
@@ -105,7 +105,7 @@ class tern_codes {
     chunks_.for_each(ctx, [&](index_t, index_t, std::span<const tensor_part> parts, std::size_t i) {
       for (const tensor_part& part : parts) {
         const T* const from = values + position(part);
-        // With a value of the tensor as origin, equal values have a deviation of exactly zero.
+        // If the origin is a value of the tensor, equal values have a deviation of exactly zero.
         const T origin = values[coded_[part.tensor].offset + moves_[part.tensor]];
         if (clip_ > 0.0) moments[i] = moments_of(from, origin, part.size());
         largest[i++] = largest_magnitude(range_of(from, part.size()));
@@ -160,8 +160,8 @@ class tern_codes {
 
   double clip_;
   std::vector<coded_tensor> coded_;  // offsets without gaps
-  std::vector<index_t> moves_;       // position among all values minus offset, of each coded tensor
-  tensor_chunks chunks_;             // of coded_
+  std::vector<index_t> moves_;       // position among all values minus offset, for each coded tensor
+  tensor_chunks chunks_;             // chunks of coded_
   std::vector<coded_tensor> whole_;
   index_t whole_size_ = 0;
 };

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// TernGrad: `tern_grad_options`, `tern_codec` (a scaler of each rank's own) and `shared_tern_grad` (scalers
-/// that ranks share).
+/// TernGrad: `tern_grad_options`, `tern_codec` (every rank has its own scalers) and `shared_tern_grad` (all
+/// ranks share the scalers).
 
 #include <utility>
 #include <vector>

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `top_k_codec`: the values of largest magnitude with their indices; with error feedback top-k with memory.
+/// `top_k_codec`: the values of largest magnitude and their indices; with error feedback: top-k with memory.
 
 #include <cstdint>
 #include <string>
@@ -16,12 +16,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Among which values the largest are selected: among those of each tensor, or among all values together.
+/// The set from which the largest values are selected: each tensor by itself, or all values together.
 enum class top_k_scope { tensor, arena };
 
 struct top_k_options {
-  double ratio = 0.01;  ///< of the values; above 0, at most 1
-  /// Half as many values, so that values (of float) and indices together are the ratio of the gradients.
+  double ratio = 0.01;  ///< share of the values that is sent; above 0, at most 1
+  /// Sends half as many values: float values and their indices then take `ratio` of the gradients' bytes.
   bool halved = false;
   top_k_scope scope = top_k_scope::tensor;
   code_memory memory = code_memory::error_feedback;
@@ -30,7 +30,7 @@ struct top_k_options {
 
 namespace detail {
 
-/// "top-k, ratio 0.01, per tensor": what codes depend on.
+/// "top-k, ratio 0.01, per tensor": the options on which codes depend.
 inline std::string describe_codes(const top_k_options& options) {
   return message({"top-k, ratio ", shortest_number(options.ratio), options.halved ? " halved, " : ", ",
                   options.scope == top_k_scope::tensor ? "per tensor" : "over all tensors"});
@@ -38,7 +38,7 @@ inline std::string describe_codes(const top_k_options& options) {
 
 }  // namespace detail
 
-/// "top-k, ratio 0.01, per tensor, error feedback", then ", two hops" or ", sparse sum" if that is the route.
+/// "top-k, ratio 0.01, per tensor, error feedback", then ", two hops" or ", sparse sum" for these routes.
 inline std::string describe(const top_k_options& options) {
   std::string text = detail::message({detail::describe_codes(options), ", ", to_string(options.memory)});
   if (options.route != code_route::gather) text += std::string(", ") + to_string(options.route);
@@ -51,9 +51,9 @@ inline std::string describe(const top_k_options& options) {
 ///
 /// The code, at an address that is a multiple of four: for each tensor its k values, as T, then their k
 /// indices, as 32-bit integers, ascending and local to the tensor. With scope `arena` all values together are
-/// treated as one tensor. The memory of what was sent becomes exactly zero.
-/// ||D - C(D)||^2 <= (1 - k / n) ||D||^2. Aji and Heafield, EMNLP 2017; Stich, Cordonnier and Jaggi, NeurIPS
-/// 2018; `halved` is the reference of Vogels et al., NeurIPS 2019.
+/// treated as one tensor. With error feedback the memory of sent entries becomes exactly zero. ||D - C(D)||^2
+/// <= (1 - k / n) ||D||^2. Aji and Heafield, EMNLP 2017; Stich, Cordonnier and Jaggi, NeurIPS 2018; `halved`
+/// is the reference of Vogels et al., NeurIPS 2019.
 template <class T>
 class top_k_codec {
  public:
@@ -61,8 +61,8 @@ class top_k_codec {
   using options_type = top_k_options;
   static constexpr bool has_fixed_length = true, has_entries = true;
 
-  /// Throws value_error for a ratio outside 0 .. 1 and, by name, for a tensor (with scope `arena`: for
-  /// tensors that together are) of 2^31 values or more.
+  /// Throws value_error for a ratio outside 0 .. 1, and, naming the tensor, for a tensor of 2^31 values or
+  /// more. With scope `arena` this limit holds for all tensors together.
   explicit top_k_codec(std::vector<coded_tensor> tensors, const top_k_options& options = {})
       : options_(options),
         tensors_(selected_tensors(std::move(tensors), options)),
@@ -94,7 +94,7 @@ class top_k_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, before it changes anything, for indices that are not ascending or not in the tensor.
+  /// Throws value_error, with `to` unchanged, for indices that are not ascending or not in the tensor.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("top_k_codec", code.size(), most_bytes());
@@ -106,7 +106,7 @@ class top_k_codec {
         });
   }
 
-  /// See summed_entries. `code` is one that encode has written.
+  /// See summed_entries. `code` must be the result of encode: it is not checked.
   template <class F>
   void for_each_entry(std::span<const std::byte> code, F&& f) const {
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
@@ -118,7 +118,7 @@ class top_k_codec {
     }
   }
 
-  /// Only what codes depend on: the memory is named by the class that sends the codes.
+  /// Only the options on which codes depend. The class that sends the codes adds the memory.
   std::string describe() const { return detail::describe_codes(options_); }
 
  private:
@@ -141,7 +141,7 @@ class top_k_codec {
     return counts;
   }
 
-  // Where value and index of an entry, numbered as in lists_, are stored in a code.
+  // Byte of an entry's value and of its index in a code. Entries are numbered as in lists_.
   std::size_t value_byte(std::size_t tensor, index_t entry) const {
     const auto first = static_cast<std::size_t>(lists_.first(tensor));
     return first * entry_bytes + (static_cast<std::size_t>(entry) - first) * sizeof(T);
@@ -182,7 +182,7 @@ class top_k_codec {
   }
 
   top_k_options options_;
-  std::vector<coded_tensor> tensors_;  // one for all with scope `arena`
+  std::vector<coded_tensor> tensors_;  // with scope `arena`: one for all tensors
   detail::entry_lists lists_;
   largest_selector<T> selector_;
   detail::tensor_chunks chunks_;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `two_hop_codes`: a compressor that sends codes of stripes to the stripes' owners, which send codes of the
-/// means to everybody.
+/// `two_hop_codes`: a compressor that sends codes of stripes to the stripes' owners,
+/// which send codes of the means to all ranks.
 
 #include <algorithm>
 #include <cstddef>
@@ -32,12 +32,12 @@ inline stripe_range stripe_of(index_t size, int stripe, int count) {
 /// owner of stripe r (all zero at the start) and the codec's code C, which treats each tensor's part in a
 /// stripe as a tensor of its own:
 ///
-///     hop 1:  D_w = g_w + e_w; C(D_w) of stripe r goes to rank r; e_w = D_w - C(D_w)
-///     hop 2:  V = (1 / p) (C(D_0) + ... + C(D_p-1)) + E_r on rank r; C(V) goes to all; E_r = V - C(V)
+///     hop 1:  D_w = g_w + e_w; C(D_w) of stripe r is sent to rank r; e_w = D_w - C(D_w)
+///     hop 2:  V = (1 / p) (C(D_0) + ... + C(D_p-1)) + E_r on rank r; C(V) is sent to all; E_r = V - C(V)
 ///     result: C(V) of all stripes, the same bits on all ranks
 ///
-/// Without memory e and E stay zero. From p = 3 ranks on fewer bytes travel than by a gather: about 2 codes
-/// per rank instead of p - 1. With error feedback and a code of signs: DoubleSqueeze (Tang et al., ICML
+/// Without memory e and E stay zero. From p = 3 ranks on a rank sends fewer bytes than by a gather: about
+/// 2 codes instead of p - 1. With error feedback and a code of signs: DoubleSqueeze (Tang et al., ICML
 /// 2019).
 ///
 /// The codec must have a fixed length, and a constructor from (std::vector<coded_tensor>,
@@ -55,7 +55,7 @@ class two_hop_codes {
     start(0, 1);
   }
 
-  /// For this rank of how many. Forgets what was carried.
+  /// Prepares the object for rank `rank` of `ranks`, and sets the memories to zero.
   void start(int rank, int ranks) {
     const index_t size = coded_size(tensors_);
     stripes_.clear();
@@ -115,7 +115,7 @@ class two_hop_codes {
     }
   }
 
-  /// All codes of hop 1 and this rank's code of hop 2.
+  /// Bytes of all codes of hop 1 and of this rank's code of hop 2.
   index_t payload_bytes() const { return static_cast<index_t>(out_.bytes().size() + in_.size(0)); }
 
   std::vector<compressor_state<value_type>> states() {
@@ -140,17 +140,17 @@ class two_hop_codes {
   typename Codec::options_type options_;
   code_memory kind_;
   std::vector<stripe_range> stripes_;
-  std::vector<Codec> codecs_;                // of each stripe
-  rank_blocks out_, in_, means_;             // codes of hop 1 from and for this rank, of hop 2
-  aligned_buffer<value_type> mean_;          // of this rank's stripe
+  std::vector<Codec> codecs_;                // one per stripe
+  rank_blocks out_, in_, means_;             // codes sent and received in hop 1, codes of hop 2
+  aligned_buffer<value_type> mean_;          // mean of this rank's stripe
   aligned_buffer<value_type> memory_;        // e
   aligned_buffer<value_type> owner_memory_;  // E
   detail::memory_rate<value_type> rate_;
 };
 
-/// A compressor for the gradients of a store. Throws value_error for a route that codes of the codec cannot
-/// take: two hops if they have no fixed length, a sparse sum if they are no lists of entries; errors as
-/// Codec's constructor.
+/// Makes a compressor for the gradients of a store. Throws value_error for the route `two_hop`
+/// if codes have no fixed length, and for `sparse` if codes are not lists of entries. Other
+/// errors are those of Codec's constructor.
 template <class Codec, class T>
 any_compressor<T> make_coded_compressor(const parameter_store<T>& store,
                                         const typename Codec::options_type& options, code_memory memory,

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `two_hop_signum`: the result of `signum`, with fewer bytes from three ranks on.
+/// `two_hop_signum`: the result of `signum`, with fewer bytes sent from three ranks on.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,10 +15,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// As signum_options.
+/// Same as signum_options.
 struct two_hop_signum_options {
   double momentum = 0.9;
-  static constexpr bool brings_momentum = true;  ///< in place of the optimizer's
+  static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
 };
 
 /// "Signum, momentum 0.9, two hops".
@@ -28,14 +28,14 @@ inline std::string describe(const two_hop_signum_options& options) {
 
 /// The votes of `signum`, counted by the owners of stripes (stripe_of) instead of by every rank:
 ///
-///     hop 1: the signs of rank w's momentum in stripe r go to rank r, 32 signs to a word
+///     hop 1: the signs of rank w's momentum in stripe r are sent to rank r, 32 signs to a word
 ///     hop 2: rank r counts them and sends to all ranks one plane of bits, "most are negative"; if the number
 ///            of ranks is even, also a second plane, "as many are negative as positive"
 ///
-/// The result has the bits of signum's for every number of ranks, and the state is signum's: a checkpoint of
-/// one can be continued with the other. With B bytes of signs, a rank of p sends 2 B (p - 1) / p bytes for
-/// odd p and 3 B (p - 1) / p for even p; signum sends B (p - 1). So from p = 3 on this class sends less, and
-/// for p = 2 it sends more.
+/// The result has the same bits as signum's for every number of ranks. The state is the same too: a
+/// checkpoint of one class can be continued with the other. With B bytes of signs, a rank of p sends 2 B (p -
+/// 1) / p bytes for odd p and 3 B (p - 1) / p for even p; signum sends B (p - 1). So from p = 3 on this class
+/// sends less, and for p = 2 it sends more.
 template <class T>
 class two_hop_signum {
  public:
@@ -52,7 +52,7 @@ class two_hop_signum {
     start(0, 1);
   }
 
-  /// For rank `rank` of `ranks`. The momentum stays.
+  /// Prepares the object for rank `rank` of `ranks`. Keeps the momentum.
   void start(int rank, int ranks) {
     std::vector<std::size_t> lengths, results;
     planes_ = ranks % 2 == 0 ? 2 : 1;
@@ -92,7 +92,7 @@ class two_hop_signum {
     }
   }
 
-  /// All sign words, and the planes of this rank's stripe.
+  /// Bytes of all sign words and of the planes of this rank's stripe.
   index_t payload_bytes() const {
     return static_cast<index_t>(out_.bytes().size()) +
            planes_ * words_of(own_) * static_cast<index_t>(sizeof(std::uint32_t));
@@ -121,7 +121,7 @@ class two_hop_signum {
     });
   }
 
-  // The planes of this rank's stripe.
+  // Computes the planes of this rank's stripe.
   void count(context<device::cpu>& ctx, const exchange_place& place) {
     const std::uint32_t* const votes = in_.words(0).data();
     std::uint32_t* const negative = results_.words(static_cast<std::size_t>(place.rank)).data();
@@ -153,9 +153,9 @@ class two_hop_signum {
   two_hop_signum_options options_;
   aligned_buffer<T> momentum_;
   std::vector<stripe_range> stripes_;
-  stripe_range own_;                // this rank's
-  index_t planes_ = 1;              // of bits that an owner sends
-  rank_blocks out_, in_, results_;  // signs from and for this rank, planes of all stripes
+  stripe_range own_;                // this rank's stripe
+  index_t planes_ = 1;              // number of planes of bits that an owner sends
+  rank_blocks out_, in_, results_;  // signs sent and received, planes of all stripes
 };
 
 template <class T>

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `gpu::any_optimizer`: whichever optimizer a training run was asked for, behind one type, on a device.
+/// `gpu::any_optimizer`: the optimizer that a training run's options select, on a device.
 
 #include <cstdint>
 #include <span>
@@ -16,20 +16,20 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// As pufferfish::optimizer, over arenas in device memory; only float.
+/// As pufferfish::optimizer, over arenas in device memory; float only.
 class any_optimizer {
  public:
-  /// Errors as gpu::SGD and gpu::Adam.
+  /// Throws the errors of gpu::SGD and gpu::Adam.
   any_optimizer(optimizer_target<float> target, const optimizer_options& options)
       : held_(make(std::move(target), options)) {}
 
-  /// What steps obey from now on; see gpu::SGD::set_control.
+  /// Sets the skip flag and the factor of later steps; see gpu::SGD::set_control.
   void set_control(const kernels::step_control& control) {
     control_ = control;
     std::visit([&](auto& one) { one.set_control(control); }, held_);
   }
 
-  /// See gpu::SGD: begin_step not in what is captured, step_range anywhere.
+  /// See gpu::SGD: begin_step must not be captured into a graph, step_range may be.
   void begin_step(gpu_context& ctx, double lr) {
     std::visit([&](auto& one) { one.begin_step(ctx, lr); }, held_);
   }
@@ -37,7 +37,7 @@ class any_optimizer {
     std::visit([&](auto& one) { one.step_range(ctx, offset, size); }, held_);
   }
 
-  /// Steps taken, without a last one that was skipped. Waits for the device.
+  /// Number of steps; the last one does not count if it was skipped. Waits for the device.
   std::uint64_t steps() const {
     const std::uint64_t begun = std::visit([](const auto& one) { return one.steps(); }, held_);
     int skipped = 0;
@@ -48,7 +48,7 @@ class any_optimizer {
     std::visit([&](auto& one) { one.set_steps(steps); }, held_);
   }
 
-  /// What a checkpoint keeps, by the names that the CPU's has, in device memory.
+  /// The states for a checkpoint, in device memory, under the names of the CPU's.
   std::vector<std::pair<std::string, std::span<float>>> states() {
     if (auto* sgd = std::get_if<SGD>(&held_)) return {{"optimizer.momentum", sgd->velocity()}};
     auto& adam = std::get<Adam>(held_);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: views and options of operations as launchers take them.
+/// Internal: converts views and options of operations to arguments of kernel launchers.
 
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/layer_dropout.hpp>
@@ -13,7 +13,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// A view with dense rows; nothing of a null view.
+/// A view with dense rows; a null pointer for a null view.
 template <class T>
 kernels::row_array<T> rows_of(const tensor_view<T, 2>& view) {
   return {view.data(), view.stride(0)};
@@ -23,7 +23,7 @@ inline kernels::run_arrays arrays_of(const token_runs& runs) {
   return {runs.sequences, runs.first, runs.count};
 }
 
-/// Dropout with the stream that the context's next_random_stream() gave.
+/// Dropout with a random stream of the context's next_random_stream().
 inline kernels::layer_dropout dropout_of(const context<device::gpu>& ctx, double probability,
                                          const random_stream& random) {
   if (!(probability > 0.0)) return {nullptr, 0, 0, 1.0F};

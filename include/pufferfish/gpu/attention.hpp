@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Attention on a device: the forms of ops/attention.hpp.
+/// Attention on a device: device versions of ops/attention.hpp.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/attention.hpp>

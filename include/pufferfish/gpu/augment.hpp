@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `gpu::image_loader`: batches of normalised, augmented images out of an image set that is stored on a
+/// `gpu::image_loader`: batches of normalised, augmented images from an image set that is stored on a
 /// device.
 
 #include <cstdint>
@@ -17,11 +17,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// As pufferfish::loader, with the very same batches; pixels and labels are copied to the device once, the
-/// order of samples once an epoch. The set must outlive it.
+/// As pufferfish::loader, with the same batches. Pixels and labels are copied to the device once, the order
+/// of samples once an epoch. The set must outlive the loader.
 class image_loader {
  public:
-  /// Throws as pufferfish::loader, and backend_error.
+  /// Throws the errors of pufferfish::loader, and backend_error.
   image_loader(const image_set& set, loader_options options)
       : host_(set, std::move(options)),
         pixels_(device_memory(), static_cast<index_t>(set.pixels.size()), uninitialized),
@@ -40,9 +40,9 @@ class image_loader {
   index_t max_local_batch() const { return host_.max_local_batch(); }
   batch_place place(index_t epoch, index_t step) const { return host_.place(epoch, step); }
 
-  /// As pufferfish::loader::load, into device memory, in the context's stream. Which batch travels with the
-  /// launch: not to be captured into a graph. The first call of an epoch waits for the device. Throws as
-  /// that.
+  /// As pufferfish::loader::load, into device memory, in the context's stream. The batch is an argument of
+  /// the kernel, so the call must not be captured into a graph. The first call of an epoch waits for the
+  /// device. Throws the errors of pufferfish::loader::load.
   template <class T>
   batch_place load(gpu_context& ctx, index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) {

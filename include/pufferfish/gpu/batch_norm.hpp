@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The device's forms of batch normalisation, and of sums over the rows of a matrix. Statistics are one pass
-/// over memory, the normalisation with all that follows it another, the gradient two.
+/// Batch normalisation, and sums over the rows of a matrix, on a device. Statistics take one pass over
+/// memory, the normalisation with its epilogue another, the gradient two.
 
 #include <pufferfish/gpu/elementwise.hpp>
 #include <pufferfish/gpu/kernels/batch_norm.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Matrix products on a device: `gpu::blas`, cuBLAS's handles with an owner. The products themselves, over a
+/// Matrix products on a device: `gpu::blas`, the owner of cuBLAS's handles. The products themselves, over a
 /// context, are in gpu/products.hpp.
 
 #include <cublasLt.h>
@@ -37,7 +37,7 @@ inline void check(cublasStatus_t status, std::string_view call) {
 
 namespace detail {
 
-/// CUDA's name for an element type, and for what sums are kept in.
+/// CUDA's names of an element type and of the type of sums.
 template <class T>
 struct element;
 template <>
@@ -65,14 +65,14 @@ struct element<__nv_bfloat16> {
   using scale = float;
 };
 
-/// A matrix as cuBLAS sees it: columns of `step` elements, taken as they are or transposed.
+/// A column-major matrix, `step` elements from column to column, used as it is or transposed.
 struct blas_matrix {
   const void* data = nullptr;
   index_t step = 1;
   bool transposed = false;
 };
 
-/// c (m x n, columns) = a (m x k) b (k x n), or c += that; a vector of m elements is added to every column.
+/// c (m x n) = a (m x k) b (k x n), or c += a b, column-major; `bias`: m elements, added to every column.
 struct blas_product {
   index_t m = 0, n = 0, k = 0;
   blas_matrix a, b;
@@ -88,7 +88,7 @@ inline cublasOperation_t operation(const blas_matrix& matrix) {
   return matrix.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
 }
 
-/// One of cublasLt's descriptors with its owner.
+/// The owner of a descriptor of cublasLt.
 template <class Handle, cublasStatus_t (*Destroy)(Handle)>
 class lt_handle {
  public:
@@ -106,12 +106,12 @@ using lt_preference = lt_handle<cublasLtMatmulPreference_t, cublasLtMatmulPrefer
 
 }  // namespace detail
 
-/// cuBLAS on one stream, with a workspace of its own: products can be captured into graphs, and give the same
-/// bits at every call, whatever other streams do (cuBLAS promises that to streams that share no workspace,
+/// cuBLAS on one stream, with a workspace of its own. Products can be captured into graphs, and give the same
+/// bits at every call, whatever other streams do (cuBLAS guarantees this for streams that share no workspace,
 /// for one version on devices of one kind).
 class blas {
  public:
-  /// Throws backend_error. Not `deterministic`: cuBLAS may add atomically where that is faster.
+  /// Throws backend_error. Without `deterministic` cuBLAS may add atomically if that is faster.
   explicit blas(cudaStream_t stream, bool deterministic = true)
       : stream_(stream), workspace_(device_memory(), workspace_bytes, uninitialized) {
     check(cublasCreate(&handle_), "cublasCreate");
@@ -120,7 +120,7 @@ class blas {
           "cublasSetWorkspace");
     check(cublasSetAtomicsMode(handle_, deterministic ? CUBLAS_ATOMICS_NOT_ALLOWED : CUBLAS_ATOMICS_ALLOWED),
           "cublasSetAtomicsMode");
-    // Parts of a sum of 16-bit products would else be rounded to 16 bits, and may overflow in them.
+    // Partial sums of 16-bit products would otherwise be rounded to 16 bits, and might overflow.
     check(cublasSetMathMode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION), "cublasSetMathMode");
     check(cublasLtCreate(&lt_), "cublasLtCreate");
   }
@@ -133,7 +133,7 @@ class blas {
 
   cublasHandle_t handle() const { return handle_; }
 
-  /// A product without a vector.
+  /// A product without a bias.
   void multiply(const detail::blas_product& p) const {
     const scales one(p.type, 1.0), beta(p.type, p.add ? 1.0 : 0.0);
     check(cublasGemmEx(handle_, operation(p.a), operation(p.b), narrow(p.m), narrow(p.n), narrow(p.k),
@@ -142,7 +142,7 @@ class blas {
           "cublasGemmEx");
   }
 
-  /// `count` such products, the operands of each so many elements after those of the previous one.
+  /// `count` products; each operand is a_stride, b_stride or c_stride elements after the one before.
   void multiply_batch(const detail::blas_product& p, index_t count, index_t a_stride, index_t b_stride,
                       index_t c_stride) const {
     const scales one(p.type, 1.0), beta(p.type, p.add ? 1.0 : 0.0);
@@ -154,8 +154,8 @@ class blas {
         "cublasGemmStridedBatchedEx");
   }
 
-  /// A product with a vector added in its epilogue; false if cublasLt has no algorithm for it, or the vector
-  /// begins between two boundaries of 16 bytes: what cublasLt chooses may read it in pieces of that size.
+  /// A product with the bias added in its epilogue. Returns false if cublasLt has no algorithm for it, or if
+  /// the bias is not aligned to 16 bytes: cublasLt's algorithm may read it in vectors of that size.
   bool multiply_with_bias(const detail::blas_product& p) {
     if (alignment_of(p.bias) < 16) return false;
     detail::lt_operation what;
@@ -173,9 +173,9 @@ class blas {
 
  private:
   static constexpr index_t workspace_bytes = index_t{32}
-                                             << 20;  // what NVIDIA advises for its largest devices
+                                             << 20;  // NVIDIA's recommendation for its largest devices
 
-  // The factors of a product, in the type that the sums have.
+  // A factor of a product (alpha or beta), in the type of the sums.
   class scales {
    public:
     scales(cudaDataType_t type, double value)
@@ -225,7 +225,7 @@ class blas {
     lay_out(c, p.c_type, p.m, p.n, p.c_step);
   }
 
-  // Largest power of two up to 256 that divides an address: parameters are stored packed, wherever they come.
+  // Largest power of two up to 256 that divides an address. Packed parameters may begin at any address.
   static std::uint32_t alignment_of(const void* data) {
     const auto address = reinterpret_cast<std::uintptr_t>(data) | 256U;
     return static_cast<std::uint32_t>(address & (~address + 1));
@@ -249,7 +249,7 @@ class blas {
             alignment_of(p.c)};
   }
 
-  // The heuristic's first choice, asked once a shape: the same at every run on one device.
+  // The heuristic's first choice, asked for once per shape: the same in every run on one device.
   std::optional<cublasLtMatmulAlgo_t> algorithm_for(const detail::blas_product& p,
                                                     const detail::lt_operation& what,
                                                     const detail::lt_layout& a, const detail::lt_layout& b,

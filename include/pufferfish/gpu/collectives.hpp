@@ -3,7 +3,7 @@
 
 /// \file
 /// Collectives on memory of a device by any communicator: for parameters at the start and at the switch, and
-/// for the statistics of batch norms. Gradients have gradient_exchange.
+/// for the statistics of batch norms. For gradients see gradient_exchange.
 
 #include <span>
 #include <type_traits>
@@ -17,15 +17,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// A communicator that takes memory of devices itself: gpu::nccl.
+/// A communicator with collectives on device memory: gpu::nccl.
 template <class C, class T>
 concept takes_streams = requires(C& comm, std::span<T> values, cudaStream_t stream) {
   comm.broadcast(values, 0, stream);
   comm.all_reduce_sum(values, stream);
 };
 
-/// Calls work(span) with a copy of a device's memory in the host's; what it leaves there goes back. Waits for
-/// the device.
+/// Copies device memory to the host, calls work(span) with the copy, and copies it
+/// back to the device. Waits for the device.
 template <class T, class Work>
 void by_way_of_host(gpu_context& ctx, std::span<T> values, Work&& work) {
   std::vector<T> host(values.size());
@@ -42,9 +42,9 @@ void by_way_of_host(gpu_context& ctx, std::span<T> values, Work&& work) {
 
 }  // namespace detail
 
-/// Copies root's elements, in the memory of its device, to all ranks', before what is put into the context's
-/// stream from now on. By gpu::nccl in that stream's order; by other communicators through the host, which
-/// waits. Collective. Throws as the communicator, and backend_error.
+/// Copies root's elements, in the memory of its device, to all ranks' devices, before work that is put into
+/// the context's stream later. gpu::nccl copies in the order of the stream; other communicators copy through
+/// the host, which waits. Collective. Throws the errors of the communicator, and backend_error.
 template <class Comm, class T>
 void broadcast(gpu_context& ctx, Comm& comm, std::span<T> values, int root) {
   pufferfish::detail::check_communicator<Comm>();

@@ -3,7 +3,7 @@
 
 /// \file
 /// `context<device::gpu>`: what a pass through layers needs on an NVIDIA device: a stream, device memory for
-/// the tape and for scratch, cuBLAS, random numbers, and whether it trains or infers.
+/// the tape and for scratch, cuBLAS, random numbers, and the mode (training or inference).
 
 #include <cstdint>
 #include <exception>
@@ -28,15 +28,15 @@ struct context_options {
   std::uint64_t seed = 0;
   math_mode math = math_mode::fp32;
   /// Whether two runs on devices of one kind, with the same versions of NVIDIA's libraries, give the same
-  /// bits. Kernels of ours always do; this is about what the libraries may choose. On: cuBLAS without atomic
-  /// sums, cuDNN's deterministic algorithms only, cuSOLVER's deterministic mode, and whoever cannot promise
-  /// it is refused (use(), gpu::nccl with NCCL's sums in switches). Off: they take what they think fastest.
+  /// bits. The kernels of this library always do. true: cuBLAS without atomic sums, deterministic algorithms
+  /// of cuDNN, cuSOLVER's deterministic mode; a library without this guarantee is refused (use(), gpu::nccl
+  /// with sums in NVLink switches). false: the libraries may choose faster algorithms.
   bool deterministic = true;
 };
 
 namespace detail {
 
-/// Makes a device current before anything of a context is made on it.
+/// Makes a device current before the other members of a context are made on it.
 struct current_device {
   explicit current_device(int device) : number(device) { use_device(device); }
   int number;
@@ -45,19 +45,19 @@ struct current_device {
 }  // namespace detail
 }  // namespace gpu
 
-/// A device's. Operations are put into its stream in the order in which they are called, and have not
-/// finished when the calls return; synchronize() waits for them. One context serves one thread of control at
-/// a time, and that thread must have the context's device current (its constructor makes it so). Networks
-/// are made where the device is current already: behind the context, or behind gpu::use_device.
+/// The context of an NVIDIA device. Operations are put into its stream in the order of the calls, and may not
+/// have finished when the calls return; synchronize() waits for them. One thread at a time uses a context,
+/// and that thread must have the context's device current (the constructor does this). The device must be
+/// current before a network is made: construct the context, or call gpu::use_device, first.
 ///
-/// Nothing that changes from one step to the next goes to a kernel by value: kernels read it from
+/// Numbers that change from step to step are not passed to kernels by value. Kernels read them from
 /// step_values(), so that a step captured into a CUDA graph is right at every replay.
 template <>
 class context<device::gpu> {
  public:
   using device_type = device::gpu;
 
-  /// Throws backend_error where there is no such device.
+  /// Throws backend_error if there is no such device.
   explicit context(const gpu::context_options& options = {})
       : device_(options.device),
         memory_(stream_.handle()),
@@ -80,23 +80,23 @@ class context<device::gpu> {
   gpu::math_mode math() const { return math_; }
   bool deterministic() const { return deterministic_; }
 
-  /// Who does convolutions in place of our own kernels (gpu/cudnn.hpp); nullptr, the default: nobody. Throws
-  /// value_error for a library that does not promise what a deterministic context does. In gpu/conv.hpp.
+  /// Convolution library used instead of the own kernels (gpu/cudnn.hpp); nullptr, the default: own kernels.
+  /// use() throws value_error for a non-deterministic library in a deterministic context (see gpu/conv.hpp).
   gpu::conv_library* conv_library() const { return conv_library_; }
   void use(gpu::conv_library* library);
 
-  /// Waits for everything that was asked for. Throws backend_error for whatever of it failed, and what
-  /// failures() has.
+  /// Waits for all work in the stream. Throws backend_error if any of it has failed, and the failure stored
+  /// in failures(), if there is one.
   void synchronize() const {
     stream_.synchronize();
     failures_->rethrow();
   }
 
-  /// Where host functions in the stream leave what they cannot throw.
+  /// Stores the exceptions of host functions in the stream, which have no caller to throw to.
   const std::shared_ptr<gpu::late_failure>& failures() const { return failures_; }
 
-  /// A factor, in device memory, for the gradients that losses give; nullptr, the default: none. See
-  /// loss_scaler.
+  /// Address, in device memory, of a factor by which losses multiply their gradients; nullptr, the default:
+  /// no factor. See loss_scaler.
   const float* loss_scale() const { return loss_scale_; }
   void set_loss_scale(const float* factor) { loss_scale_ = factor; }
 
@@ -104,19 +104,19 @@ class context<device::gpu> {
   bool training() const { return mode_ == run_mode::training; }
   void set_mode(run_mode mode) { mode_ = mode; }
 
-  /// As the CPU's. The momentum is an argument of the kernels: a captured step keeps the one of its capture.
+  /// As for the CPU. The momentum is an argument of kernels: a captured step keeps the value of its capture.
   std::optional<double> norm_momentum() const { return norm_momentum_; }
   void set_norm_momentum(std::optional<double> momentum) {
     norm_momentum_ = pufferfish::detail::checked_norm_momentum(momentum);
   }
 
-  /// Temporary memory of the device, and of the host for notes; take them through a scratch_frame.
+  /// Scratch memory of the device, and of the host for notes; to be used through a scratch_frame.
   stack_arena& scratch() { return scratch_; }
   stack_arena& host_scratch() { return host_scratch_; }
   /// Tensors on it are stored on the device, notes on the host.
   pufferfish::tape& tape() { return tape_; }
 
-  /// Starts training step `step`, as the CPU's does. Throws what failures() has of steps before.
+  /// Starts training step `step`, as on the CPU. Throws a failure of earlier steps (failures()).
   void begin_step(std::uint64_t step, index_t first_sample = 0) {
     failures_->rethrow();
     tape_.clear();
@@ -126,18 +126,18 @@ class context<device::gpu> {
     store_step();
   }
 
-  /// On the device: the seed and what else belongs to the step.
+  /// The seed and the other numbers of the step, in device memory.
   const gpu::kernels::step_values* step_values() const { return step_values_.data(); }
 
   std::uint64_t seed() const { return seed_; }
   std::uint64_t step() const { return step_; }
   index_t first_sample() const { return first_sample_; }
 
-  /// The stream of the next layer of this step that asks, by its number alone: kernels add the step, so that
-  /// they draw what the CPU's layers draw, at a replay as well.
+  /// The random stream of the next layer in this step that needs one. It has the layer's number only: kernels
+  /// add the step, so that they draw the numbers of the CPU's layers, also in replays.
   random_stream next_random_stream() { return {seed_, streams_used_++}; }
 
-  /// As the CPU's. A failure of the device in return_to() is thrown where failures() are.
+  /// As for the CPU. return_to() posts an error of the device to failures().
   pufferfish::random_place random_place() const { return {step_, first_sample_, streams_used_}; }
   void return_to(const pufferfish::random_place& place) noexcept {
     step_ = place.step;
@@ -150,7 +150,7 @@ class context<device::gpu> {
     }
   }
 
-  /// As the CPU's. The gradient is ready when what is in the stream now is done.
+  /// As for the CPU. The gradient is ready when the work that is in the stream now is done.
   template <class T>
   void gradient_written(const parameter<T>& p) {
     if (p.written()) ready_(&p, p.id());
@@ -162,9 +162,9 @@ class context<device::gpu> {
   const observed_rows& rows() const { return rows_; }
   observed_rows& rows() { return rows_; }
 
-  /// Most memory of the device that tape and scratch have held at once, each, in bytes.
+  /// Sum of the peak sizes of the tape's and the scratch memory on the device, in bytes.
   std::size_t peak_bytes() const { return scratch_.peak_bytes() + tape_.memory().peak_bytes(); }
-  /// How often they, and their notes, asked the system for memory; constant from the second step on.
+  /// Number of allocations from the system for tape, scratch memory and notes; constant from step 2 on.
   std::size_t system_allocations() const {
     return scratch_.system_allocations() + tape_.memory().system_allocations() +
            tape_.notes().system_allocations() + host_scratch_.system_allocations();

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Convolutions on a device, dense and of low rank. cuBLAS computes those that are products of matrices. For
-/// the others there are kernels of this library: for one group they gather patches while they multiply, for
-/// several groups they are a plain form without tiles (kernels/grouped_conv.hpp).
+/// Convolutions on a device, dense and of low rank. cuBLAS computes those that are products of matrices. The
+/// others have kernels of this library. The kernels for one group gather patches while they multiply. The
+/// kernels for several groups are simple and without tiles (kernels/grouped_conv.hpp).
 
 #include <limits>
 
@@ -18,17 +18,17 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// What another library is asked for: a convolution of one group, of elements of one type, CUDA_R_32F,
-/// CUDA_R_16BF or CUDA_R_16F, with sums in float. Convolutions of several groups are not requested: the
-/// geometry has no number of groups.
+/// A request to another library: a convolution of one group, of elements of one type, CUDA_R_32F,
+/// CUDA_R_16BF or CUDA_R_16F, with sums in float. Convolutions of several groups are not
+/// requested: the geometry has no number of groups.
 struct conv_request {
   kernels::conv_geometry geometry;
   cudaDataType_t type = CUDA_R_32F;
 };
 
-/// Another library's convolutions, for a context that is told to use() them. Functions return false, and have
-/// done nothing then, for what they do not take: our own kernels do it. Arguments as those of the operations,
-/// elements of the type asked for; gradients of weights are floats.
+/// Convolutions of another library, for context::use(). A function returns false, and has done nothing, if it
+/// does not support a request; the own kernels then compute it. Arguments are those of the operations, with
+/// elements of the requested type; gradients of weights are floats.
 class conv_library {
  public:
   conv_library() = default;
@@ -61,8 +61,8 @@ inline void context<device::gpu>::use(gpu::conv_library* library) {
 namespace gpu {
 namespace detail {
 
-/// A convolution as kernels want it. Throws shape_error where a length, a patch or an image is too large for
-/// their numbers.
+/// The geometry of a convolution for kernels. Throws shape_error if a length, a patch or an image is too
+/// large for 31-bit numbers.
 inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& shape, const extents<4>& x,
                                           const extents<4>& y) {
   constexpr index_t most = std::numeric_limits<int>::max();
@@ -100,11 +100,11 @@ bool by_tensor_cores(const context<device::gpu>& ctx) {
   return sizeof(T) == 2 || ctx.math() == math_mode::tf32;
 }
 
-/// Elements that kernels move at once.
+/// Number of elements in a vector load or store of 16 bytes.
 template <class T>
 inline constexpr int vector_of = static_cast<int>(16 / sizeof(T));
 
-/// Most shared memory that a block may have, bytes.
+/// Largest shared memory of a block, in bytes.
 inline index_t shared_memory_of(const context<device::gpu>& ctx) {
   int bytes = 0;
   check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.device()),
@@ -112,7 +112,7 @@ inline index_t shared_memory_of(const context<device::gpu>& ctx) {
   return bytes;
 }
 
-/// Whether the context's other library did what call(library, request) asks of it.
+/// Calls call(library, request) if the context has a convolution library. Returns whether it did the work.
 template <class T, class Call>
 bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, Call&& call) {
   conv_library* const library = ctx.conv_library();

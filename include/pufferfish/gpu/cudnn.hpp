@@ -3,7 +3,7 @@
 
 /// \file
 /// `gpu::cudnn`: convolutions by NVIDIA's cuDNN. Not part of <pufferfish/gpu.hpp>: a program that includes
-/// this header links cudnn (where <cudnn.h> is absent, the header is empty).
+/// this header links cudnn (if <cudnn.h> is absent, the header is empty).
 ///
 ///     gpu_context ctx;
 ///     gpu::cudnn cudnn(ctx);
@@ -29,12 +29,12 @@ inline void check(cudnnStatus_t status, std::string_view call) {
   pufferfish::detail::throw_error<backend_error>({call, ": ", cudnnGetErrorString(status)});
 }
 
-/// cuDNN on a context's stream, for float and 16 bits. It takes filters as [out][height][width][in]: ours are
-/// transposed on the way, and gradients on the way back; those of 16 bits come rounded to 16 bits, unlike our
-/// own. Algorithms are those of cuDNN's own guesses that follow the context's math mode and, for a
-/// deterministic context, give the same bits at every call. The first of them that cuDNN does not refuse at
-/// its first call computes all later calls of that shape, too; a shape without one is left to our own
-/// kernels.
+/// cuDNN on a context's stream, for float and 16 bits. cuDNN reads filters as [out][height][width][in], so
+/// filters are transposed before a call and their gradients after it; unlike those of the own kernels,
+/// gradients of 16-bit filters are rounded to 16 bits. Candidates are the algorithms of cuDNN's heuristics
+/// that obey the context's math mode and, for a deterministic context, are deterministic. The first one that
+/// cuDNN does not refuse at the first call of a shape computes all later calls of the shape, too. Without
+/// any, the own kernels compute the shape.
 class cudnn final : public conv_library {
  public:
   /// Throws backend_error. Use it with this context only.
@@ -77,7 +77,7 @@ class cudnn final : public conv_library {
   struct algorithm {
     int number = 0;
     cudnnMathType_t math = CUDNN_DEFAULT_MATH;
-    index_t bytes = 0;  ///< of workspace
+    index_t bytes = 0;  ///< size of the workspace
     std::size_t size() const { return static_cast<std::size_t>(bytes); }
   };
 
@@ -100,7 +100,7 @@ class cudnn final : public conv_library {
   using conv_descriptor = descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
                                      cudnnDestroyConvolutionDescriptor>;
 
-  /// cuDNN's descriptors and algorithms of a convolution, made once. The first algorithm is called next.
+  /// cuDNN's descriptors and algorithms of a convolution, made once. Calls use the first algorithm.
   struct shape {
     tensor_descriptor x, y;
     filter_descriptor w;
@@ -123,7 +123,7 @@ class cudnn final : public conv_library {
     return place->second;
   }
 
-  /// f of a number of the type; false for a type that this is not for.
+  /// Calls f with a number of the type, and returns its result; false for types that are not supported.
   template <class F>
   static bool with_type(cudaDataType_t type, F&& f) {
     if (type == CUDA_R_32F) return f(0.0F);
@@ -136,8 +136,8 @@ class cudnn final : public conv_library {
     return type == CUDA_R_16F ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
   }
 
-  /// What may be computed in: 16 bits are exact in tensor cores, which add in float; the 11 bits of TF32 are
-  /// for those who ask.
+  /// The math type of a convolution. Products of 16-bit numbers are exact in tensor cores, with sums in
+  /// float. TF32, with 11 bits, is used only in math_mode::tf32.
   cudnnMathType_t math_of(cudaDataType_t type) const {
     if (type != CUDA_R_32F) return CUDNN_TENSOR_OP_MATH;
     return math_ == math_mode::tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
@@ -155,10 +155,10 @@ class cudnn final : public conv_library {
 #endif
   }
 
-  /// Calls run(algorithm, workspace) with the first of `left` that cuDNN does not refuse; refused ones are
-  /// removed, because the heuristics also name algorithms that do not take the layout or the number of
-  /// channels. False if none is left. All but the first call of a shape find the algorithm that they use in
-  /// front, so that a captured step calls nothing else.
+  /// Calls run(algorithm, workspace) with the first of `left` that cuDNN does not refuse. Refused ones are
+  /// removed, because the heuristics also name algorithms that do not support the layout or the number of
+  /// channels. Returns false if none is left. After the first call of a shape the first algorithm is the one
+  /// in use, so that a captured step makes no other calls.
   template <class Run>
   static bool run_first(context<device::gpu>& ctx, const shape& s, std::vector<algorithm>& left,
                         const char* name, Run&& run) {

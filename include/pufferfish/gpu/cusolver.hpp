@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `gpu::cusolver_eigensolver`: cuSOLVER's symmetric eigensolver in place of the library's own. Opt-in: a
-/// program that includes this links cusolver too.
+/// `gpu::cusolver_eigensolver`: cuSOLVER's symmetric eigensolver instead of the library's own. Optional: a
+/// program that includes this header also links cusolver.
 
 #include <cusolverDn.h>
 
@@ -20,8 +20,8 @@ inline void check(cusolverStatus_t status, std::string_view call) {
   pufferfish::detail::throw_error<backend_error>({call, ": status ", static_cast<int>(status)});
 }
 
-/// cusolverDn's divide and conquer (syevd). Small eigenvalues have errors of rounding beside the largest,
-/// whatever is wanted.
+/// cusolverDn's divide and conquer (syevd). The errors of small eigenvalues are of the order of the largest
+/// one's rounding, for both kinds of `eigenvalues`.
 class cusolver_eigensolver final : public eigensolver {
  public:
   /// Throws backend_error.
@@ -53,7 +53,7 @@ class cusolver_eigensolver final : public eigensolver {
                                                       ? CUSOLVER_DETERMINISTIC_RESULTS
                                                       : CUSOLVER_ALLOW_NON_DETERMINISTIC_RESULTS),
           "cusolverDnSetDeterministicMode");
-    // Columns to cuSOLVER, rows to us: the matrix is symmetric, and eigenvector i, a column, is our row i.
+    // cuSOLVER reads columns. The matrix is symmetric, and its eigenvector i, a column, is row i here.
     constexpr auto mode = CUSOLVER_EIG_MODE_VECTOR;
     constexpr auto side = CUBLAS_FILL_MODE_UPPER;
     int size = 0;

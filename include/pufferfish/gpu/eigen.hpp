@@ -34,9 +34,9 @@ T fetch(context<device::gpu>& ctx, const T* from) {
 
 }  // namespace detail
 
-/// Which eigenvalues of a matrix matter. `large`: errors may be a small multiple of rounding beside the
-/// largest. `all`: of a positive definite matrix that is bad by scaling only, small ones keep digits of their
-/// own, if the solver can do that.
+/// The accuracy of eigenvalues. `large`: errors may be a small multiple of the largest eigenvalue's rounding.
+/// `all`: if the matrix is positive definite and ill-conditioned by its scaling only, small eigenvalues have
+/// small relative errors, too, if the solver can do that.
 enum class eigenvalues { large, all };
 
 /// Decomposes symmetric matrices, A = sum_i values[i] x_i x_i^T. An object may keep state from one matrix to
@@ -45,11 +45,11 @@ class eigensolver {
  public:
   virtual ~eigensolver() = default;
 
-  /// matrix: order x order, order > 0, dense, both halves, finite, no eigenvalue negative but by rounding;
-  /// lost. vectors: order x order, dense; row i becomes the eigenvector of length one that belongs to
-  /// values[i], in no promised order, signs not specified. No two of the three overlap; all lie on the
-  /// device. May wait for the device. Throws backend_error, and error where there is no convergence.
-  /// Deterministic.
+  /// matrix: order x order, order > 0, dense, both triangles, finite, no eigenvalue negative except by
+  /// rounding; overwritten. vectors: order x order, dense; row i becomes the eigenvector of length one for
+  /// values[i]. The order of eigenvalues and the signs of vectors are not specified. The three arrays are on
+  /// the device and do not overlap. May wait for the device. Throws backend_error, and error if there is no
+  /// convergence. Deterministic.
   virtual void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors,
                      double* values, eigenvalues wanted) = 0;
   virtual void solve(context<device::gpu>& ctx, index_t order, float* matrix, float* vectors, float* values,
@@ -57,14 +57,14 @@ class eigensolver {
 };
 
 /// Jacobi's method in blocks (gpu/kernels/eigen.hpp). Of the methods for dense matrices it has the most
-/// arithmetic, 4 n^3 multiplications a sweep in 6 to 12 sweeps (up to 25 for eigenvalues that fall by 16
-/// orders of magnitude), but nearly all of it in products of 64 x 64 matrices, with n / 32 places in a sweep
-/// where anything waits; a reduction to tridiagonal form waits n times for a product of the whole matrix with
-/// a vector, and its eigenvectors for a chain of n^2 rotations or an orthogonalization. It finds orthogonal
-/// vectors for clusters and zeros without a special case, and can give the small eigenvalues of a graded
-/// matrix (Demmel & Veselic, Jacobi's method is more accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992;
-/// blocks: Golub & Van Loan, Matrix Computations, section 8.5). Vectors are orthonormal to about 1e-13 in
-/// double, 1e-4 in float, at order 256: rounding of all rotations adds up.
+/// arithmetic, 4 n^3 multiplications a sweep in 6 to 12 sweeps (up to 25 for eigenvalues over 16 orders of
+/// magnitude). But nearly all of it is in products of 64 x 64 matrices, with n / 32 waits a sweep. A
+/// reduction to tridiagonal form waits n times for a product of the matrix with a vector, and its
+/// eigenvectors for a chain of n^2 rotations or an orthogonalization. This method finds orthogonal vectors
+/// for clusters and zeros without a special case, and can find the small eigenvalues of a graded matrix
+/// (Demmel & Veselic, Jacobi's method is more accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992; blocks:
+/// Golub & Van Loan, Matrix Computations, section 8.5). Vectors are orthonormal to about 1e-13 in double,
+/// 1e-4 in float, at order 256: rounding of all rotations adds up.
 class jacobi_eigensolver final : public eigensolver {
  public:
   void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors, double* values,
@@ -76,7 +76,7 @@ class jacobi_eigensolver final : public eigensolver {
     run(ctx, order, matrix, vectors, values, wanted);
   }
 
-  /// Sweeps that the last matrix took.
+  /// Number of sweeps for the last matrix.
   int sweeps() const { return sweeps_; }
 
  private:
@@ -93,8 +93,8 @@ class jacobi_eigensolver final : public eigensolver {
     work.blocks =
         2 * static_cast<int>(std::max<index_t>(1, (order + kernels::jacobi_side - 1) / kernels::jacobi_side));
     work.tolerance = 4 * epsilon * std::sqrt(n);
-    // Elements as large as this, all over the matrix, weigh as much together as its own rounding; or,
-    // where all eigenvalues matter, nothing does.
+    // Elements up to this times the trace count as zero: all of them together weigh as much as the rounding
+    // of the matrix. If all eigenvalues matter, practically no element is that small.
     work.floor = wanted == eigenvalues::large ? epsilon / n : epsilon * epsilon * epsilon;
     scratch_frame frame(ctx.scratch());
     const index_t pairs = work.blocks / 2;
@@ -103,7 +103,7 @@ class jacobi_eigensolver final : public eigensolver {
     work.moved = frame.take<int>(pairs);
     work.rotated = frame.take<int>(1);
     kernels::jacobi_begin(ctx.stream(), work);
-    // One pair of blocks has nobody to wait for.
+    // A single pair of blocks does not wait for other pairs: all its sweeps are in one launch.
     const int inner = pairs == 1 ? most_sweeps : 1;
     for (sweeps_ = 1;; ++sweeps_) {
       check(cudaMemsetAsync(work.rotated, 0, sizeof(int), ctx.stream()), "cudaMemsetAsync");

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The device's forms of passes over elements: activations, sums, masks, dropout, copies, conversions.
+/// Elementwise operations on a device: activations, sums, masks, dropout, copies, conversions.
 
 #include <pufferfish/core/scalar.hpp>
 #include <pufferfish/gpu/context.hpp>
@@ -17,7 +17,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// The words of a mask as kernels take them.
+/// The words of a mask, in the type that kernels expect.
 template <class T>
 std::uint32_t* mask_words(const ops::relu_mask<T>& mask) {
   return reinterpret_cast<std::uint32_t*>(mask.words);
@@ -37,8 +37,8 @@ T kept_scale(double probability) {
 
 }  // namespace detail
 
-/// y_i = x_i in another format: between float and bfloat16 or float16, rounded to nearest. Spans of one
-/// length that do not overlap, in device memory.
+/// y_i = x_i in another format: between float and bfloat16 or float16, rounded to nearest. Both spans are in
+/// device memory, have one length and do not overlap.
 inline void convert(context<device::gpu>& ctx, std::span<const float> x, std::span<bfloat16> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
   kernels::to_bfloat16(ctx.stream(), x.data(), reinterpret_cast<std::uint16_t*>(y.data()),

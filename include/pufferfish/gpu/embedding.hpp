@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Rows of a table by token on a device: the forms of ops/embedding.hpp.
+/// Embedding tables on a device: device versions of ops/embedding.hpp.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/embedding.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Failures of CUDA calls as exceptions that name the call; whether there is a device.
+/// Exceptions for failed CUDA calls, with the name of the call; number and choice of devices.
 
 #include <cuda_runtime_api.h>
 
@@ -13,7 +13,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// Throws backend_error with the call's name and CUDA's words unless `status` is success.
+/// Throws backend_error with the call's name and CUDA's message unless `status` is success.
 inline void check(cudaError_t status, std::string_view call) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // the next call starts clean
@@ -21,7 +21,7 @@ inline void check(cudaError_t status, std::string_view call) {
       {call, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"});
 }
 
-/// How many devices the process can use; 0 where there is no driver, too.
+/// Number of devices that the process can use; 0 also if there is no driver.
 inline int device_count() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -33,11 +33,11 @@ inline int device_count() {
   return count;
 }
 
-/// Makes a device current in this thread: what it makes from now on, networks and memory too, lies there.
-/// Throws backend_error where there is no such device.
+/// Makes a device current in this thread: memory and networks that the thread makes from now on are on this
+/// device. Throws backend_error if there is no such device.
 inline void use_device(int number) { check(cudaSetDevice(number), "cudaSetDevice"); }
 
-/// The device that memory lies on; -1: on none.
+/// The number of the device whose memory this is; -1 for other memory.
 inline int device_of(const void* memory) {
   cudaPointerAttributes found{};
   check(cudaPointerGetAttributes(&found, memory), "cudaPointerGetAttributes");

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Networks on a device from dense to low rank and back, without their weights leaving it. To the host go
-/// singular values (those that rank policies and reports need), to the device the order of them.
+/// Networks on a device from dense to low rank and back. Weights that are decomposed on the device stay
+/// there: only singular values are copied to the host, and their order to the device.
 
 #include <algorithm>
 #include <cmath>
@@ -22,7 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// A layer that no network holds yet, with its parameters on the device, where nothing is written.
+/// A layer outside of a network, whose parameters are in uninitialized memory of the device.
 template <class T>
 class placed_layer {
  public:
@@ -53,7 +53,7 @@ class placed_layer {
   memory_block<value_type> values_;
 };
 
-/// What becomes of a slot: nothing if it is not chosen or would grow.
+/// A slot and its new layer; none if the slot is not chosen or would grow.
 template <class T>
 struct slot_replacement {
   any_layer<T, device::gpu>* slot;
@@ -61,7 +61,7 @@ struct slot_replacement {
   std::vector<factor_report> reports;
 };
 
-/// Throws what `check` throws, with a layer's name before it.
+/// Throws the error that `check` throws, with a layer's name before its text.
 template <class Check>
 [[noreturn]] PUFFERFISH_COLD void refuse(const std::string& name, Check&& check) {
   try {
@@ -72,7 +72,7 @@ template <class Check>
   pufferfish::detail::throw_error<value_error>({name, ": svd: refused"});
 }
 
-/// Throws for the first element of a matrix on the device that is not finite what the CPU's svd throws.
+/// Throws the error of the CPU's svd for the first element of a matrix on the device that is not finite.
 template <class T>
 [[noreturn]] PUFFERFISH_COLD void refuse_not_finite(context<device::gpu>& ctx,
                                                     const tensor_view<const T, 4>& weight,
@@ -180,8 +180,8 @@ class layer_factorizer {
     return ranks;
   }
 
-  // Dense bias i is copied to bias i, bit for bit; dense bias i + to.size() is added. Zeros where there are
-  // none.
+  // Dense bias i is copied to bias i, bit for bit; dense bias i + to.size() is added.
+  // Without a dense bias the result is zeros.
   void write_biases(const std::vector<named_view<const value_type, 1>>& from,
                     const std::vector<tensor_view<value_type, 1>>& to) const {
     for (std::size_t i = 0; i < to.size(); ++i) {
@@ -207,8 +207,8 @@ class layer_factorizer {
   const factorize_policy& policy_;
 };
 
-/// Puts layers into slots of a network and lays out new arenas; everything is as it was if memory for those
-/// runs out. Each of `replaced` has a slot and an optional layer.
+/// Swaps layers into slots of a network and makes new arenas. The network is unchanged if memory for the
+/// arenas runs out. Each of `replaced` has a slot and an optional layer.
 template <class Root, class Replacements>
 void replace_layers(model<Root, device::gpu>& net, Replacements& replaced) {
   const auto swap_all = [&] {
@@ -224,8 +224,8 @@ void replace_layers(model<Root, device::gpu>& net, Replacements& replaced) {
   }
 }
 
-/// A weight [out][in][height][width] of one of our layers as the matrix [height width in][out] that is
-/// stored.
+/// A weight [out][in][height][width] of a layer of this library as the
+/// matrix [height width in][out] that is stored.
 template <class T>
 tensor_view<const T, 2> stored(const tensor_view<const T, 4>& kernel) {
   return {kernel.data(),
@@ -233,7 +233,7 @@ tensor_view<const T, 2> stored(const tensor_view<const T, 4>& kernel) {
           {kernel.stride(1), kernel.stride(0)}};
 }
 
-/// The dense layer of the same function as a low-rank one, on the device.
+/// The dense layer, on the device, that computes the function of a low-rank one.
 template <class T>
 placed_layer<T> merged(context<device::gpu>& ctx, memory_source& memory,
                        any_layer<T, device::gpu>& low_rank) {
@@ -256,7 +256,7 @@ placed_layer<T> merged(context<device::gpu>& ctx, memory_source& memory,
   return result;
 }
 
-/// The device that is current, for a context of its own.
+/// Options of a new context on the current device.
 inline context_options options_of_current_device() {
   context_options options;
   gpu::check(cudaGetDevice(&options.device), "cudaGetDevice");
@@ -268,23 +268,23 @@ inline context_options options_of_current_device() {
 
 /// Replaces the layers that `policy` chooses by their low-rank factors on the device: the same ranks, factors
 /// (up to rounding), structure and report as the CPU's factorize, with all other parameters and buffers
-/// carried over bit for bit. policy.threads counts for nothing; svd_method::randomized is the whole
+/// carried over bit for bit. policy.threads is ignored, and svd_method::randomized computes the whole
 /// decomposition. Waits for the device; must not be captured.
 ///
-/// Needs memory for new arenas beside the old ones, for the factors once more, and for about six matrices of
-/// the size of the largest matrix in what settings.compute says (for an LSTM, twenty-four of the size of one
-/// gate's).
+/// Needs memory for the new arenas in addition to the old ones, for a second copy of the factors, and for
+/// about six matrices of the size of the largest one in the precision settings.compute (for an LSTM,
+/// twenty-four of the size of one gate's).
 ///
 /// With statistics, a budget or a list of ranks the weights are copied to the host, which decomposes them
 /// with policy.threads threads; `settings` are not used then.
 ///
-/// Errors as the CPU's, and backend_error; the network is unchanged if anything is thrown.
+/// Throws the errors of the CPU's, and backend_error; the network is unchanged if anything is thrown.
 template <class Root>
 factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
                         context<device::gpu>& ctx, const gpu::svd_settings& settings = {},
                         const network_statistics* statistics = nullptr) {
   using T = typename Root::value_type;
-  gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // whatever stream the parameters came from
+  gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // parameters may be from any stream
   if (statistics != nullptr || policy.budget || policy.ranks) {
     return pufferfish::detail::factorize_on_host(net, policy, statistics);
   }
@@ -323,15 +323,15 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
   return result;
 }
 
-/// The same in a context of its own on the current device.
+/// The same with a new context on the current device.
 template <class Root>
 factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy) {
   context<device::gpu> ctx(gpu::detail::options_of_current_device());
   return factorize(net, policy, ctx);
 }
 
-/// Multiplies the factors of every low-rank layer out, on the device. New arenas, a new generation. Waits for
-/// the device. Throws backend_error; the network is unchanged then.
+/// Replaces every low-rank layer by the dense layer of the product of its factors, on the device. Makes new
+/// arenas, a new generation. Waits for the device. Throws backend_error; the network is unchanged then.
 template <class Root>
 void merge(model<Root, device::gpu>& net, context<device::gpu>& ctx) {
   using T = typename Root::value_type;
@@ -344,7 +344,7 @@ void merge(model<Root, device::gpu>& net, context<device::gpu>& ctx) {
   gpu::detail::replace_layers(net, work);
 }
 
-/// The same in a context of its own on the current device.
+/// The same with a new context on the current device.
 template <class Root>
 void merge(model<Root, device::gpu>& net) {
   context<device::gpu> ctx(gpu::detail::options_of_current_device());

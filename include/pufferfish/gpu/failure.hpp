@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `gpu::late_failure`: what went wrong where nobody could catch it.
+/// `gpu::late_failure`: stores an exception of code that has no caller to catch it.
 
 #include <exception>
 #include <mutex>
@@ -13,13 +13,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// A host function in a stream, or a thread beside it, has no caller to throw to: it leaves its failure here,
-/// and the next call of the host that looks (context::begin_step, context::synchronize, step_graph::run)
-/// throws it. Any thread may use it.
+/// A host function in a stream, or a helper thread, has no caller to throw to. It stores its exception here,
+/// and the host's next call that checks (context::begin_step, context::synchronize, step_graph::run) throws
+/// it. Any thread may call the functions.
 class late_failure {
  public:
-  /// The first failure counts until it is thrown. One that `lasts` (what it belongs to is gone) is thrown
-  /// again by every later look.
+  /// Stores a failure unless one is stored already. A failure that `lasts` (its object can no longer be used)
+  /// replaces one that does not, and is thrown by every later call of rethrow().
   void post(std::exception_ptr failure, bool lasts = false) {
     const std::lock_guard<std::mutex> locked(mutex_);
     if (lasts_) return;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What frobenius_decay (optim/frobenius_decay.hpp) needs on a device. Its products are cuBLAS's; nothing
+/// Device operations of frobenius_decay (optim/frobenius_decay.hpp). cuBLAS computes its products. Nothing
 /// waits for the device, so begin_step and add can be captured into a graph.
 
 #include <span>

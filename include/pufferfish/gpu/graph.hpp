@@ -19,13 +19,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// An instantiated graph with its owner. Destroying or replacing it waits until the last launch has ended,
-/// because the launched work reads and writes memory that its owner frees next.
+/// The owner of an instantiated graph. Destroying or replacing it waits until the last launch has ended,
+/// because the launched work uses memory that may be freed next.
 class executable_graph {
  public:
   executable_graph() = default;
   explicit executable_graph(cudaGraph_t graph) {
-    // Urgent streams stay urgent: what they put into the graph is else like everything else.
+    // Keeps the priorities of streams: urgent streams stay urgent within the graph.
     const cudaError_t status = cudaGraphInstantiate(&handle_, graph, cudaGraphInstantiateFlagUseNodePriority);
     static_cast<void>(cudaGraphDestroy(graph));
     check(status, "cudaGraphInstantiate");
@@ -56,14 +56,14 @@ class executable_graph {
 
  private:
   cudaGraphExec_t handle_ = nullptr;
-  // After the last launch; null before the first. The stream may be destroyed earlier.
+  // Recorded after the last launch; null before the first. The stream may be destroyed before the event.
   std::unique_ptr<event> launched_;
 };
 
 /// Records what is put into a stream instead of running it, until finish().
 class stream_capture {
  public:
-  // Thread-local: other threads may go on allocating and copying.
+  // Thread-local: other threads may still allocate and copy.
   explicit stream_capture(cudaStream_t stream) : stream_(stream) {
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   }
@@ -92,10 +92,10 @@ class stream_capture {
 /// A step's work is hundreds of kernels, many of them shorter than the time it takes to launch one. Captured,
 /// they are one launch.
 ///
-/// The work must do the same every time: the same kernels on the same addresses with the same arguments. What
-/// changes from step to step is read from device memory: inputs are copied to the same place, the step's
-/// number goes to context::begin_step and the learning rate to the optimizer's begin_step, both before run().
-/// The work may not wait for the device nor read from it.
+/// The work must do the same every time: the same kernels on the same addresses with the same arguments. Data
+/// that change from step to step are read from device memory: inputs are copied to fixed addresses,
+/// context::begin_step stores the step's number, and the optimizer's begin_step the learning rate, both
+/// before run(). The work may not wait for the device nor read from it.
 ///
 ///     ctx.begin_step(step);
 ///     optimizer.begin_step(ctx, lr);
@@ -103,14 +103,14 @@ class stream_capture {
 ///       net.forward(ctx, x, y); ... net.backward(ctx, dy); optimizer.step_range(ctx, 0, size);
 ///     });
 ///
-/// The first runs are direct, until the context's arenas have found their size; then one is captured. A new
-/// key, or an arena that has grown for another graph, starts that again.
+/// The first runs are direct, until the context's arenas no longer grow; then one is captured. A new key, or
+/// an arena that has grown for another graph, starts this again.
 class step_graph {
  public:
-  /// What the addresses and arguments of a step's work follow from.
+  /// Identifies the addresses and arguments of a step's work.
   using key_type = std::uint64_t;
 
-  /// A key of any numbers and extents.
+  /// A key made of any numbers and extents.
   template <class... Parts>
   static key_type key(const Parts&... parts) {
     hasher h;
@@ -118,16 +118,16 @@ class step_graph {
     return h.digest();
   }
 
-  /// Whether steps are captured at all; off, run() calls the work every time, for debugging. Off drops what
-  /// has been captured.
+  /// Whether steps are captured. If not, run() calls the work every time, for debugging. set_enabled(false)
+  /// drops the captured graph.
   bool enabled() const { return enabled_; }
   void set_enabled(bool on) {
     enabled_ = on;
     if (!on) drop();
   }
 
-  /// Runs the work, directly or as captured. Whatever the work throws leaves nothing captured. Throws
-  /// backend_error, and what the context's failures() has of steps before.
+  /// Runs the work, directly or as captured. If the work throws, nothing is captured. Throws backend_error,
+  /// and a failure of earlier steps from the context's failures().
   template <class Work>
   void run(gpu_context& ctx, key_type key, Work&& work) {
     ctx.failures()->rethrow();
@@ -152,13 +152,13 @@ class step_graph {
     graph_.launch(ctx.stream());
   }
 
-  /// Forgets what has been captured, after the end of its last launch.
+  /// Drops the captured graph, after the end of its last launch.
   void drop() {
     graph_ = {};
     settled_ = false;
   }
 
-  /// How often a step was captured, and how often one was replayed after that.
+  /// Number of captures of a step, and of replays after a capture.
   std::size_t captures() const { return captures_; }
   std::size_t replays() const { return replays_; }
 
@@ -179,7 +179,7 @@ class step_graph {
   }
 
   bool enabled_ = true;
-  bool settled_ = false;  // the last run was direct, of `last_`, and took no memory
+  bool settled_ = false;  // the last run was direct, in state last_, and allocated no memory
   state last_, captured_;
   detail::executable_graph graph_;
   std::size_t captures_ = 0, replays_ = 0;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: rows that a layer on a device shows to a statistics_collector, copied to the host.
+/// Internal: copies rows of a layer on a device to the host, for a statistics_collector.
 
 #include <cstdint>
 #include <span>
@@ -15,8 +15,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Copies rows from the device, after all work that has been launched. The copy is valid until the next one.
-/// Not to be captured into a graph.
+/// Copies rows from the device, after all work that has been launched. A copy is valid until the next call.
+/// Must not be captured into a graph.
 template <class T>
 class host_rows<T, device::gpu> {
  public:

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: `gpu::input_place`: what a step reads, on its way from the host to one place of a device.
+/// Internal: `gpu::input_place`: copies the input of steps from the host to a fixed address on a device.
 
 #include <array>
 #include <cstddef>
@@ -12,29 +12,29 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// The host writes into pinned memory; a stream of copies takes that to the device while it computes steps
-/// before; the context's stream then copies it within the device to the place that steps read. There are a
-/// few of everything but the place, so that no thread waits while the host is less than `ahead` steps in
-/// front.
+/// The host writes into pinned memory. A separate stream copies from there to the device while earlier steps
+/// are computed. The context's stream then copies within the device to the fixed address that steps read. The
+/// pinned buffer and the first one on the device exist `ahead` times, so that no thread waits while the host
+/// is less than `ahead` steps ahead of the device.
 class input_place {
  public:
   static constexpr std::size_t ahead = 4;
 
-  /// Room for `room` bytes. Throws backend_error.
+  /// Has room for `room` bytes of input. Throws backend_error.
   explicit input_place(index_t room)
       : room_((room + memory_step - 1) / memory_step * memory_step),
         pinned_(pinned_memory(), of_all(), uninitialized),
         come_(device_memory(), of_all(), uninitialized),
         place_(device_memory(), room_, uninitialized) {}
 
-  /// Where to write what the next bring() takes to the device.
+  /// Memory to write the input of the next bring() to. Waits until its last input has been copied.
   std::byte* write() {
     taken_[turn_].synchronize();
     return pinned_.data() + at();
   }
 
-  /// Brings the first so many bytes of what was written, in the order of the context's stream, and says where
-  /// they are then: always in the same place. Not to be captured. Throws shape_error if there is no room.
+  /// Copies the first `bytes` bytes that were written to the device, in the order of the context's stream.
+  /// Returns their address, always the same. Must not be captured. Throws shape_error if there is no room.
   const std::byte* bring(gpu_context& ctx, index_t bytes) {
     if (bytes > room_) {
       pufferfish::detail::throw_error<shape_error>({"input_place: ", bytes, " bytes for ", room_});
@@ -65,7 +65,7 @@ class input_place {
   memory_block<std::byte> pinned_, come_, place_;
   stream copies_;
   event arrived_;
-  std::array<event, ahead> taken_;  // reached: what came before has been copied to the place
+  std::array<event, ahead> taken_;  // reached when the buffer has been copied to place_
   std::size_t turn_ = 0;
 };
 

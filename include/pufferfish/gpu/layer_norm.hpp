@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Layer normalisation on a device: the forms of ops/layer_norm.hpp.
+/// Layer normalisation on a device: device versions of ops/layer_norm.hpp.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/layer_norm.hpp>

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Low-rank layers that stand alone, outside of a network, with their parameters on a device:
-/// `LowRankConv<T, Rank, device::gpu>` and all other kinds alike, with the constructors of the CPU's. They
-/// throw backend_error without a device.
+/// Low-rank layers outside of a network, with their parameters on a device: `LowRankConv<T,
+/// Rank, device::gpu>`, and likewise the other kinds, with the constructors of the CPU's.
+/// They throw backend_error without a device.
 
 #include <string>
 #include <type_traits>
@@ -24,7 +24,7 @@ template <class Layer>
 class resident : public Layer {
  public:
   using value_type = typename Layer::value_type;
-  /// Of parameters and gradients.
+  /// Type of parameters and gradients.
   using P = parameter_t<value_type>;
 
   template <class... Arguments>
@@ -43,15 +43,15 @@ class resident : public Layer {
   }
   ~resident() = default;
 
-  /// Calls change(layer) while the host may read and write its parameters; what it writes goes to the device
-  /// unless it throws. Waits for the device.
+  /// Calls change(layer) with the parameters on the host, for reading and writing. They are copied back to
+  /// the device unless `change` throws. Waits for the device.
   template <class Change>
   void on_host(Change&& change) {
     pufferfish::detail::host_scope<P> scope(store_);
     change(static_cast<Layer&>(*this));
     scope.keep();
   }
-  /// The same for a look that changes nothing.
+  /// The same for a function that only reads.
   template <class Look>
   void read_on_host(Look&& look) const {
     const pufferfish::detail::host_scope<P> scope(store_);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The device's form of softmax and cross entropy.
+/// Softmax with cross entropy on a device.
 
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/loss.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Time steps of an LSTM on a device: the forms of ops/lstm.hpp and ops/step_product.hpp.
+/// Time steps of an LSTM on a device: device versions of ops/lstm.hpp and ops/step_product.hpp.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/lstm.hpp>
@@ -39,12 +39,12 @@ void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
                                  gpu::detail::rows_of(dc_after), gpu::detail::rows_of(dc_before));
 }
 
-/// The right operand of products step after step on a device: used in place. cuBLAS packs what it likes
-/// itself.
+/// The right operand of products that are repeated at every time step, on a device. It is used in place:
+/// cuBLAS does its own packing.
 template <class T>
 class step_operand<T, device::gpu> {
  public:
-  /// As the CPU's. b has rows or columns that are dense.
+  /// As for the CPU. b has dense rows or dense columns.
   step_operand(context<device::gpu>&, scratch_frame&, const tensor_view<const T, 2>& b, index_t,
                index_t groups = 1, index_t group_step = 0)
       : b_(b), groups_(groups), group_step_(group_step) {}

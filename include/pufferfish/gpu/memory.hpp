@@ -27,7 +27,7 @@ class device_memory_source : public memory_source {
   }
   void deallocate(void* memory, std::size_t) noexcept override { static_cast<void>(cudaFree(memory)); }
 
-  // Streams of ours do not wait for the default stream: what they are about to write must be there first.
+  // Streams of this library do not wait for the default stream: the device must be idle before a copy.
   void from_host(void* to, const void* from, std::size_t bytes) override {
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
@@ -66,7 +66,7 @@ class device_memory_source : public memory_source {
   }
 };
 
-/// Memory of the host that a device reaches without a copy in between.
+/// Page-locked memory of the host, which a device reads and writes without a copy in between.
 class pinned_memory_source final : public memory_source {
  public:
   void* allocate(std::size_t bytes) override {
@@ -87,25 +87,25 @@ class pinned_memory_source final : public memory_source {
 
 }  // namespace detail
 
-/// Memory of the current device. Copies to and from the host wait for all work of the device: for what
-/// happens once, not for steps. Never destroyed, as host_memory.
+/// Memory of the current device. Copies to and from the host wait for all work of the device: for setup, not
+/// for training steps. The object is never destroyed, like host_memory().
 inline memory_source& device_memory() {
   static memory_source* const source = new detail::device_memory_source;
   return *source;
 }
 
-/// Pinned memory of the host. Never destroyed, as host_memory.
+/// Pinned memory of the host. The object is never destroyed, like host_memory().
 inline memory_source& pinned_memory() {
   static memory_source* const source = new detail::pinned_memory_source;
   return *source;
 }
 
-/// Memory of the current device that is taken and given back in the order of a stream's work, from the
-/// device's pool: what one arena has given back the next gets without a wait. For tapes and scratch.
+/// Memory of the current device, allocated and freed in the order of a stream's work, from the device's pool:
+/// memory that one arena frees is available to the next without a wait. For tapes and scratch memory.
 class stream_memory final : public detail::device_memory_source {
  public:
-  /// The stream must outlive it, and all that is taken from it. Keeps up to all of the device's memory in the
-  /// pool (the default gives it back at every synchronisation).
+  /// The stream must outlive this object and all memory allocated from it. The pool keeps freed memory
+  /// without limit (by default it releases freed memory at every synchronisation).
   explicit stream_memory(cudaStream_t stream) : stream_(stream) {
     int device = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");

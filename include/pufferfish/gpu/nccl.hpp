@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `gpu::nccl`: a group of processes whose devices add up their memory by NCCL, without the host. Programs
-/// that include it link libnccl; <pufferfish/gpu.hpp> does not include it.
+/// `gpu::nccl`: collectives of a group of processes on the memory of their devices by NCCL, without the host.
+/// Programs that include this header link libnccl; <pufferfish/gpu.hpp> does not include it.
 
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/gpu/nccl_handle.hpp>
@@ -44,10 +44,10 @@ constexpr ncclDataType_t nccl_type() {
 
 }  // namespace detail
 
-/// A communicator for the host's memory, which is that of `Host` (any communicator: mpi::communicator), and
-/// for memory of devices, which goes by NCCL. It is a `communicator` itself, so it stands wherever one is
-/// asked for; a gradient_exchange on device::gpu that is given it (gpu/nccl_exchange.hpp, included below)
-/// sends buckets from where backward wrote them.
+/// A communicator that executes collectives on host memory by `Host` (any communicator: mpi::communicator),
+/// and collectives on device memory by NCCL. It is a `communicator` itself, so it can stand in for one. A
+/// gradient_exchange on device::gpu with this communicator (gpu/nccl_exchange.hpp, included below) sends
+/// buckets from the gradient arena.
 ///
 ///     mpi::communicator hosts(MPI_COMM_WORLD);
 ///     gpu_context ctx({.device = local_rank});
@@ -55,24 +55,24 @@ constexpr ncclDataType_t nccl_type() {
 ///     comm.broadcast(net.store().values(), 0, ctx.stream());
 ///     gradient_exchange<float, gpu::nccl<mpi::communicator>, device::gpu> exchange(net.store(), comm);
 ///
-/// Calls with a stream put their work into it, and may be captured into a graph; all ranks make them in the
-/// same order, whatever the streams. Sums are NCCL's: all ranks get the same bits; their order follows from
-/// the machines, NCCL's version and environment, except where NVLink switches add (NVLS), whose order is
-/// anybody's (NVIDIA/nccl issue 1497): a deterministic context wants NCCL_NVLS_ENABLE=0 in the environment.
+/// Calls with a stream put their work into it, and may be captured into a graph. All ranks must make them in
+/// the same order, on any streams. NCCL adds: all ranks get the same bits, in an order that depends on the
+/// machines, NCCL's version and environment. Only sums in NVLink switches (NVLS) have no fixed order
+/// (NVIDIA/nccl issue 1497): a deterministic context needs NCCL_NVLS_ENABLE=0 in the environment.
 ///
-/// What fails is noticed by a thread (see detail::nccl_handle): it aborts NCCL's communicator, so that what
-/// waits on the device returns, and from then on every call throws, context::synchronize and step_graph::run
-/// too for contexts that have been given to report_to.
+/// A thread notices failures (see detail::nccl_handle). It aborts NCCL's communicator, so that kernels that
+/// wait on the device return. From then on every call throws, as do context::synchronize and step_graph::run
+/// of contexts that report_to was called for.
 ///
-/// Keep it in one place, and destroy it while MPI still runs, before the context, and after graphs that have
-/// captured its calls (step_graph::drop): NCCL waits for their end.
+/// The object cannot be moved. Destroy it while MPI still runs, before the context, and after the graphs that
+/// have captured its calls (step_graph::drop): NCCL waits for the end of these graphs.
 template <class Host>
 class nccl {
  public:
-  /// Collective over `host`, which must outlive it; with the rank's device current. `timeout`: seconds that
-  /// work may take once it has begun on the device, and a call of NCCL; 0: for ever. By default the one that
-  /// the host communicator was set to, if any. Throws on all ranks if one of them cannot: backend_error with
-  /// the rank and NCCL's words (two ranks on one device, for instance); value_error for a negative timeout.
+  /// Collective over `host`, which must outlive this object; the rank's device must be current. `timeout`:
+  /// most seconds for a call of NCCL, and for work begun on the device; 0: no limit. By default the timeout
+  /// that the host communicator was set to, if any. Throws on all ranks if one fails: backend_error with the
+  /// rank and NCCL's message (such as two ranks on one device); value_error for a negative timeout.
   explicit nccl(Host& host, std::optional<double> timeout = {}) : host_(&host) {
     pufferfish::detail::check_communicator<Host>();
     const double seconds = timeout ? *timeout : timeout_of(host);
@@ -92,7 +92,7 @@ class nccl {
 
   // Memory of the device ------------------------------------------------------------------------------------
 
-  /// Element i becomes the sum (the smallest) of all ranks' elements i, in place, when the stream gets there.
+  /// In place, in the order of the stream: element i becomes the sum (the smallest) of all ranks' elements i.
   template <class T>
   void all_reduce_sum(std::span<T> values, cudaStream_t stream) {
     watched(stream, [&] { start_sum(values, stream); });
@@ -114,16 +114,16 @@ class nccl {
     });
   }
 
-  /// Throws what has gone wrong since, if anything.
+  /// Throws the failure that has broken the communicator, if there is one.
   void check() {
     if (handle_) handle_->check();
   }
-  /// Lets a context's calls throw it as well.
+  /// Makes calls of a context throw such a failure as well.
   void report_to(const gpu_context& ctx) {
     if (handle_) handle_->report_to(ctx.failures());
   }
 
-  /// Throws value_error where NCCL's sums may differ from run to run and the context is deterministic.
+  /// Throws value_error if NCCL's sums may differ from run to run and the context is deterministic.
   void require_deterministic(const gpu_context& ctx) const {
     if (size() == 1 || !ctx.deterministic()) return;
     const char* switches = std::getenv("NCCL_NVLS_ENABLE");
@@ -133,7 +133,7 @@ class nccl {
         "context_options::deterministic = false"));
   }
 
-  // Parts of a longer piece of work, which is watched as a whole: between mark_begin and mark_end.
+  // Parts of a longer operation. Mark its begin and end: the timeout holds for the whole operation.
 
   void mark_begin(cudaStream_t stream) {
     if (handle_) handle_->mark_begin(stream);
@@ -149,8 +149,8 @@ class nccl {
   void start_min(std::span<T> values, cudaStream_t stream) {
     reduce(values, ncclMin, stream);
   }
-  /// Messages between pairs of ranks, all at once: `each(send, receive)` is called for every other rank,
-  /// which has to receive and send as much.
+  /// Messages between pairs of ranks, as one group of NCCL's. Calls each(send, receive), which may call send
+  /// and receive for every other rank; that rank must receive and send as many numbers.
   ///   send(std::span<const std::uint16_t>, rank), receive(std::span<std::uint16_t>, rank)
   template <class Each>
   void start_messages(Each&& each, cudaStream_t stream) {
@@ -215,14 +215,14 @@ class nccl {
 
  private:
   static double timeout_of(const Host& host) {
-    // Not its default: work on the device would be waited for in every step.
+    // Not the default timeout of a host: with a timeout every step waits for the device.
     if constexpr (requires { host.timeout(); }) {
       if (pufferfish::detail::may_lose_ranks(host)) return host.timeout();
     }
     return 0.0;
   }
 
-  // Rank 0's id for all, and what became of it on each.
+  // Joins with rank 0's id, which all ranks receive, and agrees with the other ranks on success.
   void join(double timeout) {
     struct invitation {
       ncclUniqueId id;

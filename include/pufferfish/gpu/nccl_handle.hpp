@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: an NCCL communicator with an owner, and a thread that ends it when it fails or hangs.
+/// Internal: the owner of an NCCL communicator, with a thread that aborts it when it fails or hangs.
 
 #if defined(__has_include)
 #if !__has_include(<nccl.h>)
@@ -35,12 +35,12 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// Operations that are on the device, as its driver tells.
+/// Number of operations on the device, counted by host functions in the stream.
 struct open_operations {
   std::atomic<int> count{0};
-  std::atomic<std::int64_t> since{0};  // something began or ended last
+  std::atomic<std::int64_t> since{0};  // time of the last begin or end
 
-  /// One that is never destroyed: the driver may report an operation after the communicator's end.
+  /// Makes one that is never destroyed: the driver may report an operation after the communicator's end.
   static open_operations& make() {
     static std::mutex mutex;
     static auto* const all = new std::deque<open_operations>;
@@ -49,8 +49,8 @@ struct open_operations {
   }
 };
 
-/// The end of a communicator whose work is to be given up. Its kernels return at once; but then NCCL waits
-/// for graphs with its work to go, and whose they are may be waiting for us: so a thread of its own does it.
+/// Aborts a communicator. Its kernels return at once, but then NCCL waits for the end of graphs with its
+/// work, whose owner may be waiting for the caller. So a separate thread makes the call.
 class nccl_abortion {
  public:
   void begin(ncclComm_t comm) noexcept {
@@ -61,13 +61,13 @@ class nccl_abortion {
         static_cast<void>(ncclCommAbort(comm));
         done->store(true);
       }).detach();
-    } catch (...) {  // no thread is to be had
+    } catch (...) {  // no thread can be started
       static_cast<void>(ncclCommAbort(comm));
       done->store(true);
     }
   }
-  /// Waits for its end, unless that takes more than a few seconds: then a graph is kept for longer than the
-  /// communicator, and the thread goes on.
+  /// Waits for the end of the abortion, for at most 5 s. It takes longer if a graph outlives the
+  /// communicator; the thread then goes on by itself.
   void wait() const noexcept {
     constexpr double patience = 5.0;
     const auto start = std::chrono::steady_clock::now();
@@ -82,15 +82,15 @@ class nccl_abortion {
   std::shared_ptr<std::atomic<bool>> done_ = std::make_shared<std::atomic<bool>>(true);
 };
 
-/// Whoever waits for a sum on the device waits in a kernel: a rank that is lost keeps it busy for ever. So a
-/// thread of the host looks now and then, asleep in between: at NCCL's own errors, and, with a timeout, at
-/// how long work has been on the device without an end. Then it aborts the communicator. The kernels return
-/// (what they leave is of no use), and every later call throws.
+/// A rank that waits for a sum on the device waits in a kernel; if another rank is lost, the kernel never
+/// ends. So a thread of the host, asleep most of the time, checks NCCL's own errors and, with a timeout, the
+/// time since work on the device last began or ended. On a failure it aborts the communicator. The kernels
+/// return (their results are invalid), and every later call throws.
 ///
-/// With a timeout NCCL's calls do not block, so that the thread can get between them.
+/// With a timeout NCCL's calls do not block, so that the thread can get the lock between them.
 class nccl_handle {
  public:
-  /// Joins `size` ranks that have the same id; all call it, each with its device current. Throws
+  /// Joins `size` ranks that have the same id. All ranks call it, each with its device current. Throws
   /// backend_error, timeout_error.
   nccl_handle(const ncclUniqueId& id, int rank, int size, double timeout) : timeout_(timeout) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -123,8 +123,8 @@ class nccl_handle {
 
   double timeout() const { return timeout_; }
 
-  /// Calls call(communicator), which returns NCCL's result. Throws backend_error or timeout_error, and
-  /// whatever has broken the communicator before.
+  /// Calls call(communicator), which returns NCCL's result. Throws backend_error or timeout_error, or an
+  /// earlier failure that has broken the communicator.
   template <class Call>
   void run(const char* what, Call&& call) {
     std::unique_lock<std::mutex> locked(mutex_);
@@ -136,7 +136,7 @@ class nccl_handle {
       throw;
     }
   }
-  /// The same for several calls of NCCL that it is to see at once: call(communicator) for each result.
+  /// The same for a group of calls: call(add) calls add(f) for each of them, with f(communicator).
   template <class Call>
   void run_group(const char* what, Call&& call) {
     run(what, [&](ncclComm_t comm) {
@@ -151,7 +151,7 @@ class nccl_handle {
     });
   }
 
-  /// Throws what has broken the communicator; looks whether NCCL knows of an error.
+  /// Throws the failure that has broken the communicator, if any; asks NCCL for errors first.
   void check() {
     run("an earlier operation", [](ncclComm_t comm) {
       ncclResult_t error = ncclSuccess;
@@ -160,12 +160,12 @@ class nccl_handle {
     });
   }
 
-  /// Work of this communicator begins on the device, ends on it: put around it into its stream. Nothing
-  /// without a timeout.
+  /// To be put into the stream before and after work of this communicator, for the
+  /// timeout. Without a timeout they do nothing.
   void mark_begin(cudaStream_t stream) { mark(stream, &nccl_handle::begun); }
   void mark_end(cudaStream_t stream) { mark(stream, &nccl_handle::ended); }
 
-  /// Who else is told of a failure.
+  /// Also posts failures, past and future ones, to `failures`.
   void report_to(const std::shared_ptr<late_failure>& failures) {
     const std::lock_guard<std::mutex> locked(mutex_);
     if (failure_) failures->post(failure_, true);
@@ -183,7 +183,7 @@ class nccl_handle {
     if (failure_) std::rethrow_exception(failure_);
   }
 
-  // Waits for a call that goes on by itself. Others may have the lock in between.
+  // Waits for a non-blocking call of NCCL. Releases the lock while it pauses.
   void settle(ncclResult_t result, const char* what, std::unique_lock<std::mutex>& locked) {
     const clock::time_point start = clock::now();
     pufferfish::detail::back_off rest;
@@ -213,7 +213,7 @@ class nccl_handle {
         {"gpu::nccl: ", what, " did not end within ", timeout_, " s; some rank did not take part"});
   }
 
-  // With the lock. What runs on the device returns.
+  // Needs the lock. Aborts the communicator, so that its kernels on the device return.
   void break_off(const std::exception_ptr& failure) noexcept {
     if (failure_) return;
     failure_ = failure;
@@ -226,7 +226,7 @@ class nccl_handle {
     comm_ = nullptr;
   }
 
-  // The last one: what others have begun is waited for, unless this rank is on its way out by an exception.
+  // Ends the communicator. Waits for work of other ranks, unless an exception is being thrown on this rank.
   void leave() noexcept {
     if (std::uncaught_exceptions() > exceptions_) give_up();
     std::unique_lock<std::mutex> locked(mutex_);
@@ -241,7 +241,7 @@ class nccl_handle {
     abortion_.wait();
   }
 
-  // Called by the device's driver, which must wait for nothing: no lock here.
+  // The driver calls `call` and must not wait: no lock in these functions.
   void mark(cudaStream_t stream, void (*call)(void*)) {
     if (timeout_ > 0.0) gpu::check(cudaLaunchHostFunc(stream, call, &open_), "cudaLaunchHostFunc");
   }
@@ -286,7 +286,7 @@ class nccl_handle {
 
   double timeout_;
   int exceptions_ = std::uncaught_exceptions();
-  std::mutex mutex_;  // of the communicator
+  std::mutex mutex_;  // guards the communicator
   ncclComm_t comm_ = nullptr;
   std::exception_ptr failure_;
   std::vector<std::shared_ptr<late_failure>> told_;

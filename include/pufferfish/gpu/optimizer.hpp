@@ -3,7 +3,7 @@
 
 /// \file
 /// SGD and Adam over arenas in device memory, the norm of a gradient and clipping by it, dynamic loss
-/// scaling. Nothing here waits for the device except where state is read or written.
+/// scaling. Only functions that read or write state on the host wait for the device.
 
 #include <cmath>
 #include <cstdint>
@@ -22,7 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// The pieces of a target's arenas on the device: what one block does each.
+/// A target's arenas cut into pieces, one per thread block; the list of pieces is on the device.
 class arena_pieces {
  public:
   arena_pieces(const std::vector<arena_segment>& segments, bool decay_all)
@@ -39,7 +39,7 @@ class arena_pieces {
     const kernels::arena_piece* first;
     index_t count;
   };
-  /// Those of elements offset .. offset + size. Throws as arena_tasks does.
+  /// The pieces of the elements offset .. offset + size - 1. Throws the errors of arena_tasks.
   range of(const char* who, index_t offset, index_t size) const {
     const auto tasks = tasks_.tasks_of(who, offset, size);
     return {pieces_.data() + tasks.first, tasks.count};
@@ -50,14 +50,14 @@ class arena_pieces {
   memory_block<kernels::arena_piece> pieces_;
 };
 
-/// Zeros, an element a value, on the same side of a vector's boundary: a step moves vectors of all.
+/// Zeros, one element per value, aligned as the values are: a step reads vectors of both.
 inline memory_block<float> state_of(const optimizer_target<float>& target) {
   const auto address = reinterpret_cast<std::uintptr_t>(target.values.data());
   return {device_memory(), static_cast<index_t>(target.values.size()),
           static_cast<index_t>(address % memory_alignment / sizeof(float))};
 }
 
-/// The copies in 16 bits that a step has to renew.
+/// The 16-bit copies of values that a step must update.
 inline kernels::rounded_values rounded_of(const optimizer_target<float>& target) {
   return {target.rounded, target.rounded_as == rounded_format::bf16};
 }
@@ -68,7 +68,7 @@ inline void require_rate(const char* who, double lr) {
   }
 }
 
-/// Sets to zero, in the order of the context's stream, the gradients that layers have stopped writing.
+/// Sets to zero, in the order of the context's stream, the gradients that layers no longer write.
 inline void zero_unwritten(gpu_context& ctx, const optimizer_target<float>& target,
                            pufferfish::detail::zero_before_step& unwritten, index_t offset, index_t size) {
   unwritten.use(target.store, offset, size, [&](index_t first, index_t count) {
@@ -78,7 +78,7 @@ inline void zero_unwritten(gpu_context& ctx, const optimizer_target<float>& targ
   });
 }
 
-/// One number of a struct in device memory, the number of steps in front of it.
+/// Access to the member `steps` of a struct in device memory; set_steps_of sets all other members to zero.
 template <class Numbers>
 std::uint64_t steps_of(const memory_block<Numbers>& numbers) {
   Numbers values{};
@@ -94,9 +94,9 @@ void set_steps_of(memory_block<Numbers>& numbers, std::uint64_t steps) {
 
 }  // namespace detail
 
-/// As pufferfish::SGD, over arenas in device memory; only float. begin_step, outside of what is captured,
-/// then step_range for every parameter, which may be captured into a graph: the numbers of a step are on the
-/// device.
+/// As pufferfish::SGD, over arenas in device memory; float only. A step is begin_step, which must not be
+/// captured, then step_range for every parameter, which may be captured into a graph: the numbers of a step
+/// are read from device memory.
 class SGD {
  public:
   using value_type = float;
@@ -117,7 +117,7 @@ class SGD {
   const sgd_options& options() const { return options_; }
   const optimizer_target<float>& target() const { return target_; }
 
-  /// What steps obey from now on: a flag to do nothing, a factor for the gradients. Both must outlive it.
+  /// Sets a skip flag and a factor for gradients, for all later steps. Both must outlive this object.
   void set_control(const kernels::step_control& control) { control_ = control; }
 
   /// One step with the given learning rate over all parameters; see pufferfish::SGD::step.
@@ -125,7 +125,7 @@ class SGD {
     begin_step(ctx, lr);
     step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
   }
-  /// Counts the step (not one after a step that was skipped) and sets its learning rate.
+  /// Counts the step, except after a skipped step, and sets its learning rate.
   void begin_step(gpu_context& ctx, double lr) {
     target_.require_current("SGD");
     detail::require_rate("SGD", lr);
@@ -141,8 +141,8 @@ class SGD {
                  velocity_.data(), target_.values.data(), detail::rounded_of(target_));
   }
 
-  /// The state, for checkpoints, in device memory: the velocity (empty without momentum). The number of steps
-  /// waits for the device.
+  /// The state, for checkpoints, in device memory: the velocity (empty without momentum). Access to the
+  /// number of steps waits for the device.
   std::span<float> velocity() { return velocity_.span(); }
   std::span<const float> velocity() const { return velocity_.span(); }
   std::uint64_t steps() const { return detail::steps_of(numbers_); }
@@ -158,7 +158,7 @@ class SGD {
   pufferfish::detail::zero_before_step unwritten_;
 };
 
-/// As pufferfish::Adam, over arenas in device memory; only float. See gpu::SGD.
+/// As pufferfish::Adam, over arenas in device memory; float only. See gpu::SGD.
 class Adam {
  public:
   using value_type = float;
@@ -216,9 +216,9 @@ class Adam {
   pufferfish::detail::zero_before_step unwritten_;
 };
 
-/// The norm of a gradient as *facts, on the device; facts->scale clips it to max_norm (<= 0: not at all). A
-/// step that is given that scale (step_control) needs no pass for clipping. `inverse_scale`: of the loss
-/// scale that the gradient still has in it, or nullptr.
+/// Writes the norm of a gradient to *facts, on the device; multiplication by facts->scale clips to max_norm
+/// (<= 0: no clipping). A step with this scale in its step_control needs no pass for clipping.
+/// `inverse_scale`: reciprocal of the loss scale that the gradient still contains, or nullptr.
 inline void gradient_norm(gpu_context& ctx, std::span<const float> gradients, double max_norm,
                           kernels::gradient_facts* facts, const float* inverse_scale = nullptr) {
   const auto size = static_cast<index_t>(gradients.size());
@@ -227,7 +227,7 @@ inline void gradient_norm(gpu_context& ctx, std::span<const float> gradients, do
   kernels::gradient_norm(ctx.stream(), gradients.data(), size, inverse_scale, max_norm, scratch, facts);
 }
 
-/// As pufferfish::clip_gradient_norm; what it found is on the device. Throws value_error unless max_norm > 0.
+/// As pufferfish::clip_gradient_norm, with the result on the device. Throws value_error unless max_norm > 0.
 inline void clip_gradient_norm(gpu_context& ctx, std::span<float> gradients, double max_norm,
                                kernels::gradient_facts* facts) {
   if (!(max_norm > 0.0)) {
@@ -239,18 +239,18 @@ inline void clip_gradient_norm(gpu_context& ctx, std::span<float> gradients, dou
 }
 
 /// Dynamic loss scaling, for networks that compute in fp16 (Micikevicius et al., Mixed precision training,
-/// ICLR 2018, section 3.2): losses of a context that use() was called for multiply their gradients by
-/// scale() before they round them, the gradients of the parameters are divided by it again, and a step with
-/// one that is not finite is skipped. All of it happens on the device:
+/// ICLR 2018, section 3.2). After use(ctx) losses multiply their gradients by scale() before rounding.
+/// unscale() divides the gradients of the parameters by it, and a step with a gradient that is not finite is
+/// skipped. All of it happens on the device:
 ///     scaler.use(ctx);  optimizer.set_control(scaler.control());          // once
 ///     loss, backward;  scaler.unscale(ctx, gradients);                    // each step
 ///     optimizer.step_range(...);  scaler.update(ctx);
 ///
-/// Over several ranks every one must skip where one does, and have the same scale: unscale after the
-/// exchange has finished. A number that is not finite on one rank is then one in all ranks' mean; steps that
-/// the exchange itself skips (nonfinite_policy::skip), which leave other gradients on every rank, are
-/// skipped by skip_if. A compressor keeps what it has not sent for later steps, so it gets gradients without
-/// the scale: unscale after the backward pass, and the exchange, with nonfinite_policy::skip, after that.
+/// All ranks must skip the same steps and have the same scale: call unscale after the exchange has finished.
+/// A number that is not finite on one rank then makes the mean on all ranks not finite. Steps that the
+/// exchange skips (nonfinite_policy::skip) leave different gradients on every rank; skip_if skips them. A
+/// compressor keeps unsent values for later steps, so its gradients must not have the scale: call unscale
+/// after the backward pass, then exchange with nonfinite_policy::skip.
 ///     exchange.begin(ctx);  backward;  exchange.finish(ctx);  scaler.unscale(ctx, gradients);
 ///     scaler.skip_if(ctx, exchange.skip());  optimizer.step_range(...);  scaler.update(ctx);
 class loss_scaler {
@@ -261,32 +261,32 @@ class loss_scaler {
     set_scale(initial);
   }
 
-  /// What the optimizer has to obey.
+  /// The argument of the optimizer's set_control().
   kernels::step_control control() const { return {not_finite_.data(), nullptr}; }
 
-  /// From now on the context's losses multiply their gradients. It must outlive their use.
+  /// Makes the context's losses multiply their gradients. This object must outlive their use.
   void use(gpu_context& ctx) const { ctx.set_loss_scale(&scale_.data()->value); }
-  /// Divides, and notes whether all are finite: forgets what it has noted before.
+  /// Divides gradients by the scale and records whether all are finite; replaces the record before.
   void unscale(gpu_context& ctx, std::span<float> gradients) {
     check(cudaMemsetAsync(not_finite_.data(), 0, sizeof(int), ctx.stream()), "cudaMemsetAsync");
     kernels::unscale(ctx.stream(), gradients.data(), static_cast<index_t>(gradients.size()),
                      &scale_.data()->inverse, not_finite_.data());
   }
-  /// Takes a flag on the device, if it is not 0 when the stream gets there, for gradients that are not
-  /// finite. After unscale, before the optimizer's step.
+  /// If the flag, on the device, is not 0 when the stream reaches this call, the step is skipped as one with
+  /// gradients that are not finite. To be called after unscale, before the optimizer's step.
   void skip_if(gpu_context& ctx, const int* flag) {
     kernels::join_flag(ctx.stream(), flag, not_finite_.data());
   }
-  /// Changes the scale by what unscale, or skip_if, has found.
+  /// Updates the scale by the record of unscale and skip_if.
   void update(gpu_context& ctx) {
     kernels::update_loss_scale(ctx.stream(), constants_, not_finite_.data(), scale_.data());
   }
 
-  /// Waits for the device, as the following do.
+  /// This and the following functions wait for the device.
   float scale() const { return state().value; }
   void set_scale(float scale) { set_state({scale, 1.0F / scale, 0}); }
 
-  /// All that it remembers, for checkpoints.
+  /// The whole state, for checkpoints.
   kernels::loss_scale state() const {
     kernels::loss_scale values{};
     scale_.to_host({&values, 1});

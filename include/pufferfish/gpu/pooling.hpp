@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The device's forms of maxima and averages over windows and images.
+/// Maximum and average pooling on a device, over windows and over whole images.
 
 #include <pufferfish/gpu/context.hpp>
 #include <pufferfish/gpu/kernels/pooling.hpp>

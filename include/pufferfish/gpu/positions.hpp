@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Rows as wholes on a device: the forms of ops/rows.hpp, ops/token_runs.hpp, ops/positions.hpp and
-/// ops/upload.hpp.
+/// Operations on whole rows on a device: device versions of ops/rows.hpp, ops/token_runs.hpp,
+/// ops/positions.hpp and ops/upload.hpp.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/elementwise.hpp>

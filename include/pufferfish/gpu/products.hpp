@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Matrix products and linear layers on a device: views of any transposition go to cuBLAS as they lie.
+/// Matrix products and linear layers on a device. cuBLAS takes views of any transposition without a copy.
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/gpu/context.hpp>
@@ -14,10 +14,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// A view with one dense side as a matrix of columns: its transpose, which lies there without a change.
+/// A view with dense rows or columns as a column-major matrix: the transpose of the view, without a copy.
 template <class T>
 blas_matrix blas_view(const char* what, const tensor_view<const T, 2>& view) {
-  // The step of an extent of at most one is never taken, but cuBLAS checks it.
+  // The stride of an extent of at most one is never used, but cuBLAS checks it.
   const index_t rows = view.extent(0), columns = view.extent(1);
   if (view.stride(1) == 1 || columns <= 1) {
     return {view.data(), std::max({rows <= 1 ? columns : view.stride(0), columns, index_t{1}}), false};
@@ -59,10 +59,10 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
 
 }  // namespace detail
 
-/// c = a b, or c += a b with `add`; without it, `bias` (as many elements as c has columns, or nullptr) is
-/// added to every row. a: M x K, b: K x N, each with rows or columns dense (a transposed view is as good); c:
-/// M x N, rows dense; c overlaps no operand. Sums are in float (double for double); factors of float have 24
-/// or 11 bits, as context_options::math says. Throws shape_error, backend_error.
+/// c = a b, or c += a b with `add`; without `add`, `bias` (one element per column of c, or nullptr) is added
+/// to every row. a: M x K, b: K x N, each with dense rows or dense columns (such as transposed views); c: M x
+/// N, with dense rows; c overlaps no operand. Sums are in float (double for double). Factors of float have 24
+/// or 11 bits, depending on context_options::math. Throws shape_error, backend_error.
 template <class T>
 void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
               const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
@@ -81,7 +81,7 @@ void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const
   if (p.k > 0) ctx.blas().multiply(p);
 }
 
-/// c = a b or c += a b, as multiply, where c has the type of parameters: for gradients of weights. Sums of
+/// As multiply, but c has the type of parameters: for gradients of weights. Sums of
 /// 16-bit factors are not rounded to 16 bits.
 template <class T>
 void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
@@ -93,7 +93,7 @@ void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
   if (!add) kernels::fill_rows<C>(ctx.stream(), nullptr, c.data(), c.extent(0), c.extent(1), p.c_step);
 }
 
-/// `count` products of the shapes of a, b and c, their operands so many elements apart; else as multiply.
+/// As multiply, for `count` products: the operands of product i begin i times a step after a, b and c.
 template <class T>
 void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<const T, 2>& a,
                     index_t a_step, const tensor_view<const T, 2>& b, index_t b_step,

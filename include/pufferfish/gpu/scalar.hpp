@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The types of 16 bits in which a network computes on a device: `resnet18<gpu::bf16, device::gpu>()`. Its
+/// 16-bit types in which a network computes on a device: `resnet18<gpu::bf16, device::gpu>()`. The network's
 /// parameters, gradients and statistics are floats: parameter_t.
 
 #include <cuda_bf16.h>
@@ -13,7 +13,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// Range of float, 8 bits of precision; needs no loss scaling.
+/// Range of float, 8 bits of precision; needs no loss scale.
 using bf16 = __nv_bfloat16;
 /// 11 bits of precision from 2^-14 to 65504: needs loss scaling (loss_scaler).
 using fp16 = __half;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: a device's gradients on their way through the host: pinned memory, and a stream of its own that
-/// copies while the backward pass computes.
+/// Internal: copies a device's gradients to pinned memory of the host and back, on a stream of its own while
+/// the backward pass computes.
 
 #include <cstddef>
 #include <exception>
@@ -20,8 +20,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Everything but is_captured and drain may be called while the context's stream is captured: the copies'
-/// stream then takes part.
+/// Functions that put work into a stream may be called while the context's stream is captured: the stream of
+/// copies then takes part in the capture.
 template <class T>
 class gradient_staging<T, device::gpu> {
  public:
@@ -52,8 +52,8 @@ class gradient_staging<T, device::gpu> {
     });
   }
 
-  // Orders: a copy to the host comes after the backward pass's work, and so after the copy to the device of
-  // the step before, out of the same host memory.
+  // The copy to the host is ordered after the backward pass's work, and so after the previous step's copy to
+  // the device from the same host memory.
   void fetch(context<device::gpu>& ctx, std::size_t b, const gradient_bucket& bucket, host_call then) {
     written_.record(ctx.stream());
     copies_.wait_for(written_);
@@ -79,17 +79,17 @@ class gradient_staging<T, device::gpu> {
                "cudaMemcpyAsync of gradients to the device");
   }
 
-  // MPI works on the device that is current: in a new thread that would be the first.
+  // MPI uses the device that is current, which in a new thread is the first one.
   void enter_thread() {
     if (memory_ == exchange_memory::device) gpu::check(cudaSetDevice(device_), "cudaSetDevice");
   }
 
-  /// On the device, not 0: the step does not count.
+  /// Flag on the device; not 0: the step is skipped.
   const int* skip() const { return skip_.data(); }
   void publish(context<device::gpu>& ctx, bool usable) {
     gpu::check(cudaMemsetAsync(skip_.data(), usable ? 0 : 1, sizeof(int), ctx.stream()), "cudaMemsetAsync");
   }
-  /// In replayed steps, what set_usable said before the stream gets there.
+  /// In replayed steps: copies the value that set_usable has set before the stream reaches the copy.
   void publish_replayed(context<device::gpu>& ctx) {
     gpu::check(cudaMemcpyAsync(skip_.data(), skip_to_send_.data(), sizeof(int), cudaMemcpyHostToDevice,
                                ctx.stream()),
@@ -101,24 +101,24 @@ class gradient_staging<T, device::gpu> {
 
   bool is_captured(const context<device::gpu>& ctx) const { return gpu::is_captured(ctx.stream()); }
 
-  /// What comes next in the context's stream waits for all that has been fetched.
+  /// Makes the context's stream wait for all buckets that have been fetched.
   void join(context<device::gpu>& ctx) {
     fetched_.record(copies_.handle());
     gpu::check(cudaStreamWaitEvent(ctx.stream(), fetched_.handle(), 0), "cudaStreamWaitEvent");
   }
-  /// Calls it when the context's stream gets there. It must not call CUDA.
+  /// Calls `what` when the context's stream reaches this point. The function must not call CUDA.
   void call(context<device::gpu>& ctx, host_call what) { call_in(ctx.stream(), what); }
 
-  // The thread may be about to leave one, of another graph's replay.
+  // No needless write: a replay of another graph may be calling leave_failure in another thread.
   void leave_failures_to(const context<device::gpu>& ctx) {
     if (failures_ != ctx.failures()) failures_ = ctx.failures();
   }
   void leave_failure(const std::exception_ptr& failure) { failures_->post(failure); }
 
-  /// Never frees the host's copy: messages may still come into it.
+  /// Never frees the host's copy: messages may still arrive in it.
   void keep_host_memory() { keep_for_good(std::make_shared<memory_block<T>>(std::move(host_))); }
 
-  /// Waits for all that the device has been given.
+  /// Waits for all work of the device.
   void drain() noexcept { static_cast<void>(cudaDeviceSynchronize()); }
 
  private:
@@ -133,7 +133,7 @@ class gradient_staging<T, device::gpu> {
   exchange_memory memory_;
   int device_ = 0;
   context<device::cpu> host_context_;
-  std::vector<gpu::event> come_;  // of each bucket
+  std::vector<gpu::event> come_;  // one per bucket
   memory_block<T> host_;
   memory_block<int> skip_, skip_to_send_;
   gpu::stream copies_;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `gpu::stream` and `gpu::event`: a queue of work on a device, and a point in one, each with an owner.
+/// `gpu::stream` and `gpu::event`: owners of a CUDA stream (a queue of work) and event (a point in it).
 
 #include <cstddef>
 #include <utility>
@@ -12,11 +12,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// What an event is for, besides order.
+/// Use of an event, besides the order of work.
 enum class event_use : unsigned {
-  order = cudaEventDisableTiming,                          ///< nothing: cheapest
-  timing = cudaEventDefault,                               ///< seconds_since
-  sleep = cudaEventDisableTiming | cudaEventBlockingSync,  ///< synchronize leaves the core to others
+  order = cudaEventDisableTiming,                          ///< order only: cheapest
+  timing = cudaEventDefault,                               ///< for seconds_since
+  sleep = cudaEventDisableTiming | cudaEventBlockingSync,  ///< synchronize sleeps instead of spinning
 };
 
 /// A point in a stream's work.
@@ -39,10 +39,10 @@ class event {
 
   cudaEvent_t handle() const { return handle_; }
 
-  /// Puts the point behind all work that is in the stream now.
+  /// Sets the point after all work that is in the stream now.
   void record(cudaStream_t stream) { check(cudaEventRecord(handle_, stream), "cudaEventRecord"); }
 
-  /// Waits until the point is reached. Throws backend_error for whatever failed before it.
+  /// Waits until the point is reached. Throws backend_error if work before it has failed.
   void synchronize() const { check(cudaEventSynchronize(handle_), "cudaEventSynchronize"); }
 
   /// Whether the point has been reached.
@@ -53,7 +53,7 @@ class event {
     return true;
   }
 
-  /// Seconds from another point to this; both with timing, both reached.
+  /// Seconds from the point `start` to this one. Both need event_use::timing and must have been reached.
   double seconds_since(const event& start) const {
     float milliseconds = 0.0F;
     check(cudaEventElapsedTime(&milliseconds, start.handle_, handle_), "cudaEventElapsedTime");
@@ -64,13 +64,13 @@ class event {
   cudaEvent_t handle_ = nullptr;
 };
 
-/// A queue of work of the device that is current when it is made. It does not wait for the legacy default
-/// stream, nor that for it.
+/// A queue of work of the device that is current at construction. It does not
+/// synchronize with the legacy default stream.
 class stream {
  public:
   /// Throws backend_error.
   stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
-  /// One whose kernels go before those of others that wait for a place on the device.
+  /// A stream of highest priority: its kernels start before waiting kernels of other streams.
   static stream urgent() {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -92,10 +92,10 @@ class stream {
 
   cudaStream_t handle() const { return handle_; }
 
-  /// Waits for all work in it. Throws backend_error for whatever of it failed.
+  /// Waits for all work in the stream. Throws backend_error if any of it has failed.
   void synchronize() const { check(cudaStreamSynchronize(handle_), "cudaStreamSynchronize"); }
 
-  /// Work that comes from now on starts when the point is reached.
+  /// Work that is put into the stream from now on starts when the point is reached.
   void wait_for(const event& point) const {
     check(cudaStreamWaitEvent(handle_, point.handle(), 0), "cudaStreamWaitEvent");
   }
@@ -105,7 +105,7 @@ class stream {
   cudaStream_t handle_ = nullptr;
 };
 
-/// Whether what is put into a stream is captured into a graph.
+/// Whether work that is put into a stream is captured into a graph.
 inline bool is_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");

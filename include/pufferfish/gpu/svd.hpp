@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The singular value decomposition of a matrix on a device, for factors that are wanted there: what reaches
-/// the host is the singular values.
+/// The singular value decomposition of a matrix on a device, whose factors stay on the device. Only the
+/// singular values are copied to the host.
 
 #include <algorithm>
 #include <cmath>
@@ -21,18 +21,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// What a decomposition computes in, sums included.
+/// The floating-point type of a decomposition, sums included.
 ///
-/// A Gram matrix has the squares of the singular values: in double it is as good as the CPU's, and costs
-/// little on a device for data centres (half the rate of float); in float, which other devices compute 32 to
-/// 64 times faster than double, singular values below 1e-3 of the first are lost in it, and a second
-/// decomposition of the nearly orthogonal rows that the first one leaves finds them again: down to about 1e-6
-/// of the first.
+/// The eigenvalues of a Gram matrix are the squares of the singular values. In double the result is as good
+/// as the CPU's, and costs little on a device for data centres (half the rate of float). Other devices
+/// compute in float 32 to 64 times as fast as in double. In float, singular values below 1e-3 of the first
+/// are lost in the Gram matrix; a second decomposition, of the nearly orthogonal rows that the first one
+/// leaves, finds them again, down to about 1e-6 of the first.
 enum class precision { fp32, fp64 };
 
 struct svd_settings {
   precision compute = precision::fp64;
-  /// nullptr: the library's own. Must outlive what uses it.
+  /// nullptr: the library's own eigensolver. A solver must outlive its use.
   eigensolver* solver = nullptr;
 };
 
@@ -59,7 +59,7 @@ struct device_matrix {
   index_t columns() const { return kernels::columns_of(layout); }
 };
 
-/// c = a b with factors and sums in C, whatever the context says of float products.
+/// c = a b with factors and sums in C, for every math mode of the context.
 template <class C>
 void multiply_exactly(context<device::gpu>& ctx, const tensor_view<const C, 2>& a,
                       const tensor_view<const C, 2>& b, const tensor_view<C, 2>& c) {
@@ -68,21 +68,21 @@ void multiply_exactly(context<device::gpu>& ctx, const tensor_view<const C, 2>& 
   ctx.blas().multiply(p);
 }
 
-/// The decomposition of one matrix A [rows x columns], with all its singular values. B is the matrix or its
-/// transpose, whichever is wide, n x m; left vectors are rows x_i of X, eigenvectors of B B^T; the rows of X
-/// B are sigma_i times the right ones. Factors made of X and X B multiply to X_r^T X_r B, the projection of
-/// B, to rounding, whatever the accuracy of sigma. What it holds is from `memory`, in the order of the
-/// stream.
+/// The decomposition of one matrix A [rows x columns], with all its singular values. B [n x m] is A or its
+/// transpose, n <= m. Its left singular vectors are the rows x_i of X, eigenvectors of B B^T; row i of X B is
+/// sigma_i times the right singular vector. The product of factors made of X and X B is X_r^T X_r B, the
+/// projection of B, up to rounding, whatever the accuracy of sigma. The buffers are allocated from `memory`,
+/// in the order of the stream.
 ///
-/// B B^T has the squares of the singular values, so that those below the root of rounding are noise. refine()
-/// begins again from X B, whose rows are orthogonal but for that noise: scaled to length one their Gram
-/// matrix is well-conditioned, and Jacobi's method finds small eigenvalues of such a matrix to their own
-/// rounding. What is left is the rounding of X B, beside the first singular value.
+/// The eigenvalues of B B^T are squares of singular values, so that those below the root of rounding are
+/// noise. refine() starts again from X B, whose rows are orthogonal but for this noise. Scaled to length one,
+/// they have a well-conditioned Gram matrix, and Jacobi's method finds its small eigenvalues to their own
+/// rounding. The remaining error is the rounding of X B, relative to the first singular value.
 template <class C>
 class device_svd {
  public:
-  /// Finds the singular values. `solver` must outlive it. The caller has seen that no element is infinite or
-  /// no number (`moments`).
+  /// Computes the singular values. `solver` must outlive this object. The caller has checked by `moments`
+  /// that all elements are finite.
   template <class T>
   device_svd(context<device::gpu>& ctx, memory_source& memory, eigensolver& solver, const device_matrix<T>& a,
              const kernels::matrix_moments& moments)
@@ -109,14 +109,14 @@ class device_svd {
   /// All singular values, descending, and the sum of the squares of all elements; no vectors.
   const svd_result& spectrum() const { return spectrum_; }
 
-  /// Whether singular value `rank` is one that the Gram matrix cannot tell.
+  /// Whether singular value number `rank` is too small for the accuracy of the Gram matrix.
   bool is_doubtful(index_t rank) const {
     const double first = spectrum_.singular_values.front();
     return !refined_ && spectrum_.singular_values[static_cast<std::size_t>(rank - 1)] <
                             pufferfish::detail::gram_trusted_ratio * first;
   }
 
-  /// Finds small singular values again, without the loss of squaring.
+  /// Computes small singular values again, without the loss of squaring.
   void refine() {
     scratch_frame frame(ctx_->scratch());
     C* turned = frame.template take<C>(n_ * n_);
@@ -147,7 +147,7 @@ class device_svd {
     return {data, {rows, columns}};
   }
 
-  // Rows of `vectors`: eigenvectors of a a^T, where a is n x m.
+  // Writes eigenvectors of a a^T, where a is n x m, to the rows of `vectors`.
   void decompose(const C* a, C* vectors, eigenvalues wanted) {
     scratch_frame frame(ctx_->scratch());
     C* gram = frame.template take<C>(n_ * n_);
@@ -168,7 +168,7 @@ class device_svd {
           "cudaMemcpyAsync within the device");
   }
 
-  // X becomes orthonormal to rounding; X B, singular values, their order.
+  // Makes X orthonormal up to rounding. Computes X B, the singular values and their order.
   void project() {
     {
       scratch_frame frame(ctx_->scratch());
@@ -193,7 +193,7 @@ class device_svd {
     check(cudaMemcpyAsync(order_.data(), rows.data(), rows.size() * sizeof(int), cudaMemcpyHostToDevice,
                           ctx_->stream()),
           "cudaMemcpyAsync to the device");
-    ctx_->synchronize();  // before `rows` goes
+    ctx_->synchronize();  // the copy reads `rows`
   }
 
   context<device::gpu>* ctx_;
@@ -208,7 +208,7 @@ class device_svd {
   svd_result spectrum_;
 };
 
-/// The matrix's; waits for it.
+/// The moments of a matrix. Waits for the device.
 template <class T>
 kernels::matrix_moments measure(context<device::gpu>& ctx, const device_matrix<T>& a) {
   scratch_frame frame(ctx.scratch());

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Losses over tokens on a device: the forms of ops/token_loss.hpp, ops/log_sum_exp.hpp, ops/output_layer.hpp
-/// and ops/output_loss.hpp.
+/// Losses over tokens on a device: device versions of ops/token_loss.hpp, ops/log_sum_exp.hpp,
+/// ops/output_layer.hpp and ops/output_loss.hpp.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/token_loss.hpp>
@@ -14,7 +14,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// Rows of logits against their targets.
+/// Rows of logits with their targets.
 template <class T>
 kernels::token_logits<T> logits_of(const tensor_view<const T, 2>& logits,
                                    std::span<const std::int32_t> targets, const token_loss_options& options) {
@@ -40,8 +40,8 @@ void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits
   kernels::sum_token_losses(ctx.stream(), losses, targets.data(), options.padding, logits.extent(0), results);
 }
 
-/// What output_loss_forward keeps, in this order: the logits without scale and bias, and two numbers of each
-/// token.
+/// The memory that output_loss_forward keeps, in this order: the logits without scale
+/// and bias, and two numbers of each token.
 template <class T>
 struct kept_logits {
   tensor_view<T, 2> logits;
@@ -53,7 +53,7 @@ struct kept_logits {
         shares(maxima + shape[0]) {}
 };
 
-/// The layer's logits without scale and bias to `logits`, and their losses.
+/// Writes the layer's logits, without scale and bias, to `logits`, and the losses of the tokens.
 template <class T>
 void output_losses(context<device::gpu>& ctx, const ops::output_layer<T>& layer,
                    std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -122,7 +122,7 @@ void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, cons
   if (logits.empty()) return;
   scratch_frame frame(ctx.scratch());
   tensor_view<const T, 2> x = layer.x;
-  if (layer.scale != 1) {  // of the narrow operand
+  if (layer.scale != 1) {  // applied to the narrow operand
     const tensor_view<T, 2> scaled = frame.take<T>(x.shape());
     gpu::kernels::scale_rows<T>(ctx.stream(), layer.scale, gpu::detail::rows_of(x), x.extent(0), x.extent(1),
                                 gpu::detail::rows_of(scaled));
@@ -131,7 +131,7 @@ void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, cons
   gpu::multiply<T>(ctx, x, transpose(layer.weight), logits, false, layer.bias);
 }
 
-/// The logits are one product in training, where they are kept; else parts of up to 2^26 of them.
+/// In training, where the logits are kept, they are one product; else products of up to 2^26 logits each.
 template <class T>
 void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,
                          std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,

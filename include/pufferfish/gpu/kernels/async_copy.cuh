@@ -2,17 +2,17 @@
 #pragma once
 
 /// \file
-/// Copies from device memory to shared memory in the background (cp.async, from compute capability 8.0 on).
-/// A thread starts some, closes a group, computes, and waits until all but its last groups have arrived; a
-/// barrier then shows them to the other threads of the block.
+/// Copies from device memory to shared memory in the background (cp.async, from compute capability 8.0 on). A
+/// thread starts copies, closes a group of them, computes, and waits until all but its last groups have
+/// arrived. A barrier then makes them visible to the other threads of the block.
 
 #include <pufferfish/gpu/kernels/launch.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Starts a copy of 4, 8 or 16 bytes, or zeros where not `inside` (`from` is not read then). Both addresses
-/// are multiples of Bytes; `to` is in shared memory. Copies of 16 bytes leave no trace in the L1 cache unless
-/// the same bytes are to be read `Again` soon.
+/// Starts a copy of 4, 8 or 16 bytes, or writes zeros if not `inside` (`from` is not read then). Both
+/// addresses are multiples of Bytes; `to` is in shared memory. Copies of 16 bytes bypass the L1 cache unless
+/// the same bytes are read `Again` soon.
 template <int Bytes, bool Again = false>
 __device__ inline void copy_async(void* to, const void* from, bool inside = true) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
@@ -41,7 +41,7 @@ __device__ inline void commit_copies() {
 #endif
 }
 
-/// Waits until all of the calling thread's groups have arrived but for the Under last ones.
+/// Waits until all of the calling thread's groups except the last `Under` ones have arrived.
 template <int Under>
 __device__ inline void wait_for_copies() {
 #if defined(PUFFERFISH_EMULATED_DEVICE)

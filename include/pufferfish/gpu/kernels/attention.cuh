@@ -9,8 +9,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Adds keys key .. to the softmax of a tile's rows: scores become weights against the largest score so far,
-/// in shared memory; what was summed up before shrinks with it.
+/// Adds a tile of keys, from `key` on, to the softmax of a tile's rows. Scores become weights relative to the
+/// largest score so far, in shared memory; earlier sums and results are rescaled to it.
 template <int Tile, class T>
 __device__ void take_scores(const attention_problem<T>& p, const attention_head<T>& head, index_t query,
                             index_t key, const kept_bits<Tile>& kept, tile_scores<Tile>& scores,
@@ -43,7 +43,7 @@ __device__ void take_scores(const attention_problem<T>& p, const attention_head<
   }
 }
 
-/// A tile of queries of a head, `value_columns` columns of its values.
+/// A tile of queries of a head; result: `value_columns` columns of the values.
 template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>)
     attention_forward_kernel(attention_problem<T> p, row_array<T> y, float* log_sums) {
@@ -81,7 +81,7 @@ static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>
                      column);
 }
 
-/// Calls f with the edge of tiles that suits runs of `rows` rows in all, as a type.
+/// Calls f with the edge of tiles, as a type, for runs that have `rows` rows in all.
 template <class F>
 void with_attention_tile(index_t rows, index_t sequences, F f) {
   if (rows <= short_run * sequences) {
@@ -91,8 +91,8 @@ void with_attention_tile(index_t rows, index_t sequences, F f) {
   }
 }
 
-/// A block for every tile that there can be: runs do not overlap, each has one tile that is not full. How
-/// long they are only the device knows; blocks without a tile end at once.
+/// One block for every possible tile: runs do not overlap, and each run has at most one tile that is not
+/// full. Only the device knows the lengths of runs; blocks without a tile end at once.
 template <class T>
 grid attention_grid(const attention_problem<T>& p, index_t rows, int tile, int columns) {
   const index_t tiles = rows / tile + p.queries.sequences;

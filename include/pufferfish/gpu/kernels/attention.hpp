@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Launchers of attention over runs of rows. No matrix of weights is ever in memory: tiles of scores meet
-/// their softmax in registers, and the backward pass makes them again from the logarithm of each row's sum
-/// (Dao, Fu, Ermon, Rudra, Ré: "FlashAttention", NeurIPS 2022; Milakov, Gimelshein: "Online normalizer
-/// calculation for softmax", 2018).
+/// Launchers of attention over runs of rows. The matrix of weights is never stored: the softmax is applied to
+/// tiles of scores in registers, and the backward pass computes the tiles again from the logarithm of each
+/// row's sum (Dao, Fu, Ermon, Rudra, Ré: "FlashAttention", NeurIPS 2022; Milakov, Gimelshein: "Online
+/// normalizer calculation for softmax", 2018).
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 #include <pufferfish/gpu/kernels/layer_dropout.hpp>
@@ -13,18 +13,18 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// As ops::attention_input. `rows`: of the matrices that the runs are in.
+/// As ops::attention_input. query_rows, key_rows: number of rows of the matrices that contain the runs.
 template <class T>
 struct attention_problem {
   row_array<const T> q, k, v;
   index_t query_rows, key_rows;
   run_arrays queries, keys;
-  int heads, depth, value_depth;  ///< a head's
+  int heads, depth, value_depth;  ///< depths of one head
   bool causal;
   const unsigned char* allowed;  ///< nullptr: all
   index_t allowed_strides[3];
-  float scale;            ///< of the scores
-  layer_dropout dropout;  ///< of the weights
+  float scale;            ///< factor of the scores
+  layer_dropout dropout;  ///< dropout of the weights
   std::uint64_t first_sequence;
 };
 
@@ -32,20 +32,20 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Runs on average no longer than this go by tiles of 32 rows, longer ones by tiles of 64.
+/// If the average run has no more rows than this, tiles have 32 rows, else 64.
 inline constexpr index_t short_run = 40;
 
-/// y, and log_sums[head * query_rows + row] = log sum_j exp(score_ij) unless it is nullptr.
+/// Writes y, and log_sums[head * query_rows + row] = log sum_j exp(score_ij) unless it is nullptr.
 template <class T>
 void attention_forward(cudaStream_t stream, const attention_problem<T>& problem, row_array<T> y,
                        float* log_sums);
 
-/// products[head * query_rows + row] = dy y over the columns of the head.
+/// products[head * query_rows + row] = dot product of dy and y over the columns of the head.
 template <class T>
 void attention_row_products(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                             row_array<const T> y, float* products);
 
-/// dq; then dk and dv.
+/// The gradients of q; then those of k and v.
 template <class T>
 void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                               const float* log_sums, const float* products, row_array<T> dq);

@@ -2,15 +2,15 @@
 #pragma once
 
 /// \file
-/// Attention: the backward pass. With weights p = exp(score - log sum), kept ones times s, dropped ones 0 to
-/// u, and g = dy v s where kept: dv = u^T dy, dscore = p (g - dy y) scale, dq = dscore k, dk = dscore^T q.
-/// Tiles of queries find dq, tiles of keys dk and dv: every sum has one owner and one order.
+/// Attention: the backward pass. Weights p = exp(score - log sum); u = p s if kept by dropout, else 0; g = dy
+/// v s if kept, else 0. dv = u^T dy, dscore = p (g - dy y) scale, dq = dscore k, dk = dscore^T q. Tiles of
+/// queries compute dq, tiles of keys dk and dv: every sum has a fixed order.
 
 #include <pufferfish/gpu/kernels/attention_tiles.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// A warp for each row and head.
+/// One warp for each row and head.
 template <class T>
 static __global__ void attention_row_products_kernel(attention_problem<T> p, row_array<const T> dy,
                                                      row_array<const T> y, float* products) {
@@ -28,18 +28,18 @@ static __global__ void attention_row_products_kernel(attention_problem<T> p, row
   }
 }
 
-/// What is known of a query before its scores are made again.
+/// The numbers of a query with which its weights are computed again.
 struct query_record {
   float log_sum, product;
 };
 
-/// `at`: the query's place in the arrays of the head.
+/// `at`: position of the query in both arrays.
 __device__ inline query_record read_query(const float* log_sums, const float* products, index_t at,
                                           bool exists) {
   return exists ? query_record{log_sums[at], products[at]} : query_record{-HUGE_VALF, 0.0F};
 }
 
-/// The weight and the gradient of a score: see above.
+/// The weight u and the gradient of a score; formulas: see the top of this file.
 struct score_gradient {
   float used, dscore;
 };
@@ -97,7 +97,7 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
                      column);
 }
 
-/// dk and dv of a tile of keys of a head, `value_columns` columns of each. Rows of threads are keys here.
+/// dk and dv of a tile of keys of a head, `value_columns` columns of each. Rows of threads are keys.
 template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
     attention_key_gradient_kernel(attention_problem<T> p, row_array<const T> dy, const float* log_sums,

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: what the kernels of attention share. A block of 128 threads works on a square tile of scores, 8
-/// rows of threads by 16 columns: thread (y, x) has rows y, y + 8, .. and columns x, x + 16, .. of it.
-/// Products of tiles come from shared memory, 16 bytes at a time.
+/// Internal: common parts of the kernels of attention. A block of 128 threads works on a square tile of
+/// scores, with 8 rows of threads by 16 columns: thread (y, x) has rows y, y + 8, .. and columns x, x + 16,
+/// .. of the tile. Products of tiles read shared memory, 16 bytes at a time.
 
 #include <pufferfish/gpu/kernels/attention.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -13,20 +13,20 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int attention_threads = 128;
 inline constexpr int thread_columns = 16, thread_rows = attention_threads / thread_columns;
-/// Depth of the operands of scores that are in shared memory at once; and rows by columns of values.
+/// Depth of the operands of scores in shared memory at a time; rows and columns of values at a time.
 inline constexpr int tile_depth = 32;
 inline constexpr int value_rows = 32, value_columns = 64;
 
-/// Distances of rows in shared memory: whole vectors, with which the 8 threads of one access of 16 bytes each
-/// find 8 rows in different banks.
+/// Strides of rows in shared memory: whole vectors, such that the 8 threads of one 16-byte
+/// access read 8 rows from different banks.
 inline constexpr int operand_pitch = tile_depth + 4;
 template <int Tile>
 inline constexpr int weight_pitch = Tile + 4;
-/// Words of dropout bits a row: a tile's keys begin anywhere in a word.
+/// Words of dropout bits per row: a tile's keys may begin anywhere in a word.
 template <int Tile>
 inline constexpr int kept_words = Tile / 32 + 1;
 
-// The same and others as arrays count.
+// The same numbers, and others, as sizes of arrays.
 template <int Tile>
 inline constexpr std::size_t tile_edge = static_cast<std::size_t>(Tile);
 template <int Tile>
@@ -36,19 +36,19 @@ inline constexpr std::size_t own_columns = tile_edge<Tile> / thread_columns;
 
 template <int Tile>
 struct alignas(16) attention_memory {
-  float operands[2 * tile_edge<Tile> * operand_pitch];  ///< or values
+  float operands[2 * tile_edge<Tile> * operand_pitch];  ///< or the tile of values
   float weights[tile_edge<Tile> * (tile_edge<Tile> + 4)];
   std::uint32_t kept[tile_edge<Tile> * (tile_edge<Tile> / 32 + 1)];
 };
 static_assert(2 * 32 * operand_pitch >= value_rows * value_columns && value_columns == 4 * thread_columns);
 
-/// Blocks that a multiprocessor should hold at once, forward and backward: what bounds a thread's registers.
+/// Blocks that a multiprocessor should hold at once, forward and backward: limits a thread's registers.
 template <int Tile>
 inline constexpr int forward_blocks = Tile == 32 ? 4 : 3;
 template <int Tile>
 inline constexpr int backward_blocks = forward_blocks<Tile> - 1;
 
-/// What a thread has of a tile of scores, and of a tile of results.
+/// A thread's part of a tile of scores, and of a tile of results.
 template <int Tile>
 using tile_scores = float[own_rows<Tile>][own_columns<Tile>];
 template <int Tile>
@@ -66,7 +66,7 @@ __device__ inline float row_reduce(float value, F combine) {
   return value;
 }
 
-/// Four neighbours, read at once.
+/// Four neighbouring elements, read at once.
 template <class T>
 struct alignas(4 * sizeof(T)) four_of {
   T values[4];
@@ -78,7 +78,7 @@ struct head_rows {
   const T* data;
   index_t stride, rows;
   int columns;
-  bool vectors;  ///< rows begin where four elements may be read at once
+  bool vectors;  ///< rows are aligned to four elements
 
   __device__ head_rows(const row_array<const T>& all, index_t first, index_t count, int head, int depth)
       : data(all.row(first) + static_cast<index_t>(head) * depth),
@@ -87,7 +87,7 @@ struct head_rows {
         columns(depth),
         vectors(reinterpret_cast<std::uintptr_t>(data) % sizeof(four_of<T>) == 0 && stride % 4 == 0) {}
 
-  /// Four elements of a row; zeros where there are none.
+  /// Four elements of a row; zeros outside of the matrix.
   __device__ vector<float> four(index_t row, int column) const {
     vector<float> result{};
     if (row >= rows) return result;
@@ -104,7 +104,7 @@ struct head_rows {
   }
 };
 
-/// Rows x Columns elements of them to shared memory, rows `Pitch` apart.
+/// Copies Rows x Columns elements of a head to shared memory; rows are `Pitch` apart there.
 template <int Rows, int Columns, int Pitch, class T>
 __device__ void load_tile(const head_rows<T>& from, index_t row, int column, float* to) {
   constexpr int groups = Columns / 4;
@@ -117,8 +117,8 @@ __device__ void load_tile(const head_rows<T>& from, index_t row, int column, flo
   }
 }
 
-/// scores += the products of rows of `left` and rows of `right`. All threads of the block call it; what they
-/// have in shared memory beside the operands is there for all when it ends.
+/// scores += the products of rows of `left` and rows of `right`. All threads of the block must call it. Their
+/// earlier writes to other shared memory are visible to all of them afterwards.
 template <int Tile, class T>
 __device__ void add_scores(const head_rows<T>& left, index_t left_row, const head_rows<T>& right,
                            index_t right_row, float* operands, tile_scores<Tile>& scores) {
@@ -153,8 +153,8 @@ __device__ void add_scores(const head_rows<T>& left, index_t left_row, const hea
 }
 
 /// result += weights (in shared memory, Tile x Tile) times rows row .. row + Tile - 1, columns column ..
-/// column + value_columns - 1 of `values`. Begins with a barrier: the weights need none. Rows from `end` on
-/// have no weight.
+/// column + value_columns - 1 of `values`. It begins with a barrier, so none is needed after the weights are
+/// written. Rows from `end` on have no weight.
 template <int Tile, class T>
 __device__ void add_weighted(const float* weights, const head_rows<T>& values, index_t row, index_t end,
                              int column, float* operands, tile_result<Tile>& result) {
@@ -184,7 +184,7 @@ __device__ void add_weighted(const float* weights, const head_rows<T>& values, i
   }
 }
 
-/// Writes the tile's results times a factor a row, where there are rows and columns.
+/// Writes the tile's results, multiplied by a factor per row, if their rows and columns exist.
 template <int Tile, class T>
 __device__ void store_result(const tile_result<Tile>& result, const float (&factors)[own_rows<Tile>],
                              const row_array<T>& to, index_t first, index_t row, index_t rows, int head,
@@ -214,7 +214,7 @@ struct run_tile {
   index_t sequence, first;
 };
 
-/// Tile `number`, where the tiles of all runs follow each other. Every warp finds it for itself.
+/// Tile `number` of the sequence of all runs' tiles. Every warp finds it by itself.
 template <int Tile>
 __device__ inline run_tile find_tile(const run_arrays& runs, index_t number) {
   const int lane = block_thread() % warp_threads;
@@ -255,7 +255,7 @@ struct attention_head {
         k(p.k, first_key, keys, number, p.depth),
         v(p.v, first_key, keys, number, p.value_depth) {}
 
-  /// Rows of another matrix of the queries.
+  /// The head's rows of another matrix whose rows belong to the queries.
   __device__ head_rows<T> of_queries(const row_array<const T>& all, int depth) const {
     return {all, first_query, queries, head, depth};
   }
@@ -264,7 +264,7 @@ struct attention_head {
     return p.allowed == nullptr || p.allowed[sequence * p.allowed_strides[0] + query * p.allowed_strides[1] +
                                              key * p.allowed_strides[2]] != 0;
   }
-  /// Keys before this one are all that queries below `end` may see.
+  /// Number of keys, from the first one on, that queries before `end` may see.
   __device__ index_t visible(const attention_problem<T>& p, index_t end) const {
     const index_t last = (end < queries ? end : queries) + keys - queries;
     return !p.causal || last > keys ? keys : last;
@@ -284,7 +284,7 @@ struct kept_bits {
   }
 };
 
-/// Draws them: four words a thread and step. add_scores must follow.
+/// Draws the bits, four random words per thread and step. A call of add_scores (its barrier) must follow.
 template <int Tile, class T>
 __device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attention_head<T>& head,
                                      index_t query, index_t key, std::uint32_t* words) {

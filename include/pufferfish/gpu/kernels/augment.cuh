@@ -25,14 +25,14 @@ __device__ inline image_window draw_window(const image_source& source, const ran
           source.flip && random_below(key, number + 2, 2) == 1};
 }
 
-/// The image's position that position p of the padded image shows, or -1 for a zero pixel.
+/// Position in the image of position p of the padded image, or -1 for a zero pixel.
 __device__ inline index_t shown_position(index_t p, index_t length, bool reflect) {
   if (p >= 0 && p < length) return p;
   if (!reflect) return -1;
   return p < 0 ? -p : 2 * (length - 1) - p;
 }
 
-/// A block an image.
+/// One block per image.
 template <class T>
 static __global__ void augment_kernel(image_source source, const std::uint32_t* samples, random_key key,
                                       T* images, std::int32_t* labels) {

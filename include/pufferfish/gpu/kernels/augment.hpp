@@ -2,20 +2,20 @@
 #pragma once
 
 /// \file
-/// The launcher that makes batches of normalised, augmented images out of an image set in device memory, as
-/// train/loader.hpp does.
+/// The launcher that makes batches of normalised, augmented images from an image set in device memory, with
+/// the results of train/loader.hpp.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// A set of images with their labels, and what is done with them. Pointers are to device memory.
+/// A set of images with their labels, and the augmentation. Pointers are to device memory.
 struct image_source {
   const std::uint8_t* pixels;  ///< NHWC
   const std::int32_t* labels;
   const float* table;  ///< the normalised value of pixel value v of channel c at 256 c + v
   index_t height, width, channels;
-  index_t pad_crop;  ///< pad each side by so many pixels, then cut a window of the old size at random
+  index_t pad_crop;  ///< pixels of padding on each side, before a random window of the old size is cut out
   bool reflect;      ///< pad with the mirror image instead of zero pixels
   bool flip;         ///< mirror left and right with probability 1/2
 };
@@ -24,8 +24,8 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Images and labels of samples[0 .. count - 1] (positions in the set, in device memory); a sample's changes
-/// are a function of the stream of random numbers (seed, stream) and its position in the set.
+/// Images and labels of samples[0 .. count - 1] (positions in the set, in device memory). The augmentation of
+/// a sample depends only on the stream of random numbers (seed, stream) and its position in the set.
 template <class T>
 void augment_images(cudaStream_t stream, const image_source& source, const std::uint32_t* samples,
                     index_t count, std::uint64_t random_seed, std::uint64_t random_stream, T* images,

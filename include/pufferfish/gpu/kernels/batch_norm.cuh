@@ -3,7 +3,7 @@
 
 /// \file
 /// Kernels of batch_norm.hpp: statistics and gradient sums by columns.cuh, everything else in passes whose
-/// threads keep what belongs to their channels in registers.
+/// threads keep the numbers of their channels in registers.
 
 #include <pufferfish/gpu/kernels/batch_norm.hpp>
 #include <pufferfish/gpu/kernels/columns.cuh>
@@ -11,7 +11,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// 16 bytes at a time, if rows and addresses allow it.
+/// Whether rows and addresses allow 16-byte accesses.
 template <class T, class... P>
 bool norm_by_vectors(index_t channels, const P*... pointers) {
   return channels % vector_width<T> == 0 && aligned16(pointers...);
@@ -20,8 +20,8 @@ bool norm_by_vectors(index_t channels, const P*... pointers) {
 // ---------------------------------------------------------------------------------------------------------
 // Statistics
 
-/// Number, mean and sum of squared distances from it, of values in `Width` columns; joined without
-/// cancellation (Chan, Golub, LeVeque, 1979).
+/// Number, mean and sum of squared deviations of values in `Width` columns; merged without cancellation
+/// (Chan, Golub, LeVeque, 1979).
 template <int Width>
 struct moment_state {
   double count;
@@ -52,7 +52,7 @@ struct moment_state {
   }
 };
 
-/// Moments of the columns of x: of runs of rows in float, shifted by the run's first row, then joined.
+/// Moments of the columns of x: of runs of rows in float, relative to the run's first row, then merged.
 template <class T, int Width>
 struct moment_task {
   static constexpr int width = Width;
@@ -135,11 +135,11 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Passes over elements with numbers a channel
+// Elementwise passes with numbers per channel
 
-/// A task has task::width, task::channel_values, load(channel) and run(element, inside, values): `inside` is
-/// false where a thread only goes along with its warp. A block has whole warps and `per_block` units of
-/// `width` elements, a multiple of its threads; `columns` units make a row.
+/// A task has task::width, task::channel_values, load(channel) and run(element, inside, values). `inside` is
+/// false for a thread without an element that only joins its warp's operations. A block has whole warps and
+/// `per_block` units of `width` elements, a multiple of its threads; `columns` units make a row.
 template <class Task>
 static __global__ void channel_pass_kernel(Task task, index_t total, index_t columns, index_t per_block) {
   const index_t begin = static_cast<index_t>(blockIdx.x) * per_block;
@@ -159,7 +159,7 @@ template <class Task>
 void channel_pass(const launch_site& stream, const Task& task, index_t rows, index_t channels) {
   const index_t columns = channels / Task::width, total = rows * columns;
   if (total == 0) return;
-  // Threads that stay in their channels, if that is possible.
+  // A number of threads for which every thread keeps its channels, if possible.
   index_t threads = columns;
   while (threads % warp_threads != 0 && threads <= 512) threads *= 2;
   threads = threads > 512 ? 256 : threads * (threads < 256 ? 256 / threads : 1);
@@ -239,7 +239,7 @@ void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t
 // ---------------------------------------------------------------------------------------------------------
 // Gradient
 
-/// x and the gradient behind the mask.
+/// x, and the gradient with the mask applied.
 template <class T, int Width>
 struct norm_pair {
   row_values<T, Width> x, g;
@@ -291,7 +291,7 @@ struct norm_sum_task {
   }
 };
 
-/// The sums, and what the input's gradient is made of: dx = scale g + (x - mean) slope + shift.
+/// Stores both gradients, and the coefficients of the input's: dx = scale g + (x - mean) slope + shift.
 template <class T>
 struct norm_sum_finish {
   norm_matrix<T> m;

@@ -10,7 +10,7 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// A matrix of rows x channels and what belongs to its channels.
+/// A matrix of rows x channels and the numbers of its channels.
 template <class T>
 struct norm_matrix {
   const T* x;
@@ -18,15 +18,15 @@ struct norm_matrix {
   index_t rows, channels;
 };
 
-/// What follows a normalisation in the same pass; null pointers: nothing of it.
+/// Epilogue of a normalisation, in the same pass; null pointers: none.
 template <class T>
 struct norm_tail {
   const T* addend;
   bool relu;
-  std::uint32_t* mask;  ///< of the ReLU
+  std::uint32_t* mask;  ///< receives the mask of the ReLU
 };
 
-/// Numbers of ops::batch_norm_use_batch, and where what it finds goes.
+/// Arguments of ops::batch_norm_use_batch, and the arrays of its results.
 struct norm_batch_use {
   double eps, momentum;
   float *statistics, *running_mean, *running_var, *batches;
@@ -51,8 +51,8 @@ template <class T>
 void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
                 const norm_tail<T>& tail, T* y);
 
-/// First pass of the gradient: weight's and bias's from sums in double, and for the second pass 3 x channels
-/// `coefficients` (may be null). `mask` may be null. `scratch`: column_scratch(rows, channels, 2) doubles.
+/// First pass: gradients of weight and bias, from sums in double, and 3 x channels `coefficients` of the
+/// second pass. `coefficients`, `mask`: may be null. `scratch`: column_scratch(rows, channels, 2) doubles.
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
                         double* scratch, const norm_parameter_gradients& gradients,

@@ -2,16 +2,16 @@
 #pragma once
 
 /// \file
-/// How sums over the rows of a matrix are cut into parts, from the shape alone: which scratch memory they
-/// take, and so in which order they add up.
+/// Cuts sums over the rows of a matrix into parts. The parts depend on the shape alone, and with them the
+/// scratch memory and the order of the additions.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Into how many parts of consecutive rows a matrix is cut; 0 without rows. A part has at least 8192 elements
-/// of 128 columns (or of all, if there are fewer), and all blocks together are at most about 256: few enough
-/// to run at the same time, two on each of 132 multiprocessors, as the states of eight columns a thread need.
+/// Number of parts of consecutive rows; 0 without rows. A part has at least 8192 elements of 128 columns (or
+/// of all, if there are fewer). All blocks together are at most about 256, so that they can run at the same
+/// time: two on each of 132 multiprocessors, as the registers for eight columns a thread allow.
 inline index_t row_parts(index_t rows, index_t columns) {
   if (rows <= 0 || columns <= 0) return 0;
   const index_t across = (columns + 127) / 128, side = columns < 128 ? columns : 128;

@@ -2,15 +2,15 @@
 #pragma once
 
 /// \file
-/// Sums over the rows of a matrix, a result a column, in two steps of fixed order: a block sums one part of
-/// the rows of some columns, then one kernel adds up the parts. The sums are in double; a thread adds no more
-/// than `run_rows` values in float before.
+/// Sums over the rows of a matrix, one result per column, in two steps of fixed order: a block sums one part
+/// of the rows of some columns, then one kernel adds up the parts. The sums are in double; before that, a
+/// thread adds at most `run_rows` values in float.
 ///
-/// What is summed is a `task`:
+/// A `task` defines the numbers that are summed:
 ///   task::width                            columns a thread reads at once
 ///   task::state                            the sums of a thread, without constructors: clear(), merge(other)
 ///   task.add(column, row, end, step, s)    adds rows row, row + step, .. below end of its columns to s
-///   state::save(values, at, stride), load  the quantities of one column, `stride` doubles apart
+///   state::save(k, values, stride), load   the quantities of one column, `stride` doubles apart
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -30,7 +30,7 @@ struct lanes {
 template <class T, int Width>
 using row_values = lanes<accumulate_t<T>, Width>;
 
-/// Of T as stored in memory: one, or multiples of 16 aligned bytes.
+/// Loads elements of T: one, or a multiple of 16 bytes from an aligned address.
 template <int Width, class T>
 __device__ inline row_values<T, Width> load_row(const T* from) {
   row_values<T, Width> result;
@@ -46,8 +46,8 @@ __device__ inline row_values<T, Width> load_row(const T* from) {
   return result;
 }
 
-/// Calls use(load(row)) for rows row, row + step, .. below end, at most run_rows of them, up to four loads
-/// ahead. Moves `row` on; returns how many there were.
+/// Calls use(load(row)) for rows row, row + step, .. below end, at most run_rows of them, with up to four
+/// loads in flight. Advances `row`; returns the number of rows.
 template <class Load, class Use>
 __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load, Use use) {
   constexpr int ahead = sizeof(load(row)) > 32 ? 2 : 4;
@@ -91,14 +91,14 @@ struct column_sum_state {
   __device__ void save(int k, double* values, index_t stride) const {
     for (int q = 0; q < Quantities; ++q) values[q * stride] = sums[q][k];
   }
-  /// The sums of a part of `rows` rows, for states of one column.
+  /// Loads the sums of a part of `rows` rows, for states of one column.
   __device__ void load(const double* values, index_t stride, index_t) {
     for (int q = 0; q < Quantities; ++q) sums[q][0] = values[q * stride];
   }
 };
 
-/// Merges the states of the threads of a block that have one threadIdx.x; the result is in the one with
-/// threadIdx.y = 0. blockDim.y: a power of 2. All threads of the block call it.
+/// Merges the states of the threads of a block with the same threadIdx.x; the thread with threadIdx.y = 0 has
+/// the result. blockDim.y must be a power of 2. All threads of the block must call it.
 template <unsigned Threads, class State>
 __device__ inline void merge_down(State& state) {
   __shared__ State all[Threads];
@@ -151,7 +151,7 @@ static __global__ void column_totals_kernel(const double* parts, index_t count, 
   if (threadIdx.y == 0 && column < columns) finish(column, sum);
 }
 
-/// Both steps. `scratch`: column_scratch doubles. Without rows, finish gets cleared states.
+/// Runs both steps. `scratch`: column_scratch doubles. Without rows, finish is called with cleared states.
 template <class State, class Task, class Finish>
 void sum_columns(const launch_site& stream, const Task& task, index_t rows, index_t columns, double* scratch,
                  const Finish& finish) {

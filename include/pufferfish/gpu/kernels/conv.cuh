@@ -11,15 +11,15 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The product that computes a block's tile. Rows x columns per thread, or per warp: the more, the less is
-/// read from shared memory, and the fewer instructions there are beside the products; as many as leave room
-/// in the registers for two large blocks, or three or four of 128 threads, on each multiprocessor.
+/// The product that computes a block's tile. The more rows and columns a thread or a warp has, the less is
+/// read from shared memory, and the fewer other instructions are needed. The registers bound them: two large
+/// blocks, or three or four of 128 threads, must fit on each multiprocessor.
 template <bool Tensor, class T, int Rows, int Columns, int Run>
 struct conv_block {
   static constexpr int rows = Rows, columns = Columns;
-  /// Elements of a patch that are copied at once.
+  /// Number of elements of a patch in one copy.
   static constexpr int run = Run;
-  /// Elements of the sum in a tile, and tiles on their way at once (and in use, one).
+  /// Elements of the sum in a tile; number of tile buffers: one in use, the others being filled.
   static constexpr int depth = static_cast<int>(conv_step * sizeof(float) / sizeof(T)), slots = 3;
 
   static constexpr int thread_rows = Rows * Columns == 2048 ? 4 : 8;
@@ -38,7 +38,7 @@ struct conv_block {
 };
 
 // ---------------------------------------------------------------------------------------------------------
-// Forward, and towards the input
+// Forward, and the gradient of the input
 
 template <class T>
 struct correlation {
@@ -46,8 +46,8 @@ struct correlation {
   const T* weight;
   result_target<T> result;
   conv_geometry geometry;
-  index_t elements;     ///< of the result
-  divider by_channels;  ///< of `in`
+  index_t elements;     ///< elements of the result
+  divider by_channels;  ///< division by the channels of `in`
   int slices;
   bool weight_vectors;
 };
@@ -63,8 +63,8 @@ struct correlation_memory {
   static constexpr std::size_t bytes = tiles + Block::rows * sizeof(gathered_pixel);
 };
 
-/// The tiles of the result are stored side by side along x, columns fastest: blocks that run at the same time
-/// share patches, and the weight fits into the second-level cache anyway. y: phases of a gradient; z: slices.
+/// x: tiles of the result, columns fastest. So blocks that run at the same time share patches; the weight
+/// fits into the second-level cache anyway. y: phases of a gradient; z: slices.
 template <class T, class Block, bool Backward>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     correlate(correlation<T> work) {
@@ -82,7 +82,7 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
                              Backward ? g.out_channels : g.in_channels, work.by_channels);
   const index_t pixels = g.images * (static_cast<index_t>(patches.rows.outputs) * patches.columns.outputs);
   if (first_pixel >= pixels) return;
-  // No tap reaches these pixels: nothing is added to what they have.
+  // No tap reaches these pixels: there is nothing to add to their old values.
   if (Backward && patches.depth == 0 && work.result.add && work.result.partials == nullptr) return;
 
   T* const tiles = dynamic_shared<T>();
@@ -134,9 +134,9 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
   }
 }
 
-/// f(block) for the block that a plan names. Blocks of 16 columns come with 256 rows for pixels, with 128 for
-/// gradients of weights. Channels that cannot be copied in vectors are few, as a rule (an image's three): two
-/// kinds of blocks do for them.
+/// Calls f(block) for the block of a plan. Blocks of 16 columns have RowsOf16 rows: 256 for pixels, 128 for
+/// gradients of weights. Tensors whose channels cannot be copied in vectors have few channels as a rule (an
+/// image's three), so two kinds of blocks suffice for them.
 template <class T, int RowsOf16, class F>
 inline void with_block(const conv_plan& plan, bool in_vectors, F f) {
   const auto kind = [&](auto tensor) {
@@ -216,7 +216,7 @@ void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, con
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Towards the weight
+// Gradient of the weight
 
 template <class T>
 struct weight_gradient {
@@ -238,8 +238,8 @@ struct weight_gradient_memory {
   static constexpr std::size_t bytes = Block::slots * (left + right) * sizeof(T);
 };
 
-/// Rows are elements of the patch, columns output channels, and sums run over a slice of the pixels. y:
-/// slices.
+/// Rows are elements of the patch, columns are output channels, and sums run over a
+/// slice of the pixels. y of the grid: slices.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     correlate_weight(weight_gradient<T> work) {

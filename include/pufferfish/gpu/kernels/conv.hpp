@@ -10,8 +10,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-// All of them: pointers to device memory, aligned to their elements; no output overlaps anything. The plan is
-// the one that plan_conv_... gives for the geometry (or any other; tests try them all). `partials`:
+// For all launchers: pointers are to device memory, aligned to their elements; no output overlaps anything.
+// The plan is the result of plan_conv_... for the geometry, or any other (tests use all of them). `partials`:
 // plan.scratch floats. Element types: float, and 16 bits.
 
 /// y = x * w + bias. bias: out_channels elements, or nullptr.
@@ -19,12 +19,12 @@ template <class T>
 void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
                   const T* w, const T* bias, T* y, float* partials);
 
-/// dx = the gradient with respect to x, or dx += that.
+/// dx = the gradient with respect to x; with `add`, dx += the gradient.
 template <class T>
 void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
                          const T* dy, const T* w, T* dx, bool add, float* partials);
 
-/// dw = the gradient with respect to w, or dw += that.
+/// dw = the gradient with respect to w; with `accumulate`, dw += the gradient.
 template <class T>
 void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
                           const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials);

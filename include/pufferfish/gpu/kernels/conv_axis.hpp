@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The geometry of convolutions as kernels see it: which inputs an output sees along one axis, and divisions
-/// by numbers that are known before a kernel starts. Plain C++, for both sides.
+/// The geometry of convolutions for kernels: the inputs of an output along one axis, and divisions by numbers
+/// that are known before a kernel starts. Plain C++, for both sides.
 
 #include <cstdint>
 
@@ -11,10 +11,10 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-// Functions of these structs are always inlined: they would be seen outside as the structs are.
+// Functions of these structs are always inlined: otherwise they would be visible outside, like the structs.
 
 /// A convolution and the images that it is applied to. Lengths in pixels; an image has fewer than 2^31
-/// elements. out_height and out_width are what the other numbers give.
+/// elements. out_height and out_width follow from the other numbers.
 struct conv_geometry {
   index_t images;
   int in_height, in_width, in_channels;
@@ -56,8 +56,8 @@ struct divider {
   }
 };
 
-/// One axis of a correlation. Output j lies at out_first + j * out_step; its tap i reads the input
-/// j * in_step + offset + i * offset_step and the kernel's element kernel + i * kernel_step.
+/// One axis of a correlation. Output j is at out_first + j * out_step; its tap i reads the input j * in_step
+/// + offset + i * offset_step and the kernel's element kernel + i * kernel_step.
 struct conv_axis {
   int inputs, outputs;
   int in_step, out_first, out_step;
@@ -75,9 +75,9 @@ PUFFERFISH_HOST_DEVICE inline conv_axis forward_axis(int inputs, int outputs, in
   return {inputs, outputs, stride, 0, 1, kernel, -padding, dilation, 0, 1};
 }
 
-/// The axis of its gradient with respect to the input: inputs and outputs swapped. The pixels phase,
-/// phase + stride, ... see the same taps: every step-th one, taken from the last to the first, so that
-/// offsets rise.
+/// The axis of the gradient with respect to the input, with inputs and outputs swapped.
+/// The pixels phase, phase + stride, ... use the same taps: every step-th one, from the
+/// last to the first, so that offsets increase.
 PUFFERFISH_HOST_DEVICE inline conv_axis backward_axis(int pixels, int gradients, int kernel, int stride,
                                                       int padding, int dilation, int phase) {
   conv_axis axis{gradients, (pixels - phase + stride - 1) / stride, 1, phase, stride, 0, 0, 0, 0, 0};

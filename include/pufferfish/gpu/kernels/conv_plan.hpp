@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// How the work of a convolution is cut into blocks. A plan follows from shapes alone, never from the device,
-/// so that results do not depend on how many multiprocessors it has. Plain C++, for both sides.
+/// Cuts the work of a convolution into blocks. A plan depends on shapes alone, never on the device, so that
+/// results do not depend on its number of multiprocessors. Plain C++, for both sides.
 
 #include <algorithm>
 #include <utility>
@@ -20,9 +20,9 @@ struct conv_plan {
   conv_tile tile = conv_tile::t64x64;
   /// Products on tensor cores: for float with operands rounded to TF32. (16-bit types: always so.)
   bool tensor = false;
-  /// Into how many parts the sums are cut; each gives a result of its own in `partials`, added up in order.
+  /// Number of parts of the sums. Each part has a result of its own in `partials`; these are added in order.
   int slices = 1;
-  /// Floats that `partials` must have.
+  /// Number of floats of `partials`.
   index_t scratch = 0;
 };
 
@@ -30,7 +30,7 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Sums are taken in steps of so many elements: 64 bytes of float.
+/// Number of elements of a sum in one step: 64 bytes of float.
 inline constexpr int conv_step = 16;
 
 namespace plans {
@@ -72,8 +72,8 @@ inline conv_tile tile_for(index_t rows, index_t columns, index_t channels, int v
   return conv_tile::t64x64;
 }
 
-/// The same for gradients of weights, whose sums are cut where blocks are few: the tile with the least work,
-/// where the smaller ones count for somewhat more.
+/// The tile for gradients of weights, whose sums are cut if blocks are few: the tile with the least work. The
+/// work of the smaller tiles counts 10 and 25 % more.
 inline conv_tile weight_tile_for(index_t rows, index_t columns, index_t channels, int vector) {
   if (columns <= 16) return conv_tile::t128x16;
   if (channels % vector != 0) return conv_tile::t64x64;
@@ -92,7 +92,7 @@ inline conv_tile weight_tile_for(index_t rows, index_t columns, index_t channels
   return best;
 }
 
-/// Slices are one dimension of a grid.
+/// Largest number of slices, which are one dimension of a grid.
 inline constexpr index_t most_slices = 32768;
 
 /// `wanted` slices of sums of `steps` steps, but none shorter than 16 steps, and no more than fit into 64 MB.
@@ -108,7 +108,7 @@ inline conv_plan correlation_plan(index_t rows, index_t columns, index_t channel
   plan.tensor = tensor;
   plan.tile = tile_for(rows, columns, channels, vector);
   const index_t blocks = blocks_of(plan.tile, cut(rows, phases), columns) * phases;
-  // Slices cost a pass over their results: only where half of a device would have nothing to do.
+  // Slices cost a pass over their results, so they are used only if half of a device would be idle.
   const index_t wanted = blocks >= enough_blocks / 2 ? 1 : cut(enough_blocks, std::max<index_t>(blocks, 1));
   plan.slices = slices_for(wanted, cut(depth / phases, conv_step), rows * columns);
   plan.scratch = plan.slices > 1 ? plan.slices * rows * columns : 0;
@@ -117,13 +117,13 @@ inline conv_plan correlation_plan(index_t rows, index_t columns, index_t channel
 
 }  // namespace plans
 
-/// For conv_forward of elements `vector` of which are 16 bytes: few pixels of many channels are cut along the
-/// sums.
+/// The plan of conv_forward for elements `vector` of which are 16 bytes. If there are few pixels of many
+/// channels, the sums are cut into slices.
 inline conv_plan plan_conv_forward(const conv_geometry& g, bool tensor, int vector = 4) {
   return plans::correlation_plan(g.out_pixels(), g.out_channels, g.in_channels, 1, g.patch(), tensor, vector);
 }
 
-/// For conv_backward_input. Each residue of a pixel's position modulo the stride sees taps of its own.
+/// The plan of conv_backward_input. Pixels with different positions modulo the stride have different taps.
 inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor, int vector = 4) {
   const index_t phases =
       static_cast<index_t>(std::min(g.stride_height, g.in_height)) * std::min(g.stride_width, g.in_width);
@@ -131,8 +131,8 @@ inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor, i
   return plans::correlation_plan(g.in_pixels(), g.in_channels, g.out_channels, phases, depth, tensor, vector);
 }
 
-/// The convolution whose gradient of weights is this one's, turned (turn_filter), with the gradient as input
-/// and the input as gradient. Of stride and dilation 1.
+/// The convolution with input and gradient of the output swapped. For stride and dilation 1, its gradient of
+/// weights, converted by turn_filter, is the gradient of g's weights.
 inline conv_geometry turned(const conv_geometry& g) {
   conv_geometry result = g;
   std::swap(result.in_height, result.out_height);
@@ -143,23 +143,23 @@ inline conv_geometry turned(const conv_geometry& g) {
   return result;
 }
 
-/// Whether that is better: taps gather the narrow tensor then instead of the wide one, as where a low-rank
-/// layer goes down. Gathered channels come in vectors.
+/// Whether turned(g) is better: it gathers patches of the tensor with fewer channels, as in the first factor
+/// of a low-rank layer. The gathered channels must be whole vectors.
 inline bool is_better_turned(const conv_geometry& g, int vector = 4) {
   return g.stride_height == 1 && g.stride_width == 1 && g.dilation_height == 1 && g.dilation_width == 1 &&
          g.padding_height < g.kernel_height && g.padding_width < g.kernel_width &&
          2 * g.out_channels <= g.in_channels && g.out_channels % vector == 0;
 }
 
-/// For conv_backward_weight: long sums over pixels, a small result.
+/// The plan of conv_backward_weight: long sums over pixels, a small result.
 inline conv_plan plan_conv_backward_weight(const conv_geometry& g, bool tensor, int vector = 4) {
   const index_t rows = g.patch(), columns = g.out_channels, pixels = g.out_pixels();
   conv_plan plan;
   plan.tensor = tensor;
   plan.tile = plans::weight_tile_for(rows, columns, g.in_channels, vector);
   const index_t blocks = plans::blocks_of(plan.tile, rows, columns);
-  // As many blocks as run at once, of 256 threads or of 128: more would wait for the last of them, and each
-  // slice costs a pass over its result. Float sums of no more than 4096 rows, because of rounding.
+  // As many blocks as run at once, of 256 threads or of 128: more blocks would wait for these, and each slice
+  // costs a pass over its result. Float sums of no more than 4096 rows, because of rounding.
   const index_t at_once = (plan.tile == conv_tile::t128x128 ? 1 : 2) * plans::enough_blocks;
   const index_t wanted =
       std::max({at_once / std::max<index_t>(blocks, 1), plans::cut(pixels, 4096), index_t{1}});

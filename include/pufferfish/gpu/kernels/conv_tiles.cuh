@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: how the operands of a convolution's products get from device memory into tiles of shared memory,
-/// and results back: patches gathered pixel by pixel, weights and activations as the matrices that they are.
+/// Internal: copies the operands of a convolution's products from device memory to tiles in shared memory,
+/// and results back. Patches are gathered pixel by pixel, weights and activations are copied as matrices.
 
 #include <pufferfish/gpu/kernels/async_copy.cuh>
 #include <pufferfish/gpu/kernels/conv_axis.hpp>
@@ -12,8 +12,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Copies Count elements into shared memory, or zeros where not `inside` (`from` is not read then).
-/// Asynchronous but for elements of less than 4 bytes. `Again`: see copy_async.
+/// Copies Count elements to shared memory, or zeros if not `inside` (`from` is not read then). Asynchronous
+/// except for elements of less than 4 bytes. `Again`: see copy_async.
 template <int Count, bool Again = false, class T>
 __device__ inline void copy_elements(T* to, const T* from, bool inside) {
   constexpr int bytes = Count * static_cast<int>(sizeof(T));
@@ -38,7 +38,7 @@ __device__ inline void pipeline(int first, int last, Load load, Use use) {
   int free_slot = Slots - 1, full_slot = 0;
   for (int step = first; step < last; ++step, ++next) {
     wait_for_copies<Slots - 2>();
-    __syncthreads();  // this step's tiles are there, and everyone is done with those of the step before
+    __syncthreads();  // this step's tiles have arrived, and all threads are done with the step before
     if (next < last) load(free_slot, next);
     commit_copies();
     use(full_slot, step);
@@ -52,14 +52,14 @@ __device__ inline void pipeline(int first, int last, Load load, Use use) {
 // ---------------------------------------------------------------------------------------------------------
 // Matrices
 
-/// How many of `most` rows or columns there are from `first` on.
+/// Number of rows or columns from `first` on, at most `most`.
 __device__ inline int remaining(index_t size, index_t first, int most) {
   const index_t rest = size - first;
   return rest < most ? static_cast<int>(rest) : most;
 }
 
-/// Calls copy(at) for at = thread, thread + Threads, .. below Count. One by one where elements are: that is
-/// for matrices that lie badly, and unrolled it would take registers from the others.
+/// Calls copy(at) for at = thread, thread + Threads, .. below Count. Not unrolled for copies of single
+/// elements: only unaligned matrices need them, and unrolled code would take registers from the others.
 template <int Count, int Threads, bool Unrolled, class F>
 __device__ inline void for_own(int thread, F copy) {
   if constexpr (Unrolled) {
@@ -74,9 +74,9 @@ __device__ inline void for_own(int thread, F copy) {
   }
 }
 
-/// Copies a tile of a matrix, `Rows` rows of `Length` elements, of which `rows` x `length` are there; the
-/// others become zeros. `in_vectors`: addresses, steps and lengths are multiples of 16 bytes. The tile lies
-/// within 2^31 elements.
+/// Copies a tile of a matrix, `Rows` rows of `Length` elements, of which `rows` x `length`
+/// exist; the others become zeros. `in_vectors`: addresses, steps and lengths are multiples of
+/// 16 bytes. The tile is within 2^31 elements.
 template <int Rows, int Length, int Stride, int Threads, class T>
 __device__ inline void copy_tile(T* tile, const T* matrix, int row_step, int rows, int length,
                                  bool in_vectors, int thread) {
@@ -98,8 +98,8 @@ __device__ inline void copy_tile(T* tile, const T* matrix, int row_step, int row
 // ---------------------------------------------------------------------------------------------------------
 // Patches
 
-/// A correlation that gathers: its input, the axes of this block's outputs, and its sum's elements, which are
-/// numbered (tap row, tap column, channel).
+/// The patches of a correlation: its input, the axes of this block's outputs, and the elements of its sum,
+/// which are numbered (tap row, tap column, channel).
 template <class T>
 struct gathering {
   const T* in;
@@ -118,9 +118,9 @@ struct gathering {
         by_columns(divider::by(column_axis.taps > 0 ? column_axis.taps : 1)),
         by_steps_of_line(divider::by(2 * max(row_axis.taps * column_axis.taps, 1))) {}
 
-  /// The first of `Depth` elements that a sum takes in one step: half a cache line's channels. Where a pixel
-  /// has several lines, all taps take their part of one before the next: pixels are other taps' neighbours,
-  /// so that the L1 cache has most of them already.
+  /// The first element of the sum in a step of `Depth` elements: half a cache line of channels. If a pixel
+  /// has several lines, all taps use one line before the next: the pixels of one tap are also neighbours of
+  /// other taps, so that the L1 cache has most of them already.
   template <int Depth>
   __device__ int step_begin(int step) const {
     constexpr int line = static_cast<int>(128 / sizeof(T));
@@ -130,9 +130,9 @@ struct gathering {
     return inside / 2 * channels + number * line + inside % 2 * Depth;
   }
 
-  /// An element of the sum: where it is, relative to the output's first tap.
+  /// An element of the sum: its position relative to the output's first tap.
   struct element {
-    int y, x;    ///< of the input
+    int y, x;    ///< in pixels of the input
     int offset;  ///< in elements
     int tap_row, tap_column, channel;
   };
@@ -144,20 +144,20 @@ struct gathering {
   }
 };
 
-/// An output pixel: the input of its first tap, and where it is itself.
+/// An output pixel: the position of its first tap in the input, and its own in the output.
 struct gathered_pixel {
-  index_t in;   ///< elements from the input's begin; may lie outside the image
+  index_t in;   ///< elements from the input's begin; may be outside of the image
   index_t out;  ///< elements from the output's begin; -1 for a pixel that does not exist
   int y, x;     ///< of the input
 };
 
-/// The outputs first .. first + Rows - 1 of a correlation over `images` images, into shared memory. Outputs
-/// have `out_channels` channels, in images of out_height x out_width pixels.
+/// Writes the outputs first .. first + Rows - 1 of a correlation over `images` images to shared memory.
+/// Outputs have `out_channels` channels, in images of out_height x out_width pixels.
 template <int Rows, int Threads, class T>
 __device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g, index_t first,
                                    index_t images, int out_height, int out_width, int out_channels,
                                    int thread) {
-  // Once for the block in 64 bits; from there on in 32.
+  // Divides in 64 bits once for the block, then in 32 bits.
   const int area = g.rows.outputs * g.columns.outputs;
   const index_t first_image = first / area;
   const auto first_inside = static_cast<unsigned>(first - first_image * area);
@@ -182,8 +182,8 @@ __device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g
   }
 }
 
-/// Copies tiles of the matrix of patches: Rows pixels by Depth elements of the sum, Run of them at a time (so
-/// many divide the channels and the address). A thread keeps its pixels in registers where there are few.
+/// Copies tiles of the matrix of patches: Rows pixels by Depth elements of the sum, Run elements at a time,
+/// which divides the channels and the address. If Run > 1, a thread keeps its pixels in registers.
 template <class T, int Rows, int Depth, int Stride, int Threads, int Run>
 class patch_rows {
   static constexpr int runs = Depth / Run, rows_at_once = Threads / runs;
@@ -204,7 +204,7 @@ class patch_rows {
     }
   }
 
-  /// The elements from k on.
+  /// Copies the elements from k on.
   __device__ void copy(T* tile, int k) const {
     const bool exists = k + along_ < g_->depth;
     const auto element = g_->at(exists ? k + along_ : 0);
@@ -231,9 +231,9 @@ class patch_rows {
   array_of<own_pixel, (Run > 1 ? own_rows : 1)> own_;
 };
 
-/// Copies a tile of the weight of a convolution that goes backward: Rows input channels from `first` on (of
-/// `in_channels`) by Depth elements of the sum, whose channels are those of the convolution's output, from k
-/// on.
+/// Copies a tile of the weight for the gradient of the input: Rows input channels from
+/// `first` on (of `in_channels`) by Depth elements of the sum, whose channels are those
+/// of the convolution's output, from k on.
 template <int Rows, int Depth, int Stride, int Threads, class T>
 __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const T* weight, int kernel_width,
                                           int in_channels, int first, int k, bool in_vectors, int thread) {
@@ -260,9 +260,9 @@ __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const 
   }
 }
 
-/// Copies a tile of the transposed matrix of patches of a forward convolution: Depth pixels from `pixel` on,
-/// by Columns elements of the patch, Run at a time. A thread keeps its columns; images and pixels in them
-/// count from those of the block's first pixel.
+/// Copies a tile of the transposed matrix of patches of a forward convolution: Depth pixels
+/// by Columns elements of the patch, Run at a time. A thread keeps its columns; images and
+/// pixels count from the block's first pixel.
 template <class T, int Columns, int Depth, int Stride, int Threads, int Run>
 class patch_columns {
   static constexpr int runs = Columns / Run, rows_at_once = Threads / runs;
@@ -288,7 +288,7 @@ class patch_columns {
     if (first_column + along_ >= g.depth) y_ = -(1 << 30);  // outside of every image
   }
 
-  /// The pixels `pixel` .. pixel + Depth - 1 of this block's.
+  /// Copies the patches of pixels first .. first + Depth - 1 of this block.
   __device__ void copy(T* tile, int first) const {
 #pragma unroll
     for (int i = 0; i < ceil_div(Depth, rows_at_once); ++i) {
@@ -320,8 +320,8 @@ class patch_columns {
 // ---------------------------------------------------------------------------------------------------------
 // Results
 
-/// Where results go: to `out`, with a bias for each column or on top of what is there; or, where sums are cut
-/// into slices, to this slice's part of `partials`.
+/// Destination of results: `out`, with a bias for each column or added to the old values; or, if sums are cut
+/// into slices, this slice's part of `partials`.
 template <class T>
 struct result_target {
   T* out;
@@ -331,7 +331,7 @@ struct result_target {
   int columns;  ///< of the matrix
   bool runs;    ///< columns and addresses are multiples of 4 elements
 
-  /// The same for a matrix that begins so many elements further.
+  /// The same for a matrix that begins `elements` elements further.
   __device__ result_target at(index_t elements) const {
     result_target moved = *this;
     moved.out += elements;
@@ -339,9 +339,9 @@ struct result_target {
     return moved;
   }
 
-  /// Stores the results of a product, which changes them. row_of(row): the element at which a row of the
-  /// product begins (int or index_t), negative for one that does not exist; first_column: the column of the
-  /// product's first one.
+  /// Stores the results of a product; may change the product's values. row_of(row): the element at which a
+  /// row of the product begins (int or index_t), negative for a row that does not exist; first_column: the
+  /// column of the product's first one.
   template <class Product, class RowOf>
   __device__ void store(Product& product, int first_column, RowOf row_of) const {
     if (partials != nullptr) return write(partials, product, first_column, row_of);
@@ -363,7 +363,7 @@ struct result_target {
   }
 
  private:
-  /// f(value, column) for the values of a run that belong to a column of the matrix.
+  /// Calls f(value, column) for the values of a run that belong to a column of the matrix.
   template <int Width, class F>
   __device__ void for_some(element_run<float, Width>& run, int column, F f) const {
 #pragma unroll
@@ -395,7 +395,7 @@ struct result_target {
   }
 };
 
-/// The target of whole results, or of slices of them.
+/// A target for whole results, or for slices of them.
 template <class T>
 inline result_target<T> target_of(T* out, const T* bias, float* partials, bool add, int columns) {
   const auto address = partials != nullptr ? reinterpret_cast<std::uintptr_t>(partials) / sizeof(float)

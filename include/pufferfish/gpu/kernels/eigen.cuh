@@ -12,7 +12,7 @@
 PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int jacobi_threads = 256;
-/// Elements from row to row in shared memory: odd, so that columns lie in different banks as rows do.
+/// Stride of rows in shared memory: odd, so that a column's elements are in different banks, like a row's.
 inline constexpr int jacobi_step = jacobi_side + 1;
 inline constexpr int jacobi_tile = jacobi_side * jacobi_step;
 
@@ -34,8 +34,8 @@ static __global__ void jacobi_begin_kernel(jacobi_work<T> work) {
   if (threadIdx.x == 0) *work.trace = sum;
 }
 
-/// Calls f(i, j) for 0 <= j <= i < count, spread over the block: row i shares a line of count + 1 elements
-/// with row count - 1 - i, so that no thread idles.
+/// Calls f(i, j) for 0 <= j <= i < count, distributed over the block: row i shares a line of count + 1
+/// elements with row count - 1 - i, so that no thread idles.
 template <class F>
 __device__ inline void for_each_lower(int count, F f) {
   const int width = count + 1, lines = (count + 1) / 2;
@@ -49,7 +49,7 @@ __device__ inline void for_each_lower(int count, F f) {
   }
 }
 
-/// Rows and columns p_i, q_i of a (both symmetric halves are kept), and rows of r, for rotations i < count.
+/// Applies rotations i < count to rows and columns p_i, q_i of a (both triangles) and to rows of r.
 template <class T>
 __device__ inline void rotate_tile(T* a, T* r, const plane_rotation<T>* rotations, const pairing* pairs,
                                    int count, int size) {
@@ -100,7 +100,7 @@ static __global__ void __launch_bounds__(jacobi_threads)
   const auto pair = static_cast<int>(blockIdx.x);
   const pairing blocks = pairing_of(work.blocks, round, pair);
   const index_t n = work.order;
-  // A matrix that fits has as many rows as it has; beyond the end of others are zeros, which never rotate.
+  // A single pair has the matrix's order, made even. Others are padded with zeros, which never rotate.
   const int size = work.blocks > 2 ? jacobi_side : static_cast<int>(n + n % 2);
   const int count = size / 2, thread = block_thread();
   for (int e = thread; e < jacobi_side * jacobi_side; e += block_threads()) {
@@ -146,7 +146,7 @@ static __global__ void __launch_bounds__(jacobi_threads)
   }
 }
 
-/// x := r x (Left) or x r^T, 64 x 64 all; by 256 threads, each 4 x 4 elements. Ends with a barrier.
+/// x := r x (Left) or x r^T, all of 64 x 64, by 256 threads with 4 x 4 elements each. Ends with a barrier.
 template <bool Left, class T>
 __device__ inline void multiply_tile(T* x, T* r, const T* rotations) {
   const int thread = block_thread(), ty = thread / 16, tx = thread % 16;
@@ -172,8 +172,8 @@ __device__ inline void multiply_tile(T* x, T* r, const T* rotations) {
   __syncthreads();
 }
 
-/// A tile of 64 x 64: of the matrix below the diagonal of pairs of blocks (and its mirror image), or of the
-/// vectors, 64 columns of them.
+/// One tile of 64 x 64: of the matrix, below the diagonal of pairs of blocks (and its mirror image), or of
+/// the vectors, 64 columns of them.
 template <class T>
 static __global__ void __launch_bounds__(jacobi_threads) jacobi_apply_kernel(jacobi_work<T> work, int round) {
   T* x = dynamic_shared<T>();

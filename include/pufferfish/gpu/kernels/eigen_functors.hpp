@@ -10,13 +10,13 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Two of a number of players, first < second.
+/// A pair of different players in a round-robin schedule, first < second.
 struct pairing {
   int first, second;
 };
 
-/// Pair `i` of round `round` where `players` (an even number) all meet each other once in players - 1 rounds
-/// of players / 2 pairs: all but the last one sit in a circle that turns by one a round.
+/// Pair `i` of round `round` in which `players` (an even number) form every pair once in players - 1 rounds
+/// of players / 2 pairs: all but the last one are on a circle that turns by one place a round.
 PUFFERFISH_HOST_DEVICE inline pairing pairing_of(int players, int round, int i) {
   const int circle = players - 1;
   int a = circle, b = round;
@@ -27,16 +27,16 @@ PUFFERFISH_HOST_DEVICE inline pairing pairing_of(int players, int round, int i) 
   return a < b ? pairing{a, b} : pairing{b, a};
 }
 
-/// x' = c x - s y, y' = s x + c y of two rows and then of the same two columns of a symmetric matrix: makes
-/// their element zero, and their diagonal elements `first` and `second`.
+/// x' = c x - s y, y' = s x + c y, applied to two rows and then to the same two columns of a symmetric
+/// matrix: makes the element at their crossing zero, and their diagonal elements `first` and `second`.
 template <class T>
 struct plane_rotation {
   T c, s, first, second;
 };
 
-/// The rotation for [[pp, pq], [pq, qq]], pq not zero. The larger diagonal element comes first: matrices
-/// whose eigenvalues differ by orders of magnitude then need half as many sweeps. Each of the new ones is the
-/// old one and a correction, so that one much smaller than the other keeps its digits.
+/// The rotation for [[pp, pq], [pq, qq]], pq not zero. The larger diagonal element becomes the first:
+/// matrices whose eigenvalues differ by orders of magnitude then need half as many sweeps. Each new one is
+/// the old one plus a correction, so that one much smaller than the other keeps its digits.
 template <class T>
 PUFFERFISH_HOST_DEVICE plane_rotation<T> diagonalizing_rotation(T pp, T pq, T qq) {
   using std::copysign, std::fabs, std::sqrt;
@@ -48,7 +48,7 @@ PUFFERFISH_HOST_DEVICE plane_rotation<T> diagonalizing_rotation(T pp, T pq, T qq
   return first < second ? plane_rotation<T>{s, -c, second, first} : plane_rotation<T>{c, s, first, second};
 }
 
-/// Whether an element that far from the diagonal is as good as zero: beside its diagonal elements, or
+/// Whether the off-diagonal element pq counts as zero: relative to its diagonal elements, or
 /// absolutely.
 template <class T>
 PUFFERFISH_HOST_DEVICE bool is_negligible(T pp, T pq, T qq, T tolerance, T floor) {

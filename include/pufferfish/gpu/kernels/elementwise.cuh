@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of elementwise.hpp. They run at the speed of memory: 16 bytes an access where all arrays lie on
-/// whole vectors.
+/// Kernels of elementwise.hpp. Memory bandwidth limits their speed. They use 16-byte
+/// accesses if all arrays are aligned to them.
 
 #include <pufferfish/gpu/kernels/elementwise.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -15,7 +15,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr unsigned element_threads = 256;
 
-/// A grid for passes with one vector a thread.
+/// A grid for passes with one vector per thread.
 template <class T>
 inline grid element_grid(index_t size) {
   return {blocks_for(size, index_t{element_threads} * vector_width<T>), element_threads};
@@ -141,14 +141,14 @@ void masked(cudaStream_t stream, const T* x, const std::uint32_t* mask, T* y, in
 // ---------------------------------------------------------------------------------------------------------
 // Dropout
 
-/// Two neighbours in memory.
+/// Two neighbouring elements.
 template <class T>
 struct alignas(2 * sizeof(T)) neighbours {
   T values[2];
 };
 
-/// One block of random numbers and what it decides about: two pairs of neighbours, at positions 32 g + 2 i
-/// and 16 further on.
+/// Applies one block of random numbers to its elements: two pairs of neighbours, at
+/// positions 32 g + 2 i and 16 after that.
 template <class T>
 __device__ inline void drop_block(const T* x, T* y, accumulate_t<T> scale, std::uint32_t threshold,
                                   const random_block& block, index_t at, index_t width) {
@@ -171,8 +171,8 @@ __device__ inline void drop_block(const T* x, T* y, accumulate_t<T> scale, std::
   }
 }
 
-/// A thread makes one block of random numbers at a time, of those that touch a row; the grid's second
-/// dimension goes over rows.
+/// A thread computes one block of random numbers at a time, of the blocks that touch a row.
+/// The grid's second dimension is over rows.
 template <class T>
 static __global__ void dropout_kernel(const T* x, T* y, accumulate_t<T> scale, dropout_rows rows,
                                       index_t blocks_in_row, const step_values* values) {

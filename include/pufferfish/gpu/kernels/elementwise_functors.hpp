@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// What passes over elements compute, as function objects for the host and the device: activations with their
-/// slopes, sums. They take and give values in the type that kernels compute in (float or double).
+/// Functions of elements, as function objects for the host and the device: activations with their
+/// derivatives, sums. Arguments and results have the type in which kernels compute (float or double).
 
 #include <cmath>
 
@@ -18,7 +18,7 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// x where it is not negative, else 0: a NaN stays.
+/// x if it is not negative, else 0. A NaN remains a NaN.
 struct relu_of {
   template <class A>
   PUFFERFISH_HOST_DEVICE A operator()(A x) const {
@@ -66,7 +66,7 @@ PUFFERFISH_HOST_DEVICE inline A normal_below(A x) {
   return A(0.5) * std::erfc(x * A(-0.70710678118654752440));
 }
 
-/// 2 sqrt(2 / pi) (x + 0.044715 x^3): tanh of half of it, by the logistic function of it.
+/// z = 2 sqrt(2 / pi) (x + 0.044715 x^3), for which (1 + tanh(z / 2)) / 2 = logistic(z).
 template <class A>
 PUFFERFISH_HOST_DEVICE inline A gelu_argument(A x) {
   return x * A(1.59576912160573071176) * (x * x * A(0.044715) + A(1));
@@ -89,7 +89,7 @@ struct activation_of {
   }
 };
 
-/// f'(x) dy, of what is kept: x for GELU, y = f(x) for tanh and sigmoid.
+/// f'(x) dy, computed from the kept number: x for GELU, y = f(x) for tanh and sigmoid.
 template <activation Kind>
 struct activation_gradient_of {
   template <class A>
@@ -101,7 +101,7 @@ struct activation_gradient_of {
   PUFFERFISH_HOST_DEVICE static A slope(A kept) {
     if constexpr (Kind == activation::gelu) {
       const A density = A(0.39894228040143267794) * std::exp(A(-0.5) * kept * kept);
-      // Where the density is 0, `kept` may be infinite.
+      // If the density is 0, `kept` may be infinite.
       return normal_below(kept) + (density == A{} ? A{} : kept * density);
     } else if constexpr (Kind == activation::gelu_tanh) {
       const A s = logistic(gelu_argument(kept)), bend = s * (A(1) - s);

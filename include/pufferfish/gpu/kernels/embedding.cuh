@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of <pufferfish/gpu/kernels/embedding.hpp>. No atomics: positions are put in the order of their
-/// tokens, windows of them are added up side by side, and what a token has in several windows last.
+/// Kernels of <pufferfish/gpu/kernels/embedding.hpp>. No atomics: positions are sorted by token, windows of
+/// positions are summed in parallel, and then the sums of tokens that are in several windows are merged.
 
 #include <pufferfish/gpu/kernels/embedding.hpp>
 #include <pufferfish/gpu/kernels/rows.cuh>
@@ -22,7 +22,7 @@ static __global__ void embedding_forward_kernel(row_array<const T> table, token_
   });
 }
 
-/// What positions are ordered by: the token, or the vocabulary's size where there is none that counts.
+/// Sort key of a position: the token, or the vocabulary's size if the token does not count.
 __device__ inline index_t token_key(const token_array& tokens, std::int32_t padding, index_t n) {
   const std::int32_t token = tokens.tokens[n];
   return token < 0 || token >= tokens.vocabulary || token == padding ? tokens.vocabulary
@@ -41,7 +41,7 @@ static __global__ void embedding_order_kernel(token_array tokens, std::int32_t p
   for (index_t first = 0; first < tokens.count; first += order_threads) {
     keys[block_thread()] = key(first + block_thread());
     __syncthreads();
-    // Equal keys count where their position is smaller: all of them, none, or those before this thread's.
+    // Equal keys count if their position is smaller: all of a block, none, or those before this thread's.
     const int equal = first < block ? order_threads : first > block ? 0 : block_thread();
     int before = 0;
     for (int i = 0; i < order_threads; ++i) before += keys[i] < own || (keys[i] == own && i < equal) ? 1 : 0;
@@ -51,16 +51,16 @@ static __global__ void embedding_order_kernel(token_array tokens, std::int32_t p
   if (n < tokens.count) order[place] = n;
 }
 
-/// The keys of a window of the order, and its neighbours'.
+/// The keys of a window of the order and of one neighbour on each side; the window's positions.
 struct order_window {
   index_t begin, end;
-  index_t keys[embedding_window + 2];  ///< the first is the key before the window, -1 where there is none
+  index_t keys[embedding_window + 2];  ///< keys[0] is the key before the window, -1 if there is none
   index_t places[embedding_window];
 
   __device__ index_t key(index_t k) const { return keys[k - begin + 1]; }
 };
 
-/// Reads one by the first threads of a block; ends with a barrier.
+/// Reads window `number` of the order; ends with a barrier.
 __device__ inline void read_window(const token_array& tokens, std::int32_t padding, const index_t* order,
                                    index_t number, order_window& window) {
   const index_t begin = number * embedding_window;
@@ -79,7 +79,7 @@ __device__ inline void read_window(const token_array& tokens, std::int32_t paddi
   __syncthreads();
 }
 
-/// sums to a row of the table.
+/// Writes sums to a row of the table, or adds them.
 template <int Width, class T>
 __device__ inline void store_row_sum(row_values<T, Width> sums, bool add, T* to) {
   if (add) {
@@ -89,8 +89,8 @@ __device__ inline void store_row_sum(row_values<T, Width> sums, bool add, T* to)
   store_row<Width>(to, sums);
 }
 
-/// A window's sums: of tokens that are in no other window to the table; of one that began before to row 2 w
-/// of `parts`; of one that begins here and goes on to row 2 w + 1.
+/// Sums window w by token. Tokens in no other window: sum to the table. A token that began in an earlier
+/// window: to row 2 w of `parts`. A token that begins in w and goes on after it: to row 2 w + 1.
 template <class T, int Width>
 static __global__ void embedding_window_kernel(token_array tokens, std::int32_t padding, const index_t* order,
                                                row_array<const T> dy, index_t columns, bool add,
@@ -120,7 +120,7 @@ static __global__ void embedding_window_kernel(token_array tokens, std::int32_t 
   }
 }
 
-/// Adds up the parts of the token with which a window ends, if that began in it and goes on behind it.
+/// Adds up the parts of a window's last token, if the token begins in this window and goes on after it.
 template <class T, int Width>
 static __global__ void embedding_merge_kernel(token_array tokens, std::int32_t padding, const index_t* order,
                                               index_t columns, bool add, const accumulate_t<T>* parts,

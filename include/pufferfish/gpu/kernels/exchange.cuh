@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Kernels of exchange.hpp. They run at the speed of memory, beside a network that is slower.
+/// Kernels of exchange.hpp. Memory bandwidth limits their speed, which is above that of a network.
 
 #include <pufferfish/gpu/kernels/exchange.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -85,7 +85,7 @@ static __global__ void find_nonfinite_kernel(const T* x, index_t size, std::uint
   for (index_t i = grid_thread(); i < size && found == size; i += grid_threads()) {
     if (!isfinite(x[i])) found = i;
   }
-  // The smallest of integers: in any order the same.
+  // The minimum of integers does not depend on the order.
   if (found < size) {
     atomicMin(reinterpret_cast<unsigned long long*>(first),
               static_cast<unsigned long long>(begin + static_cast<std::uint64_t>(found)));

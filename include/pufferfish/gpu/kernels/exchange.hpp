@@ -9,11 +9,11 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// The narrow formats in which gradients travel: those of core/scalar.hpp, rounded to nearest, ties to even;
-/// a NaN stays one.
+/// The narrow formats in which gradients are sent: those of core/scalar.hpp, rounded to nearest, ties to
+/// even; a NaN remains a NaN.
 enum class wire_format : int { bf16, fp16 };
 
-/// More than any place of an element.
+/// Means that all elements are finite. It is larger than the position of any element.
 inline constexpr std::uint64_t all_finite = ~std::uint64_t{0};
 
 PUFFERFISH_KERNEL_TYPES_END
@@ -24,7 +24,7 @@ PUFFERFISH_KERNELS_BEGIN
 template <class T>
 void multiply(cudaStream_t stream, T* x, index_t size, T factor);
 
-/// to = from, every element rounded to the narrow format by way of float.
+/// to = from, with every element converted to float and then rounded to the narrow format.
 template <class T>
 void narrow(cudaStream_t stream, wire_format wire, const T* from, std::uint16_t* to, index_t size);
 
@@ -32,24 +32,24 @@ void narrow(cudaStream_t stream, wire_format wire, const T* from, std::uint16_t*
 template <class T>
 void widen(cudaStream_t stream, wire_format wire, const std::uint16_t* from, T* to, index_t size, T factor);
 
-/// own + what `count` others have sent, `step` elements apart, added in their order; `sum` is that, rounded
-/// to the narrow format, and own = sum * factor.
+/// Adds the numbers of `count` other ranks, `step` elements apart, to own, in their order. sum = the result,
+/// rounded to the narrow format; own = sum * factor.
 template <class T>
 void add_narrow(cudaStream_t stream, wire_format wire, const std::uint16_t* others, int count, index_t step,
                 T* own, std::uint16_t* sum, index_t size, T factor);
 
-/// *first = the smaller of it and the place of the first element of x that is not finite, x beginning at
-/// place `begin`.
+/// *first = the smaller of *first and the position of the first element of x that is
+/// not finite. x[0] has the position `begin`.
 template <class T>
 void find_nonfinite(cudaStream_t stream, const T* x, index_t size, std::uint64_t begin, std::uint64_t* first);
 
 /// *skip = 1 unless all `count` numbers are all_finite, else 0.
 void decide_skip(cudaStream_t stream, const std::uint64_t* found, int count, int* skip);
 
-/// *flag = 1 if *other is not 0, else it stays as it was.
+/// *flag = 1 if *other is not 0, else unchanged.
 void join_flag(cudaStream_t stream, const int* other, int* flag);
 
-/// *to = *from, with `rank` above the place (40 bits), unless it is all_finite.
+/// *to = *from with `rank` in the bits above the position (40 bits); all_finite is copied as it is.
 void tag_with_rank(cudaStream_t stream, const std::uint64_t* from, std::uint64_t rank, std::uint64_t* to);
 
 PUFFERFISH_KERNELS_END

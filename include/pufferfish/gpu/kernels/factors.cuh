@@ -11,7 +11,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int factor_threads = 256;
 
-/// By all threads of a block, from each one's share.
+/// The moments of all threads' shares. All threads of the block call it.
 __device__ inline matrix_moments block_moments(double sum, double largest) {
   return {block_sum(sum), block_max(largest, 0.0)};
 }
@@ -116,7 +116,7 @@ static __global__ void copy_vector_kernel(const T* from, index_t step, T* to, in
   }
 }
 
-/// Blocks for kernels that do little with each of `size` elements.
+/// Blocks for kernels that do little work for each of `size` elements.
 inline grid factor_grid(index_t size) { return {blocks_for(size, factor_threads, 8192), factor_threads}; }
 
 template <class T>

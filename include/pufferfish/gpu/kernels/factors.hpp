@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Launchers for what a factorization does around its products and its eigensolver. C is what it computes in,
-/// float or double; T is what weights are stored in.
+/// Launchers of a factorization, apart from its products and its eigensolver. C is the type of computation,
+/// float or double; T is the type of stored weights.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
@@ -18,19 +18,19 @@ struct matrix_layout {
   index_t steps[3];
 };
 
-/// What one look at all elements of a matrix tells.
+/// The results of one pass over all elements of a matrix.
 struct matrix_moments {
   double sum_of_squares;
-  double largest;  ///< magnitude; not finite where an element is not
+  double largest;  ///< largest magnitude; not finite if an element is not
 };
 
-/// Singular vectors of one side, as rows, and what turns them into a factor.
+/// Singular vectors of one side, as rows, and the numbers that scale them to a factor.
 template <class C>
 struct singular_rows {
-  const C* rows;  ///< of `length` elements; those of the other side are sigma v / unit
+  const C* rows;  ///< `length` elements each: unit vectors of one side, sigma / unit times those of the other
   index_t length;
-  const int* order;     ///< which row is the i-th
-  index_t count;        ///< how many are wanted
+  const int* order;     ///< row number of the i-th largest singular value
+  index_t count;        ///< number of rows that are used
   const double* norms;  ///< sigma / unit, by row
   double unit;          ///< a power of two
 };
@@ -41,17 +41,17 @@ PUFFERFISH_KERNELS_BEGIN
 PUFFERFISH_HOST_DEVICE inline index_t columns_of(const matrix_layout& layout) {
   return layout.extents[0] * layout.extents[1] * layout.extents[2];
 }
-/// Where an element lies.
+/// Offset of an element in memory.
 PUFFERFISH_HOST_DEVICE inline index_t offset_of(const matrix_layout& layout, index_t row, index_t column) {
   const index_t last = column % layout.extents[2], rest = column / layout.extents[2];
   return row * layout.row_step + rest / layout.extents[1] * layout.steps[0] +
          rest % layout.extents[1] * layout.steps[1] + last * layout.steps[2];
 }
 
-/// Blocks whose sums measure_matrix keeps apart.
+/// Largest number of partial results of measure_matrix.
 inline constexpr int most_moment_parts = 256;
 
-/// *result = the matrix's. parts: most_moment_parts of them, for the launcher's own use.
+/// *result = the moments of the matrix. `parts`: workspace of most_moment_parts elements.
 template <class T>
 void measure_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, matrix_moments* parts,
                     matrix_moments* result);
@@ -61,12 +61,12 @@ template <class T, class C>
 void load_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, bool transposed,
                  double scale, C* to);
 
-/// The upper half of a square matrix becomes the mirror image of the lower one.
+/// The upper triangle of a square matrix becomes the mirror image of the lower one.
 template <class C>
 void mirror_lower(cudaStream_t stream, C* matrix, index_t order);
 
-/// e := (3 I - e) / 2: times rows whose products are e, the rows are orthonormal up to the square of what
-/// they lacked (one step of Newton's iteration for the nearest orthogonal matrix).
+/// e := (3 I - e) / 2, where e = X X^T for some rows X: the rows of e X are orthonormal up to the square of
+/// their error (one step of Newton's iteration for the nearest orthogonal matrix).
 template <class C>
 void orthogonality_correction(cudaStream_t stream, C* e, index_t order);
 
@@ -79,8 +79,8 @@ void row_norms(cudaStream_t stream, const C* rows, index_t count, index_t length
 template <class C>
 void row_signs(cudaStream_t stream, const singular_rows<C>& of, double* signs);
 
-/// A factor: its i-th row is signs_i sqrt(sigma_i) times the i-th singular vector, where the rows are unit
-/// vectors, or, with `scaled`, are sigma_i / unit times those. Zero where sigma is.
+/// Writes a factor: its i-th row is signs_i sqrt(sigma_i) times the i-th singular vector. The rows of `of`
+/// are unit vectors or, with `scaled`, sigma_i / unit times those. The row is zero if sigma_i is.
 template <class C, class T>
 void store_factor(cudaStream_t stream, const singular_rows<C>& of, const double* signs, bool scaled, T* to,
                   const matrix_layout& layout);

@@ -14,7 +14,7 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// Calls f(input pixel of the image, tap of the kernel) for every tap of output (row, column) that reads a
-/// real pixel.
+/// pixel inside of the image.
 template <class F>
 __device__ inline void for_each_tap(const conv_axis& rows, const conv_axis& columns, int row, int column,
                                     int kernel_width, F f) {
@@ -66,7 +66,7 @@ struct grouped_forward_task {
   }
 };
 
-/// Width: as above.
+/// Width: as in grouped_forward_task.
 template <class T, int Width>
 struct grouped_input_task {
   static constexpr int width = Width;
@@ -105,7 +105,7 @@ struct grouped_input_task {
   }
 };
 
-/// Whether threads may compute 16 bytes of channels each: one input and one output a group, in vectors.
+/// Whether threads may compute 16 bytes of channels each: one input and output per group, aligned vectors.
 template <class T, class... P>
 inline bool in_channel_vectors(const conv_geometry& g, int groups, const P*... pointers) {
   return g.in_channels == groups && g.out_channels == groups && groups % vector_width<T> == 0 &&
@@ -141,7 +141,7 @@ void grouped_conv_backward_input(cudaStream_t stream, const conv_geometry& g, in
 // ---------------------------------------------------------------------------------------------------------
 // The gradient of the weight
 
-/// A number of pixels as images, rows and columns; also a pixel's place.
+/// A number of pixels as images, rows and columns; also the position of a pixel.
 struct pixel_steps {
   index_t images;
   int rows, columns;

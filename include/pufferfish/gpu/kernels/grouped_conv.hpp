@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Launchers of convolutions with several groups, depthwise ones among them: a plain form, without tiles and
-/// tensor cores. Formula: ops/conv.hpp. Activations are NHWC and dense, weights
-/// [kernel height][kernel width][in / groups][out]; any kernel, stride, padding and dilation.
+/// Launchers of convolutions with several groups, depthwise ones included, by simple kernels without tiles
+/// and tensor cores. Formula: ops/conv.hpp. Activations are NHWC and dense, weights [kernel height][kernel
+/// width][in / groups][out]; any kernel, stride, padding and dilation.
 
 #include <pufferfish/gpu/kernels/conv_plan.hpp>
 #include <pufferfish/gpu/kernels/launchers.hpp>
@@ -16,7 +16,7 @@ struct grouped_weight_plan {
   /// Number of parts into which the sums over pixels are cut. Each part has a result of its own in
   /// `partials`; they are added in order.
   int slices = 1;
-  /// Floats that `partials` must have.
+  /// Number of floats of `partials`.
   index_t scratch = 0;
 };
 
@@ -33,7 +33,7 @@ inline index_t grouped_weight_elements(const conv_geometry& g, int groups) {
   return static_cast<index_t>(g.kernel_height) * g.kernel_width * (g.in_channels / groups) * g.out_channels;
 }
 
-/// For grouped_conv_backward_weight. Follows from shapes alone, as in conv_plan.hpp.
+/// The plan of grouped_conv_backward_weight. It depends on shapes alone, as in conv_plan.hpp.
 inline grouped_weight_plan plan_grouped_backward_weight(const conv_geometry& g, int groups) {
   const index_t elements = grouped_weight_elements(g, groups);
   const index_t pixels = g.out_pixels(), blocks = plans::cut(elements, grouped_elements);
@@ -46,22 +46,22 @@ inline grouped_weight_plan plan_grouped_backward_weight(const conv_geometry& g, 
   return plan;
 }
 
-// All of them: `geometry` has the channels of all groups together, and `groups` divides both numbers of
-// channels. Pointers to device memory, aligned to their elements; no output overlaps anything. Sums are in
-// float. Element types: float, and 16 bits.
+// For all launchers: `geometry` has the channels of all groups together, and `groups` divides both numbers of
+// channels. Pointers are to device memory, aligned to their elements; no output overlaps anything. Sums are
+// in float. Element types: float, and 16 bits.
 
 /// y = x * w + bias. bias: out_channels elements, or nullptr.
 template <class T>
 void grouped_conv_forward(cudaStream_t stream, const conv_geometry& geometry, int groups, const T* x,
                           const T* w, const T* bias, T* y);
 
-/// dx = the gradient of x, or dx += that with `add`.
+/// dx = the gradient of x; with `add`, dx += the gradient.
 template <class T>
 void grouped_conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, int groups, const T* dy,
                                  const T* w, T* dx, bool add);
 
-/// dw = the gradient of w, or dw += that with `accumulate`. Equal arguments give equal bits. The plan is the
-/// one of plan_grouped_backward_weight, or any other; `partials`: plan.scratch floats.
+/// dw = the gradient of w; with `accumulate`, dw += the gradient. Equal arguments give equal bits. The plan
+/// is the one of plan_grouped_backward_weight, or any other; `partials`: plan.scratch floats.
 template <class T>
 void grouped_conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, int groups,
                                   const grouped_weight_plan& plan, const T* x, const T* dy,

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// What all kernels share: how they are started, where a thread stands in its grid, sums over a warp and a
-/// block in a fixed order, and 16-byte accesses.
+/// Common parts of all kernels: launches, thread numbers, reductions over a warp and a block in a fixed
+/// order, and 16-byte accesses.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,10 +25,10 @@ PUFFERFISH_KERNELS_BEGIN
 struct grid {
   dim3 blocks;
   dim3 threads;
-  std::size_t shared_bytes = 0;  ///< of dynamic shared memory in each block
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory of each block
 };
 
-/// A stream together with the launcher that uses it, for messages: converts from a stream.
+/// A stream and the launcher that uses it, for error messages. Converts from a stream.
 struct launch_site {
   launch_site(cudaStream_t stream_of_launch, const char* function_of_caller = __builtin_FUNCTION(),
               const char* file_of_caller = __builtin_FILE(), int line_of_caller = __builtin_LINE())
@@ -51,9 +51,9 @@ struct launch_site {
 }
 
 #if !defined(PUFFERFISH_EMULATED_DEVICE)
-/// Lets a kernel have so many bytes of dynamic shared memory. The limit is the function's, for all threads
-/// and graphs of the process, so it is never lowered: if it has to change, it becomes all that a block may
-/// have.
+/// Allows a kernel `bytes` bytes of dynamic shared memory. The limit belongs to the
+/// function, for all threads and graphs of the process, so it is never lowered. If it is too
+/// low, it is raised to the largest possible value.
 inline cudaError_t allow_shared_memory(const void* function, std::size_t bytes) {
   cudaFuncAttributes of{};
   cudaError_t error = cudaFuncGetAttributes(&of, function);
@@ -69,16 +69,16 @@ inline cudaError_t allow_shared_memory(const void* function, std::size_t bytes) 
 }
 #endif
 
-/// Starts a kernel on a stream; nothing where the grid is empty. Arguments convert to the kernel's
-/// parameters. Throws backend_error that names the calling launcher. More than 48 KB of shared memory are
-/// asked for here.
+/// Starts a kernel on a stream; does nothing if the grid is empty. Arguments convert to the kernel's
+/// parameters. Throws backend_error that names the calling launcher. Raises the kernel's limit if it needs
+/// more than 48 KB of shared memory.
 ///
 /// A host that executes kernels itself defines PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
 ///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
 ///                      body), where body() executes one thread,
 ///   void* dynamic_shared_memory(), void check_aligned16(const void*),
-/// and what async_copy.cuh and mma.cuh say in PTX otherwise.
-/// The tests do, to run kernels without a device.
+/// and replacements of the PTX in async_copy.cuh and mma.cuh.
+/// The tests define it to run kernels without a device.
 template <class... P>
 void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (g.blocks.x == 0 || g.blocks.y == 0 || g.blocks.z == 0) return;
@@ -120,7 +120,7 @@ PUFFERFISH_HOST_DEVICE constexpr I ceil_div(I a, std::type_identity_t<I> b) {
   return static_cast<I>((a + b - 1) / b);
 }
 
-/// Blocks that cover `size` items, `per_block` a block, for kernels with a grid-stride loop: at most `most`.
+/// Number of blocks for `size` items, `per_block` a block, at most `most`: kernels have a grid-stride loop.
 inline unsigned blocks_for(index_t size, index_t per_block, unsigned most = 1U << 16) {
   const index_t blocks = ceil_div(size, per_block);
   return blocks < static_cast<index_t>(most) ? static_cast<unsigned>(blocks) : most;
@@ -154,7 +154,7 @@ struct plus {
     return a + b;
   }
 };
-/// The greater; a NaN where either is one.
+/// The larger number; NaN if either is NaN.
 struct maximum {
   template <class T>
   __device__ T operator()(T a, T b) const {
@@ -171,9 +171,9 @@ __device__ inline T warp_reduce(T value, F combine) {
   return value;
 }
 
-/// Combines the values of all threads of a block, in an order that depends on nothing but their number;
-/// every thread receives the result. Whole warps only; `neutral` changes nothing when combined. All threads
-/// of the block call it; it ends with a barrier.
+/// Combines the values of all threads of a block, in an order that depends on their number alone; every
+/// thread receives the result. Whole warps only. `neutral` has no effect when combined. All threads of the
+/// block must call it; it ends with a barrier.
 template <class T, class F>
 __device__ inline T block_reduce(T value, T neutral, F combine) {
   __shared__ T partial[warp_threads];
@@ -209,8 +209,8 @@ __device__ inline T block_max(T value, T lowest) {
 // ---------------------------------------------------------------------------------------------------------
 // Numbers
 
-/// The types that networks compute in whose kernels are compiled: a program that needs fewer, and less time
-/// to compile, defines it before.
+/// The element types for which kernels are compiled. A program that needs fewer types, and less time to
+/// compile, defines the macro before.
 #ifndef PUFFERFISH_DEVICE_TYPES
 #define PUFFERFISH_DEVICE_TYPES(use) use(float) use(__nv_bfloat16) use(__half)
 #endif
@@ -218,7 +218,7 @@ __device__ inline T block_max(T value, T lowest) {
 // ---------------------------------------------------------------------------------------------------------
 // 16-byte accesses
 
-/// As many T as one access of 16 bytes moves.
+/// Number of T in an access of 16 bytes.
 template <class T>
 inline constexpr int vector_width = static_cast<int>(16 / sizeof(T));
 
@@ -229,17 +229,17 @@ struct alignas(16) vector {
   PUFFERFISH_HOST_DEVICE const T& operator[](int i) const { return values[i]; }
 };
 
-/// Whether each of the addresses is a multiple of 16: parameters and arenas are packed without padding.
+/// Whether each of the addresses is a multiple of 16; parameters, packed in arenas, may have others.
 template <class... P>
 PUFFERFISH_HOST_DEVICE inline bool aligned16(const P*... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) | ... | std::uintptr_t{0}) & 15U) == 0;
 }
 
-/// 16 bytes at once. The address is a multiple of 16.
+/// Accesses of 16 bytes. The address must be a multiple of 16.
 template <class T>
 __device__ inline vector<T> load_vector(const T* from) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
-  emulated_device::check_aligned16(from);  // the host would not mind
+  emulated_device::check_aligned16(from);  // the host itself allows any address
 #endif
   return *reinterpret_cast<const vector<T>*>(from);
 }
@@ -251,8 +251,8 @@ __device__ inline void store_vector(T* to, const vector<T>& value) {
   *reinterpret_cast<vector<T>*>(to) = value;
 }
 
-/// Values to the device's memory in one store of 4, 8 or 16 bytes, of which the address is a multiple. In
-/// PTX: of values that were narrowed, or come out of loops, the compiler makes one store an element.
+/// Stores values in the device's memory by one store of 4, 8 or 16 bytes; the address is a multiple of that.
+/// In PTX: for values that were narrowed, or computed in loops, the compiler makes one store per element.
 template <class V>
 __device__ inline void store_global(void* to, const V& values) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -274,8 +274,8 @@ __device__ inline void store_global(void* to, const V& values) {
 #endif
 }
 
-/// Calls by_vector(i) for groups i, i + 1, .. i + vector_width<T> - 1 of 0 .. size - 1 and by_element(i) for
-/// what remains (for all, where `vectors` is false), spread over a one-dimensional grid.
+/// Calls by_vector(i) for groups i, i + 1, .. i + vector_width<T> - 1 of 0 .. size - 1, and by_element(i) for
+/// the rest (for all if `vectors` is false), distributed over a one-dimensional grid.
 template <class T, class V, class E>
 __device__ inline void for_each_vector(index_t size, bool vectors, V by_vector, E by_element) {
   constexpr index_t width = vector_width<T>;

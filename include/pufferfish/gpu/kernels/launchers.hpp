@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// What the declarations of all launchers rest on. A launcher is a host function that starts a kernel; any
-/// compiler reads its declaration, and the one .cu file of a program (`<pufferfish/gpu/kernels.cuh>`) has its
-/// definition. The two sides may be compiled by two compilers with different flags, so signatures name
-/// built-in types, pointers, `cudaStream_t` and the plain structs of these headers, and the namespace holds
-/// no assertion level and no instruction set.
+/// The base of the declarations of all launchers. A launcher is a host function that starts a kernel. Any
+/// compiler reads its declaration; the one .cu file of a program (`<pufferfish/gpu/kernels.cuh>`) has its
+/// definition. The two sides may be compiled by two compilers with different flags. So signatures have
+/// built-in types, pointers, `cudaStream_t` and the plain structs of these headers, and the namespace depends
+/// neither on the assertion level nor on the instruction set.
 
 #include <cuda_runtime_api.h>
 
@@ -15,8 +15,8 @@
 
 #include <pufferfish/core/config.hpp>
 
-/// Around launchers. Hidden: two shared objects of one process each call the kernels that they were linked
-/// with.
+/// Around launchers. Their visibility is hidden: each of two shared objects in a process calls the kernels
+/// that it was linked with.
 #define PUFFERFISH_KERNELS_BEGIN    \
   PUFFERFISH_STABLE_NAMESPACE_BEGIN \
   namespace gpu_kernels __attribute__((visibility("hidden"))) {
@@ -35,7 +35,7 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 /// Signed, as everywhere in the library.
 using index_t = std::ptrdiff_t;
 
-/// In what kernels compute with numbers stored as T, and keep parameters and sums: float; double for double.
+/// Type of computation, parameters and sums for numbers stored as T: float; double for double.
 template <class T>
 struct accumulate {
   using type = float;
@@ -47,10 +47,10 @@ struct accumulate<double> {
 template <class T>
 using accumulate_t = typename accumulate<T>::type;
 
-/// What changes from step to step, in device memory, so that a captured graph finds new values at every
-/// replay. The host writes it before a step, in the order of the step's stream.
+/// Numbers that change from step to step, in device memory, so that a captured graph reads new values at
+/// every replay. The host writes them before a step, in the order of the step's stream.
 struct step_values {
-  std::uint64_t seed;  ///< of all random streams of the run
+  std::uint64_t seed;  ///< seed of all random streams of the run
   std::uint64_t
       layer_stream;    ///< substream(stream_id("layer"), step); a layer's is substream(this, its number)
   std::uint64_t step;  ///< steps done so far
@@ -58,8 +58,8 @@ struct step_values {
 
 PUFFERFISH_KERNEL_TYPES_END
 
-// pufferfish::gpu::kernels, as the rest of the library says it. The namespaces behind it differ, because
-// `gpu` belongs to the namespace that holds the flags.
+// The alias pufferfish::gpu::kernels for the rest of the library. The namespaces differ, because `gpu`
+// belongs to the namespace that depends on the flags.
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace kernels = gpu_kernels;

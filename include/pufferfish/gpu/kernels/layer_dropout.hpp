@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Dropout inside of other passes: what a launcher is told about it, and runs of random words.
+/// Dropout inside of other passes: the argument of launchers, and runs of random words.
 
 #include <pufferfish/gpu/kernels/random.hpp>
 
@@ -12,7 +12,7 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 /// below the threshold, else multiplied by `scale`.
 struct layer_dropout {
   const step_values* step;  ///< on the device; nullptr: nothing is dropped
-  std::uint64_t layer;      ///< what context::next_random_stream() gave as the stream
+  std::uint64_t layer;      ///< number of the layer: the stream of context::next_random_stream()
   std::uint32_t threshold;
   float scale;
 

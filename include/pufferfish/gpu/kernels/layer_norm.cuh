@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Layer normalisation: a block a row. What a thread wrote of the sum in one pass it reads in the next.
+/// Layer normalisation: one block per row. A thread reads the same elements of the sum that it has written.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/layer_norm.hpp>
@@ -62,7 +62,7 @@ static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
   }
 }
 
-/// dsum = (g - mean(g) - n mean(g n)) inverse_deviation with g = dy weight; dx is that under dropout's mask.
+/// dsum = (g - mean(g) - n mean(g n)) inverse_deviation with g = dy weight; dx is dsum with dropout's mask.
 template <class T, int Width>
 static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T> p) {
   using A = accumulate_t<T>;

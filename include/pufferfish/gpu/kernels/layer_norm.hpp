@@ -15,7 +15,7 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 struct row_dropout_numbers {
   layer_dropout layer;
   std::uint64_t first_row;
-  const std::uint64_t* numbers;  ///< on the device; nullptr: from first_row on
+  const std::uint64_t* numbers;  ///< row numbers, on the device; nullptr: counted from first_row
 
   PUFFERFISH_HOST_DEVICE std::uint64_t number(index_t row) const {
     return numbers != nullptr ? numbers[row] : first_row + static_cast<std::uint64_t>(row);
@@ -29,13 +29,13 @@ struct norm_problem {
   row_array<const T> x, residual;  ///< residual.data nullptr: none
   const accumulate_t<T>*weight, *bias;
   double eps;
-  row_array<T> sum;  ///< gets s; data nullptr: s is x
+  row_array<T> sum;  ///< receives s; data nullptr: s is x
   row_array<T> y;
-  accumulate_t<T>* statistics;  ///< gets mean and inverse deviation of each row, unless nullptr
+  accumulate_t<T>* statistics;  ///< receives mean and inverse deviation of each row, unless nullptr
   row_dropout_numbers dropout;
 };
 
-/// Its gradients, as ops::layer_norm_backward: of s to dsum, of x to dx; data nullptr: not wanted.
+/// Gradients, as ops::layer_norm_backward: dsum of s, dx of x; data nullptr: not computed.
 template <class T>
 struct norm_gradient_problem {
   index_t rows, columns;
@@ -55,8 +55,8 @@ void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& problem);
 template <class T>
 void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& problem);
 
-/// The weight's gradient, the sum of dy n over rows, and the bias's, that of dy, before dsum overwrites dy.
-/// `scratch`: column_scratch(rows, columns, 2) doubles.
+/// The gradients of the weight (sum of dy n over rows) and of the bias (sum of dy); to be called before dsum
+/// overwrites dy. `scratch`: column_scratch(rows, columns, 2) doubles.
 template <class T>
 void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& problem,
                                     double* scratch, const norm_parameter_gradients& gradients);

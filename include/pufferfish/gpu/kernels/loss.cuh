@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Kernels of loss.hpp: a block a row, then one block that adds up the rows.
+/// Kernels of loss.hpp: one block per row, then one block that adds up the rows.
 
 #include <cmath>
 
@@ -11,7 +11,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The larger number; a NaN is passed over unless both are one.
+/// The larger number; a NaN is ignored unless both are NaN.
 struct larger_number {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
   __device__ double operator()(double a, double b) const { return fmax(a, b); }
@@ -46,13 +46,13 @@ static __global__ void softmax_rows_kernel(const T* logits, const std::int32_t* 
 
   if (first == 0) {
     const double shifted = static_cast<double>(own - largest);
-    // A weight of zero must not meet an infinity.
+    // A weight of zero must not be multiplied by an infinity.
     const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (shifted_sum - shifted);
     losses[row] = log(powers) - target.right * shifted - rest;
     losses[rows + row] = valid && beaten == 0.0 ? 1.0 : 0.0;
   }
   if (dlogits == nullptr) return;
-  __syncthreads();  // the label's logit is read before the gradient may take its place
+  __syncthreads();  // the label's logit must be read before the gradient may overwrite it
   const A share = valid ? static_cast<A>(1.0 / powers) : A(NAN);
   const A right = static_cast<A>(target.right), wrong = static_cast<A>(target.wrong);
   A scale = static_cast<A>(target.scale);

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// The convolution of low rank in one pass. Forward: a block computes all channels of `down` for its pixels,
-/// keeps them in shared memory, and multiplies them by `up` from there. Backward: what a block reads of dy
-/// serves both of `up`'s products.
+/// The low-rank convolution in one pass. Forward: a block computes all channels of `down` for its pixels,
+/// keeps them in shared memory, and multiplies them by `up` from there. Backward: a block uses the tile of dy
+/// that it has read for both products, dt and dup.
 
 #include <pufferfish/gpu/kernels/conv.cuh>
 #include <pufferfish/gpu/kernels/low_rank_conv.hpp>
@@ -19,7 +19,7 @@ template <bool Tensor, class T, int Rows, int Rank, int Run>
 struct low_rank_block {
   static constexpr int rows = Rows, rank = Rank, run = Run, chunk = 64, threads = 128, slots = 3;
   static constexpr int depth = static_cast<int>(conv_step * sizeof(float) / sizeof(T));
-  /// Of the second product's sums, the elements of one step.
+  /// Elements of the second product's sums in one step.
   static constexpr int up_depth = depth < Rank ? depth : Rank;
 
   static constexpr int thread_results = Rows * Rank / threads;
@@ -33,7 +33,7 @@ struct low_rank_block {
       simt_product<Rows, chunk, 8, Rows * chunk / threads / 8, dense::depth, dense::width>>;
   static_assert(down_product::threads == threads && up_product::threads == threads);
 
-  // Tiles of the first product; then, in their place, its result and tiles of `up`.
+  // Memory of the first product's tiles; later of its result and of tiles of `up`.
   static constexpr int left_stride = tile_stride<T, dense::depth>(depth);
   static constexpr int right_stride = tile_stride<T, dense::width>(Rank);
   static constexpr int inner_stride = tile_stride<T, dense::depth>(Rank);
@@ -52,12 +52,12 @@ struct low_rank_correlation {
   const T* down;
   const T* up;
   result_target<T> inner, result;
-  conv_geometry geometry;            ///< of `down`
-  divider by_channels, by_up_steps;  ///< up_steps: of one chunk's sums
+  conv_geometry geometry;            ///< geometry of `down`
+  divider by_channels, by_up_steps;  ///< division by the number of steps in one chunk's sums
   bool down_vectors, up_vectors;
 };
 
-/// A target as the compiler may know it: whole results that replace what is there.
+/// A copy of a target without bias, slices and addition, whose code the compiler can then leave out.
 template <class T>
 __device__ inline result_target<T> plain(const result_target<T>& target) {
   return {target.out, nullptr, nullptr, false, target.columns, target.runs};
@@ -114,7 +114,7 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
   result_target<T> result = plain(work.result);
   result.bias = work.result.bias;
   result = result.at(first_pixel * columns);
-  // The pipeline's first barrier stands between the writing of `kept` and its reading.
+  // The pipeline's first barrier is between the writes to `kept` and the reads.
   pipeline<Block::slots>(
       0, ceil_div(columns, Block::chunk) * up_steps,
       [&](int slot, int step) {
@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
       });
 }
 
-/// f(integral constants: tensor, padded rank).
+/// Calls f(tensor, padded rank) with integral constants.
 template <class T, class F>
 inline void with_rank(bool tensor, int rank, F f) {
   const auto ranks = [&](auto on) {
@@ -262,7 +262,7 @@ static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradien
             gradient + Block::gradient, work.up + column, columns, work.rank, length, work.up_vectors,
             thread);
         if (column > 0) return;
-        // No slot is filled more than slots - 1 steps ahead, so no tile that many tiles ahead.
+        // Slots are filled at most slots - 1 steps ahead, and so are at most slots - 1 tiles of t.
         copy_tile<Block::rows, Block::rank, Block::inner_stride, Block::threads>(
             inners + tile % Block::slots * Block::inner, work.t + pixel * work.rank, work.rank, rows,
             work.rank, work.t_vectors, thread);

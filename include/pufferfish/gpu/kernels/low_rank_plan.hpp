@@ -2,20 +2,20 @@
 #pragma once
 
 /// \file
-/// Which convolutions of low rank are done in one pass, and how that is cut into blocks. From shapes alone,
-/// as conv_plan.hpp.
+/// Decides which low-rank convolutions are computed in one pass, and how the pass is cut into blocks. Plans
+/// depend on shapes alone, as in conv_plan.hpp.
 
 #include <pufferfish/gpu/kernels/conv_plan.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
 struct low_rank_plan {
-  /// False: two convolutions, one after the other.
+  /// False: two products, one after the other.
   bool fused = false;
   bool tensor = false;
-  /// Pixels of a block: 64 or 128.
+  /// Number of pixels of a block: 64 or 128.
   int rows = 64;
-  /// Backward: into how many parts the pixels are cut, and the floats that `partials` must have.
+  /// Backward: number of parts into which the pixels are cut, and number of floats of `partials`.
   int slices = 1;
   index_t scratch = 0;
   /// Backward: shared memory of a block, bytes. Devices of compute capability 8.0 and 9.0 have enough of it
@@ -27,7 +27,7 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The largest rank of a block.
+/// The largest rank that is computed in one pass.
 inline constexpr int most_fused_rank = 64;
 
 namespace plans {
@@ -35,7 +35,7 @@ namespace plans {
 /// Ranks are padded to one of these.
 constexpr int padded_rank(index_t rank) { return rank <= 16 ? 16 : rank <= 32 ? 32 : 64; }
 
-/// Pixels of a backward block, and output channels that it takes at a time.
+/// Pixels of a backward block, and output channels that it processes at a time.
 inline constexpr int backward_rows = 64;
 constexpr int backward_chunk(int padded_rank) { return padded_rank == 64 ? 32 : 64; }
 
@@ -52,13 +52,13 @@ constexpr index_t padded_columns(int padded, index_t columns) {
 
 }  // namespace plans
 
-/// geometry.out_channels: the rank.
+/// g.out_channels is the rank.
 inline low_rank_plan plan_low_rank_forward(const conv_geometry& g, bool tensor) {
   low_rank_plan plan;
   plan.tensor = tensor;
   const index_t pixels = g.out_pixels();
   plan.rows = plans::cut(pixels, 128) >= plans::enough_blocks ? 128 : 64;
-  // With fewer blocks than this, cutting the first product's sums gains more than the second one costs.
+  // With fewer blocks, cutting the first product's sums into slices gains more than a second pass costs.
   plan.fused = g.out_channels <= most_fused_rank && plans::cut(pixels, plan.rows) >= plans::enough_blocks / 4;
   return plan;
 }
@@ -77,7 +77,7 @@ inline low_rank_plan plan_low_rank_backward(index_t pixels, index_t rank, index_
   plan.shared_bytes =
       2 * plans::backward_tiles(padded, element_bytes) * element_bytes +
       padded * plans::padded_columns(padded, out_channels) * static_cast<index_t>(sizeof(float));
-  // By the float units, ranks of more than 32 take longer to compute than to read twice.
+  // The float units take longer to compute ranks above 32 than a second pass takes to read dy.
   plan.fused = rank <= (tensor ? most_fused_rank : 32) && plan.shared_bytes <= index_t{160} * 1024;
   return plan;
 }

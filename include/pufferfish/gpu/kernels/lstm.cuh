@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Kernels of <pufferfish/gpu/kernels/lstm.hpp>: one pass over memory each way.
+/// Kernels of <pufferfish/gpu/kernels/lstm.hpp>: one pass over memory forward, one backward.
 
 #include <pufferfish/gpu/kernels/lstm.hpp>
 #include <pufferfish/gpu/kernels/lstm_functors.hpp>
@@ -10,7 +10,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The four gates of some neighbours.
+/// The four gates of `Width` neighbouring elements.
 template <int Width, class T>
 struct gate_values {
   row_values<T, Width> values[4];
@@ -32,14 +32,14 @@ struct gate_values {
   }
 };
 
-/// Values of a row, zeros of a matrix that is not there.
+/// Values of a row; zeros for a null matrix.
 template <int Width, class T>
 __device__ inline row_values<T, Width> load_or_zero(const row_array<const T>& from, index_t b, index_t j) {
   return from.data != nullptr ? load_row<Width>(from.row(b) + j) : row_values<T, Width>{};
 }
 
-/// f(row, column) for the first of each `Width` columns of each row, a thread each: a batch has few rows, and
-/// all threads are wanted at once.
+/// Calls f(row, column) for the first of each `Width` columns of each row, one thread each: a batch has few
+/// rows, so a block per row would leave threads idle.
 template <int Width, class F>
 __device__ inline void for_each_place(index_t rows, index_t columns, F f) {
   const index_t across = columns / Width;

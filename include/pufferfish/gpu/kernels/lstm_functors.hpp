@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The arithmetic of an LSTM's time step, for one number of the state: what the kernels do, and what a host
-/// does as well.
+/// The arithmetic of an LSTM's time step for one element of the state, for kernels and for the
+/// host.
 
 #include <cmath>
 
@@ -34,11 +34,11 @@ PUFFERFISH_HOST_DEVICE inline lstm_step<A> lstm_step_forward(const lstm_gates_of
 
 template <class A>
 struct lstm_step_gradient {
-  lstm_gates_of<A> gates;  ///< of the preactivations
-  A before;                ///< of the cell before
+  lstm_gates_of<A> gates;  ///< gradients of the preactivations
+  A before;                ///< gradient of the cell before
 };
 
-/// From the gradients of the output and of the cell from the step after.
+/// From the gradients `dh` of the output and `dc_after` of the cell, the latter from the step after.
 template <class A>
 PUFFERFISH_HOST_DEVICE inline lstm_step_gradient<A> lstm_step_backward(const lstm_gates_of<A>& a, A before,
                                                                        A cell, A dh, A dc_after) {

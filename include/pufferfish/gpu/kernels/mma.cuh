@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Products of small matrices by a warp's tensor cores (mma.sync, from compute capability 8.0 on), and how
-/// their operands get from shared memory to the lanes that want them. Operands are words of 4 bytes: one TF32
-/// number, or two of 16 bits with the lower index in the lower half.
+/// Products of small matrices by a warp's tensor cores (mma.sync, from compute capability 8.0 on), and loads
+/// of their operands from shared memory to the lanes. Operands are words of 4 bytes: one TF32 number, or two
+/// of 16 bits with the lower index in the lower half.
 ///
 /// With g = lane / 4, t = lane % 4 and K = 8 numbers (TF32) or 16 (16 bits) deep:
 ///   a (16 x K, rows):     a[0] row g, words t;  a[1] row g + 8, words t;  a[2], a[3] the same, words t + 4
@@ -33,9 +33,9 @@ __device__ inline std::uint32_t to_tf32(float value) {
 }
 __device__ inline std::uint32_t to_tf32(std::uint32_t bits) { return to_tf32(__uint_as_float(bits)); }
 
-/// c += a b, by all 32 lanes. T: float (words are TF32: what stands below its 10 bits of mantissa is not
-/// looked at), __nv_bfloat16 or __half. Sums are in float; the device does not say in which order, nor that
-/// it rounds each.
+/// c += a b, by all 32 lanes. T: float (words are TF32: bits below the 10 bits of mantissa
+/// are ignored), __nv_bfloat16 or __half. Sums are in float; their order and the rounding
+/// of intermediate sums are not specified.
 template <class T>
 __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>);
@@ -64,9 +64,9 @@ __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std
 #endif
 }
 
-/// Four 8 x 8 blocks of 2-byte numbers (or 8 x 4 of words of 4 bytes) from shared memory, by all 32 lanes:
-/// lane 8 i + j gives the address of row j (16 bytes, a multiple of 16) of block i. words[i] receives from
-/// row lane / 4 of block i the word lane % 4.
+/// Loads four 8 x 8 blocks of 2-byte numbers (or 8 x 4 of words of 4 bytes) from shared memory, by all 32
+/// lanes: `row` of lane 8 i + j is the address of row j (16 bytes, a multiple of 16) of block i. words[i]
+/// becomes the word lane % 4 of row lane / 4 of block i.
 __device__ inline void load_matrices(std::uint32_t (&words)[4], const void* row) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   emulated_device::load_matrices(words, row, false);
@@ -79,8 +79,8 @@ __device__ inline void load_matrices(std::uint32_t (&words)[4], const void* row)
 #endif
 }
 
-/// The same of transposed blocks of 2-byte numbers: words[i] receives from column lane / 4 of block i the
-/// numbers of rows 2 (lane % 4) and the next.
+/// The same for transposed blocks of 2-byte numbers: words[i] becomes the numbers of rows 2 (lane % 4) and
+/// the next in column lane / 4 of block i.
 __device__ inline void load_matrices_transposed(std::uint32_t (&words)[4], const void* row) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   emulated_device::load_matrices(words, row, true);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Kernels of optimizer.hpp. They run at the speed of memory.
+/// Kernels of optimizer.hpp. Memory bandwidth limits their speed.
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -13,8 +13,8 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr unsigned optimizer_threads = 256;
 
-/// How many of `size` elements come before the first from which on all arrays lie on whole vectors; `size` if
-/// they lie differently: parameters are packed, so a piece begins anywhere, but at the same place everywhere.
+/// Number of elements, of `size`, before the first one at which all arrays are aligned to vectors; `size` if
+/// alignments differ. Parameters are packed: a piece begins anywhere, but at one offset in all arrays.
 template <class... P>
 __device__ inline index_t vector_head(index_t size, const P*... arrays) {
   const std::uintptr_t addresses[] = {reinterpret_cast<std::uintptr_t>(arrays)...};
@@ -25,8 +25,8 @@ __device__ inline index_t vector_head(index_t size, const P*... arrays) {
   return head < size ? head : size;
 }
 
-/// Calls by_vector(i) for groups of 4 and by_element(i) for single ones of 0 .. size - 1, spread over the
-/// threads of a block; see vector_head.
+/// Calls by_vector(i) for groups of 4 and by_element(i) for single ones of 0 .. size - 1, distributed over
+/// the threads of a block; see vector_head.
 template <class V, class E>
 __device__ inline void for_block_vectors(index_t size, index_t head, V by_vector, E by_element) {
   const index_t thread = threadIdx.x, threads = blockDim.x, end = head + (size - head) / 4 * 4;
@@ -236,7 +236,7 @@ static __global__ void unscale_kernel(float* gradients, index_t size, const floa
         store_vector(gradients + i, values);
       },
       [&](index_t i) { unscaled(gradients[i]); });
-  if (bad) *not_finite = 1;  // whoever writes, writes the same
+  if (bad) *not_finite = 1;  // all threads that write, write the same value
 }
 
 void unscale(cudaStream_t stream, float* gradients, index_t size, const float* inverse, int* not_finite) {

@@ -3,8 +3,8 @@
 
 /// \file
 /// Launchers of optimizers over the arenas of a network, of the gradient's norm, and of dynamic loss scaling.
-/// Formulas: optim/. All arrays are in device memory; those of values, gradients and states are arranged
-/// alike, and lie on 16 bytes alike where they are to be fast.
+/// Formulas: optim/. All arrays are in device memory. Those of values, gradients and states have the same
+/// layout; passes are fast if their addresses are equal modulo 16 bytes.
 
 #include <pufferfish/gpu/kernels/optimizer_functors.hpp>
 
@@ -14,27 +14,27 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 struct arena_piece {
   index_t offset;
   std::int32_t size;
-  std::int32_t decays;  ///< not 0: weight decay is meant for them
-  index_t rounded;      ///< where the copies in 16 bits begin
+  std::int32_t decays;  ///< not 0: weight decay applies to them
+  index_t rounded;      ///< position of the 16-bit copies
 };
 
-/// What a step has to obey, in device memory; null pointers: nothing.
+/// Control of a step, in device memory; null pointers: no effect.
 struct step_control {
   const int* skip;              ///< not 0: the step changes nothing
-  const float* gradient_scale;  ///< what gradients are multiplied by
+  const float* gradient_scale;  ///< factor of the gradients
 };
 
-/// What a pass over all gradients has found.
+/// The results of a pass over all gradients.
 struct gradient_facts {
-  double norm;     ///< before clipping, loss scale taken out
-  float scale;     ///< brings the gradient to its clipped size, loss scale taken out; 1 if it is not finite
+  double norm;     ///< norm before clipping, without the loss scale
+  float scale;     ///< factor that clips the gradient and removes the loss scale; 1 if it is not finite
   int not_finite;  ///< 1: a gradient is a NaN or infinity
 };
 
-/// Dynamic loss scaling: the scale falls by `backoff` when a gradient is not finite (that step is skipped),
-/// and grows by `growth` after `interval` steps without one (Micikevicius et al.: "Mixed precision training",
-/// ICLR 2018).
-/// Copies of values in 16 bits, which a step renews; nullptr: none.
+/// 16-bit copies of values, which a step updates; nullptr: none. The two structs after this one are
+/// for dynamic loss scaling: the scale falls by `backoff` when a gradient is not finite (that step
+/// is skipped), and grows by `growth` after `interval` steps without one (Micikevicius et al.:
+/// "Mixed precision training", ICLR 2018).
 struct rounded_values {
   void* data;
   bool is_bf16;  ///< else fp16
@@ -46,15 +46,15 @@ struct loss_scale_constants {
 };
 struct loss_scale {
   float value, inverse;
-  int good_steps;  ///< since the last change
+  int good_steps;  ///< finite steps since the last change of the scale
 };
 
 PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Counts a step and makes its numbers: numbers->steps becomes one more, unless the step before was skipped
-/// (`skip`, may be null, still says so). The learning rate travels with the launch: not to be captured.
+/// Counts a step and computes its numbers: increments numbers->steps unless the step before was skipped
+/// (*skip is still not 0; `skip` may be null). The learning rate is a kernel argument: not to be captured.
 void begin_sgd(cudaStream_t stream, const sgd_constants& constants, double lr, const int* skip,
                sgd_numbers* numbers);
 void begin_adam(cudaStream_t stream, const adam_constants& constants, double lr, const int* skip,
@@ -74,14 +74,14 @@ inline index_t norm_parts(index_t size) {
   const index_t pieces = (size + piece - 1) / piece;
   return pieces < most ? pieces : most;
 }
-/// sqrt(sum of squares), in double in an order that depends on the size alone, and what follows from it.
-/// `inverse`: of the loss scale, or null. max_norm <= 0: no clipping.
+/// Computes *facts from sqrt(sum of squares), in double, in an order that depends on the size alone.
+/// `inverse`: reciprocal of the loss scale, or null. max_norm <= 0: no clipping.
 void gradient_norm(cudaStream_t stream, const float* gradients, index_t size, const float* inverse,
                    double max_norm, double* scratch, gradient_facts* facts);
-/// x *= *factor; no pass where that is 1.
+/// x *= *factor. The kernel does not read x if the factor is 1.
 void scale_by(cudaStream_t stream, float* x, index_t size, const float* factor);
 
-/// gradients *= *inverse; *not_finite = 1 if a result is a NaN or infinity, else it stays as it was.
+/// gradients *= *inverse; *not_finite = 1 if a result is a NaN or infinity, else unchanged.
 void unscale(cudaStream_t stream, float* gradients, index_t size, const float* inverse, int* not_finite);
 void update_loss_scale(cudaStream_t stream, const loss_scale_constants& constants, const int* not_finite,
                        loss_scale* scale);

@@ -11,7 +11,7 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// What does not change from step to step.
+/// Options that do not change from step to step.
 struct sgd_constants {
   double momentum, dampening, weight_decay;
   bool nesterov;
@@ -24,10 +24,10 @@ struct adam_constants {
 /// The numbers of a step, in device memory: velocity = keep velocity + take g, value -= lr (own g + ahead
 /// velocity), with g = gradient + decay value.
 struct sgd_numbers {
-  std::uint64_t steps;  ///< with this one
+  std::uint64_t steps;  ///< number of steps, this one included
   float lr, decay, keep, take, own, ahead;
 };
-/// Those of Adam, with the corrections of the bias in them. `shrink`: of elements that decay.
+/// The numbers of a step of Adam, with bias corrections. `shrink`: factor of values that decay.
 struct adam_numbers {
   std::uint64_t steps;
   float rate, shrink, decay, keep_first, take_first, keep_second, take_second, deviation_scale, eps;
@@ -66,7 +66,7 @@ PUFFERFISH_HOST_DEVICE inline adam_numbers adam_numbers_of(const adam_constants&
           static_cast<float>(c.eps)};
 }
 
-/// A step of SGD on one element; without momentum the velocity is not looked at.
+/// A step of SGD on one element; without momentum the velocity is not read.
 struct sgd_element {
   sgd_numbers n;
   bool momentum;

@@ -8,14 +8,14 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// What a thread computes: channels of pixel (y, x) of image n, from `channel` on.
+/// The result of a thread: channels of pixel (y, x) of image n, from `channel` on.
 struct pixel_place {
   index_t n, y, x, channel;
 };
 
-/// The place of task i over images of `height` x `width` pixels, with `columns` tasks of `task_width`
-/// channels a pixel. I: std::uint32_t where it can count the tasks, because the divisions dominate small
-/// windows.
+/// The place of task i over images of `height` x `width` pixels, with `columns` tasks of
+/// `task_width` channels a pixel. I is std::uint32_t if it can count the tasks, because the
+/// divisions dominate the time of small windows.
 template <class I>
 __device__ inline pixel_place pixel_place_of(index_t i, index_t height, index_t width, index_t columns,
                                              int task_width) {

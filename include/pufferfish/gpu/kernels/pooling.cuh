@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of pooling.hpp. A thread makes a few channels of one pixel, of the output or, on the way back, of
-/// the input: there it looks at all windows that the pixel lies in, so nothing is added up between threads.
+/// Kernels of pooling.hpp. A thread computes a few channels of one pixel: of the output or, in the backward
+/// pass, of the input. There it visits all windows with the pixel, so nothing is added between threads.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/pixel_tasks.cuh>
@@ -16,21 +16,21 @@ struct axis_range {
   index_t begin, end;
 };
 
-/// The real pixels of window `o` of an axis.
+/// The pixels of window `o` of an axis that are inside of the image.
 __device__ inline axis_range window_pixels(index_t o, index_t stride, index_t pad, index_t kernel,
                                            index_t length) {
   const index_t first = o * stride - pad, last = first + kernel;
   return {first > 0 ? first : 0, last < length ? last : length};
 }
 
-/// The windows of an axis that pixel `i` lies in.
+/// The windows of an axis that contain pixel `i`.
 __device__ inline axis_range windows_of(index_t i, index_t stride, index_t pad, index_t kernel,
                                         index_t windows) {
   const index_t from = i + pad - kernel + 1, last = (i + pad) / stride + 1;
   return {from > 0 ? (from + stride - 1) / stride : 0, last < windows ? last : windows};
 }
 
-/// A window's real pixels.
+/// A window's pixels that are inside of the image.
 struct window_range {
   axis_range y, x;
   __device__ index_t pixels() const { return (y.end - y.begin) * (x.end - x.begin); }
@@ -54,7 +54,7 @@ struct pool_images {
   __device__ index_t output_at(index_t n, index_t y, index_t x, index_t channel) const {
     return ((n * windows.out_height + y) * windows.out_width + x) * windows.channels + channel;
   }
-  /// What an average multiplies by.
+  /// The factor of an average.
   __device__ A share(const window_range& window, bool count_padding) const {
     return A(1) /
            static_cast<A>(count_padding ? windows.kernel_height * windows.kernel_width : window.pixels());
@@ -76,7 +76,7 @@ struct max_pool_task : pool_images<T, Width> {
     for (index_t iy = window.y.begin; iy < window.y.end; ++iy) {
       for (index_t ix = window.x.begin; ix < window.x.end; ++ix) {
         const auto values = load_row<Width>(x + this->input_at(at.n, iy, ix, at.channel));
-        // A NaN wins, so that it is noticed.
+        // A NaN is treated as the largest, so that it is noticed.
         for (int k = 0; k < Width; ++k) {
           if (values[k] > best[k] || values[k] != values[k]) best[k] = values[k];
         }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Launchers of maxima and averages over windows and whole NHWC images. Formulas: ops/pooling.hpp,
+/// Launchers of maximum and average pooling over windows and whole NHWC images. Formulas: ops/pooling.hpp,
 /// ops/global_average.hpp. All arrays are dense, in device memory; results overlap nothing.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>

@@ -9,7 +9,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// A thread has a column for every row: its wavelength is computed once.
+/// A thread computes one column of all rows, and the wavelength of the column once.
 template <class T>
 static __global__ void add_positions_kernel(const std::int32_t* places, index_t length, row_array<const T> x,
                                             row_array<T> y, index_t rows, index_t columns) {
@@ -27,7 +27,7 @@ static __global__ void add_positions_kernel(const std::int32_t* places, index_t 
 template <class T>
 void add_positions(cudaStream_t stream, const std::int32_t* places, index_t length, row_array<const T> x,
                    row_array<T> y, index_t rows, index_t columns) {
-  constexpr index_t most = 256;  // rows of blocks
+  constexpr index_t most = 256;  // most blocks along the rows
   const unsigned threads = row_threads(columns, 1, 128);
   launch(stream,
          {dim3(static_cast<unsigned>(ceil_div(columns, static_cast<index_t>(threads))),

@@ -3,7 +3,7 @@
 
 /// \file
 /// The random numbers of core/random.hpp for kernels, bit for bit: Philox4x32-10 (Salmon, Moraes, Dror, Shaw:
-/// "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and what the library makes of it.
+/// "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and the library's functions of its words.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
@@ -14,7 +14,7 @@ struct random_block {
   std::uint32_t words[4];
 };
 
-/// What a stream of random numbers is a function of, as random_stream has it.
+/// Identifies a stream of random numbers, as random_stream does.
 struct random_key {
   std::uint64_t seed, stream;
 };
@@ -27,7 +27,7 @@ PUFFERFISH_HOST_DEVICE constexpr std::uint64_t substream_of(std::uint64_t stream
   return z ^ (z >> 31);
 }
 
-/// The stream of layer `number` in the step that `values` is about: what context::next_random_stream() means.
+/// The stream of layer `number` (from context::next_random_stream()) in the step of `values`.
 PUFFERFISH_HOST_DEVICE constexpr random_key layer_key(const step_values& values, std::uint64_t number) {
   return {values.seed, substream_of(values.layer_stream, number)};
 }

@@ -2,14 +2,14 @@
 #pragma once
 
 /// \file
-/// Launchers of sums: of the columns of a matrix, and what a bias or a normalisation makes of them. All
-/// arrays are in device memory.
+/// Launchers of sums over the rows of a matrix, and of the gradients of biases and normalisations that use
+/// them. All arrays are in device memory.
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// Where the gradients of a normalisation's weight and bias go, overwritten or added to.
+/// The gradients of a normalisation's weight and bias; each is overwritten or added to.
 struct norm_parameter_gradients {
   float *weight, *bias;
   bool add_weight, add_bias;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Passes over rows of matrices, 16 bytes at a time where they are stored so.
+/// Passes over rows of matrices, by 16-byte accesses if the layout allows them.
 
 #include <cmath>
 
@@ -12,8 +12,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// What a row of a table gives that the table does not have: the host cannot be told in the middle of a
-/// stream, the caller's loss tells.
+/// The value of a row that a table does not have. A kernel cannot throw an
+/// exception; the caller's loss becomes NaN instead.
 template <class T>
 __device__ inline T not_a_number() {
   return static_cast<T>(NAN);
@@ -25,8 +25,8 @@ __device__ inline row_values<T, Width> no_row() {
   return result;
 }
 
-/// Whether a row of each can be read or written in vectors: no row begins elsewhere, none has a remainder.
-/// Matrices that are not there do not count.
+/// Whether all rows can be read or written in vectors: every row is aligned to 16 bytes and has whole
+/// vectors. Null matrices do not count.
 template <class T, class... Rows>
 bool rows_in_vectors(index_t columns, const Rows&... rows) {
   const auto fits = [](const auto& matrix) {
@@ -35,7 +35,7 @@ bool rows_in_vectors(index_t columns, const Rows&... rows) {
   return columns % vector_width<T> == 0 && (fits(rows) && ...);
 }
 
-/// Calls f with the number of elements to move at once, as a type.
+/// Calls f with the number of elements per access, as a type: a vector's or 1.
 template <class T, class F>
 void with_width(bool vectors, F f) {
   if (vectors) {
@@ -45,7 +45,7 @@ void with_width(bool vectors, F f) {
   }
 }
 
-/// Threads for a row, whole warps up to `most`; blocks for rows, each of which loops over more.
+/// Threads for a row: whole warps, up to `most`. Blocks for rows: one each, up to a limit, then blocks loop.
 inline unsigned row_threads(index_t columns, int width, int most = 256) {
   const index_t warps = ceil_div(columns, static_cast<index_t>(width * warp_threads));
   const index_t threads = (warps < 1 ? 1 : warps) * warp_threads;
@@ -55,7 +55,7 @@ inline grid row_grid(index_t rows, index_t columns, int width) {
   return {dim3(columns == 0 ? 0U : blocks_for(rows, 1)), dim3(row_threads(columns, width))};
 }
 
-/// Calls f(column) for the first of each `Width` columns of a row, shared out to the threads of a block.
+/// Calls f(column) for the first of each `Width` columns of a row, distributed over the threads of a block.
 template <int Width, class F>
 __device__ inline void for_each_column(index_t columns, F f) {
   for (index_t c = static_cast<index_t>(threadIdx.x) * Width; c < columns;
@@ -64,7 +64,7 @@ __device__ inline void for_each_column(index_t columns, F f) {
   }
 }
 
-/// f(row, column) for each row, a block a row, and such columns.
+/// Calls f(row, column) for each row, one block per row, and each column as in for_each_column.
 template <int Width, class F>
 __device__ inline void for_each_row(index_t rows, index_t columns, F f) {
   for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
@@ -82,7 +82,7 @@ static __global__ void scale_rows_kernel(accumulate_t<T> factor, row_array<const
   });
 }
 
-/// Row m, or places[m] where there is such an array.
+/// Row m, or places[m] if there is such an array.
 __device__ inline index_t place_of(const index_t* places, index_t m) {
   return places == nullptr ? m : places[m];
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Rows of matrices: how kernels are given them, and launchers that move whole rows.
+/// Matrices with dense rows as arguments of kernels, and launchers that move whole rows.
 
 #include <type_traits>
 
@@ -40,8 +40,8 @@ template <class T>
 void scale_rows(cudaStream_t stream, accumulate_t<T> factor, row_array<const T> from, index_t rows,
                 index_t columns, row_array<T> to);
 
-/// to_m = from_(places[m]), or to_(places[m]) = from_m; places are stored on the device, each in the other
-/// matrix; nullptr: place m.
+/// to_m = from_(places[m]), or to_(places[m]) = from_m. `places`: row numbers in the other matrix, stored on
+/// the device; nullptr: row m.
 template <class T>
 void gather_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
                  index_t columns, row_array<T> to);
@@ -49,7 +49,7 @@ template <class T>
 void scatter_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
                   index_t columns, row_array<T> to);
 
-/// Zeros in the rows that no run has.
+/// Writes zeros to the rows that are in no run.
 template <class T>
 void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T> x, index_t rows,
                         index_t columns);

@@ -9,8 +9,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// result_i = the sum of partials[slice * size + i] over the slices, plus what the target says. A block does
-/// 256 / Groups elements; each of its groups of threads adds every Groups-th slice, in double.
+/// result_i = the sum of partials[slice * size + i] over the slices, plus the target's bias or old value. A
+/// block computes 256 / Groups elements; each of its groups of threads adds every Groups-th slice, in double.
 template <class T, int Groups>
 static __global__ void __launch_bounds__(256) sum_slices(result_target<T> result, int slices, index_t size) {
   constexpr int items = 256 / Groups;

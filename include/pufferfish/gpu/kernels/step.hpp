@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// Launchers for what a step and a product need before they begin.
+/// Launchers that initialize the values of a step and the result of a product.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// *to = values, at this point of the stream: the values travel with the launch, so the host may go on.
+/// *to = values, in the order of the stream. The values are copied at the launch: the host may change them.
 void store_step_values(cudaStream_t stream, step_values* to, const step_values& values);
 
 /// y_mn = row_n, or 0 where `row` is nullptr: y has `rows` rows of `columns` elements, `step` apart.

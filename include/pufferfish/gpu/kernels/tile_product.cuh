@@ -6,11 +6,11 @@
 /// of threads: by the float units, in blocks of each thread, or by the tensor cores, in blocks of each warp.
 ///
 /// Both kinds have one interface, so that a kernel is written once:
-///   threads                       how many threads share the result,
-///   width                         columns that for_each() hands out at once,
+///   threads                       number of threads that share the result,
+///   width                         number of columns in a run of for_each(),
 ///   multiply<Depth, A, B>(a, b)   result += a b over Depth elements, with rows A (B) elements apart,
 ///   for_each(f)                   f(row, column, run) for each run of `width` results of this thread,
-///   change(f)                     the same; what f writes into the run are the results from then on.
+///   change(f)                     the same; f may change the run, which changes the results.
 
 #include <pufferfish/gpu/kernels/async_copy.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -18,13 +18,13 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// What is dense in a tile of an operand: the sum's elements (a row of the tile is a row of the left operand
-/// or a column of the right one), or the rows or columns (a row of the tile is one element of the sum).
+/// The dense direction of an operand's tile: along the sum (a row of the tile is a row of the left operand or
+/// a column of the right one), or across it (a row of the tile is one element of the sum).
 enum class dense { depth, width };
 
-/// Elements from a row of a tile to the next. Rows start 16 bytes further in the banks each: rows of 8 lanes
-/// that read 16 bytes each meet no bank twice. Where words of 4 bytes are read along the depth instead
-/// (float, dense in width), 4 rows and 8 columns must not meet: 32 bytes.
+/// Stride of a tile's rows, in elements. Every row begins 16 bytes further in the banks: 8 lanes that read 16
+/// bytes each from 8 rows use different banks. If words of 4 bytes are read along the depth instead (float,
+/// dense in width), 4 rows and 8 columns must use different banks: 32 bytes.
 template <class T, dense D>
 constexpr int tile_stride(int length) {
   return length + (D == dense::width && sizeof(T) == 4 ? 8 : vector_width<T>);
@@ -40,9 +40,9 @@ struct alignas(sizeof(array_of<T, Count>)) element_run {
   array_of<T, Count> values;
 };
 
-/// By the float units: each thread has ThreadRows x ThreadColumns results. With more than that in registers
-/// than is read for it (8 x 8 results for 16 elements), reading keeps up with computing. Lanes that differ in
-/// their row alone read one address of the right operand, and the other way round.
+/// Product on the float units: each thread has ThreadRows x ThreadColumns results in registers. As it reads
+/// far fewer numbers (16 for 8 x 8 results), reading keeps up with computing. Lanes that differ only in their
+/// row read the same address of the right operand, and vice versa.
 template <int Rows, int Columns, int ThreadRows, int ThreadColumns, dense A, dense B>
 class simt_product {
   static constexpr int row_threads = Rows / ThreadRows, column_threads = Columns / ThreadColumns;
@@ -125,7 +125,7 @@ class simt_product {
   }
 
  private:
-  // Runs of elements where they are dense, else neighbours for neighbouring threads.
+  // A thread has runs of elements in a dense direction; else neighbouring threads have neighbouring elements.
   __device__ int row(int i) const {
     return i / row_run * (row_threads * row_run) + row_ * row_run + i % row_run;
   }
@@ -177,8 +177,8 @@ class simt_product {
   int row_, column_;
 };
 
-/// By the tensor cores: each warp has WarpRows x WarpColumns results, in blocks of 16 x 8 whose sums take 32
-/// bytes of the depth at a time. float operands are rounded to TF32 on the way to the registers.
+/// Product on the tensor cores: each warp has WarpRows x WarpColumns results, in blocks of 16 x 8, whose sums
+/// advance by 32 bytes of the depth. float operands are rounded to TF32 after they are loaded.
 template <class T, int Rows, int Columns, int WarpRows, int WarpColumns, dense A, dense B>
 class tensor_product {
   static constexpr int row_blocks = WarpRows / 16, column_blocks = WarpColumns / 8;
@@ -266,9 +266,9 @@ class tensor_product {
     return {{sum_[i][j][part * 2], sum_[i][j][part * 2 + 1]}};
   }
 
-  // A block of 16 rows of the left operand (or columns of the right one) by `step` of the depth: four 8 x 8
-  // blocks of words of 4 bytes, in the order that the tensor cores want. In the left operand the second one
-  // lies 8 rows further, in the right operand it is the further half of the depth.
+  // Reads a block of 16 rows of the left operand (or columns of the right one) by `step` of the depth: four 8
+  // x 8 blocks of words of 4 bytes, in the order of the tensor cores. The second block is 8 rows further in
+  // the left operand, and the second half of the depth in the right operand.
   template <dense D, int Stride, bool Left>
   __device__ void read(const T* tile, int first, int k, std::uint32_t (&words)[4]) const {
     const int inner = lane_ % 8, second = lane_ / 8 % 2, third = lane_ / 16;
@@ -286,9 +286,9 @@ class tensor_product {
     }
   }
 
-  // Words of 4 bytes that lie across the depth cannot be transposed on the way. The order of the depth is
-  // free as long as both operands have the same: where rows are 16 bytes apart in the banks, neighbours of a
-  // row are a step of two rows away, so that no bank is met twice.
+  // Words of 4 bytes that are dense across the depth cannot be transposed while they are loaded. The order of
+  // the depth is free if it is the same for both operands. If rows are 16 bytes apart in the banks,
+  // neighbouring lanes read every second row, so that they use different banks.
   template <int Stride, bool Left>
   __device__ void read_words(const T* tile, int k, std::uint32_t (&words)[4]) const {
     constexpr bool apart = Stride % 8 == 4;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of <pufferfish/gpu/kernels/token_loss.hpp>. A block a row: the largest logit, then the sums
-/// against it, which find the row in the second-level cache.
+/// Kernels of <pufferfish/gpu/kernels/token_loss.hpp>. One block per row: the largest logit first, then sums
+/// relative to it, for which the row is in the second-level cache.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/rows.cuh>
@@ -23,7 +23,7 @@ __device__ inline float logit(const token_logits<T>& z, index_t m, index_t k) {
   return z.bias == nullptr ? value : value + static_cast<float>(z.bias[k]);
 }
 
-/// The largest of value(k); a NaN if there is one. All threads of the block receive it.
+/// The largest of value(k); NaN if one of them is NaN. All threads of the block receive it.
 template <class F>
 __device__ inline float largest_of(index_t count, F value) {
   float most = -HUGE_VALF;
@@ -31,7 +31,7 @@ __device__ inline float largest_of(index_t count, F value) {
   return block_max(most, -HUGE_VALF);
 }
 
-/// The sum of f(k): a thread's in float, those of the threads in double.
+/// The sum of f(k): a thread's share in float, the sum of the shares in double.
 template <class F>
 __device__ inline double sum_over_classes(index_t count, F f) {
   float sum = 0.0F;
@@ -44,7 +44,7 @@ __device__ inline bool target_counts(const token_logits<T>& z, index_t m) {
   return z.padding < 0 || z.targets[m] != z.padding;
 }
 
-/// -sum_k t_k (shifted_k - log sum), where the t_k add up to one. A zero weight must not meet an infinity.
+/// -sum_k t_k (shifted_k - log sum), where the t_k sum to 1. A zero weight is not multiplied by an infinity.
 template <class T>
 __device__ inline double row_loss(const token_logits<T>& z, index_t m, double sum, double shifted,
                                   float largest) {
@@ -80,7 +80,7 @@ static __global__ void token_losses_kernel(token_logits<T> z, loss_divisor divis
       }
     }
     if (dlogits.data == nullptr) continue;
-    __syncthreads();  // the loss is read before the gradient may take its place
+    __syncthreads();  // the loss must be computed before the gradient may overwrite the logits
     const float unit = static_cast<float>(1.0 / divisor.get());
     for_each_class(z.classes, [&](index_t k) {
       const float wanted = static_cast<float>(k == z.targets[m] ? z.right : z.wrong);
@@ -104,7 +104,7 @@ static __global__ void sum_token_losses_kernel(const double* losses, const std::
   }
 }
 
-/// Gradients of logits in their place, and their sums over rows.
+/// Overwrites logits with their gradients, and sums the gradients over rows.
 template <class T>
 struct token_gradient_task {
   static constexpr int width = 1;
@@ -141,7 +141,7 @@ struct token_gradient_task {
 
 template <class T>
 struct bias_finish {
-  accumulate_t<T>* dbias;  ///< nullptr: not wanted
+  accumulate_t<T>* dbias;  ///< nullptr: not computed
   bool add;
   __device__ void operator()(index_t k, const column_sum_state<1, 1>& s) const {
     if (dbias == nullptr) return;

@@ -9,8 +9,8 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// Rows of logits z = scale * logits + bias, and what they are held against. All arrays are stored on the
-/// device.
+/// Rows of logits z = scale * logits + bias, with their targets and the smoothed
+/// target. All arrays are stored on the device.
 template <class T>
 struct token_logits {
   index_t rows, classes;
@@ -18,17 +18,17 @@ struct token_logits {
   float scale;
   const T* bias;  ///< nullptr: none
   const std::int32_t* targets;
-  std::int32_t padding;  ///< targets that do not count; -1: none
-  double right, wrong;   ///< the smoothed target: of its own class, of every other
+  std::int32_t padding;  ///< target that does not count; -1: none
+  double right, wrong;   ///< the smoothed target: value of the row's class, value of every other class
 };
 
-/// What a gradient is divided by: a number, or one in device memory, which a captured graph reads anew.
+/// The divisor of a gradient: a number, or one in device memory, which a captured graph reads in each replay.
 struct loss_divisor {
   double value;
   const double* place;      ///< nullptr: `value`
   const float* loss_scale;  ///< a factor of the gradient, on the device; nullptr: 1
 
-  /// What a gradient is divided by.
+  /// The divisor, combined with the loss scale.
   PUFFERFISH_HOST_DEVICE double get() const {
     const double divisor = place == nullptr ? value : *place;
     return loss_scale == nullptr ? divisor : divisor / static_cast<double>(*loss_scale);
@@ -39,19 +39,19 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// losses_m = -sum_k t_k log p_k with p = softmax(z), 0 where the target is the padding, NaN where it is no
-/// class; with dlogits, (p - t) / divisor there (it may be the logits; scale 1 and no bias then). `maxima`
-/// and `shares`, unless nullptr, get the largest z and 1 / sum exp(z - largest) of each row.
+/// losses_m = -sum_k t_k log p_k with p = softmax(z), 0 if the target is the padding, NaN if it is no class.
+/// dlogits, if given, becomes (p - t) / divisor (it may be the logits; then scale is 1 without bias).
+/// `maxima` and `shares`, unless nullptr, receive the largest z and 1 / sum exp(z - largest) of each row.
 template <class T>
 void token_losses(cudaStream_t stream, const token_logits<T>& z, const loss_divisor& divisor,
                   row_array<T> dlogits, double* losses, float* maxima, float* shares);
 
-/// sums[0] = the losses added up, in a fixed order; sums[1] = how many targets count.
+/// sums[0] = the sum of the losses, in a fixed order; sums[1] = number of targets that count.
 void sum_token_losses(cudaStream_t stream, const double* losses, const std::int32_t* targets,
                       std::int32_t padding, index_t rows, double* sums);
 
-/// From what token_losses found: scale (p - t) / divisor takes the place of `logits`, and dbias_k (+)= sum of
-/// (p - t) / divisor over rows, unless it is nullptr. `scratch`: column_scratch(rows, classes, 1) doubles.
+/// From the results of token_losses: `logits` becomes scale (p - t) / divisor, and dbias_k (+)= sum of (p -
+/// t) / divisor over rows, unless it is nullptr. `scratch`: column_scratch(rows, classes, 1) doubles.
 template <class T>
 void token_gradients(cudaStream_t stream, const token_logits<T>& z, const loss_divisor& divisor,
                      const float* maxima, const float* shares, T* logits, accumulate_t<T>* dbias,

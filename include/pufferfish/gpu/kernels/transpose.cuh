@@ -10,12 +10,12 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// Tiles of 32 x 32 through shared memory, by 32 x 8 threads: both sides are read and written along their
-/// rows. Of several matrices, along y of the grid, the last becomes the first.
+/// rows. y of the grid: several matrices, whose order is reversed.
 template <class T, class To>
 static __global__ void __launch_bounds__(256)
     transpose_kernel(const T* from, index_t rows, index_t columns, To* to, bool add) {
   constexpr int side = 32, lines = 8;
-  __shared__ T tile[side][side + 1];  // columns of the tile lie in banks of their own
+  __shared__ T tile[side][side + 1];  // padded: a column's elements are in different banks
   from += static_cast<index_t>(blockIdx.y) * rows * columns;
   to += static_cast<index_t>(gridDim.y - 1 - blockIdx.y) * rows * columns;
   const index_t column_tiles = ceil_div(columns, side);

@@ -13,13 +13,13 @@ PUFFERFISH_KERNELS_BEGIN
 template <class T>
 void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to);
 
-/// to = that in float, or to += that.
+/// to = the transpose in float; with `add`, to += the transpose.
 template <class T>
 void transpose_wide(cudaStream_t stream, const T* from, index_t rows, index_t columns, accumulate_t<T>* to,
                     bool add);
 
-/// The gradient of a filter of `taps` taps, which has been found with the roles of input and output changed
-/// (conv_plan.hpp): to_(taps - 1 - i) = the transpose of from_i (rows x columns), or += that.
+/// Converts the gradient of a filter of `taps` taps that was computed with input and output swapped
+/// (conv_plan.hpp): to_(taps - 1 - i) = the transpose of from_i (rows x columns), or += with `add`.
 void turn_filter(cudaStream_t stream, const float* from, index_t taps, index_t rows, index_t columns,
                  float* to, bool add);
 
