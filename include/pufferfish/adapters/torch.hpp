@@ -13,6 +13,9 @@
 /// - factorize.hpp: factorize(module, policy): a whole tree, in place
 /// - statistics.hpp: statistics_recorder: what layers meet in training, for factors that lose less
 /// - distributed.hpp: distributed: the gradients of a module, averaged over ranks
+/// - prune.hpp: module_mask: pruning by magnitude and GraSP, and masked training with libtorch's optimizers
+/// - zero_tracker.hpp: zero_tracker: exchanges without the gradients of weights that a program has pruned
+/// - local_training.hpp: local_training: ranks that exchange parameters once in a while
 ///
 /// Needs g++, or a clang with libtorch 2 or later: clang cannot compile libtorch 1 as C++20.
 
@@ -21,4 +24,7 @@
 
 #include <pufferfish/adapters/torch/distributed.hpp>
 #include <pufferfish/adapters/torch/factorize.hpp>
+#include <pufferfish/adapters/torch/local_training.hpp>
+#include <pufferfish/adapters/torch/prune.hpp>
 #include <pufferfish/adapters/torch/statistics.hpp>
+#include <pufferfish/adapters/torch/zero_tracker.hpp>

@@ -5,49 +5,22 @@
 /// `host_torch::distributed`: the gradients of any torch::nn::Module, averaged over all ranks while its
 /// backward pass still runs.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <set>
-#include <span>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <pufferfish/adapters/torch/tensor.hpp>
+#include <pufferfish/adapters/torch/parameters.hpp>
 #include <pufferfish/compress/compression.hpp>
-#include <pufferfish/core/record_line.hpp>
 #include <pufferfish/dist/exchange.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
-
-/// A tensor's elements in the order of its memory. It must be dense.
-template <class T>
-std::span<T> elements_of(const Tensor& t) {
-  return {t.data_ptr<T>(), static_cast<std::size_t>(t.numel())};
-}
-
-/// A tensor as a compressor may see it: a matrix of outputs and everything else where one of them is
-/// innermost in memory, else a vector.
-inline logical_layout layout_of(const Tensor& t) {
-  const std::int64_t size = t.numel();
-  if (t.dim() >= 2 && size > 0) {
-    const std::int64_t out = t.size(0), rest = size / out;
-    if (t.stride(0) == 1) return {2, {out, rest, 1, 1}, {1, out, 0, 0}};
-    if (t.stride(0) == rest) return {2, {out, rest, 1, 1}, {rest, 1, 0, 0}};
-  }
-  return logical_layout::vector(size);
-}
-
-/// One line a tensor, by which ranks find out that their modules differ.
-inline std::string describe_tensor(const std::string& name, const Tensor& t) {
-  std::string text =
-      pufferfish::detail::quote_word(name) + " " + shape_text(t) + " " + kind_text(t) + ", strides";
-  for (const std::int64_t stride : t.strides()) text.append(" ").append(std::to_string(stride));
-  return text + (t.requires_grad() ? ", trained\n" : "\n");
-}
 
 /// Called when autograd has added a gradient to a parameter.
 class gradient_hook final : public torch::autograd::FunctionPostHook {
@@ -96,19 +69,20 @@ class distributed {
   /// scalar T; state_error, on all ranks, if their modules, options or compressors differ.
   distributed(torch::nn::Module& module, Comm& comm, const exchange_options& options = {},
               const compression_options& compression = no_compression{})
-      : distributed(module, comm, options, [compression](const parameter_store<T>& store) {
-          return new_compressor<T>(store, compression);
-        }) {}
+      : distributed(module, comm, options, compressor_of_options(compression)) {}
 
   /// With a compressor of the caller's.
   distributed(torch::nn::Module& module, Comm& comm, const exchange_options& options,
               const make_compressor_function& compressor)
       : module_(&module),
         comm_(&comm),
-        ctx_(context_options{.threads = std::max(1, torch::get_num_threads())}) {
-    std::string refused;
-    agree_on_lines(comm, "distributed module", take_parameters(refused));
-    if (!refused.empty()) PUFFERFISH_THROW(value_error(refused));
+        ctx_(context_options{.threads = std::max(1, torch::get_num_threads())}),
+        options_(options),
+        compressor_(compressor) {
+    agree_on_lines(comm, "distributed module", detail::describe_module(module));
+    for (auto& p : detail::trained_parameters<T>(module, "host_torch::distributed")) {
+      members_.push_back({std::move(p)});
+    }
     broadcast();
     store_ = std::make_shared<arena>();
     store_->pack_gradients([this](state_visitor<T>& visitor) {
@@ -117,9 +91,7 @@ class distributed {
     // From now on in the order of the arena.
     std::reverse(members_.begin(), members_.end());
     for (member& m : members_) add_view(m);
-    exchange_.emplace(
-        *store_, comm, options,
-        pufferfish::detail::all_or_none(comm, "distributed module", [&] { return compressor(*store_); }));
+    exchange_ = new_exchange(options, compressor);
     // Nothing throws from here on: hooks call this object.
     for (std::size_t i = 0; i < members_.size(); ++i) add_hook(members_[i], i);
   }
@@ -164,77 +136,75 @@ class distributed {
   }
 
   /// Gives all ranks rank 0's parameters and buffers: after one has loaded a checkpoint. Collective.
-  void broadcast() {
-    const torch::NoGradGuard no_grad;
-    for (const Tensor& t : module_->parameters()) broadcast(t);
-    for (const Tensor& t : module_->buffers()) broadcast(t);
-  }
+  void broadcast() { detail::broadcast_module(*comm_, *module_); }
 
   /// Gives all ranks the mean of their buffers, where those are of float or double, and rank 0's of all
   /// others: before an evaluation or a checkpoint of a network with batch norms, whose statistics are each
   /// rank's own in training. Collective.
-  void average_buffers() {
-    const torch::NoGradGuard no_grad;
-    for (const Tensor& t : module_->buffers()) {
-      if (!detail::is_ours(t) || !t.is_contiguous()) {
-        broadcast(t);
-      } else if (t.scalar_type() == torch::kFloat) {
-        average(detail::elements_of<float>(t));
-      } else {
-        average(detail::elements_of<double>(t));
-      }
-    }
+  void average_buffers() { detail::average_buffers(*comm_, *module_); }
+
+  /// From the next step on gradients are exchanged by these options and this compressor, as if the object
+  /// were a new one: the compressor begins without memory and report() at 0; steps are counted on. Views and
+  /// hooks stay, and so do the parameters. Collective. Throws state_error during a step, and as the
+  /// constructor; the exchange then stays as it was.
+  void set_exchange(const exchange_options& options,
+                    const compression_options& compression = no_compression{}) {
+    set_exchange(options, compressor_of_options(compression));
   }
+  /// The same with a compressor of the caller's.
+  void set_exchange(const exchange_options& options, const make_compressor_function& compressor) {
+    if (running_) {
+      PUFFERFISH_THROW(state_error("host_torch::distributed: set_exchange during a step; finish() it first"));
+    }
+    auto made = new_exchange(options, compressor);
+    made->set_steps(exchange_->steps());
+    exchange_ = std::move(made);
+    options_ = options;
+    compressor_ = compressor;
+  }
+  /// Of the exchange, as they were given.
+  const exchange_options& options() const { return options_; }
+  const make_compressor_function& compressor() const { return compressor_; }
 
   /// Gradients that were not written where they are sent from.
   std::int64_t copied_gradients() const { return copied_; }
   const exchange_report& report() const { return exchange_->report(); }
+  /// Until the next set_exchange.
   gradient_exchange<T, Comm>& exchange() { return *exchange_; }
-  const parameter_store<T>& store() const { return *store_; }
+  torch::nn::Module& module() const { return *module_; }
+  Comm& comm() const { return *comm_; }
+  /// The arena of the gradients, and where the module's tensors have their values now. Throws state_error,
+  /// naming it, for a parameter whose scalar, shape or strides have changed.
+  const parameter_store<T>& store() const {
+    for (const member& m : members_) m.follow("host_torch::distributed");
+    return *store_;
+  }
 
  private:
   using arena = parameter_store<T>;
 
-  struct member {
-    std::string name;
-    Tensor tensor;
-    std::unique_ptr<parameter<T>> shown;  // what the exchange sees of it
-    Tensor view{};                        // its place in the arena
-    decltype(torch::autograd::impl::grad_accumulator(tensor)) node{};
+  struct member : detail::trained_parameter<T> {
+    Tensor view{};  // its place in the arena
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<const Tensor&>())) node{};
     std::uintptr_t hook = 0;
     bool ready = false;
   };
 
-  // Fills members_ in the order of registration. Returns what all ranks must have alike; `refused` says what
-  // cannot be exchanged: only when all ranks know that they have the same may they throw.
-  std::string take_parameters(std::string& refused) {
-    std::string lines;
-    std::set<const void*> seen;
-    for (const auto& p : module_->named_parameters()) {
-      const Tensor& t = p.value();
-      lines += detail::describe_tensor(p.key(), t);
-      if (!t.requires_grad() || !seen.insert(t.unsafeGetTensorImpl()).second) continue;
-      if (!detail::is_ours(t) || t.scalar_type() != detail::scalar_of<T>() ||
-          !t.is_non_overlapping_and_dense()) {
-        if (!refused.empty()) continue;
-        refused = detail::message({"host_torch::distributed: ", p.key(), " is ", detail::kind_text(t),
-                                   ", where a dense tensor of ", c10::toString(detail::scalar_of<T>()),
-                                   " on cpu is wanted"});
-        continue;
-      }
-      members_.push_back(
-          {p.key(), t,
-           std::make_unique<parameter<T>>(detail::layout_of(t), parameter_role::weight, t.data_ptr<T>())});
-    }
-    for (const auto& b : module_->named_buffers()) lines += detail::describe_tensor(b.key(), b.value());
-    return lines;
+  static make_compressor_function compressor_of_options(const compression_options& compression) {
+    return [compression](const parameter_store<T>& store) { return new_compressor<T>(store, compression); };
+  }
+
+  // Collective.
+  std::unique_ptr<gradient_exchange<T, Comm>> new_exchange(const exchange_options& options,
+                                                           const make_compressor_function& compressor) {
+    return std::make_unique<gradient_exchange<T, Comm>>(
+        *store_, *comm_, options,
+        pufferfish::detail::all_or_none(*comm_, "distributed module", [&] { return compressor(*store_); }));
   }
 
   void add_view(member& m) {
     // The view keeps the arena alive: a parameter may outlive this object.
-    m.view = torch::from_blob(
-        m.shown->gradient_data(), m.tensor.sizes(), m.tensor.strides(), [keep = store_](void*) {},
-        m.tensor.options().requires_grad(false));
+    m.view = m.view_at(m.shown->gradient_data(), store_);
     const Tensor before = m.tensor.grad();
     if (before.defined()) m.view.copy_(before);
     m.tensor.mutable_grad() = m.view;
@@ -278,26 +248,14 @@ class distributed {
     gradient = m.view;
   }
 
-  void broadcast(const Tensor& t) {
-    if (t.numel() == 0) return;
-    Tensor dense = t.is_non_overlapping_and_dense() ? t : t.contiguous();
-    if (!dense.is_cpu()) dense = dense.cpu();
-    comm_->broadcast_bytes({static_cast<std::byte*>(dense.data_ptr()), dense.nbytes()}, 0);
-    if (dense.data_ptr() != t.data_ptr()) Tensor(t).copy_(dense);
-  }
-
-  template <class U>
-  void average(std::span<U> values) {
-    comm_->all_reduce_sum(values);
-    for (U& value : values) value /= static_cast<U>(comm_->size());
-  }
-
   torch::nn::Module* module_;
   Comm* comm_;
   cpu_context ctx_;  // of its own: layers of ours run in the thread's
   std::vector<member> members_;
   std::shared_ptr<arena> store_;
-  std::optional<gradient_exchange<T, Comm>> exchange_;
+  exchange_options options_;
+  make_compressor_function compressor_;
+  std::unique_ptr<gradient_exchange<T, Comm>> exchange_;
   bool running_ = false, quiet_ = false;
   std::int64_t copied_ = 0;
 };

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `host_torch::local_training`: ranks that take steps of libtorch's optimizers by their own gradients, and
+/// exchange the change of a module's parameters once in a while.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/adapters/torch/parameters.hpp>
+#include <pufferfish/compress/compression.hpp>
+#include <pufferfish/dist/rare_exchange.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace host_torch {
+
+/// A rare_exchange of the parameters of a module: H = options.local_steps steps of any optimizer on each rank
+/// alone, then an outer step by the mean change of the ranks' parameters (DiLoCo; with fragments and a delay,
+/// Streaming DiLoCo).
+///
+///     host_torch::local_training local(*net, comm, {.local_steps = 50});  // all have rank 0's parameters
+///     torch::optim::AdamW optimizer(net->parameters());
+///     for (...) {
+///       optimizer.zero_grad();
+///       loss(net->forward(part of this rank)).backward();
+///       optimizer.step();
+///       local.step_done();
+///     }
+///     local.synchronize();  // before an evaluation, a checkpoint or the end
+///
+/// The values of the trained parameters are moved into one arena, of which the module's tensors become views
+/// (Tensor::set_data): optimizers, which hold these tensors, may have been made before. The arena lives as
+/// long as one of the tensors uses it. Optimizer states and frozen parameters stay those of the rank.
+///
+/// Dense parameters on the CPU, all of scalar T (float, or double as the second template argument). One
+/// object a module, anew after factorize(). Memory: theta, the outer momentum, the changes and an unused
+/// arena of gradients, of the parameters' size each.
+template <class Comm, class T = float>
+class local_training {
+ public:
+  /// Module and communicator must outlive the object. Collective: gives all ranks rank 0's parameters and
+  /// buffers. Throws value_error, naming the parameter, for one that is not dense, not on the CPU or not of
+  /// scalar T; state_error, on all ranks, if their modules, options or compressors differ; and as
+  /// rare_exchange.
+  local_training(torch::nn::Module& module, Comm& comm, const rare_exchange_options& options = {},
+                 const compression_options& compression = no_compression{})
+      : module_(&module),
+        comm_(&comm),
+        ctx_(context_options{.threads = std::max(1, torch::get_num_threads())}) {
+    agree_on_lines(comm, "local training", detail::describe_module(module));
+    parameters_ = detail::trained_parameters<T>(module, user);
+    detail::broadcast_module(comm, module);
+    store_ = std::make_shared<parameter_store<T>>();
+    // Copies the values: `shown` showed the tensors' memory until now.
+    store_->pack([this](state_visitor<T>& visitor) {
+      for (const auto& p : parameters_) visitor.on_parameter(p.name, *p.shown);
+    });
+    for (const auto& p : parameters_) move_into_arena(p);
+    exchange_.emplace(*store_, comm, options, pufferfish::detail::all_or_none(comm, user, [&] {
+      return new_compressor<T>(*store_, compression);
+    }));
+  }
+  local_training(const local_training&) = delete;
+  local_training& operator=(const local_training&) = delete;
+
+  /// After each optimizer step of this rank: exchanges what is due. Throws as rare_exchange::step_done, and
+  /// state_error if a parameter's values are no longer in the arena: after torch::load or `to` call
+  /// restart().
+  void step_done() {
+    check_arena();
+    exchange_->step_done(ctx_);
+    mark_changed();
+  }
+
+  /// Exchanges what has changed since the last exchange; afterwards parameters and buffers are equal on all
+  /// ranks. Buffers of float or double, such as batch-norm statistics, become their means over the ranks, and
+  /// others rank 0's. (Running averages are linear in what they average: their mean here is the same as if
+  /// they had been averaged at each exchange.) Collective. Throws as step_done.
+  void synchronize() {
+    check_arena();
+    exchange_->synchronize(ctx_);
+    mark_changed();
+    detail::average_buffers(*comm_, *module_);
+  }
+
+  /// Starts anew from rank 0's parameters and buffers, which a program has just loaded or changed; the outer
+  /// momentum becomes 0. Collective. Throws state_error, on all ranks, if exchanges of one are under way
+  /// (synchronize first), or a parameter has another scalar, shape or strides than before.
+  void restart() {
+    pufferfish::detail::all_or_none(*comm_, user, [this] {
+      exchange_->restart();  // throws before anything has changed
+      for (const auto& p : parameters_) p.check_layout(user);
+    });
+    for (const auto& p : parameters_) {
+      if (is_in_arena(p)) continue;
+      std::ranges::copy(detail::elements_of<T>(p.tensor), p.shown->values().begin());
+      move_into_arena(p);
+    }
+    detail::broadcast_module(*comm_, *module_);
+    exchange_->restart();
+    mark_changed();
+  }
+
+  /// The exchange: set_local_steps, set_epoch, spread, states, report and others.
+  rare_exchange<T, Comm>& exchange() { return *exchange_; }
+  const rare_exchange_report& report() const { return exchange_->report(); }
+
+ private:
+  static constexpr const char* user = "host_torch::local_training";
+
+  static bool is_in_arena(const detail::trained_parameter<T>& p) {
+    return p.tensor.numel() == 0 || p.tensor.data_ptr() == p.shown->data();
+  }
+  void check_arena() const {
+    for (const auto& p : parameters_) {
+      if (is_in_arena(p)) continue;
+      PUFFERFISH_THROW(state_error("host_torch::local_training: the values of " + p.name +
+                                   " are in other memory than before; call restart() on all ranks"));
+    }
+  }
+  void move_into_arena(const detail::trained_parameter<T>& p) {
+    if (p.tensor.numel() > 0) Tensor(p.tensor).set_data(p.view_at(p.shown->data(), store_));
+  }
+  void mark_changed() const {
+    for (const auto& p : parameters_) p.changed();
+  }
+
+  torch::nn::Module* module_;
+  Comm* comm_;
+  cpu_context ctx_;  // of its own: layers of ours run in the thread's
+  std::vector<detail::trained_parameter<T>> parameters_;
+  std::shared_ptr<parameter_store<T>> store_;
+  std::optional<rare_exchange<T, Comm>> exchange_;
+};
+
+}  // namespace host_torch
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `host_torch::zero_tracker`: gradients are exchanged without those of zero weights, for programs that prune
+/// a libtorch module with masks of their own.
+
+#include <memory>
+#include <utility>
+
+#include <pufferfish/adapters/torch/distributed.hpp>
+#include <pufferfish/adapters/torch/prune.hpp>
+#include <pufferfish/prune/mask_tracker.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace host_torch {
+
+/// Watches the zeros of a module's weights. Once all ranks have had the same zeros for options.steps updates
+/// (5 by default; 1 if the program's mask never changes), `parallel` exchanges the gradients of the other
+/// weights alone (compact_sum); when the zeros of one rank change, all ranks are back at the full exchange in
+/// the next step. The program keeps its own mask:
+///
+///     host_torch::distributed parallel(*net, comm);
+///     host_torch::zero_tracker zeros(parallel);
+///     for (...) {
+///       ...
+///       parallel.finish();
+///       optimizer.step();
+///       apply_my_mask(*net);   // sets pruned weights to 0
+///       zeros.update();        // 16 bytes
+///     }
+///
+/// In a compact step the gradient of a zero weight is 0, so that a weight that was 0 for options.steps
+/// updates by chance stays 0 until something other than its gradient changes it. See mask_tracker.
+template <class Comm, class T = float>
+class zero_tracker {
+ public:
+  /// Watches prunable_weights. `parallel` must outlive the object; its present exchange, with the compressor
+  /// if it has one, is the full one. Throws value_error for 0 steps.
+  explicit zero_tracker(distributed<Comm, T>& parallel, const mask_tracker_options& options = {})
+      : zero_tracker(parallel, prunable_weights(parallel.module()), options) {}
+  /// With another choice of tensors.
+  zero_tracker(distributed<Comm, T>& parallel, const prunable_choice& choice,
+               const mask_tracker_options& options = {})
+      : parallel_(&parallel),
+        full_(parallel.options()),
+        full_compressor_(parallel.compressor()),
+        tracker_(weight_mask(parallel.store(), choice), options) {}
+
+  /// Decides about the next exchange: on all ranks in each step, after the optimizer's step. Makes a new
+  /// exchange only if the decision or the mask has changed (distributed::set_exchange). Collective. Throws
+  /// state_error as distributed::store and set_exchange.
+  void update() {
+    tracker_.observe(detail::thread_context(), parallel_->store());
+    tracker_.agree(parallel_->comm());
+    std::shared_ptr<const weight_mask> next = tracker_.compact() ? tracker_.mask() : nullptr;
+    if (next && next->survivors() == next->size()) next = nullptr;  // nothing to leave out
+    if (next == mask_) return;
+    if (next) {
+      parallel_->set_exchange(compact_options(full_), compact_sum_options{next});
+    } else {
+      parallel_->set_exchange(full_, full_compressor_);
+    }
+    mask_ = std::move(next);
+  }
+
+  /// The mask of the next exchange; nullptr if it is a full one.
+  const std::shared_ptr<const weight_mask>& mask() const { return mask_; }
+  /// Decisions so far. A step without any zero counts as compact, though its exchange is the full one.
+  const mask_tracker_counters& counters() const { return tracker_.counters(); }
+
+ private:
+  distributed<Comm, T>* parallel_;
+  exchange_options full_;
+  typename distributed<Comm, T>::make_compressor_function full_compressor_;
+  mask_tracker tracker_;
+  std::shared_ptr<const weight_mask> mask_;
+};
+
+}  // namespace host_torch
+PUFFERFISH_NAMESPACE_END
