@@ -23,6 +23,7 @@
 #include <pufferfish/dist/mpi_environment.hpp>
 #include <pufferfish/dist/tune.hpp>
 
+#include "../examples/common/exchange_choice.hpp"
 #include "../examples/common/session.hpp"
 #include "common/networks.hpp"
 #include "common/report.hpp"
@@ -197,7 +198,26 @@ class all_reduces {
 
 // ---- training steps
 
-/// "none", "bf16", "fp16", "signum", "powersgd-r4" (or another rank).
+/// The options of "none", of "powersgd-r4" (or another rank), or of the words after the examples' --compress,
+/// such as "topk --compress-ratio 0.01". Throws runtime_error or value_error for other words.
+pf::compression_options options_of(const std::string& words) {
+  constexpr std::string_view power = "powersgd-r";
+  if (words.starts_with(power) && words.size() > power.size() &&
+      words.find_first_not_of("0123456789", power.size()) == words.npos) {
+    pf::power_sgd_options power_sgd;
+    power_sgd.rank = std::stol(words.substr(power.size()));
+    return power_sgd;
+  }
+  CLI::App app;
+  std::string name;
+  examples::compressor_settings settings;
+  app.add_option("name", name);
+  examples::add_compressor_settings(app, settings);
+  app.parse(words);
+  return examples::compression_of(name, settings);
+}
+
+/// "bf16", "fp16", or words of options_of.
 std::unique_ptr<pf::gradient_exchange<float, communicator>> make_exchange(const std::string& name,
                                                                           pf::parameter_store<float>& store,
                                                                           communicator& comm,
@@ -205,20 +225,12 @@ std::unique_ptr<pf::gradient_exchange<float, communicator>> make_exchange(const 
   pf::exchange_options options;
   options.plan = plan;
   pf::compression_options compression;
-  constexpr std::string_view power = "powersgd-r";
   if (name == "bf16") {
     options.wire = pf::exchange_wire::bf16;
   } else if (name == "fp16") {
     options.wire = pf::exchange_wire::fp16;
-  } else if (name == "signum") {
-    compression = pf::signum_options{};
-  } else if (name.starts_with(power) && name.size() > power.size() &&
-             name.find_first_not_of("0123456789", power.size()) == name.npos) {
-    pf::power_sgd_options power_sgd;
-    power_sgd.rank = std::stol(name.substr(power.size()));
-    compression = power_sgd;
-  } else if (name != "none") {
-    throw std::runtime_error("no compressor is called " + name);
+  } else {
+    compression = options_of(name);
   }
   return std::make_unique<pf::gradient_exchange<float, communicator>>(store, comm, options,
                                                                       pf::new_compressor(store, compression));
@@ -447,7 +459,9 @@ int main(int argc, char** argv) {
   app.add_option("--only", s.only, "What to measure")->check(CLI::IsMember({"allreduce", "buckets", "step"}));
   app.add_option("--sizes", s.sizes, "All-reduces: bytes")->check(CLI::Range(4L, 1L << 31));
   app.add_option("--modes", s.modes, "Steps: dense, hybrid")->check(CLI::IsMember({"dense", "hybrid"}));
-  app.add_option("--compressors", s.compressors, "Steps: none, bf16, fp16, signum, powersgd-rN");
+  app.add_option(
+      "--compressors", s.compressors,
+      "Steps: none, bf16, fp16, powersgd-rN, or what follows the examples' --compress as one argument");
   app.add_option("--network", s.network, "Steps: the network")->check(CLI::IsMember(image_network_names()));
   app.add_option("--batch", s.batch, "Steps: images a rank")->check(CLI::Range(1, 65536));
   app.add_option("--threads", s.threads, "Threads of a rank")->check(CLI::Range(1, 4096));

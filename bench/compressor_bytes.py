@@ -3,8 +3,9 @@
 
 A message is a collective with its size. `payload` is what a rank hands to collectives, `sent` what rank 0 of p sends:
 a sum of n bytes 2 (p - 1) / p n by a ring, a gather of a block of n bytes (p - 1) n, and a two-hop exchange the codes of the
-other ranks' stripes, then its own stripe's code p - 1 times.
+other ranks' stripes, then its own stripe's code p - 1 times. `collectives` names what is called, in order, with bytes.
 """
+import bisect
 import dataclasses
 import math
 
@@ -51,25 +52,33 @@ class Sum:
     def sent(self, ranks):
         return 2 * (ranks - 1) / ranks * self.size
 
+    def collectives(self, ranks):
+        return [("sum", self.size)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
     block: float
+    lengths: bool = False  # whether only its own rank knows a block's length: lengths travel first, 8 bytes a rank
 
     def payload(self, ranks):
         return self.block
 
     def sent(self, ranks):
-        return (ranks - 1) * self.block
+        return (ranks - 1) * (self.block + 8 * self.lengths)
+
+    def collectives(self, ranks):
+        return [("lengths", 8)] * self.lengths + [("gather", self.block)]
 
 
 class TwoHop:
     """`first`(elements, pieces) and `second`(elements, pieces, ranks): bytes of a stripe's code, in which so many pieces of
-    tensors lie. A stripe has 32 ceil(N / (32 p)) elements, the last ones what is left."""
+    tensors lie. A stripe has 32 ceil(N / (32 p)) elements, the last ones what is left. `shapes` are in the order of execution,
+    which the arena of gradients reverses (nn/parameter_store.hpp): stripe 0 has the last layers."""
 
     def __init__(self, shapes, first, second):
         self.ends = []
-        for shape in shapes:
+        for shape in reversed(shapes):
             self.ends.append((self.ends[-1] if self.ends else 0) + count(shape))
         self.first, self.second = first, second
 
@@ -77,8 +86,8 @@ class TwoHop:
         elements = self.ends[-1]
         size = 32 * math.ceil(elements / (32 * ranks))
         begin, end = min(rank * size, elements), min((rank + 1) * size, elements)
-        starts = [0, *self.ends[:-1]]
-        return end - begin, sum(max(begin, s) < min(end, e) for s, e in zip(starts, self.ends))
+        pieces = bisect.bisect_left(self.ends, end) - bisect.bisect_right(self.ends, begin) + 1 if end > begin else 0
+        return end - begin, pieces
 
     def own(self, ranks):
         return self.second(*self.stripe(0, ranks), ranks)
@@ -86,8 +95,15 @@ class TwoHop:
     def payload(self, ranks):
         return sum(self.first(*self.stripe(r, ranks)) for r in range(ranks)) + self.own(ranks)
 
+    def to_others(self, ranks):
+        return sum(self.first(*self.stripe(r, ranks)) for r in range(1, ranks))
+
     def sent(self, ranks):
-        return sum(self.first(*self.stripe(r, ranks)) for r in range(1, ranks)) + (ranks - 1) * self.own(ranks)
+        return self.to_others(ranks) + (ranks - 1) * self.own(ranks)
+
+    def collectives(self, ranks):
+        """The blocks of the first hop have the mean length of those that rank 0 sends."""
+        return [("blocks", self.to_others(ranks) / max(1, ranks - 1)), ("gather", self.own(ranks))]
 
 
 def payload(messages, ranks):
@@ -110,14 +126,16 @@ def whole(shapes, bytes_each=4):
 
 
 def power_sgd(shapes, rank):
-    """Both factors of each matrix that they make smaller, the rest as it is."""
-    size = 0
+    """Both factors of each matrix that they make smaller, the rest as it is: a sum of the P (out x r) and the rest, then one of
+    the Q."""
+    first = second = 0
     for shape in shapes:
         rows, columns = shape[0], count(shape) // shape[0]
         r = min(rank, rows, columns)
-        factors = r * (rows + columns)
-        size += factors if len(shape) > 1 and factors < rows * columns else count(shape)
-    return [Sum(4 * size)]
+        is_smaller = len(shape) > 1 and r * (rows + columns) < rows * columns
+        first += r * rows if is_smaller else count(shape)
+        second += r * columns if is_smaller else 0
+    return [Sum(4 * first), Sum(4 * second)]
 
 
 def bit_words(elements):
@@ -146,8 +164,8 @@ def random_k(shapes, ratio):
 
 
 def dgc(shapes, ratio):
-    return [Gather(8 * sum(math.ceil(ratio * count(s)) for s in matrices(shapes))),
-            Sum(4 * (total(shapes) - total(matrices(shapes))))]
+    return [Sum(4 * (total(shapes) - total(matrices(shapes)))),
+            Gather(8 * sum(math.ceil(ratio * count(s)) for s in matrices(shapes)))]
 
 
 def ef_sign(shapes):
@@ -171,7 +189,7 @@ def qsgd(shapes, bits, bucket=512):
 
 def tern_grad(shapes):
     """Two bits a value; deviation and maximum of each tensor, of all ranks, before that."""
-    return [Gather(math.ceil(2 * total(shapes) / 8)), Sum(8 * len(shapes))]
+    return [Sum(8 * len(shapes)), Gather(math.ceil(2 * total(shapes) / 8))]
 
 
 def binary(shapes):
@@ -189,12 +207,12 @@ def atomo(shapes, sparsity):
         else:
             rows, columns = math.ceil(shape[0] * shape[1] / 2), 2 * shape[2] * shape[3]
         size += 4 + min(sparsity, rows, columns) * 4 * (1 + rows + columns)
-    return [Gather(size)]
+    return [Gather(size, lengths=True)]
 
 
 def atomo_entries(shapes, ratio):
     """Expected."""
-    return [Gather(8 * sum(max(1.0, ratio * count(s)) for s in shapes))]
+    return [Gather(8 * sum(max(1.0, ratio * count(s)) for s in shapes), lengths=True)]
 
 
 def block_top_k(shapes, side=64, sent_of_block=64):

@@ -3,61 +3,28 @@
 
 Times are in seconds, sizes in bytes, rates in bytes a second. All ranks are alike, so one stands for all: it computes,
 its buckets become ready one after the other, and the exchange's thread takes them in that order, each through the
-messages of its collective. docs/results/scaling.md says what is left out.
+messages of its collective. With latency a, one-way delay d, rate R and p ranks, a message of m bytes takes
+
+    t(m) = a + d + m / R + s(m),   s(m) = (ceil(m / W) - 1) max(0, d + (P - W) / R)
+
+s: a stream has W bytes (8 pieces of P = 60 KiB) under way at most, and continues when a piece of the other side has arrived.
+Collectives of n bytes, or of blocks of b bytes:
+
+    sum by a ring             2 (p - 1) t(n / p)      halves of floats (bf16, fp16) the same, n as sent
+    sum by doubling           log2 p t(n), two messages more if p is no power of two; the faster of both sums is taken
+    gather                    (p - 1) t(b)            lengths of blocks before it: ceil(log2 p) messages
+    two hops                  (p - 1) t(stripe's code) + (p - 1) t(owner's code)
+
+A step without a compressor: max(computing, buckets one after the other from when they are ready) + update. With one:
+computing + encoding + collectives + decoding + update, or bucket by bucket. docs/results/scaling.md says what is left out.
 """
 import dataclasses
 import functools
 import math
-import re
 
 PIECE = 60 << 10  # dist/message_stream.hpp cuts messages into pieces of this size: one is worked on while the next comes
+WINDOW = 8 * PIECE  # and has so many bytes under way
 PARTITION = 4_096_000  # BytePS cuts tensors into parts of at most so many bytes
-
-
-# ------------------------------------------------------------------ what travels
-
-def resnet18_tensors(mode):
-    """(rows, columns) of every matrix as it lies in memory, and the number of other values, of the ResNet-18 for CIFAR-10.
-
-    `hybrid`: all but the first block, the shortcuts and the last layer factorized with a quarter of the outputs as rank.
-    """
-    matrices, others, inputs, block = [(27, 64)], 0, 64, 0
-    for stage, planes in enumerate([64, 128, 256, 512]):
-        for first in [True, False]:
-            for channels in [inputs, planes]:
-                if mode == "hybrid" and block > 0:
-                    matrices += [(9 * channels, planes // 4), (planes // 4, planes)]
-                else:
-                    matrices.append((9 * channels, planes))
-                others += 2 * planes
-            if first and stage > 0:
-                matrices.append((inputs, planes))
-                others += 2 * planes
-            inputs, block = planes, block + 1
-    return [*matrices, (512, 10)], others + 10
-
-
-def dense_bytes(tensors):
-    matrices, others = tensors
-    return 4 * (sum(rows * columns for rows, columns in matrices) + others)
-
-
-def power_sgd_bytes(tensors, rank):
-    """Of the two sums of a step: all P and what is not compressed, then all Q (compress/power_sgd.hpp)."""
-    matrices, whole = tensors
-    p = q = 0
-    for rows, columns in matrices:
-        r = min(rank, rows, columns)
-        if r * (rows + columns) < rows * columns:
-            p, q = p + r * columns, q + r * rows
-        else:
-            whole += rows * columns
-    return 4 * (p + whole), 4 * q
-
-
-def signum_bytes(gradient_bytes):
-    """A bit a value, 32 to a word."""
-    return 4 * math.ceil(gradient_bytes / 4 / 32)
 
 
 # ------------------------------------------------------------------ links and collectives
@@ -69,6 +36,15 @@ class Link:
     host: float = 0.0  # the host's time for a byte that it moves: copying, adding. Pieces overlap with the wire
     share: float = 0.0  # of the computing's core, which the exchange's thread takes while it waits for messages
     burst: float = 0.0  # bytes that a shaper lets through at once after a pause
+    delay: float = 0.0  # one way, of every message, beside the latency. The exchange's thread sleeps meanwhile
+    window: float = 0.0  # bytes of a message that may be under way; 0: any number
+
+    def idle(self, size, sharers=1):
+        """Time of a message in which neither host works: its delay, and the waiting for room in the window."""
+        own, rate = size / sharers, self.rate / sharers
+        if not self.window or own <= self.window:
+            return self.delay
+        return self.delay + (math.ceil(own / self.window) - 1) * max(0.0, self.delay + (PIECE - self.window) / rate)
 
     def lost(self, time, size):
         """What the computing loses while so many bytes are moved in that time."""
@@ -107,7 +83,8 @@ class Rounds:
 
     def once(self, wires, clock):
         wire = wires[self.inner]
-        return wire.send(clock + wire.link.latency, self.size, self.sharers)
+        start = clock + wire.link.latency + wire.link.idle(self.size, self.sharers)
+        return wire.send(start, self.size, self.sharers)
 
     def run(self, wires, clock):
         """The clock after all of them. Rounds from the first one that begins as the one before began take alike."""
@@ -140,7 +117,14 @@ def narrow(size, ranks):
 
 
 def all_gather(size, ranks):
+    """gather_blocks and exchange_blocks of dist/block_exchange.hpp: a message for each other rank, one after the other."""
     return [Rounds(ranks - 1, size)]
+
+
+def all_lengths(size, ranks):
+    """MPI's all-gather of a few bytes a rank."""
+    count = (ranks - 1).bit_length()
+    return [Rounds(count, size * (ranks - 1) / count)]
 
 
 def within(size, local, between):
@@ -163,6 +147,15 @@ def hierarchical_narrow(size, hosts, local):
 
 def hierarchical_all_gather(size, hosts, local):
     return [Rounds(hosts - 1, local * size, sharers=local), Rounds(local - 1, hosts * size, inner=True)]
+
+
+def hierarchical_blocks(size, hosts, local):
+    """Every rank sends to each: the ranks of a host share its link."""
+    return [Rounds((hosts - 1) * local, local * size, sharers=local), Rounds(local - 1, size, inner=True)]
+
+
+def hierarchical_lengths(size, hosts, local):
+    return all_lengths(size, hosts * local)
 
 
 def run(rounds, wires, clock):
@@ -208,14 +201,27 @@ class Cluster:
     def rounds(self, kind, size):
         return _rounds(self, kind, size)
 
+    def exchange(self, collectives, wires, clock):
+        """The clock after collectives [(kind, bytes)], one after the other; the time that computing loses; the bytes sent."""
+        lost = sent = 0.0
+        for kind, size in collectives:
+            rounds, start = self.rounds(kind, size), clock
+            clock = run(rounds, wires, start)
+            idle = sum(r.count * wires[r.inner].link.idle(r.size, r.sharers) for r in rounds)
+            # Nothing is subtracted where nothing is idle, so that rounding stays out.
+            lost += self.link.lost(clock - start - idle if idle else clock - start, bytes_sent(rounds))
+            sent += bytes_sent(rounds)
+        return clock, lost, sent
+
 
 @functools.lru_cache(maxsize=65536)
 def _rounds(cluster, kind, size):
     if cluster.ranks == 1:
         return ()
-    flat = {"narrow": narrow, "gather": all_gather, "ring": ring, "recursive doubling": recursive_doubling}
+    flat = {"narrow": narrow, "gather": all_gather, "ring": ring, "recursive doubling": recursive_doubling,
+            "blocks": all_gather, "lengths": all_lengths}
     levels = {"narrow": hierarchical_narrow, "gather": hierarchical_all_gather, "ring": hierarchical_ring,
-              "recursive doubling": hierarchical_doubling}
+              "recursive doubling": hierarchical_doubling, "blocks": hierarchical_blocks, "lengths": hierarchical_lengths}
 
     def of(name):
         if cluster.topology == "hierarchical":
@@ -351,11 +357,11 @@ def overlapped(network, cluster, kind="sum", factor=1.0):
         return Step(network.compute, 0.0, 0.0, 0.0, network.update, 0.0)
     for number, bucket in enumerate(network.buckets):
         computing.reach(bucket.ready)
-        rounds, start = cluster.rounds(kind, bucket.size * factor), computing.clock
-        end = run(rounds, wires, start)
-        computing.busy(end, cluster.link.lost(end - start, bytes_sent(rounds)))
+        start = computing.clock
+        end, lost, of_bucket = cluster.exchange([(kind, bucket.size * factor)], wires, start)
+        computing.busy(end, lost)
         timeline.append(Event(number, bucket.ready, start, computing.clock))
-        sent += bytes_sent(rounds)
+        sent += of_bucket
     return finished(network, cluster, computing.finish(), timeline, sent)
 
 
@@ -374,8 +380,8 @@ class Servers:
         while size > 0:
             part = min(size, PARTITION)
             size -= part
-            summed = self.up.send(max(start, self.up.at), part * load) + link.latency
-            end = self.down.send(max(summed, self.down.at), part * load) + link.latency
+            summed = self.up.send(max(start, self.up.at), part * load) + link.latency + link.delay
+            end = self.down.send(max(summed, self.down.at), part * load) + link.latency + link.delay
         return self.up.at, end
 
 
@@ -390,94 +396,38 @@ def overlapped_servers(network, cluster, factor=1.0):
     return finished(network, cluster, computing.finish(), timeline, network.size * factor)
 
 
-def compressed(network, cluster, codec, sums=(), blocks=0):
-    """A step with a compressor: it works after the backward pass, round after round, and nothing overlaps. Each of
-    `sums` is a round; `blocks`: the bytes of this rank's block of a round that gathers."""
+def compressed(network, cluster, codec, collectives):
+    """A step with a compressor: it works after the backward pass, and nothing overlaps. `collectives`: [(kind, bytes)]."""
     clock, sent = network.compute, 0.0
     wires, servers = cluster.wires(), Servers(cluster)
-    messages = [("sum", size) for size in sums] + ([("gather", blocks)] if blocks else [])
-    start = clock
-    for kind, size in messages if cluster.ranks > 1 else []:
-        if cluster.topology == "ps":
-            # Servers count the votes: what comes down is as large as what goes up.
+    votes = cluster.topology == "ps" and any(kind == "gather" for kind, _ in collectives)
+    if cluster.ranks > 1 and cluster.topology == "ps":
+        # Servers count the votes: what comes down is as large as what goes up.
+        for _, size in collectives:
             clock, sent = servers.transfer(clock, size)[1], sent + size
-        else:
-            rounds = cluster.rounds(kind, size)
-            clock, sent = run(rounds, wires, clock), sent + bytes_sent(rounds)
-    decode = codec.decode_for(1 if cluster.topology == "ps" and blocks else cluster.ranks)
-    return Step(network.compute, codec.encode, clock - start, decode, network.update, sent)
+    elif cluster.ranks > 1:
+        clock, _, sent = cluster.exchange(collectives, wires, clock)
+    return Step(network.compute, codec.encode, clock - network.compute, codec.decode_for(1 if votes else cluster.ranks),
+                network.update, sent)
 
 
-# ------------------------------------------------------------------ systems
-
-@dataclasses.dataclass(frozen=True)
-class System:
-    name: str
-    mode: str
-    compressor: str
-
-
-SYSTEMS = [System("dense", "dense", "none"), System("dense, bf16", "dense", "bf16"),
-           System("PowerSGD r4", "dense", "powersgd r4"), System("Signum", "dense", "signum"),
-           System("Pufferfish", "hybrid", "none"), System("Pufferfish, bf16", "hybrid", "bf16"),
-           System("Pufferfish + PowerSGD r4", "hybrid", "powersgd r4"), System("Pufferfish + Signum", "hybrid", "signum")]
-BY_NAME = {s.name: s for s in SYSTEMS}
-MIB = 1 << 20
-PLANS = (0, 8 * MIB, 16 * MIB, 32 * MIB, 1 << 62)  # limits to which measured buckets are put together
-
-
-def power_sgd_rank(compressor):
-    """4 for "powersgd r4"; None for what is no PowerSGD."""
-    match = re.fullmatch(r"powersgd r([1-9]\d{0,5})", compressor)
-    return match and int(match[1])
-
-
-def is_known(compressor):
-    return compressor in ("none", "bf16", "fp16", "signum") or power_sgd_rank(compressor) is not None
-
-
-def sums_of(network, mode, compressor):
-    """Sizes of PowerSGD's two sums. Exact for the ResNet-18 of 10 classes; no other network's shapes are known."""
-    tensors = resnet18_tensors(mode)
-    if network.size != dense_bytes(tensors):
-        raise ValueError(f"PowerSGD: a {mode} network of {network.size:,.0f} gradient bytes is not the ResNet-18, whose "
-                         "shapes this model knows")
-    return power_sgd_bytes(tensors, power_sgd_rank(compressor))
-
-
-def payload_bytes(network, mode, compressor):
-    """What a rank gives to the collectives of a step."""
-    if compressor in ("bf16", "fp16"):
-        return network.size // 2
-    if compressor == "signum":
-        return signum_bytes(network.size)
-    if power_sgd_rank(compressor):
-        return sum(sums_of(network, mode, compressor))
-    return network.size
-
-
-def simulate(network, mode, compressor, codec, cluster):
-    """One step. `network` is that of the mode."""
-    if compressor == "signum":
-        return compressed(network, cluster, codec, blocks=signum_bytes(network.size))
-    if power_sgd_rank(compressor):
-        return compressed(network, cluster, codec, sums=sums_of(network, mode, compressor))
-    is_narrow = compressor in ("bf16", "fp16")
-    factor = 0.5 if is_narrow else 1.0
-    if cluster.topology == "ps" and cluster.ranks > 1:
-        return overlapped_servers(network, cluster, factor)
-    return overlapped(network, cluster, "narrow" if is_narrow else "sum", factor)
-
-
-def best_plan(network, mode, compressor, codec, cluster, limits=PLANS):
-    """The fastest step over what buckets could be put together, and the number of buckets it has."""
-    best = None
-    for limit in limits:
-        merged = network.merged(limit)
-        step = simulate(merged, mode, compressor, codec, cluster)
-        if best is None or step.total < best[0].total:
-            best = step, len(merged.buckets)
-    return best
+def compressed_by_bucket(network, cluster, codec, collectives):
+    """A step with a compressor of which every bucket has its share by size (exchange_options::compress_by_bucket): a thread
+    encodes, sends and decodes each as soon as it is ready. If the thread has no core of its own (Link.share > 0), the
+    computing loses the time of encoding and decoding. Both are parts of what is exposed."""
+    if cluster.ranks == 1:
+        return compressed(network, cluster, codec, ())
+    computing, wires, timeline, sent = Computing(network.compute), cluster.wires(), [], 0.0
+    for number, bucket in enumerate(network.buckets):
+        share = bucket.size / network.size
+        work = share * (codec.encode + codec.decode_for(cluster.ranks))
+        computing.reach(bucket.ready)
+        start = computing.clock
+        end, lost, of_bucket = cluster.exchange([(kind, share * size) for kind, size in collectives], wires, start + work)
+        computing.busy(end, lost + (work if cluster.link.share > 0 else 0.0))
+        timeline.append(Event(number, bucket.ready, start, computing.clock))
+        sent += of_bucket
+    return finished(network, cluster, computing.finish(), timeline, sent)
 
 
 # ------------------------------------------------------------------ links from measurements

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What bench/scaling reads: the lines that bench/testbed and bench_exchange write, checked; the link that is fitted to
-them; and how far the model is from what was measured."""
+"""What bench/scaling reads: the lines that bench/testbed, bench_exchange and bench_compressors write and the files of
+bench/compressors, checked; the link that is fitted to them; and how far the model is from what was measured."""
 import dataclasses
 import json
 import math
@@ -8,6 +8,9 @@ import re
 import statistics
 
 import scaling_model as model
+import scaling_systems as systems
+import study_runs
+from compressor_rows import ROWS, Timing
 
 LARGEST_FILE = 64 << 20
 MODES = ("dense", "hybrid")
@@ -82,6 +85,14 @@ def objects_of(path):
     return [(f"{path}:{i + 1}", parse(f"{path}:{i + 1}", line)) for i, line in enumerate(text.split("\n")) if line.strip()]
 
 
+def seconds(text):
+    """0.1 for 100ms, as bench/testbed writes delays."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", text)
+    if not match:
+        raise ValueError(f"{text!r} is no time (as 100ms)")
+    return float(match[1]) / {"us": 1e6, "ms": 1e3, "s": 1}[match[2]]
+
+
 @dataclasses.dataclass
 class Group:
     """What was measured over one link."""
@@ -94,8 +105,12 @@ class Group:
         if self.link is None:
             return "no link"
         hosts = f"{self.link.whole('hosts', 1, 1 << 20)} hosts, " if "hosts" in self.link else ""
-        rate = self.link.number("rate_mbit", 1e-3, 1e7) if "rate_mbit" in self.link else self.goodput
-        return f"{hosts}{rate:g} Mbit/s"
+        return f"{hosts}{self.nominal:g} Mbit/s" + (f", {1e3 * self.delay:g} ms each way" if self.delay else "")
+
+    @property
+    def nominal(self):
+        """The rate that was asked for, in Mbit/s."""
+        return self.link.number("rate_mbit", 1e-3, 1e7) if "rate_mbit" in self.link else self.goodput
 
     @property
     def goodput(self):
@@ -111,13 +126,22 @@ class Group:
     @property
     def rate(self):
         """Of the link, in bytes a second."""
-        nominal = self.link.number("rate_mbit", 1e-3, 1e7) if "rate_mbit" in self.link else self.goodput
-        return (nominal if self.keeps_hosts_busy else self.goodput) * 1e6 / 8
+        return (self.nominal if self.keeps_hosts_busy else self.goodput) * 1e6 / 8
 
     @property
     def round_trip(self):
         """In seconds; 0 where it was not measured."""
         return self.link.number("round_trip_ms", 0.0, 1e6) / 1e3 if "round_trip_ms" in self.link else 0.0
+
+    @property
+    def delay(self):
+        """Added to every message by its sender, in seconds; tc writes 100ms."""
+        if self.link.get("delay") is None:
+            return 0.0
+        try:
+            return seconds(str(self.link["delay"]))
+        except ValueError:
+            return self.link.fail(f"delay {self.link['delay']!r} is none (as 100ms)")
 
     @property
     def burst(self):
@@ -138,7 +162,9 @@ class Case:
 
 
 class Measured:
-    def __init__(self, paths):
+    """`codecs`: a folder with the files of bench/compressors; their times of encoding and decoding are preferred."""
+
+    def __init__(self, paths, codecs=None):
         self.groups, self.networks, self.codecs, self.paths = [], {}, {}, [str(p) for p in paths]
         self.machines = []  # in words
         for path in paths:
@@ -148,12 +174,29 @@ class Measured:
                     raise BadInput(f"{where}: no JSON object")
                 self.take(Record(where, content))
         self.groups = [g for g in self.groups if g.link or g.all_reduces or g.steps]
+        for row in ROWS.values() if codecs is not None else []:
+            if row.codec and (path := codecs / Timing(row.name).file).is_file():
+                self.take_study(row, path)
+
+    def take_study(self, row, path):
+        try:
+            listed = study_runs.read(path).get("codecs")
+        except study_runs.StudyError as e:
+            raise BadInput(str(e)) from None
+        if not isinstance(listed, list) or not all(isinstance(c, dict) for c in listed):
+            raise BadInput(f"{path}: no result of bench_compressors, it has no `codecs`")
+        found = {}
+        for c in listed:
+            r = Record(str(path), {"kind": "codec", **c})
+            found.setdefault((mode_of(r), row.name), []).append(codec_of(r))
+        self.codecs.update(found)
 
     def take(self, r):
         kind = r.get("kind")
         if kind == "link":
             self.groups.append(Group(r))
-            self.groups[-1].title, self.groups[-1].burst, self.groups[-1].round_trip  # bad ones are refused here
+            of = self.groups[-1]
+            of.title, of.burst, of.round_trip, of.delay  # bad ones are refused here
         elif kind == "testbed" and isinstance(r.get("machine"), dict):
             machine = f"{r['machine'].get('cpu', '?')}, {r['machine'].get('cores', '?')} cores"
             self.machines += [machine] if machine not in self.machines else []
@@ -165,16 +208,15 @@ class Measured:
             self.networks.setdefault((case_of(r), mode_of(r)), []).append(network_of(r))
         elif kind == "step":
             if r.text("system") == "ours":
-                r["compressor"] = r.text("compressor").replace("powersgd-r", "powersgd r")
+                r["row"] = systems.row_of(r.text("compressor"))
                 mode_of(r), case_of(r), r.number("payload_bytes", 1)
                 for field in ["ms_per_step", "compute_ms", "encode_ms", "decode_ms", "update_ms"]:
                     r.number(field)
                 r.number("exposed_ms", -1e15)
                 self.groups[-1].steps.append(r)
         elif kind == "codec":
-            r["compressor"] = r.text("compressor").replace("powersgd-r", "powersgd r")
-            key = mode_of(r), r["compressor"]
-            self.codecs.setdefault(key, []).append((r.whole("ranks", 1, 1 << 20), r.number("encode_ms"), r.number("decode_ms")))
+            key = mode_of(r), systems.row_of(r.text("compressor"))
+            self.codecs.setdefault(key, []).append(codec_of(r))
 
     def hosts(self, r):
         """An all-reduce row without ranks has those of its link."""
@@ -191,15 +233,15 @@ class Measured:
     def network(self, case, mode):
         return self.networks[case, mode][-1] if (case, mode) in self.networks else None
 
-    def codec(self, case, mode, compressor):
-        """Times of encoding and decoding: medians over what was measured; None if nothing was. Signum's decoding grows with
-        the ranks: a median for each rank count."""
-        if compressor in ("none", "bf16", "fp16"):
+    def codec(self, case, mode, name):
+        """Times of encoding and decoding of a row: medians over what was measured; None if nothing was. Where blocks are gathered
+        decoding grows with the ranks: a median for each rank count."""
+        if not ROWS[name].codec:
             return model.Codec()
-        gathers = compressor == "signum"
-        rows = self.codecs.get((mode, compressor)) or [
+        gathers = systems.gathers(name)
+        rows = self.codecs.get((mode, name)) or [
             (r["ranks"], r["encode_ms"], r["decode_ms"]) for g in self.groups for r in g.steps
-            if (r["mode"], r["compressor"], r["batch"]) == (mode, compressor, case.batch) and r["ranks"] == case.ranks]
+            if (r["mode"], r["row"], r["batch"]) == (mode, name, case.batch) and r["ranks"] == case.ranks]
         if not rows:
             return None
         decode = {}
@@ -207,6 +249,10 @@ class Measured:
             decode.setdefault(ranks if gathers else 1, []).append(ms / 1e3)
         points = tuple((ranks, statistics.median(times)) for ranks, times in sorted(decode.items()))
         return model.Codec(statistics.median(e for _, e, _ in rows) / 1e3, points)
+
+
+def codec_of(r):
+    return r.whole("ranks", 1, 1 << 20), r.number("encode_ms"), r.number("decode_ms")
 
 
 def mode_of(r):
@@ -255,7 +301,7 @@ def share_of(groups):
     steps (by its own clock, not the steps' time) over the time that the link needs for its bytes. None if it was not."""
     shares = []
     for group, r in ((g, r) for g in groups if g.link for r in g.steps):
-        if r["compressor"] == "none" and r["ranks"] > 1 and "thread_processor_ms" in r:
+        if r["row"] == "none" and r["ranks"] > 1 and "thread_processor_ms" in r:
             needed = 2 * (r["ranks"] - 1) / r["ranks"] * r["payload_bytes"] / group.rate
             shares.append(min(1.0, r.number("thread_processor_ms") / 1e3 / needed))
     return statistics.median(shares) if any(shares) else None
@@ -273,7 +319,7 @@ def fit_host(groups):
     if not fast:
         return None
     group = max(fast, key=lambda g: g.goodput)
-    row, link = largest_ring(group), model.Link(group.rate, group.round_trip / 2)
+    row, link = largest_ring(group), model.Link(group.rate, max(0.0, group.round_trip / 2 - group.delay), delay=group.delay)
     return model.solve(lambda x: all_reduce_time(row, dataclasses.replace(link, host=x)), row["ms"] / 1e3, 0.0, 1e-8)
 
 
@@ -281,7 +327,8 @@ def fit_link(group, host=0.0, share=0.0):
     """The rate is the measured goodput. The latency is that with which the smallest ring takes what it took; where several
     do, because the ring is too large for latency to count, the nearest to half of TCP's round trip."""
     burst = 0.0 if group.keeps_hosts_busy else group.burst
-    link = model.Link(group.rate, group.round_trip / 2 or TYPICAL_LATENCY, host, share, burst)
+    latency = max(0.0, group.round_trip / 2 - group.delay) or TYPICAL_LATENCY
+    link = model.Link(group.rate, latency, host, share, burst, group.delay, model.WINDOW)
     rings = [r for r in group.all_reduces if r["algorithm"] == "ring" and r["ranks"] > 1]
     small = min(rings, key=lambda r: r["bytes"], default=None)
     used = [largest_ring(group)] if group.keeps_hosts_busy and largest_ring(group) else []
@@ -299,7 +346,7 @@ def fit_link(group, host=0.0, share=0.0):
 
 def all_reduce_time(row, link):
     """Of one that follows a barrier, log2 p messages; the slowest rank is late by half of the skew, in the mean."""
-    barrier = math.ceil(math.log2(row["ranks"])) * link.latency
+    barrier = math.ceil(math.log2(row["ranks"])) * (link.latency + link.delay)
     return model.all_reduce_time(row["algorithm"], row["bytes"], row["ranks"], link, barrier + row["skew_ms"] / 2e3)
 
 
@@ -334,7 +381,7 @@ def compare_group(measured, group, fit):
         time = all_reduce_time(r, fit.link)
         compared.append(Compared(group.title, what, time * 1e3, r["ms"], beyond=group.keeps_hosts_busy))
     for r in group.steps:
-        if not model.is_known(r["compressor"]):
+        if r["row"] is None:
             left_out.append(f"steps with {r['compressor']}")
             continue
         network = measured.network(case_of(r), r["mode"])
@@ -349,17 +396,17 @@ def compare_step(group, r, network, link):
     """Computing, encoding, decoding and the update are as measured; the buckets are ready as late as computing was."""
     network = dataclasses.replace(network.scaled(r["compute_ms"] / 1e3 / network.compute), update=r["update_ms"] / 1e3)
     codec = model.Codec(r["encode_ms"] / 1e3, ((r["ranks"], r["decode_ms"] / 1e3),))
-    ideal = dataclasses.replace(link, latency=0.0, host=0.0, share=0.0)
-    of = []
-    for l in [link, ideal]:
-        try:
-            cluster = model.Cluster(r["ranks"], l, early_update=True)
-            known = model.payload_bytes(network, r["mode"], r["compressor"])
-            of.append(model.simulate(network, r["mode"], r["compressor"], codec, cluster))
-        except ValueError as e:
-            r.fail(str(e))
-    if known != r["payload_bytes"]:
+    ideal = dataclasses.replace(link, latency=0.0, host=0.0, share=0.0, delay=0.0)
+    system = systems.System(r["row"], r["mode"])
+    try:
+        systems.check(network, system)
+    except ValueError as e:
+        r.fail(str(e))
+    of = [systems.simulate(network, system, codec, model.Cluster(r["ranks"], l, early_update=True)) for l in [link, ideal]]
+    known = systems.payload_bytes(system.name, system.mode, r["ranks"])
+    # ATOMO's are drawn anew in each step, with these expected bytes.
+    if abs(known - r["payload_bytes"]) > (0.5 * known if system.row.family == "atomo" else 0):
         r.fail(f"payload of {r['payload_bytes']:,} bytes, but {known:,} by the model ({r['mode']}, {r['compressor']})")
-    what = f"step, {r['mode']}, {r['compressor']}, {r['ranks']} ranks"
+    what = f"step, {r['mode']}, {system.row.title}, {r['ranks']} ranks"
     return Compared(group.title, what, of[0].total * 1e3, r["ms_per_step"], of[1].exposed * 1e3, r["exposed_ms"],
                     group.keeps_hosts_busy)

@@ -45,11 +45,16 @@ class Bytes(unittest.TestCase):
         self.assertEqual([sizes.sent(two_hop, p) for p in (2, 4, 8, 16)], [1_396_732, 2_095_100, 2_444_284, 2_618_876])
 
     def test_stripes_and_pieces(self):
-        # 100 elements of tensors of 60 and 40: stripes of 64 and 36, the first one with pieces of both tensors.
-        of = sizes.TwoHop([(60,), (40,)], lambda n, pieces: n + 1000 * pieces, lambda n, pieces, ranks: n + 1000 * pieces)
+        # 100 elements of tensors of 40 and 60, stored last to first: stripes of 64 and 36, the first with pieces of both tensors.
+        of = sizes.TwoHop([(40,), (60,)], lambda n, pieces: n + 1000 * pieces, lambda n, pieces, ranks: n + 1000 * pieces)
         self.assertEqual([of.stripe(r, 2) for r in range(2)], [(64, 2), (36, 1)])
         self.assertEqual((of.payload(2), of.sent(2)), (3100 + 2064, 1036 + 2064))
         self.assertEqual([of.stripe(r, 8) for r in range(8)][3:6], [(4, 1), (0, 0), (0, 0)])
+
+    def test_two_hops_of_the_library(self):
+        # Of rank 0, as bench_exchange writes them on two ranks.
+        self.assertEqual(sizes.payload(sizes.double_squeeze(HYBRID), 2), 625_900)
+        self.assertEqual(sizes.payload(sizes.signum_two_hop(HYBRID), 2), 834_044)
 
     def test_block_top_k(self):
         self.assertEqual([sizes.payload(sizes.block_top_k([shape]), 2) for shape in ((64, 64), (128, 640), (8192,), (64, 65), (1,))],

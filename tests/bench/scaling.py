@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """bench/scaling: the simulated step against what can be computed by hand, exact payloads, and input that is refused. All
 measurements in here are invented."""
+import argparse
 import json
 import pathlib
 import random
@@ -13,9 +14,18 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
+import compressor_bytes as sizes  # noqa: E402
+import scaling_delays as delays  # noqa: E402
 import scaling_model as model  # noqa: E402
+import scaling_rare as rare  # noqa: E402
 import scaling_records as records  # noqa: E402
-from scaling_model import PIECE, Bucket, Cluster, Codec, Link, Network, Rounds  # noqa: E402
+import scaling_report as report  # noqa: E402
+import scaling_systems as systems  # noqa: E402
+import study_runs  # noqa: E402
+from compressor_rows import ROWS, Timing  # noqa: E402
+from scaling_model import PIECE, WINDOW, Bucket, Cluster, Codec, Link, Network, Rounds  # noqa: E402
+from scaling_rare import Outer  # noqa: E402
+from scaling_systems import System  # noqa: E402
 
 # Powers of two, so that sums by hand are exact: 1 KiB/s, messages of 1/8 s.
 SLOW = Link(rate=1024.0, latency=0.125)
@@ -29,26 +39,56 @@ def step(network, link, ranks, **more):
     return model.overlapped(network, Cluster(ranks, link, **more))
 
 
-class Payloads(unittest.TestCase):
-    def test_resnet18(self):
-        dense, hybrid = (model.resnet18_tensors(mode) for mode in ("dense", "hybrid"))
-        self.assertEqual(model.dense_bytes(dense), 44_695_336)
-        self.assertEqual(model.dense_bytes(hybrid), 13_344_552)
-        self.assertEqual([sum(model.power_sgd_bytes(dense, r)) for r in (1, 2, 4)], [183_228, 328_528, 619_128])
-        self.assertEqual(sum(model.power_sgd_bytes(hybrid, 4)), 648_824)
-        self.assertEqual(model.signum_bytes(44_695_336), 1_396_732)
+# The ResNet-18 in one bucket, complete with the backward pass.
+WHOLE = {"dense": one_bucket(44_695_336), "hybrid": one_bucket(13_344_552)}
 
-    def test_what_systems_send(self):
-        whole = {"dense": 44_695_336, "hybrid": 13_344_552}
-        networks = {mode: one_bucket(size) for mode, size in whole.items()}
-        sent = {s.name: model.payload_bytes(networks[s.mode], s.mode, s.compressor) for s in model.SYSTEMS}
-        self.assertEqual(sent, {"dense": 44_695_336, "dense, bf16": 22_347_668, "PowerSGD r4": 619_128, "Signum": 1_396_732,
-                                "Pufferfish": 13_344_552, "Pufferfish, bf16": 6_672_276, "Pufferfish + PowerSGD r4": 648_824,
-                                "Pufferfish + Signum": 417_020})
 
-    def test_no_other_network_for_power_sgd(self):
+def whole_step(system, cluster, codec=Codec(), **more):
+    return systems.simulate(WHOLE[system.mode], system, codec, cluster, **more)
+
+
+class Rows(unittest.TestCase):
+    """The systems are the rows of bench/compressors."""
+
+    def test_all_of_them(self):
+        found = systems.systems()
+        self.assertEqual({(s.name, s.mode) for s in found}, {(row.name, mode) for row in ROWS.values() for mode in row.modes})
+        self.assertEqual(len({s.title for s in found}), len(found))
+        self.assertEqual([s.title for s in systems.systems(["none", "efsign"])],
+                         ["dense", "dense + EF-sign", "Pufferfish", "Pufferfish + EF-sign"])
+
+    def test_sent_bytes_are_those_of_compressor_bytes(self):
+        for system in systems.systems():
+            for ranks in (2, 3, 8, 64):
+                with self.subTest(system=system.title, ranks=ranks):
+                    step = whole_step(system, Cluster(ranks, SLOW, algorithm="ring"))
+                    sent = sizes.sent(system.row.messages(sizes.resnet18(system.mode)), ranks)
+                    lengths = sum(getattr(m, "lengths", False) for m in systems.messages(system.name, system.mode))
+                    self.assertAlmostEqual(step.sent / (sent / (system.row.local_steps or 1)), 1, places=9 - 3 * lengths)
+
+    def test_names_in_records(self):
+        self.assertEqual([systems.row_of(name) for name in ("none", "bf16", "powersgd-r4", "powersgd r2", "signum",
+                                                            "topk --compress-ratio 0.01", "signum --compress-route two-hop")],
+                         ["none", "bf16", "powersgd-4", "powersgd-2", "signum", "topk-0.01", "signum-two-hop"])
+        for name in ("powersgd-r7", "powersgd-r", "huffman", "rare", "blocktopk", "pactrain-0.5", "powerfish"):
+            self.assertIsNone(systems.row_of(name), name)
+
+    def test_two_sums_of_power_sgd(self):
+        # P and what is not compressed, then Q; conv1 of 64 x 27 is 64 x 4 and 27 x 4.
+        self.assertEqual(sizes.power_sgd([(64, 3, 3, 3), (64,), (2, 2)], 4), [sizes.Sum(4 * (256 + 64 + 4)), sizes.Sum(4 * 108)])
+        self.assertEqual(systems.collectives("terngrad", "dense", 8)[0], ("sum", 480))
+        self.assertEqual(systems.collectives("atomo-entry", "dense", 8)[0], ("lengths", 8))
+
+    def test_other_networks(self):
         with self.assertRaisesRegex(ValueError, "not the ResNet-18"):
-            model.payload_bytes(one_bucket(4000), "dense", "powersgd r4")
+            systems.check(one_bucket(4000), System("powersgd-4", "dense"))
+        systems.check(one_bucket(4000), System("bf16", "dense"))
+
+    def test_parameter_servers_add_and_count(self):
+        systems.check(WHOLE["dense"], System("signum", "dense"), "ps")
+        for name in ("topk-0.01", "signum-two-hop", "rare"):
+            with self.assertRaisesRegex(ValueError, "parameter servers"):
+                systems.check(WHOLE["dense"], System(name, "dense"), "ps")
 
 
 class Collectives(unittest.TestCase):
@@ -144,9 +184,9 @@ class Overlap(unittest.TestCase):
     def test_one_rank_communicates_nothing(self):
         network = one_bucket(44_695_336)
         for topology in ["ring", "ps", "hierarchical"]:
-            for compressor in ["none", "bf16", "powersgd r4", "signum"]:
-                result = model.simulate(network, "dense", compressor, Codec(), Cluster(1, SLOW, topology))
-                self.assertEqual((result.exposed, result.sent, result.total), (0.0, 0.0, 1.25), f"{topology} {compressor}")
+            for system in systems.systems(systems.SHORT if topology == "ps" else ROWS):
+                result = systems.simulate(network, system, Codec(), Cluster(1, SLOW, topology))
+                self.assertEqual((result.exposed, result.sent, result.total), (0.0, 0.0, 1.25), system.title)
 
     def test_buckets_put_together(self):
         network = Network((Bucket(1, 1.0), Bucket(3, 2.0), Bucket(4, 3.0), Bucket(9, 4.0), Bucket(1, 5.0)), 6.0, 0.0)
@@ -155,9 +195,8 @@ class Overlap(unittest.TestCase):
         self.assertEqual(network.merged(1 << 62).buckets, (Bucket(18, 5.0),))
         # With many ranks messages cost more than what overlaps.
         many = Network(tuple(Bucket(1024, 0.1 * i) for i in range(1, 9)), 1.0, 0.0)
-        self.assertEqual(model.best_plan(many, "dense", "none", Codec(), Cluster(64, SLOW), (0, 1 << 62))[1], 1)
-        fast = Link(1e6)
-        self.assertEqual(model.best_plan(many, "dense", "none", Codec(), Cluster(64, fast), (0, 1 << 62))[1], 8)
+        plans = [systems.best_plan(many, systems.DENSE, Codec(), Cluster(64, link), (0, 1 << 62))[1] for link in (SLOW, Link(1e6))]
+        self.assertEqual(plans, [1, 8])
 
 
 class Compressed(unittest.TestCase):
@@ -165,13 +204,13 @@ class Compressed(unittest.TestCase):
 
     def test_sums_after_the_backward_pass(self):
         result = model.compressed(one_bucket(1 << 20, ready=0.0), Cluster(2, SLOW, algorithm="recursive doubling"), self.codec,
-                                  sums=(512, 256))
+                                  [("sum", 512), ("sum", 256)])
         self.assertEqual((result.encode, result.exposed, result.decode), (0.5, 0.625 + 0.375, 0.375))
         self.assertEqual(result.total, 1.0 + 0.5 + 1.0 + 0.375 + 0.25)
 
     def test_votes_grow_with_the_ranks(self):
         for ranks in (2, 4, 8, 64):
-            result = model.compressed(one_bucket(8192), Cluster(ranks, SLOW), self.codec, blocks=256)
+            result = model.compressed(one_bucket(8192), Cluster(ranks, SLOW), self.codec, [("gather", 256)])
             self.assertEqual(result.exposed, (ranks - 1) * 0.375)
             self.assertEqual(result.sent, (ranks - 1) * 256)
             self.assertEqual(result.decode, 0.25 + ranks * 0.0625)
@@ -183,8 +222,144 @@ class Compressed(unittest.TestCase):
         self.assertEqual(Codec(0.0, ((4, 1.0), (5, 4.0))).decode_for(2), 0.0)
 
     def test_servers_count_votes(self):
-        result = model.compressed(one_bucket(8192), Cluster(64, SLOW, "ps"), self.codec, blocks=256)
+        result = model.compressed(one_bucket(8192), Cluster(64, SLOW, "ps"), self.codec, [("gather", 256)])
         self.assertEqual((result.exposed, result.decode), (2 * (0.125 + 0.25), 0.3125))
+
+
+    def test_two_hops(self):
+        # 4 ranks, blocks of 256 bytes there, of 512 back: 3 (1/8 + 1/4) and 3 (1/8 + 1/2).
+        result = model.compressed(one_bucket(8192), Cluster(4, SLOW), Codec(), [("blocks", 256), ("gather", 512)])
+        self.assertEqual((result.exposed, result.sent), (3 * 0.375 + 3 * 0.625, 3 * 256 + 3 * 512))
+
+    def test_lengths_travel_first(self):
+        # Of 8 ranks: 3 messages with 7 x 8 bytes in all.
+        result = model.compressed(one_bucket(8192), Cluster(8, SLOW), Codec(), [("lengths", 8), ("gather", 256)])
+        self.assertAlmostEqual(result.exposed, 3 * 0.125 + 56 / 1024 + 7 * 0.375)
+
+    def test_bucket_by_bucket(self):
+        network = Network((Bucket(512, 0.25), Bucket(512, 1.0)), 1.0, 0.0)
+        own, shared = (Link(1024.0, 0.125, share=share) for share in (0.0, 2.0**-40))
+        codec = Codec(0.25, ((2, 0.25),))
+        gather = [("gather", 512)]
+        # A quarter of a second of work, 1/8 + 1/4 for 256 bytes: until 0.875, and from 1.0 until 1.625.
+        result = model.compressed_by_bucket(network, Cluster(2, own), codec, gather)
+        self.assertEqual([(e.start, e.end) for e in result.timeline], [(0.25, 0.875), (1.0, 1.625)])
+        self.assertEqual((result.exposed, result.sent), (0.625, 512))
+        # On the computing's core the backward pass ends a quarter later.
+        result = model.compressed_by_bucket(network, Cluster(2, shared), codec, gather)
+        self.assertAlmostEqual(result.exposed, 0.875)
+        self.assertGreater(model.compressed(network, Cluster(2, own), codec, gather).total, result.total)
+
+    def test_who_works_bucket_by_bucket(self):
+        cluster = Cluster(8, SLOW)
+        for name, differs in [("topk-0.01", True), ("powersgd-4", True), ("dgc-0.01", False), ("signum-two-hop", False)]:
+            one, other = (whole_step(System(name, "dense"), cluster, self.codec, by_bucket=b) for b in (False, True))
+            self.assertEqual(one.encode != other.encode, differs, name)
+
+
+class Delay(unittest.TestCase):
+    far = Link(1024.0, 0.125, delay=2.0)
+
+    def exposed(self, kind, ranks, link, size=1024):
+        return model.compressed(one_bucket(1), Cluster(ranks, link, algorithm="ring"), Codec(), [(kind, size)]).exposed
+
+    def test_each_message_is_late(self):
+        self.assertEqual(self.exposed("sum", 4, self.far), 6 * (0.125 + 2.0 + 0.25))
+        self.assertEqual(self.exposed("recursive doubling", 8, self.far), 3 * (0.125 + 2.0 + 1.0))
+        self.assertEqual(self.exposed("recursive doubling", 7, self.far), 4 * 3.125)
+        self.assertEqual(self.exposed("gather", 4, self.far), 3 * 3.125)
+        self.assertEqual(self.exposed("blocks", 4, self.far), 3 * 3.125)
+        self.assertEqual(self.exposed("narrow", 4, self.far), 6 * 2.375)
+
+    def test_no_delay_is_the_old_formula(self):
+        for system in systems.systems():
+            for topology in ["ring", "hierarchical"]:
+                links = [Link(1e8, 5e-5, 1e-9, 0.5), Link(1e8, 5e-5, 1e-9, 0.5, 0.0, 0.0, float(WINDOW))]
+                one, other = (whole_step(system, Cluster(64, link, topology, early_update=True)) for link in links)
+                self.assertEqual(one, other, system.title)
+
+    def test_window(self):
+        # Three windows of a link that carries one in half a second. Eight pieces go, and the ninth when one of the other side has
+        # come: 2 s and a piece's time after the first.
+        rate = 2.0 * WINDOW
+        link = Link(rate, 0.0, delay=2.0, window=float(WINDOW))
+        once = Rounds(1, 3 * WINDOW).run({False: model.Wire(link)}, 0.0)
+        self.assertAlmostEqual(once, 2.0 + 2 * (2.0 + PIECE / rate) + 0.5)
+        # A link that is slower than the window has no gaps.
+        slow = Link(0.25 * WINDOW, 0.0, delay=2.0, window=float(WINDOW))
+        self.assertEqual(Rounds(1, 3 * WINDOW).run({False: model.Wire(slow)}, 0.0), 2.0 + 12.0)
+        # Ranks that share a link have each a window.
+        self.assertEqual(link.idle(4 * WINDOW, sharers=4), 2.0)
+
+    def test_nothing_is_computed_less_for_waiting(self):
+        network = Network((Bucket(256, 0.0), Bucket(256, 1.0)), 1.0, 0.0)
+        idle = Link(1024.0, 0.0, share=0.5, delay=0.125)
+        # 2 (1/8 + 1/8): of half a second half is delay, so an eighth is lost.
+        self.assertEqual(step(network, idle, 2, algorithm="ring").timeline[1].ready, 1.0)
+        self.assertEqual(step(network, idle, 2, algorithm="ring").timeline[1].start, 1.125)
+
+    def test_parameter_servers(self):
+        self.assertEqual(model.overlapped_servers(one_bucket(1024), Cluster(64, self.far, "ps")).exposed, 2 * (0.125 + 2.0 + 1.0))
+
+    def test_longer_delays_never_help(self):
+        for system in systems.systems():
+            links = [Link(1e8, 5e-5, delay=d, window=float(WINDOW)) for d in (0.0, 0.001, 0.1, 0.2)]
+            times = [systems.best_plan(WHOLE[system.mode], system, Codec(), Cluster(8, link))[0].total for link in links]
+            self.assertEqual(times, sorted(times), system.title)
+
+
+class Rare(unittest.TestCase):
+    def test_every_rank_waits_without_delay_steps(self):
+        self.assertEqual(rare.waiting(Outer(8), 1.0, 4.0), 0.5)
+        self.assertEqual(rare.waiting(Outer(8, 4), 1.0, 1.0), 0.5)
+        self.assertEqual(rare.waiting(Outer(1, 4), 1.0, 1.0), 4.0)  # all fragments after the same step
+
+    def test_hidden_behind_delay_steps(self):
+        self.assertEqual(rare.waiting(Outer(8, 1, 4), 1.0, 4.0), 0.0)
+        self.assertEqual(rare.waiting(Outer(8, 1, 4), 1.0, 6.0), 2.0 / 8)
+        self.assertEqual(rare.waiting(Outer(8, 2, 2), 1.0, 3.0), 2 * 1.0 / 8)
+
+    def test_a_thread_that_cannot_keep_up(self):
+        # 4 fragments of 5 s in rounds of 8 steps of 1 s: 20 s.
+        self.assertAlmostEqual(rare.waiting(Outer(8, 4, 2), 1.0, 5.0), 20.0 / 8 - 1.0)
+
+    def test_more_delay_steps_than_a_round(self):
+        # The fragment is due again before its exchange is over: it is ended first.
+        self.assertEqual(rare.waiting(Outer(4, 1, 100), 1.0, 3.0), 0.0)
+        self.assertAlmostEqual(rare.waiting(Outer(4, 1, 100), 1.0, 6.0), 6.0 / 4 - 1.0)
+
+    def test_what_the_thread_takes_of_the_core(self):
+        self.assertAlmostEqual(rare.waiting(Outer(8, 1, 4), 1.0, 2.0, 0.5), 0.5 / 8)
+
+    def step(self, outer, ranks=8, codec=Codec(), link=SLOW):
+        return rare.step(one_bucket(1024), Cluster(ranks, link, algorithm="ring"), codec, [("sum", 1024)], outer)
+
+    def test_by_hand(self):
+        # 14 messages of 128 bytes, encoding and decoding, a tenth of it in a step.
+        result = self.step(Outer(10), codec=Codec(1.0, ((8, 3.0),)))
+        self.assertAlmostEqual(result.exposed, 14 * 0.25 / 10)
+        self.assertAlmostEqual(result.total, 1.25 + (1.0 + 3.5 + 3.0) / 10)
+        self.assertAlmostEqual(result.sent, 14 * 128 / 10)
+        # In halves there are as many messages of half the bytes.
+        self.assertAlmostEqual(self.step(Outer(10, 2)).exposed, 2 * 14 * (0.125 + 0.0625) / 10)
+        # A local step is 1.25 s: of 3.5 s and 4 s of codec two of them hide 2.5.
+        self.assertAlmostEqual(self.step(Outer(10, 1, 2), codec=Codec(1.0, ((8, 3.0),))).total, 1.25 + (7.5 - 2.5) / 10)
+
+    def test_many_local_steps_compute_only(self):
+        times = [self.step(Outer(steps)).total for steps in (1, 10, 100, 100_000)]
+        self.assertEqual(times, sorted(times, reverse=True))
+        self.assertAlmostEqual(times[-1], 1.25, places=4)
+
+    def test_one_step_is_an_exchange_in_each(self):
+        every = model.compressed(one_bucket(1024), Cluster(8, SLOW, algorithm="ring"), Codec(), [("sum", 1024)])
+        self.assertAlmostEqual(self.step(Outer(1)).total, every.total)
+
+    def test_rows(self):
+        self.assertEqual(ROWS["rare"].local_steps, 16)
+        cluster = Cluster(8, SLOW)
+        of_row, same, more = (whole_step(System("rare", "dense"), cluster, outer=o) for o in (None, Outer(16), Outer(32)))
+        self.assertEqual(of_row, same)
+        self.assertAlmostEqual(more.exposed, same.exposed / 2)
 
 
 class Servers(unittest.TestCase):
@@ -286,7 +461,7 @@ def invented(link=None, latency=2e-4):
             ms = 1e3 * model.all_reduce_time(algorithm, size, 2, known)
             rows.append({"kind": "allreduce", "algorithm": algorithm, "selected": False, "bytes": size, "ranks": 2, "ms": ms})
     for mode, compute, update, parts in [("dense", 400.0, 20.0, 11), ("hybrid", 250.0, 8.0, 4)]:
-        size = model.dense_bytes(model.resnet18_tensors(mode))
+        size = round(WHOLE[mode].size)
         sizes = [size // parts] * (parts - 1) + [size - size // parts * (parts - 1)]
         buckets = [{"bytes": s, "ready_ms": compute * (i + 1) / parts} for i, s in enumerate(sizes)]
         of = {"mode": mode, "ranks": 2, "batch": 32}
@@ -294,11 +469,11 @@ def invented(link=None, latency=2e-4):
                      "update_ms": update, "buckets": buckets})
         network = Network(tuple(Bucket(b["bytes"], b["ready_ms"] / 1e3) for b in buckets), compute / 1e3, update / 1e3)
         for name, encode, decode in [("none", 0, 0), ("bf16", 0, 0), ("powersgd-r4", 30, 12), ("signum", 15, 9)]:
-            compressor = name.replace("-", " ")
+            system = System(systems.row_of(name), mode)
             codec, cluster = Codec(encode / 1e3, ((2, decode / 1e3),)), Cluster(2, known, early_update=True)
-            result = model.simulate(network, mode, compressor, codec, cluster)
+            result = systems.simulate(network, system, codec, cluster)
             rows.append({"kind": "step", "system": "ours", **of, "compressor": name, "compute_ms": compute, "encode_ms": encode,
-                         "payload_bytes": model.payload_bytes(network, mode, compressor), "exposed_ms": 1e3 * result.exposed,
+                         "payload_bytes": systems.payload_bytes(system.name, mode, 2), "exposed_ms": 1e3 * result.exposed,
                          "thread_processor_ms": 0.125e3 * size / known.rate if name == "none" else 0.0,
                          "ms_per_step": 1e3 * result.total, "decode_ms": decode, "update_ms": update, "more": [1]})
     rows.append({"kind": "step", "system": "ddp", "mode": "dense", "compressor": "none", "ms_per_step": 1})
@@ -319,7 +494,8 @@ class Files(unittest.TestCase):
         return path
 
     def run_scaling(self, *words, status=0):
-        done = subprocess.run([sys.executable, str(ROOT / "bench" / "scaling"), *map(str, words)], text=True, timeout=120,
+        codecs = [] if "--codecs" in words else ["--codecs", self.folder]  # no results of studies
+        done = subprocess.run([sys.executable, str(ROOT / "bench" / "scaling"), *map(str, [*words, *codecs])], text=True, timeout=120,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
         self.assertEqual(done.returncode, status, done.stderr)
         return done
@@ -376,7 +552,7 @@ class Files(unittest.TestCase):
         rows.append({"kind": "allreduce", "algorithm": "library", "bytes": 4096, "ranks": 2, "ms": 1.0})
         out = self.run_scaling("--measured", self.write(rows), "--validate").stdout
         self.assertIn("steps: 7 of 8 within 15 % (88 %)", out)
-        self.assertIn("worst -50.0 % (2 hosts, 1000 Mbit/s, step, dense, signum, 2 ranks)", out)
+        self.assertIn("worst -50.0 % (2 hosts, 1000 Mbit/s, step, dense, Signum, 2 ranks)", out)
         self.assertIn("all within 30 %: missed", out)
         self.assertIn("left out: all-reduces called library", out)
 
@@ -406,16 +582,102 @@ class Files(unittest.TestCase):
         self.assertAlmostEqual(codec.encode, 5e-3)
         self.assertAlmostEqual(codec.decode_for(128), 0.259)
 
+    def test_delays_of_links(self):
+        for text, delay in [("100ms", 0.1), ("500us", 5e-4), ("1.5s", 1.5), (None, 0.0)]:
+            link = dict(LINK, delay=text, round_trip_ms=2e3 * delay + 0.4)
+            group = records.Measured([self.write([link])]).groups[0]
+            self.assertEqual(group.delay, delay)
+            self.assertAlmostEqual(records.fit_link(group).link.latency, 2e-4)
+        self.assertEqual(group.title, "2 hosts, 1000 Mbit/s")
+        self.refused([dict(LINK, delay="soon")], "delay 'soon' is none")
+
+    def test_times_of_the_study_are_preferred(self):
+        rows = [{"mode": mode, "ranks": p, "encode_ms": 4.0, "decode_ms": 1.0 + p} for mode in ("dense", "hybrid") for p in (2, 8)]
+        for name in ("signum", "efsign"):
+            study_runs.write(self.folder / Timing(name).file, {"codecs": rows})
+        measured = records.Measured([self.write(invented())], self.folder)
+        for name in ("signum", "efsign"):
+            codec = measured.codec(records.Case(2, 32), "hybrid", name)
+            self.assertAlmostEqual(codec.encode, 4e-3)
+            self.assertAlmostEqual(codec.decode_for(64), 65e-3)
+        self.assertIsNone(measured.codec(records.Case(2, 32), "hybrid", "onebit"))
+        self.assertEqual(measured.codec(records.Case(2, 32), "hybrid", "pactrain-0.5"), Codec())
+        study_runs.write(self.folder / Timing("efsign").file, {"codec": 1})
+        self.refused(invented(), "it has no `codecs`", "--codecs", self.folder)
+
     # Predictions.
 
     def predict(self, *words):
-        out = self.run_scaling("--measured", self.write(invented()), "--json", "-", *words).stdout
+        """Of the rows with times of their own, unless others are named."""
+        named = [] if "--systems" in words else ["--systems", *systems.SHORT]
+        out = self.run_scaling("--measured", self.write(invented()), "--json", "-", *named, *words).stdout
         return [json.loads(line) for line in out.splitlines()]
+
+    def test_all_systems(self):
+        out = self.run_scaling("--measured", self.write(invented()), "--json", "-", "--ranks", "8,512",
+                               "--rate", "1", "--delay", "100ms").stdout
+        rows = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual(len(rows), 2 * len(systems.systems()))
+        self.assertEqual({(r["row"], r["mode"]) for r in rows}, {(s.name, s.mode) for s in systems.systems()})
+        self.assertEqual({r["delay_ms"] for r in rows}, {100})
+        codecs = {r["row"]: r["codec"] for r in rows}
+        self.assertEqual([codecs[n] for n in ("none", "rare", "signum", "topk-0.1")], ["none", "none", "measured", "not measured"])
+
+    def test_what_was_not_timed_is_the_least(self):
+        out = self.run_scaling("--measured", self.write(invented()), "--ranks", "8", "--rate", "1").stdout
+        self.assertIn("Not measured: encoding and decoding of PowerSGD, rank 1; ", out)
+        self.assertRegex(out, r"\| dense \+ EF-sign \| >= [\d,]+ \(")
+        self.assertNotRegex(out, r">= \*\*")
+        self.assertIn("| dense + EF-sign | 1,396,972 | 9.8 | - | 400.0 | not measured |", out)
+
+    def test_rare_exchanges(self):
+        words = ["--systems", "rare", "--ranks", "8", "--rate", "1", "--delay", "100ms"]
+        rows = {options: self.predict(*words, *options)[0] for options in [(), ("--local-steps", "16"), ("--local-steps", "160"),
+                ("--local-steps", "160", "--outer-fragments", "4", "--outer-delay", "10")]}
+        of_row, same, rarer, streamed = rows.values()
+        self.assertEqual(of_row["exposed_ms"], same["exposed_ms"])
+        self.assertAlmostEqual(rarer["exposed_ms"], same["exposed_ms"] / 10, places=3)
+        self.assertLess(streamed["exposed_ms"], rarer["exposed_ms"])
+        self.assertEqual((streamed["fragments"], streamed["delay_steps"]), (4, 10))
+        self.assertEqual(streamed["system"], "dense + rare exchanges, H = 160, F = 4, D = 10")
+
+    def predictor(self, **options):
+        plain = {"batch": None, "latency_us": None, "host_ns": None, "share": None, "compute_scale": 1.0, "topology": "ring",
+                 "systems": [*systems.SHORT, "rare"], "local_steps": None, "outer_fragments": 1, "outer_delay": 0, "delay": 0.0,
+                 "window_kib": 480.0, "inner_rate": 100.0, "inner_latency_us": 5.0, "ranks_per_host": 8, "servers": 0,
+                 "algorithm": "best", "update": "early", "plan": "best", "by_bucket": False}
+        return report.Predictor(records.Measured([self.write(invented())]), argparse.Namespace(**{**plain, **options}))
+
+    def test_least_number_of_local_steps(self):
+        for mode in ("dense", "hybrid"):
+            steps, best, time = delays.least_steps(self.predictor(delay=0.1, local_steps=1), mode, 64, 1)
+            found = [self.predictor(delay=0.1, local_steps=h).step(System("rare", mode), 64, 1)[0].total
+                     for h in (steps, steps - 1)]
+            self.assertLess(found[0], time)
+            self.assertGreaterEqual(found[1], time)
+            self.assertFalse(best.row.rare)
+
+    def test_steps_on_the_test_bed(self):
+        link = dict(LINK, rate_mbit=1000.0)
+        rows = [*invented(link), *invented(dict(link, delay="100ms"))]
+        next(r for r in reversed(rows) if r["kind"] == "step" and r["system"] == "ours" and r["mode"] == "hybrid"
+             and r["compressor"] == "signum")["ms_per_step"] = 77.0
+        measured, predictor = records.Measured([self.write(rows)]), self.predictor()
+        of = {(name, delay): delays.step_on_test_bed(measured, predictor, System(name, "hybrid"), 2, 1, delay)
+              for name in ("signum", "efsign") for delay in (0.0, 0.1, 0.05)}
+        self.assertEqual((of["signum", 0.1], of["signum", 0.05], of["efsign", 0.1]), (77.0, None, None))
+        self.assertGreater(of["signum", 0.0], 200)
+
+    def test_by_bucket(self):
+        words = ["--systems", "signum", "--ranks", "2", "--rate", "0.1", "--plan", "measured"]
+        after, during = self.predict(*words), self.predict(*words, "--by-bucket")
+        self.assertEqual([(a["buckets"], d["buckets"]) for a, d in zip(after, during)], [(0, 11), (0, 4)])
+        self.assertLess(during[0]["step_ms"], after[0]["step_ms"])
 
     def test_predictions(self):
         rows = self.predict("--ranks", "2,64", "--rate", "1,10")
-        self.assertEqual(len(rows), 2 * 2 * len(model.SYSTEMS))
-        self.assertEqual({r["system"] for r in rows}, {s.name for s in model.SYSTEMS})
+        short = systems.systems(systems.SHORT)
+        self.assertEqual((len(rows), {r["system"] for r in rows}), (2 * 2 * len(short), {s.title for s in short}))
         for r in rows:
             parts = sum(r[f"{n}_ms"] for n in ["compute", "encode", "exposed", "decode", "update"])
             self.assertAlmostEqual(parts, r["step_ms"], places=2)
@@ -444,7 +706,7 @@ class Files(unittest.TestCase):
     def test_text(self):
         out = self.run_scaling("--measured", self.write(invented()), "--ranks", "8,16", "--rate", "1").stdout
         self.assertIn("1 Gbit/s", out)
-        self.assertIn("| ranks | dense |", out)
+        self.assertIn("| system | 8 ranks | 16 ranks |", out)
         self.assertIn("From 2 measured ranks at batch 32 each: dense forward and backward 400.0 ms", out)
         out = self.run_scaling("--measured", self.write(invented()), "--ranks", "8", "--rate", "1").stdout
         self.assertIn("| Pufferfish | 13,344,552 | 23.4 |", out)
@@ -455,14 +717,14 @@ class Files(unittest.TestCase):
                               r"is worth it, \d\.\d\d times as fast \(computing alone: 1\.63\)")
         self.assertIn("Break-even with dense (", out)
         self.assertIn("Pufferfish is the faster at every rate.", out)
-        self.assertRegex(out, r"Break-even with PowerSGD r4 \(\d+ ms here\): Pufferfish is the faster above [\d.]+ Mbit/s")
+        self.assertRegex(out, r"Break-even with dense \+ PowerSGD, rank 4 \(\d+ ms here\): Pufferfish is the faster above [\d.]+ Mbit/s")
 
     def test_break_even_lies_where_both_take_as_long(self):
         out = self.run_scaling("--measured", self.write(invented()), "--ask", "--ranks", "16", "--rate", "1").stdout
-        line = next(text for text in out.splitlines() if text.startswith("Break-even with PowerSGD r4"))
+        line = next(text for text in out.splitlines() if text.startswith("Break-even with dense + PowerSGD"))
         rate = float(line.split("above ")[1].split()[0]) / 1e3
         of = {r["system"]: r["step_ms"] for r in self.predict("--ranks", "16", "--rate", rate)}
-        self.assertAlmostEqual(of["Pufferfish"] / of["PowerSGD r4"], 1, places=2)
+        self.assertAlmostEqual(of["Pufferfish"] / of["dense + PowerSGD, rank 4"], 1, places=2)
 
     def test_a_hybrid_network_that_computes_longer_can_lose(self):
         rows = invented()
@@ -474,14 +736,14 @@ class Files(unittest.TestCase):
         self.assertIn("factorizing is not worth it", out)
         self.assertRegex(out, r"Break-even with dense \(\d+ ms here\): Pufferfish is the faster below [\d.]+ [GM]bit/s")
 
-    def test_systems_that_were_not_measured_are_left_out(self):
-        rows = [r for r in invented() if r.get("compressor") != "signum"]
-        out = self.run_scaling("--measured", self.write(rows), "--ranks", "8").stdout
-        self.assertIn("Left out: Signum: no step with it was measured.", out)
+    def test_systems_of_other_topologies_are_left_out(self):
+        out = self.run_scaling("--measured", self.write(invented()), "--topology", "ps", "--ranks", "8").stdout
+        self.assertIn("Left out: dense + top-k, 1 %: parameter servers add gradients and count votes.", out)
+        self.assertNotIn("| dense + top-k", out)
 
     def test_plot(self):
         path = self.folder / "p'lot.svg"
-        words = ["--measured", self.write(invented()), "--ranks", "8,64", "--plot", path]
+        words = ["--measured", self.write(invented()), "--ranks", "8,64", "--systems", *systems.SHORT, "--plot", path]
         if shutil.which("gnuplot") is None:
             self.assertIn("no gnuplot", self.run_scaling(*words, status=1).stderr)
             return
@@ -535,10 +797,16 @@ class Files(unittest.TestCase):
         self.refused(self.changed("step", payload_bytes=44_695_332), "payload of 44,695,332 bytes, but 44,695,336",
                      "--validate")
 
+    def test_expected_payloads_may_differ(self):
+        row = {"compressor": "atomo --compress-sparsity 2", "payload_bytes": 1_574_344}
+        out = self.run_scaling("--measured", self.write(self.changed("step", mode="hybrid", **row)), "--validate").stdout
+        self.assertIn("| step, hybrid, ATOMO, 2 singular triplets, 2 ranks |", out)
+        self.refused(self.changed("step", mode="hybrid", **{**row, "payload_bytes": 5_000_000}), "by the model", "--validate")
+
     def test_other_compressors_are_left_out(self):
-        for name in ["powersgd-rx", "powersgd-r0", "huffman"]:
+        for name in ["powersgd-rx", "powersgd-r0", "powersgd-r3", "huffman", "rare"]:
             out = self.run_scaling("--measured", self.write(self.changed("step", compressor=name)), "--validate").stdout
-            self.assertIn(f"left out: steps with {name.replace('-r', ' r')}", out)
+            self.assertIn(f"left out: steps with {name}", out)
             self.assertIn("steps: 7 of 7", out)
 
     def test_nothing_to_validate(self):
@@ -549,11 +817,12 @@ class Files(unittest.TestCase):
         path = self.write(invented())
         for words in [["--ranks", "0"], ["--ranks", "8,x"], ["--rate", "-1"], ["--rate", "nan"], ["--compute-scale", "0"],
                       ["--ask"], ["--topology", "star"], ["--latency-us", "inf"], ["--share", "2"],
-                      ["--ask", "--ranks", "8", "--rate", "5000"]]:
+                      ["--ask", "--ranks", "8", "--rate", "5000"], ["--delay", "5"], ["--local-steps", "0"],
+                      ["--outer-fragments", "2"], ["--systems", "zip"]]:
             self.run_scaling("--measured", path, *words, status=2)
         done = self.run_scaling("--measured", path, "--topology", "hierarchical", "--ranks", "12", status=1)
         self.assertIn("12 ranks are no whole number of hosts of 8", done.stderr)
-        done = self.run_scaling("--measured", path, "--json", "/nowhere/x", status=1)
+        done = self.run_scaling("--measured", path, "--ranks", "8", "--json", "/nowhere/x", status=1)
         self.assertIn("/nowhere/x", done.stderr)
 
 

@@ -56,7 +56,8 @@ class Exchange(unittest.TestCase):
         self.assertIsNone(row["link_percent"])
 
     def test_steps(self):
-        payloads = {"none": 13_344_552, "bf16": 6_672_276, "fp16": 6_672_276, "powersgd-r4": 648_824, "signum": 417_020}
+        payloads = {"none": 13_344_552, "bf16": 6_672_276, "fp16": 6_672_276, "powersgd-r4": 648_824, "signum": 417_020,
+                    "topk --compress-ratio 0.01": 266_696, "signum --compress-route two-hop": 834_044, "doublesqueeze": 625_900}
         rows = self.records("--only", "buckets", "step", "--modes", "hybrid", "--batch", "1", "--compressors", *payloads)
         _, buckets, *steps = rows
         self.assertEqual((buckets["kind"], buckets["mode"], buckets["batch"]), ("buckets", "hybrid", 1))
@@ -72,7 +73,8 @@ class Exchange(unittest.TestCase):
 
     def test_refusals(self):
         for words, told in [(["--compressors", "zip"], "no compressor is called zip"), (["--ranks", "3"], "3 ranks were asked for"),
-                            (["--compressors", "powersgd-rx"], "no compressor is called powersgd-rx")]:
+                            (["--compressors", "powersgd-rx"], "no compressor is called powersgd-rx"),
+                            (["--compressors", "topk --compress-bits 2"], "--compress-bits 2 means nothing for --compress topk")]:
             done = self.exchange("--only", "step", "--modes", "hybrid", "--batch", "1", *words)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(told, done.stderr)
@@ -83,7 +85,8 @@ class Words(unittest.TestCase):
         for words, told in [([], "--json FILE"), (["--json", "x", "--rate", "1mbps"], "no rate: 1mbps"),
                             (["--json", "x", "--rate", "0gbit"], "no rate: 0gbit"),
                             (["--json", "x", "--hosts", "1"], "--hosts"), (["--json", "x", "--delay", "5"], "no time: 5"),
-                            (["--json", "x", "--only", "all"], "--only")]:
+                            (["--json", "x", "--only", "all"], "--only"),
+                            (["--json", "x", "--compressors", "rare"], "rare is not measured in single steps")]:
             done = run(TESTBED, *words)
             self.assertEqual(done.returncode, 2, words)
             self.assertIn(told, done.stderr)
