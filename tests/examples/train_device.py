@@ -58,11 +58,11 @@ def test(programs, folder):
             programs.run(name, *arguments, *EPOCHS, "--json", target, *more, ranks=ranks)
             return load(target)
 
-        # Truncated plainly both are the same to rounding; statistics of so few samples differ between the two.
+        # Without statistics the device decomposes the weights itself; with them, as below, the host does.
         plain = ("--policy", "paper")
-        expect(distance(run("--device", "gpu", *plain), run(*plain)) < 2e-3, f"{name}: the paper's switch")
+        expect(distance(run("--device", "gpu", *plain), run(*plain)) < 1e-4, f"{name}: the paper's switch")
         on_cpu = run()
-        for precision, tolerance in [("fp32", 2e-2), ("bf16", 0.1)]:
+        for precision, tolerance in [("fp32", 1e-4), ("bf16", 0.1)]:
             device = ["--device", "gpu", "--precision", precision]
             whole = run(*device)
             expect_equal(whole["options"]["precision"], precision, f"{name}: what was asked for")
@@ -74,7 +74,7 @@ def test(programs, folder):
                 again = run(*device, "--checkpoint", file, "--resume")
                 expect_equal(digests(again), digests(whole), f"{name}: parameters after stopping")
         if programs.mpirun:
-            expect(distance(run("--device", "gpu", *plain, ranks=2), run(*plain, ranks=2)) < 2e-3, f"{name}: two ranks")
+            expect(distance(run("--device", "gpu", ranks=2), run(ranks=2)) < 1e-4, f"{name}: two ranks")
 
 
 main(test)

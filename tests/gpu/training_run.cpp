@@ -143,6 +143,63 @@ TEST_CASE("gpu training run: a weighted switch of images, interrupted among the 
 TEST_CASE("gpu training run: a weighted switch of a language model, with clipping") {
   check_runs(weighted<language_case<>>(), 3, 2e-3);
 }
+
+namespace {
+
+using named_statistics = std::vector<std::pair<std::string, pf::output_statistics>>;
+
+// The sums of every layer after the first step of a translator. All layers are factorized, the embedding too.
+template <class Device>
+named_statistics translator_statistics(pf::context<Device>& ctx) {
+  const translation_case of;
+  auto net = translation_case::model<Device>();
+  auto task = of.task<Device>(net, 3);
+  pf::factorize_policy policy = pf::transformer_policy(0);
+  policy.embeddings_dense = false;
+  pf::statistics_collector<float, Device> collector(net, policy);
+  const pf::mode_scope<Device> training(ctx, pf::run_mode::training);
+  pf::memory_block<double> results(pf::memory_of<Device>::source(), 2);
+  {
+    const pf::observed_scope watching(ctx, collector);
+    task.load(ctx, {0, 0, 0});
+    task.compute(ctx, net, results.data());
+  }
+  std::vector<double> seen(2);
+  results.to_host(seen);
+  collector.end_step(seen[1]);
+  named_statistics all;
+  for (const auto& [name, sums] : collector.sums()) all.emplace_back(name, *sums);
+  return all;
+}
+
+}  // namespace
+
+// A captured step on a device computes 32 rows for the 30 target tokens of this batch, and 40 rows for its 38
+// source tokens. The outputs of rows of padding are not zero. An observed step must not compute such rows:
+// they would change some second moments of this batch by a tenth.
+TEST_CASE("gpu training run: a translator's statistics contain no rows of padding") {
+  pf::cpu_context host;
+  named_statistics expected = translator_statistics<cpu>(host);
+  named_statistics found = translator_statistics<gpu>(gpu_context());
+  REQUIRE(found.size() == 17);
+  REQUIRE(found.size() == expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    CAPTURE(found[i].first);
+    CHECK(found[i].first == expected[i].first);
+    const auto a = found[i].second.parts(), b = expected[i].second.parts();
+    for (std::size_t part = 0; part < a.size(); ++part) {
+      const std::string name = a[part].name;
+      CAPTURE(name);
+      const std::vector<double> is(a[part].values.begin(), a[part].values.end()),
+          right(b[part].values.begin(), b[part].values.end());
+      REQUIRE(is.size() == right.size());
+      // Counts of rows, samples and tokens are integers.
+      const bool counts = name.find("counts") != std::string::npos;
+      CHECK(difference(is, right) <= (counts ? 0.0 : 1e-5));
+    }
+  }
+}
+
 TEST_CASE("gpu training run: fp16 takes no statistics, bf16 does") {
   pf::self comm;
   const weighted<image_case<pf::gpu::fp16>> scaled;

@@ -180,10 +180,10 @@ struct translation_case {
     o.seed = 3;
     return o;
   }
-  template <class Device, class Comm>
-  using run_type = pf::training_run<pf::translation_task<float, Device>, Comm>;
-  template <class Device, class Comm>
-  run_type<Device, Comm> make(Comm& comm, const pf::run_options& o = options()) const {
+  template <class Device>
+  using task_type = pf::translation_task<float, Device>;
+  template <class Device>
+  static typename task_type<Device>::model_type model() {
     pf::transformer_options shape;
     shape.vocabulary = 11;
     shape.width = 16;
@@ -193,12 +193,24 @@ struct translation_case {
     shape.key = shape.value = 8;
     shape.positions = 12;
     shape.padding = pf::translation_tokens::padding;
-    typename pf::translation_task<float, Device>::model_type net{pf::transformer<float, Device>(shape)};
+    typename task_type<Device>::model_type net{pf::transformer<float, Device>(shape)};
     net.initialize(3);
+    return net;
+  }
+  template <class Device>
+  task_type<Device> task(const typename task_type<Device>::model_type& net, std::uint64_t seed, int rank = 0,
+                         int ranks = 1) const {
     pf::translation_task_options how;
     how.batch = 8;
-    pf::translation_task<float, Device> task(net, train, test, how, o.seed, comm.rank(), comm.size());
-    return run_type<Device, Comm>(std::move(net), comm, std::move(task), o);
+    return task_type<Device>(net, train, test, how, seed, rank, ranks);
+  }
+  template <class Device, class Comm>
+  using run_type = pf::training_run<task_type<Device>, Comm>;
+  template <class Device, class Comm>
+  run_type<Device, Comm> make(Comm& comm, const pf::run_options& o = options()) const {
+    auto net = model<Device>();
+    auto own = task<Device>(net, o.seed, comm.rank(), comm.size());
+    return run_type<Device, Comm>(std::move(net), comm, std::move(own), o);
   }
 };
 

@@ -23,7 +23,8 @@ using token_matrix = tensor_view<const std::int32_t, 2>;
 /// A view of arrays in the memory of a device.
 struct packed_tokens {
   /// Without padding, sentence after sentence; behind the last one there may be rows of padding, which belong
-  /// to no sentence and change no result.
+  /// to no sentence and change no result. A row_observer sees them like other rows, so a step that takes
+  /// statistics must be packed without them.
   std::span<const std::int32_t> tokens;
   const std::int32_t* positions = nullptr;  ///< of each in its sentence
   const std::uint64_t* numbers = nullptr;   ///< of each in the global batch; see ops::row_dropout

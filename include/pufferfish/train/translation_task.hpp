@@ -62,13 +62,19 @@ class pairs_place {
   pairs_place(const pair_batches& source, const transformer_options& model)
       : padding_(model.padding), positions_(model.positions), place_(room(source)) {}
 
-  /// Of sets that check_pairs has passed. Returns how many tokens count for the loss.
+  /// Of sets that check_pairs has passed. Returns how many tokens count for the loss. If a row_observer is
+  /// registered with `ctx`, every row is a token's: rows of padding would count in its statistics, and they
+  /// only serve graphs, into which observed steps are not captured.
   index_t bring(context<Device>& ctx, const pair_batch& part, double normalizer) {
     const extents<2> sources{part.count, part.source_length}, targets{part.count, part.target_length};
     const token_matrix source(part.source.data(), sources), target(part.target.data(), targets),
         next(part.labels.data(), targets);
-    const pair_packing packing =
-        packing_of(part.count, count_tokens(source, padding_), count_tokens(target, padding_));
+    const bool observed = ctx.rows().observer() != nullptr;
+    const auto rows_of = [&](const token_matrix& ids) {
+      const index_t tokens = count_tokens(ids, padding_);
+      return observed ? tokens : parts::rows_of_tokens(tokens);
+    };
+    const pair_packing packing({part.count, rows_of(source), rows_of(target)});
     std::byte* const written = place_.write();
     const index_t counted =
         packing.write(written, source, target, next, padding_, ctx.first_sample(), positions_);
@@ -84,12 +90,11 @@ class pairs_place {
  private:
   static constexpr auto number_bytes = static_cast<index_t>(sizeof(double));
 
-  static pair_packing packing_of(index_t pairs, index_t sources, index_t targets) {
-    return pair_packing({pairs, parts::rows_of_tokens(sources), parts::rows_of_tokens(targets)});
-  }
   static index_t room(const pair_batches& source) {
     const index_t pairs = source.max_local_batch();
-    return packing_of(pairs, pairs * source.max_source_length(), pairs * source.max_target_length()).bytes() +
+    const auto rows_of = [pairs](index_t length) { return parts::rows_of_tokens(pairs * length); };
+    return pair_packing({pairs, rows_of(source.max_source_length()), rows_of(source.max_target_length())})
+               .bytes() +
            number_bytes;
   }
 
@@ -217,7 +222,8 @@ std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, cons
 /// training that of smoothed labels.
 ///
 /// On a device, the rows of a batch's tokens are filled up a little, so that steps come in few shapes, each
-/// of which is captured into a graph.
+/// of which is captured into a graph. Steps that a row_observer watches are not captured and have no such
+/// rows, so that statistics are those of the tokens, as on the CPU.
 template <class T, class Device = device::cpu>
 class translation_task {
  public:
