@@ -145,6 +145,29 @@ TEST_CASE("accordion: a smaller learning rate makes all levels low until the nex
         levels{1, 1, 1, 1, 1, 0});
 }
 
+TEST_CASE("accordion: rates of single steps are not compared, rates of epochs are") {
+  const parameters<double> net({matrix::matrix(8, 4)});
+  cpu_context ctx;
+  // Step rates that rise above and fall below the epoch's, with all norms equal: low in epochs 0 and 1, then
+  // high, and low only in an epoch with a smaller rate of its own.
+  const auto levels_with = [&](const std::vector<double>& epoch_rates) {
+    auto simulated = ranks_with(net.store, 2, ranks_2_and_1());
+    std::vector<double> levels;
+    for (std::size_t epoch = 0; epoch < epoch_rates.size(); ++epoch) {
+      simulated.set_epoch(static_cast<index_t>(epoch), epoch_rates[epoch]);
+      for (const double factor : {epoch % 2 == 0 ? 8.0 : 0.125, 0.5}) {
+        simulated.set_rate(factor * epoch_rates[epoch]);
+        gradients_of_ranks<double> gradients(2, std::vector<double>(32, 1.0));
+        simulated.step(ctx, gradients);
+      }
+      levels.push_back(levels_of(simulated[0])[0]);
+    }
+    return levels;
+  };
+  CHECK(levels_with({1, 1, 1, 1, 1}) == std::vector<double>{1, 1, 0, 0, 0});
+  CHECK(levels_with({1, 1, 1, 0.5, 0.5}) == std::vector<double>{1, 1, 0, 1, 0});
+}
+
 TEST_CASE("accordion: the norm is that of the sum over an epoch, not a sum of norms") {
   const parameters<double> net({matrix::matrix(4, 5), matrix::vector(5)});
   cpu_context ctx;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <pufferfish/compress/block_top_k.hpp>
+#include <pufferfish/compress/sign_codec.hpp>
 #include <pufferfish/dist/rare_exchange.hpp>
 #include <pufferfish/dist/self.hpp>
 
@@ -344,6 +345,28 @@ TEST_CASE("rare_exchange: compressed, delayed and streamed, it goes on bit for b
       }
     }
   }
+}
+
+TEST_CASE("rare_exchange: a memory of parameter changes is not rescaled by the rates of local steps") {
+  const auto course_of = [](code_memory memory) {
+    std::vector<float> result;
+    thread_ranks::run(2, [&](communicator& comm) {
+      some_parameters<float> net(some_sizes);
+      cpu_context ctx;
+      rare_exchange<float, communicator> exchange(net.store, comm, {.local_steps = 2, .outer_rate = 0.5},
+                                                  sign_codec_options{memory});
+      for (std::uint64_t step = 0; step < 12; ++step) {
+        exchange.set_epoch(static_cast<index_t>(step / 4), 0.1 / static_cast<double>(1 + step));
+        local_step(net.store.values(), comm.rank(), step);
+        exchange.step_done(ctx);
+      }
+      if (comm.rank() == 0) result = net.values();
+    });
+    return result;
+  };
+  const std::vector<float> plain = course_of(code_memory::error_feedback);
+  CHECK(same_bits(course_of(code_memory::rescaled_error_feedback), plain));
+  CHECK_FALSE(same_bits(course_of(code_memory::none), plain));
 }
 
 TEST_CASE("rare_exchange: through a compressor D is what the compressor makes of all ranks' changes") {

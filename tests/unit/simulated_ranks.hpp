@@ -49,8 +49,10 @@ class simulated_ranks {
   /// What compressors are told from the next step on.
   void set_epoch(index_t epoch, double learning_rate) {
     epoch_ = epoch;
+    epoch_rate_ = learning_rate;
     learning_rate_ = learning_rate;
   }
+  void set_rate(double learning_rate) { learning_rate_ = learning_rate; }
 
   /// Bytes that a rank has given to collectives in the last step, and those that have travelled for it: a sum
   /// by a ring, 2 (p - 1) / p of its length; a gather, p - 1 times the rank's own block.
@@ -77,7 +79,7 @@ class simulated_ranks {
   using message = compressor_message<value_type>;
 
   exchange_place place(std::size_t rank) const {
-    return {static_cast<int>(rank), static_cast<int>(size()), steps_, epoch_, learning_rate_};
+    return {static_cast<int>(rank), static_cast<int>(size()), steps_, epoch_, learning_rate_, epoch_rate_};
   }
 
   void send(std::vector<message>& all) {
@@ -168,7 +170,7 @@ class simulated_ranks {
   std::vector<std::size_t> payload_, sent_;
   std::uint64_t steps_ = 0;
   index_t epoch_ = 0;
-  double learning_rate_ = 0.0;
+  double learning_rate_ = 0.0, epoch_rate_ = 0.0;
 };
 
 /// Whether all ranks have the same bits.

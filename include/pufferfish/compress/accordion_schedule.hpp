@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: `accordion_schedule`, which decides at the ends of epochs which matrices are compressed more.
+/// Internal: `accordion_schedule`, which decides at the ends of epochs on the compression of each matrix.
 
 #include <algorithm>
 #include <cmath>
@@ -17,13 +17,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Where a matrix is in the gradient arena.
+/// Position of a matrix in the gradient arena.
 struct matrix_range {
   index_t begin = 0, size = 0;
 };
 
-/// The levels of Accordion (see accordion.hpp): of each matrix 1, low compression, or 0, high compression.
-/// All that a checkpoint must keep is in states(). Only rank 0 has sums and norms.
+/// The levels of Accordion (see accordion.hpp), one per matrix: 1 is low compression, 0 high compression.
+/// states() is all that a checkpoint must keep. Only rank 0 has sums and norms.
 template <class T>
 class accordion_schedule {
  public:
@@ -45,14 +45,14 @@ class accordion_schedule {
 
   /// Whether a step is the first one of its epoch.
   bool enters(const exchange_place& place) const { return static_cast<T>(place.epoch) != common_.data()[0]; }
-  /// In such a step: whether the epoch before it is one after which levels are decided.
+  /// In the first step of an epoch: whether levels are decided after the epoch that has ended.
   bool is_due() const {
     const auto ended = static_cast<index_t>(common_.data()[0]);
     return ended >= 0 && ended % interval_ == 0;
   }
 
-  /// Rank 0, after an epoch that is due: the norms of the sums become those of the last decision, and
-  /// levels[m] the new level of matrix m. A norm that is not finite gives the low compression.
+  /// On rank 0, after an epoch that is due: replaces the norms of the last decision by the norms of the sums,
+  /// and sets levels[m] to the new level of matrix m. A norm that is not finite makes the level low.
   void decide(context<device::cpu>& ctx, std::span<std::byte> levels) {
     for (std::size_t m = 0; m < matrices_.size(); ++m) {
       const auto sum = std::span<const T>(sum_.data() + matrices_[m].begin, size_of(m));
@@ -62,18 +62,18 @@ class accordion_schedule {
       levels[m] = std::byte{high ? std::uint8_t{0} : std::uint8_t{1}};
     }
   }
-  /// All ranks: takes the levels of rank 0; none: the levels stay. With a learning rate below that of the
-  /// epoch before all levels are low.
+  /// On all ranks: begins an epoch with the levels that rank 0 has decided; if `decided` is empty, the levels
+  /// stay. If the learning rate is below that of the epoch before, all levels become low.
   void enter(context<device::cpu>& ctx, const exchange_place& place, std::span<const std::byte> decided) {
     const std::span<T> levels = common_.span().subspan(first_level);
     std::transform(decided.begin(), decided.end(), levels.begin(),
                    [](std::byte level) { return level == std::byte{0} ? T(0) : T(1); });
-    if (static_cast<T>(place.learning_rate) < rate()) std::fill(levels.begin(), levels.end(), T(1));
+    if (static_cast<T>(place.epoch_rate) < rate()) std::fill(levels.begin(), levels.end(), T(1));
     epoch() = static_cast<T>(place.epoch);
-    rate() = static_cast<T>(place.learning_rate);
+    rate() = static_cast<T>(place.epoch_rate);
     ops::fill(ctx, sum_.span(), T(0));
   }
-  /// Rank 0 adds its gradients of a step, other ranks do nothing.
+  /// Adds the gradients of a step to the sum on rank 0; does nothing on other ranks.
   void add(context<device::cpu>& ctx, std::span<const T> gradients) {
     if (sum_.size() > 0) add_gradients(ctx, gradients, sum_.span());
   }
@@ -92,12 +92,12 @@ class accordion_schedule {
   std::size_t size_of(std::size_t matrix) const { return static_cast<std::size_t>(matrices_[matrix].size); }
 
   std::vector<matrix_range> matrices_;
-  index_t size_;  // of the arena
+  index_t size_;  // size of the arena
   double threshold_;
   index_t interval_;
-  aligned_buffer<T> sum_;    // of this epoch's gradients
-  aligned_buffer<T> norms_;  // of the sums of the last decision
-  // The epoch of the last step (-1: none), its learning rate at its first step, the levels.
+  aligned_buffer<T> sum_;    // sum of this epoch's gradients
+  aligned_buffer<T> norms_;  // norms of the sums at the last decision
+  // The epoch of the last step (-1: none), its learning rate, the levels.
   aligned_buffer<T> common_;
 };
 

@@ -25,13 +25,16 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Position of a compressor: its rank, the number of ranks, and the number of exchanges before this one.
-/// Epoch and learning rate are those of the last call of gradient_exchange::set_epoch.
+/// Epoch and epoch_rate are those of the last call of gradient_exchange::set_epoch. learning_rate is the rate
+/// by which the result of this step is multiplied: that of the last call of set_epoch or set_rate. In a
+/// rare_exchange it is rare_exchange_options::outer_rate.
 struct exchange_place {
   int rank = 0;
   int ranks = 1;
   std::uint64_t step = 0;
   index_t epoch = 0;
   double learning_rate = 0.0;
+  double epoch_rate = 0.0;
 };
 
 /// What one round of an exchange sends. All parts are memory of the compressor, and each may be absent. All

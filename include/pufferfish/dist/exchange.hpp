@@ -20,7 +20,6 @@
 #include <pufferfish/dist/gradient_reducer.hpp>
 #include <pufferfish/dist/gradient_staging.hpp>
 #include <pufferfish/dist/job_thread.hpp>
-#include <pufferfish/dist/waiting.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -127,6 +126,14 @@ class gradient_exchange {
   }
   /// Sets the epoch and its learning rate for compressors; to be called between steps.
   void set_epoch(index_t epoch, double learning_rate) { reducer_.set_epoch(epoch, learning_rate); }
+  /// Sets the learning rate of the next steps for compressors. Waits for replays that use the present one.
+  void set_rate([[maybe_unused]] context<Device>& ctx, double learning_rate) {
+    if (!reducer_.has_compressor() || learning_rate == reducer_.learning_rate()) return;
+    if constexpr (staging::copies) {
+      if (ever_captured_) ctx.synchronize();
+    }
+    reducer_.set_rate(learning_rate);
+  }
   /// The last non-finite element that nonfinite_policy::skip or stop has found; the same on all ranks.
   const std::optional<nonfinite_gradient>& nonfinite() const { return reducer_.nonfinite(); }
 
@@ -328,11 +335,7 @@ class gradient_exchange {
       staging_.set_usable(false);
     }
     if (job == buckets_.size() && replayed_.load(std::memory_order_relaxed)) leave_failure();
-    exchange_report& report = reducer_.report();
-    report.busy_ms += detail::milliseconds_since(start);
-    const double now = detail::thread_processor_ms();
-    report.processor_ms += now - processor_ms_;
-    processor_ms_ = now;
+    reducer_.count_thread_time(start);
   }
   void serve_unless_failed(std::size_t job) {
     if (job < buckets_.size()) {
@@ -491,7 +494,6 @@ class gradient_exchange {
   detail::thread_exception thrown_;
   detail::exchange_failure failure_;
   std::atomic<bool> replayed_{false};
-  double processor_ms_ = 0.0;
   detail::job_thread jobs_;
 };
 

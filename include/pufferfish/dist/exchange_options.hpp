@@ -58,8 +58,8 @@ struct exchange_options {
   exchange_memory memory = exchange_memory::staged;
   /// True: a compressor encodes and sends each bucket as soon as its gradients are complete, while the
   /// backward pass still runs, on one thread of the exchange (exchange_progress). False: it handles all
-  /// gradients after the backward pass, on all threads. Requires a compressor with part() and
-  /// nonfinite_policy::ignore, since a compressor's memory cannot be rolled back.
+  /// gradients after the backward pass, on all threads. Requires a compressor with part(), and
+  /// nonfinite_policy::ignore if the compressor has states(), since these cannot be rolled back.
   bool compress_by_bucket = false;
   /// True: gradients stay those of each rank, and nothing is sent; for ranks that exchange parameters instead
   /// (rare_exchange).

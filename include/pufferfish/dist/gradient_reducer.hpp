@@ -18,6 +18,7 @@
 #include <pufferfish/dist/compressor.hpp>
 #include <pufferfish/dist/exchange_options.hpp>
 #include <pufferfish/dist/sparse_all_reduce.hpp>
+#include <pufferfish/dist/waiting.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -74,6 +75,13 @@ class gradient_reducer {
   bool with_thread() const { return options_.progress == exchange_progress::thread; }
   exchange_report& report() { return report_; }
   const exchange_report& report() const { return report_; }
+  /// Adds the exchange thread's time since `start` to the report. To be called by this thread.
+  void count_thread_time(std::chrono::steady_clock::time_point start) {
+    report_.busy_ms += milliseconds_since(start);
+    const double now = thread_processor_ms();
+    report_.processor_ms += now - processor_ms_;
+    processor_ms_ = now;
+  }
   T divisor() const { return T(1) / static_cast<T>(comm_->size()); }
 
   std::vector<compressor_state<T>> states() {
@@ -84,8 +92,12 @@ class gradient_reducer {
   void set_steps(std::uint64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
   void set_epoch(index_t epoch, double learning_rate) {
     epoch_ = epoch;
+    epoch_rate_ = learning_rate;
     learning_rate_ = learning_rate;
   }
+  /// Learning rate of the next steps; set_epoch sets it, too.
+  double learning_rate() const { return learning_rate_; }
+  void set_rate(double learning_rate) { learning_rate_ = learning_rate; }
   const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
 
   index_t payload_bytes() const {
@@ -180,7 +192,8 @@ class gradient_reducer {
     ++report_.steps;
     bool usable = true;
     if (compressor_) {
-      usable = options_.compress_by_bucket || compress_all(ctx, gradients);
+      usable = options_.compress_by_bucket ? usable_everywhere() && require_finite(gradients)
+                                           : compress_all(ctx, gradients);
     } else if (comm_->size() > 1 && !is_local()) {
       report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
       if (is_narrow()) report_.copied_bytes += gradients.size_bytes();
@@ -206,7 +219,7 @@ class gradient_reducer {
   }
 
   // Local.
-  void check_options() const {
+  void check_options() {
     if (is_local() && compressor_) {
       PUFFERFISH_THROW(value_error("gradient_exchange: local, but a compressor for what does not travel"));
     }
@@ -215,10 +228,10 @@ class gradient_reducer {
           value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
                       to_string(options_.wire) + " has no meaning with it"));
     }
-    if (compressor_ && options_.compress_by_bucket && looks()) {
+    if (compressor_ && options_.compress_by_bucket && looks() && !compressor_->states().empty()) {
       throw_error<value_error>(
           {"gradient_exchange: compress_by_bucket with nonfinite_policy::", to_string(options_.nonfinite),
-           ": what a compressor has taken into its memory cannot be taken back"});
+           " and compressor ", compressor_->describe(), ", whose state cannot be rolled back"});
     }
     if (with_thread() && !may_have_thread()) {
       PUFFERFISH_THROW(
@@ -274,13 +287,18 @@ class gradient_reducer {
     // Checked before the compressor takes the gradients into its state.
     if (!usable_everywhere()) return false;
     compress(ctx, gradients);
-    if (usable_result(gradients)) return true;
+    return require_finite(gradients);
+  }
+
+  // Returns true. Throws value_error if a compressor's result is not finite, though all gradients are.
+  bool require_finite(std::span<const T> result) {
+    if (usable_result(result)) return true;
     PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
   }
 
   // All rounds of a step, for all gradients or those of a bucket.
   void compress(context<device::cpu>& ctx, std::span<T> gradients, std::size_t bucket = 0) {
-    const exchange_place place{comm_->rank(), comm_->size(), steps(), epoch_, learning_rate_};
+    const exchange_place place{comm_->rank(), comm_->size(), steps(), epoch_, learning_rate_, epoch_rate_};
     for (int round = 0; round < compressor_->rounds(); ++round) {
       const auto start = clock::now();
       const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients, bucket);
@@ -346,7 +364,8 @@ class gradient_reducer {
   std::vector<float16> fp16_scratch_;
   std::atomic<std::uint64_t> steps_{0};
   index_t epoch_ = 0;
-  double learning_rate_ = 0.0;
+  double learning_rate_ = 0.0, epoch_rate_ = 0.0;
+  double processor_ms_ = 0.0;  // processor time of the exchange's thread at its last report
   std::atomic<bool> stopped_{false};
   index_t local_nonfinite_ = -1;  // arena offset of this rank's first non-finite gradient; -1: none
   std::optional<nonfinite_gradient> nonfinite_;

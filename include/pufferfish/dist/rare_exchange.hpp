@@ -196,7 +196,8 @@ class rare_exchange {
     reducer_.set_steps(steps);
     agreed_ = false;
   }
-  /// Sets the epoch and its learning rate for compressors.
+  /// Sets the epoch and its learning rate (exchange_place::epoch_rate) for compressors. D is multiplied by
+  /// outer_rate, which is therefore exchange_place::learning_rate.
   void set_epoch(index_t epoch, double learning_rate) {
     epoch_ = epoch;
     learning_rate_ = learning_rate;
@@ -387,6 +388,7 @@ class rare_exchange {
     const std::size_t f = what.fragment;
     reducer_.set_steps(what.number);
     reducer_.set_epoch(what.epoch, what.learning_rate);
+    reducer_.set_rate(options_.outer_rate);
     if (reducer_.has_compressor() && fragments_.size() == 1) {
       reducer_.close(ctx, change(f));
     } else if (reducer_.has_compressor() || reducer_.comm().size() > 1) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The gradient exchange over `gpu::nccl`: gradients leave from a device's arena and come back to it, and the
-/// host has nothing to do but to say so. Include <pufferfish/gpu/nccl.hpp>.
+/// The gradient exchange over `gpu::nccl`: gradients are sent from a device's arena and received in it, and
+/// the host only launches the work. Include <pufferfish/gpu/nccl.hpp>.
 
 #include <algorithm>
 #include <atomic>
@@ -27,8 +27,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// Sums buckets by NCCL. With a narrow wire, numbers travel as narrow_all_reduce sends them, and the bits are
-/// its own: every rank adds its part of the bucket in float, and nothing is rounded on the way.
+/// Sums buckets by NCCL. With a narrow wire, numbers are sent as by narrow_all_reduce, with the same bits as
+/// result: every rank adds its part of the bucket in float, without rounding in between.
 template <class T, class Host>
 class nccl_reducer {
  public:
@@ -40,7 +40,7 @@ class nccl_reducer {
     received_ = memory_block<std::uint16_t>(device_memory(), part_ * (comm.size() - 1), uninitialized);
   }
 
-  /// Element i becomes the mean.
+  /// Element i becomes the mean over all ranks.
   void average(std::span<T> values, cudaStream_t stream) {
     if (ranks_ == 1) return;
     if (wire_ != exchange_wire::same) return average_narrow(values, stream);
@@ -80,7 +80,7 @@ class nccl_reducer {
                    static_cast<index_t>(values.size() - after), factor());
   }
 
-  // One to every other rank, outgoing(to), and one from it, incoming(from, step); step - 1 ranks lie between.
+  // Sends outgoing(to) to every other rank, `step` ranks ahead, and receives incoming(from, step) from it.
   template <class Outgoing, class Incoming>
   void for_messages(cudaStream_t stream, Outgoing&& outgoing, Incoming&& incoming) {
     const auto me = static_cast<std::size_t>(comm_->rank());
@@ -98,11 +98,11 @@ class nccl_reducer {
   nccl<Host>* comm_;
   exchange_wire wire_;
   std::size_t ranks_;
-  index_t part_ = 0;  // room for what comes from one rank
+  index_t part_ = 0;  // most elements received from one rank
   memory_block<std::uint16_t> sent_, received_;
 };
 
-/// Finds out, on the device, whether a step counts.
+/// Decides, on the device, whether a step is skipped because of gradients that are not finite.
 template <class T, class Host>
 class nccl_judge {
  public:
@@ -120,7 +120,7 @@ class nccl_judge {
     kernels::find_nonfinite(stream, gradients.data(), static_cast<index_t>(gradients.size()),
                             static_cast<std::uint64_t>(offset), found_.data());
   }
-  /// What the ranks had, the lowest rank's first element; then what has come of all that were finite.
+  /// Finds the first element that is not finite, before the exchange and after it, and sets the flag skip().
   void decide(std::span<const T> exchanged, cudaStream_t stream) {
     kernels::tag_with_rank(stream, found_.data(), static_cast<std::uint64_t>(comm_->rank()),
                            found_.data() + 1);
@@ -133,7 +133,7 @@ class nccl_judge {
                "cudaMemcpyAsync of a verdict to the host");
   }
 
-  /// When the stream has got there: what was found first, if anything.
+  /// After the stream has executed decide(): the first gradient that is not finite, if any.
   template <class Store>
   std::optional<nonfinite_gradient> seen(const Store& store) const {
     const std::uint64_t own = seen_.data()[0], exchanged = seen_.data()[1];
@@ -148,24 +148,24 @@ class nccl_judge {
  private:
   nccl<Host>* comm_;
   memory_block<int> skip_;
-  memory_block<std::uint64_t> found_;  // in this rank's gradients, in all ranks', in the exchanged ones
-  memory_block<std::uint64_t> seen_;   // the last two
+  memory_block<std::uint64_t> found_;  // first in this rank's gradients, in all ranks', in the exchanged ones
+  memory_block<std::uint64_t> seen_;   // the last two, on the host
 };
 
 }  // namespace gpu::detail
 
-/// As gradient_exchange, with these differences. Buckets are summed on a stream of the exchange's own while
-/// the backward pass goes on; finish only lets the context's stream wait for them, and the host for nothing
-/// (unless nonfinite_policy asks what was found, or a timeout whether the ranks were there). Captured into a
-/// graph, all of it becomes nodes of the graph, without host functions (but for one that counts, and two that
-/// a timeout looks at). Sums are NCCL's, so there is no algorithm to choose and no progress to see to.
-/// Compressors work on the host: an exchange with one is made with host().
+/// As gradient_exchange, with these differences. Buckets are summed on a stream of the exchange's own
+/// while the backward pass goes on. finish makes the context's stream wait for them; the host waits only
+/// to check a nonfinite_policy or, with a timeout, the other ranks. In a captured step all of this
+/// becomes nodes of the graph, without host functions (except one that counts, and two for a timeout).
+/// NCCL adds, so there is no choice of algorithm and no thread for progress. Compressors work on the
+/// host: an exchange with one is made with host().
 template <class T, class Host>
 class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   using comm_type = gpu::nccl<Host>;
 
  public:
-  /// As gradient_exchange's; value_error for a compressor or one of our algorithms.
+  /// As for gradient_exchange; value_error for a compressor or an algorithm of this library.
   gradient_exchange(parameter_store<T>& store, comm_type& comm, const exchange_options& options = {},
                     const std::optional<any_compressor<T>>& compressor = {})
       : store_(&store),
@@ -190,7 +190,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   const std::vector<gradient_bucket>& buckets() const { return buckets_.buckets(); }
   const exchange_plan& plan() const { return plan_; }
   bool with_thread() const { return false; }
-  /// The host does not see how long the exchange takes: its times are zero.
+  /// The host does not measure how long the exchange takes: its times are zero.
   const exchange_report& report() const { return report_; }
   void clear_report() { report_ = {}; }
   index_t payload_bytes() const {
@@ -203,11 +203,12 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     steps_agreed_ = false;
   }
   void set_epoch(index_t, double) {}
+  void set_rate(gpu_context&, double) {}
   const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
   const int* skip() const { return judge_.skip(); }
 
-  /// As gradient_exchange's; and throws what NCCL has found since, and value_error where NCCL cannot promise
-  /// what a deterministic context does (gpu::nccl).
+  /// As for gradient_exchange. Also throws failures of NCCL since the last call, and value_error if NCCL's
+  /// sums are not deterministic and the context is (gpu::nccl).
   void begin(gpu_context& ctx) {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
@@ -234,8 +235,8 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     return finish(ctx, [](const gradient_bucket&) {});
   }
 
-  /// As gradient_exchange's. What `arrived` puts into the context's stream finds the means, once the stream
-  /// gets there.
+  /// As for gradient_exchange. Work that `arrived` puts into the
+  /// context's stream reads the means of the bucket.
   template <class Arrived>
   bool finish(gpu_context& ctx, Arrived&& arrived) {
     failure_.require_none();
@@ -258,7 +259,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
         arrived(buckets_[b]);
       }
     } catch (...) {
-      wait(ctx, ended_);  // the next backward pass must not overwrite what is being summed
+      wait(ctx, ended_);  // the next backward pass must not overwrite gradients that are being summed
       throw;
     }
     wait(ctx, ended_);
@@ -272,7 +273,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   bool is_narrow() const { return options_.wire != exchange_wire::same; }
   bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
 
-  // Collective: throws on all ranks if the plan of one of them is none.
+  // Collective: throws on all ranks if the plan of one of them is not valid.
   const bucket_limits& agreed_limits() const {
     detail::all_or_none(*comm_, "gradient_exchange",
                         [this] { detail::check_plan("gradient_exchange", plan_); });
@@ -313,7 +314,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     self.guarded([&] { self.release(count); });
   }
 
-  // As gradient_exchange's. After a failure running_ stays, so that the destructor waits for the sums.
+  // As in gradient_exchange. After a failure running_ stays true, so that the destructor waits for the sums.
   template <class Part>
   decltype(auto) guarded(Part&& part) {
     try {
@@ -345,7 +346,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     come_[b].record(stream);
   }
 
-  // The stream of sums has the last word of the step; a direct step that is judged waits for it.
+  // Ends the step on the stream of sums. A direct step whose result is checked waits for this stream.
   bool end_step(gpu_context& ctx) {
     const cudaStream_t stream = sums_.handle();
     if (buckets_.size() == 0) {
@@ -356,17 +357,17 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
       comm_->mark_end(stream);
     }
     if (captured_) {
-      // A replay of another graph may be about to leave one.
+      // No needless write: a replay of another graph may be posting a failure in another thread.
       if (failures_ != ctx.failures()) failures_ = ctx.failures();
       counts_replays_ = true;
       gpu::check(cudaLaunchHostFunc(stream, &gradient_exchange::replayed, this), "cudaLaunchHostFunc");
     }
     ended_.record(stream);
-    // What follows in the context's stream must not run before the verdict.
+    // Later work in the context's stream must not run before the decision.
     if (!arrives_early()) wait(ctx, ended_);
     if (captured_) return true;
     if (looks() || comm_->timeout() > 0.0) ended_.synchronize();
-    if (comm_->timeout() > 0.0) comm_->check();  // what is given up ends, too, and is of no use
+    if (comm_->timeout() > 0.0) comm_->check();  // an aborted sum ends, too, with an invalid result
     return settle();
   }
 
@@ -383,7 +384,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     }
   }
 
-  // What the host keeps of a step that is over.
+  // Updates the host's report after a step. Returns whether the step counts.
   bool settle() {
     ++report_.steps;
     if (comm_->size() > 1) {
@@ -414,11 +415,11 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   gpu::detail::nccl_reducer<T, Host> reducer_;
   gpu::detail::nccl_judge<T, Host> judge_;
   gpu::stream sums_ = gpu::stream::urgent();
-  std::vector<gpu::event> come_;  // of each bucket
+  std::vector<gpu::event> come_;  // one per bucket
   gpu::event written_, ended_{gpu::event_use::sleep};
-  gpu_context* ctx_ = nullptr;  // of the backward pass that runs
+  gpu_context* ctx_ = nullptr;  // context of the running backward pass
   gradient_listener listener_;  // from begin to finish
-  std::size_t released_ = 0;    // of this step
+  std::size_t released_ = 0;    // buckets of this step that were released
   bool running_ = false, captured_ = false, counts_replays_ = false;
   std::uint64_t steps_ = 0;
   bool steps_agreed_ = false;

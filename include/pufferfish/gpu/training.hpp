@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What makes a training_run (train/training_run.hpp) one on a device: the forms of train/device_parts.hpp
+/// The device's parts of a training_run (train/training_run.hpp): device versions of train/device_parts.hpp
 /// and train/run_steps.hpp.
 
 #include <algorithm>
@@ -38,8 +38,8 @@ struct optimizer_of {
   using type = any_optimizer;
 };
 
-/// What steps of an epoch have seen, summed in device memory, and on the host some steps later: the host
-/// waits for a step only when it is `lag` steps ahead of it.
+/// Sums over the steps of an epoch, in device memory. The host reads them some steps later, so that it waits
+/// for a step only if it is `lag` steps ahead of it.
 class lagging_sums {
  public:
   static constexpr std::uint64_t lag = 4;
@@ -50,12 +50,12 @@ class lagging_sums {
     kernels::set_sums(ctx.stream(), sums, sums_.data());
     steps_ = 0;
   }
-  /// Part of a step's work; may be captured.
+  /// Adds a step's results. Part of a step's work; may be captured.
   void add_step(gpu_context& ctx, const double* results, const step_share& share, const int* skip) {
     kernels::add_step(ctx.stream(), results, share.samples, skip, sums_.data());
   }
 
-  /// After a step's work; not to be captured. The sums of the step that is `lag` steps back, if there is one.
+  /// To be called after a step's work; not to be captured. Returns the sums as of `lag` steps ago, if any.
   std::optional<kernels::epoch_sums> after_step(gpu_context& ctx) {
     const std::uint64_t slot = steps_ % lag;
     std::optional<kernels::epoch_sums> seen;
@@ -70,7 +70,7 @@ class lagging_sums {
     ++steps_;
     return seen;
   }
-  /// Those of all steps. Waits for the device; whatever else went wrong there is for others to say.
+  /// The sums of all steps. Waits for the device. Does not throw the failures that the context has stored.
   kernels::epoch_sums now(gpu_context& ctx) {
     check(cudaStreamSynchronize(ctx.stream()), "cudaStreamSynchronize");
     kernels::epoch_sums values{};
@@ -84,8 +84,8 @@ class lagging_sums {
   std::uint64_t steps_ = 0;
 };
 
-/// A graph for each kind of steps that a run has: whole batches, and the last one of an epoch; of sentences,
-/// one for each number of rows. Where there are too many, the one that has been left alone longest goes.
+/// One graph for each kind of step in a run: whole batches, and the last one of an epoch; for sentences, one
+/// for each number of rows. Of more than `most` graphs the least recently used one is dropped.
 class graphs_by_key {
  public:
   static constexpr std::size_t most = 64;
@@ -110,7 +110,7 @@ class graphs_by_key {
     graphs_.clear();
   }
 
-  /// Of all graphs there have been.
+  /// Replays of all graphs, of dropped ones, too.
   std::uint64_t replays() const {
     std::uint64_t count = before_;
     for (const entry& e : graphs_) count += e.graph.replays();
@@ -140,7 +140,7 @@ struct device_parts<device::gpu> {
   using image_source = gpu::image_loader;
   using input_place = gpu::input_place;
 
-  /// Throws state_error for parameters that lie elsewhere.
+  /// Throws state_error for parameters that are not on the context's device.
   static void check_place(const context<device::gpu>& ctx, const void* parameters) {
     const int place = parameters == nullptr ? ctx.device() : gpu::device_of(parameters);
     if (place == ctx.device()) return;
@@ -149,7 +149,7 @@ struct device_parts<device::gpu> {
                               ctx.device(), ") before network and task are made"});
   }
 
-  /// Threads for work on the host between steps: all that the machine runs at once.
+  /// Threads for work on the host between steps: as many as the machine runs at once.
   static int host_threads(const context<device::gpu>&) {
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
@@ -162,8 +162,8 @@ struct device_parts<device::gpu> {
     return pufferfish::factorize(net, with_threads, ctx, {}, statistics);
   }
 
-  /// Multiples of a number between a 32nd and a 16th of the tokens, of 8 where they are few: steps of like
-  /// size are then the same work, and can be one graph.
+  /// Rounds up to a multiple of a power of two between a 32nd and a 16th of the tokens, at least 8. Steps of
+  /// similar size then have the same number of rows, and can share a graph.
   static index_t rows_of_tokens(index_t tokens) {
     index_t step = 8;
     while (32 * step < tokens) step *= 2;
@@ -171,8 +171,8 @@ struct device_parts<device::gpu> {
   }
 };
 
-/// The whole step is one graph, with the exchange in it, unless ranks may be lost (then the host has to know
-/// of each step whether it was exchanged), or the exchange cannot be captured: then the passes are one.
+/// The whole step is one graph, with the exchange. If ranks may be lost (the host must know of each step
+/// whether it was exchanged), or the exchange cannot be captured, only the passes are captured.
 template <class Task, class Comm>
 class run_steps<Task, Comm, device::gpu> {
   using parts = run_parts<Task, Comm>;
@@ -220,6 +220,7 @@ class run_steps<Task, Comm, device::gpu> {
     const bool lossy = may_lose_ranks(run.comm);
     const step_share share = run.task.load(run.ctx, at);
     run.optimizer.begin_step(run.ctx, rate);
+    run.exchange.set_rate(run.ctx, rate);
     if (lossy) keep_buffers(run);
     moved_ = true;
     const bool captures = captures_ && share.key != 0 && run.ctx.rows().observer() == nullptr;
@@ -254,7 +255,7 @@ class run_steps<Task, Comm, device::gpu> {
     return exact_number(static_cast<double>(scale.value)) + " " + std::to_string(scale.good_steps);
   }
   void set_state(const std::string& text, const std::string& source) {
-    if (!scaler_ || text.empty()) return;  // a file of a run in float: begin as a new one does
+    if (!scaler_ || text.empty()) return;  // file of a run without a loss scale: start as a new run
     double stored = 0.0;
     int good_steps = 0;
     const bool complete = record_line(text).read(stored, good_steps).complete();
@@ -283,10 +284,10 @@ class run_steps<Task, Comm, device::gpu> {
 
   bool clips() const { return clip_norm_ > 0.0; }
 
-  // The flag of steps that change nothing.
+  // The flag of skipped steps.
   const int* skip(const parts& run) const { return scaler_ ? scaler_->control().skip : run.exchange.skip(); }
 
-  // What follows the passes: exchange, clipping, update, sums.
+  // The work after the passes: exchange, clipping, update, sums.
   void finish(const parts& run, const step_share& share, bool lossy) {
     const std::span<T> gradients = run.net.store().gradients();
     if (!clips() && !lossy && !scaler_ && run.exchange.arrives_early()) {
@@ -324,7 +325,7 @@ class run_steps<Task, Comm, device::gpu> {
     }
   }
 
-  // A forward pass changes batch-norm statistics: they must be whole steps' too when ranks are lost.
+  // Forward passes change batch-norm statistics, which must be restored if a step is lost with a rank.
   void keep_buffers(const parts& run) {
     const std::span<T> buffers = run.net.store().buffers();
     if (buffers_before_.size() != static_cast<index_t>(buffers.size())) {
@@ -343,14 +344,14 @@ class run_steps<Task, Comm, device::gpu> {
                "cudaMemcpyAsync of buffers");
   }
 
-  // Returns how many skipped steps are new.
+  // Returns the number of new skipped steps.
   int note(const gpu::kernels::epoch_sums& sums, training_record& record) {
     record.seen = {sums.loss, sums.hits, sums.count};
     record.note_loss(record.seen, record.total_steps);
     const auto fresh = static_cast<int>(sums.skipped - skipped_);
     record.skipped_steps += static_cast<std::uint64_t>(fresh);
     skipped_ = sums.skipped;
-    // Whoever is told which gradient it was reads what the exchange's thread writes.
+    // The exchange's thread writes which gradient it was, which the caller may read next.
     if (fresh > 0) gpu::check(cudaStreamSynchronize(ctx_->stream()), "cudaStreamSynchronize");
     return fresh;
   }
@@ -360,12 +361,12 @@ class run_steps<Task, Comm, device::gpu> {
   context<device::gpu>* ctx_ = nullptr;
   memory_block<double> results_;
   memory_block<gpu::kernels::gradient_facts> facts_;
-  std::optional<gpu::loss_scaler> scaler_;  // where the network computes in fp16
+  std::optional<gpu::loss_scaler> scaler_;  // if the network computes in fp16
   gpu::detail::lagging_sums sums_;
   memory_block<T> buffers_before_;
-  double exposed_before_ = 0.0;  // what the exchange reported when the record's was what it was
-  std::int64_t skipped_ = 0;     // of this epoch's steps, that the record counts
-  bool moved_ = false;           // since the last settle
+  double exposed_before_ = 0.0;  // at start(): the exchange's exposed time minus the record's
+  std::int64_t skipped_ = 0;     // skipped steps of this epoch that the record counts
+  bool moved_ = false;           // whether a step was made since the last settle
   gpu::detail::graphs_by_key graphs_;
 };
 

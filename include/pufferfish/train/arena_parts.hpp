@@ -44,8 +44,7 @@ struct arena_parts {
     exchange_options gradients = options.exchange;
     gradients.local = options.rare.has_value();
     if (const auto survivors = pruning.exchange()) {
-      gradients.compress_by_bucket =
-          options.exchange.nonfinite == nonfinite_policy::ignore && compact_sum<T>(*survivors).has_parts();
+      gradients.compress_by_bucket = compact_sum<T>(*survivors).has_parts();
       compressor = all_or_none(comm, "training_run", [&] { return new_compressor(store, *survivors); });
     }
     if (options.rare) outer.start(store, comm, options, std::exchange(compressor, std::nullopt));

@@ -66,6 +66,7 @@ class run_steps<Task, Comm, device::cpu> {
     // A forward pass changes batch-norm statistics: they are restored if ranks are lost during the step.
     const std::span<T> buffers = run.net.store().buffers();
     if (may_lose_ranks(run.comm)) buffers_before_.assign(buffers.begin(), buffers.end());
+    run.exchange.set_rate(run.ctx, rate);
     run.exchange.begin(run.ctx);
     const evaluation seen = run.task.step(run.ctx, run.net, at);
     record.note_loss(seen, at.total + 1);

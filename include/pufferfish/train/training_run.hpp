@@ -334,7 +334,7 @@ class training_run {
     start_steps();
   }
   void start_steps() {
-    bound_.set_epoch(record_.epoch, learning_rate());
+    bound_.set_epoch(record_.epoch, learning_rate(record_.step));  // the rate of the epoch's first step
     steps_.start(parts(), record_);
   }
   void unbind() {

@@ -84,11 +84,10 @@ class arena_gradients {
 
 }  // namespace detail
 
-/// The options of an exchange of the remaining weights' gradients (compact_sum): those of a full one, but
-/// bucket by bucket during the backward pass, unless gradients are searched for numbers that are not finite;
-/// and unrounded.
+/// The options of an exchange of the remaining weights' gradients (compact_sum): those of a full exchange,
+/// but bucket by bucket during the backward pass, and unrounded.
 inline exchange_options compact_options(exchange_options full = {}) {
-  full.compress_by_bucket = full.nonfinite == nonfinite_policy::ignore;
+  full.compress_by_bucket = true;
   full.wire = exchange_wire::same;
   return full;
 }
