@@ -12,7 +12,8 @@ namespace {
 
 /// The settings that were given: "--compress-rank 2".
 std::vector<std::pair<std::string, std::string>> given(const compressor_settings& settings) {
-  const auto& [rank, ratio, bits, bucket, sparsity, start_step, route, memory] = settings;
+  const auto& [rank, ratio, bits, bucket, sparsity, start_step, route, memory, interval, threshold] =
+      settings;
   std::vector<std::pair<std::string, std::string>> all;
   const auto add = [&](const char* name, const auto& value) {
     if (value) all.emplace_back(name, pufferfish::detail::message({*value}));
@@ -23,6 +24,8 @@ std::vector<std::pair<std::string, std::string>> given(const compressor_settings
   add("bucket", bucket);
   add("sparsity", sparsity);
   add("start-step", start_step);
+  add("interval", interval);
+  add("threshold", threshold);
   const char *const routes[] = {"gather", "two-hop", "sparse"}, *const memories[] = {"none", "feedback",
                                                                                      "rescaled"};
   if (route) all.emplace_back("route", routes[static_cast<int>(*route)]);
@@ -62,6 +65,12 @@ const std::vector<named_compressor>& named_compressors() {
     take(s.memory, o.memory);
     return o;
   };
+  static const auto accordion = [](const settings& s, pufferfish::accordion_options o) {
+    take(s.interval, o.interval);
+    take(s.threshold, o.threshold);
+    o.validate();
+    return o;
+  };
   static const std::vector<named_compressor> all{
       {"none", {}, [](const settings&) -> options { return pufferfish::no_compression{}; }},
       {"powersgd",
@@ -71,18 +80,18 @@ const std::vector<named_compressor>& named_compressors() {
        {"rank", "start-step"},
        [](const settings& s) -> options { return power(s, pufferfish::error_feedback::aggregated); }},
       {"accordion",
-       {"rank"},
+       {"rank", "interval", "threshold"},
        [](const settings& s) -> options {
          pufferfish::power_sgd_options low;
          take(s.rank, low.rank);
-         return pufferfish::accordion_options{.low = low};
+         return accordion(s, {.low = low});
        }},
       {"accordion-topk",
-       {"ratio"},
+       {"ratio", "interval", "threshold"},
        [](const settings& s) -> options {
          pufferfish::top_k_options low{.ratio = 0.99};
          take(s.ratio, low.ratio);
-         return pufferfish::accordion_options{.low = low, .high = pufferfish::top_k_options{.ratio = 0.1}};
+         return accordion(s, {.low = low, .high = pufferfish::top_k_options{.ratio = 0.1}});
        }},
       {"signum",
        {"route"},

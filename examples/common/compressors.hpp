@@ -24,6 +24,8 @@ struct compressor_settings {
   std::optional<std::uint64_t> start_step = {};
   std::optional<pufferfish::code_route> route = {};
   std::optional<pufferfish::code_memory> memory = {};
+  std::optional<pufferfish::index_t> interval = {};
+  std::optional<double> threshold = {};
 };
 
 /// A name, the settings that it takes, and the options that it stands for.

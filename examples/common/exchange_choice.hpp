@@ -87,6 +87,12 @@ inline void add_compressor_settings(CLI::App& app, compressor_settings& o) {
       ->default_str(own);
   app.add_option("--compress-start-step", o.start_step, "Send gradients whole before this step")
       ->default_str(own);
+  app.add_option("--compress-interval", o.interval,
+                 "Accordion: compression of a matrix is decided after epochs 0, I, 2 I, ...")
+      ->default_str(own);
+  app.add_option("--compress-threshold", o.threshold,
+                 "Accordion: relative change of a gradient's norm from which on a matrix is compressed less")
+      ->default_str(own);
   add_choice<std::optional<code_route>>(
       app, "--compress-route", o.route,
       {{own, std::nullopt},

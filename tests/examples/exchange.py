@@ -136,6 +136,9 @@ def nonsense(programs, folder):
     refused(programs, "--compress", "signum", *SIGNUM, "--clip-norm", "1", says=["it needs --clip-norm 0"])
     refused(programs, "--compress", "bf16", "--compress-rank", "2", says=["--compress-rank 2 means nothing for --compress bf16"])
     refused(programs, "--compress", "topk", "--compress-ratio", "1.5", says=["top_k: ratio 1.5"])
+    refused(programs, "--compress", "accordion", "--compress-interval", "0", says=["accordion: interval 0 is not at least 1"])
+    refused(programs, "--compress", "accordion-topk", "--compress-threshold", "-0.5", says=["accordion: threshold -0.5"])
+    refused(programs, "--compress", "topk", "--compress-interval", "2", says=["--compress-interval 2 means nothing for --compress topk"])
     refused(programs, "--compress-phase", "dense", says=["--compress-phase dense", "none"])
     refused(programs, "--compress", "powersgd", "--compress-rank", "0", says=["--compress-rank"])
 
