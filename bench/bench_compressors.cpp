@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Times what compressors compute in a step of ResNet-18, for any number of ranks and without them: nothing is
-// sent, and the blocks of other ranks are copies of this rank's. bench/scaling reads its lines; Signum's
-// votes, which grow with the ranks, are why.
+// Times the computation of compressors in a step of ResNet-18, for any number of ranks, in one process:
+// nothing is sent, and the blocks of other ranks are copies of this rank's. bench/scaling reads the output;
+// it needs these times because the work of some compressors (Signum's votes) grows with the number of ranks.
 
 #include <array>
 #include <cstdint>
@@ -28,7 +28,7 @@ namespace pf = pufferfish;
 struct settings {
   std::vector<std::string> modes{"dense", "hybrid"};
   std::vector<std::string> compressors{"powersgd-r4", "signum"};
-  examples::compressor_settings codec;  // of all of them but powersgd-rN
+  examples::compressor_settings codec;  // of all compressors but powersgd-rN
   std::vector<int> ranks{2, 8, 32, 128};
   int threads = 1;
   int runs = 9;
@@ -43,7 +43,7 @@ pf::compression_options options_of(const std::string& name, const examples::comp
   return options;
 }
 
-/// Stands in for the exchange: every other rank has sent what this rank has.
+/// Replaces the exchange: the messages of all other ranks are copies of this rank's.
 void fill(const pf::compressor_message<float>& message, int rank, int ranks) {
   const auto count = static_cast<std::size_t>(ranks), me = static_cast<std::size_t>(rank);
   if (message.sends_length) {
@@ -60,7 +60,7 @@ void fill(const pf::compressor_message<float>& message, int rank, int ranks) {
   for (std::size_t r = 0; r < count; ++r) std::ranges::copy(out[me], (*message.from_ranks)[r].begin());
 }
 
-/// Milliseconds of encoding and of decoding, over the rounds of a step.
+/// Milliseconds of encoding and of decoding, summed over the rounds of a step.
 std::array<double, 2> once(pf::any_compressor<float>& compressor, pf::cpu_context& ctx,
                            const pf::exchange_place& place, std::span<float> gradients, bool first) {
   std::array<double, 2> ms{};
@@ -94,7 +94,7 @@ void measure(const settings& s, reporter& out, const std::string& mode, const st
       std::ranges::copy(fresh, gradients.begin());
       const auto step = static_cast<std::uint64_t>(run);
       const auto ms = once(compressor, ctx, {0, ranks, step}, gradients, run == 0);
-      if (run == 0) continue;  // what it allocates, it allocates then
+      if (run == 0) continue;  // run 0 allocates memory and is not timed
       encode.push_back(ms[0]);
       decode.push_back(ms[1]);
     }

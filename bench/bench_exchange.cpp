@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Times the gradient exchange over MPI, all ranks together: all-reduces of many sizes with every algorithm,
-// and training steps of ResNet-18 with every compressor beside the same steps without exchange. Rank 0
-// prints. bench/testbed starts it between hosts of a known link; mpirun starts it anywhere.
+// Times the gradient exchange over MPI on all ranks: all-reduces of many sizes with every algorithm, and
+// training steps of ResNet-18 with every compressor, compared with the same steps without exchange. Rank 0
+// prints. bench/testbed runs it between hosts with a known link; mpirun runs it anywhere.
 
 #include <sys/resource.h>
 
@@ -53,7 +53,7 @@ struct settings {
   bool wants(const std::string& kind) const { return std::ranges::find(only, kind) != only.end(); }
 };
 
-/// Value that `share` of the sorted values are not above.
+/// The smallest value such that at least a share `share` of the values is not above it.
 double quantile(std::vector<double> values, double share) {
   std::ranges::sort(values);
   const double at = std::ceil(share * static_cast<double>(values.size())) - 1;
@@ -72,14 +72,14 @@ double processor_ms() {
   return ms(used.ru_utime) + ms(used.ru_stime);
 }
 
-/// How often all ranks repeat what took `seconds` on the slowest: alike everywhere.
+/// Number of repetitions for work that took `seconds` on the slowest rank; the same on all ranks.
 int agreed_runs(communicator& comm, const settings& s, double seconds) {
   comm.all_reduce_max(std::span<double>(&seconds, 1));
   const double fitting = s.seconds / std::max(seconds, 1e-6);
   return static_cast<int>(std::clamp<double>(fitting, std::min(5, s.runs), s.runs));
 }
 
-/// The slowest rank's, measurement by measurement.
+/// The values of the slowest rank, for each measurement.
 std::vector<double> slowest(communicator& comm, std::vector<double> values) {
   comm.all_reduce_max(std::span<double>(values));
   return values;
@@ -115,7 +115,7 @@ class all_reduces {
     return percent.is_null() ? "-" : format("%.1f", percent.get<double>());
   }
 
-  /// A benchmark of wrong sums is worth nothing.
+  /// Checks the sums: a benchmark of wrong sums would be worthless.
   void check(pf::all_reduce_algorithm a) {
     const auto mine = static_cast<float>(comm_.rank() + 1);
     for (std::size_t i = 0; i < values_.size(); ++i) values_[i] = mine * static_cast<float>(i % 1024);
@@ -133,13 +133,13 @@ class all_reduces {
     pf::all_reduce_by(a, comm_, std::span<float>(values_), scratch_);
   }
 
-  /// Milliseconds that this rank comes late in a run, the same number on every rank that asks.
+  /// Milliseconds by which rank `rank` starts late in a run; all ranks compute the same number.
   double lateness(int rank, int run) const {
     const pf::random_stream random(3, static_cast<std::uint64_t>(rank));
     return s_.skew_ms * random.uniform(static_cast<std::uint64_t>(run));
   }
 
-  /// From the moment that the last rank has begun.
+  /// Milliseconds since the last rank has started.
   double once(pf::all_reduce_algorithm a, int run) {
     double last = 0;
     for (int rank = 0; rank < comm_.size(); ++rank) last = std::max(last, lateness(rank, run));
@@ -152,7 +152,7 @@ class all_reduces {
     return seconds_since(start) * 1e3 - last;
   }
 
-  /// The algorithms take turns, so that what disturbs disturbs all.
+  /// The algorithms run in turns, so that disturbances affect all of them.
   std::vector<std::vector<double>> measure() {
     double round = 0;
     for (const auto a : algorithms_) round += once(a, 0) * 1e-3;
@@ -236,7 +236,7 @@ std::unique_ptr<pf::gradient_exchange<float, communicator>> make_exchange(const 
                                                                       pf::new_compressor(store, compression));
 }
 
-/// Times of one kind of step, a number a run.
+/// Times of one kind of step, one element per run.
 struct step_times {
   std::vector<double> total, compute, encode, decode, update, processor;
 };
@@ -260,7 +260,7 @@ class steps {
  private:
   using exchange_type = pf::gradient_exchange<float, communicator>;
 
-  /// One step, with or without exchange. All ranks begin together.
+  /// One step, with or without exchange. All ranks start together.
   void once(exchange_type* exchange, step_times& times) {
     comm_.barrier();
     const double processor = processor_ms();
@@ -275,7 +275,7 @@ class steps {
       step_->update(0, static_cast<index_t>(step_->store().gradients().size()));
       times.update.push_back(seconds_since(computed) * 1e3);
     } else {
-      // A bucket is updated while later ones are on their way.
+      // A bucket is updated while later buckets are still being exchanged.
       const pf::exchange_report before = exchange->report();
       exchange->finish(step_->context(),
                        [&](const pf::gradient_bucket& bucket) { step_->update(bucket.offset, bucket.size); });
@@ -288,14 +288,14 @@ class steps {
     times.processor.push_back(processor_ms() - processor);
   }
 
-  /// Two steps allocate all there is to allocate; returns the seconds of the second.
+  /// Two steps, which allocate all memory; returns the seconds of the second.
   double warm_up(exchange_type* exchange) {
     step_times times;
     for (int i = 0; i < 2; ++i) once(exchange, times);
     return times.total.back() * 1e-3;
   }
 
-  /// Steps with every compressor and steps without exchange take turns.
+  /// Steps with every compressor and steps without exchange run in turns.
   void compare() {
     std::vector<std::unique_ptr<exchange_type>> exchanges;
     double round = warm_up(nullptr);
@@ -332,7 +332,7 @@ class steps {
     const std::vector<double> total = slowest(comm_, times.total);
     const double middle = median(total), encode = middle_of(times.encode), decode = middle_of(times.decode),
                  update = middle_of(times.update);
-    // Of the progress thread, over all steps since the warm-up.
+    // Processor time of the progress thread, over all steps since the warm-up.
     std::vector<double> thread{exchange.report().processor_ms / static_cast<double>(total.size())};
     thread = slowest(comm_, thread);
     return {{"kind", "step"},
@@ -350,7 +350,7 @@ class steps {
             {"runs", times.total.size()},
             {"compute_ms", rounded(compute)},
             {"encode_ms", rounded(encode)},
-            // What the exchange costs beyond its own work: waiting, and computing more slowly meanwhile.
+            // Cost of the exchange beyond its own work: waiting, and slower computation meanwhile.
             {"exposed_ms", rounded(middle - compute - encode - decode - update)},
             {"decode_ms", rounded(decode)},
             {"update_ms", rounded(update)},
@@ -359,7 +359,7 @@ class steps {
             {"processor_compute_ms", rounded(processor)}};
   }
 
-  /// When each bucket is complete, counted from the beginning of the step, with nothing exchanged.
+  /// The time when each bucket is complete, since the start of the step, without an exchange.
   struct readiness {
     std::vector<int> bucket_of, missing;
     std::vector<double> at;
@@ -369,7 +369,7 @@ class steps {
     static void on_ready(void* object, const void*, int id) {
       auto& r = *static_cast<readiness*>(object);
       --r.missing[static_cast<std::size_t>(r.bucket_of[static_cast<std::size_t>(id)])];
-      // Buckets go in order.
+      // Buckets are released in order.
       while (r.released < r.missing.size() && r.missing[r.released] <= 0) {
         r.at[r.released++] = seconds_since(r.start) * 1e3;
       }
@@ -486,7 +486,7 @@ int main(int argc, char** argv) {
     s.tune = !default_plan;
     run(comm, s);
   };
-  // At MPI_THREAD_MULTIPLE MPI's own sums wait inside MPI; at SERIALIZED they are started and tested.
+  // With MPI_THREAD_MULTIPLE, MPI's own sums block inside MPI; with SERIALIZED, they are started and tested.
   return examples::session::run_with_mpi(app, argc, argv, examples::launched_processes(), no_timeout, measure,
                                          pf::mpi::thread_level::multiple);
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Our side of bench/gpu_step: answers requests for single measurements on a device, a JSON object a line.
-// Without a device: a message, and 77.
+// This library's side of bench/gpu_step: answers requests for single measurements on a device, one JSON
+// object per line. Without a device: prints a message and exits with status 77.
 //   {"work": "machine"}
 //   {"work": "rates", "tiny": false}                 copies within the device, products in each precision
 //   {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": 128, "precision": "tf32", "steps": 20,
 //    "captured": true, "cudnn": false, "tiny": false}
 //                                                    milliseconds a step, of `steps` in a row
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
-//   {"work": "forget"}                               frees what steps keep
+//   {"work": "forget"}                               frees the memory of kept steps
 
 #include <pufferfish/gpu/products.hpp>
 
@@ -30,7 +30,7 @@ namespace {
 using namespace bench;
 namespace pf = pufferfish;
 
-/// "Driver Version"s of the kernel module; empty where it does not tell.
+/// "Driver Version" of the kernel module; empty if the system does not report it.
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string line;
@@ -56,7 +56,7 @@ answer machine(const request&) {
           {"processor", processor_name()}};
 }
 
-/// Seconds of `work`, the least of some measurements by events: what the device can do.
+/// Seconds of `work`: the least of several measurements by events, which shows what the device can do.
 template <class Work>
 double least_seconds(pf::gpu_context& ctx, int repeats, Work&& work) {
   pf::gpu::event start(pf::gpu::event_use::timing), end(pf::gpu::event_use::timing);
@@ -88,7 +88,7 @@ double product_rate(pf::gpu_context& ctx, bool tiny, cublasComputeType_t compute
   const index_t n = tiny ? 32 : 8192;
   pf::memory_block<T> a(pf::gpu::device_memory(), n * n), b(pf::gpu::device_memory(), n * n),
       c(pf::gpu::device_memory(), n * n);
-  fill_device(a.span(), 1);  // with zeros a device takes less power, and is faster
+  fill_device(a.span(), 1);  // with zeros, a device needs less power and is faster
   fill_device(b.span(), 2);
   pf::gpu::detail::blas_product product;
   product.m = product.n = product.k = product.c_step = n;
@@ -127,8 +127,8 @@ device_case case_of(const request& asked) {
   return which;
 }
 
-/// Steps that have run before: contestants take turns. The ways to run one case are kept together; another
-/// case makes room.
+/// Steps that have run before, because candidates run in turns. All variants of one case are kept;
+/// another case replaces them.
 class kept_steps {
  public:
   device_step& of(const request& asked) {

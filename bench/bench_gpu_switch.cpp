@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Times the switch, factorize() with the paper's choice of layers, on the processor and on a device: the
-// networks of the paper with random weights. The two take turns. Beside the times: what was copied between
-// host and device, and by how much the device's truncation errors differ from the processor's.
+// Times the switch, factorize() with the paper's choice of layers, on the processor and on a device in turns:
+// the paper's networks with random weights. Also reports the bytes copied between host and device, and the
+// difference between the truncation errors of device and processor.
 //
-// Link with -Wl,--wrap=cudaMemcpy,--wrap=cudaMemcpyAsync: that is how copies are counted.
+// Link with -Wl,--wrap=cudaMemcpy,--wrap=cudaMemcpyAsync, which makes copies countable.
 
 #include <CLI/CLI.hpp>
 
@@ -54,7 +54,7 @@ copy_counts copied;
 
 }  // namespace
 
-// The linker calls these where the program says cudaMemcpy.
+// The linker redirects the program's calls of cudaMemcpy to these functions.
 extern "C" {
 cudaError_t __real_cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind direction);
 cudaError_t __real_cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind direction,
@@ -85,7 +85,7 @@ struct settings {
   std::string json_file;
 };
 
-/// How the device decomposes.
+/// The method by which the device decomposes.
 struct solver {
   std::string name;
   pf::gpu::svd_settings how;
@@ -99,7 +99,7 @@ std::vector<std::string> solver_names() {
   return names;
 }
 
-/// Those that were asked for.
+/// The solvers that the user asked for.
 class solvers {
  public:
   explicit solvers(const std::vector<std::string>& names) {
@@ -145,8 +145,8 @@ double relative_error(const pf::factorization& of) {
   return all > 0 ? std::sqrt(lost / all) : 0;
 }
 
-/// The largest difference of any matrix's relative truncation errors. Throws where the two did not even make
-/// the same layers of the same ranks.
+/// The largest difference of the relative truncation errors of any matrix. Throws if the two results
+/// differ in layers or ranks.
 double error_difference(const pf::factorization& a, const pf::factorization& b) {
   if (a.low_rank != b.low_rank || a.kept_dense != b.kept_dense || a.layers.size() != b.layers.size()) {
     throw std::runtime_error("the device has chosen other layers or ranks than the processor");
@@ -158,7 +158,7 @@ double error_difference(const pf::factorization& a, const pf::factorization& b) 
   return most;
 }
 
-/// Elements of the weights that were decomposed.
+/// Number of elements of the decomposed weights.
 index_t weight_elements(const pf::factorization& of) {
   index_t sum = 0;
   for (const pf::factor_report& layer : of.layers) sum += layer.parameters_before;
@@ -220,7 +220,7 @@ class model_report {
   text_table table_;
 };
 
-/// `make<Device>()` makes the network for a device.
+/// `make<Device>()` returns the network on a device.
 template <class Make>
 void measure(reporter& out, const settings& s, const std::string& name, pf::factorize_policy policy,
              Make make) {
@@ -235,7 +235,7 @@ void measure(reporter& out, const settings& s, const std::string& name, pf::fact
   candidate on_host{format("processor, %d thread%s", s.threads, s.threads == 1 ? "" : "s"), {}, {}, {}};
   std::vector<candidate> on_device;
   for (const solver& way : ways.all()) on_device.push_back({way.name, {}, {}, {}});
-  // The first round is not timed: memory is taken from the system, kernels are loaded.
+  // The first round is not timed: it allocates memory and loads kernels.
   for (int run = 0; run <= s.runs; ++run) {
     const auto time = [&](candidate& one, auto&& work) {
       const auto start = clock::now();
@@ -292,7 +292,7 @@ pf::transformer_options narrowed_transformer(index_t shrink) {
   return options;
 }
 
-/// In the paper's order.
+/// The names in the paper's order.
 std::vector<std::string> model_names() {
   return {"vgg19", "resnet18", "resnet50", "wide_resnet50_2", "lstm", "transformer"};
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Times every different convolution of ResNet-18 and VGG-19 (CIFAR), dense and low-rank (a quarter of the
-// output channels; with the rank as a number and, where compiled, as a type), forward and backward, as
-// percent of what the machine could do at best (common/roofline.hpp): `percent` is the median run against the
-// best peak beside it, `best` the fastest run against the best peak of all. On a machine whose cores are
-// shared with others the two lie apart.
+// output channels; the rank as a run-time number and, where compiled, in the type), forward and backward.
+// Results are percentages of the least possible time (common/roofline.hpp): `percent` is the median run
+// relative to the best peak next to it, `best` the fastest run relative to the best peak of all. The two
+// differ on a machine whose cores are shared.
 //
-// Directions of low-rank layers: a backward pass without the gradient of the input is `grad_weight`, a whole
-// one `backward`, and their difference `grad_input`.
+// Directions of low-rank layers: `grad_weight` is a backward pass without the gradient of the input,
+// `backward` a complete one, `grad_input` their difference.
 
 #include <CLI/CLI.hpp>
 
@@ -36,7 +36,7 @@ struct settings {
   std::string json_file;
 };
 
-/// Candidates of one layer in one mode, by their numbers among those that take turns.
+/// Candidates of one layer in one mode: their indices among those that run in turns.
 struct mode_candidates {
   std::string mode;
   conv_work cost;
@@ -58,7 +58,7 @@ std::vector<sample> difference(const std::vector<sample>& whole, const std::vect
   return result;
 }
 
-/// One direction's samples as percent of the bound, sample by sample: each has its own peak.
+/// The samples of one direction as percent of the bound; each sample has its own peak.
 struct measurement {
   std::vector<sample> samples;
   work cost;
@@ -66,7 +66,7 @@ struct measurement {
 
   measurement(std::vector<sample> s, const work& w)
       : samples(std::move(s)), cost(w), least_seconds(spread_of(seconds_of(samples)).least) {}
-  // What `whole` takes on top of `part`.
+  // The time of `whole` minus that of `part`.
   measurement(const std::vector<sample>& whole, const std::vector<sample>& part, const work& w)
       : samples(difference(whole, part)),
         cost(w),
@@ -94,14 +94,14 @@ struct measurement {
   }
 };
 
-/// The median over rounds of a round's time over that of `other`.
+/// Median over the rounds of the ratio of a round's time to that of `other`.
 double ratio_to(const std::vector<sample>& samples, const std::vector<sample>& other) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < samples.size(); ++i) ratios.push_back(samples[i].seconds / other[i].seconds);
   return spread_of(std::move(ratios)).median;
 }
 
-/// Percent of the bound over the layers that the paper factorizes, by mode and direction.
+/// Percent of the bound of the layers that the paper factorizes: mean and worst, by mode and direction.
 class goals {
  public:
   void add(const std::string& mode, const std::string& direction, double percent, double best) {

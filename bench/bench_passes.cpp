@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Times the passes over memory between the convolutions of a training step, beside a plain copy of as many
-// elements in the same run. GB/s count what a pass must read and write, once; the copy's too. Depthwise
-// convolutions are passes over memory as well; they are also compared with the machine's measured bandwidth.
+// Times the passes over memory between the convolutions of a training step, and a plain copy of as many
+// elements in the same run. GB/s count each byte that a pass (or the copy) must read or write once. Depthwise
+// convolutions are passes over memory as well; they are also compared with the measured bandwidth.
 
 #include <pufferfish/nn.hpp>
 
@@ -34,11 +34,11 @@ namespace {
 
 struct pass {
   std::string name;
-  double units;  ///< of memory that it moves, in activations
+  double units;  ///< memory that it moves, in activations
   std::function<void()> run;
 };
 
-/// The least of the seconds that each takes, all in turn, so that a noisy moment meets all.
+/// The least time of each pass, in seconds. The passes run in turns, so that disturbances affect all.
 std::vector<double> time_all(const std::vector<pass>& passes, int runs) {
   std::vector<std::vector<double>> seconds(passes.size());
   for (int run = 0; run <= runs; ++run) {
@@ -46,7 +46,7 @@ std::vector<double> time_all(const std::vector<pass>& passes, int runs) {
       const auto begin = std::chrono::steady_clock::now();
       passes[i].run();
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      if (run > 0) seconds[i].push_back(took.count());  // the first warms up
+      if (run > 0) seconds[i].push_back(took.count());  // run 0 warms up
     }
   }
   std::vector<double> least;
@@ -135,8 +135,8 @@ nlohmann::json measure(int threads, index_t images, index_t size, index_t channe
   return result;
 }
 
-/// Depthwise 3x3 convolutions over images of NHWC extents `shape`, forward and both gradients. GB/s count the
-/// input and the output once each (of a weight gradient: both inputs).
+/// Depthwise 3x3 convolutions over images of NHWC extents `shape`, forward and both gradients. GB/s count
+/// input and output once each (for a weight gradient: both inputs).
 nlohmann::json measure_depthwise(int threads, const pf::extents<4>& shape, int runs) {
   pf::cpu_context ctx({threads, 1});
   const index_t channels = shape[3];
@@ -162,7 +162,7 @@ nlohmann::json measure_depthwise(int threads, const pf::extents<4>& shape, int r
                         pf::ops::conv_backward_weight<float>(ctx, conv, x, out, dw.data(), false);
                       }});
   }
-  // The copy writes y, the input gradient x: the numbers that are multiplied stay small.
+  // The copy writes y, the input gradient x, so that the multiplied numbers stay small.
   bench::bandwidth_meter meter(threads);
   const bench::bandwidth bandwidth = meter.measure();
   const std::vector<double> seconds = time_all(passes, runs);
@@ -182,7 +182,7 @@ nlohmann::json measure_depthwise(int threads, const pf::extents<4>& shape, int r
   return result;
 }
 
-/// Softmax and cross entropy are bound by arithmetic: nanoseconds a logit.
+/// Softmax and cross entropy are limited by arithmetic: nanoseconds per logit.
 nlohmann::json measure_loss(int threads, index_t rows, index_t classes, int runs) {
   pf::cpu_context ctx({threads, 1});
   pf::tensor<float, 2> logits({rows, classes}), gradient({rows, classes});

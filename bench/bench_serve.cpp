@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Our side of bench/compare: answers requests for single measurements (common/line_server.hpp).
+// This library's side of bench/compare: answers requests for single measurements (common/line_server.hpp).
 
 #include <CLI/CLI.hpp>
 
@@ -73,7 +73,7 @@ class services {
     const extents<4> input{c.batch, c.pixels, c.pixels, c.in};
     const auto layer = c.rank > 0 ? dynamic_case(ctx_, shape, c.rank, input) : dense_case(ctx_, shape, input);
     const bool backward = asked.value("directions", "all") != "forward";
-    // What prepares a backward pass of ours is the forward pass itself.
+    // A backward pass is prepared by the forward pass itself.
     answer reply = timed(asked, [&] {
       layer->forward();
       if (backward) layer->backward();
@@ -99,7 +99,7 @@ class services {
     });
   }
 
-  /// The 14 decompositions of ResNet-18 alone.
+  /// The 14 decompositions of ResNet-18 without the rest of factorize().
   answer svd(const request& asked) {
     const auto& weights = matrices();
     std::vector<pf::svd_result> results(weights.size());
@@ -119,7 +119,7 @@ class services {
     return reply;
   }
 
-  /// The same matrices into a file: for each rows, columns, rank (32-bit), then the elements row by row.
+  /// Writes the same matrices to a file: for each rows, columns, rank (32-bit), then the elements row by row.
   answer dump_svd(const request& asked) {
     std::ofstream file(asked.at("path").get<std::string>(), std::ios::binary);
     const auto& weights = matrices();

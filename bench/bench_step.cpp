@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Times whole training steps on random data, forward, loss, backward and optimizer: ResNet-18 and VGG-19 on
-// CIFAR's images, the LSTM language model, the Transformer. The dense network and the one that factorize()
-// makes of it with the paper's choice of layers take turns.
+// CIFAR's images, the LSTM language model, the Transformer. The dense network and the network factorized with
+// the paper's choice of layers run in turns.
 
 #include <CLI/CLI.hpp>
 
@@ -29,12 +29,12 @@ struct settings {
 
 constexpr int memory_steps = 10;
 
-/// One of the networks: what is measured of it.
+/// The measurements of one network.
 struct mode_result {
   std::string mode;
   double growth_mib = 0;
   std::unique_ptr<training_step> step;
-  std::size_t number = 0;       // among those that take turns
+  std::size_t number = 0;       // index among those that run in turns
   long steady_allocations = 0;  // in the timed steps
   long steady_working_allocations = 0;
 
@@ -92,7 +92,7 @@ void run(const settings& s) {
       const long before = allocations();
       m.step->run();
       const auto held = static_cast<long>(m.step->working_allocations());
-      // The last step's count stays: those before it are the warm-up.
+      // Only the last step's counts are kept: the steps before it are the warm-up.
       m.steady_allocations = allocations() - before;
       m.steady_working_allocations = held - working;
       working = held;

@@ -28,7 +28,7 @@ using namespace bench;
 
 using solver = std::function<pf::svd_result(const pf::tensor_view<const float, 2>&, index_t)>;
 
-/// All layers `runs` times. What each run's sum of all layers was, and each layer's times.
+/// Times all layers `runs` times: the sum over the layers for each run, and the times of each layer.
 nlohmann::json time_solver(const std::string& name, const std::vector<pf::tensor<float, 2>>& weights,
                            const std::vector<double>& best, int runs, const solver& solve) {
   std::vector<std::vector<double>> seconds(weights.size());
@@ -101,8 +101,8 @@ int main(int argc, char** argv) {
     std::vector<double> best;
     for (const svd_layer& l : svd_layers) {
       weights.push_back(make_weights(l, weights.size()));
-      // The reference for the error: discarded energy by the method that keeps the most digits, or by the
-      // Gram spectrum (good to 1e-13 of the whole) where that would take too long.
+      // The reference error: the discarded energy by the most accurate method, or by the Gram spectrum
+      // (accurate to 1e-13 of the whole) if that would take too long.
       best.push_back(least_squared_error(weights.back(), l,
                                          with_jacobi ? pf::svd_method::jacobi : pf::svd_method::gram));
     }

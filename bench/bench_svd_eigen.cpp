@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Eigen's BDCSVD for bench_svd, called as its own users would: a row-major map of the weights, thin vectors.
+// Eigen's BDCSVD for bench_svd, called as its users call it: a row-major map of the weights, thin vectors.
 
 #include <Eigen/SVD>
 

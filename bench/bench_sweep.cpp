@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Time of one low-rank 3x3 convolution against the batch (1 to 256), the width (channels, rank a quarter) and
-// the rank (4 to 256, every one): what should grow evenly, without cliffs.
+// Times one low-rank 3x3 convolution for batches of 1 to 256, for various widths (channels; the rank is a
+// quarter) and for every rank from 4 to 256. The time should grow evenly, without jumps.
 
 #include <CLI/CLI.hpp>
 
@@ -24,7 +24,7 @@ struct settings {
 
 /// A square low-rank 3x3 convolution.
 struct point {
-  index_t value;  // of what is varied
+  index_t value;  // of the varied quantity
   index_t batch, pixels, channels, rank;
 };
 

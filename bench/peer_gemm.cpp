@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Peers of bench/compare: matrix products by Eigen and by OpenBLAS, and the SVD of LAPACK (gesdd,
-// OpenBLAS's), each as its own users would call it. Compiled with -march=native and optimization, for Eigen's
-// sake.
+// Competitors in bench/compare: matrix products by Eigen and by OpenBLAS, and the SVD of LAPACK
+// (gesdd of OpenBLAS), each called as its users call it. Compiled with -march=native and
+// optimization, which Eigen needs.
 
 #ifdef PUFFERFISH_BENCH_EIGEN
 #include <Eigen/Core>
@@ -37,7 +37,7 @@ std::vector<float> random_values(std::ptrdiff_t count, unsigned seed) {
   return values;
 }
 
-/// The operands of a product, and room for the result.
+/// The operands of a product, and memory for the result.
 struct operands {
   explicit operands(const product& p)
       : a(random_values(p.m * p.k, 1)),
@@ -80,7 +80,7 @@ struct matrix_file_entry {
   std::vector<float> values;
 };
 
-/// What bench_serve's dump_svd wrote.
+/// Reads a file written by bench_serve's dump_svd.
 std::vector<matrix_file_entry> read_matrices(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error("cannot read " + path);
@@ -97,7 +97,7 @@ std::vector<matrix_file_entry> read_matrices(const std::string& path) {
   return result;
 }
 
-/// A thin SVD. Column-major LAPACK sees the transposed of each matrix: columns x rows.
+/// A thin SVD. Column-major LAPACK sees the transpose of each matrix: columns x rows.
 void gesdd(matrix_file_entry a, std::vector<float>& work) {
   const int m = a.columns, n = a.rows, least = std::min(m, n);
   std::vector<float> s(static_cast<std::size_t>(least)), u(static_cast<std::size_t>(m) * s.size()),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Peer of bench/compare: oneDNN 2. Convolutions (one, or a factorized pair) forward and backward, by its
-// direct and by its Winograd algorithm, in the layouts that it likes best, with nothing counted for getting
-// there; matrix products by sgemm and by its matmul primitive.
+// Competitor in bench/compare: oneDNN 2. Convolutions (one, or a factorized pair) forward and backward, by
+// its direct and its Winograd algorithm, in its preferred layouts, without counting the time of reorders;
+// matrix products by sgemm and by its matmul primitive.
 
 #include <dnnl.hpp>
 
@@ -32,7 +32,7 @@ memory random_memory(const memory::desc& description, const dnnl::engine& engine
   return result;
 }
 
-/// A primitive with memory for all that it reads and writes.
+/// A primitive with memory for all its arguments.
 struct ready_primitive {
   dnnl::primitive primitive;
   std::unordered_map<int, memory> arguments;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Any file of weights, safetensors or npz, to low-rank factors and back, without the network:
+// Converts any file of weights, safetensors or npz, to low-rank factors and back, without the network:
 //   factorize_weights resnet50.safetensors small.safetensors --rank-ratio 0.25
 //   factorize_weights small.safetensors dense.safetensors --merge
 
@@ -53,7 +53,7 @@ struct options {
   int threads = 0;
 };
 
-/// True for names in which the pattern is found. Throws value_error for no pattern.
+/// True for names that contain a match of the pattern. Throws value_error for an invalid pattern.
 std::function<bool(const std::string&)> matcher(const std::string& option, const std::string& pattern) {
   if (pattern.empty()) return {};
   try {
@@ -65,8 +65,8 @@ std::function<bool(const std::string&)> matcher(const std::string& option, const
   }
 }
 
-/// The numbers of groups that --groups gives, by the names of weights. Throws value_error for text that is
-/// not NAME=N and for a name that is not a weight of four dimensions in the input.
+/// The numbers of groups given by --groups, by names of weights. Throws value_error for text that is not
+/// NAME=N and for a name that is not a weight of four dimensions in the input.
 std::map<std::string, index_t> groups_of(const options& o) {
   std::map<std::string, index_t> groups;
   if (o.groups.empty()) return groups;
@@ -97,7 +97,7 @@ std::map<std::string, index_t> groups_of(const options& o) {
   return groups;
 }
 
-/// `statistics`: nullptr, or what --statistics names.
+/// `statistics`: the statistics given by --statistics, or nullptr.
 pufferfish::weight_policy policy_of(const options& o, const pufferfish::network_statistics* statistics) {
   pufferfish::weight_policy policy;
   policy.statistics = statistics;
@@ -127,7 +127,7 @@ pufferfish::weight_policy policy_of(const options& o, const pufferfish::network_
   return policy;
 }
 
-/// On a terminal a bar that redraws itself, elsewhere nothing: the table follows.
+/// A bar that redraws itself on a terminal; elsewhere nothing is shown, because the table follows.
 class bar {
  public:
   explicit bar(const console& out) : shown_(out.style() == progress_style::bar) {}
@@ -166,13 +166,13 @@ std::string shape_of(const weight_result& r) {
   return text;
 }
 
-/// A name without quotes, but as safe for a terminal as quote_name's.
+/// A name without quotes, as safe for a terminal as the result of quote_name.
 std::string shown(const std::string& name) {
   const std::string quoted = pufferfish::detail::quote_name(name);
   return quoted.substr(1, quoted.size() - 2);
 }
 
-/// Weight matrices, unless all tensors are asked for.
+/// A table of the weight matrices, or of all tensors if the user asks for them.
 std::string table_of(const options& o, const weight_report& report) {
   const std::vector<std::string> merged{"tensor",     "dtype",  "shape",  "rank",
                                         "parameters", "before", "seconds"};

@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// All kernels, for nvcc: once in a program.
+// Compiles all kernels with nvcc, once per program.
 #include <pufferfish/gpu/kernels.cuh>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Every model of the zoo, dense, hybrid and of pure low rank: parameters, buffers, multiply-accumulates.
-// Nothing is trained and nothing decomposed: ranks follow from the policies.
+// Every model of the zoo, dense, hybrid and purely low-rank: parameters, buffers, multiply-accumulates.
+// Nothing is trained or decomposed: ranks follow from the policies.
 //   build/examples/model_zoo
 //   build/examples/model_zoo --model resnet50 --layers
 //   build/examples/model_zoo --json zoo.json
@@ -32,12 +32,12 @@ using pufferfish::layer_cost;
 using pufferfish::layer_number;
 using pufferfish::model_cost;
 
-/// What a pass of a model costs, and the numbers that its layers have for a policy.
+/// The cost of a model's forward pass, and the numbers of its layers that policies refer to.
 struct counted_model {
   model_cost cost;
   std::vector<layer_number> numbers;
 
-  /// Of a row of the costs: 0 if it has none.
+  /// The number of a row of the costs; 0 if the row has none.
   index_t number_of(const std::string& row) const {
     const auto found = std::find_if(numbers.begin(), numbers.end(),
                                     [&row](const layer_number& layer) { return layer.name == row; });
@@ -45,23 +45,23 @@ struct counted_model {
   }
 };
 
-/// A model in a mode.
+/// One model in one mode.
 struct zoo_row {
   std::string model;
   factor_mode mode;
-  std::string input;  ///< of the pass
+  std::string input;  ///< input of the pass
   counted_model counted;
 };
 
 struct options {
-  std::string model;  ///< all, if empty
+  std::string model;  ///< empty: all models
   std::string json;
   bool layers = false;
 
   bool wants(std::string_view name) const { return model.empty() || model == name; }
 };
 
-/// A model that is no network of images.
+/// A model whose input is tokens, not images.
 struct token_model {
   const char* name;
   const char* input;
@@ -78,7 +78,7 @@ counted_model count_with(Root root, factor_mode mode, const pufferfish::factoriz
   return {net.root().cost(tokens...), numbered_layers(net)};
 }
 
-/// All recurrent matrices of the language model are factorized in its hybrid already.
+/// The hybrid language model already has low-rank factors for all recurrent matrices.
 counted_model count_language_model(factor_mode mode) {
   using namespace pufferfish;
   return count_with(lstm_lm<float>(lstm_lm_options{}), mode, lstm_lm_policy(), lstm_lm_policy(), index_t{1});
@@ -135,7 +135,7 @@ std::string table_of(const std::vector<zoo_row>& rows) {
   return table.str();
 }
 
-/// The layers that hold parameters or multiply.
+/// Layers with parameters or multiply-accumulates.
 std::vector<layer_cost> working_layers(const model_cost& cost) {
   std::vector<layer_cost> layers;
   for (const layer_cost& layer : cost.layers) {

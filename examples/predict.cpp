@@ -26,7 +26,7 @@ struct options {
   int threads = 0;
 };
 
-/// The images of one file; labels where there are some.
+/// The images of one file, and their labels if there are any.
 struct batch_of_images {
   pufferfish::image_set set;
   bool labelled = false;
@@ -53,7 +53,7 @@ batch_of_images from_idx(const std::string& file, std::span<const std::uint8_t> 
   return result;
 }
 
-/// A picture's white becomes the white of the images that the network was trained on.
+/// Scales a picture so that its white becomes the white of the training images.
 batch_of_images from_picture(const std::string& file, std::span<const std::uint8_t> bytes,
                              int pixel_maximum) {
   picture p = parse_pnm(bytes, file);
@@ -80,11 +80,11 @@ batch_of_images from_cifar(const std::string& file, std::span<const std::uint8_t
   return result;
 }
 
-/// Reads a file of a format that its first bytes tell: gzip around any, PGM or PPM, IDX, else CIFAR-10.
+/// Reads a file whose first bytes show its format: PGM or PPM, IDX, else CIFAR-10, each also in gzip.
 batch_of_images read_images(const std::string& file, const model_card& card, const std::string& labels) {
   const std::vector<std::uint8_t> bytes = pufferfish::read_plain_or_gzip(file);
   const bool idx = bytes.size() >= 4 && bytes[0] == 0 && bytes[1] == 0 && bytes[2] == 8;
-  // A CIFAR record may begin like an IDX file: its length tells.
+  // A CIFAR record may begin like an IDX file, so the length of the file decides.
   const bool cifar = !bytes.empty() && bytes.size() % 3073 == 0 && card.image == extents<4>{1, 32, 32, 3};
   batch_of_images images =
       is_pnm(bytes)   ? from_picture(file, bytes, card.pixel_maximum)

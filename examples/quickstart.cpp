@@ -22,23 +22,23 @@ struct options : common_options {
   index_t first_layer = 4;
 };
 
-/// What one seed gave, on rank 0.
+/// The results of one seed, on rank 0.
 struct seed_result {
   std::vector<pufferfish::epoch_result> history;
   run_facts facts;
   index_t parameters = 0, macs = 0;
-  double processor_ms = 0.0;  ///< a step of the network that the run ends with: processor time of the rank
+  double processor_ms = 0.0;  ///< per step of the final network: processor time of the rank
   double accuracy() const { return history.back().test_accuracy; }
 };
 
-/// Passes everything on to another observer, and measures the processor time of steps: of all threads of this
-/// rank. Unlike the time on the clock, it hardly depends on other programs that use the cores.
+/// Forwards everything to another observer, and measures the processor time of steps, summed over all threads
+/// of this rank. Unlike time on the clock, it hardly depends on other programs on the same cores.
 class processor_clock final : public pufferfish::training_observer {
  public:
   explicit processor_clock(pufferfish::training_observer& shown) : shown_(shown) {}
   void on_step(const pufferfish::training_position& at) override {
     const std::clock_t now = std::clock();
-    // The first step of an epoch follows a test.
+    // The first step of an epoch is not measured: it follows a test.
     if (at.step > 1) {
       spent_ += 1e3 * static_cast<double>(now - before_) / CLOCKS_PER_SEC;
       ++steps_;
@@ -98,7 +98,7 @@ seed_result train(const options& o, const data_set& data, Comm& comm, const cons
           clock.ms_per_step()};
 }
 
-/// All seeds of one mode.
+/// The results of all seeds of one mode.
 struct mode_result {
   training_mode mode;
   std::vector<seed_result> seeds;
@@ -113,7 +113,7 @@ struct mode_result {
   std::vector<double> accuracies() const {
     return each([](const seed_result& s) { return s.accuracy(); });
   }
-  /// Of the network that the mode ends with.
+  /// Of the network at the end of the mode's training.
   double ms_per_step() const {
     return median(each([this](const seed_result& s) { return step_ms(s.history, low_rank()); }));
   }
@@ -183,7 +183,7 @@ nlohmann::ordered_json to_json(const mode_result& m, const options& o, const std
           {"runs", runs}};
 }
 
-/// The mean over the seeds, with a band from the lowest to the highest accuracy.
+/// The mean over the seeds, with a band from the lowest to the highest accuracy over the seeds.
 curve curve_of(const mode_result& m) {
   const seed_result& one = m.seeds.front();
   curve c = to_curve(pufferfish::to_string(m.mode), one.history, one.facts);

@@ -252,8 +252,8 @@ class job {
     if (!o_.save_statistics.empty()) save_statistics(net);
   }
 
-  /// Of all dense layers, under the names of their weights. The running statistics of batch norms stay those
-  /// of the saved network, so `normalized` is not set.
+  /// Statistics of all dense layers, under the names of their weights. The running statistics of batch norms
+  /// are those of the saved network, so `normalized` is not set.
   void save_statistics(pufferfish::network<float>& net) const {
     pufferfish::context<pufferfish::device::cpu> ctx({threads_for(o_.threads, 1)});
     pufferfish::image_task<float> task(net, data_.train, data_.test, recipe(o_), 0, 1);

@@ -6,7 +6,7 @@
 
 namespace bench {
 
-/// How often this program has asked operator new for memory so far.
+/// Number of calls of operator new in this program so far.
 long allocations();
 
 }  // namespace bench

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Memory bandwidth, half of it reads and half of it writes, as a layer's pass has it.
+/// Memory bandwidth for half reads and half writes, as in a layer's pass.
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -20,12 +20,12 @@ namespace bench {
 
 namespace streams {
 
-/// Each element read, changed, written where it was.
+/// Reads, changes and writes back each element in place.
 inline void update(float* data, std::ptrdiff_t count) {
   for (std::ptrdiff_t i = 0; i < count; ++i) data[i] = data[i] * 0.999f + 1e-3f;
 }
 
-/// Written elsewhere, past the caches where the processor can. count is a multiple of 4, pointers aligned.
+/// Copies, past the caches where the processor can. count is a multiple of 4, pointers are aligned.
 inline void copy(const float* from, float* to, std::ptrdiff_t count) {
 #if defined(__x86_64__)
   for (std::ptrdiff_t i = 0; i < count; i += 4) _mm_stream_ps(to + i, _mm_load_ps(from + i));
@@ -38,11 +38,11 @@ inline void copy(const float* from, float* to, std::ptrdiff_t count) {
 }  // namespace streams
 
 struct bandwidth {
-  double memory = 0;  ///< bytes a second, read and written together, of data that no cache holds
-  double cache = 0;   ///< of data that the last cache holds, but not those before it
+  double memory = 0;  ///< bytes per second, read and written together, of data that no cache holds
+  double cache = 0;   ///< of data that the last cache holds, but not the caches before it
 };
 
-/// Measures with buffers of its own, kept between measurements.
+/// Measures bandwidth with buffers of its own, which are kept between measurements.
 class bandwidth_meter {
  public:
   explicit bandwidth_meter(int threads) : threads_(threads) {
@@ -52,7 +52,7 @@ class bandwidth_meter {
     to_ = pufferfish::aligned_buffer<float>(count_);
   }
 
-  /// The better of two ways to move data, the best of `runs` each.
+  /// The faster of two ways to move data; the best of `runs` each.
   bandwidth measure(int runs = 2) {
     const std::ptrdiff_t share = count_ / threads_ / 16 * 16;
     const std::ptrdiff_t small = std::min<std::ptrdiff_t>(share, (3 << 19) / sizeof(float));  // 1.5 MiB

@@ -11,7 +11,7 @@ namespace {
 
 namespace pf = pufferfish;
 
-/// Random input and gradient, room for results.
+/// Random input and gradient, and memory for the results.
 struct conv_data {
   conv_data(const conv_shape& shape, const extents<4>& input)
       : x(input), y(shape.output(input, "conv_case")), dy(y.shape()), dx(input) {
@@ -53,7 +53,7 @@ class dense final : public conv_case {
   pf::aligned_buffer<float> w_, dw_;
 };
 
-/// Layer: LowRankConv of any kind.
+/// Layer: a LowRankConv of any kind.
 template <class Layer>
 class low_rank final : public conv_case {
  public:

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// One convolution with its data, dense or low-rank, and its passes as things to call.
+/// One convolution with its data, dense or low-rank, with its passes as functions.
 
 #include <memory>
 
@@ -12,8 +12,8 @@
 
 namespace bench {
 
-/// The passes of a convolution over data of its own, in training. Backward passes need prepare_backward()
-/// before each.
+/// The passes of a convolution in training, over data of its own. Call prepare_backward()
+/// before each backward pass.
 class conv_case {
  public:
   conv_case(const conv_shape& shape, index_t rank, const extents<4>& input) : work_(shape, rank, input) {}
@@ -23,9 +23,9 @@ class conv_case {
   virtual void forward() = 0;
   virtual void prepare_backward() {}
   virtual void grad_weight() = 0;
-  /// Of a dense convolution only: a low-rank one's needs half of grad_weight's work.
+  /// Of a dense convolution only: for a low-rank one, it needs half of grad_weight's work.
   virtual void grad_input() {}
-  /// Both.
+  /// Gradients of the weights and of the input.
   virtual void backward() = 0;
 
   const conv_work& cost() const { return work_; }
@@ -38,12 +38,12 @@ class conv_case {
 std::unique_ptr<conv_case> dense_case(pufferfish::cpu_context& ctx, const conv_shape& shape,
                                       const extents<4>& input);
 
-/// A low-rank convolution as factorize() makes them: the rank is a number of run time.
+/// A low-rank convolution as factorize() makes it: the rank is known at run time.
 std::unique_ptr<conv_case> dynamic_case(pufferfish::cpu_context& ctx, const conv_shape& shape, index_t rank,
                                         const extents<4>& input);
 
-/// The same with the rank in the type; nullptr for a rank that no such type is compiled for (there are 16,
-/// 32, 64, 128).
+/// The same with the rank in the type; nullptr for a rank without a compiled type
+/// (there are 16, 32, 64, 128).
 std::unique_ptr<conv_case> static_case(pufferfish::cpu_context& ctx, const conv_shape& shape, index_t rank,
                                        const extents<4>& input);
 

@@ -34,7 +34,7 @@ struct image_network {
   index_t classes;
 };
 
-/// Everything of a published network, or a few of its channels.
+/// A published network, complete or with a few of its channels.
 template <class T>
 std::optional<image_network<T>> network_called(const device_case& which) {
   const index_t width = which.tiny ? 8 : 64;

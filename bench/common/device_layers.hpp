@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// A layer by itself on a device: how long its passes take, and what they have to do at least.
+/// Single layers on a device: the times of their passes, and the work that they must do at least.
 
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@
 
 namespace bench {
 
-/// The layers of a model by name, in its order.
+/// The layers of a model by name, in the model's order.
 template <class T>
 struct layer_finder final : pufferfish::layer_visitor<T, pufferfish::device::gpu> {
   using layer_type = pufferfish::any_layer<T, pufferfish::device::gpu>;
@@ -30,8 +30,8 @@ struct layer_finder final : pufferfish::layer_visitor<T, pufferfish::device::gpu
 
 /// How layers are timed.
 struct layer_timing {
-  int repeats = 20, samples = 5;  ///< passes a measurement, of which the median is taken
-  bool captured = true;           ///< as one graph
+  int repeats = 20, samples = 5;  ///< passes per measurement; measurements, of which the median is taken
+  bool captured = true;           ///< passes are captured as one graph
 };
 
 template <class T>
@@ -42,7 +42,7 @@ pufferfish::layer_summary summary_of(const std::string& name,
   return {name, cost.description, input, layer.output_shape(input), cost.parameters, cost.macs};
 }
 
-/// Forward and backward on random data; `first`: without a gradient of the input.
+/// Times forward and backward on random data; `first`: without a gradient of the input.
 template <class T>
 layer_time time_layer(pufferfish::gpu_context& ctx,
                       const pufferfish::any_layer<T, pufferfish::device::gpu>& layer,
@@ -78,7 +78,7 @@ layer_time time_layer(pufferfish::gpu_context& ctx,
   }
   const std::string& text = what.description;
   const double passes = first ? 2 : 3;
-  // Forward: x, weights, y. Backward: x, dy and weights again, dx; and the gradient, a float each.
+  // Forward: x, weights, y. Backward: x, dy and weights again, dx; the gradients, one float per weight.
   const auto elements = static_cast<double>((first ? 2 : 3) * in + 2 * out + 2 * what.parameters);
   const auto gradients = static_cast<double>(what.parameters);
   return {what.name, text.substr(0, text.find_first_of(" ,")), spread_of(seconds).median,

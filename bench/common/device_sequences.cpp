@@ -33,7 +33,7 @@ pf::model<Root, gpu> made(Root root, const std::string& mode, const pf::factoriz
   return net;
 }
 
-/// The layers of a model one by one; input_of(layer): what each gets.
+/// Times the layers of a model one by one; input_of(layer): the layer's input.
 template <class T, class Model, class InputOf>
 std::vector<layer_time> layers_of(pf::gpu_context& ctx, Model& net, const layer_timing& how,
                                   InputOf&& input_of) {
@@ -46,7 +46,7 @@ std::vector<layer_time> layers_of(pf::gpu_context& ctx, Model& net, const layer_
   return result;
 }
 
-/// 35 tokens of each sequence, the gradient clipped, SGD.
+/// Steps over 35 tokens of each sequence, with gradient clipping and SGD.
 template <class T>
 class lstm_step final : public device_step {
  public:
@@ -108,7 +108,7 @@ class lstm_step final : public device_step {
   pf::gpu::SGD optimizer_;
 };
 
-/// Pairs of 30 + 30 tokens without padding, label smoothing, Adam.
+/// Steps over pairs of 30 + 30 tokens without padding, with label smoothing and Adam.
 template <class T>
 class transformer_step final : public device_step {
  public:
@@ -139,7 +139,7 @@ class transformer_step final : public device_step {
   double macs() const override {
     return static_cast<double>(shape_[0] * net_.root().cost(shape_[1], shape_[1]).total().macs);
   }
-  /// Of the projections and the feed-forward blocks.
+  /// Times the projections and the feed-forward blocks.
   std::vector<layer_time> layers(int repeats, int samples) override {
     return layers_of<T>(ctx_, net_, {repeats, samples, captured()}, [&](const auto& layer) {
       const index_t width = layer.first_matrix().cols;

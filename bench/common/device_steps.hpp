@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Training steps on a device, by name, for bench_gpu_step: networks over images in device_images.cpp, over
-/// sequences in device_sequences.cpp.
+/// Training steps on a device, by name, for bench_gpu_step. device_images.cpp has the networks over images,
+/// device_sequences.cpp those over sequences.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,36 +21,36 @@ namespace bench {
 
 using pufferfish::index_t;
 
-/// Which step.
+/// Choice of a step.
 struct device_case {
   std::string network;  ///< resnet18, vgg19, resnet50, lstm, transformer
-  /// dense, or hybrid: as the paper factorizes it (of the LSTM, all layers).
+  /// "dense", or "hybrid": factorized as in the paper (for the LSTM, all layers).
   std::string mode = "dense";
   index_t batch = 0;               ///< images, sequences of 35 tokens, pairs of 30 + 30 tokens
   std::string precision = "fp32";  ///< or tf32, bf16
   bool captured = true;            ///< replayed as a CUDA graph
   bool cudnn = false;              ///< dense convolutions by cuDNN
-  bool tiny = false;               ///< a few channels and small images: whether it works at all
+  bool tiny = false;               ///< a few channels and small images, to test that it works at all
 };
 
-/// A layer by itself, forward and backward on random data.
+/// Times of a single layer, forward and backward on random data.
 struct layer_time {
   std::string name, kind;
   double seconds = 0;
   double flops = 0;
-  double bytes = 0;  ///< what passes have to read and write at least, if nothing stays in a cache
+  double bytes = 0;  ///< that passes must read and write at least, if no cache keeps anything
 };
 
-/// A network in training on random data in the memory of the device. Optimizers and what else belongs to a
-/// step are those of make_training_step (networks.hpp).
+/// A network in training on random data in the memory of the device. Optimizers and everything else in a step
+/// are those of make_training_step (networks.hpp).
 class device_step {
  public:
   virtual ~device_step() = default;
 
-  /// Of cuDNN, 0 where it is not built in: device_case::cudnn means nothing then.
+  /// The version of cuDNN; 0 if it is not built in: device_case::cudnn then has no effect.
   static std::size_t cudnn_version();
 
-  /// Puts a step into the context's stream.
+  /// Enqueues a step in the context's stream.
   void run() {
     ctx_.begin_step(number_++);
     prepare();
@@ -63,7 +63,7 @@ class device_step {
   virtual std::string items() const = 0;
   /// Multiply-accumulates of convolutions and products in a forward pass.
   virtual double macs() const = 0;
-  /// Each layer that has a weight matrix, by itself; `repeats` passes a measurement, the median of `samples`.
+  /// Times each layer that has a weight matrix alone; `repeats` passes per measurement, median of `samples`.
   virtual std::vector<layer_time> layers(int repeats, int samples) = 0;
 
  protected:
@@ -71,7 +71,7 @@ class device_step {
     graph_.set_enabled(which.captured);
     ctx_.set_mode(pufferfish::run_mode::training);
   }
-  /// What comes before a step and is not captured.
+  /// The part of a step that comes first and is not captured.
   virtual void prepare() = 0;
   virtual void work() = 0;
 
@@ -81,7 +81,7 @@ class device_step {
  private:
   static pufferfish::gpu::context_options options(const device_case& which) {
     using pufferfish::gpu::math_mode;
-    // As PyTorch, which is not asked for equal bits either.
+    // As PyTorch, which is not asked for reproducible bits either.
     return {.seed = 1,
             .math = which.precision == "tf32" ? math_mode::tf32 : math_mode::fp32,
             .deterministic = false};
@@ -90,11 +90,11 @@ class device_step {
   std::uint64_t number_ = 0;
 };
 
-/// nullptr for networks of the other file.
+/// Return nullptr for networks of the other file.
 std::unique_ptr<device_step> make_device_image_step(const device_case& which);
 std::unique_ptr<device_step> make_device_sequence_step(const device_case& which);
 
-/// Throws std::runtime_error for names that are none.
+/// Throws std::runtime_error for unknown names.
 inline std::unique_ptr<device_step> make_device_step(const device_case& which) {
   if (which.mode != "dense" && which.mode != "hybrid") {
     throw std::runtime_error("no mode is called " + which.mode);
@@ -107,7 +107,7 @@ inline std::unique_ptr<device_step> make_device_step(const device_case& which) {
   throw std::runtime_error("no network is called " + which.network);
 }
 
-/// Random numbers in device memory, the same few over and over.
+/// Normal random numbers in device memory: the same 2^20 numbers, repeated.
 template <class T>
 void fill_device(std::span<T> values, std::uint64_t stream) {
   std::vector<float> some(std::min<std::size_t>(values.size(), std::size_t{1} << 20));

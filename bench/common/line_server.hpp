@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// How bench/compare talks to us and to our peers: one request a line, a JSON object whose `work` says what
-/// to do; one answer a line. So candidates in different processes take turns, each warm and with its memory
-/// in place.
+/// Protocol between bench/compare and the programs that it measures: one request per line, a JSON object
+/// whose `work` says what to do; one answer per line. Candidates in different processes thus take turns, each
+/// warm and with its memory allocated.
 
 #include <functional>
 #include <iostream>
@@ -22,7 +22,7 @@ using request = nlohmann::json;
 using answer = nlohmann::ordered_json;
 using service = std::function<answer(const request&)>;
 
-/// Answers until the input ends. What a service throws becomes {"error": text}.
+/// Answers requests until the input ends. An exception of a service becomes {"error": text}.
 inline void serve(const std::map<std::string, service>& services) {
   for (std::string line; std::getline(std::cin, line);) {
     answer reply;
@@ -38,7 +38,7 @@ inline void serve(const std::map<std::string, service>& services) {
   }
 }
 
-/// Calls `body` once untimed, `samples` times timed; {"ms": [...]}. `before` is not timed.
+/// Calls `body` once untimed and `samples` times timed; returns {"ms": [...]}. `before` is not timed.
 template <class Body, class Before>
 answer timed(const request& asked, Body&& body, Before&& before) {
   const int samples = asked.value("samples", 3), warm_up = asked.value("warm_up", 1);
@@ -56,8 +56,8 @@ answer timed(const request& asked, Body&& body) {
   return timed(asked, body, [] {});
 }
 
-/// A matrix product as requests name it: C (m x n) = A (m x k) B (k x n), or, transposed, A (k x m)^T B. All
-/// row by row.
+/// A matrix product as requests describe it: C (m x n) = A (m x k) B (k x n), or, transposed, A (k x
+/// m)^T B. All are row-major.
 struct product {
   explicit product(const request& asked)
       : m(asked.at("m")), n(asked.at("n")), k(asked.at("k")), transposed(asked.value("transposed", false)) {}
@@ -65,7 +65,7 @@ struct product {
   bool transposed;
 };
 
-/// A convolution as requests name it: square images, stride and padding as given; rank 0 is dense.
+/// A convolution as requests describe it: square images, given stride and padding; rank 0 is dense.
 struct convolution {
   explicit convolution(const request& asked)
       : in(asked.at("in")),

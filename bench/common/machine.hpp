@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What a benchmark says beside its numbers: processor, compiler, flags, instruction sets, cache sizes.
+/// Facts reported next to benchmark results: processor, compiler, flags, instruction sets, cache sizes.
 
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ inline std::string processor_name() {
 }
 
 /// The widest instruction set of this processor that the library has kernels for, whether or not this program
-/// holds them: what a bound is made of.
+/// contains them. Bounds are computed for it.
 inline pufferfish::isa processor_isa() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) return pufferfish::isa::avx512;
@@ -39,7 +39,7 @@ inline pufferfish::isa processor_isa() {
   return pufferfish::isa::portable;
 }
 
-/// Bytes of the last cache in front of memory; 32 MiB where the system does not tell.
+/// Bytes of the last-level cache; 32 MiB if the system does not report it.
 inline double last_cache_bytes() {
   const long told = std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), sysconf(_SC_LEVEL4_CACHE_SIZE));
   return told > 0 ? static_cast<double>(told) : 32.0 * 1024 * 1024;

@@ -26,9 +26,9 @@ struct image_network {
   index_t classes;
 };
 
-/// Two blocks as MobileNet has them (Howard et al., 2017): a depthwise 3x3 convolution, batch norm, ReLU, a
-/// 1x1 convolution, batch norm, ReLU; 128 -> 256 channels, then 256 -> 256 with stride 2. A classifier
-/// follows.
+/// Two blocks as in MobileNet (Howard et al., 2017): a depthwise 3x3 convolution, batch norm,
+/// ReLU, a 1x1 convolution, batch norm, ReLU; 128 -> 256 channels, then 256 -> 256 with
+/// stride 2. Then a classifier.
 net_type mobile_blocks() {
   pf::sequential<float> net;
   const auto add = [&net](const std::string& name, const conv_shape& shape) {
@@ -48,7 +48,7 @@ net_type mobile_blocks() {
   return net_type{pf::any_layer<float>(net)};
 }
 
-/// The 1x1 convolutions, at a quarter of their rank.
+/// Factorizes the 1x1 convolutions, at a quarter of their rank.
 pf::factorize_policy mobile_policy() {
   pf::factorize_policy policy;
   policy.also_if = [](const std::string& name, pf::matrix_size) { return name.starts_with("pointwise"); };
@@ -89,7 +89,7 @@ double sum_of(const std::vector<work>& parts, double peak, const bandwidth& b) {
   return sum;
 }
 
-/// `which` with random weights; every mode but those that begin with "dense" is factorized.
+/// The network `which` with random weights, factorized unless the name of `mode` begins with "dense".
 net_type made(const image_network& which, const std::string& mode) {
   net_type net = which.make();
   net.initialize(1);

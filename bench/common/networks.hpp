@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The networks that are measured, by name: the convolutions in them, and whole training steps, inference.
-/// Those over images are in networks.cpp, those over sequences in sequences.cpp.
+/// The measured networks by name: their convolutions, whole training steps, and inference. networks.cpp has
+/// the networks over images, sequences.cpp those over sequences.
 
 #include <memory>
 #include <string>
@@ -16,14 +16,14 @@
 
 namespace bench {
 
-/// All of them, and those over images: the ones with convolutions.
+/// All networks, and those over images, which have convolutions.
 std::vector<std::string> network_names();
 std::vector<std::string> image_network_names();
 
-/// What a step of the paper's training works on.
+/// The batch of a step in the paper's training.
 index_t default_batch(const std::string& network);
 
-/// The forms of a network that are measured unless others are asked for, dense first.
+/// The modes of a network that are measured by default, dense first.
 std::vector<std::string> default_modes(const std::string& network);
 
 /// One convolution of a network; layers of one shape are one entry.
@@ -32,13 +32,13 @@ struct conv_layer {
   conv_shape shape;
   extents<4> input;    ///< NHWC, N = 1
   int count = 0;       ///< layers of this shape
-  int factorized = 0;  ///< of them, how many the paper factorizes
+  int factorized = 0;  ///< layers of this shape that the paper factorizes
 
   /// A quarter of a group's full rank.
   index_t rank() const { return std::max<index_t>(1, std::min(shape.group_outputs(), shape.patch()) / 4); }
 };
 
-/// The different convolutions of a network, in the order in which they run first.
+/// The different convolutions of a network, in order of first execution.
 std::vector<conv_layer> conv_layers(const std::string& network);
 
 /// A network in training: one call is one whole step (forward, loss, backward, optimizer) on random data.
@@ -51,24 +51,24 @@ class training_step {
   virtual index_t parameters() const = 0;
   /// "128 images"
   virtual std::string items() const = 0;
-  /// Tokens of all sequences of a step, source and target; 0 for images.
+  /// Tokens per step over all sequences, source and target; 0 for images.
   virtual index_t tokens() const = 0;
-  /// The sum of the least times of its convolutions, three passes each (two for the first layer); over
-  /// sequences, three passes of all products. What else a step does counts as nothing.
+  /// A bound: the sum of the least times of the convolutions, three passes each (two for the first layer);
+  /// for sequences, of three passes of all products. The rest of a step counts as 0.
   virtual double least_seconds(double peak, const bandwidth& b) const = 0;
-  /// Bytes that tape and scratch hold, and how often they asked the system for them.
+  /// Bytes held by tape and scratch, and the number of their allocations from the system.
   virtual std::size_t working_bytes() const = 0;
   virtual std::size_t working_allocations() const = 0;
 };
 
-/// A training step over images, part by part, for whoever puts a gradient exchange in between.
+/// A training step over images in parts, so that a gradient exchange can run in between.
 class image_training_step : public training_step {
  public:
   virtual pufferfish::cpu_context& context() = 0;
   virtual pufferfish::parameter_store<float>& store() = 0;
   virtual void forward() = 0;  ///< and the loss
   virtual void backward() = 0;
-  /// The optimizer's step, in ranges of whole parameters; each is to be in one.
+  /// The optimizer's step, by ranges of whole parameters; each parameter must be in exactly one range.
   virtual void begin_update() = 0;
   virtual void update(index_t offset, index_t size) = 0;
   void run() final {
@@ -79,12 +79,12 @@ class image_training_step : public training_step {
   }
 };
 
-/// mode: "dense"; "hybrid": factorize() with the paper's choice of layers; "lowrank", over sequences: with
-/// all layers but embedding and output (for the LSTM that is the paper's choice); "hybrid_recompute", over
-/// images: hybrid with the activations between factors computed again in the backward pass instead of kept;
-/// "dense_direct", "hybrid_direct", over images: without Winograd.
-/// batch: images, sequences of 35 tokens (lstm), pairs of 30 + 30 tokens (transformer). Throws
-/// std::runtime_error for names that are none.
+/// mode: "dense"; "hybrid": factorize() with the paper's choice of layers; "lowrank", for sequences: all
+/// layers but embedding and output factorized (for the LSTM, this is the paper's choice);
+/// "hybrid_recompute", for images: hybrid, with the activations between factors recomputed in the
+/// backward pass instead of kept; "dense_direct", "hybrid_direct", for images: without Winograd. batch:
+/// images, sequences of 35 tokens (lstm), pairs of 30 + 30 tokens (transformer). Throws
+/// std::runtime_error for unknown names.
 std::unique_ptr<training_step> make_training_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads);
 
@@ -92,7 +92,7 @@ std::unique_ptr<training_step> make_training_step(const std::string& network, co
 std::unique_ptr<image_training_step> make_image_step(const std::string& network, const std::string& mode,
                                                      index_t batch, int threads);
 
-/// The same for the networks of sequences.cpp; nullptr if it has none of that name.
+/// The same for the networks of sequences.cpp; nullptr for other names.
 std::unique_ptr<training_step> make_sequence_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads);
 
@@ -102,15 +102,15 @@ class inference {
   virtual ~inference() = default;
   virtual void run() = 0;
   virtual index_t parameters() const = 0;
-  /// The sum of the least times of its convolutions.
+  /// A bound: the sum of the least times of the convolutions.
   virtual double least_seconds(double peak, const bandwidth& b) const = 0;
 };
 
-/// mode: "dense" or "hybrid". folded: without batch norms, which the layers before them have taken over.
+/// mode: "dense" or "hybrid". folded: batch norms are folded into the layers before them.
 std::unique_ptr<inference> make_inference(const std::string& network, const std::string& mode, bool folded,
                                           index_t batch, int threads);
 
-/// Seconds that factorize() takes to turn the network from dense to hybrid: decompositions and new arenas.
+/// Seconds that factorize() takes to make the network hybrid: decompositions and new arenas.
 double switch_seconds(const std::string& network, int threads);
 
 }  // namespace bench

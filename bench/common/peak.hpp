@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// The processor's peak: fp32 multiply-adds a second at the widest instruction set, measured now.
+/// The processor's peak: fp32 multiply-adds per second with the widest instruction set, measured now.
 ///
-/// A clock drifts (by a factor of two on a shared machine), so a percentage of the peak means something only
-/// if both were measured within a second or so: measuring takes about 3 ms.
+/// The clock rate varies (by a factor of two on a shared machine), so a percentage of the peak is meaningful
+/// only if both were measured within about a second. Measuring the peak takes about 3 ms.
 
 #include <algorithm>
 #include <barrier>
@@ -26,9 +26,9 @@ inline double seconds_since(clock::time_point start) {
 
 namespace chains {
 
-// Independent chains of multiply-adds in registers named in assembly, since compilers spill arrays of
-// accumulators: two units of latency 4 need 8 chains at least. Each function returns its floating-point
-// operations.
+// Independent chains of multiply-adds in registers named in assembly, because compilers spill arrays of
+// accumulators. Two units of latency 4 need at least 8 chains. Each function returns the number of
+// floating-point operations.
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) inline double avx512(long rounds) {
@@ -79,13 +79,13 @@ __attribute__((target("avx2,fma"))) inline double avx2(long rounds) {
 }
 #endif
 
-/// Vectors of four floats, whatever the processor: the best of plain C++ without wider vectors.
+/// Vectors of four floats on any processor: the best that plain C++ can do without wider vectors.
 inline double portable(long rounds) {
   typedef float vector __attribute__((vector_size(16)));
   volatile float factor_source = 0.999f;
   const float factor = factor_source;
   const vector f = {factor, factor, factor, factor}, s = {1e-3f, 1e-3f, 1e-3f, 1e-3f};
-  // All different, or a compiler computes one chain for all.
+  // All different, so that compilers do not compute one chain for all.
   vector a = s, b = a + s, c = b + s, d = c + s, e = d + s, g = e + s;
   vector h = g + s, i = h + s, j = i + s, k = j + s, l = k + s, m = l + s;
   for (long round = 0; round < rounds; ++round) {
@@ -109,7 +109,7 @@ inline double run(pufferfish::isa target, long rounds) {
 
 }  // namespace chains
 
-/// Runs body(thread) on that many threads at once and returns when all are done.
+/// Runs body(thread) on `threads` threads at once and returns when all are done.
 template <class Body>
 void on_threads(int threads, Body&& body) {
   std::vector<std::thread> helpers;
@@ -118,9 +118,9 @@ void on_threads(int threads, Body&& body) {
   for (std::thread& helper : helpers) helper.join();
 }
 
-/// GFLOP/s (a multiply-add counts two) that so many threads reach together. Each thread's best of several
-/// short pieces counts, so that a moment without the processor does not lower the peak (and thereby raise
-/// somebody's percentage).
+/// GFLOP/s (a multiply-add counts as two) of `threads` threads together. The best of several short
+/// pieces counts for each thread, so that an interruption does not lower the peak and thereby
+/// raise a measured percentage.
 inline double measure_peak(pufferfish::isa target, int threads) {
   constexpr int pieces = 7;
   constexpr long rounds = 80000;
@@ -141,7 +141,7 @@ inline double measure_peak(pufferfish::isa target, int threads) {
   return sum * 1e-9;
 }
 
-/// The same at the processor's widest instruction set.
+/// The same for the processor's widest instruction set.
 inline double measure_peak(int threads) { return measure_peak(processor_isa(), threads); }
 
 }  // namespace bench

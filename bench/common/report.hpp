@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// What a benchmark tells: text for people, or one JSON object a line for programs.
+/// Output of a benchmark: text for people, or one JSON object per line for programs.
 
 #include <cstdio>
 #include <stdexcept>
@@ -20,14 +20,14 @@ using examples::grouped;
 using examples::text_table;
 using json = nlohmann::ordered_json;
 
-/// To three digits behind the point: more would be noise.
+/// Rounded to three decimal places: more would be noise.
 inline double rounded(double value) { return std::round(value * 1000.0) / 1000.0; }
 
-/// Records go to `path`, a line each ("-": standard output, and then no text goes there); text for people
-/// goes to standard output.
+/// Records are written to `path`, one per line ("-": standard output, then without text). Text for people is
+/// written to standard output.
 class reporter {
  public:
-  /// `silent`: no text in any case, for all ranks but one.
+  /// `silent`: never writes text; for all ranks but one.
   explicit reporter(const std::string& path, bool silent = false)
       : quiet_(silent || path == "-"), to_stdout_(path == "-") {
     if (to_stdout_) file_ = stdout;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Resident memory of this process, and what some work adds to it.
+/// Resident memory of this process, and its growth by some work.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 
 namespace bench {
 
-/// MiB; `field` is VmRSS (now) or VmHWM (most so far).
+/// MiB; `field` is VmRSS (now) or VmHWM (maximum so far).
 inline double resident_mib(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -27,8 +27,8 @@ inline double resident_mib(const std::string& field) {
   throw std::runtime_error("the system does not tell " + field);
 }
 
-/// MiB by which the most memory that `body` has at a time exceeds what was there before it: in a process of
-/// its own, so call it before starting threads.
+/// MiB by which the peak memory of `body` exceeds the memory before it. Runs `body` in a process of its own,
+/// so call it before starting threads.
 template <class Body>
 double resident_growth_mib(Body&& body) {
   int ends[2];

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// The least time that a convolution can take on this machine: arithmetic at the measured peak, or the bytes
-/// that have to move at the measured bandwidth, whichever is longer. Multiply-adds with padding do not count:
-/// a good kernel leaves them out.
+/// The least time of a convolution on this machine: its arithmetic at the measured peak, or the bytes that
+/// must be moved at the measured bandwidth, whichever is longer. Multiply-adds with padding do not count,
+/// because a good kernel skips them.
 
 #include <algorithm>
 
@@ -26,14 +26,14 @@ struct work {
     return {a.operations + b.operations, a.bytes + b.bytes};
   }
 
-  /// `peak` in GFLOP/s. Bytes of small work stay in the last cache.
+  /// `peak` in GFLOP/s. The bandwidth of small work is that of the last cache.
   double least_seconds(double peak, const bandwidth& b) const {
     const double bytes_a_second = bytes < 0.5 * last_cache_bytes() ? b.cache : b.memory;
     return std::max(operations / (peak * 1e9), bytes / bytes_a_second);
   }
 };
 
-/// Pairs (output position, tap) in one direction that touch a real pixel.
+/// Number of pairs (output position, tap) in one direction whose pixel is not padding.
 inline index_t real_taps(index_t input, index_t output, index_t kernel, index_t stride, index_t padding,
                          index_t dilation) {
   index_t count = 0;
@@ -46,7 +46,7 @@ inline index_t real_taps(index_t input, index_t output, index_t kernel, index_t 
   return count;
 }
 
-/// What the passes of one convolution need, dense (rank 0) or as two factors, of rank `rank` in each group.
+/// The work of one convolution's passes, dense (rank 0) or as two factors of rank `rank` in each group.
 class conv_work {
  public:
   conv_work(const conv_shape& s, index_t rank, const extents<4>& input) : low_rank_(rank > 0) {
@@ -69,12 +69,12 @@ class conv_work {
   work forward() const { return {first_ + second_, x_ + y_ + weights_}; }
   /// Gradients of all weights. For factors that includes the gradient of the rank-channel activation.
   work grad_weight() const { return {first_ + 2 * second_, x_ + y_ + 2 * weights_}; }
-  /// The gradient of the input; for factors: what it costs on top of grad_weight.
+  /// The gradient of the input; for factors: its additional cost after grad_weight.
   work grad_input() const {
     if (low_rank_) return {first_, x_};
     return {first_, x_ + y_ + weights_};
   }
-  /// Both at once.
+  /// Both passes together.
   work backward() const { return {2 * (first_ + second_), 2 * x_ + y_ + 2 * weights_}; }
 
  private:

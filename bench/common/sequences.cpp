@@ -15,7 +15,7 @@ namespace {
 
 namespace pf = pufferfish;
 
-/// Random tokens from `first` up.
+/// Random tokens in first .. vocabulary - 1.
 void fill_tokens(std::span<std::int32_t> tokens, std::int32_t first, index_t vocabulary,
                  std::uint64_t stream) {
   const pf::random_stream random(5, stream);
@@ -26,7 +26,7 @@ void fill_tokens(std::span<std::int32_t> tokens, std::int32_t first, index_t voc
   }
 }
 
-/// What networks of a typed root have in common.
+/// Common base of the steps of networks with a typed root.
 template <class Root>
 class sequence_step : public training_step {
  public:
@@ -59,7 +59,7 @@ class sequence_step : public training_step {
   std::uint64_t step_ = 0;
 };
 
-/// WikiText-2's language model: 2 layers, 1500 wide, the state carried from step to step.
+/// The language model of WikiText-2: 2 layers of width 1500; the state is kept from step to step.
 class lstm_step final : public sequence_step<pf::lstm_lm<float>> {
  public:
   static constexpr index_t steps = 35;
@@ -95,7 +95,7 @@ class lstm_step final : public sequence_step<pf::lstm_lm<float>> {
   pf::tensor<std::int32_t, 2> tokens_, targets_;
 };
 
-/// Multi30k's translator: 6 + 6 layers, 512 wide, sentences without padding.
+/// The translator of Multi30k: 6 + 6 layers of width 512, sentences without padding.
 class transformer_step final : public sequence_step<pf::transformer<float>> {
  public:
   static constexpr index_t length = 30;
@@ -127,7 +127,7 @@ class transformer_step final : public sequence_step<pf::transformer<float>> {
   index_t tokens() const override { return source_.size() + target_.size(); }
 
  private:
-  // Products of masked attention count in full: 0.2 % of all.
+  // Products of masked attention are counted in full: 0.2 % of all.
   index_t macs() const override { return source_.extent(0) * net_.root().cost(length, length).total().macs; }
   static pf::adam_options options() {
     pf::adam_options o;

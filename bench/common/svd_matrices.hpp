@@ -51,7 +51,7 @@ inline void add_product(const pf::tensor<double, 2>& a, const pf::tensor<double,
   }
 }
 
-/// Stands in for trained weights: noise on top of a spectrum that falls off, as training leaves it.
+/// A substitute for trained weights: noise added to a decreasing spectrum like that of trained weights.
 inline pf::tensor<float, 2> make_weights(const svd_layer& l, std::uint64_t seed) {
   pf::tensor<double, 2> left({l.rank, l.rows}), right({l.rank, l.columns}), sum({l.rows, l.columns});
   pf::fill_normal(left.flat(), 0.5, pf::random_stream(seed, 1));
@@ -86,13 +86,13 @@ inline double squared_error(const pf::tensor<float, 2>& a, const pf::svd_result&
 }
 
 /// Floating-point operations of the Gram matrix of the smaller side (half of it: it is symmetric) and of the
-/// projection on the kept vectors: what a truncated SVD by that way needs at least.
+/// projection onto the kept vectors: the least that a truncated SVD by this method needs.
 inline double svd_operations(const svd_layer& l) {
   const auto rows = static_cast<double>(l.rows), columns = static_cast<double>(l.columns);
   return rows * rows * columns + 2.0 * rows * columns * static_cast<double>(l.rank);
 }
 
-/// Squared truncation error that no rank-`l.rank` matrix goes below.
+/// Least squared truncation error of any matrix of rank l.rank.
 inline double least_squared_error(const pf::tensor<float, 2>& weights, const svd_layer& l,
                                   pf::svd_method method) {
   pf::svd_options options;

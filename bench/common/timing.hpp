@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Times of several candidates that take turns, with the processor's peak measured between them.
+/// Times of several candidates that run in turns, with the processor's peak measured between them.
 
 #include <algorithm>
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace bench {
 
-/// Of a list that is not empty.
+/// Statistics of a non-empty list.
 struct spread {
   double median = 0, least = 0, most = 0;
 };
@@ -26,8 +26,8 @@ inline spread spread_of(std::vector<double> values) {
   return {median, values.front(), values.back()};
 }
 
-/// One time, and the peak (GFLOP/s) measured right before and after: the larger of the two, so that trouble
-/// while measuring a peak flatters nobody.
+/// One time, and the peak (GFLOP/s): the larger of those measured right before and right after, so that a
+/// disturbed peak measurement does not raise a percentage.
 struct sample {
   double seconds = 0;
   double peak = 0;
@@ -39,19 +39,19 @@ inline std::vector<double> seconds_of(const std::vector<sample>& samples) {
   return result;
 }
 
-/// Candidates take turns: in each round every one runs once (as often in a row as makes a sample long enough
+/// Candidates run in turns: in each round, each runs once (repeated as often as makes the sample long enough
 /// to time), and the peak is measured between any two.
 class turns {
  public:
   explicit turns(int threads, double least_seconds = 2e-3) : threads_(threads), least_(least_seconds) {}
 
-  /// `prepare` runs before each `work` and is not timed. Returns the candidate's number.
+  /// `prepare` runs before each `work` and is not timed. Returns the candidate's index.
   std::size_t add(std::function<void()> work, std::function<void()> prepare = {}) {
     candidates_.push_back({std::move(work), std::move(prepare), 1, {}});
     return candidates_.size() - 1;
   }
 
-  /// First every candidate runs untimed, twice at least: what it allocates, it allocates then.
+  /// First runs every candidate untimed, at least twice, so that its allocations are not timed.
   void run(int rounds) {
     for (candidate& c : candidates_) warm_up(c);
     double before = measure_peak(threads_);

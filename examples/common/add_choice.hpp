@@ -9,7 +9,7 @@
 
 namespace examples {
 
-/// An option whose words stand for values.
+/// Adds an option whose values are given by words.
 template <class Value>
 CLI::Option* add_choice(CLI::App& app, const std::string& name, Value& value,
                         const std::vector<std::pair<std::string, Value>>& choices, const std::string& text) {

@@ -10,7 +10,7 @@
 namespace examples {
 namespace {
 
-/// The settings that were given: "--compress-rank 2".
+/// The settings that were given, as text: "--compress-rank 2".
 std::vector<std::pair<std::string, std::string>> given(const compressor_settings& settings) {
   const auto& [rank, ratio, bits, bucket, sparsity, start_step, route, memory, interval, threshold] =
       settings;
@@ -39,7 +39,7 @@ void take(const std::optional<Value>& given, auto& option) {
 }
 }  // namespace
 
-/// A new one is a line here.
+/// To add a compressor, add an entry here.
 const std::vector<named_compressor>& named_compressors() {
   using options = pufferfish::compression_options;
   using settings = compressor_settings;

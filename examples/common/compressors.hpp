@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
 
-// Compressors by name, with their settings, for command lines. compressors.cpp compiles them once for all
-// programs.
+// Gradient compressors by name, with their settings, for command lines. compressors.cpp compiles
+// them once for all programs.
 
 #include <cstdint>
 #include <optional>
@@ -14,7 +14,7 @@
 
 namespace examples {
 
-/// What a command line may say of a compressor; nothing: the compressor's own default.
+/// Settings of a compressor on a command line; an empty field: the compressor's own default.
 struct compressor_settings {
   std::optional<pufferfish::index_t> rank = {};
   std::optional<double> ratio = {};
@@ -28,18 +28,18 @@ struct compressor_settings {
   std::optional<double> threshold = {};
 };
 
-/// A name, the settings that it takes, and the options that it stands for.
+/// A compressor's name, the settings that it has, and a function that makes its options.
 struct named_compressor {
   std::string name;
   std::vector<std::string> settings;
   pufferfish::compression_options (*make)(const compressor_settings&);
 };
 
-/// All of them.
+/// All compressors.
 const std::vector<named_compressor>& named_compressors();
 
-/// The options of a name; "none" is one. Throws value_error for an unknown name, and for a setting that the
-/// compressor does not have, which is then called `shown`.
+/// The options of the compressor `name`, which may be "none". Throws value_error for an unknown name, and for
+/// a setting that the compressor does not have; the message then calls the compressor `shown`.
 pufferfish::compression_options compression_of(const std::string& name,
                                                const compressor_settings& settings = {},
                                                const std::string& shown = "none");

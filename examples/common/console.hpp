@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Where an example prints: only rank 0 does, and what is not JSON keeps off a standard output that JSON goes
-/// to.
+/// The output of an example: only rank 0 prints. If JSON is written to standard output, everything else is
+/// written to standard error.
 
 #include <unistd.h>
 
@@ -18,8 +18,8 @@
 
 namespace examples {
 
-/// How progress shows: a bar that redraws itself, a line an epoch, nothing. `automatic`: a bar if standard
-/// error is a terminal. Launchers of MPI put pipes between, so those who start them have to ask for bars.
+/// Display of progress: a bar that redraws itself, one line per epoch, or nothing. `automatic`: a bar if
+/// standard error is a terminal. Under MPI launchers it is a pipe, so bars must be asked for there.
 enum class progress_style { automatic, bar, lines, none };
 
 class console {
@@ -36,7 +36,7 @@ class console {
   bool speaks() const { return speaks_; }
   progress_style style() const { return style_; }
 
-  /// Text as it is.
+  /// Prints a text unchanged.
   void write(const std::string& text) const {
     if (!speaks_) return;
     std::fputs(text.c_str(), out_);
@@ -50,21 +50,21 @@ class console {
   progress_style style_ = progress_style::lines;
 };
 
-/// Throws io_error if a file could not be written there: better before the work than after. Empty: nothing to
-/// write. Call it on one rank.
+/// Throws io_error if no file can be written at `path`: better before the work than after. An empty path is
+/// not checked. Call it on one rank.
 inline void check_writable(const std::string& path) {
   if (!path.empty() && path != "-") pufferfish::atomic_writer{path};
 }
 
-/// Throws io_error if there is a file already that may not be replaced: weights and checkpoints take hours to
-/// make again, other than JSON and pictures. `instead`: what else the user can do. Call it on one rank.
+/// Throws io_error if the file exists and may not be replaced: unlike JSON and pictures, weights and
+/// checkpoints take hours to make again. `instead`: what else the user can do. Call it on one rank.
 inline void check_new(const std::string& path, bool overwrite, const std::string& instead = "") {
   if (overwrite || path.empty() || !pufferfish::detail::is_regular_file(path)) return;
   throw pufferfish::io_error(path + ": exists already; " + instead + "--overwrite replaces it");
 }
 
-/// Writes a document to a file, whole or not at all, or to standard output ("-"). An empty target: nothing.
-/// Call it on one rank.
+/// Writes a document to a file, completely or not at all, or to standard output ("-"). Does nothing for an
+/// empty target. Call it on one rank.
 inline void write_json(const std::string& target, const nlohmann::ordered_json& document) {
   if (target.empty()) return;
   const std::string text = document.dump(2) + "\n";

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The data sets that the examples know, by name.
+/// The data sets of the examples, by name.
 
 #include <unistd.h>
 
@@ -58,7 +58,7 @@ inline bool holds(const std::string& folder, const known_set& set) {
   return ::access(file.c_str(), R_OK) == 0 || ::access((file + ".gz").c_str(), R_OK) == 0;
 }
 
-/// The folder of this program with its slash; empty if the system does not tell.
+/// The folder of this program, with a slash at its end; empty if the system does not report it.
 inline std::string program_folder() {
   std::string path(4096, '\0');
   const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
@@ -66,7 +66,7 @@ inline std::string program_folder() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
-/// Where to look for data if nobody says: the bundled sets, in the sources or beside the build folder.
+/// Folders to search without --data: those of the bundled sets, in the sources or next to the build folder.
 inline std::vector<std::string> default_roots() {
   std::vector<std::string> roots;
 #if defined(PUFFERFISH_SOURCE_DIR)
@@ -92,15 +92,15 @@ inline std::string find_folder(const known_set& set, const std::string& root) {
 
 }  // namespace data
 
-/// The names that load_data knows.
+/// The names that load_data accepts.
 inline std::vector<std::string> data_set_names() {
   std::vector<std::string> names;
   for (const data::known_set& set : data::known_sets()) names.push_back(set.name);
   return names;
 }
 
-/// Loads a set from `root` or the subfolder that goes by its name; the bundled digits need no root. Throws
-/// io_error.
+/// Loads a set from `root` or its subfolder of the set's name; the bundled digits need
+/// no root. Throws io_error.
 inline data_set load_data(const std::string& name, const std::string& root) {
   for (const data::known_set& set : data::known_sets()) {
     if (set.name != name) continue;

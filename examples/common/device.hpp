@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Where a program trains: on the CPU, or on a device where it was built with CUDA.
+/// Choice of the device that a program trains on: the CPU, or a GPU if it was built with CUDA.
 
 #include <cstdlib>
 #include <string>
@@ -32,9 +32,9 @@ inline void add_device_options(CLI::App& app, device_choice& o) {
 }
 
 #if defined(PUFFERFISH_EXAMPLES_CUDA)
-/// The ranks of a host take its devices in turn.
+/// The device of a rank: the ranks of a host are assigned to its devices in turn.
 inline int device_of_rank(int rank) {
-  // The rank among those of its host, where the launcher says it.
+  // The rank among those of its host, if the launcher sets it.
   for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"}) {
     if (const char* text = std::getenv(name)) rank = std::atoi(text);
   }
@@ -42,9 +42,9 @@ inline int device_of_rank(int rank) {
 }
 #endif
 
-/// Calls program(device, number) with the tag of the device and a number of the type to compute in, the
-/// rank's device current; returns the exit status that it returns. Throws value_error where there can be
-/// none.
+/// Makes the rank's device current and calls program(device, number) with the tag of the device and a number
+/// of the type to compute in; returns the program's exit status. Throws value_error for a precision that the
+/// CPU does not have, backend_error if no GPU can be used.
 template <class Program>
 int on_device(const device_choice& o, [[maybe_unused]] int rank, Program&& program) {
   if (o.device == "cpu") {
@@ -65,7 +65,7 @@ int on_device(const device_choice& o, [[maybe_unused]] int rank, Program&& progr
 #endif
 }
 
-/// The machine of a run: so many threads, or the device of the rank.
+/// Context options of a run: the number of threads, or the device of the rank.
 inline pufferfish::context_options machine_of(pufferfish::device::cpu, const device_choice&, int threads,
                                               int) {
   pufferfish::context_options result;
@@ -82,7 +82,7 @@ inline pufferfish::gpu::context_options machine_of(pufferfish::device::gpu, cons
 }
 #endif
 
-/// A trained model on the CPU. `made`: the same dense model, whatever its values.
+/// Copies a trained model to the CPU. `made`: a dense model of the same structure, with any values.
 template <class Root, class Device, class Model>
 Model on_host(const pufferfish::model<Root, Device>& net, Model made) {
   pufferfish::apply_factor_norms(made, pufferfish::factor_norm_layers(net));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
 
-// What ranks send each other, by the options of the training examples.
+// The training examples' options for the exchange between ranks.
 
 #include <optional>
 #include <string>
@@ -25,7 +25,7 @@ struct exchange_choice {
   pufferfish::compression_phase phase = pufferfish::compression_phase::both;
   bool by_bucket = false;
   bool tune = false;
-  pufferfish::index_t local_steps = 0;  // 0: gradients travel in every step
+  pufferfish::index_t local_steps = 0;  // 0: gradients are exchanged in every step
   pufferfish::rare_training rare = {};
   std::optional<pufferfish::pruning_method> prune = {};
   pufferfish::pruning_options pruning = {};
@@ -130,7 +130,7 @@ inline void add_exchange_options(CLI::App& app, exchange_choice& o) {
   add_pruning_options(app, o);
 }
 
-/// Puts them into a recipe that has its clipping. Throws value_error if they do not go together.
+/// Applies the choice to run options whose clipping is set. Throws value_error for conflicting options.
 inline void apply(const exchange_choice& o, pufferfish::run_options& r) {
   r.tune_exchange = o.tune;
   const bool wire = o.compress == "none" || o.compress == "bf16" || o.compress == "fp16";
@@ -168,7 +168,7 @@ inline void apply(const exchange_choice& o, pufferfish::run_options& r) {
   }
 }
 
-/// What travelled, and what it took a step on this rank, since the start, the resumption or the switch.
+/// Bytes and time per step of this rank's exchanges, since the start, the resumption or the switch.
 template <class Run>
 nlohmann::ordered_json exchange_json(const exchange_choice& o, const Run& run) {
   const pufferfish::exchange_report& report = run.exchange_done();

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// A training run with checkpoints: steps it to its end or until it is to stop, and goes on from a file.
+/// A training run with checkpoints: runs until its end or a request to stop, and resumes from a file.
 
 #include <exception>
 #include <map>
@@ -39,11 +39,11 @@ inline void add_checkpoint_options(CLI::App& app, checkpoint_options& o) {
   app.add_flag("--overwrite", o.overwrite, "Replace files of checkpoints and weights that exist already");
 }
 
-/// How a run has ended.
+/// How a run ended.
 struct run_end {
   bool finished = false;        ///< all epochs are trained
-  int signal = 0;               ///< that has ended it
-  std::exception_ptr diverged;  ///< the error that says so
+  int signal = 0;               ///< the signal that ended it; 0: none
+  std::exception_ptr diverged;  ///< the error of a run that diverged
 
   nlohmann::ordered_json to_json() const {
     nlohmann::ordered_json j{{"finished", finished}, {"interrupted", signal > 0}, {"diverged", nullptr}};
@@ -56,8 +56,8 @@ struct run_end {
     return j;
   }
 
-  /// The program's exit status, as a shell has it for a signal; throws the error of a run that diverged. Call
-  /// it when everything has been written.
+  /// The program's exit status, 128 + signal as in a shell; throws the error of a run that diverged. Call it
+  /// after everything has been written.
   int exit_status() const {
     if (diverged) std::rethrow_exception(diverged);
     return signal > 0 ? 128 + signal : 0;
@@ -71,12 +71,12 @@ class kept_run {
   kept_run(const checkpoint_options& o, Run& run, Comm& comm, const console& out)
       : o_(o), run_(run), comm_(comm), out_(out) {}
 
-  /// The parameters' digest after every epoch.
+  /// The parameters' digest after each epoch.
   const std::vector<std::string>& digests() const { return digests_; }
 
-  /// Goes on from the checkpoint if that is asked for, then trains to the end or until it is to stop: after
-  /// --stop-after's steps, or after the step during which SIGINT or SIGTERM came to any of the ranks. If
-  /// ranks are lost, one of the others saves the run by itself, in a file named after the checkpoint's.
+  /// Resumes from the checkpoint if requested, then trains to the end or until it must stop: after the steps
+  /// of --stop-after, or after the step during which any rank received SIGINT or SIGTERM. If ranks are lost,
+  /// one of the other ranks saves the run alone, in a file named after the checkpoint's.
   run_end train(pufferfish::training_observer& shown) {
     rescuer observer(shown, *this);
     const signal_watch signals;
@@ -105,7 +105,7 @@ class kept_run {
   }
 
  private:
-  /// Tells another observer everything, and saves when ranks are lost.
+  /// Forwards everything to another observer, and saves the run when ranks are lost.
   class rescuer final : public pufferfish::training_observer {
    public:
     rescuer(pufferfish::training_observer& shown, kept_run& of) : shown_(shown), of_(of) {}
@@ -134,7 +134,7 @@ class kept_run {
   void save(pufferfish::training_observer& observer) {
     try {
       if (run_.nonfinite_steps() > 0) {
-        // The checkpoint that is there is worth more.
+        // The existing checkpoint is worth more.
         out_.line(format("no checkpoint after step %td of epoch %td: the loss is not finite",
                          run_.step_of_epoch(), run_.epoch() + 1));
         return;
@@ -146,7 +146,7 @@ class kept_run {
     }
   }
 
-  // The lowest rank that is left does it. The checkpoint stays: it has what all ranks had.
+  // Done by the lowest rank that is left. The checkpoint is not replaced: it has the state of all ranks.
   void rescue(const pufferfish::timeout_error& lost) {
     if (o_.file.empty() || comm_.rank() != lowest_present(lost.missing())) return;
     const std::string path = o_.file + ".rank" + std::to_string(comm_.rank());
@@ -159,7 +159,7 @@ class kept_run {
     }
   }
 
-  /// All ranks go by what rank 0 sees.
+  /// All ranks do what rank 0 decides.
   void resume() {
     std::int32_t there[1] = {pufferfish::detail::is_regular_file(o_.file) ? 1 : 0};
     comm_.broadcast(std::span<std::int32_t>(there), 0);

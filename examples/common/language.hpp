@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// What the language-model example does besides training: its options of text and sampling, text that goes
-/// on from a prompt, and the codec in a model's file.
+/// Parts of the language-model example besides training: options for text and sampling, text generated from a
+/// prompt, and the codec in a model's file.
 
 #include <map>
 #include <span>
@@ -21,7 +21,7 @@
 
 namespace examples {
 
-/// Which text, cut how.
+/// Choice of the text and its units.
 struct language_options {
   pufferfish::text_unit unit = pufferfish::text_unit::words;
   index_t vocabulary = 0;
@@ -37,7 +37,7 @@ struct language_options {
     result.words.minimum_count = minimum_count;
     return result;
   }
-  /// Of the training part, `batch` streams over all ranks; of the others.
+  /// Streams of the training part: `batch` of them over all ranks; then those of the other parts.
   pufferfish::stream_options training_streams(index_t batch, int rank, int ranks) const {
     return {batch, segment, rank, ranks};
   }
@@ -61,7 +61,7 @@ inline void add_language_options(CLI::App& app, language_options& o) {
       ->check(CLI::Range(1, 100000));
 }
 
-/// What is to be written by a trained model.
+/// What the trained model writes.
 struct sample_options {
   index_t tokens = 0;
   std::string prompt;
@@ -83,19 +83,19 @@ inline void add_sample_options(CLI::App& app, sample_options& o) {
   app.add_option("--sample-seed", o.seed, "Of sampling");
 }
 
-/// The prompt and what the model makes of it. `step(token, logits)` as of sample_tokens. Throws value_error
-/// for words of the prompt that have no id.
+/// The prompt and its continuation by the model. `step(token, logits)` as in sample_tokens. Throws
+/// value_error for words of the prompt that have no id.
 template <class T, class Step>
 std::string write_sample(const pufferfish::text_codec& codec, const sample_options& o, Step&& step) {
   std::vector<std::int32_t> prompt = codec.encode(o.prompt);
   const bool words = codec.unit() == pufferfish::text_unit::words;
-  // A prompt is the beginning of a line, so the end that encoding puts behind it does not belong there.
+  // A prompt is the beginning of a line, so the end of line that encoding appends is removed.
   if (words && !prompt.empty() && !codec.end_of_line().empty()) prompt.pop_back();
   pufferfish::sampling_options options;
   options.temperature = o.temperature;
   options.top_k = o.top_k;
   if (words && !o.unknown && codec.words().unknown()) options.forbidden.push_back(*codec.words().unknown());
-  // What stands before a text is the end of the line before it.
+  // The model first reads the end of the line before the text.
   std::vector<std::int32_t> seen;
   if (!words) {
     seen.push_back('\n');
@@ -111,7 +111,7 @@ std::string write_sample(const pufferfish::text_codec& codec, const sample_optio
   return codec.decode(prompt);
 }
 
-/// A codec as facts of a checkpoint, and back. Throws io_error, naming the file.
+/// A codec as facts of a checkpoint, and its inverse. Throws io_error, naming the file.
 inline std::map<std::string, std::string> codec_facts(const pufferfish::text_codec& codec) {
   if (codec.unit() == pufferfish::text_unit::bytes) return {{"examples.unit", "bytes"}};
   return {{"examples.unit", "words"},

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Trained networks in files that say how to use them: which model, which images, which classes.
+/// Files of trained networks that contain everything needed to use them: model, image size, classes.
 
 #include <map>
 #include <span>
@@ -20,11 +20,11 @@
 
 namespace examples {
 
-/// What a program must know to build the network again and to feed it.
+/// What a program needs to build the network again and to prepare its input.
 struct model_card {
   model_choice model;
   extents<4> image{1, 0, 0, 0};  ///< 1 x height x width x channels
-  int pixel_maximum = 255;       ///< of the images that it was trained on
+  int pixel_maximum = 255;       ///< of the images on which the network was trained
   pufferfish::normalization normalize;
   std::vector<std::string> classes;
   std::string data_set;
@@ -80,8 +80,8 @@ inline void save_model(const std::string& path, const pufferfish::network<float>
   pufferfish::save_checkpoint(path, net, {}, {{card_fact, to_text(card)}});
 }
 
-/// Reads a network that save_model wrote, dense or low-rank as it was, or what factorize_weights made of it.
-/// Throws io_error.
+/// Reads a network that save_model wrote, dense or low-rank, or the output of
+/// factorize_weights for it. Throws io_error.
 inline std::pair<pufferfish::network<float>, model_card> load_model(const std::string& path) {
   const pufferfish::safetensors_file weights = pufferfish::safetensors_file::read(path);
   if (weights.metadata().count("pufferfish.low_rank") > 0 && weights.metadata().count(card_fact) > 0) {

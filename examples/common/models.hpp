@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The networks that the examples know, by name, with what users may choose about them.
+/// The networks of the examples by name, and the users' choices about them.
 
 #include <string>
 
@@ -19,12 +19,12 @@ using pufferfish::index_t;
 struct model_choice {
   std::string name = "small-resnet";
   index_t width = 0;        ///< channels of the first stage, features of an mlp; 0: the model's own
-  index_t blocks = 1;       ///< a stage of small-resnet
+  index_t blocks = 1;       ///< per stage of small-resnet
   index_t stem_stride = 1;  ///< of small-resnet's first convolution
   bool no_batch_norm = false;
 };
 
-/// Options for all of it, and the values as JSON and back.
+/// Adds the options of a model_choice; its values as JSON, and the inverse.
 inline void add_model_options(CLI::App& app, model_choice& m) {
   app.add_option("--model", m.name, "The network")->check(CLI::IsMember(pufferfish::model_names()));
   app.add_option(
@@ -52,8 +52,8 @@ inline void from_json(const nlohmann::ordered_json& j, model_choice& m) {
   m.no_batch_norm = !j.at("batch_norm").get<bool>();
 }
 
-/// Builds the network; initialize it. `image`: 1 x height x width x channels. Throws value_error
-/// or shape_error if the model does not take such images, or has one width only and another was chosen.
+/// Builds the network, not initialized. `image`: 1 x height x width x channels. Throws value_error or
+/// shape_error if the model does not accept such images, or has a fixed width and another one was chosen.
 template <class T = float, class Device = pufferfish::device::cpu>
 pufferfish::network<T, Device> build_model(const model_choice& m, const extents<4>& image, index_t classes) {
   using namespace pufferfish;

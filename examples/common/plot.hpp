@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Training curves as a picture, drawn by gnuplot. A picture is a bonus: without gnuplot there is a message
-/// and no failure.
+/// Training curves as a picture, drawn by gnuplot. The picture is optional: without gnuplot there is
+/// a message and no failure.
 
 #include <algorithm>
 #include <cmath>
@@ -18,14 +18,14 @@
 
 namespace examples {
 
-/// The curve of one run, or of the mean of several, in all panels. Element e of each vector belongs to the
-/// end of epoch e + 1, when the network was tested.
+/// The curve of one run, or of the mean of several, for all panels. Element e of each vector is measured at
+/// the end of epoch e + 1, when the network is tested.
 struct curve {
   std::string name;
   std::vector<double> accuracy;  ///< of the test set, in percent; or its perplexity
   std::vector<double> loss;      ///< of the test set
   std::vector<double> seconds;   ///< of training since the start, tests excluded
-  std::vector<double> bytes;     ///< of gradients that a rank has given to the exchange since the start
+  std::vector<double> bytes;     ///< of gradients that a rank passed to the exchange since the start
   std::vector<double> lowest_accuracy, highest_accuracy;  ///< over seeds; empty: no band
   double switch_epoch = -1.0;                             ///< epochs before the switch; negative: none
 };
@@ -58,7 +58,7 @@ inline unit byte_unit(double most_bytes) {
   return most_bytes < 1e12 ? unit{1e9, "GB"} : unit{1e12, "TB"};
 }
 
-/// The largest value of a member of all curves.
+/// The largest value of a member over all curves.
 inline double most(const std::vector<curve>& curves, std::vector<double> curve::*values) {
   double result = 0.0;
   for (const curve& c : curves) {
@@ -79,7 +79,7 @@ inline std::string data_block(const curve& c, std::size_t number, const unit& ti
   return text + "EOD\n";
 }
 
-/// One panel: a column (2, the accuracy, above its bands; or 3, the loss) against another.
+/// One panel: column y (2, the accuracy, above its bands; or 3, the loss) against column x.
 inline std::string panel(const std::vector<curve>& curves, int x, int y) {
   constexpr const char* colours[] = {"#4477aa", "#dd5566", "#228833", "#aa7722"};
   std::string bands, lines;
@@ -96,8 +96,8 @@ inline std::string panel(const std::vector<curve>& curves, int x, int y) {
   return "plot " + bands + lines + "\n";
 }
 
-/// Begin of the axis of accuracies. The last dense epoch and all later ones are shown, so that the drop at
-/// the switch is; without a switch, the second half of the epochs. Earlier epochs may be far below.
+/// Lower end of the axis of accuracies. The last dense epoch and all later ones are shown, so that the drop
+/// at the switch is visible; without a switch, the second half of the epochs. Earlier epochs may be below.
 inline double lowest_shown(const std::vector<curve>& curves) {
   std::size_t first = curves.front().accuracy.size() / 2;
   for (const curve& c : curves) {
@@ -111,8 +111,8 @@ inline double lowest_shown(const std::vector<curve>& curves) {
   return std::max(0.0, std::floor(lowest - 0.1 * (100.0 - lowest)) - 1.0);
 }
 
-/// A dashed line where the first curve with a switch has it, in the current panel. `values`: what the panel's
-/// axis shows; nullptr: epochs.
+/// A dashed line in the current panel, at the switch of the first curve that has one. `values`: the quantity
+/// on the panel's x axis; nullptr: epochs.
 inline std::string switch_line(const std::vector<curve>& curves, std::vector<double> curve::*values,
                                double scale) {
   for (const curve& c : curves) {
@@ -153,9 +153,9 @@ inline std::string script(const std::string& path, const std::string& title, con
   return text + "unset multiplot\nunset output\n";
 }
 
-/// True if the command took the text and ended well.
+/// True if the command read the text and exited with status 0.
 inline bool pipe_into(const char* command, const std::string& text) {
-  // A command that ends early must not end us.
+  // A command that exits early must not end this program.
   void (*const before)(int) = std::signal(SIGPIPE, SIG_IGN);
   bool good = false;
   if (FILE* const pipe = ::popen(command, "w")) {
@@ -168,16 +168,16 @@ inline bool pipe_into(const char* command, const std::string& text) {
 
 }  // namespace plotting
 
-/// Check for an option: what is wrong with the name of a plot's file, or nothing.
+/// A check for an option: an error message for the name of a plot's file, or an empty text.
 inline std::string check_plot_name(const std::string& path) {
   const bool good = path.empty() || plotting::ends_with(path, ".svg") || plotting::ends_with(path, ".png");
   return good ? "" : path + ": plots are written as .svg or .png; choose a name with one of these endings";
 }
 
-/// Draws test accuracy (or perplexity) against the epoch, the time of training and the bytes that a rank gave
+/// Draws test accuracy (or perplexity) against the epoch, the training time and the bytes that a rank passed
 /// to the exchange, and the loss against the epoch, to a file (.svg or .png). A dashed line marks the switch.
-/// Returns a sentence that says what was drawn or why nothing was; an empty path draws nothing and returns
-/// nothing. Call it on one rank.
+/// Returns a sentence that says what was drawn or why nothing was. For an empty path, draws nothing and
+/// returns an empty text. Call it on one rank.
 inline std::string plot_curves(const std::string& path, const std::string& title,
                                const std::vector<curve>& curves, bool perplexity = false) {
   using namespace plotting;
@@ -188,7 +188,7 @@ inline std::string plot_curves(const std::string& path, const std::string& title
   std::size_t points = 0;
   for (const curve& c : curves) points += c.accuracy.size();
   if (points == 0) return "no plot: no epoch has ended";
-  // gnuplot ends well even if it cannot open its output, so the file is asked for.
+  // gnuplot exits with 0 even if it cannot open its output, so the file is checked.
   const std::string aside = path + ".tmp" + (ends_with(path, ".png") ? ".png" : ".svg");
   std::remove(aside.c_str());
   if (!pipe_into("gnuplot > /dev/null 2>&1", script(aside, title, curves, perplexity)) ||

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Binary PGM (P5, grey) and PPM (P6, red green blue), one byte a value: the smallest formats in which a
-/// single picture comes. Source: the netpbm manual.
+/// Binary PGM (P5, grey) and PPM (P6, red green blue), one byte per value: the simplest formats for a single
+/// picture. Source: the netpbm manual.
 
 #include <cctype>
 #include <cstddef>
@@ -31,7 +31,7 @@ inline bool is_pnm(std::span<const std::uint8_t> bytes) {
 
 namespace pnm {
 
-/// The next number of a header, behind white space and comments.
+/// The next number of a header, after white space and comments.
 inline pufferfish::index_t number(std::span<const std::uint8_t> bytes, std::size_t& at,
                                   const std::string& name) {
   const auto space = [&] { return at < bytes.size() && std::isspace(bytes[at]) != 0; };

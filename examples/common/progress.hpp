@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Shows how a training run gets on: a bar on a terminal, else a line an epoch.
+/// Shows the progress of a training run: a bar on a terminal, else one line per epoch.
 
 #include <chrono>
 #include <cmath>
@@ -16,20 +16,20 @@
 
 namespace examples {
 
-/// What a run's progress counts, and how it tells how good the model is.
+/// The words of a progress display: its unit, and its measure of quality.
 struct progress_words {
-  const char* unit = "images";  ///< of the rate
-  bool perplexity = false;      ///< exp(loss) instead of accuracy
+  const char* unit = "images";  ///< unit of the rate
+  bool perplexity = false;      ///< shows exp(loss) instead of the accuracy
 };
 
-/// One run's. `batch`: samples a step, for the rate.
+/// Shows the progress of one run. `batch`: samples per step, for the rate.
 class progress final : public pufferfish::training_observer {
  public:
   progress(const console& out, std::string title, pufferfish::index_t batch, progress_words words = {})
       : out_(out), title_(std::move(title)), batch_(static_cast<double>(batch)), words_(words) {}
   progress(const progress&) = delete;
   progress& operator=(const progress&) = delete;
-  /// The bar's last state stays on the screen.
+  /// Leaves the bar's last state on the screen.
   ~progress() override {
     if (out_.style() == progress_style::bar && drawn_) std::fputs("\n", stderr);
   }

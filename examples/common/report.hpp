@@ -19,16 +19,16 @@
 
 namespace examples {
 
-/// The parameters' digest: equal for equal bits.
+/// The parameters' digest as text: equal for equal bits.
 template <class Root, class Device>
 std::string digest_text(const pufferfish::model<Root, Device>& net) {
   return format("%016llx", static_cast<unsigned long long>(pufferfish::parameter_digest(net)));
 }
 
-/// One network's costs.
+/// Costs of one network.
 struct costs {
   pufferfish::index_t parameters = 0;
-  pufferfish::index_t macs = 0;            ///< of one image's forward pass
+  pufferfish::index_t macs = 0;            ///< of the forward pass of one image
   pufferfish::index_t bytes_per_step = 0;  ///< payload of one gradient all-reduce
 };
 
@@ -36,8 +36,8 @@ inline nlohmann::ordered_json to_json(const costs& c) {
   return {{"parameters", c.parameters}, {"macs", c.macs}, {"bytes_per_step", c.bytes_per_step}};
 }
 
-/// What the switch did: each factorized matrix; or with `explain` every layer, what it costs and why it has
-/// its rank.
+/// Report of the switch: each factorized matrix; with `explain`, every layer with its cost
+/// and the reason for its rank.
 inline std::string switch_table(const pufferfish::factorization& factors, bool explain = false) {
   if (explain) {
     pufferfish::network_cost rest{static_cast<double>(factors.parameters_before), 0.0, 0.0};
@@ -115,7 +115,7 @@ inline nlohmann::ordered_json to_json(const pufferfish::switch_result& result) {
   return j;
 }
 
-/// Median over the epochs of one structure of their median step, in ms; 0 if there was none.
+/// Median of the epochs' median step times, in ms, over the dense or low-rank epochs; 0 if there were none.
 inline double step_ms(const std::vector<pufferfish::epoch_result>& history, bool low_rank) {
   std::vector<double> values;
   for (const pufferfish::epoch_result& epoch : history) {
@@ -124,11 +124,11 @@ inline double step_ms(const std::vector<pufferfish::epoch_result>& history, bool
   return median(values);
 }
 
-/// What a plot needs to know of a run besides its history.
+/// Facts of a run that a plot needs besides its history.
 struct run_facts {
   std::optional<pufferfish::switch_result> switched;
   pufferfish::index_t steps_per_epoch = 0;
-  pufferfish::index_t bytes_before = 0, bytes_after = 0;  ///< a step, before and after the switch
+  pufferfish::index_t bytes_before = 0, bytes_after = 0;  ///< per step, before and after the switch
 };
 
 template <class Run>
@@ -136,8 +136,8 @@ run_facts facts_of(const Run& run, pufferfish::index_t bytes_before) {
   return {run.switched(), run.steps_per_epoch(), bytes_before, run.exchange_bytes()};
 }
 
-/// Share of the steps' time on the clock, from 0 to 1, in which a rank waited for the exchange after the
-/// backward pass, over the epochs of one structure; 0 if there was none.
+/// Share, from 0 to 1, of the steps' time on the clock in which a rank waited for the exchange after the
+/// backward pass, over the dense or the low-rank epochs; 0 if there were none.
 inline double waiting_share(const std::vector<pufferfish::epoch_result>& history, const run_facts& facts,
                             bool low_rank) {
   double waiting = 0.0, all = 0.0;
@@ -149,7 +149,7 @@ inline double waiting_share(const std::vector<pufferfish::epoch_result>& history
   return all > 0.0 ? waiting / all : 0.0;
 }
 
-/// `perplexity`: of the test loss, instead of the accuracy.
+/// `perplexity`: shows the perplexity of the test loss instead of the accuracy.
 inline curve to_curve(const std::string& name, const std::vector<pufferfish::epoch_result>& history,
                       const run_facts& facts, bool perplexity = false) {
   curve c;

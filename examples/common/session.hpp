@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The frame of an example: options, MPI if a launcher started the process, errors as one line. Exit status:
-/// 1 for an error, 2 for options or arguments that the program does not take.
+/// The main program of an example: options, MPI if a launcher started the process, errors as one line. Exit
+/// status: 1 for an error, 2 for unknown options or arguments.
 
 #include <algorithm>
 #include <chrono>
@@ -26,7 +26,7 @@
 
 namespace examples {
 
-/// How many processes the launcher that started this one says there are; 0 without one.
+/// Number of processes according to the launcher that started this one; 0 without a launcher.
 inline int launched_processes() {
   // Open MPI; MPICH and its relatives; anything that speaks PMIx (its launchers set no count).
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
@@ -35,7 +35,7 @@ inline int launched_processes() {
   return std::getenv("PMIX_RANK") != nullptr ? 1 : 0;
 }
 
-/// The rank that acts for all when some are missing.
+/// The lowest rank that is not missing; it acts for all others.
 inline int lowest_present(const std::vector<int>& missing) {
   int rank = 0;
   while (std::find(missing.begin(), missing.end(), rank) != missing.end()) ++rank;
@@ -50,8 +50,8 @@ inline void complain(const std::string& program, const char* text) {
   std::fprintf(stderr, "%s: %s\n", program.c_str(), line.c_str());
 }
 
-/// Parses; prints help or what is wrong on rank 0. True if the program should go on, else `status` is its
-/// exit status: 0 after --help, 2 for wrong options.
+/// Parses the options; rank 0 prints help or the error. True if the program should go on; else `status` is
+/// its exit status: 0 after --help, 2 for wrong options.
 inline bool parse(CLI::App& app, int argc, char** argv, int rank, int& status) {
   status = 0;
   try {
@@ -66,7 +66,7 @@ inline bool parse(CLI::App& app, int argc, char** argv, int rank, int& status) {
   return false;
 }
 
-/// What program(comm) returns; 0 if that is nothing.
+/// The result of program(comm); 0 if it returns void.
 template <class Program, class Comm>
 int status_of(Program& program, Comm& comm) {
   if constexpr (std::is_void_v<decltype(program(comm))>) {
@@ -82,7 +82,7 @@ template <class Program>
 int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const std::optional<double>& timeout,
                  Program& program,
                  pufferfish::mpi::thread_level level = pufferfish::mpi::thread_level::serialized) {
-  const pufferfish::mpi::environment environment(level);  // the gradient exchange has a thread of its own
+  const pufferfish::mpi::environment environment(level);  // the gradient exchange has its own thread
   int rank = 0;
   try {
     pufferfish::mpi::communicator comm(MPI_COMM_WORLD);
@@ -99,12 +99,12 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const std::
     }
     return status;
   } catch (const pufferfish::timeout_error& e) {
-    // The rank that has saved what there is ends the job; until then the others must not.
+    // The rank that saves the run ends the job; until then the others must not end it.
     if (rank != lowest_present(e.missing())) std::this_thread::sleep_for(std::chrono::seconds(30));
     complain(app.get_name(), e.what());
     environment.abort(1);
   } catch (const std::exception& e) {
-    // An error that all ranks see is rank 0's to tell; it ends the others while they wait.
+    // Rank 0 reports an error that all ranks see and ends the others while they wait.
     if (rank != 0) std::this_thread::sleep_for(std::chrono::seconds(3));
     complain(app.get_name(), e.what());
     environment.abort(1);
@@ -112,8 +112,8 @@ int run_with_mpi(CLI::App& app, int argc, char** argv, int expected, const std::
 }
 #endif
 
-/// Parses the options and calls `program(communicator)`, which may return an exit status, with all processes
-/// that a launcher of MPI started, else alone. Returns the exit status.
+/// Parses the options and calls `program(communicator)`, which may return an exit status, on all processes
+/// started by an MPI launcher, or alone without one. Returns the exit status.
 template <class Program>
 int start(CLI::App& app, int argc, char** argv, [[maybe_unused]] const std::optional<double>& timeout,
           Program&& program) {
@@ -139,7 +139,7 @@ int start(CLI::App& app, int argc, char** argv, [[maybe_unused]] const std::opti
 
 }  // namespace session
 
-/// Runs `program(communicator)` on all ranks, with an option for how long they wait for each other.
+/// Runs `program(communicator)` on all ranks. Adds an option for how long ranks wait for each other.
 template <class Program>
 int run(CLI::App& app, int argc, char** argv, Program&& program) {
   std::optional<double> timeout;
@@ -159,7 +159,7 @@ int run_on_first(CLI::App& app, int argc, char** argv, Program&& program) {
   });
 }
 
-/// Threads for each process: what was asked for, or the machine's cores divided among the processes.
+/// Threads of each process: `asked`, or the machine's cores divided by the number of processes.
 inline int threads_for(int asked, int ranks) {
   if (asked > 0) return asked;
   const int cores = static_cast<int>(std::thread::hardware_concurrency());

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Ctrl-C and SIGTERM while a program trains: remembered, so that the step can end and be saved.
+/// Records Ctrl-C and SIGTERM during training, so that the step can end and the run can be saved.
 
 #include <signal.h>
 
@@ -12,9 +12,9 @@
 
 namespace examples {
 
-/// While an object of it lives, the first SIGINT or SIGTERM is only remembered; the second one ends the
-/// program at once. Signals that the program was started to ignore, as nohup does, stay ignored. One object
-/// at a time.
+/// While an object exists, the first SIGINT or SIGTERM is only recorded; the second one ends the program at
+/// once. Signals that the program was started to ignore (by nohup, for example) stay ignored. Only one
+/// object may exist at a time.
 class signal_watch {
  public:
   signal_watch() {
@@ -34,7 +34,7 @@ class signal_watch {
     for (std::size_t i = 0; i < numbers.size(); ++i) ::sigaction(numbers[i], &before_[i], nullptr);
   }
 
-  /// The signal's number; 0: there was none.
+  /// The number of the recorded signal; 0: none.
   int caught() const { return caught_number; }
 
  private:
@@ -44,7 +44,7 @@ class signal_watch {
 
   static void remember(int number) {
     if (caught_number.exchange(number) == 0) return;
-    // The default action, as soon as this handler has returned.
+    // The default action, once this handler has returned.
     ::signal(number, SIG_DFL);
     ::raise(number);
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Small things that every example prints with: formatted strings, durations, aligned tables.
+/// Text helpers of the examples: formatted strings, durations, aligned tables.
 
 #include <algorithm>
 #include <cmath>
@@ -48,7 +48,7 @@ inline std::string clock_text(double seconds) {
   return format("%ld:%02ld:%02ld", all / 3600, all / 60 % 60, all % 60);
 }
 
-/// The value in the middle; of an even number, the upper of the two. 0 for none.
+/// The middle value; the upper of the two for an even number of values. 0 for no values.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -81,7 +81,7 @@ class text_table {
     rows_.push_back(std::move(row));
   }
 
-  /// Lines, each with its end; a rule below the head.
+  /// One line per row, each with its line end, and a rule below the head.
   std::string str() const {
     std::vector<std::size_t> widths(rows_.front().size(), 0);
     for (const auto& row : rows_) {

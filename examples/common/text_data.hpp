@@ -24,7 +24,7 @@ inline bool is_file(const std::string& path) {
   return pufferfish::detail::is_regular_file(path) || pufferfish::detail::is_regular_file(path + ".gz");
 }
 
-/// `root` or its subfolder `name`, whichever has one of the files. Throws io_error.
+/// `root` or its subfolder `name`: the one that has one of the files. Throws io_error.
 inline std::string find_text_folder(const std::string& root, const std::string& name,
                                     const std::vector<std::string>& files) {
   if (root.empty()) throw pufferfish::io_error(name + " is not bundled: say where it is with --data");
@@ -37,7 +37,7 @@ inline std::string find_text_folder(const std::string& root, const std::string& 
                              " has " + files.front() + " or " + files.front() + ".gz");
 }
 
-/// The first of several names that is there in a folder, plain or gzip. Throws io_error about the first.
+/// The first of several names that exists in a folder, plain or gzip. Throws io_error, naming the first.
 inline std::string find_any(const std::string& folder, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (is_file(folder + "/" + name)) return pufferfish::detail::find_plain_or_gzip(folder + "/" + name);
@@ -47,19 +47,19 @@ inline std::string find_any(const std::string& folder, const std::vector<std::st
 
 }  // namespace data
 
-/// What a language model is trained on.
+/// The data of a language model.
 struct language_data {
   std::string name;
   pufferfish::language_corpus corpus;
 };
 
-/// `path`: a text file, cut by `shares`; or a folder with WikiText's files or {train,valid,test}.txt, or one
-/// with a subfolder wikitext-2 that has them. Throws as the loaders of the library, and io_error where there
-/// is no such thing or too little of it.
+/// `path`: a text file, split by `shares`; or a folder with WikiText's files or {train,valid,test}.txt; or a
+/// folder with a subfolder wikitext-2 that has them. Throws as the library's loaders, and io_error if the
+/// data are missing or too short.
 inline language_data load_language_data(const std::string& path, const pufferfish::corpus_options& options,
                                         const pufferfish::corpus_shares& shares) {
   const auto checked = [&path](language_data data) {
-    // Now, rather than after an epoch of training.
+    // Checked now rather than after an epoch of training.
     const auto& [codec, train, valid, test] = data.corpus;
     for (const std::size_t tokens : {train.size(), valid.size(), test.size()}) {
       if (tokens < 2) {
@@ -83,18 +83,18 @@ struct translation_options {
   bool lower_case = true;
   std::int64_t minimum_count = 3;
   index_t maximum_words = 0;
-  index_t max_length = 100;  ///< words of a sentence
+  index_t max_length = 100;  ///< in words
 };
 
-/// Multi30k, German to English: pairs for training and validation, the test set with every line and its raw
-/// English to score against.
+/// Multi30k, German to English: sentence pairs for training and validation; the test set, with every line and
+/// the raw English text for the scores.
 struct translation_data {
   pufferfish::tokenizer german, english;
   pufferfish::vocabulary words;
   pufferfish::sentence_pairs train, valid, test;
   std::vector<std::string> test_references;
 
-  /// What a model wrote, as text.
+  /// The model's output as text.
   std::string text(std::span<const std::int32_t> ids) const {
     return pufferfish::detokenize(pufferfish::decode_sentence(ids, words), pufferfish::language::english);
   }

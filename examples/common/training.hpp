@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The options that the training examples share, and what they mean to the library.
+/// The options that the training examples share, and their translation to the library's options.
 
 #include <cmath>
 #include <optional>
@@ -26,13 +26,13 @@
 
 namespace examples {
 
-/// The number that a text is; NaN if it is none.
+/// The number in a text; NaN for any other text.
 inline double to_number(const std::string& text) {
   double value = 0.0;
   return pufferfish::detail::read_number(text, value) && std::isfinite(value) ? value : std::nan("");
 }
 
-/// Checks for options: what is wrong, or nothing.
+/// Checks for options: an error message, or an empty text.
 inline std::string check_positive(const std::string& given) {
   return to_number(given) > 0.0 ? "" : given + " is not a positive number";
 }
@@ -40,14 +40,14 @@ inline std::string check_not_negative(const std::string& given) {
   return to_number(given) >= 0.0 ? "" : given + " is not a number from 0 on";
 }
 
-/// An option that has an effect with one value of another option only.
+/// An option that has an effect only with one value of another option.
 struct option_use {
   const char* option;
   const char* other;
   const char* value;
 };
 
-/// Refuses command lines that give an option where it would have no effect. Once a program.
+/// Rejects command lines with options that would have no effect. Call it once per program.
 inline void refuse_without_effect(CLI::App& app, const std::vector<option_use>& uses) {
   app.parse_complete_callback([&app, uses] {
     for (const option_use& use : uses) {
@@ -66,7 +66,7 @@ struct common_options {
   std::string plot;
   progress_style progress = progress_style::automatic;
   int threads = 0;
-  device_choice device;  // of programs that add its options
+  device_choice device;  // for programs that add its options
   index_t epochs = 20;
   index_t warmup_epochs = 5;
   index_t batch = 128;
@@ -108,27 +108,27 @@ inline void add_common_options(CLI::App& app, common_options& o, const common_te
       ->take_last();
 }
 
-/// What a switch keeps as much of as it can: the weights at a rank ratio (Wang et al.), outputs, the loss;
-/// or stable ranks, which also tell when and what (Wang et al., Cuttlefish). The default, no value, keeps as
-/// much of the loss as it can at the rank ratio.
+/// What the switch preserves: the weights at a rank ratio (Wang et al.), the outputs, or the loss; or stable
+/// ranks, which also choose the time and the layers of the switch (Wang et al., Cuttlefish). The default, no
+/// value, preserves the loss at the rank ratio.
 enum class switch_policy { paper, data_aware, two_sided, cuttlefish };
 
-/// How a program goes from dense to low rank.
+/// How a program switches from dense to low rank.
 struct procedure_options {
   pufferfish::training_mode mode = pufferfish::training_mode::hybrid;
   double rank_ratio = 0.25;
   double switch_rate = 1.0;
   bool restart = false;
   std::optional<switch_policy> policy = {};
-  std::optional<pufferfish::truncation> truncation = {};  // else by the policy
+  std::optional<pufferfish::truncation> truncation = {};  // empty: by the policy
   bool uniform_ranks = false;
   std::optional<double> budget = {}, mac_budget = {};  // shares of parameters and multiply-adds
   std::optional<double> ms_budget = {};
-  bool by_predicted_loss = false;  // when to switch
+  bool by_predicted_loss = false;  // time of the switch
   double least_gain = 0.0;         // of Cuttlefish's stages
   pufferfish::switch_options switching = {};
   bool explain = false;
-  bool factorize_embeddings = false;  // of programs that add their options
+  bool factorize_embeddings = false;  // for programs that add its options
   std::optional<index_t> embedding_rank = {};
 
   bool low_rank_embeddings() const { return factorize_embeddings || embedding_rank.has_value(); }
@@ -137,7 +137,7 @@ struct procedure_options {
   }
 };
 
-/// Options of the switch and what follows it, for those who try what pays.
+/// Options of the switch and of what follows it, for experiments.
 inline void add_switch_options(CLI::App& app, procedure_options& o) {
   using pufferfish::truncation;
   add_choice<std::optional<truncation>>(app, "--truncation", o.truncation,
@@ -231,8 +231,8 @@ inline void add_embedding_options(CLI::App& app, procedure_options& o) {
       ->default_str("by --rank-ratio");
 }
 
-/// Throws before training if the options of embeddings would have no effect on a table of this size: in dense
-/// training, or with a rank at which the factors are not smaller than the table.
+/// Throws before training if the embedding options would have no effect for a table of this size: in dense
+/// training, or with a rank whose factors are not smaller than the table.
 inline void check_embeddings(const procedure_options& o, const std::string& name, index_t vocabulary,
                              index_t width) {
   if (!o.low_rank_embeddings()) return;
@@ -245,14 +245,14 @@ inline void check_embeddings(const procedure_options& o, const std::string& name
   pufferfish::check_shrinks(std::string(given) + ": " + name, width, vocabulary, *o.embedding_rank);
 }
 
-/// What results say about them.
+/// The embedding options in JSON results.
 inline nlohmann::ordered_json embeddings_json(const procedure_options& o) {
   if (o.embedding_rank) return {{"rank", *o.embedding_rank}};
   if (o.factorize_embeddings) return {{"rank_ratio", o.rank_ratio}};
   return nullptr;
 }
 
-/// Whether the learning rate's schedule starts again.
+/// Whether the learning rate's schedule restarts.
 inline bool restarts(const procedure_options& o) {
   return o.restart && o.mode == pufferfish::training_mode::hybrid;
 }
@@ -262,7 +262,7 @@ inline double schedule_epochs(const common_options& o, const procedure_options& 
   return static_cast<double>(restarts(procedure) ? o.epochs - o.warmup_epochs : o.epochs);
 }
 
-/// Throws if the switch would come after the last epoch, or after the end of a schedule that starts again.
+/// Throws if the switch would come after the last epoch, or after the end of a schedule that restarts.
 inline void check_epochs(const common_options& o, const procedure_options& procedure) {
   if (procedure.mode != pufferfish::training_mode::hybrid) return;
   const std::string warmup = "a warm-up of " + std::to_string(o.warmup_epochs) + " epochs ";
@@ -276,7 +276,7 @@ inline void check_epochs(const common_options& o, const procedure_options& proce
   }
 }
 
-/// What of it a training run is told; ranks that depend on the network are the program's.
+/// Copies the procedure to run options, except for ranks that depend on the network: the program sets those.
 inline void apply(const procedure_options& o, const common_options& common, pufferfish::run_options& run) {
   run.mode = o.mode;
   run.epochs = common.epochs;
@@ -285,7 +285,7 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   run.factorize.rank = pufferfish::rank_ratio{o.rank_ratio};
   run.switching = o.switching;
   const bool cuttlefish = o.policy == switch_policy::cuttlefish;
-  // Without an option and without dense steps there is nothing to take statistics from.
+  // Without an option and without dense steps there are no steps to record statistics in.
   const bool plain =
       o.policy == switch_policy::paper || cuttlefish || (!o.policy && common.warmup_epochs == 0);
   run.factorize.share = o.shares_ranks();
@@ -320,7 +320,7 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   run.restart_schedule_at_switch = restarts(o);
 }
 
-/// What results say about the switch.
+/// The switch options in JSON results.
 inline nlohmann::ordered_json switch_json(const procedure_options& o, const common_options& common) {
   pufferfish::run_options run;
   apply(o, common, run);
@@ -344,7 +344,7 @@ inline nlohmann::ordered_json switch_json(const procedure_options& o, const comm
   return j;
 }
 
-/// Throws on all ranks if a run would have nothing to factorize, before it has trained for hours.
+/// Throws on all ranks if a run would have nothing to factorize, before hours of training.
 inline void check_switch(const pufferfish::training_options& t, const pufferfish::network<float>& net) {
   if (t.mode == pufferfish::training_mode::dense) return;
   if (t.factorize.budget) return;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Command lines of programs without options of their own. It needs the standard library alone.
+/// Command lines of programs that have no options of their own. Needs only the standard library.
 
 #include <cstdio>
 #include <optional>

@@ -2,15 +2,15 @@
 #pragma once
 
 /// \file
-/// For programs that train with dlib (19.24): `low_rank_con` and `low_rank_fc`, computational layers of rank
-/// r with our kernels in the place of `con` and `fc`, the factorization of trained networks, and
+/// For programs that train with dlib (19.24): `low_rank_con` and `low_rank_fc`, layers of rank r that replace
+/// `con` and `fc` and run this library's kernels; the factorization of trained networks; and
 /// `distributed_solver`, for training on several ranks.
 ///
 ///     template <typename S> using features = dlib::max_pool<2, 2, 2, 2, dlib::relu<S>>;
 ///     using dense_net = dlib::loss_multiclass_log<dlib::fc<10, dlib::fc<120, features<
 ///         dlib::con<32, 5, 5, 1, 1, features<dlib::con<16, 5, 5, 1, 1, input>>>>>>;
-///     low_rank_twin<dense_net> twin(trained);   // dlib copies what is the same; we factorize the rest
-///     // The same, by hand: the rank is the second argument; 0 is a quarter of the full rank.
+///     low_rank_twin<dense_net> twin(trained);   // con and fc are factorized, all else is copied
+///     // The same, written out: the rank is the second argument; 0 is a quarter of the full rank.
 ///     using small_net = dlib::loss_multiclass_log<dlib::fc<10, pufferfish::low_rank_fc<120, 0, features<
 ///         pufferfish::low_rank_con<32, 0, 5, 5, 1, 1, features<dlib::con<16, 5, 5, 1, 1, input>>>>>>;
 ///     small_net small(trained);
@@ -32,10 +32,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A trained network as its low-rank twin, `LowRankNet`: the same layers, but some con and fc are
-/// low_rank_con and low_rank_fc. Those get factors of the rank that the policy chooses for each, whatever
-/// rank their type says; all else is copied. `reports`, if given, receives one for each of them, under
-/// the name "layer 3" for dlib::layer<3>(network). Throws as low_rank_con_::factorize.
+/// Converts a trained network to its low-rank twin `LowRankNet`: the same layers, except that some con and fc
+/// are low_rank_con and low_rank_fc. These get factors of the rank that the policy chooses, whatever rank
+/// their type says; all other layers are copied. `reports`, if given, receives a report for each low-rank
+/// layer, named "layer 3" for dlib::layer<3>(network). Throws as low_rank_con_::factorize.
 template <class LowRankNet, class DenseNet>
 LowRankNet factorize_network(const DenseNet& dense, const rank_policy& policy,
                              std::vector<factor_report>* reports = nullptr) {
@@ -59,9 +59,9 @@ LowRankNet factorize_network(const DenseNet& dense, const rank_policy& policy,
   return net;
 }
 
-/// Lets all low-rank layers of a network run in one context: its threads, and scratch memory once instead of
-/// once a layer. Results do not depend on it. The network then belongs to one thread at a time with whatever
-/// else uses the context; copies of the network begin without.
+/// Sets one context for all low-rank layers of a network, so that they share its threads and scratch memory.
+/// Results do not depend on it. Afterwards only one thread at a time may use the network and anything else
+/// that uses the context. Copies of the network start without it.
 template <class Net>
 void share_context(Net& net, const std::shared_ptr<cpu_context>& ctx) {
   ::dlib::visit_computational_layers(net, [&](auto& layer) {

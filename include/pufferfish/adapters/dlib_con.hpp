@@ -11,17 +11,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A convolution of rank r as a dlib layer: y = up * (down * x) + b, `down` with the geometry of dlib::con_
-/// of the same arguments, `up` 1x1. Options, multipliers and defaults are those of con_.
+/// A convolution of rank r as a dlib layer: y = up * (down * x) + b, where `down` has the geometry of
+/// dlib::con_ with the same arguments and `up` is 1x1. Options, multipliers and defaults are those of con_.
 ///
-/// dlib's tensors are NCHW, our kernels read NHWC: x and y of a forward pass, and x, dy and dx of a backward
-/// pass are transposed in scratch, but for images of one channel or one pixel, where both are the same;
-/// layout_changes() counts. Parameters are not: they lie in dlib's tensor as the kernels read them, `down` as
-/// [height][width][in][r], then `up` as [r][out], then the bias. Between forward and backward pass the layer
-/// keeps the activation of r channels; clean() lets go of it.
+/// dlib's tensors are NCHW, this library's kernels use NHWC. x and y of a forward pass, and x, dy and dx of a
+/// backward pass are therefore transposed in scratch memory, except for images of one channel or one pixel,
+/// where both layouts are equal; layout_changes() counts this. Parameters are not transposed: dlib's tensor
+/// stores them in the kernels' order, `down` as [height][width][in][r], then `up` as [r][out], then the bias.
+/// Between forward and backward pass the layer keeps the activation of r channels; clean() releases it.
 ///
-/// dlib's solvers treat the layers that they do not know as one vector of weights: the multipliers of the
-/// bias take effect with `bias_solver` (dlib_layer.hpp), else the bias goes with the weights.
+/// dlib's solvers treat a layer of a type unknown to them as one vector of weights. The bias multipliers take
+/// effect only with `bias_solver` (dlib_layer.hpp); other solvers treat the bias as a weight.
 template <long NumFilters, long Rank, long Rows, long Cols, int StrideY, int StrideX,
           int PaddingY = StrideY != 1 ? 0 : static_cast<int>(Rows / 2),
           int PaddingX = StrideX != 1 ? 0 : static_cast<int>(Cols / 2)>
@@ -30,7 +30,7 @@ class low_rank_con_ : public detail::dlib_layer {
                 "pufferfish: low_rank_con: the rank is positive, or 0 for a quarter of the full one");
 
  public:
-  /// The layer that it stands for.
+  /// The dense layer that this layer replaces.
   using dense_type = ::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>;
 
   explicit low_rank_con_(::dlib::num_con_outputs o) : low_rank_con_() {
@@ -39,7 +39,7 @@ class low_rank_con_ : public detail::dlib_layer {
   low_rank_con_() : dlib_layer(Rank) {
     shape_ = {0, NumFilters, {Rows, Cols}, {StrideY, StrideX}, {PaddingY, PaddingX}, {1, 1}};
   }
-  /// From a dense layer: its factors, if it has been set up, and its options. Throws as factorize.
+  /// Copies a dense layer's options and, once it has parameters, factorizes them. Throws as factorize.
   low_rank_con_(const dense_type& dense) : low_rank_con_() {
     take_options(dense);
     shape_.out_channels = dense.num_filters();
@@ -53,7 +53,7 @@ class low_rank_con_ : public detail::dlib_layer {
   long stride_x() const { return StrideX; }
   long padding_y() const { return static_cast<long>(shape_.padding.height); }
   long padding_x() const { return static_cast<long>(shape_.padding.width); }
-  /// Before the first pass only. Throws state_error after it, value_error unless num > 0.
+  /// Allowed before the first pass only, else throws state_error; value_error unless num > 0.
   void set_num_filters(long num) {
     check_can_change("filters", num, num_filters());
     shape_.out_channels = num;
@@ -62,16 +62,16 @@ class low_rank_con_ : public detail::dlib_layer {
     return detail::message({"low_rank_con rank ", rank(), ", ", shape_.describe()});
   }
 
-  /// The factors as frameworks see them, down [r][in][height][width] and up [out][r]: views of the
-  /// parameters.
+  /// The factors in the frameworks' order of dimensions, down [r][in][height][width] and up
+  /// [out][r]: views of the parameters.
   tensor_view<float, 4> down() { return down_of(params_.host()); }
   tensor_view<float, 2> up() { return up_of(params_.host()); }
-  /// The geometry of the dense layer; no input channels before the first pass.
+  /// The geometry of the dense layer; 0 input channels before the first pass.
   const conv_shape& shape() const { return shape_; }
 
-  /// The best factors of a dense layer's weight, of the rank that the policy chooses; the bias and the
-  /// options of the dense layer. Throws state_error for a layer without parameters, else as factorize_matrix,
-  /// but for ranks that make the layer larger: those are accepted.
+  /// Sets the parameters to the best factors of a dense layer's weight, of the rank that the policy chooses,
+  /// and to its bias; copies its options. Throws state_error for a dense layer without parameters, else as
+  /// factorize_matrix, except that ranks that make the layer larger are accepted.
   factor_report factorize(const dense_type& dense, const rank_policy& policy,
                           const std::string& name = "low_rank_con") {
     const conv_shape shape = layer_traits<dense_type>::shape(dense);
@@ -92,7 +92,7 @@ class low_rank_con_ : public detail::dlib_layer {
     return p;
   }
 
-  /// New random factors, each from Glorot's distribution as dlib's layers have it; bias 0. Throws rank_error
+  /// Draws new factors, each from Glorot's distribution as in dlib's layers; the bias is 0. Throws rank_error
   /// if the rank does not fit the input.
   template <class Subnet>
   void setup(const Subnet& sub) {
@@ -129,7 +129,7 @@ class low_rank_con_ : public detail::dlib_layer {
     const tensor_view<const float, 4> t(kept_inner(describe(), volume<4>(inner_of(result))),
                                         inner_of(result));
     const tensor_view<float, 4> dt = frame.take<float>(t.shape());
-    // As con_ does, gradients that nobody will use are left alone.
+    // As in con_: with a learning rate multiplier of 0, parameter gradients are not written.
     const bool learns = get_learning_rate_multiplier() != 0;
     float* gradient = learns ? params_grad.host_write_only() : frame.take<float>(up_size());
     const tensor_view<float, 2> up_gradient(gradient + (learns ? down_size() : 0), stored_up().shape());
@@ -153,7 +153,7 @@ class low_rank_con_ : public detail::dlib_layer {
     for (const index_t number : item.geometry()) serialize(static_cast<long>(number), out);
     item.write(out);
   }
-  /// Reads a dlib::con_ too, and factorizes it.
+  /// Also reads a serialized dlib::con_ and factorizes it.
   friend void deserialize(low_rank_con_& item, std::istream& in) {
     using ::dlib::deserialize;
     std::string version;
@@ -163,7 +163,7 @@ class low_rank_con_ : public detail::dlib_layer {
     std::array<index_t, 9> numbers{};
     for (index_t& number : numbers) number = detail::read_long(in);
     const auto expected = low_rank_con_().geometry();
-    // The strides and the size of the filters, where the type has one.
+    // The strides, and the size of the filters unless the type leaves it open (0).
     const auto same = [&](std::size_t i) { return numbers[i] == expected[i]; };
     if (!same(4) || !same(5) || !((Rows == 0 || same(2)) && (Cols == 0 || same(3)))) {
       item.refuse("Wrong filter size or stride found");
@@ -233,7 +233,7 @@ class low_rank_con_ : public detail::dlib_layer {
     return made.report;
   }
 
-  // What con_'s serialize wrote after its version.
+  // Reads what con_'s serialize writes after its version.
   void read_dense(std::istream& in, bool with_bias_mode) {
     using ::dlib::deserialize;
     ::dlib::resizable_tensor params;

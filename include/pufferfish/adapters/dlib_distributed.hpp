@@ -20,28 +20,28 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// One of dlib's solvers that steps by the mean of all ranks' gradients: every rank trains with images of its
-/// own, as many as the others', and all networks stay the same, bit for bit. For a trainer:
+/// Wraps one of dlib's solvers so that it steps by the mean of all ranks' gradients. Every rank trains with
+/// images of its own, equally many on all ranks; all networks stay equal, bit for bit. For a trainer:
 ///
 ///     dlib::dnn_trainer trainer(net, distributed_solver(dlib::sgd(), communicator));
 ///
-/// dlib steps after the whole backward pass, so nothing overlaps: a step takes as much longer as all layers'
-/// all-reduces do. The trainer calls solvers in a thread of its own: MPI must be there for it
-/// (thread_level::serialized), and no one else may use the communicator until the trainer is waited for
-/// (get_net).
+/// dlib calls solvers after the whole backward pass, so the exchange does not overlap with it: the time of
+/// all layers' all-reduces is added to each step. The trainer calls solvers in a thread of its own. MPI must
+/// support this (thread_level::serialized), and no other thread may use the communicator until the program
+/// has waited for the trainer (get_net).
 template <class Solver, class Comm>
 class distributed_solver {
  public:
-  /// Without a communicator, as dlib makes solvers to read them from a file: its call throws state_error. So
-  /// a trainer that has been read (set_synchronization_file) does not train alone without a word.
+  /// Has no communicator: dlib makes such solvers to read them from a file. Its call throws state_error, so
+  /// that a trainer that was read from a file (set_synchronization_file) does not silently train alone.
   distributed_solver() = default;
   /// `comm` must outlive all copies.
   distributed_solver(const Solver& solver, Comm& comm) : solver_(solver), comm_(&comm) {
     detail::check_communicator<Comm>();
   }
 
-  /// The step of a layer's parameters, as dlib's solvers give it. Collective. Throws state_error without a
-  /// communicator, and on its first call, on all ranks, if they have other parameters in this layer.
+  /// The wrapped solver's step of a layer's parameters for the mean gradient. Collective. Throws state_error
+  /// without a communicator and, at the first call, on all ranks, if the layer's parameters differ.
   template <class Layer>
   const ::dlib::tensor& operator()(float learning_rate, const Layer& layer, const ::dlib::tensor& gradient) {
     if (comm_ == nullptr) {

@@ -12,8 +12,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A fully connected layer of rank r as a dlib layer: y = up (down x) + b over the flattened samples.
-/// Options, multipliers and defaults are those of dlib::fc_. Nothing is transposed or copied; the parameters
-/// lie as `down` [in][r], then `up` [r][out], then the bias. The note on solvers at low_rank_con_ holds.
+/// Options, multipliers and defaults are those of dlib::fc_. Nothing is transposed or copied. Parameters:
+/// `down` [in][r], then `up` [r][out], then the bias. The note on solvers at low_rank_con_ applies here, too.
 template <unsigned long NumOutputs, long Rank, ::dlib::fc_bias_mode BiasMode>
 class low_rank_fc_ : public detail::dlib_layer {
   static_assert(NumOutputs > 0, "pufferfish: low_rank_fc: at least one output");
@@ -21,7 +21,7 @@ class low_rank_fc_ : public detail::dlib_layer {
                 "pufferfish: low_rank_fc: the rank is positive, or 0 for a quarter of the full one");
 
  public:
-  /// The layer that it stands for.
+  /// The dense layer that this layer replaces.
   using dense_type = ::dlib::fc_<NumOutputs, BiasMode>;
 
   explicit low_rank_fc_(::dlib::num_fc_outputs o) : low_rank_fc_() {
@@ -30,7 +30,7 @@ class low_rank_fc_ : public detail::dlib_layer {
   low_rank_fc_() : dlib_layer(Rank) {
     if (BiasMode == ::dlib::FC_NO_BIAS) disable_bias();
   }
-  /// As low_rank_con_'s.
+  /// As the constructor of low_rank_con_ from a dense layer.
   low_rank_fc_(const dense_type& dense) : low_rank_fc_() {
     take_own_options(dense);
     out_ = static_cast<index_t>(dense.get_num_outputs());
@@ -38,7 +38,7 @@ class low_rank_fc_ : public detail::dlib_layer {
   }
 
   unsigned long get_num_outputs() const { return static_cast<unsigned long>(out_); }
-  /// Before the first pass only. Throws state_error after it, value_error unless num > 0.
+  /// Allowed before the first pass only, else throws state_error; value_error unless num > 0.
   void set_num_outputs(long num) {
     check_can_change("outputs", num, static_cast<long>(out_));
     out_ = num;
@@ -49,11 +49,11 @@ class low_rank_fc_ : public detail::dlib_layer {
     return detail::message({"low_rank_fc ", in_, " -> ", rank(), " -> ", out_});
   }
 
-  /// The factors as frameworks see them, down [r][in] and up [out][r]: views of the parameters.
+  /// The factors in the frameworks' order of dimensions, down [r][in], up [out][r]: views of the parameters.
   tensor_view<float, 2> down() { return {params_.host(), {rank(), in_}, {1, rank()}}; }
   tensor_view<float, 2> up() { return up_of(params_.host()); }
 
-  /// As low_rank_con_'s.
+  /// As low_rank_con_::factorize.
   factor_report factorize(const dense_type& dense, const rank_policy& policy,
                           const std::string& name = "low_rank_fc") {
     factor_report report = take(layer_traits<dense_type>::matrices(dense)[0].view,
@@ -62,7 +62,7 @@ class low_rank_fc_ : public detail::dlib_layer {
     return report;
   }
 
-  /// As low_rank_con_'s.
+  /// As low_rank_con_::setup.
   template <class Subnet>
   void setup(const Subnet& sub) {
     const ::dlib::tensor& x = sub.get_output();
@@ -107,7 +107,7 @@ class low_rank_fc_ : public detail::dlib_layer {
     for (const index_t number : {item.in_, item.out_, item.rank()}) serialize(static_cast<long>(number), out);
     item.write(out);
   }
-  /// Reads a dlib::fc_ too, and factorizes it.
+  /// Also reads a serialized dlib::fc_ and factorizes it.
   friend void deserialize(low_rank_fc_& item, std::istream& in) {
     using ::dlib::deserialize;
     std::string version;
@@ -162,7 +162,7 @@ class low_rank_fc_ : public detail::dlib_layer {
     return made.report;
   }
 
-  // What fc_'s serialize wrote after its version.
+  // Reads what fc_'s serialize writes after its version.
   void read_dense(std::istream& in, bool with_bias_mode) {
     using ::dlib::deserialize;
     unsigned long outputs = 0, inputs = 0;
@@ -181,7 +181,7 @@ class low_rank_fc_ : public detail::dlib_layer {
     out_ = static_cast<index_t>(outputs);
     const index_t features = static_cast<index_t>(inputs), size = static_cast<index_t>(params.size());
     if (size == 0) return forget();
-    // A bias that was switched off late still has its place.
+    // A bias that was disabled after setup still occupies its elements of the parameters.
     if (out_ < 1 || features < 1 || size / out_ < features + (has_bias() ? 1 : 0)) {
       refuse("Parameters of a wrong size found");
     }

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// What the low-rank layers of adapters/dlib.hpp share; layer_traits of dlib's con_ and fc_; and
-/// `bias_solver`.
+/// The base class of the low-rank layers of adapters/dlib.hpp; layer_traits of dlib's con_
+/// and fc_; and `bias_solver`.
 
-// First, before the host's headers fail.
+// Included first, so that its error message comes before those of dlib's headers.
 #include <pufferfish/core/needs_exceptions.hpp>
 
 #include <dlib/dnn.h>
@@ -24,7 +24,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Any dlib::con_ that has been set up; state_error for others.
+/// Traits of any dlib::con_. Its functions throw state_error for a layer that has no parameters yet.
 template <long NumFilters, long Rows, long Cols, int StrideY, int StrideX, int PaddingY, int PaddingX>
 struct layer_traits<::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>> {
   using layer_type = ::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>;
@@ -52,14 +52,14 @@ struct layer_traits<::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, Paddi
   }
 };
 
-/// Any dlib::fc_ that has been set up; state_error for others.
+/// Traits of any dlib::fc_. Its functions throw state_error for a layer that has no parameters yet.
 template <unsigned long NumOutputs, ::dlib::fc_bias_mode BiasMode>
 struct layer_traits<::dlib::fc_<NumOutputs, BiasMode>> {
   using layer_type = ::dlib::fc_<NumOutputs, BiasMode>;
   static constexpr auto kind = layer_kind::linear;
   static auto matrices(const layer_type& layer) {
     const auto out = static_cast<index_t>(layer.get_num_outputs());
-    // dlib keeps [in][out].
+    // dlib stores weights as [in][out].
     return std::array{named_view<const float, 2>{
         "weights", {layer.get_layer_params().host(), {out, inputs(layer)}, {1, out}}}};
   }
@@ -91,10 +91,10 @@ inline index_t read_long(std::istream& in) {
   return number;
 }
 
-/// Each of `images` matrices from rows x cols to cols x rows, to = or to +=.
+/// Transposes each of `images` matrices from rows x cols to cols x rows. `add`: adds the result to `to`.
 inline void turn_images(cpu_context& ctx, const float* from, index_t images, index_t rows, index_t cols,
                         float* to, bool add) {
-  // A tile's lines stay in the first-level cache while they are written crosswise.
+  // Cache lines of a tile stay in the first-level cache while the tile is transposed.
   constexpr index_t tile = 32;
   const index_t bands = (cols + tile - 1) / tile;
   ctx.parallel_for(images * bands, [&](index_t task, int) {
@@ -118,10 +118,10 @@ inline void turn_images(cpu_context& ctx, const float* from, index_t images, ind
 /// Parameters, options and working memory of a low-rank layer.
 class dlib_layer {
  public:
-  /// 0 before the first pass if the rank is to be a quarter of the full one.
+  /// The rank. Before the first pass: the wanted rank, 0 for a quarter of the full rank.
   index_t rank() const { return params_.size() > 0 ? rank_ : wanted_; }
-  /// Another rank than the type's; 0: a quarter. Before the first pass only. Throws state_error after it,
-  /// value_error for a negative rank.
+  /// Replaces the rank of the type; 0: a quarter of the full rank. Allowed before the first pass only, else
+  /// throws state_error; value_error for a negative rank.
   void set_rank(long rank) {
     check_can_change("ranks", rank, static_cast<long>(this->rank()), 0);
     wanted_ = rank;
@@ -138,22 +138,22 @@ class dlib_layer {
 
   bool bias_is_disabled() const { return !use_bias_; }
   void disable_bias() { set_bias(false); }
-  /// Starts from zeros.
+  /// The new bias is zero.
   void enable_bias() { set_bias(true); }
 
   const ::dlib::tensor& get_layer_params() const { return params_; }
   ::dlib::tensor& get_layer_params() { return params_; }
-  /// The bias, as the last so many of the parameters; 0 for a layer without.
+  /// Number of bias elements, the last ones of the parameters; 0 for a layer without bias.
   std::size_t bias_size() const {
     return params_.size() > 0 && use_bias_ ? static_cast<std::size_t>(out_) : 0;
   }
 
-  /// The context of the layer's passes, instead of one of its own with one thread; see share_context. A copy
-  /// of the layer begins with one of its own.
+  /// The context for the layer's passes; see share_context. Without it, the layer makes a context of its own
+  /// with one thread. A copy of the layer does not get this context.
   void set_context(std::shared_ptr<cpu_context> ctx) { work_.context = std::move(ctx); }
   /// How many tensors have been transposed between NCHW and NHWC so far.
   std::size_t layout_changes() const { return work_.layout_changes; }
-  /// Forgets what is kept between forward and backward pass, and gives back memory.
+  /// Releases the activation kept between forward and backward pass, and the context unless it is shared.
   void clean() {
     work_.inner = {};
     work_.inner_count = -1;
@@ -185,7 +185,7 @@ class dlib_layer {
     }
   }
 
-  /// Room for the factors of an out x in weight, of the wanted rank or a given one.
+  /// Allocates parameters for the factors of an out x in weight. rank = 0: the wanted rank.
   void allocate(const std::string& name, index_t out, index_t in, index_t rank = 0) {
     if (rank == 0) rank = choose_rank(wanted_rank(), out, in, {}, 0.0);
     check_rank(name, out, in, rank);
@@ -195,7 +195,7 @@ class dlib_layer {
     params_.set_size(static_cast<long>(down_size() + up_size() + (use_bias_ ? out : 0)));
   }
   void randomize(index_t in, index_t out) {
-    // dlib's layers draw their seed so.
+    // dlib's layers seed their random numbers in this way, too.
     ::dlib::rand random(std::rand());
     const auto fill = [&](index_t first, index_t count, index_t both) {
       auto part = ::dlib::alias_tensor(count)(params_, static_cast<std::size_t>(first));
@@ -248,7 +248,7 @@ class dlib_layer {
     ::dlib::serialize(use_bias_, out);
     serialize(params_, out);
   }
-  /// Throws dlib::serialization_error if the parameters are not of the size that the numbers say.
+  /// Throws dlib::serialization_error if the number of parameters does not match rank, out and inputs.
   void read(std::istream& in, index_t rank, index_t out, index_t inputs, const char* name) {
     wanted_ = read_long(in);
     read_options(in, true);
@@ -291,7 +291,7 @@ class dlib_layer {
     if (work_.context == nullptr) work_.context = std::make_shared<cpu_context>();
     return *work_.context;
   }
-  /// Memory for the activation between the factors, until the next forward pass.
+  /// Memory for the activation between the factors, valid until the next forward pass.
   float* inner(index_t count) {
     if (work_.inner.size() < count) work_.inner = aligned_buffer<float>(count, uninitialized);
     work_.inner_count = count;
@@ -313,7 +313,7 @@ class dlib_layer {
     ++work_.layout_changes;
     return images;
   }
-  /// Where to write an NHWC tensor that is to go to `nchw`: there, or in scratch.
+  /// Where to compute an NHWC tensor that from_nhwc moves to `nchw`: in place if possible, else in scratch.
   static tensor_view<float, 4> place_nhwc(scratch_frame& frame, float* nchw, const extents<4>& shape) {
     return same_in_both(shape) ? tensor_view<float, 4>(nchw, shape) : frame.take<float>(shape);
   }
@@ -327,7 +327,7 @@ class dlib_layer {
   ::dlib::resizable_tensor params_;
 
  private:
-  // What a copy of a layer does not take along: dlib's copies of a network may run in other threads.
+  // Members that a copy of a layer does not get: dlib's copies of a network may run in other threads.
   struct working_memory {
     std::shared_ptr<cpu_context> context;
     aligned_buffer<float> inner;
@@ -360,9 +360,9 @@ class dlib_layer {
 
 }  // namespace detail
 
-/// One of dlib's solvers (dlib::sgd, dlib::adam) that also knows the multipliers of the bias of a low-rank
-/// layer: those solvers name con_ and fc_ and take a layer of any other type for weights alone. For a
-/// trainer:
+/// Wraps one of dlib's solvers (dlib::sgd, dlib::adam) so that the bias multipliers of low-rank layers
+/// take effect. dlib's solvers handle the bias of con_ and fc_ only and treat all parameters of other
+/// layers as weights. For a trainer:
 ///
 ///     dlib::dnn_trainer<small_net, bias_solver<dlib::sgd>> trainer(net,
 ///     bias_solver<dlib::sgd>(dlib::sgd()));
@@ -371,7 +371,7 @@ class bias_solver {
  public:
   explicit bias_solver(const Solver& solver = Solver()) : weights_(solver), biases_(solver) {}
 
-  /// The step of a layer's parameters, as dlib's solvers give it.
+  /// Computes the step of a layer's parameters, as dlib's solvers do.
   template <class Layer>
   const ::dlib::tensor& operator()(float learning_rate, const Layer& layer, const ::dlib::tensor& gradient) {
     if constexpr (std::is_base_of_v<detail::dlib_layer, Layer>) {
@@ -403,7 +403,7 @@ class bias_solver {
   friend std::ostream& operator<<(std::ostream& out, const bias_solver& item) { return out << item.weights_; }
 
  private:
-  // Part of a layer, as solvers see a layer.
+  // A part of a layer's parameters, with the interface that solvers use.
   struct part {
     const ::dlib::tensor& params;
     double learning_rate, weight_decay;

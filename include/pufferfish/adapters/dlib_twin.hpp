@@ -15,7 +15,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A layer's twin; `found` says if it is another type.
+/// The low-rank twin of a layer type. `found`: whether the layer has a twin of another type.
 template <class Layer>
 struct dlib_twin_layer {
   using type = Layer;
@@ -31,14 +31,14 @@ struct dlib_twin_layer<::dlib::fc_<Outputs, BiasMode>> {
   using type = low_rank_fc_<Outputs, 0, BiasMode>;
   static constexpr bool found = true;
 };
-/// A kernel as large as its image: its size is not in the type.
+/// A kernel of the size of its image has no twin, because its size is not part of the type.
 template <long Filters, int StrideY, int StrideX, int PaddingY, int PaddingX>
 struct dlib_twin_layer<::dlib::con_<Filters, 0, 0, StrideY, StrideX, PaddingY, PaddingX>> {
   using type = ::dlib::con_<Filters, 0, 0, StrideY, StrideX, PaddingY, PaddingX>;
   static constexpr bool found = false;
 };
 
-/// Layers of a network that have a twin.
+/// Number of layers of a network that have a twin.
 template <class Net>
 inline constexpr std::size_t dlib_twin_layers = 0;
 template <class Layer, class Subnet, class E>
@@ -56,7 +56,7 @@ template <std::size_t Times, template <typename> class Block, class Subnet>
 inline constexpr std::size_t dlib_twin_layers<::dlib::repeat<Times, Block, Subnet>> =
     dlib_twin_layers<Subnet>;
 
-/// Layers First to Last, counted from the input, become low-rank.
+/// The network type in which the con and fc layers First to Last, counted from the input, are low-rank.
 template <class Net, std::size_t First, std::size_t Last>
 struct dlib_twin {
   using type = Net;
@@ -86,7 +86,7 @@ struct dlib_twin<::dlib::repeat<Times, Block, Subnet>, First, Last> {
   using type = ::dlib::repeat<Times, Block, typename dlib_twin<Subnet, First, Last>::type>;
 };
 
-/// Its first parameter, checked as factorize checks factorize_policy::first_layer.
+/// The parameter FirstLayer of low_rank_twin, checked as factorize checks factorize_policy::first_layer.
 template <std::size_t First, std::size_t Layers>
 inline constexpr std::size_t dlib_first_layer = [] {
   static_assert(First >= 1 && (First <= 2 || First <= Layers),
@@ -96,11 +96,11 @@ inline constexpr std::size_t dlib_first_layer = [] {
 
 }  // namespace detail
 
-/// The type of a network's low-rank twin: its con and fc layers are low_rank_con and low_rank_fc with a
-/// quarter of the full rank, all but those before the FirstLayer-th, counted from the input, and the last
-/// (Wang et al., Pufferfish, MLSys 2021, section 3: the first layers and the last stay dense). All else is
-/// the same, a kernel that is as large as its image (con<N, 0, 0, ...>) and what a dlib::repeat repeats
-/// included.
+/// The type of a network's low-rank twin: its con and fc layers become low_rank_con and low_rank_fc with a
+/// quarter of the full rank, except those before the FirstLayer-th, counted from the input, and, with
+/// LastDense, the last one (Wang et al., Pufferfish, MLSys 2021, section 3: the first layers and the last
+/// stay dense). All other layers stay the same, and so do kernels as large as their image (con<N, 0, 0, ...>)
+/// and the layers that a dlib::repeat repeats.
 ///
 ///     low_rank_twin<lenet> small(trained);
 template <class Net, std::size_t FirstLayer = 2, bool LastDense = true>

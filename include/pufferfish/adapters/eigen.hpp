@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// For programs that hold plain Eigen matrices (3.4 or 5): views of them and maps onto our views, without
-/// copies; `factorize` of a matrix; `eigen_linear`, a dense layer that svd_factorize knows; passes of a
-/// LowRankLinear over Eigen matrices.
+/// For programs with plain Eigen matrices (3.4 or 5): views of matrices and Eigen maps of this library's
+/// views, without copies; `factorize` of a matrix; `eigen_linear`, a dense layer for svd_factorize; passes of
+/// a LowRankLinear over Eigen matrices.
 ///
 ///     Eigen::MatrixXf weight = ...;                                  // out x in
 ///     const auto f = pufferfish::factorize(weight, rank_ratio{0.25});   // f.up * f.down, Eigen matrices
@@ -26,8 +26,8 @@ namespace detail {
 template <class M>
 using eigen_plain_t = std::remove_cvref_t<M>;
 
-/// Whether an Eigen expression is memory with strides: a Matrix, Array, Map, Ref, a block of one of them, or
-/// its transpose.
+/// Whether an Eigen expression refers to memory with strides: a Matrix, Array, Map or Ref, a block of one
+/// of them, or its transpose.
 template <class M>
 inline constexpr bool eigen_has_memory = (static_cast<unsigned>(eigen_plain_t<M>::Flags) &
                                           static_cast<unsigned>(Eigen::DirectAccessBit)) != 0;
@@ -35,8 +35,8 @@ template <class M>
 inline constexpr bool eigen_is_writable = (static_cast<unsigned>(eigen_plain_t<M>::Flags) &
                                            static_cast<unsigned>(Eigen::LvalueBit)) != 0;
 
-/// The element type of a view of M, an M deduced by a forwarding reference. A const Map or Ref is const to
-/// us, as it is to Eigen.
+/// The element type of a view of M, where M is deduced by a forwarding reference. The elements of a const Map
+/// or Ref are const, as in Eigen.
 template <class M>
 using eigen_element_t =
     std::conditional_t<std::is_const_v<std::remove_reference_t<M>> || !eigen_is_writable<M>,
@@ -57,8 +57,8 @@ using eigen_matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
 
 }  // namespace detail
 
-/// The memory of an Eigen matrix, map, reference or block as a view of rows x columns, whatever its storage
-/// order. No copy: it must outlive the view.
+/// Views the memory of an Eigen matrix, map, reference or block as rows x columns, in any storage order. No
+/// copy: the memory must outlive the view.
 template <class M>
 auto view_of(M&& matrix) {
   detail::check_eigen_memory<M>();
@@ -67,7 +67,7 @@ auto view_of(M&& matrix) {
                                  {matrix.rowStride(), matrix.colStride()});
 }
 
-/// The same of a vector (a row or a column), with one dimension. Without elements: a null view.
+/// The same for a vector (a row or a column), with one dimension. A vector without elements: a null view.
 template <class V>
 auto vector_view_of(V&& vector) {
   static_assert(detail::eigen_plain_t<V>::IsVectorAtCompileTime, "pufferfish: not an Eigen vector");
@@ -77,8 +77,8 @@ auto vector_view_of(V&& vector) {
                                  {vector.innerStride()});
 }
 
-/// A view as an Eigen matrix of rows x columns, for reading or, unless its elements are const, writing. No
-/// copy: its memory must outlive the map.
+/// Maps a view as an Eigen matrix of rows x columns, writable unless the view's elements are const. No copy:
+/// the view's memory must outlive the map.
 template <class T>
 auto map_of(const tensor_view<T, 2>& view) {
   using matrix = Eigen::Matrix<std::remove_const_t<T>, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -106,7 +106,7 @@ struct eigen_factors {
   index_t rank() const { return up.cols(); }
 };
 
-/// Factorizes an Eigen matrix, or what an Eigen expression evaluates to (rows = outputs, columns = inputs).
+/// Factorizes an Eigen matrix or the value of an Eigen expression (rows = outputs, columns = inputs).
 /// Formula, policies and errors as factorize_matrix.
 template <class Derived>
 eigen_factors<typename Derived::Scalar> factorize(const Eigen::MatrixBase<Derived>& matrix,
@@ -124,8 +124,8 @@ eigen_factors<typename Derived::Scalar> factorize(const Eigen::MatrixBase<Derive
 }
 
 /// A dense layer y = weight x + bias. `Weight` (out x in) and `Bias` (out elements, or none) are any Eigen
-/// types with memory: Matrix of either storage order, Map, Ref. svd_factorize and svd_factors take it as they
-/// take any host's layer.
+/// types with memory: Matrix of either storage order, Map, Ref. svd_factorize and svd_factors accept it as
+/// they accept layers of other frameworks.
 template <class Weight, class Bias = Eigen::Matrix<typename Weight::Scalar, Eigen::Dynamic, 1>>
 struct eigen_linear {
   Weight weight;
@@ -152,13 +152,13 @@ struct layer_traits<eigen_linear<Weight, Bias>> {
 
 namespace detail {
 
-/// A matrix whose columns are samples, as our rows: N x features.
+/// Views a matrix whose columns are samples as one whose rows are samples: N x features.
 template <class M>
 auto samples_of(M&& columns) {
   return transpose(view_of(columns));
 }
 
-/// Ours where the samples are stored back to back, else a copy in scratch.
+/// `samples` itself if its rows are stored back to back, else a copy in scratch memory.
 template <class T>
 tensor_view<const T, 2> dense_samples(const tensor_view<const T, 2>& samples, scratch_frame& frame) {
   if (samples.is_contiguous()) return samples;
@@ -169,13 +169,13 @@ tensor_view<const T, 2> dense_samples(const tensor_view<const T, 2>& samples, sc
 
 }  // namespace detail
 
-/// y = up (down x) + b for a batch of samples in columns, as Eigen's `weight * x` has them. x: in x N, y: out
-/// x N, any storage order; y overlaps nothing. A column-major matrix is read and written where it lies; of
-/// any other a dense copy is made in scratch. Samples that lie in rows (row-major N x in) are
+/// y = up (down x) + b for a batch whose samples are columns, as in Eigen's `weight * x`. x: in x N, y:
+/// out x N, any storage order; y overlaps nothing. Dense column-major matrices are used in place;
+/// others are copied through scratch memory. If the samples are rows (row-major N x in), pass
 /// `x.transpose()`, which costs nothing.
 ///
-/// In training mode x must be column-major and dense (or the transpose of such a row-major matrix), since it
-/// is read again in the backward pass and must stay as it is until then. Throws shape_error.
+/// In training mode x must be column-major and dense (or the transpose of a dense row-major matrix). The
+/// backward pass reads x again, so x must not change until then. Throws shape_error.
 template <class T, class X, class Y>
 void forward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>& layer, const X& x, Y&& y) {
   const tensor_view<const T, 2> from = detail::samples_of(x);
@@ -192,7 +192,7 @@ void forward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>
   copy(own, to);
 }
 
-/// The same with a result of its own: convenient, allocates.
+/// The same, with a newly allocated result.
 template <class T, class X>
 detail::eigen_matrix<T> forward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>& layer,
                                         const X& x) {
@@ -201,8 +201,8 @@ detail::eigen_matrix<T> forward_columns(context<device::cpu>& ctx, const detail:
   return y;
 }
 
-/// Gradients from dy (out x N, columns as above) to the factors and to dx (in x N, overlaps nothing).
-/// Throws shape_error, and state_error without a forward pass in training mode.
+/// Computes the gradients of the factors, and dx (in x N, overlaps nothing), from dy (out x N, samples are
+/// columns). Throws shape_error, and state_error without a forward pass in training mode.
 template <class T, class DY, class DX>
 void backward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>& layer, const DY& dy,
                       DX&& dx) {

@@ -8,18 +8,18 @@
 ///   svd_factors
 /// - linear, conv, embedding, lstm, attention.hpp: LowRankLinear, LowRankConv2d, LowRankEmbedding,
 ///   LowRankLSTM, LowRankMultiheadAttention: modules of libtorch
-/// - from_dense.hpp: low_rank(layer, policy): one of them from a dense module; the table of kinds
+/// - from_dense.hpp: low_rank(layer, policy): makes one of these modules from a dense one; the table of kinds
 /// - slot.hpp: Linear, Conv2d, Embedding, LSTM, MultiheadAttention: typed members that may become low-rank
 /// - factorize.hpp: factorize(module, policy): a whole tree, in place
-/// - statistics.hpp: statistics_recorder: what layers meet in training, for factors that lose less
-/// - distributed.hpp: distributed: the gradients of a module, averaged over ranks
+/// - statistics.hpp: statistics_recorder: statistics of training passes, for factors that raise the loss less
+/// - distributed.hpp: distributed: averages the gradients of a module over ranks
 /// - prune.hpp: module_mask: pruning by magnitude and GraSP, and masked training with libtorch's optimizers
-/// - zero_tracker.hpp: zero_tracker: exchanges without the gradients of weights that a program has pruned
-/// - local_training.hpp: local_training: ranks that exchange parameters once in a while
+/// - zero_tracker.hpp: zero_tracker: leaves gradients of weights that a program has pruned out of exchanges
+/// - local_training.hpp: local_training: ranks train alone and exchange parameters once in a while
 ///
 /// Needs g++, or a clang with libtorch 2 or later: clang cannot compile libtorch 1 as C++20.
 
-// First, before the host's headers fail.
+// Included first, so that its error message comes before those of libtorch's headers.
 #include <pufferfish/core/needs_exceptions.hpp>
 
 #include <pufferfish/adapters/torch/distributed.hpp>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Masks on networks, optimizers, ranks and checkpoints: `mask_weights`, `mask_states`, `mask_gradients`,
-/// `prunable_except`, `broadcast_mask`, `mask_numbers`.
+/// Functions that apply masks to networks and optimizers, send them to ranks and store them in checkpoints:
+/// `mask_weights`, `mask_states`, `mask_gradients`, `prunable_except`, `broadcast_mask`, `mask_numbers`.
 
 #include <algorithm>
 #include <cmath>
@@ -18,8 +18,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// w = 0 where the weight is pruned. Once, when the mask is made; with masked gradients and states such
-/// weights then stay 0 under SGD and Adam. The values may be in the memory of a host framework. Throws
+/// Sets pruned weights to 0. Needed once, when the mask is made or changed: with masked gradients and states
+/// the weights then stay 0 under SGD and Adam. The values may be in the memory of a host framework. Throws
 /// state_error if the values are on a device or the mask was made for other arenas.
 template <class T>
 void mask_weights(context<device::cpu>& ctx, const weight_mask& mask, parameter_store<T>& store) {
@@ -33,7 +33,7 @@ void mask_weights(context<device::cpu>& ctx, const weight_mask& mask, parameter_
   store.round();
 }
 
-/// The same for the state of an optimizer: each span of states(), arranged as the arena, that is not empty.
+/// The same for the state of an optimizer: every non-empty span of states(), arranged as the arena.
 template <class Optimizer>
 void mask_states(context<device::cpu>& ctx, const weight_mask& mask, Optimizer& optimizer) {
   for (auto& [name, values] : optimizer.states()) {
@@ -41,15 +41,15 @@ void mask_states(context<device::cpu>& ctx, const weight_mask& mask, Optimizer& 
   }
 }
 
-/// g = 0 where the weight is pruned: before the gradients reach an exchange, a memory of errors, momentum or
-/// weight decay. In every step, unless a compact_sum exchanges them, which does so itself.
+/// Sets gradients of pruned weights to 0. Call it in every step before an exchange, an error memory, momentum
+/// or weight decay uses the gradients. Not needed if a compact_sum exchanges them: it sets them to 0 itself.
 template <class T>
 void mask_gradients(context<device::cpu>& ctx, const weight_mask& mask, parameter_store<T>& store) {
   mask.apply(ctx, store.gradients());
 }
 
-/// is_prunable, but not for parameters and layers that `names` lists: "fc" stands for "fc.weight". Throws
-/// value_error for a name that is neither a parameter's nor a layer's.
+/// is_prunable, except for the parameters and layers that `names` lists; a layer's name excludes all its
+/// parameters ("fc": "fc.weight"). Throws value_error for a name that is neither a parameter's nor a layer's.
 template <class T>
 prunable_choice prunable_except(const parameter_store<T>& store, std::vector<std::string> names) {
   const std::vector<coded_tensor> tensors = coded_tensors(store);
@@ -67,7 +67,7 @@ prunable_choice prunable_except(const parameter_store<T>& store, std::vector<std
   };
 }
 
-/// All ranks get the mask of rank `root`. Collective; masks for equal arenas.
+/// Sends the mask of rank `root` to all ranks. Collective; the masks must be for equal arenas.
 template <class Comm>
 void broadcast_mask(Comm& comm, weight_mask& mask, int root = 0) {
   std::vector<std::uint64_t> words(mask.words().begin(), mask.words().end());
@@ -75,8 +75,8 @@ void broadcast_mask(Comm& comm, weight_mask& mask, int root = 0) {
   mask.set_words(words);
 }
 
-/// The bits as whole numbers of 16 bits each, four a word and lower bits first, which float holds exactly:
-/// for checkpoints, whose states are arrays of T.
+/// The bits as numbers of type T, for checkpoints, whose states are arrays of T. Each number is a 16-bit
+/// whole number, which float holds exactly: four per word, lowest bits first.
 template <class T>
 std::vector<T> mask_numbers(const weight_mask& mask) {
   std::vector<T> numbers;
@@ -86,8 +86,8 @@ std::vector<T> mask_numbers(const weight_mask& mask) {
   }
   return numbers;
 }
-/// The inverse. Throws value_error, without a change, for numbers that mask_numbers does not write, and as
-/// weight_mask::set_words.
+/// The inverse of mask_numbers. Throws value_error, without changing the mask, for numbers that mask_numbers
+/// does not write, and as weight_mask::set_words.
 template <class T>
 void set_mask_numbers(weight_mask& mask, std::span<const T> numbers) {
   if (numbers.size() != 4 * mask.words().size()) {

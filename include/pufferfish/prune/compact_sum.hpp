@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `compact_sum`: the mean of gradients of pruned weights, without the pruned ones; whole or in signs.
+/// `compact_sum`: averages the gradients of unpruned weights over the ranks, as values or as TernGrad codes.
 
 #include <algorithm>
 #include <memory>
@@ -19,30 +19,30 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 struct compact_sum_options {
   std::shared_ptr<const weight_mask> mask;  ///< the same on all ranks
-  /// TernGrad over the survivors, in place of their sum. With own scalers (shared_scaler = false) a step has
-  /// one round and 2 bits a survivor besides a scaler a tensor.
+  /// TernGrad codes of the survivors instead of their values. With own scalers (shared_scaler = false), a
+  /// step has one round and sends 2 bits per survivor and one scaler per tensor.
   std::optional<tern_grad_options> ternary = std::nullopt;
 };
 
 /// "compact sum of survivors", "compact sum of survivors, TernGrad, clip 2.5, seed 1, own scalers, gather".
-/// The mask has no part in it: a compact_sum's own describe() has its digest.
+/// The text does not depend on the mask; compact_sum::describe() contains the mask's digest.
 inline std::string describe(const compact_sum_options& options) {
   const std::string text = "compact sum of survivors";
   return options.ternary ? text + ", " + describe(*options.ternary) : text;
 }
 
-/// With gradient g_w on rank w of p and mask m (1 for everything that is not prunable):
+/// Mean over p ranks, with gradient g_w on rank w and mask m (1 for all elements that are not prunable):
 ///
 ///     result_i = (1 / p) (g_0,i + ... + g_p-1,i) where m_i = 1, else 0
 ///
-/// Only the elements with m_i = 1 travel, gathered in arena order into one array. All ranks have the same
-/// mask, so no index is sent: 4 bytes a survivor (8 for double). The mask's digest is a part of describe(),
-/// which the exchange compares between ranks. Sums of one element are those of the plain exchange of masked
-/// gradients; the bits are equal where the order of additions does not depend on the length of a message and
-/// a place in it. Gradients of pruned weights have no influence, also if they are not finite. There is no
-/// memory.
+/// Only the elements with m_i = 1 are sent, gathered in arena order into one array. All ranks have the same
+/// mask, so no indices are sent: 4 bytes per survivor (8 for double). The mask's digest is part of
+/// describe(), which the exchange compares between ranks. Each element's sum is that of a plain exchange of
+/// masked gradients; the bits are equal if the order of additions does not depend on the length of a message
+/// and the position in it. Gradients of pruned weights have no influence, even if they are not finite. The
+/// compressor keeps no error memory.
 ///
-/// `ternary`: the code of TernGrad of the survivors in place of their values; tensors without survivors are
+/// `ternary`: TernGrad codes of the survivors are sent instead of their values. Tensors without survivors are
 /// left out, and random numbers are counted by the position among the survivors of a tensor.
 ///
 /// PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
@@ -51,15 +51,15 @@ class compact_sum {
  public:
   using value_type = T;
 
-  /// For the whole arena. Throws value_error without a mask, for a name in ternary.skip that is no parameter,
-  /// and by name for a tensor of 2^31 elements or more.
+  /// For the whole arena. Throws value_error without a mask, for a name in ternary.skip that is neither a
+  /// parameter's nor a layer's and, naming it, for a tensor of 2^31 elements or more.
   explicit compact_sum(compact_sum_options options)
       : compact_sum(options, 0, options.mask ? options.mask->size() : 0) {}
 
-  /// See gradient_compressor. TernGrad by two hops has none, since its scalers are those of stripes.
+  /// Whether part() may be called. False for TernGrad by two hops: its scalers are those of stripes.
   bool has_parts() const { return !options_.ternary || options_.ternary->route == code_route::gather; }
-  /// The compact sum of elements [begin, end) of the arena, for an exchange of buckets: the gradients that it
-  /// is given are these elements alone. Throws value_error if the range cuts a tensor.
+  /// The compact sum of elements [begin, end) of the arena, for an exchange by buckets: encode and decode
+  /// then get the gradients of these elements only. Throws value_error if the range cuts a tensor.
   compact_sum part(index_t begin, index_t end) const { return compact_sum(options_, begin, end); }
 
   void start(int rank, int ranks) {
@@ -67,7 +67,7 @@ class compact_sum {
   }
   int rounds() const { return ternary_ ? ternary_->rounds() : 1; }
 
-  /// Throws value_error for another number of gradients than the range has elements.
+  /// Throws value_error unless there is one gradient for each element of the range.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     if (static_cast<index_t>(gradients.size()) != survivors_.size()) {
@@ -101,7 +101,7 @@ class compact_sum {
     return options_.ternary ? text + ", " + pufferfish::describe(*options_.ternary) : text;
   }
 
-  /// Survivors of the range.
+  /// Number of survivors in the range.
   index_t survivors() const { return survivors_.survivors(); }
 
  private:
@@ -119,7 +119,7 @@ class compact_sum {
     return *options.mask;
   }
 
-  // The survivors as tensors without gaps.
+  // The survivors of each tensor as a vector; the vectors are stored without gaps.
   std::vector<coded_tensor> survivor_tensors(index_t begin, index_t end) const {
     std::vector<coded_tensor> result;
     const auto [first, last] = options_.mask->tensor_range(begin, end);
@@ -149,11 +149,11 @@ class compact_sum {
 
   compact_sum_options options_;
   detail::survivor_lists survivors_;
-  aligned_buffer<T> values_;  // of the survivors: this rank's, then the sum or what TernGrad makes of them
+  aligned_buffer<T> values_;  // survivors: this rank's, then their sum or TernGrad's result
   std::optional<any_compressor<T>> ternary_;
 };
 
-/// Throws state_error if the mask was made for other arenas; else as compact_sum.
+/// Throws state_error if the mask was made for other arenas; other errors as compact_sum.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const compact_sum_options& options) {
   compact_sum<T> made(options);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `grasp_scores`, `prune_by_grasp`: pruning that keeps the flow of gradients, from finite differences of
-/// gradients. `balanced_halves`: the samples to do so with.
+/// `grasp_scores`, `prune_by_grasp`: pruning that preserves the gradient flow, by finite differences of
+/// gradients. `balanced_halves`: class-balanced samples for the scores.
 
 #include <algorithm>
 #include <bit>
@@ -21,10 +21,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 struct grasp_options {
   double share = 0.8;  ///< of the whole: floor(share x prunable) weights are pruned afterwards
-  removal_rule rule = removal_rule::exact;  ///< `but_last`: as the reference program
-  /// Draws the weights of linear layers (2 logical dimensions) anew for the scores, normal with the deviation
-  /// sqrt(2 / (in + out)) of Glorot and Bengio (AISTATS 2010), as the reference program does. The network's
-  /// own weights come back afterwards.
+  removal_rule rule = removal_rule::exact;  ///< `but_last`: as in the reference program
+  /// Draws new weights for linear layers (2 logical dimensions) to compute the scores, as the reference
+  /// program does: normal with the standard deviation sqrt(2 / (in + out)) of Glorot and Bengio (AISTATS
+  /// 2010). The network's own weights are restored afterwards.
   bool fresh_linear = false;
   std::uint64_t seed = 1;  ///< of fresh_linear
   double step = 1e-2;      ///< of the finite differences, relative to the norm of the weights
@@ -32,7 +32,7 @@ struct grasp_options {
 
 namespace detail {
 
-/// Restores values and buffers of a store bit for bit, and zero gradients, when it ends.
+/// The destructor restores values and buffers of a store bit for bit and sets its gradients to zero.
 template <class T>
 class restored_arenas {
  public:
@@ -58,7 +58,7 @@ class restored_arenas {
   std::vector<T> values_, buffers_;
 };
 
-/// Zero for everything that is pruned or not prunable.
+/// Sets all elements that are pruned or not prunable to zero.
 template <class T>
 void keep_prunable(context<device::cpu>& ctx, const weight_mask& mask, std::span<T> values) {
   for (const masked_tensor& tensor : mask.tensors()) {
@@ -74,7 +74,7 @@ double norm_of(std::span<const T> values) {
   return std::sqrt(squares);
 }
 
-/// Weights of linear layers, normal with variance 2 / (in + out).
+/// Draws weights for the linear layers: normal with variance 2 / (in + out).
 template <class T>
 void draw_linear_weights(const weight_mask& mask, std::uint64_t seed, std::span<T> values) {
   for (const masked_tensor& tensor : mask.tensors()) {
@@ -96,7 +96,7 @@ inline double grasp_epsilon(double step, double weights, double gradient) {
   return epsilon;
 }
 
-/// An unsigned integer that falls as x rises; +0 = -0.
+/// An unsigned integer that decreases as x increases; equal for +0 and -0.
 template <class T>
 bits_like<T> falling_key(T x) {
   constexpr bits_like<T> sign = ~(~bits_like<T>{0} >> 1);
@@ -106,19 +106,19 @@ bits_like<T> falling_key(T x) {
 
 }  // namespace detail
 
-/// The scores of gradient signal preservation. With the weights theta that remain of the mask's prunable
-/// tensors, the gradients g_0 and g_1 of the losses of two half batches, and their Hessians H_0 and H_1,
+/// The scores of gradient signal preservation (GraSP). theta: the remaining weights of the prunable tensors;
+/// g_0 and g_1: the gradients of the losses of two half batches; H_0 and H_1: the Hessians of these losses:
 ///
 ///     g = g_0 + g_1;   h = H_0 g + H_1 g;   score = -theta x h   (element by element)
 ///     H_k g = (g_k(theta + eps g) - g_k(theta - eps g)) / (2 eps);   eps = step ||theta|| / ||g||
 ///
-/// so that 6 gradients are computed and no layer needs a second derivative. The result is arranged as the
-/// arena, 0 for everything that is pruned or not prunable. The published division by |sum of scores| is left
-/// out: it changes no order.
+/// Six gradients are computed, and no layer needs a second derivative. The result is arranged as the arena;
+/// it is 0 for elements that are pruned or not prunable. The published division by |sum of scores| is left
+/// out, because it does not change the order.
 ///
-/// gradient(which) computes the gradient of the loss of half 0 or 1 at the store's present values into the
-/// store's gradients (a forward and a backward pass). The published loss is the cross entropy of the outputs
-/// divided by 200, of class-balanced samples (balanced_halves), with batch norm in training mode:
+/// gradient(which) runs a forward and a backward pass: it writes the gradient of the loss of half `which` (0
+/// or 1) at the store's present values into the store's gradients. The published loss is the cross entropy of
+/// the outputs divided by 200, of class-balanced samples (balanced_halves), with batch norm in training mode:
 ///
 ///     prune_by_grasp(ctx, net.store(), mask, [&](int which) {
 ///       net.forward(ctx, samples[which], outputs);
@@ -126,10 +126,10 @@ bits_like<T> falling_key(T x) {
 ///       net.backward(ctx, outputs_gradient);
 ///     });
 ///
-/// Afterwards values and buffers of the store, the running statistics of batch norm among them, have their
-/// old bits, also if `gradient` throws; gradients are zero. All ranks must score the same samples, or one of
-/// them does and broadcast_mask follows. Differences of gradients in float have relative errors of about
-/// 1e-5.
+/// Afterwards the values and buffers of the store, including the running statistics of batch norm, have their
+/// old bits, also if `gradient` throws; the gradients are zero. Either all ranks score the same samples, or
+/// one rank scores and broadcast_mask sends its mask to the others. Differences of gradients in float have
+/// relative errors of about 1e-5.
 ///
 /// Throws value_error if a norm or a score is not finite, or theta or g is zero; state_error if the mask was
 /// made for other arenas or the values are on a device or in the memory of a host framework.
@@ -182,8 +182,8 @@ std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store
   return scores;
 }
 
-/// Removes from the mask the weights of largest score until floor(share x prunable) of them are pruned in
-/// all; of equal scores those earlier in the arena. Returns the number of removed weights. Values are
+/// Removes the weights of largest score from the mask until floor(share x prunable) weights are pruned in
+/// all; of equal scores, those earlier in the arena. Returns the number of removed weights. The values are
 /// restored, not masked: see mask_weights. Errors as grasp_scores, and value_error unless 0 <= share <= 1.
 template <class T, class Gradient>
 index_t prune_by_grasp(context<device::cpu>& ctx, parameter_store<T>& store, weight_mask& mask,
@@ -197,10 +197,10 @@ index_t prune_by_grasp(context<device::cpu>& ctx, parameter_store<T>& store, wei
       });
 }
 
-/// Indices of `per_class` samples of each class, drawn without replacement, in two halves: of each class the
-/// first half has ceil(per_class / 2). labels[i] in 0 .. classes - 1 is the class of sample i. The draw
-/// depends on seed and labels alone. Throws value_error, naming the class, if it has fewer samples, and for a
-/// label out of range.
+/// Indices of `per_class` samples of each class, drawn without replacement and split into two halves. The
+/// first half has ceil(per_class / 2) samples of each class. labels[i] in 0 .. classes - 1 is the class of
+/// sample i. The draw depends on the arguments alone. Throws value_error for a label out of range and, naming
+/// the class, for a class that has fewer than `per_class` samples.
 template <class Label>
 std::pair<std::vector<index_t>, std::vector<index_t>> balanced_halves(std::span<const Label> labels,
                                                                       index_t classes, index_t per_class,

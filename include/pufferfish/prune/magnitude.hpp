@@ -18,7 +18,7 @@ struct magnitude_options {
 
 namespace detail {
 
-/// The bits of |w|, which have the order of magnitudes. NaN is largest.
+/// Keys that sort weights by |w|: the bits of |w| as an unsigned integer. NaN is largest.
 template <class T>
 auto magnitudes_of(const parameter_store<T>& store) {
   return [places = places_of(store)](std::size_t tensor, index_t element) {
@@ -28,11 +28,11 @@ auto magnitudes_of(const parameter_store<T>& store) {
 
 }  // namespace detail
 
-/// Removes from the mask the weights of smallest |w| among those that remain, by options.share: with share f
-/// of what remains, ceil(f kept) more; with share x of the whole, until floor(x prunable) are pruned
-/// in all. Scope `layers` applies the share to each tensor by itself. Of equal magnitudes those earlier in
-/// the arena go; +0 = -0. Returns the number of removed weights. The values themselves are not changed: see
-/// mask_weights.
+/// Removes from the mask those of the remaining weights that have the smallest |w|. With a share f of the
+/// remaining weights, ceil(f kept) weights are removed; with a share x of the whole, weights are removed
+/// until floor(x prunable) are pruned in all. Scope `layers` applies the share to each tensor separately. Of
+/// weights of equal magnitude, those earlier in the arena are removed first; +0 = -0. Returns the number of
+/// removed weights. The weights' values do not change: see mask_weights.
 ///
 /// Equal weights give equal masks on all ranks. Throws value_error unless 0 <= share <= 1, state_error if the
 /// mask was made for other arenas or the values are on a device.
@@ -50,9 +50,9 @@ index_t prune_by_magnitude(weight_mask& mask, const parameter_store<T>& store,
                               detail::magnitudes_of(store));
 }
 
-/// Removes exactly `count` weights of smallest magnitude, of all layers together; with another rule than
-/// exact, as this rule says. For schedules that count by themselves. Errors as prune_by_magnitude, and
-/// value_error for a count that is negative or above mask.kept().
+/// Removes exactly `count` weights of smallest magnitude over all layers (as `rule` says if not `exact`), for
+/// schedules that compute the count themselves. The values must be on the host. Throws value_error if the
+/// count is negative or above mask.kept(), state_error if the mask was made for other arenas.
 template <class T>
 index_t prune_smallest(weight_mask& mask, const parameter_store<T>& store, index_t count,
                        removal_rule rule = removal_rule::exact) {

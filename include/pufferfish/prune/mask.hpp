@@ -20,23 +20,23 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A bit for each weight of the prunable tensors of a network: set where the weight remains. The mask
-/// decides, not the value: a weight that remains may be 0. A new mask keeps everything.
+/// One bit for each weight of the prunable tensors of a network; a set bit means that the weight remains. The
+/// bit decides, not the value: a remaining weight may be 0. A new mask keeps everything.
 ///
 ///     auto mask = std::make_shared<weight_mask>(net.store());
 ///     prune_by_magnitude(*mask, net.store(), {.share = 0.8});
 ///     mask_weights(ctx, *mask, net.store());
 ///     mask_states(ctx, *mask, optimizer);
 ///
-/// and from then on mask_gradients (prune/apply_mask.hpp) or a compact_sum (prune/compact_sum.hpp) before
-/// each step of the optimizer. Bit i % 64 of word i / 64 of a tensor belongs to its element i in storage
-/// order; bits after the last element are clear. A mask belongs to one layout of the arenas: the switch to
-/// low rank needs a new one.
+/// In every later step, mask_gradients (prune/apply_mask.hpp) or a compact_sum (prune/compact_sum.hpp) must
+/// mask the gradients before the optimizer's step. Bit i % 64 of a tensor's word i / 64 is the tensor's
+/// element i in storage order; bits after the last element are clear. A mask is valid for one layout of the
+/// arenas: the switch to low rank needs a new mask.
 class weight_mask {
  public:
   static constexpr index_t word_bits = detail::mask_word_bits;
 
-  /// `tensors` cover the arena without gaps, as coded_tensors lists them.
+  /// `tensors`: all tensors of the arena, without gaps, as coded_tensors lists them.
   explicit weight_mask(const std::vector<coded_tensor>& tensors,
                        const prunable_choice& choice = is_prunable) {
     std::size_t words = 0;
@@ -55,7 +55,7 @@ class weight_mask {
     }
     pieces_ = detail::mask_pieces(tensors_);
   }
-  /// Of all parameters that have elements; only those of role weight are offered to `choice`.
+  /// A mask for all parameters that have elements. `choice` is called only for parameters of role weight.
   template <class T>
   explicit weight_mask(const parameter_store<T>& store, const prunable_choice& choice = is_prunable)
       : weight_mask(coded_tensors(store), [&](const coded_tensor& tensor) {
@@ -65,17 +65,17 @@ class weight_mask {
           return found->thing->role() == parameter_role::weight && choice(tensor);
         }) {}
 
-  /// In arena order, of all tensors that have elements.
+  /// All tensors that have elements, in arena order.
   const std::vector<masked_tensor>& tensors() const { return tensors_; }
   index_t size() const { return prunable_ + unprunable_; }  ///< elements of the arena
   index_t prunable() const { return prunable_; }            ///< weights that have a bit
-  /// Bits that are set.
+  /// Number of set bits.
   index_t kept() const {
     index_t kept = 0;
     for (const masked_tensor& tensor : tensors_) kept += tensor.prunable ? tensor.kept : 0;
     return kept;
   }
-  /// Elements of the arena that remain: kept() and everything that is not prunable.
+  /// Elements of the arena that remain: kept() and all elements that are not prunable.
   index_t survivors() const { return kept() + unprunable_; }
 
   bool keeps(std::size_t tensor, index_t element) const {
@@ -91,7 +91,7 @@ class weight_mask {
     word &= ~bit;
   }
 
-  /// Calls f(tensor, element) for the weights that remain of the prunable tensors first .. last - 1, in arena
+  /// Calls f(tensor, element) for each remaining weight of the prunable tensors first .. last - 1, in arena
   /// order. f may remove the weight that it is called for.
   template <class F>
   void for_each_kept(std::size_t first, std::size_t last, F&& f) const {
@@ -105,7 +105,7 @@ class weight_mask {
     }
   }
 
-  /// values_i = +0 where the weight is pruned; NaN, too. `values` are those of elements begin .. begin + size
+  /// Sets pruned values to +0, also those that are NaN. `values` are the elements begin .. begin + size - 1
   /// of the arena. Throws value_error unless these are whole tensors.
   template <class T>
   void apply(context<device::cpu>& ctx, std::span<T> values, index_t begin = 0) const {
@@ -118,8 +118,8 @@ class weight_mask {
     });
   }
 
-  /// Numbers of the tensors of elements [begin, end) of the arena: first, one past the last. Throws
-  /// value_error unless both are ends of tensors.
+  /// Indices of the tensors that make up elements [begin, end) of the arena: the first, and one past the
+  /// last. Throws value_error unless `begin` and `end` are boundaries of tensors.
   std::pair<std::size_t, std::size_t> tensor_range(index_t begin, index_t end) const {
     const auto from = [this](index_t element) {
       return std::partition_point(tensors_.begin(), tensors_.end(),
@@ -137,10 +137,10 @@ class weight_mask {
             static_cast<std::size_t>(last - tensors_.begin())};
   }
 
-  /// The bits of all prunable tensors, each from a new word on: for checkpoints and broadcasts.
+  /// The bits of all prunable tensors, for checkpoints and broadcasts. Each tensor starts at a new word.
   std::span<const std::uint64_t> words() const { return words_; }
-  /// Throws value_error, without a change, for another number of words, and for bits after the last element
-  /// of a tensor, which it names.
+  /// Replaces all bits. Throws value_error, without changing the mask, for a wrong number of words and,
+  /// naming the tensor, for a bit that is set after the tensor's last element.
   void set_words(std::span<const std::uint64_t> words) {
     if (words.size() != words_.size()) {
       detail::throw_error<value_error>(
@@ -158,7 +158,7 @@ class weight_mask {
     count_kept();
   }
 
-  /// Sets the bits of all weights that are not 0 and clears the others; NaN is not 0. `values`: of the arena.
+  /// Sets the bits of all weights that are not 0, clears the others. NaN is not 0. `values`: the whole arena.
   template <class T>
   void set_nonzero(context<device::cpu>& ctx, std::span<const T> values) {
     check_size(static_cast<index_t>(values.size()));
@@ -166,16 +166,16 @@ class weight_mask {
     for (const masked_tensor& tensor : tensors_) places.push_back(values.data() + tensor.offset);
     mark_nonzero(ctx, places);
   }
-  /// The same for the values of a store, also if they are in the memory of a host framework. Throws
-  /// state_error if the mask was made for other arenas.
+  /// The same for the values of a store, which may be in the memory of a host framework. Throws state_error
+  /// if the mask was made for other arenas.
   template <class T>
   void set_nonzero(context<device::cpu>& ctx, const parameter_store<T>& store) {
     check_store(store);
     mark_nonzero(ctx, detail::places_of(store));
   }
 
-  /// Of names, sizes, which tensors are prunable, and all bits: equal for equal masks only, but for
-  /// accidents.
+  /// A hash of names, sizes, prunable flags and all bits. Equal masks have equal digests; different masks
+  /// have different digests, except for hash collisions.
   std::uint64_t digest() const {
     hasher all;
     for (const masked_tensor& tensor : tensors_) {
@@ -187,7 +187,7 @@ class weight_mask {
     return words_ == other.words_ && std::ranges::equal(tensors_, other.tensors_, same_tensor);
   }
 
-  /// Throws state_error, naming the tensor, unless the mask was made for tensors such as these.
+  /// Throws state_error, naming the tensor, unless the mask's tensors have these names, layouts and offsets.
   void check_tensors(const std::vector<coded_tensor>& tensors) const {
     for (std::size_t t = 0; t < std::max(tensors.size(), tensors_.size()); ++t) {
       if (t < tensors.size() && t < tensors_.size() && tensors[t].name == tensors_[t].name &&
@@ -226,7 +226,7 @@ class weight_mask {
     if (found != size())
       detail::throw_error<value_error>({"weight_mask: ", found, " values for a mask of ", size()});
   }
-  // places[t]: the first value of tensor t.
+  // places[t]: address of the first value of tensor t.
   template <class T>
   void mark_nonzero(context<device::cpu>& ctx, const std::vector<const T*>& places) {
     const auto mark = PUFFERFISH_KERNEL(widest_isa(), detail::mask_passes, mark_nonzero<T>);

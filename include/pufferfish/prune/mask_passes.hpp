@@ -12,11 +12,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// keep_marked(words, x, count): x_i = +0 where bit i % 64 of word i / 64 is clear, for i < count, even if
-/// x_i is NaN.
+/// keep_marked(words, x, count): sets x_i to +0 where bit i % 64 of word i / 64 is clear, for i <
+/// count, also where x_i is NaN.
 ///
-/// mark_nonzero(x, words, count): bit i % 64 of word i / 64 is set where x_i != 0, for i < count, and clear
-/// for the further bits of the last word. NaN is not zero; -0 is.
+/// mark_nonzero(x, words, count): sets bit i % 64 of word i / 64 where x_i != 0 and clears it elsewhere, for
+/// i < count; clears the remaining bits of the last word. NaN counts as nonzero, -0 as zero.
 #define PUFFERFISH_KERNELS mask_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/prune/mask_passes.inc>
 #include <pufferfish/linalg/for_each_target.inc>

@@ -19,7 +19,7 @@ struct mask_report {
     index_t kept = 0, total = 0;
   };
   std::vector<row> rows;
-  index_t kept = 0;        ///< weights of all rows that remain
+  index_t kept = 0;        ///< remaining weights of all rows
   index_t total = 0;       ///< weights of all rows
   index_t unprunable = 0;  ///< parameters without a bit
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `masked_tensor`: a tensor of a weight_mask; `is_prunable`: which tensors have bits in it.
+/// `masked_tensor`: a tensor of a weight_mask. `is_prunable`: the default choice of tensors that have bits.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,10 +16,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Whether the weights of a tensor may be pruned.
 using prunable_choice = std::function<bool(const coded_tensor&)>;
 
-/// The default choice: tensors of 2 or more logical dimensions whose outputs are innermost in storage, which
-/// are the weights of convolutions, linear layers, attention and LSTM layers and their low-rank factors.
-/// Biases and normalization parameters are vectors. Tables of embeddings, low-rank or not, are stored row by
-/// row; a table of width 1 cannot be told from a matrix and needs a choice of the caller's own.
+/// The default choice: tensors of 2 or more logical dimensions whose output index is innermost in storage.
+/// These are the weights of convolutions, linear layers, attention and LSTM layers, and their low-rank
+/// factors. Biases and normalization parameters are vectors. Embedding tables, low-rank or not, are stored
+/// row by row; a table of width 1 has the same layout as a matrix, so it needs a choice of the caller's own.
 inline bool is_prunable(const coded_tensor& tensor) {
   return tensor.layout.dims >= 2 && tensor.layout.strides[0] == 1;
 }
@@ -27,15 +27,15 @@ inline bool is_prunable(const coded_tensor& tensor) {
 /// A tensor of the arena, and where its bits are stored.
 struct masked_tensor : coded_tensor {
   bool prunable = false;
-  std::size_t first_word = 0;  ///< of its bits; ceil(size / 64) words if it is prunable, else none
-  index_t kept = 0;            ///< elements that remain; all if it is not prunable
+  std::size_t first_word = 0;  ///< its first word of bits; it has ceil(size / 64) words if prunable, else 0
+  index_t kept = 0;            ///< remaining elements; all if the tensor is not prunable
 };
 
 namespace detail {
 
 inline constexpr index_t mask_word_bits = 64;
 
-/// Words of the bits of `size` elements, and the word of one element.
+/// Number of words for the bits of `size` elements; index of the word with the bit of an element.
 inline std::size_t words_for(index_t size) {
   return static_cast<std::size_t>((size + mask_word_bits - 1) / mask_word_bits);
 }
@@ -43,14 +43,14 @@ inline std::size_t word_of(const masked_tensor& tensor, index_t element) {
   return tensor.first_word + static_cast<std::size_t>(element / mask_word_bits);
 }
 
-/// Work of one task: `size` elements of one tensor, the first of them element `offset` of the arena.
+/// Work of one task: `size` elements of a tensor, from element `offset` of the arena and word `word` on.
 struct mask_piece {
   std::size_t tensor, word;
   index_t offset, size;
 };
 
-/// Where the values of tensors are that have elements, in arena order: in the store's arena, or in the memory
-/// of a host framework.
+/// Addresses of the values of all tensors that have elements, in arena order. The values are in the store's
+/// arena or in the memory of a host framework.
 template <class T>
 std::vector<const T*> places_of(const parameter_store<T>& store) {
   std::vector<const T*> places;
@@ -60,7 +60,7 @@ std::vector<const T*> places_of(const parameter_store<T>& store) {
   return places;
 }
 
-/// The prunable tensors, cut into pieces of whole words. Where the cuts are depends on sizes alone.
+/// The prunable tensors, cut into pieces of whole words. The cuts depend on sizes alone.
 class mask_pieces {
  public:
   mask_pieces() = default;
@@ -75,7 +75,7 @@ class mask_pieces {
     }
   }
 
-  /// Calls f(piece) for the tensors first .. last - 1, on all threads.
+  /// Calls f(piece) for all pieces of the tensors first .. last - 1, on all threads.
   template <class F>
   void for_each(context<device::cpu>& ctx, std::size_t first, std::size_t last, F&& f) const {
     const std::size_t from = ends_[first], count = ends_[last] - from;
@@ -85,7 +85,7 @@ class mask_pieces {
 
  private:
   std::vector<mask_piece> pieces_;
-  std::vector<std::size_t> ends_{0};  // of the pieces of all tensors before
+  std::vector<std::size_t> ends_{0};  // ends_[t]: number of pieces of the tensors before t
 };
 
 }  // namespace detail

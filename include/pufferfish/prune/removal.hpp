@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `removal_rule`, `removal_share`: how many weights are pruned and how ties are settled; and the selection
-/// that all criteria share.
+/// `removal_rule`, `removal_share`, `removal_scope`: how many weights are pruned, and how ties are settled.
+/// Also the selection of weights that all pruning criteria share.
 
 #include <algorithm>
 #include <cmath>
@@ -15,11 +15,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which weights go, if `count` of them shall. Weights are sorted by their criterion, those to be removed
-/// first; t is the criterion at a position of this order, counted from 0.
+/// Which weights are removed when `count` weights are to be removed. Weights are sorted by their criterion,
+/// those to be removed first; t is the criterion at a given position of this order, counted from 0.
 enum class removal_rule {
-  exact,     ///< the first `count`; of equal ones those earlier in the arena
-  and_next,  ///< all up to t at position `count`, ties included: one more (reference program of the lottery
+  exact,     ///< the first `count`; among ties, those earlier in the arena
+  and_next,  ///< all up to t at position `count`, including ties: one more (reference program of the lottery
              ///< ticket hypothesis, Frankle and Carbin, ICLR 2019)
   but_last  ///< all before t at position `count` - 1, without its ties: one less (reference program of GraSP,
             ///< Wang, Zhang and Grosse, ICLR 2020)
@@ -27,11 +27,11 @@ enum class removal_rule {
 
 /// What a share of removed weights refers to.
 enum class removal_share {
-  of_remaining,  ///< ceil(share x weights that remain) more weights go
-  of_whole       ///< floor(share x prunable weights) weights are pruned afterwards, in all
+  of_remaining,  ///< ceil(share x remaining weights) more weights are removed
+  of_whole       ///< weights are removed until floor(share x prunable weights) are pruned in all
 };
 
-/// Whether weights of all layers are compared with each other, or those of each layer by themselves.
+/// Whether the weights of all layers are ranked together, or those of each layer separately.
 enum class removal_scope { global, layers };
 
 namespace detail {
@@ -43,7 +43,7 @@ inline void check_removal_share(const char* who, double share) {
   }
 }
 
-/// How many weights go now. Products are formed in double.
+/// Number of weights to remove now. Products are computed in double.
 inline index_t removal_count(double share, removal_share of, index_t kept, index_t total) {
   if (of == removal_share::of_remaining) {
     return std::min(kept, static_cast<index_t>(std::ceil(share * static_cast<double>(kept))));
@@ -52,9 +52,9 @@ inline index_t removal_count(double share, removal_share of, index_t kept, index
   return std::max<index_t>(0, wanted - (total - kept));
 }
 
-/// Removes weights of the tensors first .. last - 1, those of smallest key first; key_of(tensor, element) is
-/// an unsigned integer. Returns how many. Throws value_error for a count that is negative or above the number
-/// of weights that remain there.
+/// Removes weights of the tensors first .. last - 1, those of smallest key first. key_of(tensor, element)
+/// returns an unsigned integer. Returns the number of removed weights. Throws value_error if `count` is
+/// negative or above the number of remaining weights of these tensors.
 template <class KeyOf>
 index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, index_t count,
                         removal_rule rule, const KeyOf& key_of) {
@@ -69,7 +69,7 @@ index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, 
   const auto limit_at = keys.begin() + (rule == removal_rule::and_next ? count : count - 1);
   std::nth_element(keys.begin(), limit_at, keys.end());
   const auto limit = *limit_at;
-  // Of the weights whose key is the limit, this number goes.
+  // Number of weights to remove among those whose key is the limit.
   index_t ties = rule == removal_rule::and_next ? kept : 0, removed = 0;
   if (rule == removal_rule::exact) {
     ties = count - std::count_if(keys.begin(), limit_at, [&](auto key) { return key < limit; });
@@ -83,7 +83,7 @@ index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, 
   return removed;
 }
 
-/// The same by share and scope.
+/// The same for a share and a scope.
 template <class KeyOf>
 index_t remove_share(weight_mask& mask, double share, removal_share of, removal_scope scope,
                      removal_rule rule, const KeyOf& key_of) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: `survivor_lists`, which moves the elements that a mask keeps between the arena and a dense
-/// array.
+/// Internal: `survivor_lists`, which copies the elements that a mask keeps from the arena
+/// to a dense array and back.
 
 #include <algorithm>
 #include <cstdint>
@@ -15,14 +15,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The survivors of elements [begin, end) of the arena, in arena order. Tensors of which everything remains
-/// are copied; of the others there is an index of 32 bits for each survivor. For masks that prune 50 to 90 %
-/// of single weights, such lists gather 8 to 2 times as fast as lists of runs, and as fast as vectors of 8
-/// elements that are permuted by the bits of the mask.
+/// The survivors among the elements [begin, end) of the arena, in arena order. A tensor without pruned
+/// elements is copied as a whole; every other tensor has a 32-bit index for each survivor. For masks that
+/// prune 50 to 90 % of single weights, index lists gather 8 to 2 times as fast as lists of runs, and as fast
+/// as vectors of 8 elements that are permuted by the bits of the mask.
 class survivor_lists {
  public:
-  /// Throws value_error unless begin and end are ends of tensors, and, by name, for a tensor of 2^31 elements
-  /// or more.
+  /// Throws value_error unless `begin` and `end` are boundaries of tensors and, naming it, for a tensor
+  /// of 2^31 elements or more.
   survivor_lists(const weight_mask& mask, index_t begin, index_t end) : size_(end - begin) {
     const auto [first, last] = mask.tensor_range(begin, end);
     std::vector<index_t> counts;
@@ -40,7 +40,7 @@ class survivor_lists {
 
   index_t size() const { return size_; }  ///< elements of the range of the arena
   index_t survivors() const { return lists_.size(); }
-  const entry_lists& lists() const { return lists_; }  ///< a list for each tensor of the range
+  const entry_lists& lists() const { return lists_; }  ///< one list for each tensor of the range
 
   template <class T>
   void gather(context<device::cpu>& ctx, const T* arena, T* to) const {
@@ -55,7 +55,7 @@ class survivor_lists {
     });
   }
 
-  /// arena = factor x survivor, and 0 everywhere else.
+  /// Sets surviving elements of the arena to factor x survivor, and all other elements of the range to 0.
   template <class T>
   void scatter(context<device::cpu>& ctx, const T* from, T factor, T* arena) const {
     lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
@@ -76,12 +76,12 @@ class survivor_lists {
   }
 
  private:
-  // Survivors that are set to zero and written at once, so that their lines are still in a cache.
+  // Survivors per block. A block is zeroed and then written, so that its cache lines are still in a cache.
   static constexpr index_t block = 1024;
 
   struct place {
-    index_t offset, size;     // in the range
-    std::size_t first_index;  // of its indices, unless whole
+    index_t offset, size;     // relative to the range
+    std::size_t first_index;  // position of its indices in indices_, unless whole
     bool whole;
   };
 
@@ -89,8 +89,8 @@ class survivor_lists {
     return indices_.data() + places_[t].first_index + (survivor - lists_.first(t));
   }
 
-  // Writes the survivors [begin, end), the zeros between them and those after the last one; before the first
-  // one only if it is the first of the tensor.
+  // Writes the survivors [begin, end) and the zeros from the first of them up to the next survivor or the end
+  // of the tensor. Zeros before a survivor are written only if it is the first one of the tensor.
   template <class T>
   void scatter_block(std::size_t t, index_t begin, index_t end, const T* from, T factor, T* to) const {
     const std::int32_t* const index = indices_of(t, begin);
@@ -102,7 +102,7 @@ class survivor_lists {
   }
 
   index_t size_;
-  std::vector<place> places_;  // of each tensor
+  std::vector<place> places_;  // one for each tensor
   std::vector<std::int32_t> indices_;
   entry_lists lists_;
 };

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `host_torch::LowRankMultiheadAttention`: a torch::nn::Module that computes what
-/// torch::nn::MultiheadAttention does, with low-rank projections.
+/// `host_torch::LowRankMultiheadAttention`: a torch::nn::Module that computes the function of
+/// torch::nn::MultiheadAttention with low-rank projections.
 
 #include <array>
 #include <cmath>
@@ -18,9 +18,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 
-/// torch::nn::MultiheadAttention whose projections are modules `query`, `key`, `value` and `output`, each a
-/// LowRankLinear of its own rank. Parameters: `query.down` [rank][embed_dim], `query.up` [embed_dim][rank]
-/// and `query.bias` (if options.bias()), and so on. Softmax and products with it are libtorch's operations.
+/// torch::nn::MultiheadAttention with low-rank projections: the submodules `query`, `key`, `value` and
+/// `output`, each a LowRankLinear of its own rank. Parameters: `query.down` [rank][embed_dim], `query.up`
+/// [embed_dim][rank], `query.bias` (if options.bias()), and so on. libtorch's operations compute the rest.
 class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultiheadAttentionImpl> {
  public:
   /// The same rank for all four projections, or one for each (query, key, value, output). Throws value_error
@@ -46,7 +46,7 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
     }
     reset();
   }
-  /// The shape of a dense layer, with random numbers.
+  /// A module with the sizes and requires_grad of a dense layer, and random weights.
   LowRankMultiheadAttentionImpl(const torch::nn::MultiheadAttentionImpl& dense, const rank_list& ranks)
       : LowRankMultiheadAttentionImpl(dense.options, ranks) {
     const Tensor &in = dense.in_proj_weight, &in_bias = dense.in_proj_bias, &out = dense.out_proj->weight;
@@ -86,9 +86,9 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
     stream << ")";
   }
 
-  /// As torch::nn::MultiheadAttention: q is steps x batch x embed_dim, k and v are sources x batch x
-  /// embed_dim. key_padding_mask: batch x sources, true where a source is left out. attn_mask: steps x
-  /// sources, added to the scores. Gives the output, and the weights after dropout: batch x steps x sources,
+  /// As torch::nn::MultiheadAttention. q: steps x batch x embed_dim; k, v: sources x batch x embed_dim.
+  /// key_padding_mask: batch x sources, true where a source is left out. attn_mask: steps x sources, added to
+  /// the scores. Returns the output and the attention weights after dropout: batch x steps x sources,
   /// averaged over the heads, or batch x heads x steps x sources; undefined unless need_weights. Throws
   /// shape_error, and value_error for a mask of another type.
   std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v,

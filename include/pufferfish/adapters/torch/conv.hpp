@@ -14,7 +14,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// The geometry of `down`, whose out_channels are groups * rank, and the layer's counts.
+/// The geometry of `down`, whose out_channels are groups * rank, and the layer's counters.
 struct conv_geometry : torch::CustomClassHolder {
   conv_shape shape;
   counters_ptr counters;
@@ -35,15 +35,15 @@ inline Tensor torch_low_rank_conv(const conv_shape& shape, const Tensor& x, cons
                        torch::IntArrayRef(zeros), torch::IntArrayRef(ones), shape.groups);
 }
 
-/// Both convolutions by our kernels. x: NCHW, memory channels last; down: [height][width][in / groups][groups
-/// rank], up: [rank][out], dense. The result is channels last.
+/// Computes both convolutions with this library's kernels. x: NCHW in channels-last memory; down:
+/// [height][width][in / groups][groups rank], up: [rank][out], dense. The result is channels last.
 template <class T>
 class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_function<T>> {
   using context = torch::autograd::AutogradContext;
   using variables = torch::autograd::variable_list;
 
  public:
-  /// Returns y; unless `t` is nullptr, what is between the factors goes there.
+  /// Returns y. The activation between the factors is stored in `t`, unless `t` is nullptr.
   static Tensor run(const Tensor& x, const Tensor& down, const Tensor& up, const Tensor& bias,
                     const conv_geometry& geometry, Tensor* t) {
     const auto images = images_of<T>(x);
@@ -129,19 +129,19 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
 
 }  // namespace detail
 
-/// A convolution whose weight, unrolled to out x (in kernel height kernel width), is up down: `down` is the
-/// same convolution to `rank` channels without bias, `up` a 1x1 convolution that carries the bias (Wang et
-/// al., Pufferfish, MLSys 2021, section 2). With groups, each group's matrix [out / groups][in / groups
-/// kernel height kernel width] has factors of rank `rank`, and both convolutions have these groups.
+/// A convolution whose weight, unrolled to out x (in kernel height kernel width), is the product up down:
+/// `down` is the same convolution with `rank` output channels and no bias, `up` a 1x1 convolution with the
+/// bias (Wang et al., Pufferfish, MLSys 2021, section 2). With groups, each group's matrix [out / groups][in
+/// / groups kernel height kernel width] has factors of rank `rank`, and both convolutions have these groups.
 /// Parameters: `down` [groups rank][in / groups][height][width], `up` [out][rank][1][1] and `bias` [out],
 /// with the strides of the kernels' memory order.
 ///
-/// Dense float and double tensors on the CPU go through pufferfish's kernels, forward and backward: without a
-/// copy if they are channels last, else with one (statistics() counts them). The result is channels last.
-/// Anything else goes through libtorch's operations.
+/// Dense float and double tensors on the CPU are computed by pufferfish's kernels, forward and backward:
+/// without a copy if they are channels last, else with one (statistics() counts them). The result is channels
+/// last. All other tensors are computed by libtorch's operations.
 class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
  public:
-  /// Throws value_error for options that conv_shape has no fields for (padding that is not zeros), rank_error
+  /// Throws value_error for options that conv_shape has no fields for (padding other than zeros), rank_error
   /// unless 1 <= rank <= min(out / groups, in / groups kernel height kernel width).
   LowRankConv2dImpl(const torch::nn::Conv2dOptions& given, std::int64_t rank)
       : LowRankConv2dImpl(detail::shape_of(given, "LowRankConv2d"), rank, given.bias()) {}
@@ -151,14 +151,14 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
     check_rank("LowRankConv2d, " + dense.describe(), dense.group_outputs(), dense.patch(), rank);
     reset();
   }
-  /// The shape of a dense layer, with random numbers.
+  /// A module with the sizes and requires_grad of a dense layer, and random weights.
   LowRankConv2dImpl(const torch::nn::Conv2dImpl& dense, const rank_list& ranks)
       : LowRankConv2dImpl(detail::module_traits<torch::nn::Conv2dImpl>::shape(dense), ranks.at(0),
                           dense.bias.defined()) {
     detail::train_as(parameters(), {dense.weight, dense.weight, dense.bias});
   }
 
-  /// The dense convolution's.
+  /// The geometry of the dense convolution.
   const conv_shape& shape() const { return shape_; }
   std::int64_t rank() const { return rank_; }
 
@@ -173,7 +173,7 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
     reset_parameters();
   }
 
-  /// Each factor as a convolution of its own: uniform in +-1/sqrt(fan in).
+  /// Initializes each factor as a convolution of its own: uniform in +-1/sqrt(fan in).
   void reset_parameters() {
     detail::fill_uniform(down, 1.0 / std::sqrt(static_cast<double>(shape_.patch())));
     detail::fill_uniform(up, 1.0 / std::sqrt(static_cast<double>(rank_)));
@@ -189,7 +189,7 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
            << ", bias=" << (with_bias_ ? "true" : "false") << ")";
   }
 
-  /// x: [batch][in][height][width], or without batch. Throws shape_error for any other.
+  /// x: [batch][in][height][width], or without the batch dimension. Throws shape_error for other shapes.
   Tensor forward(const Tensor& x) {
     if (x.dim() == 3) return forward(x.unsqueeze(0)).squeeze(0);
     if (x.dim() != 4) {
@@ -204,7 +204,7 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
     return x.scalar_type() == torch::kFloat ? run<float>(x) : run<double>(x);
   }
 
-  /// up down group by group, the dense convolution's weight [out][in / groups][height][width].
+  /// The products up down of the groups: the dense convolution's weight [out][in / groups][height][width].
   Tensor to_dense() const {
     return up.reshape({shape_.groups, shape_.group_outputs(), rank_})
         .bmm(down.reshape({shape_.groups, rank_, shape_.patch()}))

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `host_torch::distributed`: the gradients of any torch::nn::Module, averaged over all ranks while its
-/// backward pass still runs.
+/// `host_torch::distributed`: averages the gradients of any torch::nn::Module over all ranks
+/// during the backward pass.
 
 #include <algorithm>
 #include <cstdint>
@@ -22,7 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// Called when autograd has added a gradient to a parameter.
+/// Calls a function after autograd has added a gradient to a parameter.
 class gradient_hook final : public torch::autograd::FunctionPostHook {
  public:
   explicit gradient_hook(std::function<void()> call) : call_(std::move(call)) {}
@@ -38,8 +38,8 @@ class gradient_hook final : public torch::autograd::FunctionPostHook {
 
 }  // namespace detail
 
-/// Averages the gradients of a module over all ranks of a communicator, bucket by bucket, while autograd
-/// still computes (gradient_exchange): what DistributedDataParallel does in Python.
+/// Averages the gradients of a module over all ranks of a communicator, bucket by bucket during the backward
+/// pass (gradient_exchange), as DistributedDataParallel does in Python.
 ///
 ///     mpi::communicator comm(MPI_COMM_WORLD);
 ///     host_torch::distributed parallel(*net, comm);    // all ranks now have rank 0's parameters
@@ -51,27 +51,27 @@ class gradient_hook final : public torch::autograd::FunctionPostHook {
 ///       optimizer.step();
 ///     }
 ///
-/// Every .grad is a view into one arena, laid out in reverse order of registration: autograd adds to it where
-/// messages leave from. Where somebody replaces it (zero_grad(true), the default since libtorch 2, sets it to
-/// nothing), the new gradient is copied there and the view put back: copied_gradients() counts. Frozen
-/// parameters take no part.
+/// Every .grad is a view of one arena, laid out in reverse order of registration, so that autograd adds to
+/// the memory that is sent. If .grad is replaced (zero_grad(true), the default since libtorch 2, makes it
+/// undefined), the new gradient is copied into the arena and the view restored; copied_gradients() counts
+/// these copies. Frozen parameters are not exchanged.
 ///
-/// Dense parameters on the CPU, all of scalar T (float, or double as the second template argument). Between
-/// the first gradient of a step and finish() no one else may use the communicator. Made after optimizers or
-/// before them, but anew after factorize().
+/// Trained parameters must be dense, on the CPU and of scalar T (float, or double as the second template
+/// argument). Between the first gradient of a step and finish() no other code may use the communicator. Make
+/// the object before or after the optimizers, and anew after factorize().
 template <class Comm, class T = float>
 class distributed {
  public:
   using make_compressor_function = std::function<std::optional<any_compressor<T>>(const parameter_store<T>&)>;
 
-  /// Module and communicator must outlive the object. Collective: gives all ranks rank 0's parameters and
-  /// buffers. Throws value_error, naming the parameter, for one that is not dense, not on the CPU or not of
-  /// scalar T; state_error, on all ranks, if their modules, options or compressors differ.
+  /// Module and communicator must outlive the object. Collective: sends rank 0's parameters and buffers to
+  /// all ranks. Throws value_error, naming it, for a trained parameter that is not dense, not on the CPU or
+  /// not of scalar T; state_error, on all ranks, if the ranks' modules, options or compressors differ.
   distributed(torch::nn::Module& module, Comm& comm, const exchange_options& options = {},
               const compression_options& compression = no_compression{})
       : distributed(module, comm, options, compressor_of_options(compression)) {}
 
-  /// With a compressor of the caller's.
+  /// The same with a compressor made by the caller.
   distributed(torch::nn::Module& module, Comm& comm, const exchange_options& options,
               const make_compressor_function& compressor)
       : module_(&module),
@@ -88,11 +88,11 @@ class distributed {
     store_->pack_gradients([this](state_visitor<T>& visitor) {
       for (member& m : members_) visitor.on_parameter(m.name, *m.shown);
     });
-    // From now on in the order of the arena.
+    // From now on, the members are in the order of the arena.
     std::reverse(members_.begin(), members_.end());
     for (member& m : members_) add_view(m);
     exchange_ = new_exchange(options, compressor);
-    // Nothing throws from here on: hooks call this object.
+    // From here on nothing throws: the hooks refer to this object.
     for (std::size_t i = 0; i < members_.size(); ++i) add_hook(members_[i], i);
   }
   distributed(const distributed&) = delete;
@@ -101,9 +101,9 @@ class distributed {
     for (member& m : members_) m.node->del_post_hook(m.hook);
   }
 
-  /// Waits until every gradient is the mean over all ranks, those that no backward pass has written included
-  /// (as zeros). Collective. Returns and throws as gradient_exchange::finish: false, on all ranks, if the
-  /// step must be left out.
+  /// Waits until every gradient is the mean over all ranks. Gradients that no backward pass has written are
+  /// averaged as zeros. Collective. Returns and throws as gradient_exchange::finish: false, on all ranks, if
+  /// the step must be left out.
   bool finish() {
     if (!running_) begin();
     running_ = false;
@@ -111,7 +111,7 @@ class distributed {
     for (member& m : members_) {
       if (!m.ready) {
         put_into_arena(m);
-        // What .grad holds is what the module's gradients are: zeros, or the sum of accumulate()'s passes.
+        // .grad holds the module's gradient: zeros, or the sum of the passes under accumulate().
         m.shown->set_gradient_origin(gradient_source::layer);
       }
       m.ready = false;
@@ -119,8 +119,8 @@ class distributed {
     return exchange_->finish(ctx_);
   }
 
-  /// While the returned object lives, backward passes only add to this rank's gradients: for all but the last
-  /// of several micro-batches a step. (The mean is over ranks; divide losses by the number of micro-batches.)
+  /// While the returned object exists, backward passes only add to this rank's gradients: for all but the
+  /// last micro-batch of a step. (The mean is over ranks; divide losses by the number of micro-batches.)
   [[nodiscard]] auto accumulate() {
     struct scope {
       explicit scope(bool& quiet) : quiet_(quiet), before_(std::exchange(quiet, true)) {}
@@ -135,23 +135,23 @@ class distributed {
     return scope(quiet_);
   }
 
-  /// Gives all ranks rank 0's parameters and buffers: after one has loaded a checkpoint. Collective.
+  /// Sends rank 0's parameters and buffers to all ranks, after rank 0 has loaded a checkpoint. Collective.
   void broadcast() { detail::broadcast_module(*comm_, *module_); }
 
-  /// Gives all ranks the mean of their buffers, where those are of float or double, and rank 0's of all
-  /// others: before an evaluation or a checkpoint of a network with batch norms, whose statistics are each
-  /// rank's own in training. Collective.
+  /// Averages contiguous float and double buffers on the CPU over the ranks; all others become rank 0's. Call
+  /// it before an evaluation or a checkpoint of a network with batch norms: during training, their statistics
+  /// are each rank's own. Collective.
   void average_buffers() { detail::average_buffers(*comm_, *module_); }
 
-  /// From the next step on gradients are exchanged by these options and this compressor, as if the object
-  /// were a new one: the compressor begins without memory and report() at 0; steps are counted on. Views and
-  /// hooks stay, and so do the parameters. Collective. Throws state_error during a step, and as the
-  /// constructor; the exchange then stays as it was.
+  /// Replaces the exchange: from the next step on, it has these options and this compressor, as in a new
+  /// object. The compressor begins without memory and report() at 0; the step count goes on. Views, hooks
+  /// and parameters stay. Collective. Throws state_error during a step, and as the constructor; the
+  /// exchange then stays as it was.
   void set_exchange(const exchange_options& options,
                     const compression_options& compression = no_compression{}) {
     set_exchange(options, compressor_of_options(compression));
   }
-  /// The same with a compressor of the caller's.
+  /// The same with a compressor made by the caller.
   void set_exchange(const exchange_options& options, const make_compressor_function& compressor) {
     if (running_) {
       PUFFERFISH_THROW(state_error("host_torch::distributed: set_exchange during a step; finish() it first"));
@@ -162,19 +162,19 @@ class distributed {
     options_ = options;
     compressor_ = compressor;
   }
-  /// Of the exchange, as they were given.
+  /// The exchange's options and compressor, as passed by the caller.
   const exchange_options& options() const { return options_; }
   const make_compressor_function& compressor() const { return compressor_; }
 
-  /// Gradients that were not written where they are sent from.
+  /// Number of gradients that were not written to the arena directly but copied there.
   std::int64_t copied_gradients() const { return copied_; }
   const exchange_report& report() const { return exchange_->report(); }
-  /// Until the next set_exchange.
+  /// Valid until the next set_exchange.
   gradient_exchange<T, Comm>& exchange() { return *exchange_; }
   torch::nn::Module& module() const { return *module_; }
   Comm& comm() const { return *comm_; }
-  /// The arena of the gradients, and where the module's tensors have their values now. Throws state_error,
-  /// naming it, for a parameter whose scalar, shape or strides have changed.
+  /// The store whose arena holds the gradients; its parameters refer to the module's present values. Throws
+  /// state_error, naming it, for a parameter whose scalar, shape or strides have changed.
   const parameter_store<T>& store() const {
     for (const member& m : members_) m.follow("host_torch::distributed");
     return *store_;
@@ -184,7 +184,7 @@ class distributed {
   using arena = parameter_store<T>;
 
   struct member : detail::trained_parameter<T> {
-    Tensor view{};  // its place in the arena
+    Tensor view{};  // its gradient in the arena
     decltype(torch::autograd::impl::grad_accumulator(std::declval<const Tensor&>())) node{};
     std::uintptr_t hook = 0;
     bool ready = false;
@@ -211,7 +211,7 @@ class distributed {
   }
 
   void add_hook(member& m, std::size_t number) {
-    // Leaves have one node that adds up their gradients; it runs once a backward pass.
+    // A leaf has one node that adds up its gradients; the node runs once per backward pass.
     m.node = torch::autograd::impl::grad_accumulator(m.tensor);
     m.hook = m.node->add_post_hook(
         std::make_unique<detail::gradient_hook>([this, number] { gradient_added(members_[number]); }));
@@ -250,7 +250,7 @@ class distributed {
 
   torch::nn::Module* module_;
   Comm* comm_;
-  cpu_context ctx_;  // of its own: layers of ours run in the thread's
+  cpu_context ctx_;  // of its own: the module's layers may use the thread's
   std::vector<member> members_;
   std::shared_ptr<arena> store_;
   exchange_options options_;

@@ -28,11 +28,11 @@ struct LowRankEmbeddingOptions {
 /// y = up down[token]: a row of a thin table, then a product with a matrix. Parameters: `down`
 /// [num_embeddings][rank] and `up` [embedding_dim][rank]; the table of the dense layer is down up^T.
 ///
-///     host_torch::LowRankEmbedding words(host_torch::LowRankEmbeddingOptions(32000, 512,
-///     64).padding_idx(0)); auto rows = words->forward(tokens);   // [..., 512]
+///     host_torch::LowRankEmbedding word(host_torch::LowRankEmbeddingOptions(32000, 512, 64).padding_idx(0));
+///     auto rows = word->forward(tokens);   // [..., 512]
 ///
-/// Lookup and product are libtorch's operations on every device, and autograd differentiates them. Gradients
-/// are dense tensors. Positions of the padding token count in the gradient of `up`.
+/// Lookup and product are computed by libtorch's operations on every device, and autograd differentiates
+/// them. Gradients are dense tensors. Positions of the padding token contribute to the gradient of `up`.
 class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
  public:
   /// Throws rank_error unless 1 <= rank <= min(num_embeddings, embedding_dim), value_error for a padding_idx
@@ -51,7 +51,7 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
     }
     reset();
   }
-  /// The shape of a dense layer, with random numbers.
+  /// A module with the sizes and requires_grad of a dense layer, and random weights.
   LowRankEmbeddingImpl(const torch::nn::EmbeddingImpl& dense, const rank_list& ranks)
       : LowRankEmbeddingImpl(LowRankEmbeddingOptions(dense.options.num_embeddings(),
                                                      dense.options.embedding_dim(), ranks.at(0))
@@ -72,8 +72,8 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
     reset_parameters();
   }
 
-  /// The thin table is normal of variance 1, as libtorch's table; `up` is uniform of variance 1 / rank, so
-  /// that the elements of the output have variance 1.
+  /// `down` is normal with variance 1, like libtorch's table; `up` is uniform with variance 1 / rank. The
+  /// elements of the output then have variance 1.
   void reset_parameters() {
     const torch::NoGradGuard no_grad;
     down.normal_();
@@ -93,8 +93,8 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
     stream << ")";
   }
 
-  /// tokens: int64 or int32, any shape; gives [..., embedding_dim]. Throws value_error for another type, and
-  /// on the CPU for a token outside the vocabulary.
+  /// tokens: int64 or int32, any shape. Returns [..., embedding_dim]. Throws value_error for another type
+  /// and, on the CPU, for a token outside the vocabulary.
   Tensor forward(const Tensor& tokens) {
     if (tokens.scalar_type() != torch::kLong && tokens.scalar_type() != torch::kInt) {
       detail::throw_error<value_error>(
@@ -111,7 +111,7 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
                                          up);
   }
 
-  /// down up^T, the dense layer's table [num_embeddings][embedding_dim].
+  /// The product down up^T, the dense layer's table [num_embeddings][embedding_dim].
   Tensor to_dense() const { return down.matmul(up.t()); }
 };
 TORCH_MODULE(LowRankEmbedding);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `host_torch::factorize`: the layers of a tree of libtorch modules from dense to low rank, in place.
+/// `host_torch::factorize`: replaces dense layers in a tree of libtorch modules by low-rank ones, in place.
 
 #include <algorithm>
 #include <functional>
@@ -21,32 +21,32 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 
-/// A layer that stayed dense though the policy wanted it, and why.
+/// A layer that stayed dense although the policy chose it, and the reason.
 struct kept_layer {
   std::string name;
   std::string reason;
 };
 
-/// What factorize did to a module.
+/// Report of factorize.
 struct factorization : pufferfish::factorization {
-  /// Every layer that the policy wanted and that stayed dense; `kept_dense` names those that would have
-  /// grown.
+  /// Every layer that stayed dense although the policy chose it. `kept_dense` names those whose
+  /// factors would have been larger.
   std::vector<kept_layer> kept;
-  /// The module's parameters as they are now, for a new optimizer: an old one holds tensors that are gone.
+  /// The module's present parameters, for a new optimizer: an old one still refers to replaced tensors.
   std::vector<Tensor> parameters;
 };
 
 namespace detail {
 
-/// A place in a tree where a layer is, and how another comes there.
+/// A place in a tree that holds a layer, and the function that puts another layer there.
 struct module_place {
   std::string name;
-  std::shared_ptr<torch::nn::Module> layer;  ///< a dense or a low-rank one
+  std::shared_ptr<torch::nn::Module> layer;  ///< dense or low-rank
   std::function<void(const std::shared_ptr<torch::nn::Module>&)> put;
-  std::string obstacle;  ///< why no other layer can be put there; empty: one can
+  std::string obstacle;  ///< why the layer cannot be replaced; empty: it can
 };
 
-/// Exactly this type: a class derived from libtorch's layer may compute another function.
+/// `m` as a Module if that is its exact type: a class derived from libtorch's may compute another function.
 template <class Module>
 const Module* exactly(const torch::nn::Module& m) {
   return typeid(m) == typeid(Module) ? dynamic_cast<const Module*>(&m) : nullptr;
@@ -55,7 +55,7 @@ inline bool is_low_rank_layer(const torch::nn::Module& m) {
   return any_kind([&]<class Kind>(Kind) { return exactly<typename Kind::low_rank>(m) != nullptr; });
 }
 
-/// Calls call(layer) with the layer's own type if the module is a dense layer; whether it is.
+/// Calls call(layer) with the layer's own type if the module is a dense layer. Returns whether it is one.
 template <class Call>
 bool with_dense_layer(const torch::nn::Module& m, Call&& call) {
   return any_kind([&]<class Kind>(Kind) {
@@ -68,7 +68,7 @@ inline bool is_dense_layer(const torch::nn::Module& m) {
   return with_dense_layer(m, [](const auto&) {});
 }
 
-/// A low-rank layer as the element of a Sequential.
+/// A low-rank layer as an element of a Sequential.
 inline torch::nn::AnyModule any_module(const std::shared_ptr<torch::nn::Module>& m) {
   torch::nn::AnyModule made;
   any_kind([&]<class Kind>(Kind) {
@@ -79,11 +79,11 @@ inline torch::nn::AnyModule any_module(const std::shared_ptr<torch::nn::Module>&
   return made;
 }
 
-/// Collects the places of a tree in the order of registration, which is that of execution in most programs.
+/// Collects the places of a tree in the order of registration, in most programs that of execution.
 class place_finder {
  public:
   explicit place_finder(torch::nn::Module& root) {
-    // Without the root, which need not be in a shared_ptr. A slot's tensors are its layer's.
+    // The root is counted separately: it need not be in a shared_ptr. A slot has its layer's parameters.
     std::set<const torch::nn::Module*> seen{&root};
     count_owner(root);
     for (const auto& module : root.modules(/*include_self=*/false)) {
@@ -151,8 +151,8 @@ class place_finder {
       place.put = [owner, key](const std::shared_ptr<torch::nn::Module>& layer) {
         owner->replace_module(key, layer);
       };
-      // Three owners: the parent's table, its copy here, and the place. Any other would still use the dense
-      // layer.
+      // Three owners are expected: the parent's table, its copy here, and `place`. Any other owner would
+      // still use the dense layer.
       if (child.use_count() > 3 && place.obstacle.empty()) place.obstacle = held_elsewhere;
     }
     return place;
@@ -176,8 +176,8 @@ class place_finder {
   std::map<const void*, int> owners_;
 };
 
-/// A layer as `select` sees it. A layer that cannot have factors gets an obstacle and the size of its first
-/// weight.
+/// The description of a layer for `select`. A layer that cannot be factorized gets an obstacle and the
+/// size of its first weight.
 inline layer_info info_of(module_place& place) {
   layer_info info{place.name, {}};
   with_dense_layer(*place.layer, [&]<class Dense>(const Dense& dense) {
@@ -200,7 +200,7 @@ inline layer_info info_of(module_place& place) {
   return info;
 }
 
-/// What becomes of a place.
+/// The factorization of one place.
 struct place_factorization {
   layer_gains gains;
   decomposition made;
@@ -215,14 +215,14 @@ struct place_factorization {
   }
 };
 
-/// Applies the policy to all places. A place that the policy chooses and that has an obstacle is added to
-/// `kept`.
+/// Applies the policy to all places. Adds to `kept` the places that the policy chooses
+/// but that have an obstacle.
 inline std::vector<layer_choice> choose(const std::vector<module_place>& places,
                                         const std::vector<layer_info>& infos, factorize_policy policy,
                                         std::vector<kept_layer>& kept) {
   std::map<std::string, const std::string*> obstacles;
   for (const module_place& place : places) obstacles[place.name] = &place.obstacle;
-  // `select` asks after its rules about places and before those about ranks.
+  // `select` calls also_if after its rules about places and before those about ranks.
   policy.also_if = [&, asked = policy.also_if](const std::string& name, matrix_size size) {
     if (asked && !asked(name, size)) return false;
     const std::string& obstacle = *obstacles.at(name);
@@ -232,7 +232,7 @@ inline std::vector<layer_choice> choose(const std::vector<module_place>& places,
   return select(infos, policy, "host_torch::factorize");
 }
 
-/// A module's parameters, those of layers that are in two places once.
+/// A module's parameters, each tensor once.
 inline std::vector<Tensor> parameters_of(const torch::nn::Module& m) {
   std::vector<Tensor> found;
   std::set<const void*> seen;
@@ -249,27 +249,27 @@ inline index_t parameter_count(const torch::nn::Module& m) {
 
 }  // namespace detail
 
-/// Replaces the Linear, Conv2d, Embedding, LSTM and MultiheadAttention layers below `root` that `policy`
-/// chooses by low-rank ones, in place: in Sequential, ModuleList and ModuleDict, in slots (slot.hpp), and
-/// wherever else only the tree itself holds them. Layers are numbered in the order of registration, those
-/// that are low-rank already included and embeddings not; policy rules about shortcuts have no effect,
-/// because libtorch's modules do not tell which of them are shortcuts (use also_if).
+/// Replaces Linear, Conv2d, Embedding, LSTM and MultiheadAttention layers below `root` that `policy` chooses
+/// by low-rank ones, in place: in Sequential, ModuleList and ModuleDict, in slots (slot.hpp), and elsewhere
+/// if only the tree itself refers to the layer. Layers are numbered in the order of registration, including
+/// those that are low-rank already, without embeddings. Policy rules about shortcuts have no effect, because
+/// libtorch's modules do not show which of them are shortcuts (use also_if).
 ///
 ///     auto report = host_torch::factorize(*net);
 ///     torch::optim::SGD optimizer(report.parameters, 0.1);
 ///
-/// Names, devices, scalars, requires_grad and the training mode stay. Layers that the policy wants and that
-/// stay dense are in `kept` with the reason: a layer that a typed member holds, that would grow, that shares
-/// a tensor with another module, or whose options have no factors (two directions, padding that is not zeros,
-/// sparse gradients).
+/// Names, devices, scalars, requires_grad and the training mode stay. `kept` lists, with the reason, the
+/// layers that the policy chose but that stay dense: a typed member holds the layer, factors would be larger
+/// or over the budget, the layer shares a tensor with another module, or its options have no low-rank form
+/// (two directions, padding other than zeros, sparse gradients).
 ///
-/// `statistics`, if given, are those of a statistics_recorder, by the names of the layers: truncations, and
-/// ranks under policy.budget or policy.share, then lose as little as possible of the loss. Layers without
-/// statistics get a plain truncation and cannot share a budget with others.
+/// `statistics`, if given, are those of a statistics_recorder, by layer names. Truncations, and ranks under
+/// policy.budget or policy.share, then minimize the estimated increase of the loss. Layers without statistics
+/// get a plain truncation and cannot share a budget with others.
 ///
 /// Throws value_error for a weight that is not finite and for a first_layer beyond the last one, rank_error
-/// where the policy asks for it or for a rank that a matrix cannot have, and state_error if typed members
-/// hold all layers that the policy wants. The module is unchanged if anything is thrown.
+/// if the policy asks for it or for an impossible rank, and state_error if no layer can be replaced and a
+/// typed member holds one of them. The module is unchanged if anything is thrown.
 inline factorization factorize(torch::nn::Module& root, const factorize_policy& policy = {},
                                const network_statistics* statistics = nullptr) {
   const detail::keep_random_state keep;
@@ -317,7 +317,7 @@ inline factorization factorize(torch::nn::Module& root, const factorize_policy& 
   for_each_chosen(
       [&](std::size_t i, const factorize_options& options) { work[i].run(places[i], choices[i], options); });
 
-  // A layer that is in two places is one layer afterwards, too.
+  // A layer that is in two places stays one shared layer.
   std::map<const torch::nn::Module*, std::shared_ptr<torch::nn::Module>> made;
   for (std::size_t i = 0; i < work.size(); ++i) {
     detail::place_factorization& done = work[i];
@@ -342,8 +342,8 @@ inline factorization factorize(torch::nn::Module& root, const factorize_policy& 
   return result;
 }
 
-/// Gives an optimizer the parameters of a factorized module and clears its state (momentum and the like). The
-/// optimizer must have one group of parameters, whose options stay. Throws value_error for more groups.
+/// Sets an optimizer's parameters to those of a factorized module and clears its state (momentum etc.). The
+/// optimizer must have one parameter group, whose options stay; throws value_error for more groups.
 inline void renew(torch::optim::Optimizer& optimizer, const factorization& report) {
   if (optimizer.param_groups().size() != 1) {
     detail::throw_error<value_error>({"host_torch::renew: an optimizer of ", optimizer.param_groups().size(),

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `module_kinds`, the table of dense and low-rank modules, and `host_torch::low_rank`: a low-rank module
-/// from a dense one, by its singular value decomposition.
+/// `module_kinds`, the table of dense and low-rank modules, and `host_torch::low_rank`, which makes a
+/// low-rank module from a dense one by singular value decomposition.
 
 #include <concepts>
 #include <functional>
@@ -24,8 +24,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// A module of libtorch, which has module_traits, and the low-rank one that takes its place. The latter's
-/// type has a constructor (const Dense&, const rank_list&), `factors()` and `biases()`.
+/// A dense libtorch module, which has module_traits, and the low-rank module that replaces it. The low-rank
+/// class has a constructor (const Dense&, const rank_list&), `factors()` and `biases()`.
 template <class Dense, class Holder>
 struct module_kind {
   using dense = Dense;
@@ -33,19 +33,19 @@ struct module_kind {
   using low_rank = typename Holder::ContainedType;
 };
 
-/// Every kind of module that can be factorized; a new kind is a line here.
+/// Every kind of module that can be factorized. To add a kind, add a line here.
 using module_kinds = std::tuple<
     module_kind<torch::nn::LinearImpl, LowRankLinear>, module_kind<torch::nn::Conv2dImpl, LowRankConv2d>,
     module_kind<torch::nn::EmbeddingImpl, LowRankEmbedding>, module_kind<torch::nn::LSTMImpl, LowRankLSTM>,
     module_kind<torch::nn::MultiheadAttentionImpl, LowRankMultiheadAttention>>;
 
-/// Calls call(kind) for one kind after the other until it returns true; whether one did.
+/// Calls call(kind) for each kind in turn until a call returns true. Returns whether one did.
 template <class Call>
 bool any_kind(Call&& call) {
   return std::apply([&](const auto&... kind) { return (call(kind) || ...); }, module_kinds{});
 }
 
-/// The kind of a dense module, also of one whose class is derived from libtorch's.
+/// The kind of a dense module or of a class derived from libtorch's module.
 template <class Dense, class Kinds = module_kinds>
 struct find_kind;
 template <class Dense, class First, class... Rest>
@@ -55,8 +55,8 @@ struct find_kind<Dense, std::tuple<First, Rest...>>
 template <class Dense>
 struct find_kind<Dense, std::tuple<>> {};
 
-/// Restores libtorch's random numbers: modules draw numbers when they are constructed, which those that are
-/// filled with factors do not need.
+/// The destructor restores libtorch's random state: constructing a module draws random weights, which must
+/// not change the program's random numbers if the module is then filled with factors.
 class keep_random_state {
  public:
   keep_random_state() : generator_(at::detail::getDefaultCPUGenerator()), state_(generator_.get_state()) {}
@@ -69,10 +69,10 @@ class keep_random_state {
   Tensor state_;
 };
 
-/// A dense module's decomposition and the function that makes the low-rank module of it.
+/// A dense module's decomposition, and the function that builds the low-rank module from it.
 struct decomposition {
   std::vector<factor_report> reports;
-  std::vector<layer_rank> ranks;  ///< one; of an LSTM, one for each layer
+  std::vector<layer_rank> ranks;  ///< one; for an LSTM, one for each layer
   std::function<std::shared_ptr<torch::nn::Module>()> build;
 };
 
@@ -83,7 +83,7 @@ struct layer_factors {
   std::vector<factors<T>> made;
 };
 
-/// Layer `layer` of the `layers` of a low-rank module as views that factors are written to.
+/// Layer `layer` of a low-rank module of `layers` layers, as views for writing factors.
 template <class T>
 low_rank_parts<T> parts_of(const std::vector<factor_tensors>& factors, const std::vector<Tensor>& biases,
                            std::size_t layer, std::size_t layers) {
@@ -105,7 +105,7 @@ low_rank_parts<T> parts_of(const std::vector<factor_tensors>& factors, const std
   return parts;
 }
 
-/// The options of layer `layer` of the `layers` of a module. Statistics are those of modules of one layer.
+/// Options for layer `layer` of a module of `layers` layers. Statistics are for modules of one layer only.
 inline factorize_options options_of_layer(factorize_options options, std::int64_t layer,
                                           std::int64_t layers) {
   if (layers == 1) return options;
@@ -114,8 +114,8 @@ inline factorize_options options_of_layer(factorize_options options, std::int64_
   return options;
 }
 
-/// Calls call(source, T()) with the module, or a copy of it, as one with weights of T on the CPU: the scalar
-/// of its weights if that is float or double, else float.
+/// Calls call(source, T()). `source` is the module itself if its weights are float or double on the CPU, else
+/// a float copy on the CPU; T is the scalar of its weights.
 template <class Dense, class Call>
 auto with_numbers(const Dense& dense, Call&& call) {
   const Tensor weight = dense.parameters().front();
@@ -128,7 +128,7 @@ auto with_numbers(const Dense& dense, Call&& call) {
   return weight.scalar_type() == torch::kFloat ? call(source, float()) : call(source, double());
 }
 
-/// Gains of the rank groups of a module's layers, by the most exact truncation that the statistics allow.
+/// Gains of the rank groups of a module's layers, for the most exact truncation that the statistics allow.
 struct layer_gains {
   std::vector<std::vector<double>> groups;
   truncation kind = truncation::plain;
@@ -153,8 +153,8 @@ layer_gains gains_of(const Dense& dense, factorize_options options) {
   });
 }
 
-/// Decomposes `source`, whose weights are of type T on the CPU, at choice.ranks, or by choice.rank if that
-/// list is empty. The low-rank module is made like `dense`: of its device, scalar and requires_grad.
+/// Decomposes `source`, whose weights are of type T on the CPU, at choice.ranks or, if that list is empty, by
+/// choice.rank. The low-rank module gets the device, scalar and requires_grad of `dense`.
 template <class T, class Dense>
 decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Dense& dense,
                            const layer_choice& choice, const factorize_options& options) {
@@ -208,10 +208,10 @@ decomposition decompose(const Dense& dense, const layer_choice& choice, const fa
 
 }  // namespace detail
 
-/// A low-rank module from a dense one (Linear, Conv2d, Embedding, LSTM, MultiheadAttention), whose rank
-/// `policy` chooses: up down is the best approximation of that rank (factorize_matrix). Scalar, device and
-/// requires_grad of the parameters and the training mode are the dense module's; the two biases of an LSTM
-/// are added up. `reports`, if given, receives what became of each matrix.
+/// Makes a low-rank module from a dense one (Linear, Conv2d, Embedding, LSTM, MultiheadAttention). `policy`
+/// chooses the rank; up down is the best approximation of that rank (factorize_matrix). Scalar, device and
+/// requires_grad of the parameters and the training mode are those of the dense module. The two biases of an
+/// LSTM are added up. `reports`, if given, receives a report for each matrix.
 ///
 ///     host_torch::LowRankConv2d conv = host_torch::low_rank(*dense_conv, rank_ratio{0.25});
 ///

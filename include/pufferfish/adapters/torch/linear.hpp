@@ -15,15 +15,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// Both products by our kernels. down: [in][rank], up: [rank][out], dense; x: any number of dimensions,
-/// dense.
+/// Computes both products with this library's kernels. down: [in][rank], up: [rank][out], dense; x: dense,
+/// any number of dimensions.
 template <class T>
 class low_rank_linear_function : public torch::autograd::Function<low_rank_linear_function<T>> {
   using context = torch::autograd::AutogradContext;
   using variables = torch::autograd::variable_list;
 
  public:
-  /// Returns y, and t = x down in `t`.
+  /// Returns y and stores t = x down in `t`.
   static Tensor run(const Tensor& x, const Tensor& down, const Tensor& up, const Tensor& bias, Tensor& t) {
     std::vector<std::int64_t> shape = x.sizes().vec();
     shape.back() = down.size(1);
@@ -90,14 +90,14 @@ class low_rank_linear_function : public torch::autograd::Function<low_rank_linea
   }
 };
 
-/// What the low-rank modules share: counts, and parameters that keep the kernels' memory order.
+/// Base of the low-rank modules: counts, and parameters that stay in the kernels' memory order.
 template <class Derived>
 class counted_module : public torch::nn::Cloneable<Derived> {
  public:
-  /// How often the layer had to copy something into the kernels' memory order.
+  /// How often the layer had to copy a tensor into the kernels' memory order.
   layout_statistics statistics() const { return counters_.own->read(); }
 
-  /// Reads what `save` has written, or whatever else has the same names and shapes.
+  /// Reads an archive written by `save`, or any other one with the same names and shapes.
   void load(torch::serialize::InputArchive& archive) override {
     torch::nn::Module::load(archive);
     const torch::NoGradGuard no_grad;
@@ -108,8 +108,8 @@ class counted_module : public torch::nn::Cloneable<Derived> {
   const counters_ptr& counters() const { return counters_.own; }
 
  private:
-  /// A copy of a module, which shares the parameters until reset() makes new ones (torch::nn::Cloneable),
-  /// counts for itself.
+  /// A copy of a module shares its parameters until reset() makes new ones (torch::nn::Cloneable),
+  /// but has counters of its own.
   struct uncopied_counters {
     counters_ptr own = c10::make_intrusive<layout_counters>();
 
@@ -121,7 +121,7 @@ class counted_module : public torch::nn::Cloneable<Derived> {
   uncopied_counters counters_;
 };
 
-/// One pair of factors.
+/// Base of modules with one pair of factors.
 template <class Derived>
 class low_rank_module : public counted_module<Derived> {
  public:
@@ -157,9 +157,9 @@ struct LowRankLinearOptions {
 /// y = up (down x) + b, over the last dimension of x. Parameters: `down` [rank][in], `up` [out][rank] and
 /// `bias` [out], the matrices with the strides of the kernels' memory order.
 ///
-/// Dense float and double tensors on the CPU go through pufferfish's kernels, forward and backward; anything
-/// else through libtorch's operations. Whatever a backward pass needs is in autograd's saved variables, so
-/// layers may be called again, and graphs retained.
+/// Dense float and double tensors on the CPU are computed by pufferfish's kernels, forward and backward; all
+/// others by libtorch's operations. Everything that a backward pass needs is in autograd's saved variables,
+/// so that a layer may be called several times before it, and graphs may be retained.
 class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
  public:
   /// Throws rank_error unless 1 <= rank <= min(in, out).
@@ -171,7 +171,7 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
     reset();
   }
 
-  /// The shape of a dense layer, with random numbers.
+  /// A module with the sizes and requires_grad of a dense layer, and random weights.
   LowRankLinearImpl(const torch::nn::LinearImpl& dense, const rank_list& ranks)
       : LowRankLinearImpl(dense.options.in_features(), dense.options.out_features(), ranks.at(0),
                           dense.bias.defined()) {
@@ -186,7 +186,7 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
     reset_parameters();
   }
 
-  /// Each factor as a linear layer of its own: uniform in +-1/sqrt(fan in).
+  /// Initializes each factor as a linear layer of its own: uniform in +-1/sqrt(fan in).
   void reset_parameters() {
     detail::fill_uniform(down, 1.0 / std::sqrt(static_cast<double>(options.in_features())));
     detail::fill_uniform(up, 1.0 / std::sqrt(static_cast<double>(options.rank())));
@@ -216,7 +216,7 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
     return x.scalar_type() == torch::kFloat ? run<float>(x) : run<double>(x);
   }
 
-  /// up down, the dense layer's weight [out][in].
+  /// The product up down, the dense layer's weight [out][in].
   Tensor to_dense() const { return up.matmul(down).contiguous(); }
 
  private:

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `host_torch::local_training`: ranks that take steps of libtorch's optimizers by their own gradients, and
-/// exchange the change of a module's parameters once in a while.
+/// `host_torch::local_training`: each rank trains alone with libtorch's optimizers; now and then the ranks
+/// exchange the changes of the module's parameters.
 
 #include <algorithm>
 #include <memory>
@@ -18,9 +18,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 
-/// A rare_exchange of the parameters of a module: H = options.local_steps steps of any optimizer on each rank
-/// alone, then an outer step by the mean change of the ranks' parameters (DiLoCo; with fragments and a delay,
-/// Streaming DiLoCo).
+/// A rare_exchange of a module's parameters: each rank takes H = options.local_steps steps of any optimizer
+/// alone, then an outer step uses the mean change of the ranks' parameters (DiLoCo; with fragments and a
+/// delay, Streaming DiLoCo).
 ///
 ///     host_torch::local_training local(*net, comm, {.local_steps = 50});  // all have rank 0's parameters
 ///     torch::optim::AdamW optimizer(net->parameters());
@@ -32,20 +32,20 @@ namespace host_torch {
 ///     }
 ///     local.synchronize();  // before an evaluation, a checkpoint or the end
 ///
-/// The values of the trained parameters are moved into one arena, of which the module's tensors become views
-/// (Tensor::set_data): optimizers, which hold these tensors, may have been made before. The arena lives as
-/// long as one of the tensors uses it. Optimizer states and frozen parameters stay those of the rank.
+/// The values of the trained parameters are moved into one arena, and the module's tensors become views of it
+/// (Tensor::set_data). Optimizers hold these tensors, so they may have been made before. The arena lives as
+/// long as a tensor uses it. Optimizer states and frozen parameters are not exchanged.
 ///
-/// Dense parameters on the CPU, all of scalar T (float, or double as the second template argument). One
-/// object a module, anew after factorize(). Memory: theta, the outer momentum, the changes and an unused
-/// arena of gradients, of the parameters' size each.
+/// Trained parameters must be dense, on the CPU and of scalar T (float, or double as the second template
+/// argument). One object per module, made anew after factorize(). Memory: theta, the outer momentum, the
+/// changes and an unused arena of gradients, each of the parameters' size.
 template <class Comm, class T = float>
 class local_training {
  public:
-  /// Module and communicator must outlive the object. Collective: gives all ranks rank 0's parameters and
-  /// buffers. Throws value_error, naming the parameter, for one that is not dense, not on the CPU or not of
-  /// scalar T; state_error, on all ranks, if their modules, options or compressors differ; and as
-  /// rare_exchange.
+  /// Module and communicator must outlive the object. Collective: sends rank 0's parameters and buffers
+  /// to all ranks. Throws value_error, naming it, for a trained parameter that is not dense, not on the
+  /// CPU or not of scalar T; state_error, on all ranks, if the ranks' modules, options or compressors
+  /// differ; and as rare_exchange.
   local_training(torch::nn::Module& module, Comm& comm, const rare_exchange_options& options = {},
                  const compression_options& compression = no_compression{})
       : module_(&module),
@@ -55,7 +55,7 @@ class local_training {
     parameters_ = detail::trained_parameters<T>(module, user);
     detail::broadcast_module(comm, module);
     store_ = std::make_shared<parameter_store<T>>();
-    // Copies the values: `shown` showed the tensors' memory until now.
+    // Copies the values: until now, `shown` referred to the tensors' memory.
     store_->pack([this](state_visitor<T>& visitor) {
       for (const auto& p : parameters_) visitor.on_parameter(p.name, *p.shown);
     });
@@ -67,19 +67,19 @@ class local_training {
   local_training(const local_training&) = delete;
   local_training& operator=(const local_training&) = delete;
 
-  /// After each optimizer step of this rank: exchanges what is due. Throws as rare_exchange::step_done, and
-  /// state_error if a parameter's values are no longer in the arena: after torch::load or `to` call
-  /// restart().
+  /// Performs the exchanges that are due; call it after each optimizer step of this rank. Throws as
+  /// rare_exchange::step_done, and state_error if a parameter's values are no longer in the arena: call
+  /// restart() after torch::load or `to`.
   void step_done() {
     check_arena();
     exchange_->step_done(ctx_);
     mark_changed();
   }
 
-  /// Exchanges what has changed since the last exchange; afterwards parameters and buffers are equal on all
-  /// ranks. Buffers of float or double, such as batch-norm statistics, become their means over the ranks, and
-  /// others rank 0's. (Running averages are linear in what they average: their mean here is the same as if
-  /// they had been averaged at each exchange.) Collective. Throws as step_done.
+  /// Exchanges all changes since the last exchange; afterwards parameters and buffers are equal on all ranks.
+  /// Contiguous float and double buffers, such as batch-norm statistics, become their means over the ranks,
+  /// others rank 0's. (Running averages are linear in the averaged values, so their mean here is the same as
+  /// if they had been averaged at each exchange.) Collective. Throws as step_done.
   void synchronize() {
     check_arena();
     exchange_->synchronize(ctx_);
@@ -87,9 +87,9 @@ class local_training {
     detail::average_buffers(*comm_, *module_);
   }
 
-  /// Starts anew from rank 0's parameters and buffers, which a program has just loaded or changed; the outer
-  /// momentum becomes 0. Collective. Throws state_error, on all ranks, if exchanges of one are under way
-  /// (synchronize first), or a parameter has another scalar, shape or strides than before.
+  /// Starts anew from rank 0's parameters and buffers, after a program has loaded or changed them; the outer
+  /// momentum becomes 0. Collective. Throws state_error, on all ranks, if an exchange of any rank is under
+  /// way (synchronize first), or a parameter has another scalar, shape or strides than before.
   void restart() {
     pufferfish::detail::all_or_none(*comm_, user, [this] {
       exchange_->restart();  // throws before anything has changed
@@ -105,7 +105,7 @@ class local_training {
     mark_changed();
   }
 
-  /// The exchange: set_local_steps, set_epoch, spread, states, report and others.
+  /// The exchange, for set_local_steps, set_epoch, spread, states, report and others.
   rare_exchange<T, Comm>& exchange() { return *exchange_; }
   const rare_exchange_report& report() const { return exchange_->report(); }
 
@@ -131,7 +131,7 @@ class local_training {
 
   torch::nn::Module* module_;
   Comm* comm_;
-  cpu_context ctx_;  // of its own: layers of ours run in the thread's
+  cpu_context ctx_;  // of its own: the module's layers may use the thread's
   std::vector<detail::trained_parameter<T>> parameters_;
   std::shared_ptr<parameter_store<T>> store_;
   std::optional<rare_exchange<T, Comm>> exchange_;

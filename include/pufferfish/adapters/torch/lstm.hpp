@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `host_torch::LowRankLSTM`: a torch::nn::Module that computes what torch::nn::LSTM does, with low-rank
-/// matrices.
+/// `host_torch::LowRankLSTM`: a torch::nn::Module that computes the function of
+/// torch::nn::LSTM with low-rank matrices.
 
 #include <memory>
 #include <mutex>
@@ -18,13 +18,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// A layer's sizes, its counts, and the layers of ours that run it: each is lent to one call at a time, which
-/// attaches its tensors to it. They own no weights.
+/// A layer's sizes and counters, and the engines (pufferfish::LowRankLSTM) that compute it. One call at a
+/// time uses an engine and attaches its tensors to it. Engines own no weights.
 struct lstm_geometry : torch::CustomClassHolder {
   template <class T>
   using engine = pufferfish::LowRankLSTM<T>;
 
-  /// An engine for one call; goes back at its end.
+  /// An engine for one call; the destructor puts it back into the idle list.
   template <class T>
   class borrowed {
    public:
@@ -69,7 +69,7 @@ struct lstm_geometry : torch::CustomClassHolder {
 };
 using lstm_geometry_ptr = c10::intrusive_ptr<lstm_geometry>;
 
-/// One layer by libtorch's operations; everything as in low_rank_lstm_function. Returns y, h, c.
+/// Computes one layer with libtorch; arguments as in low_rank_lstm_function. Returns y, h, c.
 inline torch::autograd::variable_list reference_lstm(const torch::autograd::variable_list& in) {
   const Tensor &x = in[0], &bias = in[5];
   const std::int64_t hidden = in[7].size(1) / 4;
@@ -95,9 +95,9 @@ inline torch::autograd::variable_list reference_lstm(const torch::autograd::vari
   return {steps > 0 ? torch::stack(all) : torch::empty({0, batch, hidden}, x.options()), h, c};
 }
 
-/// One layer by our kernels. x: steps x batch x in; h, c: batch x hidden, or both undefined; down: [in][4
-/// rank], up: [rank][4 hidden] of the input side; bias: 4 hidden or undefined; down, up of the hidden side.
-/// All dense, a gate of each beside the other. Gives y, h and c after the last step.
+/// Computes one layer with this library's kernels. x: steps x batch x in; h, c: batch x hidden, or both
+/// undefined; input side: down [in][4 rank], up [rank][4 hidden]; bias: 4 hidden or undefined; hidden side:
+/// down, up. All are dense, with the gates side by side in each row. Returns y, h and c after the last step.
 template <class T>
 class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_function<T>> {
   using context = torch::autograd::AutogradContext;
@@ -106,7 +106,7 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
   static constexpr std::size_t inputs = 8;
 
  public:
-  /// `kept`: what a backward pass needs is left there, four tensors; nullptr: there will be none.
+  /// `kept`: receives four tensors that the backward pass needs; nullptr: there will be no backward pass.
   static variables run(const variables& in, lstm_geometry& geometry, variables* kept) {
     lstm_geometry::borrowed<T> layer(geometry);
     const Tensor& x = in[0];
@@ -159,7 +159,7 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
                          : torch::zeros_like(like);
     };
     const Tensor dy = dense(from[0], y);
-    // The backward pass overwrites the gates; a retained graph will want them again.
+    // The backward pass overwrites the gates, which a retained graph needs again.
     variables made(saved.begin() + inputs, saved.end() - 1);
     made[2] = made[2].clone();
 
@@ -207,7 +207,7 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
     kept.cells = rows_of<T>(made[3]);
     return kept;
   }
-  /// Values of the parameters, and where their gradients go, in the order of `visit`.
+  /// Attaches the parameters' values and the places of their gradients, in the order of `visit`.
   static void attach(engine& layer, const variables& in, const Tensor& bias, const variables& gradients) {
     const variables values{in[3], in[4], bias, in[6], in[7]};
     std::size_t next = 0;
@@ -221,25 +221,25 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
 
 }  // namespace detail
 
-/// The ranks of one layer's four input matrices, and of its four hidden ones.
+/// The rank of one layer's four input matrices, and that of its four hidden matrices.
 struct lstm_ranks {
   std::int64_t input = 0;
   std::int64_t hidden = 0;
 };
 
-/// torch::nn::LSTM with each gate's two matrices as up down, one or more layers. For layer 0, 1, ... its
-/// parameters are `weight_ih_l0_down` [4 rank][in], `weight_ih_l0_up` [4 hidden][rank], `bias_l0` [4 hidden]
-/// (if options.bias(); the sum of libtorch's two), `weight_hh_l0_down` and `weight_hh_l0_up`: gates i, f, g,
-/// o one below the other, with the strides of the kernels' memory order.
+/// torch::nn::LSTM of one or more layers, with each gate's two matrices as products up down. Layer 0, 1, ...
+/// has the parameters `weight_ih_l0_down` [4 rank][in], `weight_ih_l0_up` [4 hidden][rank], `bias_l0` [4
+/// hidden] (if options.bias(); the sum of libtorch's two), `weight_hh_l0_down` and `weight_hh_l0_up`. The
+/// gates i, f, g, o are stacked in the first dimension; strides are those of the kernels' memory order.
 ///
-/// Dense float and double tensors on the CPU go through pufferfish's kernels, forward and backward; anything
-/// else through libtorch's operations. Packed sequences are not taken.
+/// Dense float and double tensors on the CPU are computed by pufferfish's kernels, forward and backward; all
+/// others by libtorch's operations. Packed sequences are not supported.
 class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
   using state = std::tuple<Tensor, Tensor>;
 
  public:
   /// Throws value_error for two directions or a projection, rank_error for a rank outside 1 .. min(in,
-  /// hidden), or 1 .. hidden on the hidden side.
+  /// hidden) on the input side or outside 1 .. hidden on the hidden side.
   LowRankLSTMImpl(const torch::nn::LSTMOptions& given, std::int64_t rank)
       : LowRankLSTMImpl(given, std::vector<lstm_ranks>(static_cast<std::size_t>(given.num_layers()),
                                                        lstm_ranks{rank, rank})) {}
@@ -259,8 +259,8 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     }
     reset();
   }
-  /// The shape of a dense layer, with random numbers. `ranks`: input and hidden side of layer 0, of layer 1,
-  /// ...
+  /// A module with the sizes and requires_grad of a dense layer, and random weights. `ranks`: input and
+  /// hidden side of layer 0, of layer 1, ...
   LowRankLSTMImpl(const torch::nn::LSTMImpl& dense, const rank_list& ranks)
       : LowRankLSTMImpl(dense.options, pairs_of(ranks)) {
     using traits = detail::module_traits<torch::nn::LSTMImpl>;
@@ -321,7 +321,7 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     reset_parameters();
   }
 
-  /// Xavier uniform for each factor of each gate, zero biases.
+  /// Each factor of each gate is Xavier uniform; biases are zero.
   void reset_parameters() {
     const torch::NoGradGuard no_grad;
     for (layer& l : layers_) {
@@ -346,8 +346,8 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
            << ", batch_first=" << (options.batch_first() ? "true" : "false") << ")";
   }
 
-  /// As torch::nn::LSTM: input steps x batch x in (batch x steps x in with batch_first), the state h, c of
-  /// layers x batch x hidden each. Gives the output and the state after the last step. Throws shape_error.
+  /// As torch::nn::LSTM. input: steps x batch x in (batch x steps x in with batch_first); `before`: h and c,
+  /// each layers x batch x hidden. Returns the output and the state after the last step. Throws shape_error.
   std::tuple<Tensor, state> forward(const Tensor& input, torch::optional<state> before = {}) {
     const std::int64_t batch_dimension = options.batch_first() ? 0 : 1;
     if (input.dim() != 3 || input.size(2) != options.input_size()) {

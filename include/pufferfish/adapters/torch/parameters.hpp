@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the trained parameters of a libtorch module as parameters of a parameter_store, and collectives
-/// on a module's tensors.
+/// Internal: makes the trained parameters of a libtorch module parameters of a parameter_store, and runs
+/// collectives on a module's tensors.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,13 +21,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch::detail {
 
-/// A tensor's elements in the order of its memory. It must be dense.
+/// The elements of a dense tensor in the order of its memory.
 template <class T>
 std::span<T> elements_of(const Tensor& t) {
   return {t.data_ptr<T>(), static_cast<std::size_t>(t.numel())};
 }
 
-/// A tensor as a compressor may see it: a matrix of outputs and everything else where one of them is
+/// A tensor's layout for compressors: a matrix of outputs x everything else if one of these two dimensions is
 /// innermost in memory, else a vector.
 inline logical_layout layout_of(const Tensor& t) {
   const std::int64_t size = t.numel();
@@ -39,7 +39,7 @@ inline logical_layout layout_of(const Tensor& t) {
   return logical_layout::vector(size);
 }
 
-/// One line a tensor, by which ranks find out that their modules differ.
+/// One line per tensor. Ranks compare these lines to find out whether their modules differ.
 inline std::string describe_tensor(const std::string& name, const Tensor& t) {
   std::string text =
       pufferfish::detail::quote_word(name) + " " + shape_text(t) + " " + kind_text(t) + ", strides";
@@ -47,8 +47,8 @@ inline std::string describe_tensor(const std::string& name, const Tensor& t) {
   return text + (t.requires_grad() ? ", trained\n" : "\n");
 }
 
-/// The lines of all parameters, then of all buffers. What follows from kinds, shapes and strides alone is the
-/// same on ranks with equal lines.
+/// The lines of all parameters, then of all buffers. If ranks have equal lines, everything that follows from
+/// kinds, shapes and strides alone is the same on these ranks.
 inline std::string describe_module(const torch::nn::Module& module) {
   std::string lines;
   for (const auto& p : module.named_parameters()) lines += describe_tensor(p.key(), p.value());
@@ -56,21 +56,21 @@ inline std::string describe_module(const torch::nn::Module& module) {
   return lines;
 }
 
-/// Whether a store of T can show the tensor: dense, on the CPU, of scalar T.
+/// Whether a parameter of scalar T can refer to the tensor: dense, on the CPU, of scalar T.
 template <class T>
 bool can_be_shown(const Tensor& t) {
   return is_ours(t) && t.scalar_type() == scalar_of<T>() && t.is_non_overlapping_and_dense();
 }
 
-/// A parameter of a module that is trained, and how a parameter_store sees it: at first where its values are.
+/// A trained parameter of a module. `shown`: its parameter in a store, at first at the tensor's memory.
 template <class T>
 struct trained_parameter {
   std::string name;
   Tensor tensor;
   std::unique_ptr<parameter<T>> shown;
 
-  /// Shows the memory that the tensor has now: set_data and load replace it. Throws state_error if its
-  /// scalar, shape or strides have changed.
+  /// Makes `shown` refer to the tensor's present memory; set_data and load replace it. Throws state_error if
+  /// the tensor's scalar, shape or strides have changed.
   void follow(const char* user) const {
     check_layout(user);
     if (tensor.numel() > 0) shown->relocate(tensor.data_ptr<T>(), false);
@@ -80,18 +80,18 @@ struct trained_parameter {
     throw_error<state_error>({user, ": ", name, " is now ", kind_text(tensor), ", ", shape_text(tensor),
                               ": its scalar, shape or strides have changed; make a new object"});
   }
-  /// A tensor of the parameter's shape and strides at `place`, which `keep` keeps alive.
+  /// A tensor of the parameter's shape and strides at `place`. It shares ownership of `keep`.
   Tensor view_at(T* place, std::shared_ptr<const void> keep) const {
     return torch::from_blob(
         place, tensor.sizes(), tensor.strides(), [keep = std::move(keep)](void*) {},
         tensor.options().requires_grad(false));
   }
-  /// Tells autograd that the values have been written without it, so that it refuses graphs of older ones.
+  /// Increments the tensor's version: autograd then refuses backward passes of graphs of older values.
   void changed() const { tensor.unsafeGetTensorImpl()->bump_version(); }
 };
 
 /// The parameters that require a gradient, in the order of registration, each tensor once. Throws
-/// value_error, naming the parameter, for one that a store of T cannot show.
+/// value_error, naming the parameter, for one that a store of T cannot refer to.
 template <class T>
 std::vector<trained_parameter<T>> trained_parameters(const torch::nn::Module& module, const char* user) {
   std::vector<trained_parameter<T>> found;
@@ -109,7 +109,7 @@ std::vector<trained_parameter<T>> trained_parameters(const torch::nn::Module& mo
   return found;
 }
 
-/// Rank 0's values on all ranks.
+/// Sends rank 0's values to all ranks.
 template <class Comm>
 void broadcast_tensor(Comm& comm, const Tensor& t) {
   if (t.numel() == 0) return;
@@ -120,7 +120,7 @@ void broadcast_tensor(Comm& comm, const Tensor& t) {
   if (dense.data_ptr() != t.data_ptr()) Tensor(t).copy_(dense);
 }
 
-/// Rank 0's parameters and buffers on all ranks.
+/// Sends rank 0's parameters and buffers to all ranks.
 template <class Comm>
 void broadcast_module(Comm& comm, const torch::nn::Module& module) {
   for (const Tensor& t : module.parameters()) broadcast_tensor(comm, t);
@@ -133,7 +133,7 @@ void average_values(Comm& comm, std::span<T> values) {
   for (T& value : values) value /= static_cast<T>(comm.size());
 }
 
-/// The mean of the ranks' buffers where they are of float or double, and rank 0's of all others.
+/// Contiguous float and double buffers on the CPU become their means over the ranks, others rank 0's.
 template <class Comm>
 void average_buffers(Comm& comm, const torch::nn::Module& module) {
   for (const Tensor& t : module.buffers()) {

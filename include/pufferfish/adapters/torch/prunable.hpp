@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `host_torch::prunable_weights`: which tensors of a libtorch module are weights of convolutions and linear
-/// matrices. Internal: `states_of`, what an optimizer of libtorch keeps for a parameter.
+/// `host_torch::prunable_weights`: chooses the weights of a libtorch module's convolutions and linear
+/// matrices. Internal: `states_of`, the state that a libtorch optimizer keeps for a parameter.
 
 #include <set>
 #include <sstream>
@@ -33,7 +33,7 @@ inline bool has_matrices(const torch::nn::Module& m) {
                    LowRankConv2dImpl, LowRankLSTMImpl>(m);
 }
 
-/// Sorts the tensors of a tree of modules by what their owners do with them.
+/// Classifies the tensors of a tree of modules by the kinds of their layers.
 class weight_finder {
  public:
   explicit weight_finder(const torch::nn::Module& root) {
@@ -60,7 +60,7 @@ class weight_finder {
   std::set<const void*> matrices_, others_;
 };
 
-/// The key of a parameter in the state of an optimizer: its address, as text before libtorch 2.
+/// The key of a parameter in an optimizer's state: its address; before libtorch 2, as text.
 template <class Key>
 Key state_key(const Tensor& parameter) {
   if constexpr (std::is_same_v<Key, std::string>) {
@@ -72,8 +72,8 @@ Key state_key(const Tensor& parameter) {
   }
 }
 
-/// What an optimizer keeps for each element of a parameter; nothing before its first step. Undefined tensors:
-/// the options need none. Throws value_error for an optimizer that is not listed here.
+/// An optimizer's tensors for a parameter, of its shape; none before its first step. Undefined tensors: not
+/// needed with these options. Throws value_error for an optimizer that is not listed here.
 inline std::vector<Tensor> states_of(torch::optim::Optimizer& optimizer, const Tensor& parameter) {
   using key = std::remove_cvref_t<decltype(optimizer.state().begin()->first)>;
   const auto found = optimizer.state().find(state_key<key>(parameter));
@@ -98,9 +98,9 @@ inline std::vector<Tensor> states_of(torch::optim::Optimizer& optimizer, const T
 }  // namespace detail
 
 /// The default choice for masks of a module: weights of linear, bilinear, (transposed) convolutional,
-/// recurrent and attention layers, and the factors of low-rank ones; not embeddings, low-rank or not,
-/// normalizations and biases, nor parameters that a class of the user's has registered itself. A tensor that
-/// is also an embedding's table (tied weights) is none. Another choice by name:
+/// recurrent and attention layers, and the factors of low-rank ones. It excludes embeddings (low-rank or
+/// not), normalizations, biases, parameters registered by the user's own classes, and a tensor that is also
+/// an embedding's table (tied weights). Another choice by name:
 ///
 ///     module_mask pruned(*net, [all = prunable_weights(*net)](const coded_tensor& tensor) {
 ///       return all(tensor) && tensor.name != "head.weight";

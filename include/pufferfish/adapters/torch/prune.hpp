@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `host_torch::module_mask`: which weights of a libtorch module remain, and how the pruned ones stay 0 while
-/// libtorch's optimizers train it.
+/// `host_torch::module_mask`: a mask of the remaining weights of a libtorch module. Keeps pruned weights at 0
+/// while libtorch's optimizers train the module.
 
 #include <algorithm>
 #include <cstddef>
@@ -27,7 +27,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// Restores the values of a module's trained parameters and all its buffers when it ends.
+/// The destructor restores the values of a module's trained parameters and all its buffers.
 template <class T>
 class restored_module {
  public:
@@ -47,7 +47,7 @@ class restored_module {
   std::vector<std::pair<Tensor, Tensor>> kept_;
 };
 
-/// Gradients of a loss of a module at the values of an arena, written into the gradients of that arena.
+/// Computes the gradients of a module's loss at the values of an arena, into that arena's gradients.
 template <class T>
 class arena_gradients {
  public:
@@ -56,8 +56,8 @@ class arena_gradients {
     for (const trained_parameter<T>& p : copies) tensors_.push_back(p.tensor);
   }
 
-  /// Draws the same random numbers in every call, so that differences of gradients do not depend on dropout.
-  /// Gradients of the module's own tensors stay as they are, and hooks on them are not called.
+  /// Uses the same random numbers in every call, so that differences of gradients do not depend on dropout.
+  /// Does not change .grad of the module's tensors and does not call hooks on them.
   template <class Loss>
   void compute(const Loss& loss, int which) const {
     for (const trained_parameter<T>& p : *copies_) {
@@ -84,17 +84,17 @@ class arena_gradients {
 
 }  // namespace detail
 
-/// The options of an exchange of the remaining weights' gradients (compact_sum): those of a full exchange,
-/// but bucket by bucket during the backward pass, and unrounded.
+/// Options of an exchange of the remaining weights' gradients (compact_sum): those of a full exchange, but
+/// compressed bucket by bucket during the backward pass, and not rounded to 16 bits.
 inline exchange_options compact_options(exchange_options full = {}) {
   full.compress_by_bucket = true;
   full.wire = exchange_wire::same;
   return full;
 }
 
-/// One bit for each weight of the convolutions and linear matrices of a module: set where the weight remains.
-/// A new mask keeps everything. Pruning a network after some training, and training what remains on all
-/// ranks:
+/// A mask of the weights of a module's convolutions and linear matrices: one bit each, set where the
+/// weight remains. A new mask keeps everything. To prune a network after some training, and train the
+/// remaining weights on all ranks:
 ///
 ///     host_torch::module_mask pruned(*net);
 ///     pruned.prune_by_magnitude({.share = 0.8});
@@ -102,24 +102,24 @@ inline exchange_options compact_options(exchange_options full = {}) {
 ///     host_torch::distributed parallel(*net, comm, host_torch::compact_options(),
 ///                                      compact_sum_options{pruned.mask()});
 ///
-/// The exchange sends the gradients of the remaining weights alone and leaves 0 as gradient of the others, so
-/// that the optimizer's steps keep these at exactly 0, with any momentum and weight decay. A program that
+/// The exchange sends the gradients of the remaining weights only and sets all others to 0, so that the
+/// optimizer's steps keep pruned weights at exactly 0, with any momentum and weight decay. A program that
 /// does not exchange gradients calls mask_gradients() between backward() and step() instead.
 ///
-/// Frozen parameters take no part. The order of the bits is that of the arena of `distributed`: parameters in
-/// reverse order of registration, elements in the order of memory. Of equal weights those earlier in this
-/// order are pruned first. Ranks with equal weights get equal masks; broadcast() makes them equal otherwise.
-/// A mask belongs to one set of parameters: factorize() needs a new one, of which the low-rank modules'
-/// factors have bits.
+/// Frozen parameters are not part of the mask. The order of the bits is that of the arena of `distributed`:
+/// parameters in reverse order of registration, elements in the order of memory. Of equal weights, those
+/// earlier in this order are pruned first. Ranks with equal weights get equal masks; otherwise broadcast()
+/// makes the masks equal. A mask is valid for one set of parameters: after factorize(), make a new one, which
+/// has bits for the factors of low-rank modules.
 ///
 /// PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
 template <class T = float>
 class module_mask {
  public:
-  /// The module must outlive the object. Throws value_error, naming the parameter, for one that is trained
-  /// and not dense, not on the CPU or not of scalar T.
+  /// The module must outlive the object. Throws value_error, naming it, for a trained parameter that is not
+  /// dense, not on the CPU or not of scalar T.
   explicit module_mask(torch::nn::Module& module) : module_mask(module, prunable_weights(module)) {}
-  /// With another choice of tensors, whose names are those of module.named_parameters().
+  /// The same with another choice of tensors; their names are those of module.named_parameters().
   module_mask(torch::nn::Module& module, const prunable_choice& choice)
       : module_(&module), parameters_(detail::trained_parameters<T>(module, user)) {
     std::erase_if(parameters_, [](const auto& p) { return p.tensor.numel() == 0; });
@@ -129,15 +129,15 @@ class module_mask {
     mask_ = std::make_shared<const weight_mask>(store, choice);
   }
 
-  /// The bits as they are now. A later change of the mask makes another object, so that an exchange that was
-  /// made for this one stays as it is; give it the new one by distributed::set_exchange.
+  /// The present bits. Later changes of the mask make a new object, so that an exchange made with this one
+  /// does not change; pass the new one to distributed::set_exchange.
   const std::shared_ptr<const weight_mask>& mask() const { return mask_; }
   mask_report report() const { return mask_->report(); }
 
-  /// pufferfish::prune_by_magnitude on the module's weights: until floor(share x prunable) of smallest |w|
-  /// are pruned in all, or as the options say. Returns the number of removed weights. Values stay: see apply.
-  /// Throws value_error unless 0 <= share <= 1; state_error if a parameter has another scalar, shape or
-  /// strides than before.
+  /// Applies pufferfish::prune_by_magnitude to the module: prunes weights of smallest |w| until floor(share x
+  /// prunable) are pruned in all, or as the options say. Returns the number of removed weights. The values do
+  /// not change: see apply(). Throws value_error unless 0 <= share <= 1; state_error if a parameter's scalar,
+  /// shape or strides have changed.
   index_t prune_by_magnitude(const magnitude_options& options = {}) {
     follow();
     parameter_store<T> store;
@@ -145,19 +145,19 @@ class module_mask {
     return change([&](weight_mask& mask) { return pufferfish::prune_by_magnitude(mask, store, options); });
   }
 
-  /// pufferfish::prune_by_grasp: removes the weights of largest score -theta x H g. `loss(which)` is a
-  /// forward pass that returns the loss of half batch 0 or 1, a tensor of one element:
+  /// Applies pufferfish::prune_by_grasp: removes the weights of largest score -theta x H g. `loss(which)`
+  /// runs a forward pass and returns the loss of half batch 0 or 1, a tensor of one element:
   ///
   ///     pruned.prune_by_grasp([&](int half) {
   ///       return torch::nn::functional::cross_entropy(net->forward(images[half]) / 200, labels[half]);
   ///     }, {.share = 0.8});
   ///
-  /// The samples should be class-balanced (balanced_halves) and the module in training mode. Six gradients
-  /// are computed, each with the same random numbers. Afterwards parameters and buffers have their old bits,
-  /// also if `loss` throws; no .grad is touched. Ranks must score the same samples, or broadcast() follows.
-  /// Needs memory for ten arrays of the parameters' size. Throws as prune_by_magnitude; value_error if a norm
-  /// or a score is not finite, and for fresh_linear, because the mask does not tell linear layers from
-  /// convolutions.
+  /// The samples should be class-balanced (balanced_halves) and the module in training mode. Computes six
+  /// gradients, each with the same random numbers. Afterwards parameters and buffers have their old bits,
+  /// also if `loss` throws; .grad does not change. Either all ranks score the same samples, or broadcast()
+  /// must be called afterwards. Needs memory for ten arrays of the parameters' size. Throws as
+  /// prune_by_magnitude; value_error if a norm or a score is not finite, and for fresh_linear, because the
+  /// mask does not distinguish linear layers from convolutions.
   template <class Loss>
   index_t prune_by_grasp(const Loss& loss, const grasp_options& options = {}) {
     if (options.fresh_linear) {
@@ -180,7 +180,7 @@ class module_mask {
     });
   }
 
-  /// All ranks get the mask of rank `root`. Collective.
+  /// Sends the mask of rank `root` to all ranks. Collective.
   template <class Comm>
   void broadcast(Comm& comm, int root = 0) {
     change([&](weight_mask& mask) {
@@ -189,15 +189,15 @@ class module_mask {
     });
   }
 
-  /// Pruned weights = 0: once after the mask has changed, or values have been loaded. Throws state_error as
-  /// prune_by_magnitude.
+  /// Sets pruned weights to 0. Call it once after the mask has changed or values have been loaded. Throws
+  /// state_error as prune_by_magnitude.
   void apply() {
     follow();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (apply_to(i, parameters_[i].tensor.detach())) parameters_[i].changed();
     }
   }
-  /// The same, and the optimizer's state = 0 at pruned weights: momentum and means of SGD, Adam, AdamW,
+  /// The same, and sets the optimizer's state to 0 at pruned weights: momentum and means of SGD, Adam, AdamW,
   /// RMSprop and Adagrad. Throws value_error for the state of another optimizer.
   void apply(torch::optim::Optimizer& optimizer) {
     std::vector<std::vector<Tensor>> states;
@@ -208,8 +208,8 @@ class module_mask {
     }
   }
 
-  /// .grad = 0 where the weight is pruned, NaN included: in each step before the optimizer's, unless a
-  /// compact_sum has exchanged the gradients. Undefined gradients stay.
+  /// Sets .grad to 0 where the weight is pruned, also where .grad is NaN. Call it in each step before the
+  /// optimizer's, unless a compact_sum has exchanged the gradients. Undefined gradients stay undefined.
   void mask_gradients() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) apply_to(i, parameters_[i].tensor.grad());
   }
@@ -221,8 +221,8 @@ class module_mask {
     if (!words.empty()) std::memcpy(bits.data_ptr(), words.data(), words.size_bytes());
     return bits;
   }
-  /// The inverse, for a module of the same parameters. Throws value_error, without a change, for another
-  /// number of words or bits after the last element of a parameter.
+  /// The inverse of to_tensor, for a module of the same parameters. Throws value_error, without changing the
+  /// mask, for another number of words or for bits set after the last element of a parameter.
   void from_tensor(const Tensor& bits) {
     const Tensor own = bits.to(torch::kCPU, torch::kLong).contiguous();
     std::vector<std::uint64_t> words(static_cast<std::size_t>(own.numel()));
@@ -236,7 +236,7 @@ class module_mask {
  private:
   static constexpr const char* user = "host_torch::module_mask";
 
-  // The module's values where they are, as a store in the order of the arena.
+  // Makes `store` refer to the module's values in place, in the order of the arena.
   void show_values(parameter_store<T>& store) const {
     store.pack_gradients([this](state_visitor<T>& visitor) {
       for (auto p = parameters_.rbegin(); p != parameters_.rend(); ++p) {
@@ -249,7 +249,7 @@ class module_mask {
     for (const auto& p : parameters_) p.follow(user);
   }
 
-  // Applies work(mask) to a copy, which then becomes the mask.
+  // Applies work(mask) to a copy of the mask, which then replaces it.
   template <class Work>
   index_t change(const Work& work) {
     auto changed = std::make_shared<weight_mask>(*mask_);
@@ -258,7 +258,7 @@ class module_mask {
     return removed;
   }
 
-  // 0 where parameter i is pruned, in a tensor of its shape. Whether it has bits.
+  // Zeroes pruned elements of a tensor of parameter i's shape. Returns whether the parameter has bits.
   bool apply_to(std::size_t i, const Tensor& values) const {
     const masked_tensor& place = mask_->tensors()[i];
     if (!place.prunable || !values.defined()) return false;

@@ -30,30 +30,30 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// What factorize() sees of a slot.
+/// The interface of a slot that factorize() uses.
 class slot_base {
  public:
   slot_base() = default;
   slot_base(const slot_base&) = default;
   slot_base& operator=(const slot_base&) = default;
   virtual ~slot_base() = default;
-  /// The layer that is in it now.
+  /// The layer in the slot.
   virtual std::shared_ptr<torch::nn::Module> held() const = 0;
-  /// Puts another one in: a dense or a low-rank one of the slot's types.
+  /// Replaces the layer by another one of the slot's types, dense or low-rank.
   virtual void put(const std::shared_ptr<torch::nn::Module>& layer) = 0;
 };
 
-/// Holds a dense or a low-rank layer. That layer's parameters and submodules are registered as the slot's,
-/// under their names: "fc.weight" before factorize(), "fc.down" and "fc.up" after.
+/// Holds a dense or a low-rank layer, whose parameters and submodules are registered in the slot under their
+/// own names: "fc.weight" before factorize(), "fc.down" and "fc.up" after.
 template <class Derived, class Dense, class LowRank>
 class slot : public torch::nn::Module, public slot_base {
  public:
-  /// The arguments of the dense layer's constructor.
+  /// `args`: the arguments of the dense layer's constructor.
   template <class... Args>
   requires std::is_constructible_v<Dense, Args...>
   explicit slot(Args&&... args) { put(std::make_shared<Dense>(std::forward<Args>(args)...)); }
 
-  /// The layer in it; nullptr if it is of the other type.
+  /// The layer in the slot; nullptr if it is of the other type.
   std::shared_ptr<Dense> dense() const { return dense_; }
   std::shared_ptr<LowRank> low_rank() const { return low_rank_; }
 
@@ -109,7 +109,7 @@ class unary_slot final : public slot<unary_slot<Dense, LowRank>, Dense, LowRank>
 
 }  // namespace detail
 
-/// torch::nn::Linear, until factorize() makes it a LowRankLinear; the others alike.
+/// torch::nn::Linear until factorize() replaces it by a LowRankLinear; the other slots likewise.
 using LinearImpl = detail::unary_slot<torch::nn::LinearImpl, LowRankLinearImpl>;
 TORCH_MODULE(Linear);
 using Conv2dImpl = detail::unary_slot<torch::nn::Conv2dImpl, LowRankConv2dImpl>;

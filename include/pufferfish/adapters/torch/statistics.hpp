@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `host_torch::statistics_recorder`: what the layers of a libtorch module meet in training, for factors that
-/// lose less of the loss.
+/// `host_torch::statistics_recorder`: records statistics of a libtorch module's layers in training, for
+/// factors that raise the loss less.
 
 #include <ATen/record_function.h>
 
@@ -24,7 +24,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// A tensor as rows of `columns` numbers on the CPU, float or double; dimension `dimension` has the columns.
+/// A tensor as float or double rows on the CPU; dimension `dimension`, of size `columns`, becomes the last.
 inline Tensor as_rows(const Tensor& t, std::int64_t dimension, std::int64_t columns) {
   Tensor rows = t.detach().movedim(dimension, -1).reshape({-1, columns}).to(torch::kCPU);
   if (rows.scalar_type() != torch::kDouble) rows = rows.to(torch::kFloat);
@@ -38,8 +38,8 @@ class recorded_layers {
     for (const module_place& place : place_finder(root).places) add(place);
   }
 
-  /// Called after an operation. Operands: its input and the weight, or what `t` made of the weight; of an
-  /// embedding the weight and the tokens; of `t` the weight twice.
+  /// Called after an operation. `first` and `second`: its input and the weight, or the weight transposed by
+  /// aten::t; for an embedding, the weight and the tokens; for aten::t, the weight twice.
   void see(std::string_view operation, const Tensor& first, const Tensor& second, const Tensor& outputs) {
     const bool table = operation == "aten::embedding";
     const std::shared_ptr<recorded> layer = find(table ? first : second);
@@ -108,8 +108,8 @@ class recorded_layers {
     const auto found = by_weight_.find(weight.unsafeGetTensorImpl());
     return found == by_weight_.end() ? nullptr : found->second;
   }
-  // The transposed weight is found as the weight is, until the next one; it is kept, so that no other tensor
-  // has its address.
+  // Registers the transposed weight in place of the last one, so that find() finds the layer by it. The
+  // tensor is kept, so that no other tensor gets its address.
   void alias(const std::shared_ptr<recorded>& layer, const Tensor& transposed) {
     const std::lock_guard lock(mutex_);
     if (layer->transposed.defined()) by_weight_.erase(layer->transposed.unsafeGetTensorImpl());
@@ -140,7 +140,7 @@ class recorded_layers {
     layers_.push_back(std::move(layer));
   }
 
-  // Hands evenly spaced rows to add(view); none of layers that are wider than moments may be.
+  // Calls add(view) with evenly spaced rows; does nothing for layers wider than largest_moment.
   template <class Add>
   static void sample(const recorded& layer, index_t most, const Tensor& rows, const Add& add) {
     const index_t columns = rows.size(1);
@@ -161,7 +161,7 @@ class recorded_layers {
   std::map<const void*, std::shared_ptr<recorded>> by_weight_;
 };
 
-/// The recorders that exist. libtorch calls plain functions, which find the recorders through this list.
+/// The existing recorders. libtorch calls plain functions, which find the recorders in this list.
 class active_recorders {
  public:
   using list = std::vector<std::shared_ptr<recorded_layers>>;
@@ -170,7 +170,7 @@ class active_recorders {
     static active_recorders recorders;
     return recorders;
   }
-  /// The first recorder registers the callback, the last one removes it.
+  /// The first recorder registers the callbacks, the last one removes them.
   void add(std::shared_ptr<recorded_layers> one);
   void remove(const std::shared_ptr<recorded_layers>& one) {
     const std::lock_guard lock(mutex_);
@@ -188,14 +188,14 @@ class active_recorders {
   at::CallbackHandle handle_{};
 };
 
-/// Two inputs of an operation, which libtorch shows at its start only.
+/// Two inputs of an operation, kept from its start: libtorch does not show inputs at its end.
 struct operation_inputs final : at::ObserverContext {
   Tensor first, second;
   bool is_linear = false;
 };
 
-/// The inputs of an operation that `see` wants; {-1, -1}: it does not want the operation. libtorch 1 computes
-/// a linear layer as t and addmm or matmul, later ones as linear, which calls these.
+/// Positions of the inputs that `see` needs; {-1, -1}: the operation is not recorded. libtorch 1 computes a
+/// linear layer by t and addmm or matmul; later ones by linear, which calls these operations.
 inline std::pair<int, int> wanted_inputs(std::string_view operation) {
   if (operation == "aten::t") return {0, 0};
   if (operation == "aten::addmm") return {1, 2};
@@ -204,7 +204,7 @@ inline std::pair<int, int> wanted_inputs(std::string_view operation) {
   return two ? std::pair{0, 1} : std::pair{-1, -1};
 }
 
-/// Number of linear operations that this thread is in.
+/// Number of nested linear operations that this thread is in.
 inline int& linear_depth() {
   static thread_local int depth = 0;
   return depth;
@@ -251,8 +251,8 @@ inline void active_recorders::add(std::shared_ptr<recorded_layers> one) {
   all_.push_back(std::move(one));
 }
 
-/// Whether this libtorch shows inputs of operations to callbacks. A libtorch without assertions does not to a
-/// program with them, whose copy of at::RecordFunction has a check that then always fails.
+/// Whether this libtorch passes inputs of operations to callbacks. A libtorch built without assertions does
+/// not if the program has them: a check in the program's copy of at::RecordFunction then always fails.
 inline bool shows_inputs() {
   static const bool shown = [] {
     const keep_random_state keep;
@@ -268,26 +268,26 @@ inline bool shows_inputs() {
 
 }  // namespace detail
 
-/// While the object exists, adds up statistics of the Linear, Conv2d and Embedding layers below `root`, from
-/// the caller's training passes: second moments of outputs (of inputs where these are fewer), and of the
+/// While the object exists, it accumulates statistics of the Linear, Conv2d and Embedding layers below `root`
+/// in the caller's training passes: second moments of outputs (of inputs where these are fewer), and of the
 /// gradients of a loss that is a mean over the samples of a batch.
 ///
 ///     host_torch::statistics_recorder seen(*net);
-///     for (...) loss(net->forward(x), target).backward();         // some steps as ever
+///     for (...) loss(net->forward(x), target).backward();         // some training steps
 ///     const network_statistics statistics = seen.statistics();
 ///     host_torch::factorize(*net, policy, &statistics);
 ///
-/// Passes without gradients (torch::NoGradGuard) do not count. The first dimension of a layer's output is
-/// that of the samples. Layers inside torch::nn::LSTM and MultiheadAttention are not seen, nor those that are
-/// called by other operations than a product, conv2d and embedding (a compiled or scripted forward). A batch
-/// norm after a layer is not known: set `normalized` of that layer's statistics yourself where its running
-/// statistics are trained on. Memory: outputs x outputs doubles a layer. Any number of recorders may exist;
-/// libtorch's operations become a little slower meanwhile (at::addGlobalCallback).
+/// Passes without gradients (torch::NoGradGuard) do not count. The first dimension of a layer's output must
+/// be that of the samples. Not recorded: layers inside torch::nn::LSTM and MultiheadAttention, and layers
+/// computed by other operations than a product, conv2d or embedding (a compiled or scripted forward). A batch
+/// norm after a layer is not detected: set `normalized` of the layer's statistics yourself if the batch
+/// norm's statistics are trained further. Memory: outputs x outputs doubles a layer. Any number of recorders
+/// may exist; meanwhile libtorch's operations are a little slower (at::addGlobalCallback).
 class statistics_recorder {
  public:
-  /// Of each layer, at most `rows_of_step` evenly spaced rows of one pass count, but never fewer than its
-  /// outputs; 0: all of them. Layers that are replaced afterwards are seen no more. Throws state_error if
-  /// libtorch does not show inputs to this program: compile it with NDEBUG where libtorch was.
+  /// `rows_of_step`: the most rows of a layer that one pass counts, evenly spaced, but never fewer than the
+  /// layer has outputs; 0: all rows. Layers that are replaced later are no longer recorded. Throws
+  /// state_error if libtorch does not pass inputs to this program: compile it with NDEBUG if libtorch was.
   explicit statistics_recorder(torch::nn::Module& root, index_t rows_of_step = 512)
       : layers_(std::make_shared<detail::recorded_layers>(root, rows_of_step)) {
     if (!detail::shows_inputs()) {
@@ -300,8 +300,8 @@ class statistics_recorder {
   statistics_recorder& operator=(const statistics_recorder&) = delete;
   ~statistics_recorder() { detail::active_recorders::get().remove(layers_); }
 
-  /// What has been seen so far, of layers that a training pass has gone through; under the names that
-  /// factorize gives them. No pass may run meanwhile.
+  /// Statistics so far, of layers that a training pass has used, by the names that factorize uses.
+  /// No pass may run meanwhile.
   network_statistics statistics() const { return layers_->statistics(); }
 
  private:

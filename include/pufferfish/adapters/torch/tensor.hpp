@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// libtorch's tensors as views, and what every layer of the libtorch adapter needs.
+/// libtorch's tensors as views, and helpers of all layers of the libtorch adapter.
 ///
 /// The namespace is `host_torch`, not `torch`: a namespace `torch` within `pufferfish` would hide libtorch's
-/// from all code there, and from code that says `using namespace pufferfish`.
+/// from all code in `pufferfish`, and from code with `using namespace pufferfish`.
 
 #include <torch/version.h>
 
@@ -28,8 +28,8 @@ namespace host_torch {
 
 using ::torch::Tensor;
 
-/// Counts of a layer: how often a tensor had to be copied into the kernels' memory order first. Zero as long
-/// as activations are channels last (images) or contiguous (rows, sequences).
+/// How often a layer had to copy tensors into the kernels' memory order. The counts stay 0 as long as
+/// activations are channels last (images) or contiguous (rows, sequences).
 struct layout_statistics {
   std::int64_t input_copies = 0;
   std::int64_t gradient_copies = 0;
@@ -41,7 +41,7 @@ namespace detail {
 using pufferfish::detail::message;
 using pufferfish::detail::throw_error;
 
-/// Shared by a layer and the nodes that it leaves in autograd's graph, which may outlive it.
+/// Shared by a layer and its nodes in autograd's graph, which may outlive the layer.
 struct layout_counters : torch::CustomClassHolder {
   std::atomic<std::int64_t> inputs{0}, gradients{0}, parameters{0};
   layout_statistics read() const { return {inputs, gradients, parameters}; }
@@ -65,7 +65,7 @@ constexpr auto scalar_of() {
   return std::is_same_v<T, float> ? torch::kFloat : torch::kDouble;
 }
 
-/// True if our kernels can work on a tensor of this kind.
+/// True if this library's kernels can work on a tensor of this kind.
 inline bool is_ours(const Tensor& t) {
   return t.device().is_cpu() && t.layout() == torch::kStrided && !t.is_quantized() &&
          (t.scalar_type() == torch::kFloat || t.scalar_type() == torch::kDouble);
@@ -82,7 +82,7 @@ void check_kind(const std::string& layer, const char* what, const Tensor& t) {
   }
 }
 
-/// A tensor of N dimensions as stored in memory, whatever its strides.
+/// A view of a tensor of N dimensions, with the tensor's strides.
 template <class T, std::size_t N>
 tensor_view<const T, N> view_of(const Tensor& t) {
   extents<N> shape{}, strides{};
@@ -100,27 +100,27 @@ tensor_view<T, 2> rows_of(const Tensor& t) {
   return {t.data_ptr<T>(), {columns == 0 ? 0 : t.numel() / columns, columns}};
 }
 
-/// Images whose memory is channels last, as NHWC.
+/// Images in channels-last memory, as NHWC.
 template <class T>
 tensor_view<T, 4> images_of(const Tensor& t) {
   return {t.data_ptr<T>(), {t.size(0), t.size(2), t.size(3), t.size(1)}};
 }
 
-/// `t` in contiguous memory of the given format; counts if that is a copy.
+/// `t` in contiguous memory of the given format; increments `copies` if that is a copy.
 inline Tensor in_order(const Tensor& t, torch::MemoryFormat format, std::atomic<std::int64_t>& copies) {
   if (t.is_contiguous(format)) return t;
   ++copies;
   return t.contiguous(format);
 }
 
-/// A parameter's memory as the kernels read it. Parameters are kept so (see kernel_ordered): no copy, unless
-/// somebody has given one other strides.
+/// A parameter in the kernels' memory order. Parameters are stored in this order (see kernel_ordered), so
+/// nothing is copied unless the program has changed the strides.
 inline Tensor stored(const Tensor& parameter, torch::IntArrayRef order, layout_counters& counters) {
   return in_order(parameter.permute(order), torch::MemoryFormat::Contiguous, counters.parameters);
 }
 
-// Orders of dimensions: the kernels keep outputs innermost. A matrix [out][in] lies as [in][out], and a
-// convolution's [out][in][height][width] as [height][width][in][out]; both are undone by the second one.
+// Orders of dimensions. The kernels keep outputs innermost: [out][in] is stored as [in][out], a kernel's
+// [out][in][h][w] as [h][w][in][out]. matrix_order is its own inverse, kernel_shape that of kernel_order.
 inline constexpr std::array<std::int64_t, 2> matrix_order{1, 0};
 inline constexpr std::array<std::int64_t, 4> kernel_order{2, 3, 1, 0}, kernel_shape{3, 2, 0, 1};
 
@@ -131,14 +131,14 @@ inline torch::IntArrayRef logical_order(const Tensor& t) {
   return t.dim() == 4 ? torch::IntArrayRef(kernel_shape) : torch::IntArrayRef(matrix_order);
 }
 
-/// The same numbers and shape, with the strides of the kernels' memory order. Optimizers, `to`, `clone`,
-/// `save` and `load` keep strides.
+/// The same values and shape, with strides such that memory is in the kernels' order. Optimizers, `to`,
+/// `clone`, `save` and `load` keep strides.
 inline Tensor kernel_ordered(const Tensor& t) {
   if (t.dim() < 2 || t.permute(storage_order(t)).is_contiguous()) return t;
   return t.permute(storage_order(t)).contiguous().permute(logical_order(t));
 }
 
-/// An empty parameter in that order.
+/// An uninitialized parameter in the kernels' memory order.
 inline Tensor empty_parameter(torch::IntArrayRef shape, const torch::TensorOptions& options) {
   const torch::NoGradGuard no_grad;
   return kernel_ordered(torch::empty(shape, options.requires_grad(false)));
@@ -150,21 +150,21 @@ inline void fill_uniform(Tensor& t, double bound) {
   if (t.defined()) t.uniform_(-bound, bound);
 }
 
-/// The factors of one matrix of a low-rank module: its parameters, or parts of them. down: [rank][in] or
+/// The factors of one matrix of a low-rank module: parameters, or parts of parameters. down: [rank][in] or
 /// [rank][in][height][width], up: [out][rank] or [out][rank][1][1].
 struct factor_tensors {
   Tensor down, up;
 };
 
-/// Appends the equal parts of a stack of factors.
+/// Splits stacked factors into `parts` equal parts and appends them.
 inline void append_factors(std::vector<factor_tensors>& to, const Tensor& down, const Tensor& up,
                            std::int64_t parts) {
   const std::vector<Tensor> downs = down.detach().tensor_split(parts), ups = up.detach().tensor_split(parts);
   for (std::size_t i = 0; i < downs.size(); ++i) to.push_back({downs[i], ups[i]});
 }
 
-/// Sets requires_grad of each parameter of a low-rank module to that of the dense module's tensor that it
-/// comes from; undefined tensors have no parameter.
+/// Sets requires_grad of each parameter of a low-rank module to that of the dense tensor from which it is
+/// derived. Undefined dense tensors are skipped: they have no parameter.
 inline void train_as(const std::vector<Tensor>& parameters, const std::vector<Tensor>& dense) {
   std::size_t next = 0;
   for (const Tensor& t : dense) {
@@ -172,9 +172,9 @@ inline void train_as(const std::vector<Tensor>& parameters, const std::vector<Te
   }
 }
 
-/// Threads and scratch memory for the calls of one thread: libtorch's layers are given no context. It is kept
-/// from call to call, so that a warm step allocates no scratch; results do not depend on it. The number of
-/// threads is libtorch's (torch::set_num_threads). Compiled with -fopenmp, they are the same threads, too.
+/// Threads and scratch memory for calls of this thread, because libtorch's layers have no context argument.
+/// The context is kept between calls, so that later steps allocate no scratch; results do not depend on it.
+/// It has as many threads as libtorch (torch::set_num_threads); with -fopenmp, they are the same threads.
 inline cpu_context& thread_context() {
   thread_local std::unique_ptr<cpu_context> kept;
   const int threads = std::max(1, torch::get_num_threads());
@@ -185,18 +185,18 @@ inline cpu_context& thread_context() {
   return *kept;
 }
 
-/// True if autograd will want a backward pass through a function of these tensors.
+/// True if autograd needs a backward pass through a function of these tensors.
 template <class... Tensors>
 bool wants_gradient(const Tensors&... tensors) {
   return torch::GradMode::is_enabled() && ((tensors.defined() && tensors.requires_grad()) || ...);
 }
 
-/// How a tensor that may be undefined goes to an autograd function: libtorch's take no undefined ones.
+/// A tensor that may be undefined, as an argument of an autograd function, which takes no undefined tensors.
 inline torch::optional<Tensor> if_defined(const Tensor& t) {
   return t.defined() ? torch::optional<Tensor>(t) : torch::nullopt;
 }
 
-/// Whether the gradient of input `i` of an autograd function is wanted; those that are undefined have none.
+/// Whether the gradient of input `i` of an autograd function is needed; false for undefined inputs.
 inline bool wants_input(const torch::autograd::AutogradContext& kept,
                         const torch::autograd::variable_list& inputs, std::size_t i) {
   if (!inputs[i].defined()) return false;
@@ -205,8 +205,8 @@ inline bool wants_input(const torch::autograd::AutogradContext& kept,
   return kept.needs_input_grad(edge);
 }
 
-/// Gradients with a graph of their own (create_graph): by libtorch's operations, since our kernels leave
-/// none. `y` is the layer's output, made again from `inputs` by those operations.
+/// Gradients with a graph of their own (create_graph), by libtorch's operations, because this library's
+/// kernels record no graph. reference() computes the layer's outputs from `inputs` by those operations.
 template <class Reference>
 torch::autograd::variable_list differentiable_backward(const torch::autograd::variable_list& inputs,
                                                        const torch::autograd::variable_list& output_gradients,

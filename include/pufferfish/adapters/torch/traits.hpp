@@ -2,19 +2,19 @@
 #pragma once
 
 /// \file
-/// layer_traits of libtorch's Linear, Conv2d, Embedding, LSTM and MultiheadAttention, which svd_factorize and
-/// svd_factors need to make low-rank layers of pufferfish, or plain factors, of them.
+/// layer_traits of libtorch's Linear, Conv2d, Embedding, LSTM and MultiheadAttention. svd_factorize and
+/// svd_factors use them to make low-rank layers of pufferfish, or plain factors, from these modules.
 ///
 ///     torch::nn::Conv2d conv(torch::nn::Conv2dOptions(64, 128, 3).padding(1));
 ///     auto low_rank = pufferfish::svd_factorize<16>(*conv);                       // of float
 ///     auto doubles = pufferfish::svd_factorize<16>(host_torch::of<double>(*conv));
 ///     auto second = pufferfish::svd_factorize<32>(host_torch::of<float>(*lstm, 1));  // layer 1 of an LSTM
 ///
-/// The scalar of a libtorch module is known at run time only, the scalar of a layer of pufferfish at compile
-/// time: a bare module is read as float, `of<T>` chooses another scalar. Views refer to the module's memory
-/// on the CPU. What has no factors throws value_error with the layer's description: another scalar or device,
-/// padding that is not zeros, an embedding with max_norm or sparse gradients, an LSTM with two directions or
-/// a projection, attention with keys of a width of their own.
+/// The scalar of a libtorch module is known at run time only, that of a pufferfish layer at compile time: a
+/// bare module is read as float; `of<T>` chooses another scalar. Views refer to the module's memory on the
+/// CPU. A module that has no factors throws value_error with its description: another scalar or device,
+/// padding other than zeros, an embedding with max_norm or sparse gradients, an LSTM with two directions or a
+/// projection, attention whose keys have a width of their own.
 
 #include <initializer_list>
 #include <limits>
@@ -29,7 +29,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// The layer of an LSTM that has one layer only.
+/// Chooses the only layer of an LSTM that has one layer.
 inline constexpr std::int64_t only_layer = -1;
 
 /// Whether a view shows a module's numbers, or only the sizes of its weights, whatever their scalar and
@@ -38,7 +38,7 @@ enum class contents { numbers, sizes };
 
 }  // namespace detail
 
-/// A module read as one of scalar T; of an LSTM, one of its layers. Made by `of`, or from a bare module.
+/// A module read as one of scalar T; for an LSTM, one of its layers. Made by `of` or from a bare module.
 template <class Module, class T>
 struct scalar_view {
   scalar_view(const Module& m, std::int64_t number = detail::only_layer,  // NOLINT: converts
@@ -63,8 +63,8 @@ size2 size_of(const Array& height_and_width) {
   return {height_and_width[0], height_and_width[1]};
 }
 
-/// The geometry that the options of a convolution say. Throws value_error, naming `layer`, for options that
-/// conv_shape has no fields for.
+/// The geometry that the options of a convolution describe. Throws value_error, naming `layer`, for options
+/// that conv_shape has no fields for.
 template <class Options>
 conv_shape shape_of(const Options& options, const std::string& layer) {
   if (get_if<torch::enumtype::kZeros>(&options.padding_mode()) == nullptr) {
@@ -90,14 +90,14 @@ conv_shape shape_of(const Options& options, const std::string& layer) {
   return shape;
 }
 
-/// A weight or a bias of a module, or a part of a packed one. Undefined: the module has none.
+/// A weight or a bias of a module, or a part of a stacked one; undefined if the module has none.
 struct named_tensor {
   const char* name;
   Tensor values;
 };
 using named_tensors = std::vector<named_tensor>;
 
-/// Appends the equal parts of a tensor that holds them one below the other.
+/// Appends the equal parts of a tensor that stacks them in the first dimension.
 inline void append_parts(named_tensors& to, const Tensor& packed, std::initializer_list<const char*> names) {
   std::size_t part = 0;
   for (const char* name : names) {
@@ -107,10 +107,10 @@ inline void append_parts(named_tensors& to, const Tensor& packed, std::initializ
   }
 }
 
-/// What layer_traits read from a module of libtorch; there is no general definition. `kind`, the module's
-/// description, the number of `layers` that are factorized one by one, and the weights and biases of one of
-/// them in the order of layer_traits. `weights` throws value_error for a module that has no factors. Those
-/// kinds that need it have `shape`, `heads` or `padding` as layer_traits.
+/// Describes a libtorch module for layer_traits; there is no general definition. `kind`; the module's
+/// description; the number of `layers`, which are factorized one by one; weights and biases of one layer, in
+/// the order of layer_traits. `weights` throws value_error for a module that cannot be factorized. Some kinds
+/// have `shape`, `heads` or `padding`, as in layer_traits.
 template <class Module>
 struct module_traits;
 
@@ -169,7 +169,7 @@ struct module_traits<torch::nn::EmbeddingImpl> {
   static named_tensors biases(const module&, std::int64_t) { return {}; }
 };
 
-/// libtorch stores the gates i, f, g, o one below the other. The layer depends only on the sum of its two
+/// libtorch stacks the gates i, f, g, o in the first dimension. The layer depends only on the sum of its two
 /// biases, so factorization adds them up; the two summands cannot be recovered.
 template <>
 struct module_traits<torch::nn::LSTMImpl> {
@@ -212,9 +212,9 @@ struct module_traits<torch::nn::LSTMImpl> {
   }
 };
 
-/// in_proj holds the projections of query, key and value one below the other. Keys and values must be as wide
-/// as queries (libtorch packs the projections only then), and have no additional bias (bias_k, bias_v,
-/// add_zero_attn).
+/// in_proj stacks the projections of query, key and value in the first dimension. Keys and values must
+/// be as wide as queries (libtorch stacks the projections only then) and have no additional bias
+/// (bias_k, bias_v, add_zero_attn).
 template <>
 struct module_traits<torch::nn::MultiheadAttentionImpl> {
   using module = torch::nn::MultiheadAttentionImpl;
@@ -244,13 +244,13 @@ struct module_traits<torch::nn::MultiheadAttentionImpl> {
   }
 };
 
-/// A module whose weights module_traits show.
+/// A module type that has module_traits.
 template <class Module>
 concept dense_module = requires {
   module_traits<Module>::kind;
 };
 
-/// Views of N dimensions of tensors; null views for undefined ones. Views of sizes show one zero.
+/// Views of N dimensions of tensors; null views for undefined ones. Views of sizes: all elements are one 0.
 template <std::size_t N, class Module, class T>
 std::vector<named_view<const T, N>> views_of(const scalar_view<Module, T>& layer, const named_tensors& all,
                                              bool optional) {
@@ -296,8 +296,8 @@ struct layer_traits<host_torch::scalar_view<Module, T>> {
   }
 };
 
-/// A bare module: as one of float. An LSTM must have one layer; `of<float>(lstm, layer)` chooses one of
-/// several.
+/// A bare module is read as float. An LSTM must have one layer; `of<float>(lstm,
+/// layer)` chooses one of several.
 template <host_torch::detail::dense_module Module>
 struct layer_traits<Module> : layer_traits<host_torch::scalar_view<Module, float>> {};
 

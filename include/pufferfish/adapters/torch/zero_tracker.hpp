@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `host_torch::zero_tracker`: gradients are exchanged without those of zero weights, for programs that prune
-/// a libtorch module with masks of their own.
+/// `host_torch::zero_tracker`: leaves the gradients of zero weights out of the exchange, for programs that
+/// prune a libtorch module with masks of their own.
 
 #include <memory>
 #include <utility>
@@ -16,9 +16,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 
 /// Watches the zeros of a module's weights. Once all ranks have had the same zeros for options.steps updates
-/// (5 by default; 1 if the program's mask never changes), `parallel` exchanges the gradients of the other
-/// weights alone (compact_sum); when the zeros of one rank change, all ranks are back at the full exchange in
-/// the next step. The program keeps its own mask:
+/// (5 by default; 1 is enough if the program's mask never changes), `parallel` exchanges the gradients of the
+/// other weights only (compact_sum). If the zeros of any rank change, all ranks return to the full exchange
+/// in the next step. The program keeps its own mask:
 ///
 ///     host_torch::distributed parallel(*net, comm);
 ///     host_torch::zero_tracker zeros(parallel);
@@ -27,19 +27,19 @@ namespace host_torch {
 ///       parallel.finish();
 ///       optimizer.step();
 ///       apply_my_mask(*net);   // sets pruned weights to 0
-///       zeros.update();        // 16 bytes
+///       zeros.update();        // all-reduces 16 bytes
 ///     }
 ///
-/// In a compact step the gradient of a zero weight is 0, so that a weight that was 0 for options.steps
-/// updates by chance stays 0 until something other than its gradient changes it. See mask_tracker.
+/// In a compact step the gradient of a zero weight is 0. A weight that was 0 for options.steps updates by
+/// chance thus stays 0 until something other than its gradient changes it. See mask_tracker.
 template <class Comm, class T = float>
 class zero_tracker {
  public:
-  /// Watches prunable_weights. `parallel` must outlive the object; its present exchange, with the compressor
-  /// if it has one, is the full one. Throws value_error for 0 steps.
+  /// Watches prunable_weights. `parallel` must outlive the object; its present exchange, including a
+  /// compressor, is the full one. Throws value_error for 0 steps.
   explicit zero_tracker(distributed<Comm, T>& parallel, const mask_tracker_options& options = {})
       : zero_tracker(parallel, prunable_weights(parallel.module()), options) {}
-  /// With another choice of tensors.
+  /// The same with another choice of tensors.
   zero_tracker(distributed<Comm, T>& parallel, const prunable_choice& choice,
                const mask_tracker_options& options = {})
       : parallel_(&parallel),
@@ -47,9 +47,9 @@ class zero_tracker {
         full_compressor_(parallel.compressor()),
         tracker_(weight_mask(parallel.store(), choice), options) {}
 
-  /// Decides about the next exchange: on all ranks in each step, after the optimizer's step. Makes a new
-  /// exchange only if the decision or the mask has changed (distributed::set_exchange). Collective. Throws
-  /// state_error as distributed::store and set_exchange.
+  /// Decides about the next exchange. Call it on all ranks in each step, after the optimizer's step. Makes a
+  /// new exchange only if the decision or the mask has changed (distributed::set_exchange). Collective.
+  /// Throws state_error as distributed::store and set_exchange.
   void update() {
     tracker_.observe(detail::thread_context(), parallel_->store());
     tracker_.agree(parallel_->comm());
@@ -66,7 +66,7 @@ class zero_tracker {
 
   /// The mask of the next exchange; nullptr if it is a full one.
   const std::shared_ptr<const weight_mask>& mask() const { return mask_; }
-  /// Decisions so far. A step without any zero counts as compact, though its exchange is the full one.
+  /// Counts of decisions. A step without any zero counts as compact, although its exchange is the full one.
   const mask_tracker_counters& counters() const { return tracker_.counters(); }
 
  private:
