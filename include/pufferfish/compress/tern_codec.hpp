@@ -85,7 +85,7 @@ class tern_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, for a field 3.
+  /// Throws value_error, with `to` unchanged, for a field whose bits are 11.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("tern_codec", code.size(), most_bytes());

@@ -106,7 +106,7 @@ class top_k_codec {
         });
   }
 
-  /// See summed_entries. `code` must be the result of encode: it is not checked.
+  /// Calls f(place in the arena, value) for each entry of `code`, a result of encode; it is not checked.
   template <class F>
   void for_each_entry(std::span<const std::byte> code, F&& f) const {
     for (std::size_t t = 0; t < tensors_.size(); ++t) {

@@ -208,7 +208,7 @@ class device_svd {
   svd_result spectrum_;
 };
 
-/// The moments of a matrix. Waits for the device.
+/// Sum of squares and largest magnitude of a matrix (matrix_moments). Waits for the device.
 template <class T>
 kernels::matrix_moments measure(context<device::gpu>& ctx, const device_matrix<T>& a) {
   scratch_frame frame(ctx.scratch());

@@ -67,7 +67,7 @@ class compact_sum {
   }
   int rounds() const { return ternary_ ? ternary_->rounds() : 1; }
 
-  /// Throws value_error unless there is one gradient for each element of the range.
+  /// Throws value_error unless there is one gradient for each element of [begin, end), kept or pruned.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     if (static_cast<index_t>(gradients.size()) != survivors_.size()) {

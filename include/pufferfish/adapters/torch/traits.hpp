@@ -250,7 +250,7 @@ concept dense_module = requires {
   module_traits<Module>::kind;
 };
 
-/// Views of N dimensions of tensors; null views for undefined ones. Views of sizes: all elements are one 0.
+/// N-dimensional views of tensors; null views for undefined ones. If only sizes are shown, elements are 0.
 template <std::size_t N, class Module, class T>
 std::vector<named_view<const T, N>> views_of(const scalar_view<Module, T>& layer, const named_tensors& all,
                                              bool optional) {

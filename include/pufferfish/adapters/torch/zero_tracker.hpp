@@ -66,7 +66,7 @@ class zero_tracker {
 
   /// The mask of the next exchange; nullptr if it is a full one.
   const std::shared_ptr<const weight_mask>& mask() const { return mask_; }
-  /// Counts of decisions. A step without any zero counts as compact, although its exchange is the full one.
+  /// Counts of exchanges. A step in which no weight is 0 counts as compact, although all gradients are sent.
   const mask_tracker_counters& counters() const { return tracker_.counters(); }
 
  private:
