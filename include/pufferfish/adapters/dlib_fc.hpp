@@ -13,7 +13,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// A fully connected layer of rank r as a dlib layer: y = up (down x) + b over the flattened samples.
 /// Options, multipliers and defaults are those of dlib::fc_. Nothing is transposed or copied. Parameters:
-/// `down` [in][r], then `up` [r][out], then the bias. The note on solvers at low_rank_con_ applies here, too.
+/// `down` [in][r], then `up` [r][out], then the bias. See low_rank_con_ for a note on solvers.
 template <unsigned long NumOutputs, long Rank, ::dlib::fc_bias_mode BiasMode>
 class low_rank_fc_ : public detail::dlib_layer {
   static_assert(NumOutputs > 0, "pufferfish: low_rank_fc: at least one output");

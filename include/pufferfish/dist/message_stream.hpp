@@ -5,7 +5,7 @@
 /// Internal: long messages in both directions at once, cut into pieces.
 ///
 /// MPI libraries announce a long message and send it when the receiver has answered. Open MPI has one TCP
-/// connection between two ranks, so the answer waits behind all data that is already queued in the other
+/// connection between two ranks, so the answer is sent after all data that is already queued in the other
 /// direction: of two ranks that send to each other, the second begins when the first has finished, and the
 /// exchange takes twice as long. Pieces short enough to be sent without an answer (below 64 KiB over TCP)
 /// avoid that, and with several of them under way the link stays full.

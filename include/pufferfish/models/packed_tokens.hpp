@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// `packed_tokens`, `packed_pairs`, `pair_packing`: the real tokens of a padded batch of sentences, one
-/// behind the other. What works on rows of tokens spends nothing on padding, and no mask is needed to keep it
-/// out.
+/// `packed_tokens`, `packed_pairs`, `pair_packing`: the real tokens of a padded batch of sentences, stored
+/// one after the other without padding. Operations on rows of tokens then spend no time on padding and need
+/// no mask.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,36 +16,36 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Token ids of sentences, batch x length, dense, on the host; shorter sentences are filled up with a padding
-/// token.
+/// Token ids of sentences, batch x length, dense, on the host. Shorter sentences end with padding tokens up
+/// to the common length.
 using token_matrix = tensor_view<const std::int32_t, 2>;
 
-/// A view of arrays in the memory of a device.
+/// Views of arrays in the memory of the device (the CPU's or a GPU's).
 struct packed_tokens {
-  /// Without padding, sentence after sentence; behind the last one there may be rows of padding, which belong
-  /// to no sentence and change no result. A row_observer sees them like other rows, so a step that takes
-  /// statistics must be packed without them.
+  /// Ids, sentence after sentence without padding. Rows of padding may follow the last sentence; they belong
+  /// to no sentence and change no result. A row_observer is shown these rows too, so a batch of a step that
+  /// takes statistics must be packed without them.
   std::span<const std::int32_t> tokens;
-  const std::int32_t* positions = nullptr;  ///< of each in its sentence
-  const std::uint64_t* numbers = nullptr;   ///< of each in the global batch; see ops::row_dropout
-  token_runs runs;                          ///< the rows of each sentence
+  const std::int32_t* positions = nullptr;  ///< position of each token in its sentence
+  const std::uint64_t* numbers = nullptr;   ///< number of each in the global batch; see ops::row_dropout
+  token_runs runs;                          ///< rows of each sentence
 
   index_t rows() const { return static_cast<index_t>(tokens.size()); }
 };
 
-/// A batch of sentence pairs as a transformer reads it; a view, as packed_tokens.
+/// Views of a batch of sentence pairs, the input of a transformer.
 struct packed_pairs {
   packed_tokens source, target;
-  /// The token to follow each of target.tokens; padding: that row counts for no loss.
+  /// Expected next token for each row of target.tokens; the padding token if the row has no loss.
   const std::int32_t* next = nullptr;
 };
 
 namespace detail {
 
-/// Arrays side by side in one block of memory, which one copy brings to a device.
+/// Layout of several arrays in one block of memory, so that one copy moves all of them to a device.
 class block_layout {
  public:
-  /// Where an array of `count` elements of V begins.
+  /// Reserves `count` elements of V. Returns the offset of the array in bytes.
   template <class V>
   index_t add(index_t count) {
     constexpr index_t step = 16;
@@ -68,7 +68,7 @@ class block_layout {
   index_t bytes_ = 0;
 };
 
-/// How many tokens are not padding.
+/// Number of tokens that are not padding.
 inline index_t count_tokens(const token_matrix& ids, std::int32_t padding) {
   index_t count = 0;
   for (const std::int32_t id : ids.flat()) count += id != padding ? 1 : 0;
@@ -78,7 +78,7 @@ inline index_t count_tokens(const token_matrix& ids, std::int32_t padding) {
 /// The arrays of packed_tokens in a block of memory.
 class token_packing {
  public:
-  /// For as many tokens as rows, or fewer if not `full`.
+  /// Reserves memory for `rows` rows. The number of tokens is `rows`, or at most `rows` if not `full`.
   token_packing(index_t sentences, index_t rows, bool full, block_layout& layout)
       : sentences_(sentences),
         rows_(rows),
@@ -119,7 +119,7 @@ class token_packing {
     }
   }
 
-  /// What lies in a block, on the host or where that was brought to.
+  /// Views of the arrays in a block, on the host or in its copy on a device.
   packed_tokens in(const std::byte* block) const {
     const auto* const runs = block_layout::at<index_t>(block, runs_place_);
     return {{block_layout::at<std::int32_t>(block, ids_place_), static_cast<std::size_t>(rows_)},
@@ -136,8 +136,8 @@ class token_packing {
 
 }  // namespace detail
 
-/// How a batch of sentence pairs lies in one block of memory, and how it comes there. The block may be
-/// written on the host and copied to a device as a whole.
+/// Layout of a batch of sentence pairs in one block of memory, with a function that writes the block on the
+/// host. The block may then be copied to a device as a whole.
 ///
 ///     pair_packing packing(source, target, padding);
 ///     packing.write(written, source, target, next, padding, ctx.first_sample(), positions);
@@ -148,22 +148,22 @@ class pair_packing {
   /// Sizes of a packed batch.
   struct sizes {
     index_t sentences = 0;
-    index_t source_rows = 0, target_rows = 0;  ///< at least one for each token
-    bool full = false;                         ///< every row is a token's, which saves clearing others
+    index_t source_rows = 0, target_rows = 0;  ///< at least the number of tokens
+    bool full = false;                         ///< all rows are tokens: no rows need clearing
   };
 
   explicit pair_packing(const sizes& of) : pair_packing(of, detail::block_layout()) {}
-  /// A row for every token.
+  /// One row for each token, without rows of padding.
   pair_packing(const token_matrix& source, const token_matrix& target, std::int32_t padding)
       : pair_packing(exact(source, target, padding)) {}
 
-  /// Of the block, which begins on a boundary of 16.
+  /// Size of the block in bytes. The block must start at a multiple of 16 bytes.
   index_t bytes() const { return bytes_; }
 
-  /// Packs a batch of the sizes told into a block on the host; the first pair is number `first_sentence` of
-  /// the global batch, `positions` those of the model. Tokens must be in its vocabulary, sentences not longer
-  /// than `positions`. `next` is shaped as `target`, or null where no loss is asked for. Returns how many
-  /// rows count for the loss.
+  /// Packs a batch of the given sizes into a block on the host. The first pair is number `first_sentence` of
+  /// the global batch. `positions`: length of the model's table of positions; no sentence may be longer.
+  /// Tokens must be in the model's vocabulary. `next` has the shape of `target`, or is null if no loss is
+  /// computed. Returns the number of rows that count for the loss.
   index_t write(std::byte* block, const token_matrix& source, const token_matrix& target,
                 const token_matrix& next, std::int32_t padding, index_t first_sentence,
                 index_t positions) const {
@@ -181,7 +181,7 @@ class pair_packing {
     return counted;
   }
 
-  /// The batch in a block.
+  /// Views of the batch in a block.
   packed_pairs in(const std::byte* block) const {
     return {source_.in(block), target_.in(block), detail::block_layout::at<std::int32_t>(block, next_place_)};
   }

@@ -73,7 +73,7 @@ class transformer_decoding {
   /// Extends hypotheses by one token: row i continues row parents[i] of the previous step (in the
   /// first step: of the sentences) by tokens[i]; sentences[i] is the index of its sentence. Writes
   /// the logits of the next token, rows x vocabulary with one row per token, in the memory of the
-  /// device. Throws shape_error if the sizes differ, if there is no room for so many rows or tokens,
+  /// device. Throws shape_error if the sizes differ, if rows or tokens exceed the reserved memory,
   /// or if a parent or sentence does not exist; value_error for a token outside the vocabulary.
   void step(context<Device>& ctx, std::span<const std::int32_t> tokens, std::span<const std::int32_t> parents,
             std::span<const std::int32_t> sentences, const tensor_view<T, 2>& logits) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `translation_task`: translating sentences, as a task of a training run.
+/// `translation_task`: the task of a training run that trains a Transformer to translate sentences.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +25,7 @@ struct translation_task_options {
   index_t batch = 256;         ///< pairs of sentences a step over all ranks
   index_t bucket_batches = 0;  ///< see pair_batch_options
   label_smoothing smoothing{0.1};
-  /// The gradient of the sum over the global batch's tokens, as the paper's code trains; else of their mean.
+  /// True: gradient of the sum over the tokens' losses, as the paper's code trains; false: of their mean.
   bool sum_gradients = false;
 };
 
@@ -51,20 +51,20 @@ inline void check_pairs(const char* who, const sentence_pairs& pairs, const tran
   check("target", pairs.target, 1);  // one of them
 }
 
-/// A batch of sentence pairs, packed where passes read it, and behind it the number to divide its gradients
-/// by.
+/// Memory for a packed batch of sentence pairs on the device, followed by the number by which its gradients
+/// are divided.
 template <class Device>
 class pairs_place {
   using parts = device_parts<Device>;
 
  public:
-  /// For the batches of a set, for a model of such options.
+  /// Reserves memory for every batch of `source`. `model`: options of the model that reads the batches.
   pairs_place(const pair_batches& source, const transformer_options& model)
       : padding_(model.padding), positions_(model.positions), place_(room(source)) {}
 
-  /// Of sets that check_pairs has passed. Returns how many tokens count for the loss. If a row_observer is
-  /// registered with `ctx`, every row is a token's: rows of padding would count in its statistics, and they
-  /// only serve graphs, into which observed steps are not captured.
+  /// Packs a batch of a set that check_pairs has accepted. Returns the number of tokens that count for the
+  /// loss. No rows of padding are added if a row_observer is registered with `ctx`: they would count in its
+  /// statistics, and only captured graphs need them. Observed steps are never captured.
   index_t bring(context<Device>& ctx, const pair_batch& part, double normalizer) {
     const extents<2> sources{part.count, part.source_length}, targets{part.count, part.target_length};
     const token_matrix source(part.source.data(), sources), target(part.target.data(), targets),
@@ -105,15 +105,15 @@ class pairs_place {
   const double* normalizer_ = nullptr;
 };
 
-/// Logits on their way from a device to the host, by one copy.
+/// Copies logits from a device to the host, all at once.
 template <class T, class Device>
 class logits_place {
  public:
-  /// For up to so many.
+  /// Reserves memory for `room` logits.
   explicit logits_place(index_t room)
       : place_(memory_of<Device>::source(), room, uninitialized), here_(static_cast<std::size_t>(room)) {}
 
-  /// write(view) on the device, then the same numbers in `logits`.
+  /// Calls write(view) for a view on the device, then copies the numbers to `logits`.
   template <class Write>
   void fill(const tensor_view<parameter_t<T>, 2>& logits, Write&& write) {
     write(tensor_view<T, 2>(place_.data(), logits.shape()));
@@ -127,7 +127,7 @@ class logits_place {
   memory_block<T> place_;
   std::vector<T> here_;
 };
-/// On the CPU they are there.
+/// On the CPU the logits are written in place.
 template <class T>
 class logits_place<T, device::cpu> {
  public:
@@ -140,8 +140,8 @@ class logits_place<T, device::cpu> {
 
 }  // namespace detail
 
-/// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. All ranks
-/// get the same; each goes through its own part. The context's mode is put back. Throws as translation_task.
+/// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. Each rank
+/// evaluates a part; all return the same result. The context's mode is restored. Throws as translation_task.
 /// Collective.
 template <class T, class Device, class Comm>
 evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T, Device>, Device>& net,
@@ -170,10 +170,10 @@ evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T,
   return reduce(comm, local);
 }
 
-/// The best translation of each of some source sentences (see beam_search), without begin and end tokens; of
-/// this rank alone. Sentences are words without begin and end, as sentence_pairs hold them. The context's
-/// mode is put back. `host` does what is the host's, the search among the logits: of a model on the CPU, ctx
-/// itself. Throws shape_error for sentences longer than the model's table of positions.
+/// Returns the best translation of each sentence (see beam_search), computed on this rank alone. Sentences
+/// and translations have no begin and end tokens, as in sentence_pairs. The context's mode is restored.
+/// `host`: context for the search over the logits, which runs on the host; for a model on the CPU it is ctx.
+/// Throws shape_error for sentences longer than the model's table of positions.
 template <class T, class Device>
 std::vector<std::vector<std::int32_t>> translate(context<Device>& ctx, context<device::cpu>& host,
                                                  const model<transformer<T, Device>, Device>& net,
@@ -210,7 +210,7 @@ std::vector<std::vector<std::int32_t>> translate(context<Device>& ctx, context<d
   }
   return result;
 }
-/// The same of a model on the CPU.
+/// The same for a model on the CPU.
 template <class T>
 std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, const model<transformer<T>>& net,
                                                  std::span<const std::span<const std::int32_t>> sentences,
@@ -218,12 +218,12 @@ std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, cons
   return translate<T, device::cpu>(ctx, ctx, net, sentences, options);
 }
 
-/// A Transformer on sentence pairs. An evaluation counts target tokens; exp(loss()) is the perplexity, while
-/// training that of smoothed labels.
+/// Trains a Transformer on sentence pairs. An evaluation counts target tokens, and exp(loss()) is the
+/// perplexity; during training the labels are smoothed.
 ///
-/// On a device, the rows of a batch's tokens are filled up a little, so that steps come in few shapes, each
-/// of which is captured into a graph. Steps that a row_observer watches are not captured and have no such
-/// rows, so that statistics are those of the tokens, as on the CPU.
+/// On a device, a few rows of padding are added to the tokens of a batch, so that steps have few different
+/// shapes; each shape is captured into a graph. Steps with a row_observer are not captured and have no rows
+/// of padding, so that statistics contain the tokens only, as on the CPU.
 template <class T, class Device = device::cpu>
 class translation_task {
  public:
@@ -254,7 +254,7 @@ class translation_task {
   step_share load(context<Device>& ctx, const step_position& at) {
     const pair_batch part = train_.load(at.epoch, at.step);
     ctx.begin_step(at.total, part.first);
-    // The mean over ranks of gradients divided like this is that over the global batch.
+    // Gradients divided by this number have the mean over the global batch as their mean over ranks.
     place_.bring(ctx, part,
                  (options_.sum_gradients ? 1.0 : static_cast<double>(part.global_tokens)) / ranks_);
     const packed_pairs& pairs = place_.pairs();
