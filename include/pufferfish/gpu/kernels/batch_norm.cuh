@@ -63,11 +63,12 @@ struct moment_task {
 
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     using A = accumulate_t<T>;
-    const auto load = [&](index_t at) { return load_row<Width>(x + at * channels + column); };
+    const auto load = [&](index_t at) { return load_raw<Width>(x + at * channels + column); };
     while (row < end) {
-      const row_values<T, Width> shift = load(row);
+      const row_values<T, Width> shift = widen(load(row));
       row_values<T, Width> sums{}, squares{};
-      const int count = for_run(row, end, step, load, [&](const row_values<T, Width>& values) {
+      const int count = for_run(row, end, step, load, [&](const raw_row<T, Width>& raw) {
+        const row_values<T, Width> values = widen(raw);
         for (int k = 0; k < Width; ++k) {
           const A distance = values[k] - shift[k];
           sums[k] += distance;
@@ -137,19 +138,38 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 // ---------------------------------------------------------------------------------------------------------
 // Elementwise passes with numbers per channel
 
-/// A task has task::width, task::channel_values, load(channel) and run(element, inside, values). `inside` is
-/// false for a thread without an element that only joins its warp's operations. A block has whole warps and
-/// `per_block` units of `width` elements, a multiple of its threads; `columns` units make a row.
+/// A task has task::width; load(channel), the numbers of `width` channels; fetch(element), what a unit of
+/// `width` elements reads; and run(element, inside, fetched, numbers). `inside` is false for a thread without a
+/// unit that only joins its warp's operations. A block has whole warps and `per_block` units, a multiple of
+/// its threads; `columns` units make a row.
 template <class Task>
 static __global__ void channel_pass_kernel(Task task, index_t total, index_t columns, index_t per_block) {
   const index_t begin = static_cast<index_t>(blockIdx.x) * per_block;
   const index_t end = begin + per_block < total ? begin + per_block : total;
   const index_t lane = threadIdx.x % warp_threads, threads = blockDim.x, step = threads % columns;
   index_t at = begin + threadIdx.x, column = at % columns;
+  using fetched = decltype(task.fetch(at));
   auto values = task.load(column * Task::width);
+  if (step == 0) {
+    constexpr int ahead = 4;  // units whose loads are in flight
+    for (; at - lane < end; at += ahead * threads) {
+      fetched units[static_cast<std::size_t>(ahead)];
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        if (at + i * threads < end) units[i] = task.fetch((at + i * threads) * Task::width);
+      }
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        const index_t unit = at + i * threads;
+        if (unit - lane < end) task.run(unit * Task::width, unit < end, units[i], values);
+      }
+    }
+    return;
+  }
   for (; at - lane < end; at += threads) {
-    task.run(at * Task::width, at < end, values);
-    if (step == 0) continue;
+    fetched unit;
+    if (at < end) unit = task.fetch(at * Task::width);
+    task.run(at * Task::width, at < end, unit, values);
     column = column + step < columns ? column + step : column + step - columns;
     values = task.load(column * Task::width);
   }
@@ -163,7 +183,9 @@ void channel_pass(const launch_site& stream, const Task& task, index_t rows, ind
   index_t threads = columns;
   while (threads % warp_threads != 0 && threads <= 512) threads *= 2;
   threads = threads > 512 ? 256 : threads * (threads < 256 ? 256 / threads : 1);
-  const index_t rounds = total / (threads * 1024);
+  // At least two blocks for each multiprocessor of a large device, so that few threads load the numbers of
+  // their channels.
+  const index_t rounds = total / (threads * 264);
   const index_t per_block = threads * (rounds < 1 ? 1 : rounds < 8 ? rounds : 8);
   launch(stream, {static_cast<unsigned>(ceil_div(total, per_block)), static_cast<unsigned>(threads)},
          channel_pass_kernel<Task>, task, total, columns, per_block);
@@ -193,23 +215,31 @@ struct norm_apply_task {
   T* y;
 
   __device__ channel_values load(index_t c) const {
-    channel_values v;
-    for (int k = 0; k < Width; ++k) {
-      v.mean[k] = static_cast<A>(m.mean[c + k]);
-      v.scale[k] = static_cast<A>(m.inv_std[c + k]) * static_cast<A>(m.weight[c + k]);
-      v.shift[k] = static_cast<A>(bias[c + k]);
-    }
+    channel_values v{load_channels<Width>(m.mean + c), load_channels<Width>(m.inv_std + c),
+                     load_channels<Width>(bias + c)};
+    const lanes<A, Width> weight = load_channels<Width>(m.weight + c);
+    for (int k = 0; k < Width; ++k) v.scale[k] *= weight[k];
     return v;
   }
 
-  __device__ void run(index_t i, bool inside, const channel_values& v) const {
+  struct fetched {
+    raw_row<T, Width> x, addend;
+  };
+  __device__ fetched fetch(index_t i) const {
+    fetched unit;
+    unit.x = load_raw<Width>(m.x + i);
+    if (tail.addend != nullptr) unit.addend = load_raw<Width>(tail.addend + i);
+    return unit;
+  }
+
+  __device__ void run(index_t i, bool inside, const fetched& unit, const channel_values& v) const {
     std::uint32_t bits = 0;
     if (inside) {
-      const row_values<T, Width> x = load_row<Width>(m.x + i);
+      const row_values<T, Width> x = widen(unit.x);
       lanes<A, Width> values;
       for (int k = 0; k < Width; ++k) values[k] = (x[k] - v.mean[k]) * v.scale[k] + v.shift[k];
       if (tail.addend != nullptr) {
-        const row_values<T, Width> other = load_row<Width>(tail.addend + i);
+        const row_values<T, Width> other = widen(unit.addend);
         for (int k = 0; k < Width; ++k) values[k] += other[k];
       }
       if (tail.relu) {
@@ -239,23 +269,26 @@ void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t
 // ---------------------------------------------------------------------------------------------------------
 // Gradient
 
-/// x, and the gradient with the mask applied.
+/// Elements of x and dy as they are in memory, and the bits of the mask.
 template <class T, int Width>
-struct norm_pair {
-  row_values<T, Width> x, g;
+struct raw_pair {
+  raw_row<T, Width> x, dy;
+  std::uint32_t bits;
 };
-
 template <int Width, class T>
-__device__ inline norm_pair<T, Width> load_pair(const T* x, const T* dy, const std::uint32_t* mask,
-                                                index_t i) {
-  norm_pair<T, Width> pair{load_row<Width>(x + i), load_row<Width>(dy + i)};
-  if (mask != nullptr) {
-    const std::uint32_t bits = mask_bits(mask, i);
-    for (int k = 0; k < Width; ++k) {
-      if (((bits >> k) & 1U) == 0) pair.g[k] = accumulate_t<T>{};
-    }
+__device__ inline raw_pair<T, Width> load_pair(const T* x, const T* dy, const std::uint32_t* mask,
+                                               index_t i) {
+  return {load_raw<Width>(x + i), load_raw<Width>(dy + i), mask == nullptr ? ~0U : mask_bits(mask, i)};
+}
+
+/// The gradient with the mask applied.
+template <class T, int Width>
+__device__ inline row_values<T, Width> masked(const raw_pair<T, Width>& pair) {
+  row_values<T, Width> g = widen(pair.dy);
+  for (int k = 0; k < Width; ++k) {
+    if (((pair.bits >> k) & 1U) == 0) g[k] = accumulate_t<T>{};
   }
-  return pair;
+  return g;
 }
 
 /// Sums of g and of g (x - mean).
@@ -270,17 +303,17 @@ struct norm_sum_task {
 
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     using A = accumulate_t<T>;
-    lanes<A, Width> mean;
-    for (int k = 0; k < Width; ++k) mean[k] = static_cast<A>(m.mean[column + k]);
+    const lanes<A, Width> mean = load_channels<Width>(m.mean + column);
     while (row < end) {
       row_values<T, Width> sums{}, products{};
       for_run(
           row, end, step,
           [&](index_t at) { return load_pair<Width>(m.x, dy, mask, at * m.channels + column); },
-          [&](const norm_pair<T, Width>& pair) {
+          [&](const raw_pair<T, Width>& pair) {
+            const row_values<T, Width> x = widen(pair.x), g = masked(pair);
             for (int k = 0; k < Width; ++k) {
-              sums[k] += pair.g[k];
-              products[k] += pair.g[k] * (pair.x[k] - mean[k]);
+              sums[k] += g[k];
+              products[k] += g[k] * (x[k] - mean[k]);
             }
           });
       for (int k = 0; k < Width; ++k) {
@@ -340,22 +373,19 @@ struct norm_input_task {
   T* dx;
 
   __device__ channel_values load(index_t c) const {
-    channel_values v;
-    for (int k = 0; k < Width; ++k) {
-      v.mean[k] = static_cast<A>(m.mean[c + k]);
-      v.scale[k] = static_cast<A>(coefficients[c + k]);
-      v.slope[k] = static_cast<A>(coefficients[m.channels + c + k]);
-      v.shift[k] = static_cast<A>(coefficients[2 * m.channels + c + k]);
-    }
-    return v;
+    return {load_channels<Width>(m.mean + c), load_channels<Width>(coefficients + c),
+            load_channels<Width>(coefficients + m.channels + c),
+            load_channels<Width>(coefficients + 2 * m.channels + c)};
   }
 
-  __device__ void run(index_t i, bool inside, const channel_values& v) const {
+  __device__ raw_pair<T, Width> fetch(index_t i) const { return load_pair<Width>(m.x, dy, mask, i); }
+
+  __device__ void run(index_t i, bool inside, const raw_pair<T, Width>& pair, const channel_values& v) const {
     if (!inside) return;
-    const norm_pair<T, Width> pair = load_pair<Width>(m.x, dy, mask, i);
+    const row_values<T, Width> x = widen(pair.x), g = masked(pair);
     lanes<A, Width> values;
     for (int k = 0; k < Width; ++k) {
-      values[k] = v.scale[k] * pair.g[k] + ((pair.x[k] - v.mean[k]) * v.slope[k] + v.shift[k]);
+      values[k] = v.scale[k] * g[k] + ((x[k] - v.mean[k]) * v.slope[k] + v.shift[k]);
     }
     store_row(dx + i, values);
   }

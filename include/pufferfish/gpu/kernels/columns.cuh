@@ -46,15 +46,67 @@ __device__ inline row_values<T, Width> load_row(const T* from) {
   return result;
 }
 
-/// Calls use(load(row)) for rows row, row + step, .. below end, at most run_rows of them, with up to four
+/// 16 bytes or one element of a row as they are in memory: half the registers of row_values while a load is
+/// in flight.
+template <class T, int Width>
+struct raw_row {
+  static constexpr int vectors = Width == 1 ? 1 : Width / vector_width<T>;
+  static_assert(Width == 1 || Width % vector_width<T> == 0);
+  using part = std::conditional_t<Width == 1, T, vector<T>>;
+  part parts[static_cast<std::size_t>(vectors)];
+};
+template <int Width, class T>
+__device__ inline raw_row<T, Width> load_raw(const T* from) {
+  raw_row<T, Width> result;
+  if constexpr (Width == 1) {
+    result.parts[0] = *from;
+  } else {
+    for (int i = 0; i < result.vectors; ++i) result.parts[i] = load_vector(from + i * vector_width<T>);
+  }
+  return result;
+}
+template <class T, int Width>
+__device__ inline row_values<T, Width> widen(const raw_row<T, Width>& raw) {
+  row_values<T, Width> result;
+  if constexpr (Width == 1) {
+    result[0] = static_cast<accumulate_t<T>>(raw.parts[0]);
+  } else {
+    for (int k = 0; k < Width; ++k) {
+      result[k] = static_cast<accumulate_t<T>>(raw.parts[k / vector_width<T>][k % vector_width<T>]);
+    }
+  }
+  return result;
+}
+
+/// Loads the numbers of `Width` neighbouring channels, by 16 bytes where the address allows it.
+template <int Width, class A>
+__device__ inline lanes<A, Width> load_channels(const A* from) {
+  lanes<A, Width> result;
+  if constexpr (Width % vector_width<A> == 0) {
+    if (aligned16(from)) {
+#pragma unroll
+      for (int first = 0; first < Width; first += vector_width<A>) {
+        const vector<A> all = load_vector(from + first);
+        for (int k = 0; k < vector_width<A>; ++k) result[first + k] = all[k];
+      }
+      return result;
+    }
+  }
+  for (int k = 0; k < Width; ++k) result[k] = from[k];
+  return result;
+}
+
+/// Calls use(load(row)) for rows row, row + step, .. below end, at most run_rows of them, with two to eight
 /// loads in flight. Advances `row`; returns the number of rows.
 template <class Load, class Use>
 __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load, Use use) {
-  constexpr int ahead = sizeof(load(row)) > 32 ? 2 : 4;
+  constexpr int ahead = sizeof(load(row)) > 40 ? 2 : sizeof(load(row)) > 16 ? 4 : 8;
   int count = 0;
   for (; count < run_rows && row + (ahead - 1) * step < end; count += ahead, row += ahead * step) {
     decltype(load(row)) values[static_cast<std::size_t>(ahead)];
+#pragma unroll
     for (int i = 0; i < ahead; ++i) values[i] = load(row + i * step);
+#pragma unroll
     for (int i = 0; i < ahead; ++i) use(values[i]);
   }
   for (; count < run_rows && row < end; ++count, row += step) use(load(row));
@@ -97,13 +149,21 @@ struct column_sum_state {
   }
 };
 
+/// A state in shared memory, an odd number of doubles long: neighbouring threads use different banks.
+template <class State>
+struct gapped : State {
+  double gap;
+};
+template <class State>
+using apart = std::conditional_t<(sizeof(State) / sizeof(double)) % 2 == 0, gapped<State>, State>;
+
 /// Merges the states of the threads of a block with the same threadIdx.x; the thread with threadIdx.y = 0 has
 /// the result. blockDim.y must be a power of 2. All threads of the block must call it.
 template <unsigned Threads, class State>
 __device__ inline void merge_down(State& state) {
-  __shared__ State all[Threads];
+  __shared__ apart<State> all[Threads];
   const unsigned own = threadIdx.y * blockDim.x + threadIdx.x;
-  all[own] = state;
+  static_cast<State&>(all[own]) = state;
   for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.y < half) all[own].merge(all[own + half * blockDim.x]);
@@ -140,11 +200,20 @@ static __global__ void column_totals_kernel(const double* parts, index_t count, 
   State sum;
   sum.clear();
   if (column < columns) {
-    for (index_t part = threadIdx.y; part < count; part += total_rows) {
-      State other;
-      other.load(parts + part * columns + column, count * columns,
-                 part_begin(rows, count, part + 1) - part_begin(rows, count, part));
-      sum.merge(other);
+    constexpr int ahead = 4;  // loads in flight
+    for (index_t first = threadIdx.y; first < count; first += ahead * total_rows) {
+      State others[static_cast<std::size_t>(ahead)];
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        const index_t part = first + i * total_rows;
+        if (part >= count) continue;
+        others[i].load(parts + part * columns + column, count * columns,
+                       part_begin(rows, count, part + 1) - part_begin(rows, count, part));
+      }
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        if (first + i * total_rows < count) sum.merge(others[i]);
+      }
     }
   }
   merge_down<total_columns * total_rows>(sum);
@@ -188,8 +257,9 @@ struct column_sum_task {
     while (row < end) {
       row_values<T, Width> run{};
       for_run(
-          row, end, step, [&](index_t at) { return load_row<Width>(x + at * row_stride + column); },
-          [&](const row_values<T, Width>& values) {
+          row, end, step, [&](index_t at) { return load_raw<Width>(x + at * row_stride + column); },
+          [&](const raw_row<T, Width>& raw) {
+            const row_values<T, Width> values = widen(raw);
             for (int k = 0; k < Width; ++k) run[k] += values[k];
           });
       for (int k = 0; k < Width; ++k) s.sums[0][k] += static_cast<double>(run[k]);
