@@ -139,8 +139,8 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 // Elementwise passes with numbers per channel
 
 /// A task has task::width; load(channel), the numbers of `width` channels; fetch(element), what a unit of
-/// `width` elements reads; and run(element, inside, fetched, numbers). `inside` is false for a thread without a
-/// unit that only joins its warp's operations. A block has whole warps and `per_block` units, a multiple of
+/// `width` elements reads; and run(element, inside, fetched, numbers). `inside` is false for a thread without
+/// a unit that only joins its warp's operations. A block has whole warps and `per_block` units, a multiple of
 /// its threads; `columns` units make a row.
 template <class Task>
 static __global__ void channel_pass_kernel(Task task, index_t total, index_t columns, index_t per_block) {
