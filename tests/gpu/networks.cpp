@@ -188,6 +188,26 @@ TEST_CASE("gpu networks: bottlenecks, and factors with a batch norm between them
   gpu_network net = pf::resnet18_imagenet<float, pf::device::gpu>(options(true));
   host_net.initialize(3);
   check_pass(host_net, net, {2, 33, 33, 3});
+  const pf::extents<4> image{1, 33, 33, 3};
+  const auto of_host = pf::cost_of(host_net, image).layers, of_device = pf::cost_of(net, image).layers;
+  REQUIRE(of_device.size() == of_host.size());
+  for (std::size_t i = 0; i < of_host.size(); ++i) {
+    CAPTURE(of_host[i].name);
+    CHECK(of_device[i].rank == of_host[i].rank);
+  }
+}
+
+TEST_CASE("gpu networks: a sequential without layers copies on the device") {
+  const pf::sequential<float, pf::device::gpu> none;
+  pf::gpu_context& ctx = gpu_context();
+  const pf::extents<4> shape{2, 5, 4, 3};
+  auto x = random_twin<float>(pf::volume<4>(shape), 1);
+  auto y = random_twin<float>(x.size(), 2), dx = random_twin<float>(x.size(), 3);
+  const pf::tensor_view<const float, 4> from = x.device_view(shape);
+  none.forward(ctx, from, y.device_view(shape));
+  none.backward(ctx, from, dx.device_view(shape));
+  CHECK(y.fetched() == x.fetched());
+  CHECK(dx.fetched() == x.fetched());
 }
 
 TEST_CASE("gpu networks: models on a device are copied, initialized, factorized and folded as the host's") {

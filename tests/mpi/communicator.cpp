@@ -482,6 +482,7 @@ TEST_CASE("mpi: who does not arrive is named, and the communicator is of no use 
     CHECK_THROWS_AS(watched.set_timeout(0.0), pf::timeout_error);
     CHECK_THROWS_AS(static_cast<void>(watched.start_all_reduce_sum(std::span<float>(more))),
                     pf::timeout_error);
+    CHECK_THROWS_AS(watched.all_reduce_sum_on_device(std::span<float>(more)), pf::timeout_error);
     return text;
   };
   const std::string text = wait(1.0);

@@ -299,6 +299,18 @@ TEST_CASE("ranks at different steps are told so, before anything is mixed") {
   CHECK(exchange.steps() == 8);
 }
 
+TEST_CASE("ranks of which one sends nothing are told so, before one waits") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  pf::network<float> net = make_net();
+  pf::exchange_options options = small_buckets();
+  options.local = comm.rank() == 0;
+  const auto make = [&] {
+    pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, options);
+  };
+  CHECK_THROWS_WITH_AS(make(), doctest::Contains("rank 0 has \"local yes\""), pf::state_error);
+}
+
 /// Adds like MPI; on the last rank, sums fail when `sums_left` is used up.
 class failing : public pf::mpi::communicator {
  public:

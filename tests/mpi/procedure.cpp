@@ -102,6 +102,14 @@ TEST_CASE("ranks with different networks, data or options are told which, on eve
   options.tune_exchange = odd_one;  // the others would wait for it
   CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, train, test, options),
                        doctest::Contains("tune the exchange yes"), state_error);
+  options = small_options();
+  options.switching.test = odd_one;  // the others would wait for it
+  CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, train, test, options),
+                       doctest::Contains("tests around the switch yes"), state_error);
+  options = small_options();
+  options.smoothing = {0.125, odd_one ? smoothing_kind::wrong_classes : smoothing_kind::all_classes};
+  CHECK_THROWS_WITH_AS(parallel_run<float>(tiny_net<float>(true), comm, train, test, options),
+                       doctest::Contains("label smoothing 0.125, wrong classes"), state_error);
 }
 
 TEST_CASE("what fails on rank 0 alone is thrown on all: the switch, saving, resuming") {

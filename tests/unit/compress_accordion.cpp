@@ -493,6 +493,10 @@ TEST_CASE("accordion: options") {
   accordion_options options;
   options.high = power_sgd_options{3};
   refused(options, "low has the larger");
+  for (const index_t rank : {0, -1}) {
+    options.high = power_sgd_options{rank};
+    refused(options, rank == 0 ? "rank of high 0" : "rank of high -1");
+  }
   options.high = top_k_options{};
   refused(options, "rank or ratio only");
   options.high = power_sgd_options{1, error_feedback::aggregated};

@@ -514,6 +514,28 @@ TEST_CASE("ATOMO: options out of range and codes that are none") {
   throws(entries, with(all, 4 + 12 * 4 + 5 * 4, 4), "position 4 after 4");
 }
 
+TEST_CASE("entry-wise ATOMO: no value is written before all positions of a code have been checked") {
+  // The last position is wrong, in a list that threads divide.
+  constexpr index_t size = 200000;
+  entry_atomo_codec<float> codec(vectors_of<float>({size}), {1.0});
+  cpu_context ctx({2, 0});
+  std::vector<float> none;
+  const auto code = coded(codec, ctx, normal_values<float>(size, 12), none);
+  for (const index_t first_wrong : {size / 2, size - 1}) {
+    std::vector<std::byte> bad = code;
+    // From here on all positions are negative and ascend.
+    for (index_t i = first_wrong; i < size; ++i) {
+      detail::write_at(std::span(bad), static_cast<std::size_t>(4 + size * 4 + i * 4),
+                       static_cast<std::int32_t>(i - size));
+    }
+    for (const decode_as as : {decode_as::values, decode_as::addition}) {
+      std::vector<float> to(size, 7.0F);
+      CHECK_THROWS_WITH_AS(codec.decode(ctx, bad, as, to), doctest::Contains("position -"), value_error);
+      CHECK(to == std::vector<float>(size, 7.0F));
+    }
+  }
+}
+
 template <class Options>
 void check_ranks(Options options) {
   odd_parameters<float> net;

@@ -478,6 +478,8 @@ TEST_CASE("TernGrad: options") {
                          doctest::Contains("head"), value_error);
     // A part of a name is no name.
     CHECK_THROWS_AS(new_compressor(net.store, without({"p"}, shared)), value_error);
+    CHECK_THROWS_WITH_AS(new_compressor(net.store, with_clip(2.5, shared, code_route::sparse)),
+                         doctest::Contains("sparse sum"), value_error);
   }
   CHECK(detail::names_parameter("fc", "fc.weight"));
   CHECK(detail::names_parameter("fc.weight", "fc.weight"));

@@ -251,6 +251,27 @@ TEST_CASE("LowRankConv: used twice in a step, both contributions arrive") {
   CHECK(gradient_error(twice, {2, 4, 4, 3}) < gradient_tolerance);
 }
 
+TEST_CASE("low-rank convolution operations: groups are refused, no outputs give gradients of zero") {
+  cpu_context ctx;
+  conv_shape shape = conv_shape::square(4, 4, 3, 1, 1);
+  shape.groups = 2;
+  tensor<float, 4> x({1, 5, 5, 4}), t({1, 5, 5, 4}), y({1, 5, 5, 6});
+  tensor<float, 2> up({4, 6});
+  const std::vector<float> down(static_cast<std::size_t>(shape.patch() * shape.out_channels));
+  const std::string text = error_text([&] {
+    ops::low_rank_conv_forward<float>(ctx, shape, x, down.data(), up, static_cast<const float*>(nullptr), t,
+                                      y);
+  });
+  CHECK(contains(text, "low_rank_conv_forward: for one group only"));
+  CHECK(contains(text, "groups 2"));
+
+  tensor<float, 4> no_outputs({1, 5, 5, 0}), dt({1, 5, 5, 4});
+  tensor<float, 2> no_up({4, 0}), no_dup({4, 0});
+  std::fill_n(dt.data(), dt.size(), 9.0F);
+  ops::low_rank_conv_backward_up<float>(ctx, t, no_outputs, no_up, no_dup, false, dt);
+  for (const float value : dt.flat()) REQUIRE(value == 0.0F);
+}
+
 TEST_CASE("LowRankConv: errors name the layer and both shapes or ranks") {
   const conv_shape shape = conv_shape::square(3, 8, 3, 1, 1);
   std::string text = error_text([&] { LowRankConv<float>(shape, 9); });

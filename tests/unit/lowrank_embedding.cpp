@@ -269,6 +269,13 @@ TEST_CASE("LowRankEmbedding: errors name the layer and both values") {
   scratch_frame frame(ctx.scratch());
   CHECK(contains(error_text([&] { layer.output_rows(ctx, frame, odd); }),
                  "LowRankEmbedding 10 -> 2 -> 4: rows [3 x 5] of a tied output, not of width 4"));
+  tensor<float, 2> rows({3, 2}), few({2, 2});
+  CHECK(contains(error_text([&] { layer.output_backward(ctx, y, few, y); }),
+                 "LowRankEmbedding 10 -> 2 -> 4: gradients [2 x 2] of the rows and [3 x 4] of h do not fit h "
+                 "[3 x 4] and rank 2"));
+  CHECK_THROWS_AS(layer.output_backward(ctx, y, rows, odd), shape_error);
+  CHECK(contains(error_text([&] { layer.output_backward(ctx, y, rows, strided); }),
+                 "dh [3 x 4] has strides (5, 1)"));
   CHECK_THROWS_AS(LowRankEmbedding<float>(0, 4, 1), shape_error);
   CHECK_THROWS_AS(LowRankEmbedding<float>(4, 4, 2, 4), value_error);
   CHECK(contains(error_text([] { LowRankEmbedding<float>(9, 4, 5); }),
@@ -278,6 +285,7 @@ TEST_CASE("LowRankEmbedding: errors name the layer and both values") {
   CHECK(layer.is_moved_from());  // NOLINT(bugprone-use-after-move): the error is the point
   CHECK_THROWS_AS(layer.forward(ctx, tokens, y), state_error);
   CHECK_THROWS_AS(layer.output_rows(ctx, frame, y), state_error);
+  CHECK(contains(error_text([&] { layer.output_backward(ctx, y, rows, y); }), "was moved from"));
 }
 
 TEST_CASE("any_layer: shows layers of tokens, whose other passes throw") {

@@ -170,6 +170,8 @@ TEST_CASE("largest eigenvalue: within the tolerance for every spectrum, and exac
   CHECK_THROWS_AS(largest_eigenvalue(tensor_view<const double, 2>(hidden), -1.0), value_error);
   hidden(70, 3) = std::numeric_limits<double>::quiet_NaN();
   CHECK_THROWS_AS(largest_eigenvalue(tensor_view<const double, 2>(hidden)), value_error);
+  for (index_t i = 0; i < n; ++i) hidden(i, i) = 0.0;
+  CHECK_THROWS_AS(largest_eigenvalue(tensor_view<const double, 2>(hidden)), value_error);
 }
 
 /// A view [out][in][height][width] of HWIO, of OIHW and of every second element.

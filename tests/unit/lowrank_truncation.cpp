@@ -369,7 +369,59 @@ TEST_CASE("truncation: what is missing or does not fit is refused with the layer
   CHECK(text(&other).rfind("conv7: ", 0) == 0);
   CHECK_THROWS_AS(seen.add_inputs(setting::view(x5)), shape_error);
   CHECK_THROWS_AS(seen.merge(other), shape_error);
+  CHECK_THROWS_WITH_AS(seen.take_inputs(other), doctest::Contains("of 5 inputs cannot replace those of 4"),
+                       shape_error);
   CHECK_THROWS_AS(seen.make("nothing"), value_error);
+
+  options.kind = truncation::data_aware;
+  for (const std::size_t count : {2U, 4U}) {
+    const std::vector<double> numbers(count, 1.0);
+    CHECK_THROWS_WITH_AS(matrix_truncation(setting::view(w), &seen, options, std::span(numbers)),
+                         doctest::Contains("conv7: a bias of "), shape_error);
+    truncation_options scaled = options;
+    scaled.output_scale = numbers;
+    CHECK_THROWS_WITH_AS(matrix_truncation(setting::view(w), &seen, scaled),
+                         doctest::Contains("conv7: an output_scale of "), shape_error);
+  }
+}
+
+TEST_CASE("truncation: ranks above max_rank are refused") {
+  const setting s(6, 8, 40, 31);
+  output_statistics by_inputs(6, 8), by_outputs(6, 8);
+  by_inputs.add_inputs(setting::view(s.x));
+  by_outputs.add_outputs(setting::view(s.y));
+  for (const svd_method method : {svd_method::gram, svd_method::jacobi, svd_method::randomized}) {
+    svd_options how;
+    how.method = method;
+    how.max_rank = 2;
+    for (const truncation kind : {truncation::plain, truncation::data_aware}) {
+      truncation_options options;
+      options.kind = kind;
+      const matrix_truncation one(setting::view(s.w), &by_inputs, options, {}, how);
+      CHECK(one.make<double>(2).rank() == 2);
+      CHECK_THROWS_WITH_AS(one.make<double>(3), doctest::Contains("layer: rank 3 of a decomposition with"),
+                           rank_error);
+    }
+    truncation_options options;
+    options.kind = truncation::data_aware;  // from outputs: max_rank does not limit the eigenvectors
+    CHECK(matrix_truncation(setting::view(s.w), &by_outputs, options, {}, how).make<double>(5).rank() == 5);
+  }
+}
+
+TEST_CASE("factorize_matrix: refuses options of other truncations") {
+  const setting s(6, 8, 40, 33);
+  const layer_statistics seen;
+  factorize_options options;
+  options.name = "fc1";
+  options.truncate = truncation::plain;
+  CHECK(factorize_matrix<double>(setting::view(s.w), fixed_rank{2}, options).rank() == 2);
+  options.truncate = truncation::data_aware;
+  CHECK_THROWS_WITH_AS(factorize_matrix<double>(setting::view(s.w), fixed_rank{2}, options),
+                       doctest::Contains("fc1: factorize_matrix makes plain truncations"), value_error);
+  options.truncate = {};
+  options.statistics = &seen;
+  CHECK_THROWS_WITH_AS(factorize_matrix<double>(setting::view(s.w), fixed_rank{2}, options),
+                       doctest::Contains("got statistics"), value_error);
 }
 
 TEST_CASE("output statistics: parts and merging are sums") {

@@ -198,6 +198,11 @@ TEST_CASE("vgg: options") {
   CHECK_THROWS_WITH_AS(vgg11<float>(options), doctest::Contains("vgg11: channels_in is 0"), value_error);
   CHECK_THROWS_WITH_AS(vgg19_lth<float>(options), doctest::Contains("vgg19_lth: channels_in is 0"),
                        value_error);
+  options.channels_in = 3;
+  CHECK_NOTHROW(vgg19_lth<float>(options));
+  options.dropout = 0.3;
+  CHECK_THROWS_WITH_AS(vgg19_lth<float>(options), doctest::Contains("vgg19_lth: dropout is 0.3"),
+                       value_error);
 }
 
 TEST_CASE("resnet50: torchvision's names, ranks of the hybrid") {

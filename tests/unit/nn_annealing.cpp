@@ -205,6 +205,25 @@ TEST_CASE("residuals: what does not fit is refused, and nothing has changed") {
   CHECK(annealed_layers(net) == std::vector<layer_rank>{{"fc", 2}});
 }
 
+TEST_CASE("residuals: a dense network of other layers is refused, and nothing has changed") {
+  network<float> net = dense_net<float>(3);
+  factorize(net, all_layers());
+  const std::string before = net.structure();
+  sequential<float> one, renamed;
+  one.add("conv1", Conv<float>(conv_shape::square(3, 8, 3, 2, 1)));
+  for (const char* name : {"conv1", "grouped", "valid", "block.conv", "shortcut", "fc"}) {
+    renamed.add(name, Linear<float>(3, 3));
+  }
+  CHECK_THROWS_WITH_AS(attach_residuals(net, network<float>{any_layer<float>(one)}),
+                       doctest::Contains("the network has 6 layers with weights, the dense network 1"),
+                       shape_error);
+  CHECK_THROWS_WITH_AS(
+      attach_residuals(net, network<float>{any_layer<float>(renamed)}),
+      doctest::Contains("layer 4 is block.shortcut.conv in the network and shortcut in the dense network"),
+      shape_error);
+  CHECK(net.structure() == before);
+}
+
 TEST_CASE("residuals: the share falls from 1 to 0 by a cosine") {
   CHECK(residual_share(0, 8) == 1.0);
   CHECK(residual_share(-1, 8) == 1.0);

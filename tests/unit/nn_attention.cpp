@@ -247,7 +247,10 @@ TEST_CASE("MultiHeadAttention: token by token with a cache, reordered on the way
   }
   tensor<double, 2> x({4, 6}), y({4, 6});
   CHECK(contains(error_text([&] { layer.step(ctx, x, cache, y.view()); }), "token 7 of 6"));
+  const tensor_view<const double, 2> strided(x.data(), {4, 6}, {1, 4});
+  CHECK(contains(error_text([&] { layer.step(ctx, strided, cache, y.view()); }), ": x [4 x 6] has strides"));
   CHECK_THROWS_AS(cache.start(5), shape_error);
+  CHECK_THROWS_AS(cache.start(-1), shape_error);
   CHECK_THROWS_AS(cache.reorder(ctx, std::vector<std::int32_t>{4}), shape_error);
   CHECK_THROWS_AS(cache.reorder(ctx, std::vector<std::int32_t>{-1}), shape_error);
   CHECK_THROWS_AS(cache.reorder(ctx, std::vector<std::int32_t>{0, 0, 0, 0, 0}), shape_error);
@@ -298,6 +301,10 @@ TEST_CASE("PositionalEncoding: the table, addition, sequences that are too long"
   CHECK(contains(text, "50 positions"));
   CHECK(contains(text, "51 tokens"));
   CHECK_THROWS_AS(static_cast<void>(encoding.output_shape({1, 5, 1, 7})), shape_error);
+  tensor<double, 2> narrow({6, 5}), wide({6, 7});
+  CHECK(contains(error_text([&] { encoding.add(ctx, positions, wide); }),
+                 "width 6: x [6 x 7] has vectors of 7"));
+  CHECK_THROWS_AS(encoding.add(ctx, positions, narrow), shape_error);
   CHECK_THROWS_AS(PositionalEncoding<float>(0), shape_error);
   CHECK_THROWS_AS(PositionalEncoding<float>(4, 0), shape_error);
 }

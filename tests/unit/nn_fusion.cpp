@@ -277,6 +277,31 @@ TEST_CASE("BatchNorm takes moments of its input only") {
   CHECK_THROWS_AS(norm.forward_fused(ctx, x, y, fusion), shape_error);
 }
 
+/// A batch norm that fuses, and also adds to gradients.
+template <class T>
+class AddingNorm : public BatchNorm<T> {
+ public:
+  using BatchNorm<T>::BatchNorm;
+  void backward_add(cpu_context& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    const tensor<T, 4> before(tensor_view<const T, 4>{dx});
+    this->backward(ctx, dy, dx);
+    ops::add<T>(ctx, before.flat(), dx.flat());
+  }
+};
+
+TEST_CASE("a layer that fuses and adds: under a mask, its gradient is added, too") {
+  const auto block = [](any_layer<double> norm, bool relu) {
+    sequential<double> branch;
+    branch.add(std::move(norm));
+    return network<double>{any_layer<double>(residual<double>(std::move(branch), {}, relu))};
+  };
+  for (const bool relu : {true, false}) {
+    network<double> adding = block(AddingNorm<double>(3), relu), plain = block(BatchNorm<double>(3), relu);
+    REQUIRE(adding.root().target<residual<double>>() != nullptr);
+    CHECK(difference(pass(adding, 1), pass(plain, 1)) < 1e-12);
+  }
+}
+
 TEST_CASE("abilities: what layers and containers say of themselves") {
   calls counted;
   const auto of = [](const any_layer<float>& layer) { return layer.abilities(); };

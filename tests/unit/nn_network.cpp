@@ -358,6 +358,70 @@ TEST_CASE("network: shapes that do not fit name the layer") {
   CHECK_THROWS_AS(net.forward(ctx, x.view(), y.view()), shape_error);
 }
 
+TEST_CASE("residual: shapes that do not fit, with and without a fused branch") {
+  for (const bool fused : {false, true}) {
+    CAPTURE(fused);
+    const auto branch = [fused](index_t out) {
+      sequential<float> layers;
+      layers.add(Linear<float>(4, out));
+      if (fused) layers.add(BatchNorm<float>(out));
+      return layers;
+    };
+    cpu_context ctx;
+    ctx.set_mode(run_mode::training);
+    ctx.begin_step(0);
+    const tensor<float, 4> x({2, 3, 1, 4}), short_dy({2, 1, 1, 4});
+    tensor<float, 4> wide({2, 3, 1, 6}), y(x.shape()), dx(x.shape()), long_dx({4, 3, 1, 4});
+    const residual<float> widens(branch(6)), keeps(branch(4)), with_shortcut(branch(4), branch(4));
+    CHECK_THROWS_WITH_AS(
+        widens.forward(ctx, x.view(), wide.view()),
+        doctest::Contains("the shortcut is the identity, but y [2 x 3 x 1 x 6] is not shaped as x [2 x 3"),
+        shape_error);
+    CHECK(ctx.tape().empty());
+    for (const residual<float>* block : {&keeps, &with_shortcut}) {
+      ctx.begin_step(0);
+      block->forward(ctx, x.view(), y.view());
+      CHECK_THROWS_AS(block->backward(ctx, short_dy.view(), dx.view()), shape_error);
+      ctx.begin_step(0);
+      block->forward(ctx, x.view(), y.view());
+      CHECK_THROWS_WITH_AS(block->backward(ctx, y.view(), long_dx.view()),
+                           doctest::Contains("dx [4 x 3 x 1 x 4] is not shaped as x [2 x 3 x 1 x 4]"),
+                           shape_error);
+    }
+  }
+}
+
+TEST_CASE("sequential: without layers it checks its views, moved from it throws state_error") {
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+  ctx.begin_step(0);
+  sequential<float> none;
+  const tensor<float, 4> x = random_tensor<float>(image, 1);
+  tensor<float, 4> y(image), other({1, 6, 5, 3}), wide({2, 6, 5, 4});
+  none.forward(ctx, x.view(), y.view());
+  CHECK(same_bits(x, y));
+  none.backward(ctx, x.view(), {});
+  none.backward(ctx, y.view(), y.view());
+  CHECK(same_bits(x, y));
+  CHECK_THROWS_AS(none.forward(ctx, x.view(), other.view()), shape_error);
+  CHECK_THROWS_AS(none.backward(ctx, x.view(), other.view()), shape_error);
+  const tensor_view<float, 4> strided = wide.view().slice(3, 0, 3), null(nullptr, image);
+  CHECK_THROWS_WITH_AS(none.forward(ctx, x.view(), strided), doctest::Contains("sequential of 0: y"),
+                       shape_error);
+  CHECK_THROWS_WITH_AS(none.forward(ctx, null, y.view()), doctest::Contains("null view"), shape_error);
+  CHECK_THROWS_AS(none.backward(ctx, x.view(), strided), shape_error);
+
+  struct ignores final : layer_tracer<float, device::cpu> {
+    void on_trace(const std::string&, const any_layer<float>&, const extents<4>&,
+                  const extents<4>&) override {}
+  } tracer;
+  const sequential<float> taken = std::move(none);
+  CHECK_THROWS_AS(none.trace(tracer, image, ""), state_error);  // NOLINT(bugprone-use-after-move)
+  CHECK_THROWS_AS(none.initialize({1, 1}), state_error);
+  CHECK_THROWS_AS(static_cast<void>(none.macs(image)), state_error);
+  CHECK(taken.macs(image) == 0);
+}
+
 TEST_CASE("network: empty batches, empty sequentials") {
   const network<float> net = make_net<float>();
   cpu_context ctx;

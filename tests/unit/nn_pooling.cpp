@@ -107,6 +107,12 @@ TEST_CASE("pooling layers: output shapes, errors") {
   CHECK_THROWS_AS(MaxPool<float>(2, 2, 2), shape_error);
   CHECK_THROWS_AS(MaxPool<float>(0), shape_error);
   CHECK_THROWS_AS(AvgPool<float>(2, 0), shape_error);
+  // Numbers of pixels that do not fit in index_t.
+  constexpr index_t most = std::numeric_limits<index_t>::max();
+  const pool_shape fitting{{most / 4, 1}, {most, 1}, {most / 8, 0}};
+  CHECK_NOTHROW(MaxPool<float>{fitting});
+  CHECK_THROWS_AS(MaxPool<float>(pool_shape{{most / 2, 1}, {1, 1}, {most / 4, 0}}), shape_error);
+  CHECK_THROWS_AS(AvgPool<float>(index_t{1} << 32, 1), shape_error);
   CHECK_THROWS_AS(GlobalAvgPool<float>().output_shape({1, 0, 4, 3}), shape_error);
   std::string text = error_text([] { MaxPool<float>(3).output_shape({1, 2, 5, 4}); });
   CHECK(contains(text, "MaxPool, kernel 3x3"));

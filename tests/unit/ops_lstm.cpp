@@ -54,6 +54,20 @@ TEST_CASE_TEMPLATE("lstm_forward and lstm_backward: fast against reference over 
   }
 }
 
+TEST_CASE_TEMPLATE("lstm_backward: a null dy counts as zeros, a null dc_before is refused", T, float,
+                   double) {
+  cpu_context ctx;
+  const extents<2> shape{3, 21}, wide{3, 84};
+  const tensor<T, 2> before = random_matrix<T>(shape, 1.0, 1), cell = random_matrix<T>(shape, 1.0, 2),
+                     dh = random_matrix<T>(shape, 1.0, 3), zeros(shape);
+  tensor<T, 2> gates = random_matrix<T>(wide, 1.0, 4), gates2 = gates, gates3 = gates, dc(shape), dc2(shape);
+  ops::lstm_backward<T>(ctx, gates, before, cell, {}, dh, {}, dc);
+  ops::lstm_backward<T>(ctx, gates2, before, cell, zeros, dh, {}, dc2);
+  CHECK(largest_error(gates, gates2) == 0.0);
+  CHECK(largest_error(dc, dc2) == 0.0);
+  CHECK_THROWS_AS(ops::lstm_backward<T>(ctx, gates3, before, cell, dh, dh, {}, {}), shape_error);
+}
+
 TEST_CASE_TEMPLATE("lstm_forward: gates within a few units in the last place, wherever they are", T, float,
                    double) {
   cpu_context ctx;

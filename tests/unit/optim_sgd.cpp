@@ -147,6 +147,8 @@ TEST_CASE("SGD: errors") {
   CHECK(contains(make({-0.9, 0.0, false, 0.0, false}), "-0.9"));
   CHECK(contains(make({0.9, 0.0, false, -1.0, false}), "weight decay -1"));
   CHECK(contains(make({std::nan(""), 0.0, false, 0.0, false}), "nan"));
+  CHECK(contains(make({0.9, INFINITY, false, 0.0, false}), "momentum and weight decay not negative"));
+  CHECK(make({0.9, -0.5, false, 0.0, false}).empty());  // as in PyTorch
   auto target = a.target();
   target.segments[1].offset = 4;
   CHECK_THROWS_AS(SGD<float>(target, {}), shape_error);

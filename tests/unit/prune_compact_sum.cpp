@@ -389,6 +389,10 @@ TEST_CASE("compact_sum: options") {
   CHECK_THROWS_AS(new_compressor(other.store, compact_sum_options{mask}), state_error);
   CHECK_THROWS_WITH_AS(new_compressor(net.store, ternary(mask, false, code_route::gather, {"head"})),
                        doctest::Contains("head"), value_error);
+  for (const bool shared : {false, true}) {
+    CHECK_THROWS_WITH_AS(new_compressor(net.store, ternary(mask, shared, code_route::sparse)),
+                         doctest::Contains("sparse sum"), value_error);
+  }
   CHECK(describe(compact_sum_options{mask}) == "compact sum of survivors");
   CHECK(describe(ternary(mask, false)) ==
         "compact sum of survivors, TernGrad, clip 2.5, seed 1, own scalers, gather");

@@ -120,6 +120,19 @@ TEST_CASE("compact_sum in an exchange: ranks with other masks are refused") {
     broadcast_mask(comm, mask, 1);
     if (mask.keeps(1, 1) || !mask.keeps(1, 0)) throw state_error("the mask is not that of rank 1");
     agree(comm, "weight mask", mask.digest());
+    // As many words of bits for other arenas.
+    one_matrix<float> three({1, 2, 3}), four({1, 2, 3, 4});
+    weight_mask odd(comm.rank() == 0 ? three.store : four.store);
+    const index_t kept = odd.kept();
+    try {
+      broadcast_mask(comm, odd);
+      text = "nothing was thrown";
+    } catch (const state_error& e) {
+      text = e.what();
+    }
+    if (text.find("w of 3, prunable") == std::string::npos || odd.kept() != kept) {
+      throw state_error("the arenas were not compared: " + text);
+    }
   });
 }
 

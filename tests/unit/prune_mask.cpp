@@ -221,6 +221,20 @@ TEST_CASE("weight_mask: refuses other arenas") {
   CHECK_THROWS_AS(mask_weights(ctx, mask, other.store), state_error);
 }
 
+TEST_CASE("weight_mask: refuses values and gradients of a device") {
+  device_like_memory source;
+  one_matrix<float> net({1, 2, 0}, source);
+  weight_mask mask(net.store);
+  cpu_context ctx;
+  CHECK_THROWS_WITH_AS(mask_weights(ctx, mask, net.store), doctest::Contains("on a device"), state_error);
+  CHECK_THROWS_WITH_AS(mask_gradients(ctx, mask, net.store), doctest::Contains("on a device"), state_error);
+  CHECK_THROWS_WITH_AS(mask.set_nonzero(ctx, net.store), doctest::Contains("on a device"), state_error);
+  CHECK_THROWS_WITH_AS(prune_by_magnitude(mask, net.store, {}), doctest::Contains("on a device"),
+                       state_error);
+  CHECK_THROWS_WITH_AS(prune_smallest(mask, net.store, 1), doctest::Contains("on a device"), state_error);
+  CHECK(mask.kept() == 3);
+}
+
 TEST_CASE("weight_mask: nothing to prune") {
   const weight_mask none(std::vector<coded_tensor>{});
   cpu_context ctx;

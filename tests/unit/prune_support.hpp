@@ -48,14 +48,32 @@ struct small_store {
   static constexpr index_t unprunable = 6 + 6 + 78 + 7;
 };
 
+/// Host memory that counts as a device's, to see what refuses a device.
+class device_like_memory final : public memory_source {
+ public:
+  void* allocate(std::size_t bytes) override { return host_memory().allocate(bytes); }
+  void deallocate(void* memory, std::size_t bytes) noexcept override {
+    host_memory().deallocate(memory, bytes);
+  }
+  void from_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void fill_zero(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void round(rounded_format format, const float* from, void* to, index_t count) override {
+    host_memory().round(format, from, to, count);
+  }
+  bool on_host() const override { return false; }
+};
+
 /// One tensor a vector or matrix, of which the masks of small examples are.
 template <class T>
 struct one_matrix {
   parameter<T> weight;
   parameter_store<T> store;
 
-  explicit one_matrix(const std::vector<T>& values)
-      : weight(logical_layout::matrix(static_cast<index_t>(values.size()), 1), parameter_role::weight) {
+  explicit one_matrix(const std::vector<T>& values, memory_source& source = host_memory())
+      : weight(logical_layout::matrix(static_cast<index_t>(values.size()), 1), parameter_role::weight),
+        store(source) {
     store.pack([this](state_visitor<T>& visitor) { visitor.on_parameter("w", weight); });
     std::copy(values.begin(), values.end(), store.values().begin());
   }

@@ -288,6 +288,13 @@ TEST_CASE("translation_task: what does not fit the model, batches of one") {
   ctx.set_mode(run_mode::training);
   // Three pairs in batches of two: the last has one.
   task work(net, good, good, by_two, 0, 0, 1);
+  const auto described = [&](const label_smoothing& smoothing) {
+    return task(net, good, good, {2, 0, smoothing, false}, 0, 0, 1).describe();
+  };
+  CHECK(contains(described({0.125}), "label smoothing 0.125\n"));
+  CHECK(
+      contains(described({0.125, smoothing_kind::wrong_classes}), "label smoothing 0.125, wrong classes\n"));
+  CHECK(contains(described({0.0, smoothing_kind::wrong_classes}), "label smoothing 0\n"));
   CHECK(work.steps_per_epoch() == 2);
   index_t counted = 0;
   for (index_t step = 0; step < 2; ++step) {

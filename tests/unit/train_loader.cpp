@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/tensor.hpp>
@@ -362,6 +363,8 @@ TEST_CASE("loader: refusals name the numbers") {
   CHECK(mentions(misshapen(good, o), "2 means and 0 deviations"));
   o.normalize = {{1.0F, 1.0F}, {1.0F, 0.0F}};
   CHECK(mentions(refused(good, o), "channel 1"));
+  o.normalize = {{1.0F, 1.0F}, {std::numeric_limits<float>::infinity(), 1.0F}};
+  CHECK(mentions(refused(good, o), "channel 0 has mean 1 and deviation inf"));
 
   loader source(good, {});
   tensor<float, 4> small({3, 3, 3, 2}), other({4, 3, 2, 2}), fits({4, 3, 3, 2});

@@ -28,6 +28,10 @@ struct accordion_options {
   index_t interval = 10;   ///< I: levels are decided after epochs 0, I, 2 I, ...
 
   /// Throws value_error, naming the option, for an option out of its range.
+  /// Throws value_error, with the descriptions of both levels, unless they are of one type, differ in rank or
+  /// ratio only, and low has at least the rank or ratio of high; and for top-k with another scope than
+  /// `tensor` or another route than `gather`; and for a rank of `high` below 1. The rank of `low` and both
+  /// ratios are checked by the constructors of the methods.
   void validate() const {
     if (!(threshold >= 0.0)) {
       detail::throw_error<value_error>({"accordion: threshold ", threshold, " is not at least 0"});
@@ -48,6 +52,9 @@ struct accordion_options {
     if constexpr (std::is_same_v<Low, High>) {
       Low other = high;
       if constexpr (requires { other.rank; }) {
+        if (high.rank < 1) {
+          detail::throw_error<value_error>({"accordion: rank of high ", high.rank, " is not at least 1"});
+        }
         other.rank = low.rank;
       } else {
         other.ratio = low.ratio;
@@ -102,12 +109,28 @@ inline std::string describe(const accordion_options& options) {
 ///
 /// Has one round more than the method. In this round rank 0 sends one byte per matrix to all ranks in the
 /// first step after such an epoch; in other steps the round is empty.
+///
+/// Collective behavior: all ranks must see the same epochs and rates, so set_epoch is called with equal
+/// arguments on all ranks. Rank 0 needs one more arena of memory, for the sums. The class has no part().
+///
+/// \code
+/// accordion_options options{.low = power_sgd_options{4}, .high = power_sgd_options{1}};
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// for (index_t epoch = 0; epoch < epochs; ++epoch) {
+///   exchange.set_epoch(epoch, learning_rate);  // without this call all matrices keep the low compression
+///   // steps of the epoch
+/// }
+/// \endcode
+///
+/// `Method` is detail::power_sgd_levels or detail::top_k_levels: a compressor with ranges(),
+/// set_levels(levels, step) and restore_levels(levels), one level per range.
 template <class Method>
 class accordion {
  public:
   using value_type = typename Method::value_type;
 
-  /// `size`: elements of the gradient arena. Throws value_error for options out of range.
+  /// `method`: with all levels low. `size`: elements of the gradient arena. Throws the errors of
+  /// accordion_options::validate.
   accordion(Method method, index_t size, const accordion_options& options)
       : options_((options.validate(), options)),
         method_(std::move(method)),
@@ -116,10 +139,13 @@ class accordion {
     applied_.assign(schedule_.levels().begin(), schedule_.levels().end());
   }
 
-  /// Sets sums and norms to zero.
+  /// Sets sums and norms to zero. Levels stay. Only rank 0 keeps sums and norms.
   void start(int rank, int) { schedule_.start(rank); }
+  /// 3 for PowerSGD, 2 for top-k.
   int rounds() const { return 1 + method_.rounds(); }
 
+  /// Round 0: in the first step after an epoch that is due, rank 0 decides the levels, and the message
+  /// gathers its block; otherwise the message is empty. Round r: round r - 1 of the method.
   compressor_message<value_type> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                         std::span<value_type> gradients) {
     if (round > 0) return method_.encode(ctx, place, round - 1, gradients);
@@ -136,6 +162,8 @@ class accordion {
     return message;
   }
 
+  /// Round 0: begins the epoch with the levels of rank 0 if the step is the first one of an epoch, and adds
+  /// the gradients to the sum on rank 0. Round r: round r - 1 of the method.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round,
               std::span<value_type> gradients) {
     if (round > 0) return method_.decode(ctx, place, round - 1, gradients);
@@ -149,12 +177,15 @@ class accordion {
   /// Bytes for the present levels, without those of a decision.
   index_t payload_bytes() const { return method_.payload_bytes(); }
 
+  /// The states of the method; then "exchange.epoch_sum" and "exchange.epoch_norms", which are empty except
+  /// on rank 0; and "exchange.levels" (epoch, learning rate, levels), equal on all ranks.
   std::vector<compressor_state<value_type>> states() {
     std::vector<compressor_state<value_type>> result = method_.states();
     for (const auto& state : schedule_.states()) result.push_back(state);
     return result;
   }
 
+  /// The text of describe(options) with the line of the method in place of its options.
   std::string describe() const { return detail::describe_accordion(options_, method_.describe()); }
 
  private:
@@ -173,7 +204,8 @@ class accordion {
   rank_blocks decided_;              // the levels of a decision, in the block of rank 0
 };
 
-/// Throws value_error for options out of range.
+/// Accordion for the gradients of a store. Throws value_error for options out of range or whose levels do not
+/// match.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const accordion_options& options) {
   options.validate();

@@ -35,6 +35,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// the tensor as int32, ascending. Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS
 /// 2018), with entries as atoms. s = ||D||_1 / max |D_i| gives TernGrad's probabilities, s = ||D||_1 /
 /// ||D||_2 those of QSGD with one level.
+///
+/// \code
+/// const entry_atomo_options options{.ratio = 0.01};
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// \endcode
 template <class T>
 class entry_atomo_codec {
  public:
@@ -42,7 +47,7 @@ class entry_atomo_codec {
   using options_type = entry_atomo_options;
   static constexpr bool has_fixed_length = false, has_entries = true;
 
-  /// Throws value_error unless 0 < ratio <= 1, and for tensors of 2^31 elements or more.
+  /// Throws value_error unless 0 < ratio <= 1 and, naming the tensor, for one of 2^31 elements or more.
   explicit entry_atomo_codec(std::vector<coded_tensor> tensors, const entry_atomo_options& options = {})
       : tensors_(std::move(tensors)), options_(options), chunks_(tensors_) {
     detail::check_entry_ratio("ATOMO", options.ratio);
@@ -55,10 +60,13 @@ class entry_atomo_codec {
     kept_.resize(words_.size());
   }
 
+  /// Length of a code that keeps all entries: 4 bytes per tensor and sizeof(T) + 4 bytes per element.
   std::size_t most_bytes() const {
     return tensors_.size() * sizeof(std::uint32_t) + count(chunks_.size()) * entry_bytes;
   }
 
+  /// See gradient_codec. Returns the number of bytes written, which differs from step to step and between
+  /// ranks.
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
@@ -96,6 +104,9 @@ class entry_atomo_codec {
     return length;
   }
 
+  /// Throws value_error, with `to` unchanged, for a length that does not follow from the numbers of entries
+  /// and, naming the tensor, for more entries than it has and for positions that are not ascending or not in
+  /// the tensor.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     std::vector<std::size_t> places;  // first bytes of the lists of values
@@ -112,25 +123,28 @@ class entry_atomo_codec {
       next += count(counts.back()) * entry_bytes;
     }
     detail::check_code_length("entry_atomo_codec", code.size(), next);
-    if (as == decode_as::values) ops::fill(ctx, to, T(0));
     const detail::entry_lists lists(counts);
+    const auto position_of = [&](std::size_t t, index_t i) {
+      const std::size_t positions = places[t] + count(counts[t]) * sizeof(T);
+      return index_t{detail::read_at<std::int32_t>(code, positions + count(i) * sizeof(std::int32_t))};
+    };
     lists.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
-      const std::size_t indices = places[t] + count(counts[t]) * sizeof(T);
-      const auto index_of = [&](index_t i) {
-        return index_t{detail::read_at<std::int32_t>(code, indices + count(i) * sizeof(std::int32_t))};
-      };
-      begin -= lists.first(t);
-      end -= lists.first(t);
-      index_t last = begin == 0 ? -1 : index_of(begin - 1);
-      for (index_t i = begin; i < end; ++i) {
-        const index_t index = index_of(i);
-        if (index <= last || index >= tensors_[t].size) {
-          detail::throw_error<value_error>({"entry_atomo_codec: position ", index, " after ", last, " in ",
-                                            tensors_[t].name, ", which has ", tensors_[t].size});
+      const index_t first = begin - lists.first(t), last = end - lists.first(t);
+      index_t before = first == 0 ? -1 : position_of(t, first - 1);
+      for (index_t i = first; i < last; ++i) {
+        const index_t position = position_of(t, i);
+        if (position <= before || position >= tensors_[t].size) {
+          detail::throw_error<value_error>({"entry_atomo_codec: position ", position, " after ", before,
+                                            " in ", tensors_[t].name, ", which has ", tensors_[t].size});
         }
+        before = position;
+      }
+    });
+    if (as == decode_as::values) ops::fill(ctx, to, T(0));
+    lists.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
+      for (index_t i = begin - lists.first(t); i < end - lists.first(t); ++i) {
         detail::put_decoded(as, detail::read_at<T>(code, places[t] + count(i) * sizeof(T)),
-                            to[count(tensors_[t].offset + index)]);
-        last = index;
+                            to[count(tensors_[t].offset + position_of(t, i))]);
       }
     });
   }
@@ -244,6 +258,9 @@ class entry_atomo_codec {
   std::vector<std::uint32_t> bits_;  // a bit per value: kept
 };
 
+/// ATOMO with entries as atoms for the gradients of a store: gathered_codes, or summed_entries for the route
+/// `sparse`. Throws the errors of the codec's constructor, value_error for the route `two_hop`, and for
+/// `sparse` also value_error for an arena of 2^31 elements or more.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const entry_atomo_options& options) {
   return make_coded_compressor<entry_atomo_codec<T>>(store, options, options.memory, options.route);

@@ -48,22 +48,32 @@ float float_above(T x) {
 ///
 /// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017), scaler sharing.
 /// In the reference program s = max_w c_w.
+///
+/// The state is empty: TernGrad has no error memory. new_compressor(store, tern_grad_options{}) makes this
+/// class.
+///
+/// \code
+/// const tern_grad_options options{.skip = {"fc"}, .route = code_route::two_hop};  // "fc" is sent whole
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// \endcode
 template <class T>
 class shared_tern_grad {
  public:
   using value_type = T;
 
-  /// `tensors`: the tensors of the whole arena. Throws value_error unless clip is finite and not negative,
-  /// and for a name in options.skip that is not the name of a parameter or layer.
+  /// `tensors`: the tensors of the whole arena. options.shared_scaler has no effect. Throws value_error for
+  /// the route `sparse`, unless clip is finite and not negative, and for a name in options.skip that is not
+  /// the name of a parameter or layer.
   shared_tern_grad(const std::vector<coded_tensor>& tensors, const tern_grad_options& options)
       : options_(options), tensors_(tensors), codes_(tensors, options.clip, options.skip) {
+    detail::check_tern_route("shared_tern_grad", options.route);
     detail::check_tern_skips(options.skip, tensors);
     options_.shared_scaler = true;
     whole_.resize(static_cast<std::size_t>(codes_.whole_size()));
     start(0, 1);
   }
 
-  /// Prepares the object for rank `rank` of `ranks`.
+  /// Prepares the object for rank `rank` of `ranks`, 0 <= rank < ranks: the lengths of all blocks.
   void start(int rank, int ranks) {
     const auto count = static_cast<std::size_t>(ranks);
     if (options_.route == code_route::gather) {
@@ -91,6 +101,9 @@ class shared_tern_grad {
 
   int rounds() const { return options_.route == code_route::gather ? 2 : 3; }
 
+  /// Round 0: maxima of the bounds of all tensors, and the sum of what is sent whole. Round 1: codes,
+  /// gathered or sent to the owners of stripes. Round 2, by two hops: the gathered sums of stripes.
+  /// `gradients` is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     compressor_message<T> message;
@@ -114,7 +127,8 @@ class shared_tern_grad {
     return message;
   }
 
-  /// Throws value_error for a field of a code, or a sum, that no rank can have sent.
+  /// The last round overwrites `gradients` with the result. Throws value_error for a field of a code, or a
+  /// sum, that no rank can have sent; `gradients` is then unspecified.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     if (round == 0) return take_maxima();
     if (round == 1 && detail::has_invalid_tern(codes_of_ranks_.bytes())) {
@@ -126,6 +140,8 @@ class shared_tern_grad {
     put_sums(ctx, place.ranks, share, gradients.data());
   }
 
+  /// Codes, or codes of all stripes and the sums of this rank's stripe; 8 bytes per coded tensor for the
+  /// maxima; and the values that are sent whole.
   index_t payload_bytes() const {
     const std::size_t codes = options_.route == code_route::gather
                                   ? codes_.code_bytes()
@@ -141,6 +157,7 @@ class shared_tern_grad {
  private:
   using sums_of_piece = std::int32_t[detail::field_piece];
 
+  // Computes this rank's bounds of all coded tensors and copies the values that are sent whole.
   void find_maxima(context<device::cpu>& ctx, std::span<const T> gradients) {
     maxima_.clear();
     for (const detail::tern_bounds<T>& bounds : codes_.bounds(ctx, gradients.data())) {
@@ -186,6 +203,8 @@ class shared_tern_grad {
     });
   }
 
+  // to = sums of levels times scaler times share, for all coded tensors. Throws value_error for an impossible
+  // sum.
   void put_sums(context<device::cpu>& ctx, int ranks, T share, T* to) const {
     const auto scaled = PUFFERFISH_KERNEL(widest_isa(), detail::field_passes, scaled_levels<T, std::int32_t>);
     const bool gathers = options_.route == code_route::gather;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/compress/code_route.hpp>
 #include <pufferfish/compress/stochastic_rounding.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -44,6 +45,13 @@ inline void check_tern_skips(const std::vector<std::string>& names,
   }
 }
 
+/// Throws value_error, naming `user`, for the route `sparse`: the codes are not lists of entries.
+inline void check_tern_route(const char* user, code_route route) {
+  if (route != code_route::sparse) return;
+  throw_error<value_error>({user, ": TernGrad's codes are not lists of entries, so their route cannot be \"",
+                            to_string(route), "\""});
+}
+
 /// Whether a stream of 2-bit fields has a field 11.
 inline bool has_invalid_tern(std::span<const std::byte> code) {
   std::uint64_t both = 0;
@@ -63,7 +71,8 @@ struct tern_bounds {
   T clip, largest;
 };
 
-/// Codes some tensors as signs and zeros, without gaps; the other tensors are sent whole.
+/// Codes some tensors as signs and zeros, without gaps; the other tensors are sent whole. The coded tensors
+/// have offsets of their own, counted without the whole ones; position() maps them back.
 template <class T>
 class tern_codes {
  public:
@@ -124,7 +133,9 @@ class tern_codes {
     return result;
   }
 
-  /// Writes code_bytes() bytes: field 1 for a plus, 2 for a minus, 0 for zero.
+  /// Writes code_bytes() bytes: field 1 for a plus, 2 for a minus, 0 for zero. streams and scalers: one per
+  /// coded tensor. `values`: all values, those of tensors sent whole included. A tensor with scaler 0 is
+  /// coded as zeros.
   void encode(context<device::cpu>& ctx, const std::vector<random_stream>& streams,
               const std::vector<T>& scalers, const T* values, std::byte* code) const {
     const auto round = PUFFERFISH_KERNEL(widest_isa(), rounding_passes, round_ternary<T>);
@@ -150,6 +161,7 @@ class tern_codes {
   }
 
  private:
+  // clip standard deviations; `largest` if the deviation is zero or not finite.
   T clip_of(std::size_t tensor, const value_moments& sums, T largest) const {
     const auto size = static_cast<double>(coded_[tensor].size);
     const double mean = sums.sum / size, variance = sums.squares / size - mean * mean;

@@ -113,7 +113,7 @@ class gradient_reducer {
            to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
            "\ncompressor " + (compressor_ ? compressor_->describe() : std::string("none")) +
            "\nprogress by " + (with_thread() ? "a thread" : "calls") + "\nmemory " +
-           to_string(options_.memory) + "\n";
+           to_string(options_.memory) + "\nlocal " + (is_local() ? "yes" : "no") + "\n";
   }
   /// For exchange_memory::device: throws backend_error on all ranks, naming the ranks whose MPI does not take
   /// device memory. Collective; all ranks have the same options.
@@ -218,7 +218,7 @@ class gradient_reducer {
     return false;
   }
 
-  // Local.
+  // Throws value_error for the combinations that exchange_options lists. Local.
   void check_options() {
     if (is_local() && compressor_) {
       PUFFERFISH_THROW(value_error("gradient_exchange: local, but a compressor for what does not travel"));
@@ -262,6 +262,7 @@ class gradient_reducer {
     return elements;
   }
 
+  // values = mean over the ranks, by the memory, wire and algorithm of the options. On a device: the sum.
   void average(std::span<T> values) {
     if (options_.memory == exchange_memory::device) {
       if constexpr (requires { comm_->all_reduce_sum_on_device(values); }) {
@@ -311,6 +312,7 @@ class gradient_reducer {
     }
   }
 
+  // Makes the collectives of a message, in the order of its members. Collective.
   void send(const compressor_message<T>& message) {
     if (comm_->size() > 1 && !message.sum.empty()) {
       all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
@@ -341,6 +343,8 @@ class gradient_reducer {
     return found < 0 || refuse(found, -1);
   }
 
+  // Notes the non-finite element; rank -1: of the result. Returns false, or throws for
+  // nonfinite_policy::stop.
   bool refuse(index_t element, int rank) {
     nonfinite_ = name_nonfinite(*store_, element, rank);
     if (options_.nonfinite == nonfinite_policy::stop) {

@@ -40,6 +40,7 @@ namespace mpi {
 
 namespace detail {
 
+/// For the types of is_reducible_v.
 template <class T>
 MPI_Datatype datatype() {
   if constexpr (std::is_same_v<T, float>) {
@@ -80,6 +81,8 @@ void for_chunks(std::span<T> values, std::size_t chunk, const F& f) {
 /// The destructor of an unfinished request waits, since MPI can neither cancel a collective nor release its
 /// memory earlier. It ignores MPI's errors; done() and wait() throw them (backend_error; the elements are
 /// then undefined). After a timeout it does not wait; MPI may use the memory until the process ends.
+/// A default-constructed request is done. done() makes progress and returns at once: it looks at no time
+/// limit.
 class request {
  public:
   request() = default;
@@ -167,6 +170,20 @@ class request {
 /// order (IEEE addition commutes; only a NaN's payload may differ). The bits may differ for other lengths,
 /// chunk sizes or rank counts, and between started and blocking sums, because MPI may then add in another
 /// order.
+/// \code
+///   mpi::environment environment(mpi::thread_level::serialized);
+///   mpi::communicator comm(MPI_COMM_WORLD);
+///   comm.set_timeout(60.0);
+///   std::vector<double> values(10, comm.rank() + 1.0);
+///   comm.all_reduce_sum(std::span<double>(values));  // on all ranks
+/// \endcode
+///
+/// Collective: the constructor, all_reduce_sum, _min, _max, start_all_reduce_sum, broadcast, broadcast_bytes,
+/// all_gather and barrier. The other members are local. Arguments are as the concept says. Collectives and
+/// messages throw backend_error if MPI fails and timeout_error after a timeout or, if blocking, when the time
+/// limit is exceeded; elements are then undefined. While there is a time limit, as initially, or threads take
+/// turns (call_lock), elements of blocking collectives are copied to memory of the communicator and back, in
+/// pieces of at most 16 MiB.
 class communicator {
  public:
   /// Largest number of elements per MPI call. One GiB of doubles: MPI's int counts would allow 16 times that,
@@ -197,7 +214,8 @@ class communicator {
 
   /// The duplicate is freed with the communicator and the last of its requests (collective in MPI's words,
   /// local in practice), unless MPI has been finalized. A moved-from object is rank 0 of 1 and has
-  /// MPI_COMM_NULL, so that its calls throw backend_error.
+  /// MPI_COMM_NULL, so that its calls throw backend_error if the error handler of MPI_COMM_WORLD returns;
+  /// MPI's default handler ends the program.
   communicator(communicator&& other) noexcept = default;
   communicator& operator=(communicator&& other) noexcept = default;
 
@@ -226,7 +244,8 @@ class communicator {
   /// A call with `seconds` > 0 also declares that the program uses a rank's state after a timeout: see
   /// may_lose_ranks. Local; call it while nothing is under way, with the same number on all ranks. With 0,
   /// unless threads take turns (call_lock), calls wait in MPI's blocking functions; sums may then be added in
-  /// another order. Throws value_error for a negative number, timeout_error after a timeout.
+  /// another order. Throws value_error for a negative number or NaN, state_error for a moved-from object,
+  /// timeout_error after a timeout.
   void set_timeout(double seconds) {
     if (!(seconds >= 0.0)) {
       PUFFERFISH_THROW(value_error(
@@ -253,7 +272,7 @@ class communicator {
   /// come, so that parameters are always those of a whole step. Under the default timeout they do not.
   bool may_lose_ranks() const { return may_lose_ranks_; }
 
-  /// True after a timeout: every call throws timeout_error.
+  /// True after a timeout: collectives and messages then throw timeout_error.
   bool broken() const { return watch_ && watch_->broken(); }
 
   /// Ends the programs of all ranks, with this exit status if the launcher passes it on. Local. Does not take
@@ -276,6 +295,7 @@ class communicator {
   template <class T>
   void all_reduce_sum_on_device(std::span<T> values) {
     pufferfish::detail::check_reducible<T>();
+    check_not_broken();
     detail::for_chunks(values, chunk_, [&](T* first, int length) {
       block(std::span<T>(first, static_cast<std::size_t>(length)), MPI_SUM);
     });
@@ -304,11 +324,13 @@ class communicator {
   }
 
   /// Copies the bytes; all machines of the group must represent T alike.
+  /// Throws value_error, without communicating, if there is no such root; so does broadcast_bytes.
   template <class T>
   void broadcast(std::span<T> values, int root) {
     pufferfish::detail::check_broadcastable<T>();
     broadcast_bytes(std::as_writable_bytes(values), root);
   }
+  /// Both forms of broadcast send pieces; see the class.
   void broadcast_bytes(std::span<std::byte> bytes, int root) {
     pufferfish::detail::check_root("mpi::communicator: broadcast", root, size());
     for_pieces(bytes, [&](std::byte* first, int length) {
@@ -320,6 +342,7 @@ class communicator {
     });
   }
 
+  /// Element r of the result is rank r's value, for the same T on all ranks.
   template <class T>
   std::vector<T> all_gather(const T& value) {
     pufferfish::detail::check_gatherable<T>();
@@ -346,6 +369,8 @@ class communicator {
 
   /// Starts a message to or from another rank (see `messenger`). Messages from one rank to another arrive in
   /// the order in which they are started; both sides must use the same number of bytes.
+  /// The request owns the memory of `values` until it is done. Throws value_error for a rank outside the
+  /// group.
   template <class T>
   [[nodiscard]] request start_send(std::span<const T> values, int to) {
     pufferfish::detail::check_root("mpi::communicator: start_send", to, size());
@@ -378,9 +403,15 @@ class communicator {
 
   bool polls() const { return watch_ && watch_->polls(); }
 
-  request new_request() const {
+  /// Throws timeout_error after a timeout.
+  void check_not_broken() const {
     if (broken())
       PUFFERFISH_THROW(timeout_error("mpi::communicator: a call after a timeout", watch_->missing()));
+  }
+
+  /// Throws timeout_error after a timeout.
+  request new_request() const {
+    check_not_broken();
     request started;
     started.backs_off_ = backs_off_;
     started.watch_ = watch_;
@@ -407,6 +438,7 @@ class communicator {
     if (!bytes.empty()) std::memcpy(bytes.data(), memory, bytes.size());
   }
 
+  /// In place, by polling or by MPI_Allreduce.
   template <class T>
   void all_reduce(std::span<T> values, MPI_Op operation) {
     pufferfish::detail::check_reducible<T>();

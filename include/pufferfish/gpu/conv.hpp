@@ -5,9 +5,15 @@
 /// Convolutions on a device, dense and of low rank. cuBLAS computes those that are products of matrices. The
 /// others have kernels of this library. The kernels for one group gather patches while they multiply. The
 /// kernels for several groups are simple and without tiles (kernels/grouped_conv.hpp).
+///
+/// Images are NHWC and dense, weights [kernel height][kernel width][in / groups][out], all in memory of the
+/// context's device. Formulas: ops/conv.hpp, ops/low_rank_conv.hpp. Functions put their work into the
+/// context's stream and return; they may be captured. Plans of the own kernels depend on shapes alone, not on
+/// the device. Scratch memory is the context's.
 
 #include <limits>
 
+#include <pufferfish/gpu/elementwise.hpp>
 #include <pufferfish/gpu/kernels/conv.hpp>
 #include <pufferfish/gpu/kernels/grouped_conv.hpp>
 #include <pufferfish/gpu/kernels/low_rank_conv.hpp>
@@ -28,7 +34,20 @@ struct conv_request {
 
 /// Convolutions of another library, for context::use(). A function returns false, and has done nothing, if it
 /// does not support a request; the own kernels then compute it. Arguments are those of the operations, with
-/// elements of the requested type; gradients of weights are floats.
+/// elements of the requested type; gradients of weights are floats. All pointers are to memory of the
+/// context's device: x, y, dx, dy NHWC and dense, w [kernel height][kernel width][in][out]. Work is put into
+/// ctx.stream(). An implementation may throw; the operation then throws the same.
+///
+///     struct my_convolutions final : gpu::conv_library {
+///       bool deterministic() const override { return true; }
+///       bool forward(gpu_context& ctx, const gpu::conv_request& asked, const void* x, const void* w,
+///                    const void* bias, void* y) override {
+///         if (asked.type != CUDA_R_32F) return false;        // the own kernels compute it
+///         ... puts the work into ctx.stream() ...
+///         return true;
+///       }
+///       ... backward_input and backward_weight likewise ...
+///     };
 class conv_library {
  public:
   conv_library() = default;
@@ -39,16 +58,20 @@ class conv_library {
   /// Whether equal arguments give equal bits.
   virtual bool deterministic() const { return false; }
 
+  /// y = x * w + bias; bias: out_channels elements, or nullptr.
   virtual bool forward(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* w,
                        const void* bias, void* y) = 0;
+  /// dx = the gradient of the input, or with `add` dx += this gradient.
   virtual bool backward_input(context<device::gpu>& ctx, const conv_request& asked, const void* dy,
                               const void* w, void* dx, bool add) = 0;
+  /// dw = the gradient of the weight, or with `accumulate` dw += this gradient.
   virtual bool backward_weight(context<device::gpu>& ctx, const conv_request& asked, const void* x,
                                const void* dy, float* dw, bool accumulate) = 0;
 };
 
 }  // namespace gpu
 
+/// See conv_library(). Takes effect at the next call of an operation; a captured step keeps its calls.
 inline void context<device::gpu>::use(gpu::conv_library* library) {
   if (library != nullptr && deterministic_ && !library->deterministic()) {
     pufferfish::detail::throw_error<value_error>(
@@ -124,6 +147,9 @@ bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& ge
 
 namespace ops {
 
+/// y = x * w + bias (reference::conv_forward), for any number of groups. bias: out_channels elements, or
+/// nullptr; y overlaps no input. The last argument is ignored. Throws shape_error if the shapes do not fit or
+/// exceed 31 bits (geometry_of), backend_error.
 template <class T>
 void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                   const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>*) {
@@ -150,6 +176,8 @@ void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tens
                                 frame.take<float>(plan.scratch));
 }
 
+/// dx, or with `add` dx +=, the gradient of the input from dy (reference::conv_backward_input). dx overlaps
+/// no input. Errors as conv_forward.
 template <class T>
 void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
                          const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -177,6 +205,10 @@ void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
                                        frame.take<float>(plan.scratch));
 }
 
+/// dw, or with `accumulate` dw +=, the gradient of the weight (reference::conv_backward_weight), in the type
+/// of parameters; sums of 16-bit numbers are in float. dw overlaps no input. Errors as conv_forward. With few
+/// output channels the kernel computes the gradient of the turned convolution (kernels::turned), and another
+/// kernel reorders the result.
 template <class T>
 void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
@@ -217,15 +249,17 @@ void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
                             shape.in_channels, dw, accumulate);
 }
 
+/// t = x * down, y = t up + bias, for one group. down: weights of `shape`, whose out_channels are the rank r;
+/// t: NHWC with r channels, or a null view if not wanted; up: r x out; y: NHWC. Outputs overlap nothing. In
+/// one pass if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), else by
+/// conv_forward and a product. A convolution library is used in the second case only. The last argument is
+/// ignored. Throws shape_error for more than one group and for shapes that do not fit; backend_error.
 template <class T>
 void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
                            const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
                            moment_parts<T>*) {
-  if (shape.groups > 1) {
-    pufferfish::detail::throw_error<shape_error>(
-        {"low_rank_conv_forward: for one group only, not for ", shape.describe()});
-  }
+  detail::check_one_group("low_rank_conv_forward", shape);
   extents<4> inner = y.shape();
   inner[3] = shape.out_channels;
   detail::check_conv("low_rank_conv_forward", shape, x.shape(), t.is_null() ? inner : t.shape());
@@ -244,6 +278,10 @@ void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
   gpu::multiply<T>(ctx, detail::as_rows(kept), up, y_rows, false, bias);
 }
 
+/// dt = dy up^T, and dup = t^T dy, or with `accumulate` dup += t^T dy. t, dt: NHWC with r channels, dy: NHWC
+/// with `out` channels, up, dup: r x out; outputs overlap nothing. dup is of the type of parameters. In one
+/// pass over dy if the device has the shared memory that the plan needs, else by two products. Throws
+/// shape_error, backend_error.
 template <class T>
 void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 4>& t,
                                const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
@@ -253,7 +291,7 @@ void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<cons
   const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
   detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
   detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
-  if (dup.empty()) return;
+  if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // dt has elements if out is 0: sums of no terms
   const index_t pixels = t_rows.extent(0), rank = up.extent(0), out = up.extent(1);
   const auto plan = gpu::kernels::plan_low_rank_backward(
       pixels, rank, out, gpu::detail::by_tensor_cores<T>(ctx), static_cast<int>(sizeof(T)));

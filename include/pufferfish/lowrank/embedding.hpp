@@ -45,6 +45,8 @@ class low_rank_embedding {
   using value_type = T;
   static constexpr auto low_rank_kind = layer_kind::embedding;
 
+  /// All factors are zero. Throws shape_error for a size below 1, rank_error unless 1 <= rank <=
+  /// min(vocabulary, width), value_error for a padding token outside the vocabulary.
   low_rank_embedding(index_t vocabulary, index_t width, index_t rank, std::int32_t padding)
       : vocabulary_(vocabulary),
         width_(width),
@@ -56,16 +58,22 @@ class low_rank_embedding {
   index_t vocabulary() const { return vocabulary_; }
   index_t width() const { return width_; }
   index_t rank() const { return rank_; }
+  /// The token whose row of the thin table has zero gradient, or no_token.
   std::int32_t padding() const { return padding_; }
+  /// True after the parameters were moved to another layer. Passes and the views of the factors then throw
+  /// state_error.
   bool is_moved_from() const { return down_.is_moved_from(); }
 
   /// The factors: down [vocabulary][rank], the thin table, row-major; up [width][rank], stored transposed.
+  /// Views of the layer's own memory, valid until the layer is destroyed, moved, or bound to the arena of a
+  /// network. Writing to a view changes the layer. Both throw state_error for a moved-from layer.
   tensor_view<parameter_t<T>, 2> down() { return logical_matrix(down_); }
   tensor_view<const parameter_t<T>, 2> down() const { return logical_matrix(down_); }
   tensor_view<parameter_t<T>, 2> up() { return logical_matrix(up_); }
   tensor_view<const parameter_t<T>, 2> up() const { return logical_matrix(up_); }
 
   /// down up^T, the table [vocabulary][width] of the equivalent dense layer.
+  /// The result is newly allocated. Runs in the calling thread: vocabulary width rank multiply-adds.
   tensor<parameter_t<T>, 2> to_dense() const {
     tensor<parameter_t<T>, 2> dense({vocabulary_, width_});
     stack_arena scratch;
@@ -84,6 +92,8 @@ class low_rank_embedding {
   ///
   /// In training t is kept on the tape. That costs no time and rank / width of the memory of y. A second
   /// lookup in the backward pass would read scattered rows again and, on a device, cost another launch.
+  /// `tokens` is in the memory of the context's device; on the CPU every token is checked before anything is
+  /// written. A pass of n tokens needs n rank width multiply-adds, independent of the size of the vocabulary.
   template <class Device>
   void forward(context<Device>& ctx, std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) const {
     check_not_moved(*this);
@@ -102,6 +112,9 @@ class low_rank_embedding {
   /// summed into the rows of the thin table's gradient that belong to their tokens. The contribution to rows
   /// of other tokens and of the padding token is zero. As in PyTorch, positions of the padding token do
   /// contribute to dup. Throws shape_error, and state_error without a forward pass in training mode.
+  /// Both gradients are overwritten, or added to if parameter::accumulate() is true. There is no gradient of
+  /// the input. state_error is also thrown for a moved-from layer. After an exception, clear the tape
+  /// (context::begin_step).
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
     const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>(*this);
@@ -119,6 +132,8 @@ class low_rank_embedding {
   }
 
   /// Sets how many gradient writes each factor gets in a backward pass: lookups and tied output layers.
+  /// The default is one lookup and one tied output layer. Resets the write counts, so it must not be called
+  /// between the gradient writes of a step.
   void tie(int writers = 2) {
     down_.set_writers(writers);
     up_.set_writers(writers);
@@ -135,6 +150,8 @@ class low_rank_embedding {
 
   /// h up, N x rank, for the rows h (N x width, dense). Stored on the tape in training, else in
   /// `frame`. Throws shape_error.
+  /// state_error is thrown for a moved-from layer. In training, output_backward must pop these rows in the
+  /// reverse order of the pushes.
   template <class Device>
   tensor_view<const T, 2> output_rows(context<Device>& ctx, scratch_frame& frame,
                                       const tensor_view<const T, 2>& h) const {
@@ -151,10 +168,19 @@ class low_rank_embedding {
   /// Called after the tied output has added its part to weight_gradient(). From `drows`, the gradient of
   /// output_rows(h), computes dh = drows up^T (overwritten) and dup (+)= h^T drows; h, dh: N x width, dense,
   /// no overlap. Pops the rows that output_rows pushed onto the tape. Throws shape_error.
+  /// Throws state_error for a moved-from layer, and if the top of the tape is not a block of the size of
+  /// `drows`.
   template <class Device>
   void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h, const tensor_view<T, 2>& drows,
                        const tensor_view<T, 2>& dh) const {
+    check_not_moved(*this);
     check_output(h);
+    if (drows.shape() != extents<2>{h.extent(0), rank_} || dh.shape() != h.shape()) {
+      throw_error<shape_error>({describe(), ": gradients ", drows.shape(), " of the rows and ", dh.shape(),
+                                " of h do not fit h ", h.shape(), " and rank ", rank_});
+    }
+    check_dense(*this, "drows", drows);
+    check_dense(*this, "dh", dh);
     ctx.tape().template pop<T>(drows.shape());
     ctx.gradient_written(down_);
     ops::linear_backward_weight<T>(ctx, drows, h, up_gradient(), up_.accumulate());
@@ -169,7 +195,7 @@ class low_rank_embedding {
     fill_fan_in(up_, rank_, random.child("up.weight"));
   }
 
-  /// f(name, parameter) for each parameter, in execution order.
+  /// f(name, parameter) for each parameter, in execution order: "down.weight", "up.weight".
   template <class F>
   void visit(F&& f) {
     f("down.weight", down_);
@@ -177,6 +203,7 @@ class low_rank_embedding {
   }
 
  private:
+  // A count x rank block on the tape in training, else in `frame`.
   template <class Device>
   tensor_view<T, 2> tape_or(context<Device>& ctx, scratch_frame& frame, index_t count) const {
     const extents<2> inner{count, rank_};
@@ -219,6 +246,9 @@ class low_rank_embedding {
 ///
 /// `Rank` fixes the rank in the type; with `dynamic_rank` the rank is a constructor argument. `padding` is a
 /// token whose row of the thin table has zero gradient; no_token if there is none.
+/// A dense table has vocabulary width parameters, so the factors are smaller if rank < vocabulary width /
+/// (vocabulary + width). Copies are deep and belong to no network; gradients are not copied. Inference passes
+/// in different contexts may share the layer; backward passes of one layer must not run at the same time.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
 class LowRankEmbedding : public detail::stored_layer<detail::low_rank_embedding, T, Device> {
   using base = detail::stored_layer<detail::low_rank_embedding, T, Device>;

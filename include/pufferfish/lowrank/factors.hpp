@@ -18,6 +18,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Report of the factorization of one weight matrix (rows x cols = outputs x inputs of one output).
+/// Sizes are in elements. After a truncation that weights errors, kept_energy and the errors are still those
+/// of the matrix itself.
 struct factor_report {
   std::string name;
   index_t rows = 0;
@@ -40,6 +42,7 @@ struct factor_report {
 
 /// A rank-r approximation A ~ up * down with balanced factors: row i of `down` and column i of `up` both have
 /// norm sqrt(sigma_i). The matrices are owned and dense, in the layout of frameworks.
+/// The element type T is that of the matrix; the decomposition is in double and rounded once.
 template <class T>
 struct factors {
   tensor<T, 2> down;  ///< r x cols; for a convolution cols = in * kernel height * kernel width, in that order
@@ -50,9 +53,11 @@ struct factors {
   /// has one. Empty if unknown, as for a plain truncation without statistics.
   std::vector<double> mean_error;
 
+  /// Number of columns of `up` and of rows of `down`.
   index_t rank() const { return up.extent(1); }
 
   /// The first factor as a convolution's weight: [rank][in][kernel height][kernel width].
+  /// A view of `down`, valid as long as this object is neither changed nor destroyed.
   tensor_view<const T, 4> down_oihw() const {
     const index_t in = down.extent(1) / (kernel[0] * kernel[1]);
     return {down.data(), {rank(), in, kernel[0], kernel[1]}};
@@ -72,12 +77,15 @@ struct factors {
 ///   L^T C L, up = L^-T P, down = P^T L^T W.
 enum class truncation { plain, data_aware, two_sided };
 
+/// "plain", "data-aware", "two-sided".
 constexpr const char* to_string(truncation kind) {
   return kind == truncation::plain ? "plain" : kind == truncation::data_aware ? "data-aware" : "two-sided";
 }
 
 struct layer_statistics;
 
+/// Options of the factorization of one layer or matrix. The truncation of factorize_matrix is always plain:
+/// it takes neither another `truncate` nor `statistics`.
 struct factorize_options {
   std::string name = "layer";  ///< name in errors and the report
   bool allow_growth = false;   ///< accept a rank that makes the layer larger
@@ -139,6 +147,17 @@ PUFFERFISH_COLD inline factor_report truncation_report(const svd_result& of, ind
 
 namespace detail {
 
+/// Throws value_error for options of another truncation than the plain one.
+PUFFERFISH_COLD inline void check_plain(const factorize_options& options) {
+  if (options.statistics == nullptr && options.truncate.value_or(truncation::plain) == truncation::plain) {
+    return;
+  }
+  const char* const given = options.statistics != nullptr ? "statistics" : to_string(*options.truncate);
+  throw_error<value_error>({options.name,
+                            ": factorize_matrix makes plain truncations without statistics, got ", given,
+                            ": use matrix_truncation or svd_factorize"});
+}
+
 /// up = U_r sqrt(S_r), down = sqrt(S_r) V_r^T, with a report without a name.
 template <class T>
 factors<T> factors_of(const svd_result& of, index_t rank) {
@@ -161,11 +180,28 @@ factors<T> factors_of(const svd_result& of, index_t rank) {
 /// (Wang et al., Pufferfish, MLSys 2021, section 3: the warm start). The reference code fills its "v" layer
 /// from U and its "u" layer from V. Here the names follow the data flow: first `down`, then `up`.
 ///
-/// Throws value_error for a non-finite element and rank_error for a rank outside 1 .. min(rows, cols). Unless
-/// options.allow_growth, also throws rank_error for a rank that does not make the layer smaller.
+/// `matrix` is not changed and not referred to afterwards. The result's kernel is 1 x 1 and mean_error is
+/// empty; report.name is options.name. The truncation is plain: it minimizes ||A - up down||_F, whose square
+/// is the sum of the discarded sigma^2 (up to rounding; the randomized method is near-optimal).
+/// Cost: about rows cols min(rows, cols) multiply-adds
+/// in the calling thread.
+///
+/// \code
+/// const auto made = factorize_matrix<float>(weight, rank_ratio{0.25});  // weight: [out][in]
+/// LowRankLinear<float> layer(in, out, made.report.rank);
+/// copy(tensor_view<const float, 2>(made.down), layer.down());
+/// copy(tensor_view<const float, 2>(made.up), layer.up());
+/// \endcode
+///
+/// Throws, naming options.name: value_error for a non-finite element, and rank_error for a rank outside 1 ..
+/// min(rows, cols), so for any matrix without elements. Unless options.allow_growth, also throws rank_error
+/// for a rank that does not make the layer smaller. Throws value_error for a policy out of its range
+/// (choose_rank), for an options.truncate other than plain, and if options.statistics is set
+/// (matrix_truncation and svd_factorize use both).
 template <class T>
 factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_policy& policy,
                             const factorize_options& options = {}) {
+  detail::check_plain(options);
   const index_t rows = matrix.extent(0), cols = matrix.extent(1);
   svd_options how;
   how.method = options.method;

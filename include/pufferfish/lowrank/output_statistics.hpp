@@ -34,6 +34,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Either outputs or inputs are sufficient; if both are given, inputs are used. For a convolution, add
 /// outputs: pixels x channels.
+/// Memory: width^2 doubles for each second moment. Each call needs rows width^2 / 2 multiply-adds in the
+/// calling thread; one object is not for several threads at once.
 class output_statistics {
  public:
   output_statistics() = default;
@@ -80,7 +82,8 @@ class output_statistics {
   }
 
   /// Adds samples^2 dy^T dy. dy: rows x outputs, gradients of a loss that is the mean over the `samples`
-  /// samples of a batch; samples * dy is then the gradient of one sample's loss. Errors as add_outputs.
+  /// samples of a batch; samples * dy is then the gradient of one sample's loss. Throws shape_error for
+  /// another width. Of gradients wider than largest_moment only the squares are added.
   template <class T>
   void add_gradients(const tensor_view<const T, 2>& dy, double samples) {
     check("gradients", dy.shape(), outputs_);
@@ -143,7 +146,12 @@ class output_statistics {
   }
 
   /// Replaces the input statistics by those of another object, for a matrix that multiplies the same rows.
+  /// Token counts are not replaced. Throws shape_error if inputs() differ.
   void take_inputs(const output_statistics& other) {
+    if (inputs_ != other.inputs_) {
+      detail::throw_error<shape_error>(
+          {"output_statistics: statistics of ", other.inputs_, " inputs cannot replace those of ", inputs_});
+    }
     input_moment_ = other.input_moment_;
     input_sum_ = other.input_sum_;
     counts_[input_rows] = other.counts_[input_rows];
@@ -151,6 +159,7 @@ class output_statistics {
 
   /// Statistics of rows first .. first + rows - 1 of W, for one matrix of a packed weight. Throws
   /// shape_error for rows outside W.
+  /// The result is a copy; input statistics are the same for every block.
   output_statistics block(index_t first, index_t rows) const {
     if (first < 0 || rows < 0 || first > outputs_ - rows) {
       detail::throw_error<shape_error>(

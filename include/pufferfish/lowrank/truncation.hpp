@@ -26,7 +26,8 @@ struct truncation_options {
   /// or by a batch normalisation after the layer.
   bool centered = false;
   /// data_aware: factors that later operations multiply the outputs with (weight / deviation of a batch
-  /// normalisation), so that errors of different outputs are comparable. Empty: ones.
+  /// normalisation), so that errors of different outputs are comparable. Empty: ones; else `outputs` numbers.
+  /// Magnitudes below 1e-12 count as 1e-12.
   std::vector<double> output_scale;
   std::string name = "layer";  ///< for errors
 };
@@ -77,6 +78,7 @@ inline tensor<double, 2> product_tn(const product_operand& a, const product_oper
   return result;
 }
 
+/// Sum of the diagonal, sum of the squares of all elements, and a += value I.
 inline double trace(const tensor<double, 2>& a) {
   double sum = 0.0;
   for (index_t i = 0; i < a.extent(0); ++i) sum += a(i, i);
@@ -95,13 +97,30 @@ inline constexpr double input_ridge = 1e-6;
 }  // namespace detail
 
 /// The decomposition of W [outputs x inputs] shared by all ranks: W ~ up down with up = A_r, down = B_r W.
+/// With D = L L^T the weight of output errors (I for truncation::plain and, without an output_scale, for
+/// data_aware) and E[x x^T] = R R^T, the columns of P_r are the r leading left singular vectors of L^T W R,
+/// or eigenvectors of L^T C L with C = E[y y^T] without records of inputs.
+/// A_r = L^-T P_r and B_r = P_r^T L^T, before both factors are balanced.
+///
+/// Ridges keep D and E[x x^T] invertible: 1e-3 times the mean eigenvalue is added to D, and 1e-6 times that
+/// of E[x x^T] to it. Constructing costs one decomposition (svd or symmetric_eigen), make() products of about
+/// rows cols rank.
+///
+/// \code
+/// truncation_options options;
+/// options.kind = truncation::data_aware;
+/// matrix_truncation cut(weight, &seen, options);  // seen: output_statistics
+/// for (index_t rank : {4, 8, 16}) errors.push_back(cut.make<double>(rank).report.weighted_energy);
+/// \endcode
 class matrix_truncation {
  public:
   /// `statistics` may be nullptr for truncation::plain; predicted losses are unknown then. `bias` (of
   /// `outputs` elements, or empty) is the part of the recorded outputs that is not W x. make() reads `weight`
   /// again, so its memory must exist until then. Throws value_error, naming the layer, for an element or a
   /// statistic that is not finite, and for missing statistics that the kind of truncation needs; shape_error
-  /// for statistics of a matrix of another size.
+  /// for statistics of a matrix of another size, and for a `bias` or an output_scale of another size.
+  /// `statistics` and `bias` are read during the call only. With method.max_rank set, make() accepts ranks up
+  /// to that number only.
   template <class T>
   matrix_truncation(const tensor_view<const T, 2>& weight, const output_statistics* statistics,
                     truncation_options options, std::span<const T> bias = {}, const svd_options& method = {})
@@ -119,9 +138,9 @@ class matrix_truncation {
   index_t cols() const { return weight_.extent[1]; }
   index_t full_rank() const { return std::min(rows(), cols()); }
 
-  /// Square roots of the weighted energy of each component, descending,
-  /// full_rank() numbers. Rank policies use them as singular values. The sum of
-  /// their squares is squared_norm().
+  /// Square roots of the weighted energy of each component, descending, full_rank() numbers (method.max_rank
+  /// with the randomized method). Rank policies use them as singular values. The sum of their squares is
+  /// squared_norm() up to rounding, if all of them are known.
   const std::vector<double>& spectrum() const { return spectrum_; }
   double squared_norm() const { return squared_norm_; }
 
@@ -136,9 +155,14 @@ class matrix_truncation {
   }
 
   /// Balanced factors of the given rank: component i has the same norm in both. Errors as check_rank.
+  /// Also throws rank_error for a rank above the method.max_rank of the constructor, if the singular value
+  /// decomposition was limited by it. report.predicted_loss is known if there are statistics of gradients;
+  /// mean_error is empty without statistics of outputs or inputs, and for tokens. T is the element type of
+  /// the factors: float or double.
   template <class T>
   factors<T> make(index_t rank) const {
     check_rank(options_.name, rows(), cols(), rank);
+    check_computed(rank);
     if (options_.kind == truncation::plain) return make_plain<T>(rank);
     const tensor<double, 2> up = left(rank);
     const tensor<double, 2> down = detail::product_tn(right(rank), weight_);
@@ -165,7 +189,26 @@ class matrix_truncation {
     return tensor_view<const double, 2>(v.data(), {static_cast<index_t>(v.size()), 1});
   }
 
+  // The decomposition may have fewer components than the matrix: svd_options::max_rank.
+  void check_computed(index_t rank) const {
+    const index_t computed = svd_ ? svd_->u.extent(1) : full_rank();
+    if (rank > computed) {
+      detail::throw_error<rank_error>({options_.name, ": rank ", rank, " of a decomposition with max_rank ",
+                                       computed, "; it must be in 1 .. ", computed});
+    }
+  }
+  // One number per output, or none.
+  void check_per_output(const char* what, const std::vector<double>& values) const {
+    if (!values.empty() && static_cast<index_t>(values.size()) != rows()) {
+      detail::throw_error<shape_error>(
+          {options_.name, ": ", what, " of ", values.size(), " numbers for ", rows(), " outputs"});
+    }
+  }
+
+  // Copies what the decomposition needs of the statistics, and checks them.
   void prepare(const output_statistics* statistics, const std::vector<double>& bias) {
+    check_per_output("an output_scale", options_.output_scale);
+    check_per_output("a bias", bias);
     const bool none = statistics == nullptr || !statistics->has_rows();
     if (none) {
       if (options_.kind != truncation::plain) {
@@ -231,6 +274,9 @@ class matrix_truncation {
     }
   }
 
+  // loss_: L of D = E[dy dy^T] + ridge I. weight_of_errors_: the L that the truncation uses. loss_scale_
+  // converts a weighted energy to a loss: half of the rows per sample, times the mean of D if the truncation
+  // does not use D.
   void take_gradients(const output_statistics& seen) {
     const double half = 0.5 * seen.rows_of_sample();
     loss_scale_ = half;
@@ -284,6 +330,7 @@ class matrix_truncation {
     return detail::product_tn(detail::product_operand(weighted).transposed(), input_root_);
   }
 
+  // Sets spectrum_ and squared_norm_, and eigen_ if only the moment of the outputs is known, else svd_.
   void decompose(const svd_options& method) {
     if (options_.kind != truncation::plain && output_moment_.size() > 0) {
       tensor<double, 2> half = weight_of_errors_.transposed_times(output_moment_);
@@ -330,6 +377,7 @@ class matrix_truncation {
   }
   tensor<double, 2> right(index_t rank) const { return weight_of_errors_.times(basis(rank)); }
 
+  // The factors of factorize_matrix, with the mean error and the predicted loss if there are statistics.
   template <class T>
   factors<T> make_plain(index_t rank) const {
     factors<T> result = detail::factors_of<T>(*svd_, rank);

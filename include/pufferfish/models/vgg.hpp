@@ -20,11 +20,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes of vgg11, vgg19 and vgg19_lth; the defaults are the published networks for CIFAR-10.
 struct vgg_options {
-  index_t channels_in = 3;
-  index_t classes = 10;
-  double dropout = 0.5;  ///< before each linear layer but the last; vgg19_lth has none
-  index_t width = 64;    ///< channels of the first convolutions; the published networks' are 64
+  index_t channels_in = 3;  ///< channels of an image
+  index_t classes = 10;     ///< outputs of the last layer
+  double dropout = 0.5;     ///< before each linear layer but the last; vgg19_lth has none
+  index_t width = 64;       ///< channels of the first convolutions; the published networks' are 64
 };
 using vgg19_options = vgg_options;
 
@@ -37,6 +38,7 @@ inline constexpr vgg_stages vgg19_stages{2, 2, 4, 4, 4};
 
 /// Convolutions conv1, conv2, ..., each with batch_norm1, ... and relu1, ...; 2x2 max pooling after every
 /// stage, but `last_pool` after the last.
+/// Ends with a Flatten. Throws value_error for an option out of its range.
 template <class T, class Device>
 sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, const vgg_options& options,
                                    any_layer<T, Device> last_pool) {
@@ -61,6 +63,7 @@ sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, 
   return net;
 }
 
+/// Convolutions of the given stages, then the classifier of three linear layers.
 template <class T, class Device>
 network<T, Device> vgg(const char* model, const vgg_stages& stages, const vgg_options& options) {
   sequential<T, Device> net = vgg_features<T, Device>(model, stages, options, MaxPool<T>(2)), classifier;
@@ -95,6 +98,15 @@ void lottery_ticket_values(const std::string& name, parameter<parameter_t<T>>& p
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
 /// N(0, 2 / fan_out). Throw value_error for an option out of its range.
+///
+/// Images are 32 x 32 pixels: output_shape throws shape_error for other sizes that leave no or more than one
+/// pixel after the last pooling. The logits are N x 1 x 1 x classes.
+///
+/// \code
+/// network<float> net = vgg19<float>({.classes = 100});
+/// net.initialize(1);
+/// factorize(net, vgg19_policy());
+/// \endcode
 template <class T, class Device = device::cpu>
 network<T, Device> vgg11(const vgg_options& options = {}) {
   return detail::vgg<T, Device>("vgg11", detail::vgg11_stages, options);
@@ -107,8 +119,13 @@ network<T, Device> vgg19(const vgg_options& options = {}) {
 /// The VGG-19 that the paper compares with lottery tickets: 2x2 average pooling after the last stage, and
 /// one linear layer, fc. 20,035,018 parameters with 10 classes. Initial values of that comparison: weights
 /// from N(0, 2 / fan_in), batch norm weights from U[0, 1). Otherwise as vgg19.
+/// There is no dropout: throws value_error for an options.dropout other than 0 and the default.
 template <class T, class Device = device::cpu>
 network<T, Device> vgg19_lth(const vgg_options& options = {}) {
+  if (options.dropout != 0.0 && options.dropout != vgg_options().dropout) {
+    detail::throw_error<value_error>(
+        {"vgg19_lth: dropout is ", options.dropout, ", but this network has no dropout"});
+  }
   sequential<T, Device> net = detail::vgg_features<T, Device>("vgg19_lth", detail::vgg19_stages, options,
                                                               any_layer<T, Device>(AvgPool<T>(2)));
   net.add("fc", Linear<T>(8 * options.width, options.classes));

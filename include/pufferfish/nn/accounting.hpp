@@ -3,6 +3,14 @@
 
 /// \file
 /// Cost of a network: parameters, buffers and multiply-accumulates (MACs), layer by layer and in total.
+///
+/// \code
+/// const model_cost cost = cost_of(net, {1, 32, 32, 3});
+/// for (const layer_cost& layer : cost.layers) {
+///   std::printf("%s: %td parameters, %td MACs\n", layer.name.c_str(), layer.parameters, layer.macs);
+/// }
+/// std::printf("total: %td parameters\n", cost.total().parameters);
+/// \endcode
 
 #include <algorithm>
 #include <functional>
@@ -98,6 +106,8 @@ auto last_below(Layers& layers, const std::string& container) {
 
 /// Cost of a network for an NHWC input (one image: {1, height, width, channels}). The ReLU after a
 /// residual block's sum is a row of its own under the block's name. Throws shape_error as output_shape.
+/// Reads shapes only: nothing is computed, and a network on a device is not copied. macs and macs_paper are
+/// proportional to the number of images.
 template <class T, class Device>
 model_cost cost_of(const network<T, Device>& net, const extents<4>& input,
                    const paper_counter& counter = {}) {
@@ -116,7 +126,7 @@ model_cost cost_of(const network<T, Device>& net, const extents<4>& input,
   rows& layers = trace.result;
 
   const auto look_at_container = [&](const std::string& name, const any_layer<T, Device>& layer) {
-    if (const auto* factors = layer.template target<LowRankNormConv<T>>()) {
+    if (const auto* factors = layer.template target<LowRankNormConv<T, Device>>()) {
       for (auto& [cost, out] : layers) {
         if (cost.name == name + ".down" || cost.name == name + ".up") cost.rank = factors->rank();
       }

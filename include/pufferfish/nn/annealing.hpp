@@ -37,6 +37,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// y = inner(x) + s R x, where `inner` is a low-rank convolution or linear layer. R and s are
 /// buffers, so that checkpoints and broadcasts contain them. Passes run on the CPU only. Parameters
 /// have the names of the inner layer's parameters. merge() multiplies out the factors and drops R.
+/// The factors are trained, R is not. A product with R costs as much as the dense layer, in both passes; it
+/// is left out at s = 0.
 template <class T, class Device = device::cpu>
 class AnnealedLayer {
  public:
@@ -54,12 +56,14 @@ class AnnealedLayer {
   /// R, stored [height][width][in / groups][out].
   std::span<parameter_t<T>> residual() { return residual_.values(); }
   double share() const { return static_cast<double>(*share_.data()); }
+  /// The share s of R, stored in the precision of the parameters.
   void set_share(double share) { *share_.data() = static_cast<parameter_t<T>>(share); }
 
   std::string describe() const { return inner_.describe() + ", annealed"; }
   extents<4> output_shape(const extents<4>& input) const { return inner_.output_shape(input); }
 
   /// x, y: as for the inner layer. Throws shape_error.
+  /// y = inner(x) + s R x. Takes scratch of the size of y and of R.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     inner_.forward(ctx, x, y);
     if (share() == 0.0) return;
@@ -69,6 +73,7 @@ class AnnealedLayer {
     ops::add<T>(ctx, part.flat(), y.flat());
   }
   /// dx overlaps nothing. Throws as the inner layer.
+  /// dx = gradient of the inner layer + s R^T dy.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     inner_.backward(ctx, dy, dx);
     if (share() == 0.0 || dx.is_null()) return;
@@ -88,6 +93,7 @@ class AnnealedLayer {
     visitor.on_buffer(detail::join_name(prefix, "residual_share"), share_);
   }
   void initialize(random_stream random) { inner_.initialize(random); }
+  /// Multiply-accumulates of the inner layer and, unless s = 0, of R.
   index_t macs(const extents<4>& input) const {
     const extents<4> output = output_shape(input);
     const index_t pixels = output[0] * output[1] * output[2];
@@ -155,6 +161,21 @@ class annealed_finder final : public layer_visitor<T, Device> {
   }
   std::vector<place> all;
 };
+
+/// Throws shape_error that names the first difference.
+PUFFERFISH_COLD inline void check_same_layers(const std::vector<layer_info>& net,
+                                              const std::vector<layer_info>& dense) {
+  if (net.size() != dense.size()) {
+    throw_error<shape_error>({"attach_residuals: the network has ", net.size(),
+                              " layers with weights, the dense network ", dense.size()});
+  }
+  for (std::size_t i = 0; i < net.size(); ++i) {
+    if (net[i].name != dense[i].name) {
+      throw_error<shape_error>({"attach_residuals: layer ", i, " is ", net[i].name, " in the network and ",
+                                dense[i].name, " in the dense network"});
+    }
+  }
+}
 
 template <class Net>
 auto find_annealed(Net& net) {
@@ -225,6 +246,8 @@ void apply_residuals(model<Root, device::gpu>&, const std::vector<layer_rank>& l
 /// that is low-rank in `net`. W is the weight of that layer in `dense`, the network before its
 /// factorization. Recurrent layers and embeddings stay as they are. Returns the annealed layers.
 /// New arenas, a new generation; the order of the parameters stays.
+/// Throws shape_error unless net and dense have the same layers with weights or factors under the same names;
+/// net is unchanged then.
 template <class Root>
 std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Root, device::cpu> dense) {
   using T = typename Root::value_type;
@@ -232,6 +255,7 @@ std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Ro
   if (!low_rank_layers(net).empty()) merge(merged);
   const auto before = detail::find_slots(dense), after = detail::find_slots(merged),
              factors = detail::find_slots(net);
+  detail::check_same_layers(factors.layers, before.layers);
   std::vector<layer_rank> layers;
   std::vector<std::vector<parameter_t<T>>> residuals;
   for (std::size_t i = 0; i < factors.slots.size(); ++i) {
@@ -251,6 +275,7 @@ std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Ro
 }
 
 /// Sets s of all annealed layers.
+/// Does nothing without annealed layers. The store's generation stays.
 template <class Root, class Device>
 void set_residual_share(model<Root, Device>& net, double share) {
   for (const auto& place : detail::find_annealed(net)) place.layer->set_share(share);

@@ -66,6 +66,7 @@
 #include <pufferfish/nn/layer_concepts.hpp>
 #include <pufferfish/nn/layer_visitors.hpp>
 #include <pufferfish/nn/token_layer.hpp>
+#include <pufferfish/ops/sum.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -92,6 +93,20 @@ Any make_twin(const Layer& like, const typename Kind::shape_type& shape, const r
 }  // namespace detail
 
 /// A layer of any type, held by value: copies are deep.
+///
+/// Unless stated otherwise, a member calls the function of the same name of the layer inside and throws what
+/// that function throws. Passes check that views are dense (shape_error). One thread at a time may run
+/// training passes of a layer, which write gradients, counters and buffers; inference passes may run in
+/// several threads at once, each with a context of its own.
+///
+/// \code
+/// any_layer<float> layer = Linear<float>(8, 5);
+/// layer.initialize({1, 1});
+/// const tensor<float, 4> x({3, 1, 1, 8});
+/// tensor<float, 4> y(layer.output_shape(x.shape()));
+/// layer.forward(ctx, x.view(), y.view());
+/// if (auto* linear = layer.target<Linear<float>>()) linear->bias()(0) = 1.0F;
+/// \endcode
 template <class T, class Device>
 class any_layer {
   static_assert(
@@ -119,9 +134,12 @@ class any_layer {
   std::string describe() const { return self().describe(); }
   /// NHWC extents of the output for an input. Throws shape_error.
   extents<4> output_shape(const extents<4>& input) const { return self().output_shape(input); }
+  /// y = layer(x): y has output_shape(x.shape()) and overlaps x only with the ability output_in_place.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     self().forward(ctx, x, y);
   }
+  /// Gradients of the parameters and, unless dx is a null view, of x, for the last forward pass in training.
+  /// dx may be dy with the ability gradient_in_place, x with gradient_over_input, and overlaps nothing else.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     self().backward(ctx, dy, dx);
   }
@@ -260,6 +278,7 @@ class any_layer {
     void* target(const char* tag) override { return tag == &detail::type_tag<L> ? &layer : nullptr; }
     std::string describe() const override { return layer.describe(); }
 
+    // A layer of rows keeps N, H and W; a token layer has no output shape.
     extents<4> output_shape(const extents<4>& input) const override {
       if constexpr (detail::row_layer<L>) {
         if (input[3] != layer.in_features()) {
@@ -298,14 +317,23 @@ class any_layer {
         forward(ctx, x, y);
       }
     }
+    // A layer that is no container applies one operation. Of two, the addition is a pass of its own.
     void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                         [[maybe_unused]] const backward_fusion<T>& fusion) const override {
       if constexpr (requires { layer.backward_fused(ctx, dy, dx, fusion); }) {
         return layer.backward_fused(ctx, dy, dx, fusion);
       }
       if constexpr (detail::masking_layer<T, L, Device>) {
-        if (!fusion.mask.is_null())
-          return layer.backward_masked(ctx, view("dy", dy), gradient(dx), fusion.mask);
+        if (!fusion.mask.is_null()) {
+          if (!fusion.add || dx.is_null()) {
+            return layer.backward_masked(ctx, view("dy", dy), gradient(dx), fusion.mask);
+          }
+          detail::check_dense(layer, "dx", dx);
+          scratch_frame frame(ctx.scratch());
+          const tensor_view<T, 4> part = frame.template take<T>(dx.shape());
+          layer.backward_masked(ctx, view("dy", dy), gradient(part), fusion.mask);
+          return ops::add<T>(ctx, std::as_const(part).flat(), dx.flat());
+        }
       }
       if constexpr (detail::adding_layer<T, L, Device>) {
         if (fusion.add) return layer.backward_add(ctx, view("dy", dy), gradient(dx));
@@ -358,6 +386,7 @@ class any_layer {
       if constexpr (detail::low_rank_layer<L>) return detail::parts_of(layer);
       return {};
     }
+    // From the dense layer by its traits, by the member of a wrapper, or from a low-rank layer.
     any_layer twin([[maybe_unused]] const rank_list& ranks,
                    [[maybe_unused]] std::optional<bool> bias) const override {
       if constexpr (is_replaceable) {

@@ -15,8 +15,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes and probabilities of a MultiHeadAttention.
 struct attention_options {
-  attention_shape shape;
+  attention_shape shape;           ///< widths; the defaults are those of the Transformer: 512, 8 heads of 64
   double dropout = 0.1;            ///< of the output, before the residual sum
   double attention_dropout = 0.1;  ///< of the attention weights
   double eps = 1e-6;               ///< of the layer norm
@@ -29,13 +30,31 @@ struct attention_options {
 /// w_qs, w_ks, w_vs and fc are slots: factorize() replaces them by LowRankLinear layers, the concatenated
 /// projections of all heads at once. State: w_qs.weight, w_ks.weight, w_vs.weight, fc.weight,
 /// layer_norm.weight, layer_norm.bias.
+///
+/// In each head, with queries q and keys k of d = shape().key elements and values v of shape().value
+/// elements:
+///
+///     attention(i) = sum over j of softmax over j (q(i) k(j) / sqrt(d)) v(j)
+///
+/// over the keys j of the query's sequence that the mask allows. Results do not depend on the number of
+/// threads. In training, attention weights take memory proportional to queries x keys x heads on the CPU's
+/// tape. A pass of a block that was moved from throws state_error.
+///
+/// \code
+/// MultiHeadAttention<float> layer({.shape = attention_shape::split(64, 4)});
+/// const std::vector<index_t> first{0, 4}, count{4, 3};  // two sequences in 8 rows, the second one shorter
+/// const token_runs runs{2, first.data(), count.data()};
+/// tensor<float, 2> x({8, 64}), y(x.shape());
+/// layer.forward(ctx, x, x, {runs, runs, {true, {}}}, y.view());  // causal self attention
+/// \endcode
 template <class T, class Device = device::cpu>
 class MultiHeadAttention {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
-  /// Throws shape_error for an invalid shape, value_error for a probability outside [0, 1).
+  /// Throws shape_error for a size below 1, value_error for a dropout probability outside [0, 1) and an eps
+  /// that is not positive. Parameters are zero, the layer norm is the identity, until initialize().
   explicit MultiHeadAttention(const attention_options& options)
       : options_(checked(options)),
         core_{options.shape, Linear<T>(options.shape.model, options.shape.key_width(), false),
@@ -79,6 +98,7 @@ class MultiHeadAttention {
   /// Computes from dy the gradients of all parameters, of x (dx, overwritten) and of the memory (dmemory,
   /// overwritten or added to). dx and dmemory may be null views. In self attention dx is the sum of both,
   /// and dmemory is unused. Throws shape_error, and state_error without a forward pass in training mode.
+  /// dx, shaped as x, may be dy. Sequences of the batch must not share keys.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                 const tensor_view<T, 2>& dmemory = {}, bool add_memory = false) const {
     const bool self = ctx.tape().template pop_value<bool>(*this);
@@ -93,7 +113,9 @@ class MultiHeadAttention {
     ctx.tape().template pop<T>(dy.shape());
   }
 
-  /// Computes keys and values of a memory, for attend(). Throws state_error in training, as attend and step.
+  /// Computes keys (memory rows x key_width()) and values (memory rows x value_width()) of a memory, for
+  /// attend(). project, attend and step throw state_error in training mode, shape_error if the shapes do not
+  /// fit.
   void project(context<Device>& ctx, const tensor_view<const T, 2>& memory, const tensor_view<T, 2>& keys,
                const tensor_view<T, 2>& values) const {
     require_inference(ctx);
@@ -106,6 +128,7 @@ class MultiHeadAttention {
 
   /// forward with keys and values that are computed already. Each row of x is a sequence of one
   /// query; row i attends to run i of `runs`.
+  /// keys and values have dense rows at any stride. y is shaped as x.
   void attend(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& keys,
               const tensor_view<const T, 2>& values, const token_runs& runs,
               const tensor_view<T, 2>& y) const {
@@ -123,8 +146,12 @@ class MultiHeadAttention {
   }
 
   /// Causal self attention of one more token per row: x is appended to the cache and attends to all of it.
+  /// x: one row per row of the cache, which has these widths of keys and values. Also throws shape_error if
+  /// the cache is full.
   void step(context<Device>& ctx, const tensor_view<const T, 2>& x, key_value_cache<T, Device>& cache,
             const tensor_view<T, 2>& y) const {
+    require_inference(ctx);
+    detail::check_dense(*this, "x", x);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> keys = frame.take<T>(extents<2>{x.extent(0), shape().key_width()});
     const tensor_view<T, 2> values = frame.take<T>(extents<2>{x.extent(0), shape().value_width()});
@@ -158,6 +185,8 @@ class MultiHeadAttention {
     ctx.tape().template pop<index_t>(2 * n);
   }
 
+  /// Shows the parameters under the names w_qs, w_ks, w_vs, fc and layer_norm; visit_layers shows the four
+  /// slots.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     for (std::size_t i = 0; i < 4; ++i) {
       core_.slots[i].visit_state(visitor, detail::join_name(prefix, names[i]));
@@ -167,6 +196,7 @@ class MultiHeadAttention {
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
     for (std::size_t i = 0; i < 4; ++i) detail::visit_slot(visitor, prefix, names[i], core_.slots[i]);
   }
+  /// Each slot draws from the child of `random` with the slot's name.
   void initialize(random_stream random) {
     for (std::size_t i = 0; i < 4; ++i) core_.slots[i].initialize(random.child(names[i]));
     norm_.initialize(random);
@@ -184,6 +214,7 @@ class MultiHeadAttention {
     return input[0] * macs(tokens, tokens);
   }
 
+  /// Names of the slots, in the order of their visits.
   static constexpr std::array<const char*, 4> names{"w_qs", "w_ks", "w_vs", "fc"};
 
  private:

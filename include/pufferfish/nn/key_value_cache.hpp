@@ -18,27 +18,40 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Keys and values of the tokens decoded so far, for rows that are extended token by token, in the
-/// memory of a device. Rows may be duplicated and dropped between steps, as in beam search; only
-/// duplicates are copied.
+/// Keys and values of the tokens decoded so far, for rows that are extended token by token, in the memory of
+/// a device. Rows may be duplicated and dropped between steps, as in beam search; only duplicates are copied.
+/// One thread at a time may use a cache.
+///
+/// Every row has the same length. Row i of length() tokens is stored in one run of consecutive rows of keys()
+/// and values(), whose place is not a function of i: see runs().
+///
+/// \code
+/// key_value_cache<float> cache(beam, max_length, shape.key_width(), shape.value_width());
+/// cache.start(1);                              // one row without tokens
+/// layer.step(ctx, x.view(), cache, y.view());  // MultiHeadAttention::step appends a token
+/// cache.reorder(ctx, parents);                 // rows survive, are duplicated, or are dropped
+/// \endcode
 template <class T, class Device = device::cpu>
 class key_value_cache {
  public:
   key_value_cache() = default;
-  /// Room for `rows` rows of `capacity` tokens.
+  /// Room for `rows` rows of `capacity` tokens: rows * capacity * (key_width + value_width) elements. start()
+  /// must be called before the first token.
   key_value_cache(index_t rows, index_t capacity, index_t key_width, index_t value_width)
       : capacity_(capacity),
         keys_(rows * capacity, key_width),
         values_(rows * capacity, value_width),
         used_(static_cast<std::size_t>(rows), false) {}
 
+  /// Rows in use; tokens of each of them; room for tokens in a row.
   index_t rows() const { return static_cast<index_t>(first_.size()); }
   index_t length() const { return length_; }
   index_t capacity() const { return capacity_; }
 
-  /// Starts with `rows` rows without tokens. Throws shape_error if there is no room for that many.
+  /// Starts with `rows` rows without tokens. Throws shape_error for a negative number, and if there is no
+  /// room for that many.
   void start(index_t rows) {
-    if (rows > static_cast<index_t>(used_.size())) {
+    if (rows < 0 || rows > static_cast<index_t>(used_.size())) {
       detail::throw_error<shape_error>(
           {"key_value_cache: ", rows, " rows where there is room for ", used_.size()});
     }
@@ -48,6 +61,7 @@ class key_value_cache {
   }
 
   /// New row i is a copy of old row parents[i]. Throws shape_error for a missing parent, or too many rows.
+  /// The cache is unchanged if the call throws shape_error.
   void reorder(context<Device>& ctx, std::span<const std::int32_t> parents) {
     if (parents.size() > used_.size()) {
       detail::throw_error<shape_error>(
@@ -82,6 +96,7 @@ class key_value_cache {
 
   /// Appends one token to every row: row i of `keys` and of `values` to row i of the cache. Throws
   /// shape_error if the number of rows differs or the cache is full.
+  /// It is also thrown if a width differs.
   void append(context<Device>& ctx, const tensor_view<const T, 2>& keys,
               const tensor_view<const T, 2>& values) {
     if (keys.extent(0) != rows() || length_ >= capacity_) {
@@ -97,10 +112,12 @@ class key_value_cache {
     ++length_;
   }
 
+  /// All rows of memory, unused ones included: rows * capacity rows, to be read by runs().
   tensor_view<const T, 2> keys() const { return keys_.view(); }
   tensor_view<const T, 2> values() const { return values_.view(); }
 
   /// For each row, the range of its tokens in keys() and values(); the arrays are taken from the frame.
+  /// The runs are valid until the next call that changes the cache or the frame ends.
   token_runs runs(context<Device>& ctx, scratch_frame& frame) const {
     const index_t* const places = bring(ctx, frame, 2 * rows(), [&](index_t* written) {
       std::copy(first_.begin(), first_.end(), written);

@@ -18,6 +18,17 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// If the last layer of the branch fuses (layer_abilities; a batch norm), its pass also computes the
 /// sum and the ReLU. The sum before the ReLU is then never written, and backward passes read dy under
 /// a bit mask instead of a masked copy. The gradient of an identity shortcut can then overwrite dy.
+///
+/// \code
+/// sequential<float> branch, shortcut;
+/// branch.add("conv1", Conv<float>(conv_shape::square(16, 32, 3, 2, 1)))
+///     .add("bn1", BatchNorm<float>(32))
+///     .add("relu", ReLU<float>())
+///     .add("conv2", Conv<float>(conv_shape::square(32, 32, 3, 1, 1)))
+///     .add("bn2", BatchNorm<float>(32));
+/// shortcut.add(Conv<float>(conv_shape::square(16, 32, 1, 2)));
+/// layers.add("block", residual<float>(std::move(branch), std::move(shortcut)));
+/// \endcode
 template <class T, class Device = device::cpu>
 class residual {
  public:
@@ -53,9 +64,19 @@ class residual {
     return branch;
   }
 
+  /// y = branch(x) + shortcut(x), then max(y, 0) if relu(). x, y: dense; y has output_shape(x.shape()) and
+  /// does not overlap x. In training, x must not change until the backward pass if abilities().reads_input,
+  /// nor y if reads_output. A shortcut with layers takes scratch or tape memory of the size of y. Throws
+  /// shape_error, and as the layers.
+  /// A branch that changes the shape of x needs a shortcut with layers; otherwise shape_error is thrown.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_dense(*this, "x", x);
     detail::check_dense(*this, "y", y);
+    detail::check_not_moved(branch_);
+    if (shortcut_.empty() && x.shape() != y.shape()) {
+      detail::throw_error<shape_error>({describe(), ": the shortcut is the identity, but y ", y.shape(),
+                                        " is not shaped as x ", x.shape()});
+    }
     if (fuses()) return forward_in_branch(ctx, x, y);
     scratch_frame frame(ctx.scratch());
     if (ctx.training() && keeps_output(branch_)) {
@@ -72,12 +93,17 @@ class residual {
     }
   }
 
+  /// With g = dy where the ReLU passed its input, else 0 (g = dy without a ReLU): dx is the sum of the
+  /// gradients that branch and shortcut compute from g; the gradients of all parameters are computed as well.
+  /// dx, shaped as x, is overwritten. dx may be a null view, or dy if abilities().gradient_in_place, and
+  /// overlaps nothing else. Throws shape_error, and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_dense(*this, "dy", dy);
     detail::check_dense_if_wanted(*this, "dx", dx);
     if (fuses()) return backward_in_branch(ctx, dy, dx);
     const auto x_shape = ctx.tape().template pop_value<extents<4>>(*this);
     const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
+    check_gradients(x_shape, y.shape(), dy, dx);
     scratch_frame frame(ctx.scratch());
     tensor_view<const T, 4> dsum = dy;
     if (relu_) {
@@ -108,6 +134,7 @@ class residual {
     return result;
   }
 
+  /// The visits, trace and initialize run through the branch first, then through the shortcut.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     branch_.visit_state(visitor, prefix);
     shortcut_.visit_state(visitor, detail::join_name(prefix, shortcut_name_));
@@ -146,6 +173,16 @@ class residual {
     return !part.empty() && part.abilities().reads_output;
   }
 
+  void check_gradients(const extents<4>& x, const extents<4>& y, const tensor_view<const T, 4>& dy,
+                       const tensor_view<T, 4>& dx) const {
+    if (dy.shape() != y) {
+      detail::throw_error<shape_error>({describe(), ": dy ", dy.shape(), " is not shaped as y ", y});
+    }
+    if (!dx.is_null() && dx.shape() != x) {
+      detail::throw_error<shape_error>({describe(), ": dx ", dx.shape(), " is not shaped as x ", x});
+    }
+  }
+
   tensor_view<const T, 4> run_shortcut(context<Device>& ctx, scratch_frame& frame,
                                        const tensor_view<const T, 4>& x, const extents<4>& shape) const {
     const tensor_view<T, 4> y = ctx.training() && keeps_output(shortcut_) ? ctx.tape().template push<T>(shape)
@@ -170,9 +207,13 @@ class residual {
     if (ctx.training()) ctx.tape().push_value(*this, kept{x.shape(), fusion.mask});
   }
 
+  // The branch's last layer takes dy under the mask. With an identity shortcut and a branch that can add to
+  // dx, dx starts as the masked dy; otherwise the shortcut's gradient is added after the branch's.
   void backward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                           const tensor_view<T, 4>& dx) const {
     const auto [x_shape, mask] = ctx.tape().template pop_value<kept>(*this);
+    // With a shortcut, the branch is the first to read dy, and checks its shape.
+    check_gradients(x_shape, shortcut_.empty() ? x_shape : dy.shape(), dy, dx);
     if (!shortcut_.empty()) {
       branch_.backward_fused(ctx, dy, dx, {mask, false});
       backward_shortcut(ctx, dy, dx, mask, x_shape);

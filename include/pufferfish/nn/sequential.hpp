@@ -13,6 +13,7 @@
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/nn/any_layer.hpp>
 #include <pufferfish/nn/inner_places.hpp>
+#include <pufferfish/ops/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -25,12 +26,26 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Neighbours share passes over memory if their abilities allow it (layer_abilities). A batch norm
 /// takes the moments of its input from the layer before and applies the ReLU after it: only the
 /// ReLU's output is then written, and the ReLU's backward pass is part of the batch norm's.
+///
+/// A sequential is a value: copies are deep. It can be a layer of another container, and the root of a
+/// network. Without layers it copies x to y.
+///
+/// \code
+/// sequential<float> layers;
+/// layers.add("conv", Conv<float>(conv_shape::square(3, 16, 3, 1, 1)))
+///     .add("bn", BatchNorm<float>(16))
+///     .add("relu", ReLU<float>())
+///     .add("pool", GlobalAvgPool<float>())
+///     .add("fc", Linear<float>(16, 10));
+/// network<float> net(std::move(layers));
+/// \endcode
 template <class T, class Device>
 class sequential {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
+  /// A layer and its name, which is unique in the sequential.
   struct child {
     std::string name;
     layer_type layer;
@@ -66,6 +81,7 @@ class sequential {
   const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
   const std::string& name(std::size_t i) const { return children_[i].name; }
   /// Removes a layer; the others keep their names.
+  /// i < size().
   void erase(std::size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }
 
   virtual std::string describe() const { return "sequential of " + std::to_string(children_.size()); }
@@ -78,10 +94,18 @@ class sequential {
     return shape;
   }
 
+  /// y = layer n - 1 (.. layer 1 (layer 0 (x))). x, y: dense; y has output_shape(x.shape()) and does not
+  /// overlap x. In training, x must not change until the backward pass if abilities().reads_input, nor y if
+  /// reads_output. Throws state_error for a moved-from sequential, shape_error that names the layer that does
+  /// not fit, and as the layers.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     forward_fused(ctx, x, y, {});
   }
 
+  /// Gradients of all parameters for the last forward pass in training, layer by layer from the last one, and
+  /// of x unless dx is a null view. dx, shaped as x, is overwritten; it may be dy if
+  /// abilities().gradient_in_place, x if gradient_over_input, and overlaps nothing else. Throws shape_error,
+  /// and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     backward_fused(ctx, dy, dx, {});
   }
@@ -104,13 +128,17 @@ class sequential {
     return result;
   }
 
-  /// For a container around this one; `fusion` as for the last layer.
+  /// forward with the operations of `fusion` applied by the last layer, for a container around this one.
+  /// Needs the ability `fuses`.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
     detail::check_not_moved(*this);
-    if (empty()) return copy(x, y);
     detail::check_dense(*this, "x", x);
     detail::check_dense(*this, "y", y);
+    if (empty()) {
+      check_output(x.shape(), y.shape());
+      return copy_dense(ctx, x, y);
+    }
     scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const extents<4>* shapes = shapes_for(notes, x.shape());
     check_output(shapes[size()], y.shape());
@@ -148,11 +176,16 @@ class sequential {
     if (ctx.training()) ctx.tape().push_value(*this, kept{x.shape(), outputs});
   }
 
-  /// For a container around this one.
+  /// backward for a container around this one: the mask of `fusion` is applied by the last layer (ability
+  /// `fuses`), `add` by the first one (ability adds_gradient).
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     detail::check_not_moved(*this);
-    if (empty()) return dx.is_null() ? void() : copy(dy, dx);
+    if (empty()) {
+      detail::check_dense(*this, "dy", dy);
+      check_gradient(dy.shape(), dx);
+      return dx.is_null() ? void() : copy_dense(ctx, dy, dx);
+    }
     scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const auto [x_shape, outputs] = ctx.tape().template pop_value<kept>(*this);
     detail::check_dense(*this, "dy", dy);
@@ -180,6 +213,7 @@ class sequential {
     ctx.tape().template pop<inner_output>(static_cast<index_t>(size()) + 1);
   }
 
+  /// The visits and trace show the layers in order, under the prefix and the layer's name.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     detail::check_not_moved(*this);
     for (child& c : children_) c.layer.visit_state(visitor, detail::join_name(prefix, c.name));
@@ -194,16 +228,21 @@ class sequential {
     }
   }
   void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix) const {
+    detail::check_not_moved(*this);
     extents<4> shape = input;
     for (const child& c : children_) {
       c.layer.trace(tracer, shape, detail::join_name(prefix, c.name));
       shape = c.layer.output_shape(shape);
     }
   }
+  /// Each layer draws from the child of `random` with the layer's name.
   void initialize(random_stream random) {
+    detail::check_not_moved(*this);
     for (child& c : children_) c.layer.initialize(random.child(c.name));
   }
+  /// Sum over the layers. Throws shape_error if the shapes do not fit.
   index_t macs(const extents<4>& input) const {
+    detail::check_not_moved(*this);
     index_t total = 0;
     extents<4> shape = input;
     for (const child& c : children_) {
@@ -217,6 +256,11 @@ class sequential {
   static extents<4> shape_after(const child& c, const extents<4>& input) {
     PUFFERFISH_DETAIL_TRY { return c.layer.output_shape(input); }
     PUFFERFISH_DETAIL_CATCH(shape_error, e) { PUFFERFISH_THROW(shape_error(c.name + ": " + e.what())); }
+  }
+
+  static void copy_dense(context<Device>& ctx, const tensor_view<const T, 4>& from,
+                         const tensor_view<T, 4>& to) {
+    if (from.data() != to.data()) ops::copy_elements<T>(ctx, from.data(), to.data(), to.size());
   }
 
   void check_output(const extents<4>& expected, const extents<4>& given) const {

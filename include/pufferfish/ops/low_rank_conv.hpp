@@ -2,24 +2,46 @@
 #pragma once
 
 /// \file
-/// Convolution of rank r in one pass: a tile of the output of `down` is multiplied by `up` while it is
-/// in the cache, and a tile of gradients is used for both backward products of `up`. The plain reference
-/// is two convolutions of ops::reference in turn. With groups, two grouped convolutions run in turn.
+/// Convolution of rank r in one pass: a tile of the output of `down` is multiplied by `up` while it is in the
+/// cache, and a tile of gradients is used for both backward products of `up`. The plain reference is two
+/// convolutions of ops::reference in turn. With groups, two grouped convolutions run in turn.
+///
+/// The weight of a convolution from in to out channels becomes `down`, a convolution of the same geometry
+/// from in to r channels, and `up`, a 1x1 convolution from r to out channels. `shape` describes `down`.
+/// Forward and backward pass:
+///
+/// \code
+/// ops::low_rank_conv_forward<float>(ctx, shape, x, down.data(), up, bias.data(), t, y);
+/// ops::low_rank_conv_backward_up<float>(ctx, t, dy, up, dup, false, dt);
+/// ops::conv_backward_weight<float>(ctx, shape, x, dt, ddown.data(), false);
+/// ops::conv_backward_input<float>(ctx, shape, dt, down.data(), dx);
+/// \endcode
 
 #include <pufferfish/ops/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
+namespace detail {
 
-/// t = x * down, y = t up + b, for one group. x: NHWC; down: HWIO storage of `shape`, whose out_channels
-/// are the rank r; t: NHWC with r channels, or a null view if not wanted; up: r x out; bias: out
-/// elements or nullptr; y: NHWC. All dense, no output overlaps anything. `moments`, unless nullptr,
-/// receives the mean and variance of y's channels. Throws shape_error if the shapes do not fit.
+/// Throws shape_error, naming operation and shape, for more than one group.
+inline void check_one_group(const char* what, const conv_shape& shape) {
+  if (shape.groups == 1) return;
+  pufferfish::detail::throw_error<shape_error>({what, ": for one group only, not for ", shape.describe()});
+}
+
+}  // namespace detail
+
+/// t = x * down, y = t up + b, for one group. x: NHWC; down: HWIO storage of `shape`, whose out_channels are
+/// the rank r; t: NHWC with r channels, or a null view if not wanted; up: r x out; bias: out elements or
+/// nullptr; y: NHWC with the pixels of t. All dense; t and y are overwritten and overlap nothing. `moments`,
+/// unless nullptr, receives the mean and variance of y's channels. Throws shape_error if the shapes do not
+/// fit or shape.groups is not 1. If t is null, scratch memory of its size is used.
 template <class T>
 void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
                            const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
                            moment_parts<T>* moments = nullptr) {
+  detail::check_one_group("low_rank_conv_forward", shape);
   extents<4> inner = y.shape();
   inner[3] = shape.out_channels;
   detail::check_conv("low_rank_conv_forward", shape, x.shape(), t.is_null() ? inner : t.shape());
@@ -42,9 +64,9 @@ void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
   });
 }
 
-/// The backward pass of `up`: dt = dy up^T and dup (+)= t^T dy. dy: NHWC with
-/// out channels, t, dt: NHWC with r channels, up, dup: r x out; all dense,
-/// outputs overlap nothing. Throws shape_error if the shapes do not fit.
+/// The backward pass of `up`: dt = dy up^T and dup = t^T dy, or with `accumulate` dup += t^T dy. dy: NHWC
+/// with out channels; t, dt: NHWC with r channels; up, dup: r x out; all dense. The outputs overlap nothing.
+/// The gradient of the bias is bias_gradient of dy. Throws shape_error if the shapes do not fit.
 template <class T>
 void low_rank_conv_backward_up(context<device::cpu>& ctx, const tensor_view<const T, 4>& t,
                                const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
@@ -53,7 +75,7 @@ void low_rank_conv_backward_up(context<device::cpu>& ctx, const tensor_view<cons
   const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
   detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
   detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
-  if (dup.empty()) return;
+  if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // dt has elements if out is 0: sums of no terms
   scratch_frame frame(ctx.scratch());
   T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(1), up.extent(0)));
   const auto operand = gemm_operand<T>::prepare(transpose(up), storage, dy_rows.extent(0));
@@ -77,10 +99,10 @@ inline conv_shape grouped_up_shape(index_t groups, index_t inner, index_t out) {
 
 }  // namespace detail
 
-/// low_rank_conv_forward for more than one group, on any device: t = x * down,
-/// y = t * up + b. down: HWIO storage of `shape`, whose out_channels are groups * r; t: NHWC
-/// with groups * r channels, or a null view if not wanted; up: r x out, of which out / groups
-/// consecutive columns belong to a group. Everything else as low_rank_conv_forward.
+/// low_rank_conv_forward for more than one group, on any device: t = x * down, y = t * up + b. down: HWIO
+/// storage of `shape`, whose out_channels are groups * r; t: NHWC with groups * r channels, or a null view if
+/// not wanted; up: r x out, of which out / groups consecutive columns belong to a group. On a device without
+/// collects_moments, `moments` is not written. Everything else as low_rank_conv_forward.
 template <class T, class Device>
 void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape,
                                    const tensor_view<const T, 4>& x, const T* down, const T* up,
@@ -103,7 +125,8 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
 }
 
 /// low_rank_conv_backward_up for more than one group, on any device. t, dt: NHWC with groups * r channels;
-/// up, dup: r x out. Everything else as low_rank_conv_backward_up.
+/// up, dup: r x out. Throws shape_error as conv_backward_weight. Everything else as
+/// low_rank_conv_backward_up.
 template <class T, class Device>
 void grouped_low_rank_conv_backward_up(context<Device>& ctx, index_t groups, const tensor_view<const T, 4>& t,
                                        const tensor_view<const T, 4>& dy, const T* up, parameter_t<T>* dup,
@@ -113,7 +136,8 @@ void grouped_low_rank_conv_backward_up(context<Device>& ctx, index_t groups, con
   conv_backward_input<T>(ctx, up_shape, dy, up, dt);
 }
 
-/// GPU overloads: <pufferfish/gpu.hpp>.
+/// GPU overloads: <pufferfish/gpu.hpp>. They collect no moments: pass no_moments = nullptr. The forward pass
+/// throws shape_error also for numbers of more than 31 bits as conv_forward.
 template <class T>
 void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,

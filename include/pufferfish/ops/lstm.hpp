@@ -6,8 +6,17 @@
 /// CPU form, which is one pass over memory each way.
 ///
 /// A row of gates is 4 hidden numbers: input gate i, forget gate f, cell candidate g, output gate o,
-/// PyTorch's order. Source: Hochreiter, Schmidhuber: "Long short-term memory", Neural Computation 9(8), 1997;
-/// the forget gate: Gers, Schmidhuber, Cummins, Neural Computation 12(10), 2000.
+/// PyTorch's order. The caller adds the products of the input and of the previous output with their weights,
+/// and the bias, into the gates before the forward pass:
+///
+/// \code
+/// weight.multiply(ctx, h, gates, true);  // step_operand: gates += h W
+/// ops::lstm_forward<float>(ctx, gates, cell_before, cell, h_next);
+/// ops::lstm_backward<float>(ctx, gates, cell_before, cell, dy, dh, dcell, dcell);  // gates: now gradients
+/// \endcode
+///
+/// Source: Hochreiter, Schmidhuber: "Long short-term memory", Neural Computation 9(8), 1997; the forget gate:
+/// Gers, Schmidhuber, Cummins, Neural Computation 12(10), 2000.
 
 #include <cmath>
 #include <cstdint>
@@ -49,8 +58,10 @@ void lstm_forward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>&
 }
 
 /// The gradients of lstm_forward. `gates` holds the activations and receives the gradient of the
-/// preactivations. The gradient of the output is dh = dy + dh_after. dc_after is the gradient of the
-/// cell from the next time step; dc_before receives the gradient of `before`. Null views count as zeros.
+/// preactivations. The gradient of the output is dh = dy + dh_after. dc_after is the gradient of the cell
+/// from the next time step; dc_before receives the gradient of `before`. With t = tanh(cell) and dc =
+/// dc_after + dh o (1 - t^2): dz_i = dc g i (1 - i), dz_f = dc before f (1 - f), dz_g = dc i (1 - g^2), dz_o
+/// = dh t o (1 - o), dc_before = dc f. Null views of before, dy, dh_after and dc_after count as zeros.
 template <class T>
 void lstm_backward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
                    const tensor_view<const T, 2>& cell, const tensor_view<const T, 2>& dy,
@@ -79,7 +90,8 @@ void lstm_backward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>
 
 namespace detail {
 
-/// Operands of one row of a time step, forward and backward. Null inputs count as zeros.
+/// Operands of one row of a time step, forward and backward. `before`, `dy`, `dh` (the gradient dh_after) and
+/// `dc_after` may be nullptr, which counts as zeros.
 template <class T>
 struct lstm_row {
   T* gates;
@@ -119,8 +131,11 @@ inline constexpr index_t lstm_row_weight = 16;
 
 }  // namespace detail
 
-/// One time step (formulas: reference::lstm_forward), within a few units in the last place. Rows are
-/// contiguous; `cell` may be `before`, nothing else overlaps. Throws shape_error if the shapes do not fit.
+/// One time step (formulas: reference::lstm_forward), within a few units in the last place. gates: batch x 4
+/// hidden, overwritten with the activations, which the backward pass needs; before: batch x hidden, or a null
+/// view for zeros; cell, output: batch x hidden, overwritten. Rows are contiguous; `cell` may be `before`,
+/// nothing else overlaps. A NaN preactivation gives a NaN activation. Throws shape_error if the shapes do not
+/// fit.
 template <class T>
 void lstm_forward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
                   const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
@@ -143,15 +158,19 @@ void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
                   const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
                   const tensor_view<T, 2>& output);
 
-/// The gradients of lstm_forward (formulas: reference::lstm_backward). Rows are contiguous;
-/// dc_before may be dc_after, nothing else overlaps. Throws shape_error if the shapes do not fit.
+/// The gradients of lstm_forward (formulas: reference::lstm_backward). gates: the activations of the forward
+/// pass, overwritten with the gradient of the preactivations; before, cell: as in and from the forward pass;
+/// dy, dh_after, dc_after: batch x hidden; dc_before: batch x hidden, overwritten. before, dy, dh_after and
+/// dc_after may be null views, which count as zeros. Rows are contiguous; dc_before may be dc_after, nothing
+/// else overlaps. Throws shape_error if the shapes do not fit, and for a null dc_before unless the batch is
+/// empty.
 template <class T>
 void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
                    const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
                    const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
                    const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dc_before) {
-  for (const tensor_view<const T, 2>& other :
-       {tensor_view<const T, 2>(dc_before), dy, before, dh_after, dc_after}) {
+  detail::check_lstm("lstm_backward", gates.shape(), cell.shape(), dc_before.shape(), true);
+  for (const tensor_view<const T, 2>& other : {dy, before, dh_after, dc_after}) {
     detail::check_lstm("lstm_backward", gates.shape(), cell.shape(), other.shape(), !other.is_null());
   }
   const index_t hidden = cell.extent(1);

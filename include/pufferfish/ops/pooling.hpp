@@ -4,8 +4,19 @@
 /// \file
 /// Maximum and average over windows of NHWC images, with gradients: the plain reference and the fast CPU
 /// form.
+///
+/// The operations check no shapes: y must have the extents that a valid pool_shape computes with output(). A
+/// view that is not dense throws shape_error.
+///
+/// \code
+/// const pool_shape shape = pool_shape::square(3, 2, 1);
+/// tensor<float, 4> x({8, 112, 112, 64}), y({8, 56, 56, 64}), dx(x.shape());
+/// ops::max_pool_forward<float>(ctx, shape, x, y);
+/// ops::max_pool_backward<float>(ctx, shape, x, y, dy, dx);
+/// \endcode
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include <pufferfish/ops/conv_shape.hpp>
@@ -13,30 +24,40 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The windows of a pooling operation. Lengths in pixels.
+/// The windows of a pooling operation. Lengths in pixels. Window (oy, ox) covers rows oy stride.height -
+/// padding.height + 0 .. kernel.height - 1 of the image, and columns likewise. An aggregate: nothing is
+/// checked until validate() is called.
 struct pool_shape {
   size2 kernel{1, 1};
   size2 stride{1, 1};
   size2 padding{0, 0};
   friend bool operator==(const pool_shape&, const pool_shape&) = default;
 
+  /// A square window with equal stride and padding in both directions. The result is not validated.
   static pool_shape square(index_t kernel, index_t stride, index_t padding = 0) {
     return {{kernel, kernel}, {stride, stride}, {padding, padding}};
   }
 
-  /// Throws shape_error, naming `layer`, unless kernel and stride are positive and 0 <= padding <= kernel /
-  /// 2, so that every window holds a real pixel.
+  /// Throws shape_error, naming `layer`, unless
+  /// - kernel and stride are positive and 0 <= padding <= kernel / 2: every window holds a real pixel,
+  /// - kernel height * kernel width fits in index_t, and each is at most a quarter of the largest index_t.
   void validate(const std::string& layer) const {
-    const auto fits = [](index_t k, index_t s, index_t p) { return k > 0 && s > 0 && p >= 0 && p <= k / 2; };
+    // A quarter of the largest index, since output_length adds a length and two paddings.
+    constexpr index_t most = std::numeric_limits<index_t>::max() / 4;
+    const auto fits = [](index_t k, index_t s, index_t p) {
+      return k > 0 && k <= most && s > 0 && p >= 0 && p <= k / 2;
+    };
+    const extents<2> window{kernel.height, kernel.width};
     if (!fits(kernel.height, stride.height, padding.height) ||
-        !fits(kernel.width, stride.width, padding.width)) {
+        !fits(kernel.width, stride.width, padding.width) || detail::checked_volume(window.data(), 2) < 0) {
       PUFFERFISH_THROW(shape_error(layer + ": not a pooling window: " + describe() +
                                    " (padding may be at most half the kernel)"));
     }
   }
 
-  /// NHWC extents of the output: floor((in + 2 padding - kernel) / stride) + 1 in each direction. Throws
-  /// shape_error, naming `layer.describe()`, if the window does not fit.
+  /// NHWC extents of the output: floor((in + 2 padding - kernel) / stride) + 1 in each direction; images and
+  /// channels are unchanged. Requires a valid shape. Throws shape_error, naming `layer.describe()`, if the
+  /// window is larger than the padded image, or the image has no pixels.
   template <class Layer>
   extents<4> output(const extents<4>& input, const Layer& layer) const {
     const index_t height =
@@ -49,6 +70,7 @@ struct pool_shape {
     return {input[0], height, width, input[3]};
   }
 
+  /// Text for messages: "kernel 3x3, stride 2x2, padding 1x1".
   std::string describe() const {
     const auto pair = [](size2 s) { return std::to_string(s.height) + "x" + std::to_string(s.width); };
     return "kernel " + pair(kernel) + ", stride " + pair(stride) + ", padding " + pair(padding);
@@ -64,6 +86,7 @@ struct pool_window {
   index_t pixels() const { return (y1 - y0) * (x1 - x0); }
 };
 
+/// Window (oy, ox) of an input, without its padding. Not empty for a valid shape.
 inline pool_window window_at(const pool_shape& shape, const extents<4>& input, index_t oy, index_t ox) {
   const index_t top = oy * shape.stride.height - shape.padding.height;
   const index_t left = ox * shape.stride.width - shape.padding.width;
@@ -112,7 +135,8 @@ void max_pool_forward(const pool_shape& shape, const tensor_view<const T, 4>& x,
   }
 }
 
-/// dx: each dy is added at the first pixel of its window, row by row, that equals the largest.
+/// dx: each dy is added at the first pixel of its window, row by row, that equals the largest. dx is
+/// overwritten. Unlike the fast form, a window with a NaN passes its gradient to some pixel.
 template <class T>
 void max_pool_backward(const pool_shape& shape, const tensor_view<const T, 4>& x,
                        const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
@@ -149,7 +173,7 @@ void average_pool_forward(const pool_shape& shape, bool count_padding, const ten
   }
 }
 
-/// dx: each dy, divided as in the forward pass, is added to all pixels of its window.
+/// dx, overwritten: each dy, divided as in the forward pass, is added to all pixels of its window.
 template <class T>
 void average_pool_backward(const pool_shape& shape, bool count_padding, const tensor_view<const T, 4>& dy,
                            const tensor_view<T, 4>& dx) {
@@ -170,7 +194,8 @@ void average_pool_backward(const pool_shape& shape, bool count_padding, const te
 
 namespace detail {
 
-/// Calls f(n, oy, ox, window) for all windows; a row of windows is a task.
+/// Calls f(n, oy, ox, window) for all windows; a row of windows is a task. `input` and `output`: NHWC
+/// extents.
 template <class F>
 void for_each_output(context<device::cpu>& ctx, const pool_shape& shape, const extents<4>& input,
                      const extents<4>& output, F&& f) {
@@ -190,8 +215,9 @@ inline window_pixels pixels_of(const pool_window& w, const extents<4>& images) {
 
 }  // namespace detail
 
-/// y = the largest value of each window (formula: reference::max_pool_forward). x, y: NHWC, dense, y shaped
-/// shape.output(x); y does not overlap x.
+/// y = the largest value of each window (formula: reference::max_pool_forward). Padding is ignored; a NaN in
+/// a window makes the result NaN. x, y: NHWC, dense, y shaped shape.output(x); y does not overlap x. A row of
+/// windows is one task.
 template <class T>
 void max_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                       const tensor_view<T, 4>& y) {
@@ -209,9 +235,10 @@ template <class T>
 void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                       const tensor_view<T, 4>& y);
 
-/// dx from dy (formula: reference::max_pool_backward). Finds the largest elements
-/// again from x and y, the result of the forward pass, so that no positions need to
-/// be kept. Shapes as there; dx overlaps nothing. Where y is NaN, dy is dropped.
+/// dx, overwritten, from dy (formula: reference::max_pool_backward). Finds the largest elements again from x
+/// and y, the result of the forward pass, so that no positions need to be kept. x, dx and y, dy: shapes as in
+/// the forward pass, dense; dx overlaps nothing. Where y is NaN, dy is dropped. An image is one task, since
+/// windows may overlap.
 template <class T>
 void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                        const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
@@ -237,7 +264,9 @@ void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const
                        const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
                        const tensor_view<T, 4>& dx);
 
-/// y = the average of each window (formula: reference::average_pool_forward). Shapes as max_pool_forward.
+/// y = the average of each window (formula: reference::average_pool_forward), summed in T. The divisor is the
+/// number of pixels of the window inside the image, or with count_padding kernel.height * kernel.width.
+/// Shapes and tasks as max_pool_forward.
 template <class T>
 void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
                           const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
@@ -256,7 +285,8 @@ template <class T>
 void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
                           const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y);
 
-/// dx from dy (formula: reference::average_pool_backward). dx overlaps nothing.
+/// dx, overwritten, from dy (formula: reference::average_pool_backward), with the divisors of the forward
+/// pass. Shapes and tasks as max_pool_backward; dx overlaps nothing.
 template <class T>
 void average_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
                            const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {

@@ -3,6 +3,13 @@
 
 /// \file
 /// Softmax and cross entropy in one, with label smoothing, and the gradient of the two.
+///
+/// \code
+/// tensor<float, 2> logits({batch, classes}), dlogits(logits.shape());
+/// const loss_result loss = ops::softmax_cross_entropy<float>(
+///     ctx, logits, labels, {0.1}, static_cast<double>(batch), dlogits);
+/// const double mean = loss.mean_loss(), share_of_correct = loss.accuracy();
+/// \endcode
 
 #include <algorithm>
 #include <cmath>
@@ -22,19 +29,27 @@ enum class smoothing_kind {
   wrong_classes  ///< 1 - epsilon for the label, epsilon / (K - 1) for every other (Pufferfish's own training)
 };
 
-/// epsilon in [0, 1); 0: none.
+/// Label smoothing: epsilon in [0, 1), which the losses check; 0: none.
 struct label_smoothing {
   double epsilon = 0.0;
   smoothing_kind kind = smoothing_kind::all_classes;
 };
 
-/// Sums over a batch. To combine batches and ranks, add the sums, then divide.
+/// "0.125"; "0.125, wrong classes" for smoothing_kind::wrong_classes, unless epsilon is 0.
+inline std::string describe(const label_smoothing& smoothing) {
+  const bool wrong_classes = smoothing.epsilon != 0.0 && smoothing.kind == smoothing_kind::wrong_classes;
+  return detail::exact_number(smoothing.epsilon) + (wrong_classes ? ", wrong classes" : "");
+}
+
+/// Sums over a batch. To combine batches and ranks, add the sums, then divide. mean_loss() and accuracy() of
+/// no rows are 0.
 struct loss_result {
   double loss_sum = 0.0;
   index_t correct = 0;  ///< rows whose largest logit (the first of equals) is the label's
   index_t count = 0;    ///< rows
 
   double mean_loss() const { return count == 0 ? 0.0 : loss_sum / static_cast<double>(count); }
+  /// Share of correct rows, 0 .. 1.
   double accuracy() const {
     return count == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(count);
   }
@@ -53,6 +68,8 @@ namespace detail {
 struct smoothed_target {
   double right, wrong;
 
+  /// For K classes: all_classes gives wrong = epsilon / K and right = 1 - epsilon + wrong; wrong_classes
+  /// gives wrong = epsilon / (K - 1) and right = 1 - epsilon, or 0 and 1 for a single class.
   smoothed_target(const label_smoothing& smoothing, index_t classes) {
     const auto k = static_cast<double>(classes);
     if (smoothing.kind == smoothing_kind::all_classes) {
@@ -65,6 +82,7 @@ struct smoothed_target {
   }
 };
 
+/// Throws shape_error unless there is one label for each row.
 inline void check_label_count(std::span<const std::int32_t> labels, const extents<2>& logits) {
   if (static_cast<index_t>(labels.size()) != logits[0]) {
     PUFFERFISH_THROW(shape_error("softmax_cross_entropy: " + std::to_string(labels.size()) + " labels for " +
@@ -72,6 +90,7 @@ inline void check_label_count(std::span<const std::int32_t> labels, const extent
   }
 }
 
+/// check_label_count, and value_error, with its position, for the first label outside 0 .. K - 1.
 inline void check_labels(std::span<const std::int32_t> labels, const extents<2>& logits) {
   check_label_count(labels, logits);
   for (std::size_t m = 0; m < labels.size(); ++m) {
@@ -87,7 +106,8 @@ inline void check_labels(std::span<const std::int32_t> labels, const extents<2>&
 
 namespace reference {
 
-/// With p = softmax(z) and target t: loss = -sum_k t_k log p_k, dz_k = (p_k - t_k) / normalizer, row by row.
+/// With p = softmax(z) and target t: loss = -sum_k t_k log p_k, dz_k = (p_k - t_k) / normalizer, row by row,
+/// in double. dlogits: a null view if not wanted; not logits.
 template <class T>
 loss_result softmax_cross_entropy(const tensor_view<const T, 2>& logits, std::span<const std::int32_t> labels,
                                   const label_smoothing& smoothing, double normalizer,
@@ -140,7 +160,8 @@ bool is_first_largest(const T* z, index_t classes, index_t label) {
   return true;
 }
 
-/// The rows of one batch, and the kernels that work on them.
+/// The rows of one batch, and the kernels that work on them. Immutable: threads share one object. `scale` is
+/// the factor of the gradient, 1 / normalizer.
 template <class T>
 struct softmax_rows {
   index_t classes;
@@ -148,7 +169,7 @@ struct softmax_rows {
   T scale;
   const isa form = widest_isa();
 
-  /// The loss of one row of logits z; writes p - t, times `scale`, to dz unless that is nullptr.
+  /// The loss of one row of logits z; writes p - t, times `scale`, to dz unless that is nullptr. dz may be z.
   row_result operator()(const T* z, index_t label, T* dz) const {
     const T largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, classes);
     const T own = z[label] - largest;
@@ -189,13 +210,14 @@ void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& sm
 
 }  // namespace detail
 
-/// Cross entropy between softmax(logits) and the smoothed labels, summed over the rows, and its
-/// gradient: dlogits = (softmax - target) / normalizer. With normalizer = batch size, this is
-/// the gradient of the mean. logits: M x K dense; labels: M values in 0 .. K - 1; dlogits:
-/// M x K dense (it may be logits), or a null view if not wanted. Logits of any size are safe; a
-/// NaN or +infinity among them makes the loss NaN. Summed in double, in row order. Throws
-/// shape_error if the sizes differ; value_error, before anything is written, for a label out of
-/// range (with its position), an epsilon outside [0, 1) or a normalizer that is not positive.
+/// Cross entropy between softmax(logits) and the smoothed labels, summed over the rows, and its gradient:
+/// dlogits = (softmax - target) / normalizer, overwritten. With normalizer = batch size, this is the gradient
+/// of the mean; the loss itself is not divided. logits: M x K dense; labels: M values in 0 .. K - 1; dlogits:
+/// M x K dense (it may be logits), or a null view if not wanted. Exponentials are in T, summed in T over
+/// short runs, then in double; losses are summed in double, in row order. Finite logits of any size are safe;
+/// a NaN or +infinity among them makes the loss NaN. A row with a NaN does not count as correct. Throws
+/// shape_error if the sizes differ or a matrix is not dense; value_error, before anything is written, for a
+/// label out of range (with its position), an epsilon outside [0, 1) or a normalizer that is not positive.
 template <class T>
 loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                   std::span<const std::int32_t> labels, const label_smoothing& smoothing,
@@ -224,9 +246,10 @@ loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<c
   }
   return result;
 }
-/// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device
-/// memory: results[0] becomes the sum of the losses, results[1] the number of correct rows. It
-/// cannot throw for a label out of range; such a label makes the loss and the row's gradient NaN.
+/// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device memory:
+/// results[0] becomes the sum of the losses, results[1] the number of correct rows. It cannot throw for a
+/// label out of range; such a label makes the loss and the row's gradient NaN. The gradient is multiplied by
+/// the context's loss_scale() if one is set. Other errors as on the CPU.
 template <class T>
 void softmax_cross_entropy(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                            std::span<const std::int32_t> labels, const label_smoothing& smoothing,

@@ -15,21 +15,24 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of SGD, with the names and defaults of torch.optim.SGD except decay_all.
 struct sgd_options {
-  double momentum = 0.0;
-  double dampening = 0.0;
-  bool nesterov = false;
-  double weight_decay = 0.0;
-  bool decay_all = false;  ///< also biases and normalisation parameters, as PyTorch does by default
+  double momentum = 0.0;      ///< factor of the velocity of earlier steps; 0: no velocity is kept
+  double dampening = 0.0;     ///< share of the gradient left out of the velocity; may be negative
+  bool nesterov = false;      ///< needs momentum and no dampening
+  double weight_decay = 0.0;  ///< added to the gradient, times the value
+  bool decay_all = false;     ///< also biases and normalisation parameters, as PyTorch does by default
 
-  /// Throws value_error for options out of range.
+  /// Throws value_error for a momentum or weight decay that is negative, for a number that is not finite, and
+  /// for nesterov without momentum or with dampening.
   void validate() const {
     const bool valid = momentum >= 0.0 && std::isfinite(momentum) && std::isfinite(dampening) &&
                        weight_decay >= 0.0 && std::isfinite(weight_decay);
     if (!valid) {
       PUFFERFISH_THROW(value_error("SGD: momentum " + detail::shortest_number(momentum) + ", dampening " +
                                    detail::shortest_number(dampening) + ", weight decay " +
-                                   detail::shortest_number(weight_decay) + ": finite, none negative"));
+                                   detail::shortest_number(weight_decay) +
+                                   ": all must be finite, momentum and weight decay not negative"));
     }
     if (nesterov && (momentum == 0.0 || dampening != 0.0)) {
       PUFFERFISH_THROW(value_error("SGD: Nesterov needs momentum (got " + detail::shortest_number(momentum) +
@@ -60,6 +63,22 @@ void sgd_element(T& value, T gradient, T& velocity, double lr, const sgd_options
 ///     velocity = g at the first step, else momentum velocity + (1 - dampening) g
 ///     value -= lr velocity               (Nesterov: value -= lr (g + momentum velocity))
 /// which is PyTorch's form (lr outside the velocity). Without momentum: value -= lr g.
+///
+/// Weight decay applies to parameters of role weight only, unless decay_all is set, and to no exempt segment
+/// (see arena_segment). Memory: one velocity per value, none without momentum. Results do not depend on the
+/// number of threads. Gradients that layers have stopped writing count as zero (see parameter). One thread at
+/// a time may call an optimizer.
+///
+/// \code
+/// SGD<float> optimizer(make_optimizer_target(net.store()), {.momentum = 0.9, .weight_decay = 1e-4});
+/// for (std::uint64_t step = 0; step < steps; ++step) {
+///   ctx.begin_step(step);
+///   net.forward(ctx, images.view(), logits.view());
+///   loss(ctx, logits.view(), labels, batch, dlogits.view());
+///   net.backward(ctx, dlogits.view());
+///   optimizer.step(ctx, 0.1);
+/// }
+/// \endcode
 template <class T>
 class SGD {
  public:
@@ -67,6 +86,7 @@ class SGD {
 
   /// Starts at step 0, without a velocity. Throws shape_error if the target's parts do not fit each other,
   /// value_error for options out of range.
+  /// The target's arenas must exist as long as the optimizer is used.
   SGD(optimizer_target<T> target, const sgd_options& options)
       : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
     options_.validate();
@@ -79,6 +99,7 @@ class SGD {
 
   /// One step with the given learning rate over all parameters. Throws state_error if the network has changed
   /// its arenas, value_error for a learning rate that is not finite.
+  /// Gradients are read, not changed, except those that must count as zero.
   void step(context<device::cpu>& ctx, double lr) {
     begin_step(lr);
     step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
@@ -113,6 +134,7 @@ class SGD {
 
   /// The state, for checkpoints: the velocity arena (arranged like the values; empty without momentum) and
   /// the number of steps taken.
+  /// set_steps(n) with n > 0 declares the velocity valid, as after loading it.
   std::span<T> velocity() { return velocity_.span(); }
   std::span<const T> velocity() const { return velocity_.span(); }
   std::uint64_t steps() const { return steps_; }

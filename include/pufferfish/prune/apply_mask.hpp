@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <pufferfish/compress/tern_codes.hpp>
+#include <pufferfish/dist/communicator.hpp>
 #include <pufferfish/prune/mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -33,7 +34,8 @@ void mask_weights(context<device::cpu>& ctx, const weight_mask& mask, parameter_
   store.round();
 }
 
-/// The same for the state of an optimizer: every non-empty span of states(), arranged as the arena.
+/// The same for the state of an optimizer: every non-empty span of states(), arranged as the arena. Throws
+/// value_error if a span does not consist of whole tensors from the first one on.
 template <class Optimizer>
 void mask_states(context<device::cpu>& ctx, const weight_mask& mask, Optimizer& optimizer) {
   for (auto& [name, values] : optimizer.states()) {
@@ -43,13 +45,30 @@ void mask_states(context<device::cpu>& ctx, const weight_mask& mask, Optimizer& 
 
 /// Sets gradients of pruned weights to 0. Call it in every step before an exchange, an error memory, momentum
 /// or weight decay uses the gradients. Not needed if a compact_sum exchanges them: it sets them to 0 itself.
+/// Throws state_error if values and gradients are on a device, value_error if the arena's length is not that
+/// of whole tensors of the mask. parameter_store::bring_to_host leaves the gradients on the device: that they
+/// are not there is not checked.
+///
+/// \code
+/// net.backward(ctx, dy.view());
+/// mask_gradients(ctx, mask, net.store());
+/// sgd.step(ctx, 0.02);
+/// \endcode
 template <class T>
 void mask_gradients(context<device::cpu>& ctx, const weight_mask& mask, parameter_store<T>& store) {
+  if (!store.on_host()) {
+    PUFFERFISH_THROW(state_error("mask_gradients: the gradients are on a device: use model::on_host"));
+  }
   mask.apply(ctx, store.gradients());
 }
 
 /// is_prunable, except for the parameters and layers that `names` lists; a layer's name excludes all its
 /// parameters ("fc": "fc.weight"). Throws value_error for a name that is neither a parameter's nor a layer's.
+/// The result holds a copy of the names and no reference to the store.
+///
+/// \code
+/// weight_mask mask(net.store(), prunable_except(net.store(), {"fc"}));
+/// \endcode
 template <class T>
 prunable_choice prunable_except(const parameter_store<T>& store, std::vector<std::string> names) {
   const std::vector<coded_tensor> tensors = coded_tensors(store);
@@ -67,16 +86,24 @@ prunable_choice prunable_except(const parameter_store<T>& store, std::vector<std
   };
 }
 
-/// Sends the mask of rank `root` to all ranks. Collective; the masks must be for equal arenas.
+/// Overwrites the mask of every rank with that of rank `root`. Collective. 8 bytes per word of bits are
+/// broadcast. Throws state_error on all ranks, with the masks unchanged, unless the masks of all ranks are
+/// for tensors of equal names, sizes and prunable flags; also the errors of the communicator.
 template <class Comm>
 void broadcast_mask(Comm& comm, weight_mask& mask, int root = 0) {
+  std::string lines;
+  for (const masked_tensor& tensor : mask.tensors()) {
+    lines += detail::message({tensor.name, " of ", tensor.size, tensor.prunable ? ", prunable\n" : "\n"});
+  }
+  agree_on_lines(comm, "masks", lines);
   std::vector<std::uint64_t> words(mask.words().begin(), mask.words().end());
   comm.broadcast(std::span<std::uint64_t>(words), root);
   mask.set_words(words);
 }
 
 /// The bits as numbers of type T, for checkpoints, whose states are arrays of T. Each number is a 16-bit
-/// whole number, which float holds exactly: four per word, lowest bits first.
+/// whole number, which float holds exactly: four per word, lowest bits first. The result has 4 words().size()
+/// numbers.
 template <class T>
 std::vector<T> mask_numbers(const weight_mask& mask) {
   std::vector<T> numbers;

@@ -17,8 +17,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of compact_sum.
 struct compact_sum_options {
-  std::shared_ptr<const weight_mask> mask;  ///< the same on all ranks
+  std::shared_ptr<const weight_mask> mask;  ///< the same on all ranks; not nullptr
   /// TernGrad codes of the survivors instead of their values. With own scalers (shared_scaler = false), a
   /// step has one round and sends 2 bits per survivor and one scaler per tensor.
   std::optional<tern_grad_options> ternary = std::nullopt;
@@ -46,13 +47,25 @@ inline std::string describe(const compact_sum_options& options) {
 /// left out, and random numbers are counted by the position among the survivors of a tensor.
 ///
 /// PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
+///
+/// The lists of survivors are made from the mask in the constructor: 4 bytes per survivor of a tensor that
+/// has pruned elements. A later change of the mask needs a new object. The object shares the ownership of the
+/// mask.
+///
+/// \code
+/// auto mask = std::make_shared<weight_mask>(net.store());
+/// prune_by_magnitude(*mask, net.store(), {.share = 0.8});
+/// mask_weights(ctx, *mask, net.store());
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, compact_sum_options{mask});
+/// \endcode
 template <class T>
 class compact_sum {
  public:
   using value_type = T;
 
-  /// For the whole arena. Throws value_error without a mask, for a name in ternary.skip that is neither a
-  /// parameter's nor a layer's and, naming it, for a tensor of 2^31 elements or more.
+  /// For the whole arena. Throws value_error without a mask, for the route `sparse` in `ternary`, for a name
+  /// in ternary.skip that is neither a parameter's nor a layer's and, naming it, for a tensor of 2^31
+  /// elements or more.
   explicit compact_sum(compact_sum_options options)
       : compact_sum(options, 0, options.mask ? options.mask->size() : 0) {}
 
@@ -62,12 +75,15 @@ class compact_sum {
   /// then get the gradients of these elements only. Throws value_error if the range cuts a tensor.
   compact_sum part(index_t begin, index_t end) const { return compact_sum(options_, begin, end); }
 
+  /// See gradient_compressor: prepares TernGrad for rank `rank` of `ranks`. Does nothing without `ternary`.
   void start(int rank, int ranks) {
     if (ternary_) ternary_->start(rank, ranks);
   }
   int rounds() const { return ternary_ ? ternary_->rounds() : 1; }
 
-  /// Throws value_error unless there is one gradient for each element of [begin, end), kept or pruned.
+  /// Round 0 gathers the survivors of this rank. The message is their sum, or that of TernGrad. `gradients`
+  /// is not changed. Throws value_error unless there is one gradient for each element of [begin, end), kept
+  /// or pruned.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     if (static_cast<index_t>(gradients.size()) != survivors_.size()) {
@@ -81,6 +97,8 @@ class compact_sum {
     return message;
   }
 
+  /// After the last round overwrites all gradients of the range: the result for survivors, +0 for all others.
+  /// Throws the errors of TernGrad's decode.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     if (ternary_) ternary_->decode(ctx, place, round, values_.span());
     if (round + 1 < rounds()) return;
@@ -88,6 +106,7 @@ class compact_sum {
     survivors_.scatter(ctx, std::as_const(values_).data(), factor, gradients.data());
   }
 
+  /// sizeof(T) bytes per survivor; with `ternary`, the bytes of TernGrad for the survivors.
   index_t payload_bytes() const {
     return ternary_ ? ternary_->payload_bytes() : values_.size() * static_cast<index_t>(sizeof(T));
   }
@@ -110,10 +129,12 @@ class compact_sum {
     if (options.ternary) ternary_.emplace(make_ternary(begin, end));
   }
 
+  // Throws value_error without a mask, for the route `sparse` and for a name in ternary.skip that is unknown.
   static const weight_mask& checked(const compact_sum_options& options) {
     if (!options.mask) PUFFERFISH_THROW(value_error("compact_sum: the options have no mask"));
     if (options.ternary) {
       const auto& tensors = options.mask->tensors();
+      detail::check_tern_route("compact_sum", options.ternary->route);
       detail::check_tern_skips(options.ternary->skip, {tensors.begin(), tensors.end()});
     }
     return *options.mask;
@@ -132,6 +153,8 @@ class compact_sum {
     return result;
   }
 
+  // TernGrad for the survivors of the range. Names in `skip` of tensors outside the range, or without
+  // survivors, are dropped, since TernGrad refuses names that it does not find.
   any_compressor<T> make_ternary(index_t begin, index_t end) const {
     std::vector<coded_tensor> tensors = survivor_tensors(begin, end);
     tern_grad_options options = *options_.ternary;

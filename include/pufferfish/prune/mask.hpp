@@ -32,11 +32,16 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// mask the gradients before the optimizer's step. Bit i % 64 of a tensor's word i / 64 is the tensor's
 /// element i in storage order; bits after the last element are clear. A mask is valid for one layout of the
 /// arenas: the switch to low rank needs a new mask.
+///
+/// A mask owns its bits and copies of the tensors' names and layouts; it keeps no pointer to the store. It
+/// takes 1 bit per prunable weight. Const members may be called from several threads at once, each with a
+/// context of its own. No member is collective: broadcast_mask sends a mask to other ranks.
 class weight_mask {
  public:
   static constexpr index_t word_bits = detail::mask_word_bits;
 
-  /// `tensors`: all tensors of the arena, without gaps, as coded_tensors lists them.
+  /// `tensors`: all tensors of the arena, without gaps, as coded_tensors lists them. `choice` is called once
+  /// for each and decides which have bits; all bits are set.
   explicit weight_mask(const std::vector<coded_tensor>& tensors,
                        const prunable_choice& choice = is_prunable) {
     std::size_t words = 0;
@@ -78,11 +83,14 @@ class weight_mask {
   /// Elements of the arena that remain: kept() and all elements that are not prunable.
   index_t survivors() const { return kept() + unprunable_; }
 
+  /// Whether an element remains; always true for a tensor that is not prunable. 0 <= element < size of the
+  /// tensor, which is not checked.
   bool keeps(std::size_t tensor, index_t element) const {
     const masked_tensor& of = tensors_[tensor];
     return !of.prunable || (words_[detail::word_of(of, element)] >> element % word_bits & 1U) != 0;
   }
-  /// Clears the bit of an element of a prunable tensor.
+  /// Clears the bit of an element of a prunable tensor. Does nothing if it is clear. The tensor must be
+  /// prunable, and 0 <= element < its size, which is not checked.
   void remove(std::size_t tensor, index_t element) {
     masked_tensor& of = tensors_[tensor];
     std::uint64_t& word = words_[detail::word_of(of, element)];
@@ -105,8 +113,9 @@ class weight_mask {
     }
   }
 
-  /// Sets pruned values to +0, also those that are NaN. `values` are the elements begin .. begin + size - 1
-  /// of the arena. Throws value_error unless these are whole tensors.
+  /// Sets pruned values to +0, also those that are NaN, in place, on all threads; other values keep their
+  /// bits. `values` are the elements begin .. begin + size - 1 of the arena, in host memory. Throws
+  /// value_error, with the values unchanged, unless these are whole tensors.
   template <class T>
   void apply(context<device::cpu>& ctx, std::span<T> values, index_t begin = 0) const {
     const auto [first, last] = tensor_range(begin, begin + static_cast<index_t>(values.size()));
@@ -137,7 +146,8 @@ class weight_mask {
             static_cast<std::size_t>(last - tensors_.begin())};
   }
 
-  /// The bits of all prunable tensors, for checkpoints and broadcasts. Each tensor starts at a new word.
+  /// The bits of all prunable tensors, for checkpoints and broadcasts. Each tensor starts at a new word and
+  /// has ceil(size / 64) of them. The span is valid as long as the mask.
   std::span<const std::uint64_t> words() const { return words_; }
   /// Replaces all bits. Throws value_error, without changing the mask, for a wrong number of words and,
   /// naming the tensor, for a bit that is set after the tensor's last element.
@@ -158,7 +168,8 @@ class weight_mask {
     count_kept();
   }
 
-  /// Sets the bits of all weights that are not 0, clears the others. NaN is not 0. `values`: the whole arena.
+  /// Sets the bits of all weights that are not 0, clears the others. NaN is not 0, -0 is. `values`: the whole
+  /// arena, in host memory. Throws value_error for another length.
   template <class T>
   void set_nonzero(context<device::cpu>& ctx, std::span<const T> values) {
     check_size(static_cast<index_t>(values.size()));
@@ -167,9 +178,12 @@ class weight_mask {
     mark_nonzero(ctx, places);
   }
   /// The same for the values of a store, which may be in the memory of a host framework. Throws state_error
-  /// if the mask was made for other arenas.
+  /// if the values are on a device or the mask was made for other arenas.
   template <class T>
   void set_nonzero(context<device::cpu>& ctx, const parameter_store<T>& store) {
+    if (!store.on_host()) {
+      PUFFERFISH_THROW(state_error("weight_mask: the values are on a device: use model::on_host"));
+    }
     check_store(store);
     mark_nonzero(ctx, detail::places_of(store));
   }
@@ -183,6 +197,7 @@ class weight_mask {
     }
     return all.values(words()).digest();
   }
+  /// Equal bits, names, layouts and prunable flags.
   bool operator==(const weight_mask& other) const {
     return words_ == other.words_ && std::ranges::equal(tensors_, other.tensors_, same_tensor);
   }
@@ -200,11 +215,13 @@ class weight_mask {
                                         " in the network, or their shapes differ; make a new mask"});
     }
   }
+  /// The same for the parameters of a store that have elements.
   template <class T>
   void check_store(const parameter_store<T>& store) const {
     check_tensors(coded_tensors(store));
   }
 
+  /// Counts of all prunable tensors and of the whole mask.
   mask_report report() const {
     mask_report result;
     result.unprunable = unprunable_;

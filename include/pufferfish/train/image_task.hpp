@@ -22,13 +22,22 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Trains a network by softmax cross entropy on augmented images, normalised by the training set's
 /// statistics. On a device the sets are copied to its memory, and batches are made there.
+/// load, compute, step, estimate, test, describe and data_lines are the members of a task
+/// (train/step_position.hpp). With s_i the loss of sample i (smoothed if the options say so), B the number of
+/// samples of the global batch, p the number of ranks: the gradient on a rank is that of (p / B) (sum of s_i
+/// over the rank's samples).
+///
+/// \code
+///   image_task<float> task(net, train, test, options, comm.rank(), comm.size());
+///   training_run<image_task<float>, mpi::communicator> run(std::move(net), comm, std::move(task), options);
+/// \endcode
 template <class T, class Device = device::cpu>
 class image_task {
  public:
   using model_type = network<T, Device>;
 
-  /// The sets must outlive the object. Throws shape_error if images do not fit the network. Throws as
-  /// gpu::image_loader on a device.
+  /// The sets must outlive the object. Throws shape_error if images do not fit the network; as loader for an
+  /// invalid set, batch, rank or padding; as gpu::image_loader on a device. Local.
   image_task(const model_type& net, const image_set& train, const image_set& test,
              const training_options& options, int rank, int ranks)
       : test_(&test),
@@ -44,8 +53,10 @@ class image_task {
         gradient_(memory(), volume<4>(output_shape_)) {}
 
   index_t steps_per_epoch() const { return source_.steps_per_epoch(); }
+  /// The training set's mean and deviation, which training and test images are normalized by.
   const normalization& normalize() const { return normalize_; }
 
+  /// Loads this rank's part of the batch of epoch at.epoch, step at.step. The part may be empty.
   step_share load(context<Device>& ctx, const step_position& at) {
     place_ = source_.load(ctx, at.epoch, at.step, tensor_view<T, 4>(images_.data(), shape_), labels_.span());
     ctx.begin_step(at.total, place_.first);
@@ -53,6 +64,7 @@ class image_task {
     return {place_.count, work.digest()};
   }
 
+  /// Forward and backward pass over the loaded part. results[0]: sum of its losses; results[1]: its hits.
   void compute(context<Device>& ctx, model_type& net, double* results) {
     const tensor_view<const T, 4> x = rows(images_, shape_);
     const tensor_view<T, 4> y = rows(logits_, output_shape_), dy = rows(gradient_, output_shape_);
@@ -110,8 +122,11 @@ class image_task {
 
   /// Shape of one rank's largest batch.
   const extents<4>& input_shape() const { return shape_; }
+  /// Inputs of a step's layers; see train/step_position.hpp.
   std::vector<layer_input> layer_inputs(const model_type& net) const { return traced_inputs(net, shape_); }
 
+  /// Loss and accuracy on the test set. All ranks get the same sums. On a device the first call copies the
+  /// set there. Collective.
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
     if (!test_source_) {
@@ -126,7 +141,7 @@ class image_task {
 
   std::string describe() const {
     return "batch " + std::to_string(options_.batch) + "\nlabel smoothing " +
-           detail::exact_number(options_.smoothing.epsilon) + "\ncrop padding " +
+           pufferfish::describe(options_.smoothing) + "\ncrop padding " +
            std::to_string(options_.augment.pad_crop) + (options_.augment.reflect ? ", reflected" : "") +
            "\nflip " + (options_.augment.flip ? "yes" : "no") + "\n";
   }
@@ -135,6 +150,7 @@ class image_task {
  private:
   using image_source = typename detail::device_parts<Device>::image_source;
 
+  // Sizes of a set and a digest of its pixels and labels.
   static std::string data_line(const char* name, const image_set& set) {
     const std::uint64_t content = hasher()
                                       .values(std::span<const std::uint8_t>(set.pixels))
@@ -145,6 +161,7 @@ class image_task {
                             " classes, digest ", detail::hexadecimal(content), "\n"});
   }
 
+  // A set of copies of these samples, in this order.
   static image_set chosen_images(const image_set& all, const std::vector<index_t>& samples) {
     image_set some{
         static_cast<index_t>(samples.size()), all.height, all.width, all.channels, all.classes, {}, {}};

@@ -21,6 +21,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Random changes to training images.
+/// All (2 pad_crop + 1)^2 windows are equally likely.
 struct augmentation {
   index_t pad_crop = 0;  ///< pad each side by this many pixels, then cut a window of the old size at random
   bool reflect = false;  ///< pad with the mirror image (the edge not repeated) instead of zero pixels
@@ -28,12 +29,15 @@ struct augmentation {
 };
 
 /// A pixel v (0 .. 255) of channel c becomes (v - mean[c]) / deviation[c]. Both empty: it stays v.
+/// Lengths: the number of channels, or 0.
 struct normalization {
   std::vector<float> mean, deviation;
 };
 
 namespace detail {
 
+/// Throws value_error for an empty set and for labels outside 0 .. classes - 1, shape_error for numbers of
+/// pixels or labels that do not fit the extents; `who` begins the text.
 inline void check_image_set(const image_set& set, const char* who) {
   const std::string name(who);
   const auto numbers = [](index_t have, index_t want) {
@@ -93,6 +97,7 @@ inline normalization measure_normalization(const image_set& set) {
   return result;
 }
 
+/// Ranges are checked by the constructor of loader.
 struct loader_options {
   index_t batch = 128;  ///< samples of all ranks together; an epoch's last batch may have fewer
   bool shuffle = true;  ///< a new order every epoch; else the order of the set
@@ -113,12 +118,20 @@ struct batch_place {
 /// Serves the batches of an image set. Order and augmentation of a sample are pure functions of (seed, epoch,
 /// position of the sample in the set), so the global batches do not depend on the number of ranks. Of a batch
 /// of B samples, rank r of p gets B r / p .. B (r + 1) / p - 1. The set must outlive the loader unchanged.
+/// One thread at a time uses a loader. A step in a new epoch computes the epoch's permutation first, in time
+/// and memory proportional to the number of samples.
+/// \code
+///   loader source(train, {.batch = 128, .normalize = measure_normalization(train)});
+///   tensor<float, 4> x({source.max_local_batch(), train.height, train.width, train.channels});
+///   std::vector<std::int32_t> labels(128);  // at least got.count
+///   const batch_place got = source.load(0, 0, x.view(), std::span<std::int32_t>(labels));
+/// \endcode
 class loader {
  public:
   /// Throws value_error for an empty set, a label outside 0 .. classes - 1, a batch below 1, a rank outside 0
-  /// .. ranks - 1, padding that is negative (or not smaller than the image, where it reflects), a deviation
-  /// that is not positive; shape_error if pixels or labels of the set, or the lengths of mean and deviation,
-  /// do not fit its extents. All name the numbers.
+  /// .. ranks - 1, padding that is negative (or not smaller than the image, where it reflects), a mean that
+  /// is not finite, a deviation that is not finite and positive; shape_error if pixels or labels of the set,
+  /// or the lengths of mean and deviation, do not fit its extents. All name the numbers.
   loader(const image_set& set, loader_options options) : set_(&set), options_(std::move(options)) {
     detail::check_image_set(set, "loader");
     check_options();
@@ -192,6 +205,7 @@ class loader {
   }
 
   /// Position in the set of the sample at position 0 .. count - 1 of an epoch's order.
+  /// `position` is not checked.
   index_t sample_at(index_t epoch, index_t position) {
     if (!options_.shuffle) return position;
     if (epoch != order_epoch_) {
@@ -225,6 +239,7 @@ class loader {
     return result;
   }
 
+  // Writes one normalized sample (height x width x channels) to `to`.
   template <class T>
   void write_image(index_t epoch, index_t sample, T* to) const {
     const window cut = draw_window(epoch, sample);
@@ -273,14 +288,16 @@ class loader {
                                    " deviations for " + std::to_string(set_->channels) + " channels"));
     }
     for (std::size_t c = 0; c < channels; ++c) {
-      if (!std::isfinite(o.normalize.mean[c]) || !(o.normalize.deviation[c] > 0.0F)) {
+      const float deviation = o.normalize.deviation[c];
+      if (!std::isfinite(o.normalize.mean[c]) || !(deviation > 0.0F && std::isfinite(deviation))) {
         PUFFERFISH_THROW(value_error("loader: channel " + std::to_string(c) + " has mean " +
                                      detail::shortest_number(o.normalize.mean[c]) + " and deviation " +
-                                     detail::shortest_number(o.normalize.deviation[c])));
+                                     detail::shortest_number(deviation)));
       }
     }
   }
 
+  // table_[256 c + v] = (v - mean[c]) / deviation[c], computed in double.
   void fill_table() {
     for (std::size_t c = 0; c < static_cast<std::size_t>(set_->channels); ++c) {
       const bool plain = options_.normalize.mean.empty();

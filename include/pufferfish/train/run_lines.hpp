@@ -138,7 +138,8 @@ Comm* agree_on_run(Comm& comm, const model<Root, Device>& net, const std::string
   agree_on_lines(comm, "training options",
                  lines +
                      message({"epochs ", options.epochs, "\ndivergence steps ", options.divergence_steps,
-                              "\ntune the exchange ", options.tune_exchange ? "yes\n" : "no\n"}) +
+                              "\ntune the exchange ", options.tune_exchange ? "yes" : "no",
+                              "\ntests around the switch ", options.switching.test ? "yes\n" : "no\n"}) +
                      kernel_line(options));
   return &comm;
 }
@@ -196,6 +197,8 @@ inline epoch_result epoch_seen(const training_record& record, double rate, const
 }
 
 /// The learning rate of the step that is `steps_back` before the record's, without the plateau's factor.
+/// rate = learning_rate x schedule(epoch), after the switch also x switch_rate_factor x ramp(steps since the
+/// switch).
 inline double rate_of_step(const run_options& options, const training_record& record, index_t steps_per_epoch,
                            index_t steps_back) {
   double epoch = static_cast<double>(record.epoch) +

@@ -21,6 +21,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// With sum_gradients the learning rate must be chosen for gradients that are proportional to the number of
+/// tokens of a batch.
 struct translation_task_options {
   index_t batch = 256;         ///< pairs of sentences a step over all ranks
   index_t bucket_batches = 0;  ///< see pair_batch_options
@@ -141,7 +143,10 @@ class logits_place<T, device::cpu> {
 }  // namespace detail
 
 /// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. Each rank
-/// evaluates a part; all return the same result. The context's mode is restored. Throws as translation_task.
+/// evaluates a part; all return the same result. `batch`: pairs per pass over all ranks. count is the number
+/// of target tokens, the end tokens included; `correct` stays 0. The context's mode is restored. Throws
+/// value_error as pair_batches and for a token outside the model's vocabulary, shape_error for sentences
+/// longer than the model's table of positions.
 /// Collective.
 template <class T, class Device, class Comm>
 evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T, Device>, Device>& net,
@@ -174,6 +179,11 @@ evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T,
 /// and translations have no begin and end tokens, as in sentence_pairs. The context's mode is restored.
 /// `host`: context for the search over the logits, which runs on the host; for a model on the CPU it is ctx.
 /// Throws shape_error for sentences longer than the model's table of positions.
+/// result[i] belongs to sentences[i]; it is empty if the search has found nothing. All sentences are one
+/// batch: memory is proportional to sentences x beam x vocabulary.
+/// \code
+///   const std::vector<std::vector<std::int32_t>> out = translate(ctx, net, sentences, beam_options{});
+/// \endcode
 template <class T, class Device>
 std::vector<std::vector<std::int32_t>> translate(context<Device>& ctx, context<device::cpu>& host,
                                                  const model<transformer<T, Device>, Device>& net,
@@ -224,6 +234,10 @@ std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, cons
 /// On a device, a few rows of padding are added to the tokens of a batch, so that steps have few different
 /// shapes; each shape is captured into a graph. Steps with a row_observer are not captured and have no rows
 /// of padding, so that statistics contain the tokens only, as on the CPU.
+/// \code
+///   translation_task<float> task(net, train, test, {.batch = 256}, options.seed, comm.rank(), comm.size());
+///   training_run<translation_task<float>, self> run(std::move(net), comm, std::move(task), options);
+/// \endcode
 template <class T, class Device = device::cpu>
 class translation_task {
  public:
@@ -251,6 +265,7 @@ class translation_task {
 
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
 
+  /// Loads this rank's part of the batch of epoch at.epoch, step at.step. The part may be empty.
   step_share load(context<Device>& ctx, const step_position& at) {
     const pair_batch part = train_.load(at.epoch, at.step);
     ctx.begin_step(at.total, part.first);
@@ -266,6 +281,8 @@ class translation_task {
                    .digest()};
   }
 
+  /// Forward and backward pass. results[0]: sum of the tokens' smoothed losses, results[1]: number of target
+  /// tokens.
   void compute(context<Device>& ctx, model_type& net, double* results) {
     // A batch may be smaller than the number of ranks.
     if (place_.pairs().source.rows() == 0) return detail::compute_nothing(ctx, net, results);
@@ -278,6 +295,7 @@ class translation_task {
     return detail::step_at_once(*this, ctx, net, at);
   }
 
+  /// evaluate_translation on the test set, without smoothing. Collective.
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
     return evaluate_translation(ctx, net, comm, *test_, options_.batch);
@@ -285,7 +303,7 @@ class translation_task {
 
   std::string describe() const {
     return detail::message({"batch ", options_.batch, "\nbucket batches ", options_.bucket_batches,
-                            "\nlabel smoothing ", detail::exact_number(options_.smoothing.epsilon),
+                            "\nlabel smoothing ", pufferfish::describe(options_.smoothing),
                             "\ngradients of the ", options_.sum_gradients ? "sum" : "mean", "\nheads ",
                             shape_.heads, " of ", shape_.key, " and ", shape_.value, "\ndropout ",
                             shape_.dropout, "\n"});

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Shape of a part of output_statistics for a weight [outputs][inputs]; empty: there is no such part.
+/// Shape of the tensor WEIGHT.part for a weight [outputs][inputs]; empty: there is no such part.
+/// read_statistics lists the parts.
 inline std::vector<index_t> statistics_shape(std::string_view part, index_t outputs, index_t inputs) {
   if (part == "counts") return {output_statistics::count_size};
   if (part == "input_moment") return {inputs, inputs};
@@ -35,7 +37,8 @@ inline std::vector<index_t> statistics_shape(std::string_view part, index_t outp
   return {};
 }
 
-/// Reads one tensor of statistics. Throws io_error unless it has shape `shape` and finite elements.
+/// Reads one tensor of statistics as double. Throws io_error, naming it, unless it exists and has shape
+/// `shape` and finite elements.
 inline std::vector<double> read_statistic(const safetensors_file& file, const std::string& name,
                                           const std::vector<index_t>& shape) {
   const tensor_info& info = file.tensor(name);
@@ -54,7 +57,8 @@ inline std::vector<double> read_statistic(const safetensors_file& file, const st
   return values;
 }
 
-/// Throws io_error if a count, or a diagonal element of a moment, is negative.
+/// Throws io_error, naming the tensor and the element, if a count, or a diagonal element of a moment, is
+/// negative. `columns` is the last extent of the part; symmetry of moments is not checked.
 inline void check_statistic(const safetensors_file& file, const std::string& name, std::string_view part,
                             const std::vector<double>& values, std::size_t columns) {
   std::size_t step = 0;
@@ -91,6 +95,16 @@ inline void check_statistic(const safetensors_file& file, const std::string& nam
 /// in F64, F32, F16 or BF16. output_statistics defines the sums, for a loss that is the mean over the samples
 /// of a batch. Throws io_error, naming file and tensor: for a file that cannot be read; for a tensor without
 /// a size, of another shape or with an unknown name; for numbers that are not finite and negative counts.
+///
+/// All numbers are kept as double: a moment of n inputs or outputs takes 8 n^2 bytes. Parts that are absent
+/// stay empty; which truncations they allow is decided by factorize_weights. The result refers to no file.
+///
+/// \code
+/// const network_statistics statistics = read_statistics("statistics.safetensors");
+/// weight_policy policy;
+/// policy.statistics = &statistics;  // must outlive the call
+/// factorize_weights("model.safetensors", "small.safetensors", policy);
+/// \endcode
 inline network_statistics read_statistics(const std::string& path) {
   using namespace detail;
   const safetensors_file file = safetensors_file::read(path);
@@ -140,8 +154,18 @@ inline network_statistics read_statistics(const std::string& path) {
   return all;
 }
 
-/// Writes the file that read_statistics reads, in F64. Each layer of `statistics` must have the name of
-/// its weight. Throws value_error for a layer whose number of matrices is not 1, and as write_safetensors.
+/// Writes the file that read_statistics reads, in F64, and WEIGHT.size in I64. Parts without values are left
+/// out. Each layer of `statistics` must have the name of its weight. statistics.times are not written. Throws
+/// value_error for a layer whose number of matrices is not 1, and as write_safetensors. The argument is taken
+/// by value, because parts() is not const.
+///
+/// \code
+/// network_statistics statistics;
+/// layer_statistics& layer = statistics.layers.emplace_back(output_statistics(outputs, inputs));
+/// layer.name = "fc.weight";
+/// layer.matrices.front().add_outputs(y);  // y: tensor_view<const double, 2>, rows of `outputs` numbers
+/// write_statistics("statistics.safetensors", statistics);
+/// \endcode
 inline void write_statistics(const std::string& path, network_statistics statistics) {
   std::vector<safetensors_entry> entries;
   std::deque<std::vector<std::int64_t>> sizes;
