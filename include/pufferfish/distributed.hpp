@@ -5,6 +5,20 @@
 /// Training on several processes: the communicator concept, `self` for one process, `mpi::communicator`,
 /// gradient compressors, and the gradient exchange that overlaps with the backward pass. Needs the
 /// headers and library of MPI.
+///
+/// One step of data-parallel training, on every rank:
+///
+/// \code
+/// mpi::environment environment(mpi::thread_level::serialized);
+/// mpi::communicator comm(MPI_COMM_WORLD);
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm);  // collective
+/// exchange.begin(ctx);
+/// net.forward(ctx, x.view(), y.view());
+/// net.backward(ctx, dy.view());  // buckets of gradients are sent while it runs
+/// exchange.finish(ctx);          // every gradient is now the mean over the ranks
+/// \endcode
+///
+/// Compressors and `self` need no MPI: <pufferfish/pufferfish.hpp> includes them without it.
 
 #include <pufferfish/compress/compression.hpp>
 #include <pufferfish/dist/communicator.hpp>

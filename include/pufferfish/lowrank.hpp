@@ -4,6 +4,12 @@
 /// \file
 /// Low-rank layers, and the factorization of dense layers into low-rank ones. This is the header for an
 /// existing code base. Needs only the standard library.
+///
+/// \code
+/// const LowRankLinear<float> layer = svd_factorize<LowRankLinear<float>>(dense, rank_ratio{0.25});
+/// \endcode
+///
+/// `dense` is a layer of the program with layer_traits (lowrank/traits.hpp), or one of <pufferfish/nn.hpp>.
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/error.hpp>

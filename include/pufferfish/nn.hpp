@@ -5,6 +5,21 @@
 /// Whole networks: dense and low-rank layers, losses, optimizers, factorization of a network. This
 /// is the header for programs that use no other framework. Training loops, data and checkpoints are
 /// in <pufferfish/train.hpp>.
+///
+/// \code
+/// sequential<float> layers;
+/// layers.add("flat", Flatten<float>())
+///     .add("hidden", Linear<float>(784, 256))
+///     .add("act", ReLU<float>())
+///     .add("out", Linear<float>(256, 10));
+/// network<float> net(std::move(layers));
+/// net.initialize(1);
+/// ...                                                       // train it
+/// const factorization made = factorize(net, {.first_layer = 1});  // to a quarter of the full rank
+/// \endcode
+///
+/// Every class and function is in namespace pufferfish. All errors derive from pufferfish::error
+/// (core/error.hpp).
 
 #include <pufferfish/lowrank.hpp>
 #include <pufferfish/nn/accounting.hpp>

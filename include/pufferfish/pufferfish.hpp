@@ -13,6 +13,9 @@
 /// A program that uses these links zlib and MPI (docs/start.md lists the targets). The adapters of host
 /// frameworks and <pufferfish/gpu.hpp> must be included separately. Compiling this header takes several times
 /// as long as compiling <pufferfish/lowrank.hpp>.
+///
+/// A program that includes a part instead compiles faster: <pufferfish/lowrank.hpp> for layers in another
+/// framework, <pufferfish/nn.hpp> for networks, one header of pufferfish/models for a model.
 
 #include <pufferfish/io/image_set.hpp>
 #include <pufferfish/io/token_streams.hpp>

@@ -4,6 +4,16 @@
 /// \file
 /// The training loop: data, the Pufferfish procedure, evaluation, checkpoints. Needs zlib and nlohmann-json;
 /// MPI only if <pufferfish/distributed.hpp> is included too.
+///
+/// \code
+/// const auto train = load_mnist_layout(folder, true), test = load_mnist_layout(folder, false);
+/// auto net = small_resnet<float>({.channels_in = 1, .classes = 10});  // models/small_resnet.hpp
+/// net.initialize(1);
+/// self alone;  // or an mpi::communicator
+/// procedure<float, self> run(std::move(net), alone, train, test, training_options{});
+/// training_observer silent;
+/// run.run(silent);  // dense epochs, factorization, low-rank epochs
+/// \endcode
 
 #include <pufferfish/dist/self.hpp>
 #include <pufferfish/io/dataset.hpp>

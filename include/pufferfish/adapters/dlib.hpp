@@ -35,7 +35,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Converts a trained network to its low-rank twin `LowRankNet`: the same layers, except that some con and fc
 /// are low_rank_con and low_rank_fc. These get factors of the rank that the policy chooses, whatever rank
 /// their type says; all other layers are copied. `reports`, if given, receives a report for each low-rank
-/// layer, named "layer 3" for dlib::layer<3>(network). Throws as low_rank_con_::factorize.
+/// layer, named "layer 3" for dlib::layer<3>(network). Throws as low_rank_con_::factorize. `dense` is copied
+/// and stays unchanged. Layers are matched by their position, and low-rank ones whose partner is no dense
+/// layer of the matching type are left as LowRankNet's constructor has made them. Costs two factorizations of
+/// each layer: that of the constructor, and that of the policy.
 template <class LowRankNet, class DenseNet>
 LowRankNet factorize_network(const DenseNet& dense, const rank_policy& policy,
                              std::vector<factor_report>* reports = nullptr) {

@@ -25,6 +25,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <long NumFilters, long Rank, long Rows, long Cols, int StrideY, int StrideX,
           int PaddingY = StrideY != 1 ? 0 : static_cast<int>(Rows / 2),
           int PaddingX = StrideX != 1 ? 0 : static_cast<int>(Cols / 2)>
+/// The members that dlib calls (setup, forward, backward, serialize, ...) have the signatures of dlib's
+/// computational layers. One thread at a time uses a layer.
+///
+///     using net_type = dlib::loss_multiclass_log<dlib::fc<10, dlib::relu<
+///         pufferfish::low_rank_con<32, 8, 3, 3, 1, 1, dlib::input<dlib::matrix<float>>>>>>;   // rank 8
+///     net_type net;
+///     dlib::layer<3>(net).layer_details().set_rank(4);        // before the first pass
 class low_rank_con_ : public detail::dlib_layer {
   static_assert(Rank >= 0,
                 "pufferfish: low_rank_con: the rank is positive, or 0 for a quarter of the full one");
@@ -33,9 +40,11 @@ class low_rank_con_ : public detail::dlib_layer {
   /// The dense layer that this layer replaces.
   using dense_type = ::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>;
 
+  /// Throws value_error for 0 filters.
   explicit low_rank_con_(::dlib::num_con_outputs o) : low_rank_con_() {
     set_num_filters(static_cast<long>(o.num_outputs));
   }
+  /// A layer without parameters; the first pass makes them.
   low_rank_con_() : dlib_layer(Rank) {
     shape_ = {0, NumFilters, {Rows, Cols}, {StrideY, StrideX}, {PaddingY, PaddingX}, {1, 1}};
   }
@@ -46,6 +55,8 @@ class low_rank_con_ : public detail::dlib_layer {
     if (dense.get_layer_params().size() > 0) factorize(dense, wanted_rank(), "low_rank_con");
   }
 
+  /// The geometry in dlib's terms. nr() and nc() of a kernel as large as its image are 0 before the first
+  /// pass.
   long num_filters() const { return static_cast<long>(shape_.out_channels); }
   long nr() const { return static_cast<long>(shape_.kernel.height); }
   long nc() const { return static_cast<long>(shape_.kernel.width); }
@@ -81,6 +92,8 @@ class low_rank_con_ : public detail::dlib_layer {
     return report;
   }
 
+  /// As dlib's con_: the pixel of the output whose window is centered at a pixel of the input, and the
+  /// reverse.
   ::dlib::dpoint map_input_to_output(::dlib::dpoint p) const {
     p.x() = (p.x() + static_cast<double>(padding_x() - nc() / 2)) / static_cast<double>(stride_x());
     p.y() = (p.y() + static_cast<double>(padding_y() - nr() / 2)) / static_cast<double>(stride_y());
@@ -104,6 +117,8 @@ class low_rank_con_ : public detail::dlib_layer {
     randomize(shape_.patch(), shape_.out_channels);
   }
 
+  /// output = up * (down * x) + b for x = sub.get_output(). Resizes `output`, and keeps the activation
+  /// between the factors. Throws shape_error if the channels or the size of x do not fit.
   template <class Subnet>
   void forward(const Subnet& sub, ::dlib::resizable_tensor& output) {
     const ::dlib::tensor& x = sub.get_output();
@@ -119,6 +134,9 @@ class low_rank_con_ : public detail::dlib_layer {
     from_nhwc(y, output.host_write_only(), false);
   }
 
+  /// From dy = gradient_input: overwrites params_grad with the gradients of down, up and bias, unless the
+  /// learning rate multiplier is 0, and adds the gradient of x to sub.get_gradient_input(). Throws
+  /// state_error without a forward pass for a batch of this size.
   template <class Subnet>
   void backward(const ::dlib::tensor& gradient_input, Subnet& sub, ::dlib::tensor& params_grad) {
     const ::dlib::tensor& x = sub.get_output();
@@ -147,13 +165,16 @@ class low_rank_con_ : public detail::dlib_layer {
     from_nhwc(dx, target, true);
   }
 
+  /// Writes geometry, rank, options and parameters, but neither context nor kept activation.
   friend void serialize(const low_rank_con_& item, std::ostream& out) {
     using ::dlib::serialize;
     serialize(std::string("pufferfish_low_rank_con_1"), out);
     for (const index_t number : item.geometry()) serialize(static_cast<long>(number), out);
     item.write(out);
   }
-  /// Also reads a serialized dlib::con_ and factorizes it.
+  /// Also reads a serialized dlib::con_ and factorizes it. The rank of a factorized dense layer is the wanted
+  /// one. Throws dlib::serialization_error for another version, kernel size or stride, or parameters of a
+  /// wrong size; the errors of factorize for a dense layer.
   friend void deserialize(low_rank_con_& item, std::istream& in) {
     using ::dlib::deserialize;
     std::string version;
@@ -191,9 +212,11 @@ class low_rank_con_ : public detail::dlib_layer {
   }
 
  private:
+  // Throws dlib::serialization_error.
   [[noreturn]] static void refuse(const std::string& what) {
     throw ::dlib::serialization_error(what + " while deserializing pufferfish::low_rank_con_.");
   }
+  // The numbers that a file holds: channels in and out, kernel, stride, padding, rank.
   std::array<index_t, 9> geometry() const {
     return {shape_.in_channels,
             shape_.out_channels,
@@ -205,15 +228,18 @@ class low_rank_con_ : public detail::dlib_layer {
             shape_.padding.width,
             rank()};
   }
+  // The geometry of `down`: the layer's, with r output channels.
   conv_shape down_shape() const {
     conv_shape down = shape_;
     down.out_channels = rank();
     return down;
   }
+  // NHWC extents of the activation between the factors.
   extents<4> inner_of(extents<4> output) const {
     output[3] = rank();
     return output;
   }
+  // A view [r][in][height][width] of `down` as it is stored, [height][width][in][r].
   tensor_view<float, 4> down_of(float* params) const {
     const auto layout =
         logical_layout::kernel(rank(), shape_.in_channels, shape_.kernel.height, shape_.kernel.width);
@@ -267,6 +293,8 @@ class low_rank_con_ : public detail::dlib_layer {
   conv_shape shape_;
 };
 
+/// low_rank_con_ as a layer of a network type, with the arguments of dlib::con and the rank after the
+/// filters.
 template <long NumFilters, long Rank, long Rows, long Cols, int StrideY, int StrideX, class Subnet>
 using low_rank_con = ::dlib::add_layer<low_rank_con_<NumFilters, Rank, Rows, Cols, StrideY, StrideX>, Subnet>;
 

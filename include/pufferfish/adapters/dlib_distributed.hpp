@@ -28,7 +28,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// dlib calls solvers after the whole backward pass, so the exchange does not overlap with it: the time of
 /// all layers' all-reduces is added to each step. The trainer calls solvers in a thread of its own. MPI must
 /// support this (thread_level::serialized), and no other thread may use the communicator until the program
-/// has waited for the trainer (get_net).
+/// has waited for the trainer (get_net). With another number of images on some rank the mean is that of the
+/// ranks' gradients, not of all images. A trainer makes one copy of the solver per layer; all copies use one
+/// communicator, and all ranks must step the same layers in the same order.
 template <class Solver, class Comm>
 class distributed_solver {
  public:
@@ -41,7 +43,9 @@ class distributed_solver {
   }
 
   /// The wrapped solver's step of a layer's parameters for the mean gradient. Collective. Throws state_error
-  /// without a communicator and, at the first call, on all ranks, if the layer's parameters differ.
+  /// without a communicator and, at the first call, on all ranks, if the layer's parameters differ. With one
+  /// rank the gradient is passed on as it is. Throws the errors of the communicator. The result refers to
+  /// memory of the wrapped solver.
   template <class Layer>
   const ::dlib::tensor& operator()(float learning_rate, const Layer& layer, const ::dlib::tensor& gradient) {
     if (comm_ == nullptr) {
@@ -72,6 +76,8 @@ class distributed_solver {
   }
 
  private:
+  // Compares the digests of the layer's parameters over the ranks, once for each copy of the solver.
+  // Collective.
   void compare(const ::dlib::tensor& parameters) {
     const std::span<const float> values(parameters.host(), parameters.size());
     agree(*comm_, detail::message({"dlib layer of ", values.size(), " parameters"}),

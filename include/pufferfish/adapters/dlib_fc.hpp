@@ -14,6 +14,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// A fully connected layer of rank r as a dlib layer: y = up (down x) + b over the flattened samples.
 /// Options, multipliers and defaults are those of dlib::fc_. Nothing is transposed or copied. Parameters:
 /// `down` [in][r], then `up` [r][out], then the bias. See low_rank_con_ for a note on solvers.
+///
+///     using net_type = dlib::loss_multiclass_log<dlib::fc<10, dlib::relu<
+///         pufferfish::low_rank_fc<120, 16, dlib::input<dlib::matrix<float>>>>>>;              // rank 16
 template <unsigned long NumOutputs, long Rank, ::dlib::fc_bias_mode BiasMode>
 class low_rank_fc_ : public detail::dlib_layer {
   static_assert(NumOutputs > 0, "pufferfish: low_rank_fc: at least one output");
@@ -24,6 +27,7 @@ class low_rank_fc_ : public detail::dlib_layer {
   /// The dense layer that this layer replaces.
   using dense_type = ::dlib::fc_<NumOutputs, BiasMode>;
 
+  /// Throws value_error for 0 outputs.
   explicit low_rank_fc_(::dlib::num_fc_outputs o) : low_rank_fc_() {
     set_num_outputs(static_cast<long>(o.num_outputs));
   }
@@ -44,6 +48,7 @@ class low_rank_fc_ : public detail::dlib_layer {
     out_ = num;
   }
   ::dlib::fc_bias_mode get_bias_mode() const { return BiasMode; }
+  /// Not available for a type without bias.
   void enable_bias() requires(BiasMode == ::dlib::FC_HAS_BIAS) { dlib_layer::enable_bias(); }
   std::string describe() const {
     return detail::message({"low_rank_fc ", in_, " -> ", rank(), " -> ", out_});
@@ -71,6 +76,9 @@ class low_rank_fc_ : public detail::dlib_layer {
     randomize(in_, out_);
   }
 
+  /// output = up (down x) + b for each sample x of sub.get_output(), flattened. Resizes `output` to samples x
+  /// outputs, and keeps the activation between the factors. Throws shape_error if the number of features
+  /// differs from that of the first pass.
   template <class Subnet>
   void forward(const Subnet& sub, ::dlib::resizable_tensor& output) {
     const tensor_view<const float, 2> x = rows(sub.get_output());
@@ -81,6 +89,7 @@ class low_rank_fc_ : public detail::dlib_layer {
     ops::linear_forward<float>(context(), t, stored_up(), bias_data(), y);
   }
 
+  /// As low_rank_con_::backward. Throws shape_error, too.
   template <class Subnet>
   void backward(const ::dlib::tensor& gradient_input, Subnet& sub, ::dlib::tensor& params_grad) {
     const tensor_view<const float, 2> x = rows(sub.get_output());
@@ -101,13 +110,15 @@ class low_rank_fc_ : public detail::dlib_layer {
     ops::linear_backward_input<float>(ctx, dt, stored_down(), dx, true);
   }
 
+  /// Writes sizes, rank, options and parameters, but neither context nor kept activation.
   friend void serialize(const low_rank_fc_& item, std::ostream& out) {
     using ::dlib::serialize;
     serialize(std::string("pufferfish_low_rank_fc_1"), out);
     for (const index_t number : {item.in_, item.out_, item.rank()}) serialize(static_cast<long>(number), out);
     item.write(out);
   }
-  /// Also reads a serialized dlib::fc_ and factorizes it.
+  /// Also reads a serialized dlib::fc_ and factorizes it. Throws dlib::serialization_error for another
+  /// version, another bias mode or parameters of a wrong size; the errors of factorize for a dense layer.
   friend void deserialize(low_rank_fc_& item, std::istream& in) {
     using ::dlib::deserialize;
     std::string version;
@@ -136,6 +147,7 @@ class low_rank_fc_ : public detail::dlib_layer {
   [[noreturn]] static void refuse(const std::string& what) {
     throw ::dlib::serialization_error(what + " while deserializing pufferfish::low_rank_fc_.");
   }
+  // The samples of x as rows. Throws shape_error if they do not have in_ features.
   tensor_view<const float, 2> rows(const ::dlib::tensor& x) const {
     const extents<2> shape{x.num_samples(), x.k() * x.nr() * x.nc()};
     if (shape[1] != in_) {
@@ -145,11 +157,13 @@ class low_rank_fc_ : public detail::dlib_layer {
     return {x.host(), shape};
   }
   tensor_view<const float, 2> stored_down() const { return {params_.host(), {in_, rank()}}; }
+  // A type without bias stays without, whatever the dense layer's flag says.
   void take_own_options(const dense_type& dense) {
     take_options(dense);
     if (BiasMode == ::dlib::FC_NO_BIAS) disable_bias();
   }
 
+  // weight: out x in, any strides; bias: out elements or nullptr.
   factor_report take(const tensor_view<const float, 2>& weight, const float* bias, const rank_policy& policy,
                      const std::string& name) {
     const auto made = factorize_weight(weight, policy, name);
@@ -192,6 +206,7 @@ class low_rank_fc_ : public detail::dlib_layer {
   index_t in_ = 0, out_ = NumOutputs;
 };
 
+/// low_rank_fc_ as a layer of a network type, with a bias; low_rank_fc_no_bias: without.
 template <unsigned long NumOutputs, long Rank, class Subnet>
 using low_rank_fc = ::dlib::add_layer<low_rank_fc_<NumOutputs, Rank, ::dlib::FC_HAS_BIAS>, Subnet>;
 template <unsigned long NumOutputs, long Rank, class Subnet>

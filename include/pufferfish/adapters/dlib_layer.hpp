@@ -24,11 +24,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Traits of any dlib::con_. Its functions throw state_error for a layer that has no parameters yet.
+/// Traits of any dlib::con_. Its functions throw state_error for a layer that has no parameters yet. Views
+/// are of the layer's parameters in dlib's order [out][in][height][width], then the bias; they are valid
+/// until the layer's parameters are replaced. The number of input channels follows from the number of
+/// parameters.
 template <long NumFilters, long Rows, long Cols, int StrideY, int StrideX, int PaddingY, int PaddingX>
 struct layer_traits<::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>> {
   using layer_type = ::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>;
   static constexpr auto kind = layer_kind::conv;
+  /// The number of input channels is (parameters - bias) / (filters kernel rows kernel columns).
   static conv_shape shape(const layer_type& layer) {
     const index_t out = layer.num_filters(), cells = layer.nr() * layer.nc();
     const auto size = static_cast<index_t>(layer.get_layer_params().size());
@@ -45,6 +49,7 @@ struct layer_traits<::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, Paddi
     const extents<4> oihw{s.out_channels, s.in_channels, s.kernel.height, s.kernel.width};
     return std::array{named_view<const float, 4>{"filters", {layer.get_layer_params().host(), oihw}}};
   }
+  /// The bias, a null view for a layer whose bias is disabled.
   static tensor_view<const float, 1> bias(const layer_type& layer) {
     const conv_shape s = shape(layer);
     if (layer.bias_is_disabled()) return {};
@@ -52,7 +57,9 @@ struct layer_traits<::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, Paddi
   }
 };
 
-/// Traits of any dlib::fc_. Its functions throw state_error for a layer that has no parameters yet.
+/// Traits of any dlib::fc_. Its functions throw state_error for a layer that has no parameters yet. Views are
+/// of the layer's parameters, valid until these are replaced. The matrix is out x in, with the strides of
+/// dlib's order.
 template <unsigned long NumOutputs, ::dlib::fc_bias_mode BiasMode>
 struct layer_traits<::dlib::fc_<NumOutputs, BiasMode>> {
   using layer_type = ::dlib::fc_<NumOutputs, BiasMode>;
@@ -63,6 +70,7 @@ struct layer_traits<::dlib::fc_<NumOutputs, BiasMode>> {
     return std::array{named_view<const float, 2>{
         "weights", {layer.get_layer_params().host(), {out, inputs(layer)}, {1, out}}}};
   }
+  /// The bias, a null view for a layer without bias or whose bias is disabled.
   static tensor_view<const float, 1> bias(const layer_type& layer) {
     if (BiasMode == ::dlib::FC_NO_BIAS || layer.bias_is_disabled()) return {};
     const auto out = static_cast<index_t>(layer.get_num_outputs());
@@ -80,6 +88,7 @@ struct layer_traits<::dlib::fc_<NumOutputs, BiasMode>> {
 
 namespace detail {
 
+/// The extents of dlib's tensor (NCHW in memory) in the order NHWC.
 inline extents<4> nhwc_extents(const ::dlib::tensor& x) {
   return {static_cast<index_t>(x.num_samples()), static_cast<index_t>(x.nr()), static_cast<index_t>(x.nc()),
           static_cast<index_t>(x.k())};
@@ -92,6 +101,8 @@ inline index_t read_long(std::istream& in) {
 }
 
 /// Transposes each of `images` matrices from rows x cols to cols x rows. `add`: adds the result to `to`.
+/// Element (i, j) of each image is read at i cols + j and written at j rows + i. The two arrays do not
+/// overlap.
 inline void turn_images(cpu_context& ctx, const float* from, index_t images, index_t rows, index_t cols,
                         float* to, bool add) {
   // Cache lines of a tile stay in the first-level cache while the tile is transposed.
@@ -115,7 +126,10 @@ inline void turn_images(cpu_context& ctx, const float* from, index_t images, ind
   });
 }
 
-/// Parameters, options and working memory of a low-rank layer.
+/// Parameters, options and working memory of a low-rank layer. Parameters are one tensor: `down` (in r
+/// elements), then `up` (r out), then the bias (out), as dlib's solvers and serialization expect. They are
+/// allocated by the first pass (setup), factorize or deserialize. A copy of a layer copies parameters and
+/// options but neither the context nor the kept activation. One thread at a time uses a layer.
 class dlib_layer {
  public:
   /// The rank. Before the first pass: the wanted rank, 0 for a quarter of the full rank.
@@ -127,6 +141,8 @@ class dlib_layer {
     wanted_ = rank;
   }
 
+  /// Multipliers as in dlib's con_ and fc_. The solver applies them; with a learning rate multiplier of 0 the
+  /// backward pass does not write the gradients of the parameters. Those of the bias need a bias_solver.
   double get_learning_rate_multiplier() const { return learning_rate_; }
   double get_weight_decay_multiplier() const { return weight_decay_; }
   void set_learning_rate_multiplier(double value) { learning_rate_ = value; }
@@ -136,11 +152,14 @@ class dlib_layer {
   void set_bias_learning_rate_multiplier(double value) { bias_learning_rate_ = value; }
   void set_bias_weight_decay_multiplier(double value) { bias_weight_decay_ = value; }
 
+  /// disable_bias() and enable_bias() may be called at any time. After the first pass they allocate new
+  /// parameters with the same factors.
   bool bias_is_disabled() const { return !use_bias_; }
   void disable_bias() { set_bias(false); }
   /// The new bias is zero.
   void enable_bias() { set_bias(true); }
 
+  /// All parameters, in the order given at the class. Empty before the first pass.
   const ::dlib::tensor& get_layer_params() const { return params_; }
   ::dlib::tensor& get_layer_params() { return params_; }
   /// Number of bias elements, the last ones of the parameters; 0 for a layer without bias.
@@ -161,12 +180,14 @@ class dlib_layer {
   }
 
  protected:
+  /// `rank`: the wanted rank, 0 for a quarter of the full one.
   explicit dlib_layer(long rank) : wanted_(rank) {}
 
   bool has_bias() const { return use_bias_; }
   index_t down_size() const { return in_ * rank_; }
   index_t up_size() const { return rank_ * out_; }
   tensor_view<const float, 2> stored_up() const { return {params_.host() + down_size(), {rank_, out_}}; }
+  /// A view [out][r] of `up` as it is stored, [r][out], in a tensor of parameters.
   tensor_view<float, 2> up_of(float* params) const {
     return {params + down_size(), {out_, rank_}, {1, out_}};
   }
@@ -176,6 +197,8 @@ class dlib_layer {
     return fixed_rank{wanted_};
   }
 
+  /// Throws value_error if `number` is less than `least`, state_error if it differs from `now` although there
+  /// are parameters.
   void check_can_change(const char* what, long number, long now, long least = 1) const {
     if (number < least) {
       throw_error<value_error>({"pufferfish dlib layer: ", number, " ", what, "; at least ", least});
@@ -185,7 +208,8 @@ class dlib_layer {
     }
   }
 
-  /// Allocates parameters for the factors of an out x in weight. rank = 0: the wanted rank.
+  /// Allocates parameters for the factors of an out x in weight. rank = 0: the wanted rank. The elements are
+  /// not initialized. Throws rank_error, naming `name`, unless 1 <= rank <= min(out, in).
   void allocate(const std::string& name, index_t out, index_t in, index_t rank = 0) {
     if (rank == 0) rank = choose_rank(wanted_rank(), out, in, {}, 0.0);
     check_rank(name, out, in, rank);
@@ -194,6 +218,8 @@ class dlib_layer {
     rank_ = rank;
     params_.set_size(static_cast<long>(down_size() + up_size() + (use_bias_ ? out : 0)));
   }
+  /// Fills each factor as dlib fills the weight of a layer with its numbers of inputs and outputs; the bias
+  /// is 0.
   void randomize(index_t in, index_t out) {
     // dlib's layers seed their random numbers in this way, too.
     ::dlib::rand random(std::rand());
@@ -205,6 +231,7 @@ class dlib_layer {
     fill(down_size(), up_size(), rank_ + out);
     if (use_bias_) std::fill_n(params_.host() + down_size() + up_size(), out, 0.0F);
   }
+  /// factorize_matrix, which also accepts ranks whose factors are larger than the matrix.
   static factors<float> factorize_weight(const tensor_view<const float, 2>& weight, const rank_policy& policy,
                                          const std::string& name) {
     factorize_options options;
@@ -212,16 +239,19 @@ class dlib_layer {
     options.allow_growth = true;
     return factorize_matrix<float>(weight, policy, options);
   }
+  /// Copies `up` and the bias (nullptr: none) to the parameters, which have been allocated.
   void take_up_and_bias(const factors<float>& made, const float* bias) {
     copy(tensor_view<const float, 2>(made.up), up_of(params_.host()));
     if (bias != nullptr) std::copy_n(bias, out_, params_.host() + down_size() + up_size());
   }
   void set_use_bias(bool use) { use_bias_ = use; }
+  /// Removes the parameters: the next pass makes new ones.
   void forget() {
     params_.clear();
     in_ = out_ = rank_ = 0;
   }
 
+  /// Copies the multipliers of a dense layer and, before there are parameters, whether it has a bias.
   template <class Dense>
   void take_options(const Dense& dense) {
     learning_rate_ = dense.get_learning_rate_multiplier();
@@ -230,6 +260,8 @@ class dlib_layer {
     bias_weight_decay_ = dense.get_bias_weight_decay_multiplier();
     if (params_.size() == 0) use_bias_ = !dense.bias_is_disabled();
   }
+  /// Reads the multipliers, and with `with_bias_mode` the flag of the bias, in the order in which dlib writes
+  /// them.
   void read_options(std::istream& in, bool with_bias_mode) {
     ::dlib::deserialize(learning_rate_, in);
     ::dlib::deserialize(weight_decay_, in);
@@ -239,6 +271,7 @@ class dlib_layer {
     if (with_bias_mode) ::dlib::deserialize(use_bias_, in);
   }
 
+  /// Writes the wanted rank, the options and the parameters.
   void write(std::ostream& out) const {
     ::dlib::serialize(static_cast<long>(wanted_), out);
     ::dlib::serialize(learning_rate_, out);
@@ -271,6 +304,7 @@ class dlib_layer {
     params_ = params;
   }
 
+  /// The options in the form of dlib's operator<<; print_xml writes them, and the parameters, as to_xml does.
   void print_options(std::ostream& out) const {
     out << " learning_rate_mult=" << learning_rate_ << " weight_decay_mult=" << weight_decay_;
     if (use_bias_) {
@@ -287,6 +321,7 @@ class dlib_layer {
         << ::dlib::mat(params_) << "</" << tag << ">\n";
   }
 
+  /// The shared context, or one of this layer's own, made at the first call.
   cpu_context& context() {
     if (work_.context == nullptr) work_.context = std::make_shared<cpu_context>();
     return *work_.context;
@@ -297,6 +332,7 @@ class dlib_layer {
     work_.inner_count = count;
     return work_.inner.data();
   }
+  /// Throws state_error, naming `name`, unless the last forward pass kept an activation of `count` elements.
   const float* kept_inner(const std::string& name, index_t count) const {
     if (work_.inner_count != count) {
       PUFFERFISH_THROW(state_error(name + ": a backward pass without its forward pass"));
@@ -306,6 +342,7 @@ class dlib_layer {
 
   // NCHW and NHWC are the same memory for one channel or one pixel.
   static bool same_in_both(const extents<4>& nhwc) { return nhwc[3] == 1 || nhwc[1] * nhwc[2] == 1; }
+  /// An NCHW tensor as NHWC: the same memory if both orders are equal, else a transposed copy in `frame`.
   tensor_view<const float, 4> to_nhwc(scratch_frame& frame, const float* nchw, const extents<4>& shape) {
     if (same_in_both(shape)) return {nchw, shape};
     const tensor_view<float, 4> images = frame.take<float>(shape);
@@ -317,6 +354,7 @@ class dlib_layer {
   static tensor_view<float, 4> place_nhwc(scratch_frame& frame, float* nchw, const extents<4>& shape) {
     return same_in_both(shape) ? tensor_view<float, 4>(nchw, shape) : frame.take<float>(shape);
   }
+  /// Writes an NHWC tensor to NCHW memory, or with `add` adds it; does nothing if it was computed in place.
   void from_nhwc(const tensor_view<float, 4>& images, float* nchw, bool add) {
     if (images.data() == nchw) return;
     const extents<4>& shape = images.shape();
@@ -342,6 +380,7 @@ class dlib_layer {
     ~working_memory() = default;
   };
 
+  // Keeps the factors. A new bias is zero.
   void set_bias(bool use) {
     if (use == use_bias_) return;
     use_bias_ = use;
@@ -366,12 +405,17 @@ class dlib_layer {
 ///
 ///     dlib::dnn_trainer<small_net, bias_solver<dlib::sgd>> trainer(net,
 ///     bias_solver<dlib::sgd>(dlib::sgd()));
+///
+/// The solver is copied twice: the two copies keep the momentum of weights and of biases. Layers that are not
+/// of this library are passed to the first copy unchanged.
 template <class Solver>
 class bias_solver {
  public:
   explicit bias_solver(const Solver& solver = Solver()) : weights_(solver), biases_(solver) {}
 
-  /// Computes the step of a layer's parameters, as dlib's solvers do.
+  /// Computes the step of a layer's parameters, as dlib's solvers do. For the bias, the learning rate
+  /// multiplier is the product of the layer's and its bias_learning_rate_multiplier, and likewise for weight
+  /// decay. The result refers to memory of this object, valid until the next call.
   template <class Layer>
   const ::dlib::tensor& operator()(float learning_rate, const Layer& layer, const ::dlib::tensor& gradient) {
     if constexpr (std::is_base_of_v<detail::dlib_layer, Layer>) {
@@ -383,6 +427,7 @@ class bias_solver {
 
   const Solver& solver() const { return weights_; }
 
+  /// Files hold both solvers. deserialize throws dlib::serialization_error for a file of another type.
   friend void serialize(const bias_solver& item, std::ostream& out) {
     using ::dlib::serialize;
     serialize(std::string("pufferfish_bias_solver_1"), out);
@@ -412,6 +457,7 @@ class bias_solver {
     double get_weight_decay_multiplier() const { return weight_decay; }
   };
 
+  // The last `bias` elements of the gradient are those of the bias.
   const ::dlib::tensor& both(float learning_rate, const detail::dlib_layer& layer,
                              const ::dlib::tensor& gradient, std::size_t bias) {
     const std::size_t weights = gradient.size() - bias;

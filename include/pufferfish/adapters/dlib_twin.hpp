@@ -57,6 +57,8 @@ inline constexpr std::size_t dlib_twin_layers<::dlib::repeat<Times, Block, Subne
     dlib_twin_layers<Subnet>;
 
 /// The network type in which the con and fc layers First to Last, counted from the input, are low-rank.
+/// Networks are types nested from the output inward; each specialization converts one level and recurses into
+/// `Subnet`. `number` counts the layers with a twin from the input: 1, 2, ...
 template <class Net, std::size_t First, std::size_t Last>
 struct dlib_twin {
   using type = Net;
@@ -87,6 +89,7 @@ struct dlib_twin<::dlib::repeat<Times, Block, Subnet>, First, Last> {
 };
 
 /// The parameter FirstLayer of low_rank_twin, checked as factorize checks factorize_policy::first_layer.
+/// FirstLayer = 2 is allowed for networks of any size, because it is the default.
 template <std::size_t First, std::size_t Layers>
 inline constexpr std::size_t dlib_first_layer = [] {
   static_assert(First >= 1 && (First <= 2 || First <= Layers),
@@ -103,6 +106,10 @@ inline constexpr std::size_t dlib_first_layer = [] {
 /// and the layers that a dlib::repeat repeats.
 ///
 ///     low_rank_twin<lenet> small(trained);
+///
+/// The twin is a type only: constructing it from a trained network factorizes the layers (the constructors of
+/// low_rank_con_ and low_rank_fc_ from dense layers), and its default constructor makes a network without
+/// parameters.
 template <class Net, std::size_t FirstLayer = 2, bool LastDense = true>
 using low_rank_twin =
     typename detail::dlib_twin<Net, detail::dlib_first_layer<FirstLayer, detail::dlib_twin_layers<Net>>,

@@ -42,6 +42,7 @@ using eigen_element_t =
     std::conditional_t<std::is_const_v<std::remove_reference_t<M>> || !eigen_is_writable<M>,
                        const typename eigen_plain_t<M>::Scalar, typename eigen_plain_t<M>::Scalar>;
 
+/// Compile-time checks of an argument of view_of: the expression has memory, and is no temporary matrix.
 template <class M>
 constexpr void check_eigen_memory() {
   static_assert(eigen_has_memory<M>,
@@ -58,7 +59,12 @@ using eigen_matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
 }  // namespace detail
 
 /// Views the memory of an Eigen matrix, map, reference or block as rows x columns, in any storage order. No
-/// copy: the memory must outlive the view.
+/// copy: the memory must outlive the view. Element (i, j) of the view is matrix(i, j). The elements are const
+/// for a const matrix or a map of const.
+///
+///     Eigen::MatrixXf a(3, 4);
+///     const tensor_view<float, 2> whole = view_of(a);                 // 3 x 4
+///     const tensor_view<float, 2> part = view_of(a.block(0, 1, 3, 2));
 template <class M>
 auto view_of(M&& matrix) {
   detail::check_eigen_memory<M>();
@@ -107,7 +113,8 @@ struct eigen_factors {
 };
 
 /// Factorizes an Eigen matrix or the value of an Eigen expression (rows = outputs, columns = inputs).
-/// Formula, policies and errors as factorize_matrix.
+/// Formula, policies and errors as factorize_matrix. An expression without memory (a sum, a product) is
+/// evaluated first. The argument is not changed, and the result owns its matrices.
 template <class Derived>
 eigen_factors<typename Derived::Scalar> factorize(const Eigen::MatrixBase<Derived>& matrix,
                                                   const rank_policy& policy,
@@ -125,7 +132,8 @@ eigen_factors<typename Derived::Scalar> factorize(const Eigen::MatrixBase<Derive
 
 /// A dense layer y = weight x + bias. `Weight` (out x in) and `Bias` (out elements, or none) are any Eigen
 /// types with memory: Matrix of either storage order, Map, Ref. svd_factorize and svd_factors accept it as
-/// they accept layers of other frameworks.
+/// they accept layers of other frameworks. With Matrix as its type a member is a copy of the argument; with
+/// Map or Ref the memory stays the caller's and must outlive the object.
 template <class Weight, class Bias = Eigen::Matrix<typename Weight::Scalar, Eigen::Dynamic, 1>>
 struct eigen_linear {
   Weight weight;
@@ -136,6 +144,7 @@ eigen_linear(Weight) -> eigen_linear<Weight>;
 template <class Weight, class Bias>
 eigen_linear(Weight, Bias) -> eigen_linear<Weight, Bias>;
 
+/// The views are valid as long as the eigen_linear. An empty bias means none.
 template <class Weight, class Bias>
 struct layer_traits<eigen_linear<Weight, Bias>> {
   static constexpr auto kind = layer_kind::linear;
@@ -176,6 +185,10 @@ tensor_view<const T, 2> dense_samples(const tensor_view<const T, 2>& samples, sc
 ///
 /// In training mode x must be column-major and dense (or the transpose of a dense row-major matrix). The
 /// backward pass reads x again, so x must not change until then. Throws shape_error.
+///
+///     cpu_context ctx;
+///     Eigen::MatrixXf x(layer.in_features(), 32), y(layer.out_features(), 32);
+///     forward_columns(ctx, layer, x, y);                              // inference mode
 template <class T, class X, class Y>
 void forward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>& layer, const X& x, Y&& y) {
   const tensor_view<const T, 2> from = detail::samples_of(x);
@@ -202,7 +215,9 @@ detail::eigen_matrix<T> forward_columns(context<device::cpu>& ctx, const detail:
 }
 
 /// Computes the gradients of the factors, and dx (in x N, overlaps nothing), from dy (out x N, samples are
-/// columns). Throws shape_error, and state_error without a forward pass in training mode.
+/// columns). Throws shape_error, and state_error without a forward pass in training mode. dx = down^T (up^T
+/// dy) is overwritten. The gradients of the factors and the bias are written to the layer's gradients, as by
+/// its backward().
 template <class T, class DY, class DX>
 void backward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>& layer, const DY& dy,
                       DX&& dx) {

@@ -20,7 +20,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// PowerSGD with one of two ranks for each matrix. Matrices that the low compression sends whole are always
-/// sent whole. Throws the errors of power_sgd.
+/// sent whole. Levels are numbers of T, 0 or 1, as accordion_schedule keeps them. Throws the errors of
+/// power_sgd.
 template <class T>
 class power_sgd_levels : public power_sgd<T> {
  public:
@@ -28,11 +29,13 @@ class power_sgd_levels : public power_sgd<T> {
                    const power_sgd_options& high)
       : power_sgd<T>(store, low), low_(low.rank), high_(high.rank) {}
 
+  /// The matrices that have a level, in the order of the arena.
   std::vector<matrix_range> ranges() const {
     std::vector<matrix_range> result;
     for (const power_sgd_shape& shape : this->matrices()) result.push_back({shape.offset, shape.size()});
     return result;
   }
+  /// One level per matrix of ranges(). Matrices whose rank changes get a new Q, drawn from `step`.
   void set_levels(std::span<const T> levels, std::uint64_t step) { this->set_ranks(ranks(levels), step); }
   /// Sets the levels if the states, read from a checkpoint, already belong to these levels.
   void restore_levels(std::span<const T> levels) { this->restore_ranks(ranks(levels)); }
@@ -77,6 +80,8 @@ class top_k_levels {
 
   int rounds() const { return 1; }
 
+  /// Sends the vectors as a sum and the entries of matrices as gathered blocks of equal length. With memory,
+  /// the memory of matrices becomes D without the sent entries. `gradients` is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
                                std::span<T> gradients) {
     compressor_message<T> message;
@@ -96,7 +101,8 @@ class top_k_levels {
     return message;
   }
 
-  /// Throws value_error for indices that are not ascending or not in their tensor.
+  /// Overwrites `gradients` with the means. Throws value_error, naming tensor and rank, for indices that are
+  /// not ascending or not in their tensor.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
     entries_.read(ctx, "accordion", matrices_);
     const T factor = T(1) / static_cast<T>(place.ranks);
@@ -131,6 +137,7 @@ class top_k_levels {
     return result;
   }
   void set_levels(std::span<const T> levels, std::uint64_t) { restore_levels(levels); }
+  /// Sets the number of entries of each matrix; the memory stays.
   void restore_levels(std::span<const T> levels) {
     std::vector<index_t> counts;
     for (std::size_t m = 0; m < matrices_.size(); ++m) {
@@ -157,6 +164,7 @@ class top_k_levels {
       in_sum += vector.size;
     }
   }
+  // Sets the memory of the selected entries to zero.
   void forget_sent(context<device::cpu>& ctx) {
     const std::int32_t* const indices = selector_.indices().data();
     entries_.lists().for_each(ctx, [&](std::size_t m, index_t begin, index_t end) {

@@ -19,9 +19,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of spectral_atomo_codec. Codes have no fixed length, so they are always gathered.
 struct atomo_options {
-  double sparsity = 2.0;  ///< expected number of singular triplets per tensor; positive
-  std::uint64_t seed = 1;
+  double sparsity = 2.0;                   ///< expected number of singular triplets per tensor; positive
+  std::uint64_t seed = 1;                  ///< the draws also depend on step, rank and parameter
   code_memory memory = code_memory::none;  ///< none: unbiased
 };
 
@@ -48,6 +49,11 @@ inline std::string describe(const atomo_options& options) {
 /// The code has for each tensor a uint32 with the number of kept triplets, then for each of them sigma / p, u
 /// and v as T. Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS 2018); the shapes of
 /// the matrices follow the paper's published program.
+///
+/// \code
+/// const atomo_options options{.sparsity = 2.0};
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// \endcode
 template <class T>
 class spectral_atomo_codec {
  public:
@@ -66,6 +72,8 @@ class spectral_atomo_codec {
     grams_ = aligned_buffer<double>(tasks_.back().gram + last * last);
   }
 
+  /// Length of a code that keeps all triplets: min(rows, columns) triplets of 1 + rows + columns values per
+  /// tensor.
   std::size_t most_bytes() const {
     std::size_t bytes = 0;
     for (const auto& form : forms_)
@@ -83,6 +91,8 @@ class spectral_atomo_codec {
     return bytes;
   }
 
+  /// See gradient_codec. Returns the number of bytes written, which differs from step to step and between
+  /// ranks.
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
@@ -110,6 +120,8 @@ class spectral_atomo_codec {
     return length;
   }
 
+  /// Throws value_error, with `to` unchanged, for a length that does not follow from the numbers of triplets
+  /// and, naming the tensor, for more triplets than it has. The values of triplets are not checked.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     const auto combine = PUFFERFISH_KERNEL(widest_isa(), detail::atomo_passes, combine<T>);
@@ -173,6 +185,7 @@ class spectral_atomo_codec {
     });
   }
 
+  // Computes A^T A for the rows of each task, in double. draw() adds the Gram matrices of a tensor.
   void multiply_grams(context<device::cpu>& ctx, const T* values) {
     constexpr index_t few_columns = 64;
     const auto add_gram = PUFFERFISH_KERNEL(widest_isa(), detail::atomo_passes, add_gram<T>);
@@ -199,6 +212,7 @@ class spectral_atomo_codec {
                                  detail::code_randoms(options_.seed, "atomo", place, tensors_[t]));
   }
 
+  // Writes u = A v / sigma of every kept triplet at its place in the code.
   void write_left_vectors(context<device::cpu>& ctx, const T* values,
                           const std::vector<std::vector<detail::kept_triplet>>& kept,
                           const std::vector<std::size_t>& places, std::span<std::byte> code) const {
@@ -241,6 +255,7 @@ class spectral_atomo_codec {
   aligned_buffer<double> grams_;  // one per task, [columns x columns]; only the lower triangle is used
 };
 
+/// ATOMO for the gradients of a store. Throws value_error unless sparsity is positive and finite.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const atomo_options& options) {
   return make_coded_compressor<spectral_atomo_codec<T>>(store, options, options.memory);

@@ -40,6 +40,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Blockwise top-k with two bits a value, and the decay: Sarfi et al., "Communication efficient LLM
 /// pre-training with SparseLoCo", 2025. The two levels, and blocks of other shapes for thin matrices, are
 /// this library's choice.
+///
+/// Values that are not finite count as the largest of their block, and make both of its levels not finite.
+/// Without memory the decay has no effect.
+///
+/// \code
+/// block_top_k_options options{.side = 64, .count = 64};  // 64 of the 4096 values of a block
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// \endcode
 template <class T>
 class block_top_k_codec {
  public:
@@ -59,6 +67,7 @@ class block_top_k_codec {
     }
   }
 
+  /// Bytes of all blocks: per block 2 sizeof(T), and the two lists of fields, each rounded up to whole bytes.
   std::size_t most_bytes() const { return bytes_; }
   /// Bits of an index in a block: at least 2.
   int index_bits() const {
@@ -66,6 +75,8 @@ class block_top_k_codec {
     return std::max(2, static_cast<int>(std::bit_width(last)));
   }
 
+  /// See gradient_codec, with decay x memory in place of the memory. `place` is ignored: the code is
+  /// deterministic. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place&, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     ctx.parallel_for(static_cast<index_t>(blocks_.size()), [&](index_t task, int) {
@@ -77,7 +88,8 @@ class block_top_k_codec {
     return bytes_;
   }
 
-  /// Throws value_error, with `to` unchanged, for indices that are not ascending or not in the block.
+  /// Throws value_error, with `to` unchanged, for another length than most_bytes() and, naming the tensor,
+  /// for indices that are not ascending or not in the block.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("block_top_k_codec", code.size(), bytes_);
@@ -129,6 +141,7 @@ class block_top_k_codec {
     }
   }
 
+  // Writes the code of a block of values D, and subtracts C(D) from the memory where values are sent.
   void encode_block(const coded_block& block, const std::vector<T>& values, std::span<T> memory,
                     std::span<std::byte> code) const {
     const std::vector<std::int32_t> indices = largest(values, block.sent);
@@ -208,6 +221,7 @@ class block_top_k_codec {
     }
   }
 
+  // Stores, adds or subtracts the sent values of a block.
   void put(const coded_block& block, const std::vector<std::int32_t>& indices,
            std::span<const std::byte> code, decode_as as, std::span<T> to) const {
     const T low = detail::read_at<T>(code, block.byte),
@@ -225,6 +239,7 @@ class block_top_k_codec {
   std::size_t bytes_ = 0;  // bytes of a code
 };
 
+/// Throws the errors of block_top_k_options::validate, and value_error for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const block_top_k_options& options) {
   return make_coded_compressor<block_top_k_codec<T>>(store, options, options.memory, options.route);

@@ -11,13 +11,19 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The defaults are those of SparseLoCo: 64 of the 4096 values of a block.
+/// Options of block_top_k_codec. The defaults are those of SparseLoCo: 64 of the 4096 values of a block,
+/// which take 120 bytes as float. A whole block takes 2 sizeof(T) bytes for its levels, and for each of the
+/// `count` values the bits of its index (12 for a side of 64) and 2 bits for sign and level.
+///
+/// \code
+/// block_top_k_options{.side = 64, .count = 64, .decay = 0.95}  // the defaults
+/// \endcode
 struct block_top_k_options {
   index_t side = 64;    ///< side of a block of side^2 values; 1 to 256
   index_t count = 64;   ///< k: number of values sent per whole block; 1 to side^2
   double decay = 0.95;  ///< factor of the memory in each step; 0 to 1
   code_memory memory = code_memory::error_feedback;
-  code_route route = code_route::gather;
+  code_route route = code_route::gather;  ///< gather or two_hop
 
   /// Throws value_error, naming option and value, for one out of its range.
   void validate() const {

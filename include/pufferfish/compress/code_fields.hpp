@@ -56,6 +56,7 @@ inline unsigned field_at(const std::uint8_t* code, int bits, index_t i) {
 }
 
 /// Writes the numbers sum + most, 0 <= sum + most <= 2 most, as a stream of fields of `bits` bits, 2 to 32.
+/// Writes field_bytes(count, bits) bytes; unused bits of the last byte are 0. `to` needs no alignment.
 inline void pack_sums(int bits, const std::int32_t* sums, std::int32_t most, index_t count,
                       std::uint8_t* to) {
   std::uint64_t waiting = 0;
@@ -73,7 +74,8 @@ inline void pack_sums(int bits, const std::int32_t* sums, std::int32_t most, ind
   for (; filled > 0; filled -= 8, waiting >>= 8) *to++ = static_cast<std::uint8_t>(waiting);
 }
 
-/// The inverse of pack_sums. Returns false if a sum is above `most`.
+/// The inverse of pack_sums: reads field_bytes(count, bits) bytes. Returns false if a sum is above `most`;
+/// the sums are written nevertheless. A field is at least 0, so no sum is below -most.
 inline bool unpack_sums(int bits, const std::uint8_t* from, std::int32_t most, index_t count,
                         std::int32_t* sums) {
   const std::uint8_t* const end = from + field_bytes(count, bits);

@@ -8,13 +8,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How codes are sent between ranks.
+/// How codes are sent between ranks. With codes of B bytes, a rank of p sends about (p - 1) B bytes by
+/// `gather` and about 2 B (p - 1) / p bytes by `two_hop`. Not every compressor has every route:
+/// make_coded_compressor throws value_error for `two_hop` if codes have no fixed length, and for `sparse` if
+/// codes are not lists of entries.
 enum class code_route {
   gather,   ///< all codes are gathered on all ranks: gathered_codes
   two_hop,  ///< codes of stripes are sent to their owners, codes of the means back: two_hop_codes
   sparse,   ///< entries are added by a sparse all-reduce: summed_entries
 };
 
+/// "gather", "two hops" or "sparse sum": the text in describe() of options and compressors.
 constexpr const char* to_string(code_route route) {
   return route == code_route::gather ? "gather" : route == code_route::two_hop ? "two hops" : "sparse sum";
 }

@@ -23,7 +23,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A tensor, or the part of a tensor inside a stripe, as input of a codec.
+/// A tensor, or the part of a tensor inside a stripe, as input of a codec. In a list of them offsets ascend
+/// from 0 without gaps: the values of tensor t + 1 are stored directly after those of tensor t.
 struct coded_tensor {
   std::string name;          ///< name of the parameter
   logical_layout layout;     ///< layout of the whole parameter
@@ -33,11 +34,12 @@ struct coded_tensor {
   std::uint64_t stream = 0;  ///< stream of random numbers; depends on the name alone
 };
 
-/// Rank, step and hop of a code. They seed random codecs, so that a resumed run draws the same numbers.
+/// Rank, step and hop of a code. They seed random codecs, so that a resumed run draws the same numbers. Codes
+/// of different places are drawn independently.
 struct code_place {
-  int rank = 0;
-  std::uint64_t step = 0;
-  int hop = 0;  ///< 0: code of a rank's own gradients, 1: code of the mean of a stripe by its owner
+  int rank = 0;            ///< rank that encodes
+  std::uint64_t step = 0;  ///< number of exchanges before this one
+  int hop = 0;             ///< 0: code of a rank's own gradients, 1: code of a stripe's mean by its owner
 };
 
 /// Whether decoded values replace the values of a span, are added to them or subtracted from them.
@@ -55,6 +57,24 @@ enum class decode_as { values, addition, subtraction };
 ///   describe()                         a line that identifies its options
 /// Spans of values have the length of all tensors together and do not overlap. Results do not depend on the
 /// number of threads. Where D is not finite, C is not specified.
+///
+/// gathered_codes and two_hop_codes also require `options_type` and a constructor from (std::vector of
+/// coded_tensor, options_type). Optional members:
+///   has_parts(options)   static; false if parts of the arena cannot be coded by codecs of their own
+///   expected_bytes()     expected length of a code, for codecs without a fixed length
+///   has_entries, for_each_entry(code, f)   for codes that are lists of entries: see summed_entries
+///
+/// `memory` is the error feedback of one rank. encode uses workspaces of the codec, so calls on one codec
+/// must not overlap. decode does not change the codec. All members are local; only classes that send codes
+/// are used across ranks.
+///
+/// \code
+/// sign_codec<float> codec(coded_tensors(store));
+/// std::vector<float> memory(store.gradients().size(), 0.0F);
+/// std::vector<std::byte> code(codec.most_bytes());
+/// code.resize(codec.encode(ctx, {.rank = 0, .step = 0}, store.gradients(), memory, code));
+/// codec.decode(ctx, code, decode_as::values, store.gradients());  // the gradients are now C
+/// \endcode
 template <class C>
 concept gradient_codec = std::movable<C> &&
     requires(C& codec, const C& observer, context<device::cpu>& ctx, const code_place& place,
@@ -67,7 +87,8 @@ concept gradient_codec = std::movable<C> &&
   { observer.describe() } -> std::same_as<std::string>;
 };
 
-/// All parameters of a store that have elements, in the order of the arena.
+/// All parameters of a store that have elements, in the order of the arena. Offsets are those of the arena,
+/// and `stream` is stream_id(name). The result copies names and layouts; the store need not outlive it.
 template <class T>
 std::vector<coded_tensor> coded_tensors(const parameter_store<T>& store) {
   std::vector<coded_tensor> result;
@@ -79,7 +100,9 @@ std::vector<coded_tensor> coded_tensors(const parameter_store<T>& store) {
   return result;
 }
 
-/// The parts of tensors in [begin, end) of the coded values. Offsets of the result count from `begin`.
+/// The parts of tensors in [begin, end) of the coded values, in their order; tensors outside are left out.
+/// Offsets of the result count from `begin`. A part keeps name, layout and random stream of its tensor;
+/// `first` is the part's position in the parameter's storage, so that draws do not depend on the cuts.
 inline std::vector<coded_tensor> coded_parts(const std::vector<coded_tensor>& tensors, index_t begin,
                                              index_t end) {
   std::vector<coded_tensor> result;
@@ -94,7 +117,7 @@ inline std::vector<coded_tensor> coded_parts(const std::vector<coded_tensor>& te
   return result;
 }
 
-/// Elements of all tensors together.
+/// Elements of all tensors together: the end of the last one, since offsets ascend without gaps.
 inline index_t coded_size(const std::vector<coded_tensor>& tensors) {
   return tensors.empty() ? 0 : tensors.back().offset + tensors.back().size;
 }
@@ -108,7 +131,7 @@ inline random_stream code_randoms(std::uint64_t seed, std::string_view system, c
   return {seed, substream(substream(substream(stream_id(system), place.step), rank), tensor.stream)};
 }
 
-/// memory += gradients.
+/// memory += gradients. Both have memory.size() elements and do not overlap.
 template <class T>
 void add_gradients(context<device::cpu>& ctx, std::span<const T> gradients, std::span<T> memory) {
   const auto add = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
@@ -118,7 +141,8 @@ void add_gradients(context<device::cpu>& ctx, std::span<const T> gradients, std:
                   [=](index_t begin, index_t end) { add(from + begin, to + begin, end - begin); });
 }
 
-/// The values to code: computes gradients + memory in the memory; the gradients if the memory is empty.
+/// The values to code: computes gradients + memory in the memory; the gradients if the memory is empty. The
+/// result points to memory.data() or gradients.data().
 template <class T>
 const T* values_to_code(context<device::cpu>& ctx, std::span<const T> gradients, std::span<T> memory) {
   if (memory.empty()) return gradients.data();

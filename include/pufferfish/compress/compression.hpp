@@ -2,7 +2,24 @@
 #pragma once
 
 /// \file
-/// All compressors of the library.
+/// All compressors of the library. Each has an options struct, from which gradient_exchange,
+/// run_options and new_compressor(store, options) make it:
+///
+/// \code
+/// mpi::communicator comm(MPI_COMM_WORLD);
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, power_sgd_options{.rank = 2});
+/// exchange.begin(ctx);   // in every step: before the forward pass
+/// exchange.finish(ctx);  // after the backward pass: the gradients are the compressor's result
+/// \endcode
+///
+/// A compressor uses no communicator; calls of its members are local, and the exchange calls them in the same
+/// order on all ranks. Calls on one object must not overlap. The spans and pointers of a compressor_message
+/// refer to memory of the compressor: they are valid until its next encode, and the object must not be moved
+/// before decode.
+///
+/// Rules for all compressors of this folder: encode leaves `gradients` unchanged and updates the error memory
+/// or the momentum; decode overwrites `gradients`. The result has the same bits on all ranks and for every
+/// number of threads.
 
 #include <pufferfish/compress/accordion.hpp>
 #include <pufferfish/compress/atomo.hpp>

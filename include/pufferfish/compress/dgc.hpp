@@ -21,6 +21,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// The kernels of dgc.inc, in place; g is factor times the gradient.
+///   accumulate(nesterov, m, factor, gradient, u, v, count)
+///       u = m u + g; v += u                 Nesterov: u = m (u + g); v += u + g
+///   add_momentum(nesterov, m, mean, u, to, count)
+///       u = m u + mean; to = u              Nesterov: u = m (u + mean); to = u + mean
+///   add_decay(nesterov, m, d, values, b, to, count)
+///       b = m b + values; to += d b         Nesterov: to += d (values + m b), with the new b
 #define PUFFERFISH_KERNELS dgc_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/dgc.inc>
 #include <pufferfish/linalg/for_each_target.inc>
@@ -49,12 +56,23 @@ namespace detail {
 /// code_route::sparse a sparse all-reduce adds the entries of all ranks, in the order of sparse_all_reduce.
 ///
 /// The store must outlive the object if there is weight decay.
+///
+/// The class has no part(), so exchange_options::compress_by_bucket is refused. The number k changes with the
+/// epoch: call gradient_exchange::set_epoch at the start of every epoch if warmup_epochs is above 0. State:
+/// u, v, and with weight decay b, one value per element each.
+///
+/// \code
+/// dgc_options options{.ratio = 0.001, .momentum = 0.9, .warmup_epochs = 4};
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// exchange.set_epoch(0, learning_rate);  // the number k follows from the epoch
+/// \endcode
 template <class T>
 class dgc {
  public:
   using value_type = T;
 
-  /// Throws value_error for options out of range, and, naming it, for a matrix of 2^31 elements or more.
+  /// Throws value_error for options out of range (dgc_options::validate) and, naming the tensor, for one of
+  /// 2^31 elements or more; with code_route::sparse also for an arena of 2^31 elements or more.
   dgc(const parameter_store<T>& store, const dgc_options& options)
       : options_(options),
         store_(&store),
@@ -87,6 +105,8 @@ class dgc {
 
   int rounds() const { return 1; }
 
+  /// Updates u and v of matrices, selects and removes the entries to send, and writes the gradients of
+  /// vectors to the sum. `gradients` is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
                                std::span<T> gradients) {
     set_epoch(place.epoch);
@@ -104,8 +124,9 @@ class dgc {
     return message;
   }
 
-  /// Throws value_error for indices that are not ascending or not in their tensor. Throws state_error if
-  /// weight decay needs values that are not on the host.
+  /// Overwrites `gradients` with the result and updates u of vectors and b. Throws value_error, naming tensor
+  /// and rank, for indices that are not ascending or not in their tensor. Throws state_error if weight decay
+  /// needs values that are not on the host.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
     if (is_summed()) {
       ops::fill(ctx, gradients, T(0));
@@ -134,6 +155,8 @@ class dgc {
     return static_cast<index_t>(sent_) + sum_.size() * static_cast<index_t>(sizeof(T));
   }
 
+  /// "exchange.momentum" (u) and "exchange.accumulated" (v), different on every rank; with weight decay
+  /// "exchange.decayed" (b), equal on all ranks.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> result{{"exchange.momentum", u_.span(), true},
                                             {"exchange.accumulated", v_.span(), true}};
@@ -157,6 +180,7 @@ class dgc {
   static std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
   bool is_summed() const { return options_.route == code_route::sparse; }
   static bool is_matrix(const coded_tensor& tensor) { return tensor.layout.dims >= 2; }
+  // Sets the number of entries of each matrix for the epoch, and the bytes to send.
   void set_epoch(index_t epoch) {
     if (epoch == epoch_) return;
     epoch_ = epoch;
@@ -170,6 +194,7 @@ class dgc {
     if (is_summed()) sent_ = stream_.header_bytes + std::min(sent_, at(u_.size()) * sizeof(T));
   }
 
+  // min(1, (tau / sqrt(p)) / ||g||); 1 if clip_norm is 0.
   T clip_factor(context<device::cpu>& ctx, int ranks, std::span<const T> gradients) const {
     if (options_.clip_norm == 0.0) return T(1);
     const double most = options_.clip_norm / std::sqrt(static_cast<double>(ranks));
@@ -254,6 +279,7 @@ class dgc {
   aligned_buffer<T> sum_;              // values of all vectors
 };
 
+/// The errors are those of the constructor. The store must outlive the compressor if there is weight decay.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const dgc_options& options) {
   return dgc<T>(store, options);

@@ -14,7 +14,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Options of dgc.
+/// Options of dgc. They replace the optimizer's momentum, and its weight decay if weight_decay is above 0:
+/// the optimizer must then be SGD without them.
 struct dgc_options {
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
   double ratio = 0.001;   ///< share of a matrix's entries that is sent; above 0, at most 1
@@ -32,7 +33,8 @@ struct dgc_options {
   /// Whether the compressor replaces the optimizer's weight decay.
   constexpr bool brings_weight_decay() const { return weight_decay > 0.0; }
 
-  /// Throws value_error, naming the option and its value, for an option out of its range.
+  /// Throws value_error, naming the option and its value, for an option out of its range, for the route
+  /// `two_hop`, and for half_values together with the route `sparse`.
   void validate() const {
     const auto refuse_unless = [](bool valid, const char* option, double value, const char* range) {
       if (!valid) detail::throw_error<value_error>({"dgc: ", option, " ", value, " is not ", range});
@@ -67,7 +69,12 @@ inline std::string describe(const dgc_options& options) {
 }
 
 /// The share of the entries that is sent in epoch e = 0, 1, ...: max(rho, c^(e + 1)) with c = rho^(1 / (W +
-/// 1)) while e < W, then rho. W = 4, rho = 0.001: .2512, .0631, .0158, .0040, .001.
+/// 1)) while e < W, then rho. W = 4, rho = 0.001: .2512, .0631, .0158, .0040, .001. The options must be valid
+/// and the epoch at least 0. The number of entries of a matrix of n elements is ceil(share n).
+///
+/// \code
+/// dgc_ratio({.ratio = 0.001, .warmup_epochs = 4}, 0);  // 0.2512
+/// \endcode
 inline double dgc_ratio(const dgc_options& options, index_t epoch) {
   if (epoch >= options.warmup_epochs) return options.ratio;
   const auto done = static_cast<double>(epoch + 1) / static_cast<double>(options.warmup_epochs + 1);

@@ -13,6 +13,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of entry_atomo_codec. Without memory the code is unbiased. With error feedback the error of a step
+/// is added to the next gradients; an entry that is kept then leaves D_i - D_i / p_i in the memory.
 struct entry_atomo_options {
   double ratio = 0.01;  ///< expected number of entries of n: max(1, ratio n); 0 < ratio <= 1
   std::uint64_t seed = 1;

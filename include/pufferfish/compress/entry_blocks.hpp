@@ -51,14 +51,16 @@ class entry_blocks {
   explicit entry_blocks(bool half_values, bool filled_lists = false)
       : half_(half_values), filled_(filled_lists) {}
 
-  /// Sets the number of entries of each list.
+  /// Sets the number of entries of each list. The blocks get their new length in the next call of blocks().
   void resize(const entry_lists& lists) { lists_ = lists; }
   const entry_lists& lists() const { return lists_; }
 
+  /// Bytes of the values of a block, and of a whole block.
   std::size_t value_bytes() const { return count() * (half_ ? sizeof(float16) : sizeof(T)); }
   std::size_t block_bytes() const { return value_bytes() + count() * sizeof(std::int32_t); }
 
-  /// The blocks of all ranks, each of block_bytes() bytes.
+  /// The blocks of all ranks, each of block_bytes() bytes. Their bytes are kept if neither the number of
+  /// ranks nor the length has changed since the last call; else they are undefined.
   rank_blocks& blocks(std::size_t ranks) {
     if (blocks_.count() != ranks || blocks_.size(0) != block_bytes()) {
       blocks_.resize(std::vector<std::size_t>(ranks, block_bytes()));
@@ -66,8 +68,9 @@ class entry_blocks {
     return blocks_;
   }
 
-  /// Writes the block of a rank. Returns the values that the block represents. As float16, finite values
-  /// beyond the range become the largest float16 of their sign, others are rounded.
+  /// Writes the block of a rank, after a call of blocks(). `values` and `indices` have lists().size()
+  /// elements. Returns the values that the block represents: `values` itself, or a span into this object. As
+  /// float16, finite values beyond the range become the largest float16 of their sign, others are rounded.
   std::span<const T> write(std::size_t rank, std::span<const T> values,
                            std::span<const std::int32_t> indices) {
     const std::span<std::byte> block = blocks_[rank];
@@ -107,7 +110,8 @@ class entry_blocks {
   }
 
   /// Adds what read() has found in list `list` to its tensor, which begins at to[0]: the entries with indices
-  /// from `begin` to `end` - 1, in the order of the ranks.
+  /// from `begin` to `end` - 1, in the order of the ranks. Calls for disjoint ranges may run on different
+  /// threads.
   void add(std::size_t list, index_t begin, index_t end, T* to) const {
     for (const entries& from : received_) {
       const auto first = from.indices.begin() + lists_.first(list), last = first + lists_.count(list);
@@ -125,6 +129,8 @@ class entry_blocks {
 
   std::size_t count() const { return static_cast<std::size_t>(lists_.size()); }
 
+  // Throws value_error unless the received indices of `rank` ascend in every list and are in their tensor;
+  // fillers, if allowed, are at the end of a list.
   void check(context<device::cpu>& ctx, const char* user, const std::vector<coded_tensor>& tensors,
              std::size_t rank) const {
     const std::int32_t* const index = received_[rank].indices.data();

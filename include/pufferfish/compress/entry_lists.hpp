@@ -49,6 +49,7 @@ class entry_lists {
     for (const index_t count : counts) firsts_.push_back(firsts_.back() + count);
   }
 
+  /// Number of lists; first entry of a list among all entries; length of a list.
   std::size_t tensors() const { return firsts_.size() - 1; }
   index_t first(std::size_t tensor) const { return firsts_[tensor]; }
   index_t count(std::size_t tensor) const { return firsts_[tensor + 1] - firsts_[tensor]; }

@@ -22,7 +22,7 @@ PUFFERFISH_ALWAYS_INLINE bits_like<T> magnitude_key(T x) {
   return std::bit_cast<bits_like<T>>(x) & (~bits_like<T>{0} >> 1);
 }
 
-/// Counts the keys by a digit: the 11 bits from `shift` on.
+/// Counts the keys by a digit: the 11 bits from `shift` on. At most 2^32 - 1 keys of a digit can be counted.
 template <class Word>
 class digit_histogram {
  public:
@@ -30,6 +30,7 @@ class digit_histogram {
 
   explicit digit_histogram(int shift) : shift_(shift) {}
 
+  /// The digit of a key; counts a key; number of keys counted with a digit.
   Word digit(Word key) const { return (key >> shift_) & (digits - 1); }
   void add(Word key) { ++counts_[digit(key)]; }
   index_t count(Word digit) const { return counts_[digit]; }
@@ -48,7 +49,8 @@ class digit_histogram {
 };
 
 /// The k-th largest key, 1 <= k <= keys.size(). The highest bit of all keys is 0. On return k is the number
-/// of keys equal to the result that are among the k largest. Overwrites `keys`.
+/// of keys equal to the result that are among the k largest. Overwrites `keys`. At most ceil(bits / 11)
+/// passes, 3 for float and 6 for double; each keeps only the keys with the digit of the result.
 template <class Word>
 Word kth_largest(std::vector<Word>& keys, index_t& k) {
   using histogram = digit_histogram<Word>;

@@ -30,7 +30,9 @@ class memory_rate {
   memory_rate() = default;
   explicit memory_rate(bool rescales) : last_(rescales ? 1 : 0) {}
 
-  /// Rescales the memories; to be called before they are used in a step with this learning rate.
+  /// Multiplies the memories by last rate / learning_rate and remembers the rate; to be called before they
+  /// are used in a step with this learning rate. The memories stay as they are in the first step with a rate
+  /// above 0, for an unchanged rate, and if the object never rescales.
   void rescale(context<device::cpu>& ctx, double learning_rate,
                std::initializer_list<std::span<T>> memories) {
     const auto rate = static_cast<T>(learning_rate);
@@ -47,7 +49,8 @@ class memory_rate {
     }
   }
 
-  /// Appends the last learning rate to `states` if memories are rescaled.
+  /// Appends the last learning rate as "exchange.memory_rate", equal on all ranks, to `states` if memories
+  /// are rescaled.
   std::vector<compressor_state<T>> after(std::vector<compressor_state<T>> states) {
     if (last_.size() > 0) states.push_back({"exchange.memory_rate", last_.span(), false});
     return states;

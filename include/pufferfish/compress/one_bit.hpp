@@ -14,10 +14,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of one_bit_codec.
 struct one_bit_options {
-  one_bit_cell cell = one_bit_cell::output_unit;
+  one_bit_cell cell = one_bit_cell::output_unit;  ///< the values that share two means
   code_memory memory = code_memory::error_feedback;
-  code_route route = code_route::gather;
+  code_route route = code_route::gather;  ///< gather or two_hop
 };
 
 /// "1-bit, a cell per output unit, error feedback, gather".
@@ -28,6 +29,11 @@ inline std::string describe(const one_bit_options& options) {
 
 namespace detail {
 
+/// The kernels of one_bit.inc. Those named `rows` treat rows of `columns` values, each column in a cell of
+/// its own; those named `run` treat consecutive values of one cell.
+///   add_rows, add_run            plus += values >= 0, minus += values < 0, negatives += their number
+///   subtract_rows, subtract_run  x -= minus where x < 0, else x -= plus
+///   put_rows                     stores, adds or subtracts minus where the bit is set, else plus
 #define PUFFERFISH_KERNELS one_bit_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/one_bit.inc>
 #include <pufferfish/linalg/for_each_target.inc>
@@ -50,6 +56,13 @@ namespace detail {
 /// Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent (INTERSPEECH 2014), whose
 /// cells are columns of weight matrices; here cells are output units. The paper's first,
 /// uncompressed steps are not part of the codec.
+///
+/// D = (1, 3, -2, 0) in one cell has a+ = 4/3 and a- = -2; the memory becomes (-1/3, 5/3, 0, -4/3). NaN
+/// counts as D_i >= 0, so that a+ of its cell is NaN.
+///
+/// \code
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, one_bit_options{});
+/// \endcode
 template <class T>
 class one_bit_codec {
  public:
@@ -57,6 +70,7 @@ class one_bit_codec {
   using options_type = one_bit_options;
   static constexpr bool has_fixed_length = true;
 
+  /// Only options.cell affects the codes: memory and route belong to the class that sends them.
   explicit one_bit_codec(std::vector<coded_tensor> tensors, const one_bit_options& options = {})
       : tensors_(std::move(tensors)), cell_(options.cell), size_(coded_size(tensors_)) {
     for (const coded_tensor& tensor : tensors_) {
@@ -68,10 +82,12 @@ class one_bit_codec {
     sums_.resize(static_cast<std::size_t>(3 * tasks_.sums()));
   }
 
+  /// 4 ceil(N / 32) bytes of signs and 2 sizeof(T) bytes per cell.
   std::size_t most_bytes() const {
     return word_bytes() + static_cast<std::size_t>(2 * cell_count_) * sizeof(T);
   }
 
+  /// See gradient_codec. `place` is ignored: the code is deterministic. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place&, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const auto pack = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, momentum_signs<T>);
@@ -98,6 +114,7 @@ class one_bit_codec {
     return most_bytes();
   }
 
+  /// Throws value_error, with `to` unchanged, unless the code has most_bytes() bytes. All bits are valid.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("one_bit_codec", code.size(), most_bytes());
@@ -174,6 +191,7 @@ class one_bit_codec {
         });
   }
 
+  // Adds the sums of all parts of a cell, in the order of the parts, and divides them.
   means mean_of_sums() const {
     std::vector<double> all(static_cast<std::size_t>(3 * cell_count_), 0.0);
     for (const detail::one_bit_part& part : tasks_.parts()) {
@@ -197,6 +215,7 @@ class one_bit_codec {
     return result;
   }
 
+  // memory -= C(memory): D becomes D - C(D).
   void subtract(context<device::cpu>& ctx, const means& of, std::span<T> memory) const {
     const auto rows_kernel = PUFFERFISH_KERNEL(widest_isa(), detail::one_bit_passes, subtract_rows<T>);
     const auto run_kernel = PUFFERFISH_KERNEL(widest_isa(), detail::one_bit_passes, subtract_run<T>);
@@ -222,6 +241,7 @@ class one_bit_codec {
   std::vector<double> sums_;  // per part, for all its cells: sums of D >= 0, sums of D < 0, numbers of D < 0
 };
 
+/// 1-bit SGD for the gradients of a store. Throws value_error for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const one_bit_options& options) {
   return make_coded_compressor<one_bit_codec<T>>(store, options, options.memory, options.route);

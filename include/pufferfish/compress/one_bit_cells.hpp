@@ -18,6 +18,7 @@ enum class one_bit_cell {
   tensor        ///< all values of the tensor
 };
 
+/// "a cell per output unit" or "a cell per tensor".
 constexpr const char* to_string(one_bit_cell cell) {
   return cell == one_bit_cell::output_unit ? "a cell per output unit" : "a cell per tensor";
 }
@@ -30,6 +31,7 @@ namespace detail {
 /// output unit c.
 class tensor_cells {
  public:
+  /// The cells of the elements tensor.first .. tensor.first + tensor.size - 1 of the parameter's storage.
   tensor_cells(const coded_tensor& tensor, one_bit_cell cell) : size_(tensor.size) {
     const index_t units = tensor.layout.dims < 2 ? 1 : tensor.layout.shape[0];
     if (cell == one_bit_cell::tensor || units <= 1) {
@@ -58,8 +60,9 @@ class tensor_cells {
     return elements;
   }
 
-  /// Covers elements [begin, end) of the part by calls of rows(at, rows, columns, cell), for rows over the
-  /// cells cell .. cell + columns - 1, and of run(at, length, cell), for runs of one cell.
+  /// Covers elements [begin, end) of the part, in order, by calls of rows(at, rows, columns, cell), for rows
+  /// over the cells cell .. cell + columns - 1, and of run(at, length, cell), for runs of one cell. `at`
+  /// counts from the part's first element. Only rows is called if run() is 1, only run otherwise.
   template <class Rows, class Run>
   void for_each(index_t begin, index_t end, const Rows& rows, const Run& run) const {
     while (begin < end) {
@@ -98,6 +101,8 @@ struct one_bit_part : tensor_part {
 class one_bit_tasks {
  public:
   one_bit_tasks() = default;
+  /// Cuts the values of all tensors; cells[t] are the cells of tensor t. The cuts depend on shapes alone, so
+  /// that sums do not depend on the number of threads.
   one_bit_tasks(const std::vector<coded_tensor>& tensors, const std::vector<tensor_cells>& cells) : cuts_{0} {
     constexpr index_t word = 32, rows = 64;
     for (std::size_t t = 0; t < tensors.size(); ++t) {

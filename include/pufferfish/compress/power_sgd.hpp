@@ -37,12 +37,22 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// All ranks must run on processors with the same instruction sets (AVX-512, AVX2 or neither), since each
 /// computes the result by itself; an exchange refuses ranks that differ.
+///
+/// Shapes: D is rows x columns, Q rows x r, P columns x r with r = min(rank, rows, columns). Time: three
+/// matrix products of 2 r rows columns operations each per step and matrix, four with local error feedback.
+/// Memory: e for the whole arena, and both messages.
+///
+/// \code
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, power_sgd_options{.rank = 4});
+/// exchange.payload_bytes();  // bytes that a rank passes to the two sums of a step
+/// \endcode
 template <class T>
 class power_sgd {
  public:
   using value_type = T;
 
-  /// Throws value_error for options out of range.
+  /// `tensors`: the tensors of the gradient arena. Draws the first Q from options.seed and the names. Throws
+  /// value_error unless rank is at least 1 and least_saving at least 0.
   power_sgd(std::vector<coded_tensor> tensors, const power_sgd_options& options)
       : options_(options),
         tensors_(std::move(tensors)),
@@ -68,15 +78,18 @@ class power_sgd {
     for (std::size_t i = 0; i < matrices_.size(); ++i) draw(i, 0);
   }
 
+  /// The same for all parameters of a store, which is only read here.
   power_sgd(const parameter_store<T>& store, const power_sgd_options& options)
       : power_sgd(coded_tensors(store), options) {}
 
-  /// See gradient_compressor. Sums of another length may be rounded differently, and the
-  /// orthonormal columns amplify the difference.
+  /// A compressor of elements [begin, end) of the arena with e = 0 and first Q. Sums of another length may be
+  /// rounded differently, and the orthonormal columns amplify the difference.
   power_sgd part(index_t begin, index_t end) const { return {coded_parts(tensors_, begin, end), options_}; }
 
   int rounds() const { return 2; }
 
+  /// Round 0: D = g + e and this rank's part of all P. Round 1: Q_own, and e for local feedback. `gradients`
+  /// is not changed. Before start_step round 0 sends the whole arena, and the message of round 1 is empty.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     if (round == 0) {
@@ -96,6 +109,8 @@ class power_sgd {
     return {q_in_use(), {}};
   }
 
+  /// Round 0 writes the means of what is sent whole to `gradients` and makes P orthonormal; round 1 writes
+  /// the results of all matrices, and e for aggregated feedback.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     const T factor = T(1) / static_cast<T>(place.ranks);
     if (dense_) {
@@ -123,6 +138,8 @@ class power_sgd {
     return static_cast<index_t>(sizeof(T)) * (dense_ ? error_.size() : first_size_ + second_size_);
   }
 
+  /// "exchange.error": e, one value per element of the arena, different on every rank. "exchange.q": Q of all
+  /// matrices, equal on all ranks. "exchange.memory_rate" if memories are rescaled, equal on all ranks.
   std::vector<compressor_state<T>> states() {
     return rate_.after({{"exchange.error", error_.span(), true}, {"exchange.q", second_.span(), false}});
   }
@@ -252,6 +269,7 @@ class power_sgd {
   bool dense_;  // whether the step of the last encode sends all gradients whole
 };
 
+/// PowerSGD for the gradients of a store. Throws the errors of the constructor.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const power_sgd_options& options) {
   return power_sgd<T>(store, options);

@@ -18,7 +18,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A parameter viewed as a matrix, as it is stored in the arena.
+/// A parameter viewed as a matrix, as it is stored in the arena: element (i, j) is at offset + i columns + j.
 struct power_sgd_shape {
   index_t offset = 0, rows = 0, columns = 0;
   index_t size() const { return rows * columns; }
@@ -36,14 +36,16 @@ struct power_sgd_shape {
   index_t largest_rank() const { return std::min(rows, columns); }
 };
 
-/// Views of the buffers of one matrix in a step.
+/// Views of the buffers of one matrix in a step. d, q and p do not overlap. Their memory belongs to
+/// power_sgd.
 template <class T>
 struct power_sgd_matrix {
   tensor_view<T, 2> d;  ///< rows x columns: e, and D between the rounds
   tensor_view<T, 2> q;  ///< rows x rank
   tensor_view<T, 2> p;  ///< rank x columns: the columns of P are stored as rows
 
-  /// d += gradient, p = d^T q. Rows are multiplied while they are in the cache.
+  /// d += gradient, p = d^T q. Rows are multiplied while they are in the cache. `gradient` has rows x columns
+  /// elements and does not overlap d.
   void sum_rows(context<device::cpu>& ctx, const T* gradient) const {
     const auto add = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
     const index_t columns = d.extent(1);
@@ -62,7 +64,8 @@ struct power_sgd_matrix {
                    [](double value) { return static_cast<T>(value); });
   }
 
-  /// q = d p; with `local` then d -= q p^T. The tiles of rows depend on the shape alone.
+  /// q = d p; with `local` then d -= q p^T. The tiles of rows depend on the shape alone. Workspace: packed
+  /// copies of p and -p from the context's scratch memory.
   void take_rows(context<device::cpu>& ctx, bool local) const {
     const index_t rows = d.extent(0), columns = d.extent(1), rank = q.extent(1);
     const index_t tile = std::max<index_t>(24, (index_t{1} << 16) / columns);
@@ -80,7 +83,7 @@ struct power_sgd_matrix {
     });
   }
 
-  /// result = q p^T.
+  /// result = q p^T, rows x columns elements. `result` does not overlap the views.
   void reconstruct(context<device::cpu>& ctx, T* result) const {
     ops::linear_forward<T>(ctx, q, p, nullptr, tensor_view<T, 2>(result, d.shape()));
   }

@@ -22,8 +22,10 @@ enum class error_feedback {
   aggregated,
 };
 
+/// Options of power_sgd. For a matrix of rows x columns, rank (rows + columns) values are sent in place of
+/// rows x columns values.
 struct power_sgd_options {
-  index_t rank = 2;
+  index_t rank = 2;  ///< at least 1; matrices with a smaller extent use that extent
   error_feedback feedback = error_feedback::local;
   /// A matrix is compressed if rank (rows + columns) least_saving < rows columns, else sent whole. 1:
   /// compressed if this sends less; 2: PyTorch's default; 0: always compressed.

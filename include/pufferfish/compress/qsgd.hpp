@@ -20,12 +20,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// The norm of a bucket, whose fractions are its levels: Euclidean norm, or largest magnitude.
 enum class qsgd_norm { l2, max };
 
+/// Options of qsgd_codec.
 struct qsgd_options {
   int bits = 4;          ///< bits of a value, sign included: 2, 4 or 8
   index_t bucket = 512;  ///< consecutive values that share a norm; at least 1
   qsgd_norm norm = qsgd_norm::l2;
-  code_route route = code_route::gather;
-  std::uint64_t seed = 1;
+  code_route route = code_route::gather;  ///< gather or two_hop, which rounds the mean at random again
+  std::uint64_t seed = 1;                 ///< the draws also depend on step, rank, hop and parameter
 };
 
 /// "QSGD, 4 bits, buckets of 512, L2 norm, seed 1, gather".
@@ -50,6 +51,13 @@ inline std::string describe(const qsgd_options& options) {
 ///
 /// Alistarh, Grubic, Li, Tomioka and Vojnovic, QSGD (NIPS 2017), with fields of a fixed width in place of
 /// Elias codes.
+///
+/// A bucket with a value that is not finite decodes to values that are not finite. Fewer bits or longer
+/// buckets send fewer bytes and have a larger variance; the norms take sizeof(T) / d bytes per value.
+///
+/// \code
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, qsgd_options{.bits = 8});
+/// \endcode
 template <class T>
 class qsgd_codec {
  public:
@@ -63,8 +71,10 @@ class qsgd_codec {
     norms_.resize(static_cast<std::size_t>(bucket_end(chunks_.size())));
   }
 
+  /// ceil(b N / 8) + sizeof(T) ceil(N / d).
   std::size_t most_bytes() const { return level_bytes() + norms_.size() * sizeof(T); }
 
+  /// See gradient_codec. Equal arguments give equal codes. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
@@ -99,6 +109,7 @@ class qsgd_codec {
     return most_bytes();
   }
 
+  /// Throws value_error, with `to` unchanged, unless the code has most_bytes() bytes. All bits are valid.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("qsgd_codec", code.size(), most_bytes());
@@ -136,6 +147,7 @@ class qsgd_codec {
   // One more than the number of the bucket with value `end` - 1.
   index_t bucket_end(index_t end) const { return end == 0 ? 0 : (end - 1) / options_.bucket + 1; }
 
+  // Writes the norms of buckets first .. last - 1.
   void find_norms(const T* values, index_t first, index_t last) {
     const auto squares = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sum_of_squares<T>);
     const auto range = PUFFERFISH_KERNEL(widest_isa(), detail::rounding_passes, range_of<T>);
@@ -166,6 +178,7 @@ class qsgd_codec {
   std::vector<T> norms_;  // of all buckets
 };
 
+/// QSGD without error memory. Throws value_error for bits or bucket out of range and for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const qsgd_options& options) {
   return make_coded_compressor<qsgd_codec<T>>(store, options, code_memory::none, options.route);

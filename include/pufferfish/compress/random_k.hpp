@@ -17,6 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of random_k.
 struct random_k_options {
   /// Share of the entries of each tensor that is sent; above 0, at most 1. Not used if `rank` is above 0.
   double ratio = 0.01;
@@ -125,6 +126,14 @@ inline void draw_block(const random_stream& random, index_t n, index_t k, std::i
 /// k consecutive ones in storage order, continuing at the first position after the last.
 /// Konecny and Richtarik, "Randomized distributed mean estimation", 2016; Stich, Cordonnier and Jaggi,
 /// NeurIPS 2018; random block: Vogels, Karimireddy and Jaggi, NeurIPS 2019.
+///
+/// The positions are not stored in checkpoints: a resumed run draws them again from the step. A subset of a
+/// tensor is drawn with n / 8 bytes of workspace, in a time of n / 64 + k operations.
+///
+/// \code
+/// const random_k_options options{.ratio = 0.1};
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// \endcode
 template <class T>
 class random_k {
  public:
@@ -140,13 +149,18 @@ class random_k {
     sum_ = aligned_buffer<T>(lists_.size());
     positions_.resize(static_cast<std::size_t>(lists_.size()));
   }
+  /// The same for all parameters of a store, which is only read here.
   random_k(const parameter_store<T>& store, const random_k_options& options)
       : random_k(coded_tensors(store), options) {}
 
+  /// A compressor of elements [begin, end) of the arena with a memory of zeros. It draws the same positions
+  /// as the whole, since draws depend on names.
   random_k part(index_t begin, index_t end) const { return {coded_parts(tensors_, begin, end), options_}; }
 
   int rounds() const { return 1; }
 
+  /// Draws the positions of place.step, sends the values there as `sum` and sets the memory to 0 there.
+  /// `gradients` is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
                                std::span<T> gradients) {
     draw(ctx, place.step);
@@ -168,6 +182,7 @@ class random_k {
     return message;
   }
 
+  /// Overwrites all of `gradients`: the sums times 1 / p at the positions of the last encode, else 0.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
     ops::fill(ctx, gradients, T(0));
     const T factor = T(1) / static_cast<T>(place.ranks);
@@ -179,16 +194,21 @@ class random_k {
     });
   }
 
+  /// sizeof(T) for each of the k positions of every tensor.
   index_t payload_bytes() const { return lists_.size() * static_cast<index_t>(sizeof(T)); }
 
+  /// With memory: "exchange.error", one value per element, different on every rank, and
+  /// "exchange.memory_rate" if it is rescaled.
   std::vector<compressor_state<T>> states() {
     if (memory_.size() == 0) return {};
     return rate_.after({{"exchange.error", memory_.span(), true}});
   }
 
+  /// The options: an exchange refuses ranks whose lines differ, and so ranks with other seeds.
   std::string describe() const { return pufferfish::describe(options_); }
 
  private:
+  // The number k of entries of each tensor. Throws value_error for options out of range.
   static std::vector<index_t> counts_of(const std::vector<coded_tensor>& tensors,
                                         const random_k_options& options) {
     if (options.rank < 0) detail::throw_error<value_error>({"random_k: rank ", options.rank, " is negative"});
@@ -206,6 +226,7 @@ class random_k {
     return counts;
   }
 
+  // min(n, rank (rows + columns)), without overflow for large ranks.
   static index_t budget_of_rank(const coded_tensor& tensor, index_t rank) {
     if (tensor.layout.dims < 2) return tensor.size;
     const index_t rows = tensor.layout.shape[0], sides = rows + tensor.size / rows;
@@ -243,6 +264,8 @@ class random_k {
   aligned_buffer<T> sum_;
 };
 
+/// Throws value_error for a ratio outside 0 .. 1 (if `rank` is 0), for a negative rank, for `unbiased`
+/// together with a memory and, naming the tensor, for one of 2^31 elements or more.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const random_k_options& options) {
   return random_k<T>(store, options);

@@ -27,6 +27,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// more than k candidates the k largest are selected; of equal ones, those with the lower index. A list of
 /// fewer than k is filled up with entries of value 0 and index n. NaN counts as the largest magnitude. The
 /// exact selection is largest_selector.
+///
+/// Deterministic: the sample's positions are fixed. select uses workspaces of the object, so calls must not
+/// overlap.
 template <class T>
 class sampled_selector {
  public:
@@ -35,8 +38,8 @@ class sampled_selector {
     for (const coded_tensor& tensor : tensors) detail::check_entry_indices(user, tensor.name, tensor.size);
   }
 
-  /// Selects up to lists.count(t) <= n_t entries of each tensor t. `values`
-  /// holds all tensors, each one at its offset.
+  /// Selects up to lists.count(t) <= n_t entries of each tensor t. `values` holds all tensors, each one at
+  /// its offset, and is not changed. Tensors are selected in parallel, one thread each.
   void select(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> values) {
     selected_.resize(static_cast<std::size_t>(lists.size()));
     indices_.resize(selected_.size());
@@ -47,7 +50,8 @@ class sampled_selector {
   }
 
   /// The selection of the last call, list after list as in its `lists`: indices local to each tensor,
-  /// ascending except for the entries that fill a list, and the values.
+  /// ascending except for the entries that fill a list, and the values. The spans are valid until the next
+  /// call of select.
   std::span<const std::int32_t> indices() const { return indices_; }
   std::span<const T> values() const { return selected_; }
 

@@ -21,8 +21,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace reference {
 
-/// Indices, ascending, of the k values of largest magnitude; of equal magnitudes the lower index is taken.
-/// Reference implementation of pufferfish::select_largest by a stable sort.
+/// Indices, ascending, of the k values of largest magnitude, 0 <= k <= values.size(); of equal magnitudes the
+/// lower index is taken. No value may be NaN. Reference implementation of pufferfish::select_largest by a
+/// stable sort.
 template <class T>
 std::vector<std::int32_t> select_largest(std::span<const T> values, index_t k) {
   std::vector<std::int32_t> order(values.size());
@@ -47,6 +48,9 @@ struct large_entry {
   bits_like<T> key() const { return magnitude_key(value); }
 };
 
+/// find_at_least(x, count, least, first, to) of select_largest.inc writes the entries of x with a key of at
+/// least `least` to `to`, in order, which has room for `count`; entry i gets the index first + i. Returns
+/// their number.
 #define PUFFERFISH_KERNELS largest_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/select_largest.inc>
 #include <pufferfish/linalg/for_each_target.inc>
@@ -62,6 +66,11 @@ struct large_entry {
 /// k-th largest. If fewer than k reach the bound, a second pass keeps all entries other than zero, and if
 /// these are fewer than k, a third one adds zeros. Time is linear in the number of values for all inputs.
 /// Memory is proportional to the entries that are kept.
+///
+/// \code
+/// std::vector<std::int32_t> indices;
+/// select_largest<float>(ctx, values, 100, indices);  // the 100 entries of largest magnitude
+/// \endcode
 template <class T>
 class largest_selector {
  public:
@@ -76,18 +85,20 @@ class largest_selector {
     first_parts_.push_back(part);
   }
 
-  /// Selects lists.count(t) <= n_t entries of each tensor t. `values` has the length of all tensors together.
+  /// Selects lists.count(t) <= n_t entries of each tensor t. `values` has the length of all tensors together
+  /// and is not changed. There must be one list for each tensor.
   void select(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> values) {
     select(ctx, lists, nullptr, nullptr, values.data());
   }
-  /// values += added, then selects among the sums, in a single pass.
+  /// values += added, then selects among the sums, in a single pass. The spans have equal lengths and do not
+  /// overlap.
   void select_sums(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> added,
                    std::span<T> values) {
     select(ctx, lists, added.data(), values.data(), values.data());
   }
 
   /// The selection of the last call, list after list as in its `lists`: indices local to each tensor,
-  /// ascending, and the values.
+  /// ascending, and the values. The spans are valid until the next selection.
   std::span<const std::int32_t> indices() const { return indices_; }
   std::span<const T> values() const { return selected_; }
 
@@ -145,7 +156,8 @@ class largest_selector {
     return std::max<word>(1, detail::kth_largest(keys, rank));
   }
 
-  // Appends the entries of a part that reach the bound of its tensor to the part's list.
+  // Appends the entries of a part that reach the bound of its tensor to the part's list. With `sums`, first
+  // adds `added` to the part's values. find_again replaces the list by that of another bound.
   void find(std::size_t part, const T* added, T* sums, const T* values) {
     constexpr index_t block = 2048;
     const detail::tensor_part& range = chunks_.parts()[part];
@@ -174,6 +186,7 @@ class largest_selector {
       for (const detail::large_entry<T>& entry : found_[part]) f(entry);
     }
   }
+  // Number of entries kept in parts [begin_part, end_part).
   index_t found_in(std::size_t begin_part, std::size_t end_part) const {
     std::size_t count = 0;
     for (std::size_t part = begin_part; part < end_part; ++part) count += found_[part].size();
@@ -227,8 +240,9 @@ class largest_selector {
   std::vector<std::int32_t> indices_;
 };
 
-/// The indices, ascending, of the k values of largest magnitude, 0 <= k <= values.size(): see
-/// largest_selector. Throws value_error for 2^31 values or more.
+/// Writes the indices, ascending, of the k values of largest magnitude, 0 <= k <= values.size(), to
+/// `indices`, whose contents are replaced: see largest_selector. Throws value_error for 2^31 values or more.
+/// For repeated selections a largest_selector keeps its workspaces.
 template <class T>
 void select_largest(context<device::cpu>& ctx, std::span<const T> values, index_t k,
                     std::vector<std::int32_t>& indices) {

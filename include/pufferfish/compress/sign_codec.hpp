@@ -14,10 +14,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// With error feedback sign_codec is EF-signSGD if codes are gathered, DoubleSqueeze by two hops.
+/// Options of sign_codec. With error feedback sign_codec is EF-signSGD if codes are gathered, DoubleSqueeze
+/// by two hops.
 struct sign_codec_options {
   code_memory memory = code_memory::error_feedback;
-  code_route route = code_route::gather;
+  code_route route = code_route::gather;  ///< gather or two_hop
 };
 
 /// "sign and norm, error feedback, gather".
@@ -27,6 +28,11 @@ inline std::string describe(const sign_codec_options& options) {
 
 namespace detail {
 
+/// The kernels of sign_codes.inc. Bit i of a run of words belongs to value i.
+///   sum_of_magnitudes(x, count)       sum of the |x_i|, in double
+///   subtract_signs(scale, x, count)   x -= scale sign(x), with sign(0) = 1
+///   put_bits(as, words, shift, low, high, to, count)  stores, adds or subtracts `low` where the bit is set,
+///                                     else `high`; the first value has bit `shift` of words[0]
 #define PUFFERFISH_KERNELS sign_code_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/sign_codes.inc>
 #include <pufferfish/linalg/for_each_target.inc>
@@ -42,6 +48,13 @@ namespace detail {
 /// rounded to T.
 /// ||D - C(D)||^2 = ||D||^2 - ||D||_1^2 / n up to the rounding of s. Karimireddy et al., ICML 2019,
 /// section 4.
+///
+/// D = (1, -3, 0, 2) has s = 1.5, C(D) = (1.5, -1.5, 1.5, 1.5), and the memory becomes (-0.5, -1.5, -1.5,
+/// 0.5). A value that is not finite makes all decoded values of its tensor not finite.
+///
+/// \code
+/// gradient_exchange<float, self> exchange(net.store(), comm, {}, sign_codec_options{});
+/// \endcode
 template <class T>
 class sign_codec {
  public:
@@ -49,11 +62,14 @@ class sign_codec {
   using options_type = sign_codec_options;
   static constexpr bool has_fixed_length = true;
 
+  /// The options do not change the codes: memory and route belong to the class that sends them.
   explicit sign_codec(std::vector<coded_tensor> tensors, const sign_codec_options& = {})
       : tensors_(std::move(tensors)), chunks_(tensors_), sums_(chunks_.parts().size()) {}
 
+  /// 4 ceil(N / 32) + sizeof(T) x number of tensors.
   std::size_t most_bytes() const { return word_bytes() + tensors_.size() * sizeof(T); }
 
+  /// See gradient_codec. `place` is ignored: the code is deterministic. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place&, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const auto pack = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, momentum_signs<T>);
@@ -76,6 +92,8 @@ class sign_codec {
     return most_bytes();
   }
 
+  /// Throws value_error, with `to` unchanged, unless the code has most_bytes() bytes. All bits and scales are
+  /// valid.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("sign_codec", code.size(), most_bytes());
@@ -99,6 +117,7 @@ class sign_codec {
            sizeof(std::uint32_t);
   }
 
+  // The scale s of each tensor: the sums of its parts in order, divided by its size.
   std::vector<T> mean_magnitudes() const {
     std::vector<double> sums(tensors_.size(), 0.0);
     for (std::size_t i = 0; i < sums_.size(); ++i) sums[chunks_.parts()[i].tensor] += sums_[i];
@@ -109,6 +128,7 @@ class sign_codec {
     return result;
   }
 
+  // memory -= s sign(memory): D becomes D - C(D).
   void subtract(context<device::cpu>& ctx, const std::vector<T>& scales, std::span<T> memory) const {
     const auto subtract = PUFFERFISH_KERNEL(widest_isa(), detail::sign_code_passes, subtract_signs<T>);
     chunks_.for_each(ctx, [&](index_t, index_t, std::span<const detail::tensor_part> parts, std::size_t) {
@@ -123,6 +143,7 @@ class sign_codec {
   std::vector<double> sums_;  // sum of magnitudes of each part
 };
 
+/// EF-signSGD or DoubleSqueeze for the gradients of a store. Throws value_error for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const sign_codec_options& options) {
   return make_coded_compressor<sign_codec<T>>(store, options, options.memory, options.route);

@@ -19,8 +19,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of signum.
 struct signum_options {
-  double momentum = 0.9;
+  double momentum = 0.9;                         ///< 0 <= momentum < 1
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
 };
 
@@ -58,6 +59,13 @@ inline constexpr auto single_bits = [] {
 /// Number of bits that count the votes of the largest number of ranks.
 inline constexpr index_t most_vote_planes = 31;
 
+/// The kernels of signum.inc.
+///   momentum_signs(keep, take, negative_zero, gradient, kept, words, count)
+///       kept = keep kept + take gradient; packs the signs of `kept` as pack_signs does
+///   majority(votes, words, ranks, stride, negative, ties)
+///       count_votes for `words` words; those of rank r start at votes + r stride
+///   spread_signs(negative, ties, to, count)
+///       up to 32 values of a word: 0 for a tie, else -1 or 1
 #define PUFFERFISH_KERNELS sign_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/signum.inc>
 #include <pufferfish/linalg/for_each_target.inc>
@@ -86,15 +94,21 @@ inline sign_vote count_votes(const std::uint32_t* votes, index_t words, index_t 
 /// Bernstein, Wang, Azizzadenesheli and Anandkumar, signSGD with majority vote (ICML 2018; ICLR 2019), the
 /// form with momentum. On each rank m = momentum m + (1 - momentum) g, at the first step m = g. The result
 /// is, element by element, the sign of m on most ranks: -1 or 1, and 0 if the votes are equal.
-/// other.
 ///
 /// A sign is one bit, which has no room for zero. A rank whose m is exactly zero votes for 1 in even steps
 /// and for -1 in odd ones (the exchange's steps, the same on all ranks). An element whose gradient is zero on
 /// all ranks, such as a row of an embedding that no batch has touched, then moves by the learning rate and
-/// back every two steps instead of drifting.
+/// back every two steps instead of drifting. A NaN votes for 1, so the result does not show that a gradient
+/// is not finite.
 ///
 /// The signs are gathered on all ranks, 32 to a word. The optimizer uses the result as the gradient: use SGD
 /// without momentum (weight decay is added after the vote) and a learning rate for signs, such as 1e-4.
+///
+/// \code
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, signum_options{});
+/// SGD<float> sgd(make_optimizer_target(net.store()), {.momentum = 0.0});
+/// // in each step: exchange.begin(ctx), forward and backward pass, exchange.finish(ctx), sgd.step(ctx, 1e-4)
+/// \endcode
 template <class T>
 class signum {
  public:
@@ -110,6 +124,7 @@ class signum {
     resize(size);
   }
 
+  /// A compressor of elements [begin, end) of the arena, whose momentum is zero.
   signum part(index_t begin, index_t end) const {
     signum result(options_);
     result.resize(end - begin);
@@ -118,6 +133,8 @@ class signum {
 
   int rounds() const { return 1; }
 
+  /// Updates m and writes its signs to the block of this rank; the message gathers the blocks. m = g if
+  /// place.step is 0. `gradients` has the length of the arena and is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
                                std::span<T> gradients) {
     votes_.resize(std::vector<std::size_t>(static_cast<std::size_t>(place.ranks),
@@ -139,6 +156,7 @@ class signum {
     return message;
   }
 
+  /// Overwrites `gradients` with the votes: -1, 0 or 1.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
     const std::uint32_t* votes = votes_.words(0).data();
     T* to = gradients.data();
@@ -160,8 +178,10 @@ class signum {
     });
   }
 
+  /// 4 ceil(N / 32) bytes for N elements.
   index_t payload_bytes() const { return words_ * static_cast<index_t>(sizeof(std::uint32_t)); }
 
+  /// "exchange.momentum": m, one value per element, different on every rank.
   std::vector<compressor_state<T>> states() { return {{"exchange.momentum", momentum_.span(), true}}; }
 
   std::string describe() const { return pufferfish::describe(options_); }
@@ -179,6 +199,7 @@ class signum {
   rank_blocks votes_;
 };
 
+/// Throws value_error unless 0 <= momentum < 1.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const signum_options& options) {
   return signum<T>(store, options);

@@ -35,12 +35,14 @@ class spectral_form {
     }
   }
 
+  /// Extents of A.
   index_t rows() const { return rows_; }
   index_t columns() const { return columns_; }
   /// Largest possible number of singular triplets.
   index_t atoms() const { return std::min(rows_, columns_); }
 
   /// block [columns x count] = rows first .. first + count - 1 of A, transposed. `from`: the stored tensor.
+  /// Padding becomes 0.
   template <class T>
   void load(const T* from, index_t first, index_t count, T* block) const {
     for_each_run(first, count, [&](index_t column, index_t row, index_t length, index_t offset) {
@@ -55,7 +57,8 @@ class spectral_form {
     });
   }
 
-  /// The inverse of load: stores the block's elements in the tensor, or adds or subtracts them.
+  /// The inverse of load: stores the block's elements in the tensor, or adds or subtracts them. Padding is
+  /// left out. Calls for disjoint rows write disjoint elements.
   template <class T>
   void store(decode_as as, const T* block, index_t first, index_t count, T* to) const {
     switch (as) {
@@ -76,6 +79,7 @@ class spectral_form {
     return layout.strides[static_cast<std::size_t>(axis)];
   }
 
+  // A linear layer or 1 x 1 convolution: the larger side of the matrix becomes the rows.
   void set_matrix(const logical_layout& layout) {
     const index_t tall = shape(layout, 0) >= shape(layout, 1) ? 0 : 1;
     rows_ = row_run_ = shape(layout, tall);
@@ -84,6 +88,7 @@ class spectral_form {
     for (index_t c = 0; c < columns_; ++c) column_offsets_.push_back(c * stride(layout, 1 - tall));
   }
 
+  // A kernel with taps: pairs of planes, as two strides if the number of inputs is even.
   void set_kernel(const logical_layout& layout) {
     const index_t out = shape(layout, 0), in = shape(layout, 1);
     std::vector<index_t> taps{0};

@@ -17,9 +17,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of stochastic_binary_codec.
 struct stochastic_binary_options {
-  code_route route = code_route::gather;
-  std::uint64_t seed = 1;
+  code_route route = code_route::gather;  ///< gather or two_hop; both are unbiased
+  std::uint64_t seed = 1;                 ///< the draws also depend on step, rank, hop and parameter
 };
 
 /// "stochastic binary, seed 1, gather".
@@ -38,6 +39,12 @@ inline std::string describe(const stochastic_binary_options& options) {
 ///
 /// Suresh, Yu, Kumar and McMahan, Distributed mean estimation with limited communication (ICML 2017), section
 /// 2.1; a baseline in the discussion of Wang, Agarwal and Papailiopoulos, Pufferfish (MLSys 2021).
+///
+/// A tensor with a value that is not finite, or whose hi - lo overflows, decodes to NaN.
+///
+/// \code
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, stochastic_binary_options{});
+/// \endcode
 template <class T>
 class stochastic_binary_codec {
  public:
@@ -45,12 +52,15 @@ class stochastic_binary_codec {
   using options_type = stochastic_binary_options;
   static constexpr bool has_fixed_length = true;
 
+  /// Only options.seed affects the codes: the route belongs to the class that sends them.
   explicit stochastic_binary_codec(std::vector<coded_tensor> tensors,
                                    const stochastic_binary_options& options = {})
       : options_(options), tensors_(std::move(tensors)), chunks_(tensors_), ranges_(chunks_.parts().size()) {}
 
+  /// 4 ceil(N / 32) bytes of bits and 2 sizeof(T) bytes per tensor.
   std::size_t most_bytes() const { return word_bytes() + 2 * tensors_.size() * sizeof(T); }
 
+  /// See gradient_codec. Equal arguments give equal codes. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
@@ -75,6 +85,7 @@ class stochastic_binary_codec {
     return most_bytes();
   }
 
+  /// Throws value_error, with `to` unchanged, unless the code has most_bytes() bytes. All bits are valid.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("stochastic_binary_codec", code.size(), most_bytes());
@@ -129,6 +140,7 @@ class stochastic_binary_codec {
   std::vector<detail::value_range<T>> ranges_;  // one per part
 };
 
+/// Stochastic binary quantization without error memory. Throws value_error for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const stochastic_binary_options& options) {
   return make_coded_compressor<stochastic_binary_codec<T>>(store, options, code_memory::none, options.route);

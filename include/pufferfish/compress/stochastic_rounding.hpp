@@ -78,7 +78,7 @@ inline bool no_fields(std::uint8_t* fields, index_t count) {
   return true;
 }
 
-/// Largest |x_i|; NaN if a value is not finite.
+/// Largest |x_i|, never -0; NaN if a value is not finite.
 template <class T>
 T largest_magnitude(const value_range<T>& range) {
   return range.high > -range.low ? range.high : T(0) - range.low;  // never -0
@@ -93,7 +93,8 @@ inline std::vector<random_stream> code_streams(std::uint64_t seed, std::string_v
   return result;
 }
 
-/// Generates the draws of up to field_piece consecutive values.
+/// Generates the draws of up to field_piece consecutive values. Results point into the object and are valid
+/// until its next call. The object takes about 17 KB; each task has its own.
 class draws_of_run {
  public:
   /// The upper halves of the draws first, first + 1, ... of a stream.

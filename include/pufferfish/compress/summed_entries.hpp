@@ -18,19 +18,24 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// For codecs whose codes are lists of entries. Computes the result of gathered_codes up to rounding:
+/// A compressor for codecs whose codes are lists of entries. Computes the result of gathered_codes up to
+/// rounding:
 ///
 ///     D_w = g_w + e_w;  result = (1 / p) (C(D_0) + ... + C(D_p-1));  e_w = D_w - C(D_w)
 ///
-/// The entries of a rank are a sparse_stream over all tensors. sparse_all_reduce adds the streams and
-/// selects its algorithm. Compared with a gather, fewer bytes are sent if many entries of different
-/// ranks coincide or if the sum is dense; with entries at independent positions, as many as by a
-/// gather.
+/// The entries of a rank are a sparse_stream over all tensors. sparse_all_reduce adds the streams and selects
+/// its algorithm. Compared with a gather, fewer bytes are sent if many entries of different ranks coincide or
+/// if the sum is dense; with entries at independent positions, as many as by a gather.
 ///
 /// The codec must have a constructor from (std::vector<coded_tensor>, Codec::options_type) and
 ///     has_entries                   static constexpr bool: true
 ///     for_each_entry(code, f)       f(index, value) for the entries of a code, by ascending index; indices
 ///                                   count over all tensors
+///
+/// \code
+/// const top_k_options options{.ratio = 0.01, .route = code_route::sparse};
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// \endcode
 template <class Codec>
 class summed_entries {
  public:
@@ -57,12 +62,15 @@ class summed_entries {
     if constexpr (requires { Codec::has_parts(options_); }) return Codec::has_parts(options_);
     return true;
   }
+  /// A compressor of elements [begin, end) of the arena with a fresh memory of zeros.
   summed_entries part(index_t begin, index_t end) const {
     return {coded_parts(tensors_, begin, end), options_, kind_};
   }
 
   int rounds() const { return 1; }
 
+  /// Encodes D, sets the memory to D - C(D), and sends the entries of C(D) as `sparse`: dense if the entries
+  /// are more than sparse_stream::most_entries(). `gradients` is not changed.
   compressor_message<value_type> encode(context<device::cpu>& ctx, const exchange_place& place, int,
                                         std::span<value_type> gradients) {
     rate_.rescale(ctx, place.learning_rate, {memory_.span()});
@@ -82,6 +90,7 @@ class summed_entries {
     return message;
   }
 
+  /// Overwrites all of `gradients` with 1 / p times the sum of the streams.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<value_type> gradients) {
     ops::fill(ctx, gradients, value_type(0));
     stream_.add_to(gradients);
@@ -91,11 +100,14 @@ class summed_entries {
   /// Bytes of this rank's last stream. Before the first one: the most bytes that a stream can have.
   index_t payload_bytes() const { return static_cast<index_t>(sent_); }
 
+  /// With memory: "exchange.error", one value per element, different on every rank, and
+  /// "exchange.memory_rate" if it is rescaled.
   std::vector<compressor_state<value_type>> states() {
     if (kind_ == code_memory::none) return {};
     return rate_.after({{"exchange.error", memory_.span(), true}});
   }
 
+  /// The codec's line, the memory and ", sparse sum".
   std::string describe() const {
     return codec_.describe() + ", " + to_string(kind_) + ", " + to_string(code_route::sparse);
   }

@@ -27,6 +27,7 @@ class tensor_chunks {
  public:
   static constexpr index_t chunk_size = 16384;
 
+  /// The tensors are a list as coded_tensors returns it: ascending offsets without gaps. Copies no values.
   explicit tensor_chunks(const std::vector<coded_tensor>& tensors) : size_(coded_size(tensors)) {
     firsts_.assign(static_cast<std::size_t>(count()) + 1, 0);
     std::size_t chunk = 0;
@@ -43,6 +44,7 @@ class tensor_chunks {
     for (; chunk < static_cast<std::size_t>(count()); ++chunk) firsts_[chunk + 1] = parts_.size();
   }
 
+  /// Number of coded values, of chunks, and the parts of all chunks.
   index_t size() const { return size_; }
   index_t count() const { return (size_ + chunk_size - 1) / chunk_size; }
   std::span<const tensor_part> parts() const { return parts_; }

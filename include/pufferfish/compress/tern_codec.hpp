@@ -17,14 +17,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of TernGrad: shared_tern_grad if shared_scaler is true, else tern_codec.
 struct tern_grad_options {
-  double clip = 2.5;          ///< limit of values in standard deviations; 0: no limit
+  double clip = 2.5;          ///< limit of values in standard deviations, finite; 0: no limit
   bool shared_scaler = true;  ///< all ranks share one scaler for each tensor
   /// Names of parameters that are sent whole, or of layers all of whose parameters are sent whole: "fc"
   /// stands for "fc.weight" and "fc.bias".
   std::vector<std::string> skip = {};
-  code_route route = code_route::gather;
-  std::uint64_t seed = 1;
+  code_route route = code_route::gather;  ///< gather or two_hop
+  std::uint64_t seed = 1;                 ///< the draws also depend on step, rank and parameter
 };
 
 /// "TernGrad, clip 2.5, seed 1, own scalers, gather", with ", whole: fc" after the seed if fc is sent whole.
@@ -51,6 +52,9 @@ inline std::string describe(const tern_grad_options& options) {
 /// each of these tensors; then the values of tensors that are sent whole, as T.
 ///
 /// Wen, Xu, Yan, Wu, Wang, Chen and Li, TernGrad (NIPS 2017). options.shared_scaler has no effect here.
+///
+/// A tensor with a value that is not finite decodes to NaN. A name in options.skip that no tensor has is
+/// ignored here; new_compressor refuses such names.
 template <class T>
 class tern_codec {
  public:
@@ -62,11 +66,14 @@ class tern_codec {
   explicit tern_codec(const std::vector<coded_tensor>& tensors, const tern_grad_options& options = {})
       : options_(options), codes_(tensors, options.clip, options.skip) {}
 
+  /// Whether codes of parts of the arena are parts of its code: names in skip refer to the whole arena.
   static bool has_parts(const tern_grad_options& options) { return options.skip.empty(); }
+  /// ceil(N / 4) bytes of fields, sizeof(T) per coded tensor, and sizeof(T) per value that is sent whole.
   std::size_t most_bytes() const {
     return whole_byte() + static_cast<std::size_t>(codes_.whole_size()) * sizeof(T);
   }
 
+  /// See gradient_codec. Equal arguments give equal codes. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
@@ -85,7 +92,8 @@ class tern_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, for a field whose bits are 11.
+  /// Throws value_error, with `to` unchanged, for another length than most_bytes() and for a field whose bits
+  /// are 11.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("tern_codec", code.size(), most_bytes());

@@ -13,7 +13,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Throws value_error for options out of their ranges, and for a name in options.skip that is no parameter.
+/// TernGrad for the gradients of a store: shared_tern_grad if options.shared_scaler is true, else tern_codec
+/// without error memory. Throws value_error for a clip out of range, for the route `sparse` and for a name in
+/// options.skip that is no parameter or layer.
+///
+/// \code
+/// const tern_grad_options options{.clip = 2.5};
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, options);
+/// \endcode
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const tern_grad_options& options) {
   const std::vector<coded_tensor> tensors = coded_tensors(store);

@@ -19,13 +19,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// The set from which the largest values are selected: each tensor by itself, or all values together.
 enum class top_k_scope { tensor, arena };
 
+/// Options of top_k_codec.
 struct top_k_options {
   double ratio = 0.01;  ///< share of the values that is sent; above 0, at most 1
   /// Sends half as many values: float values and their indices then take `ratio` of the gradients' bytes.
   bool halved = false;
-  top_k_scope scope = top_k_scope::tensor;
+  top_k_scope scope = top_k_scope::tensor;  ///< arena: the compressor cannot work bucket by bucket
   code_memory memory = code_memory::error_feedback;
-  code_route route = code_route::gather;
+  code_route route = code_route::gather;  ///< gather, two_hop or sparse
 };
 
 namespace detail {
@@ -54,6 +55,15 @@ inline std::string describe(const top_k_options& options) {
 /// treated as one tensor. With error feedback the memory of sent entries becomes exactly zero. ||D - C(D)||^2
 /// <= (1 - k / n) ||D||^2. Aji and Heafield, EMNLP 2017; Stich, Cordonnier and Jaggi, NeurIPS 2018; `halved`
 /// is the reference of Vogels et al., NeurIPS 2019.
+///
+/// D = (3, -3, 2, 3) with k = 2 sends the indices 0 and 1, and the memory becomes (0, 0, 2, 3). NaN counts as
+/// the largest magnitude, so that it is sent. A code of float has 8 bytes per entry: without `halved`, codes
+/// are longer than the gradients at a ratio above 1/2. Selection is exact and takes linear time
+/// (largest_selector).
+///
+/// \code
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, top_k_options{.ratio = 0.01});
+/// \endcode
 template <class T>
 class top_k_codec {
  public:
@@ -70,10 +80,13 @@ class top_k_codec {
         selector_("top_k", tensors_),
         chunks_(tensors_) {}
 
+  /// Whether codes of parts of the arena are parts of its code: not with scope `arena`.
   static bool has_parts(const top_k_options& options) { return options.scope == top_k_scope::tensor; }
 
+  /// (sizeof(T) + 4) bytes for each of the k entries of every tensor.
   std::size_t most_bytes() const { return static_cast<std::size_t>(lists_.size()) * entry_bytes; }
 
+  /// See gradient_codec. `place` is ignored: the code is deterministic. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place&, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     if (memory.empty()) {
@@ -94,7 +107,9 @@ class top_k_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, for indices that are not ascending or not in the tensor.
+  /// Throws value_error, with `to` unchanged, for another length than most_bytes() and, naming the tensor,
+  /// for indices that are not ascending or not in the tensor. Takes time in proportion to the arena for
+  /// decode_as::values, which writes zeros, and to the entries otherwise.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("top_k_codec", code.size(), most_bytes());
@@ -156,6 +171,7 @@ class top_k_codec {
             static_cast<std::size_t>(lists_.count(tensor))};
   }
 
+  // Throws value_error unless the indices of every tensor ascend from at least 0 to below its size.
   void check_indices(context<device::cpu>& ctx, std::span<const std::byte> code) const {
     lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
       const std::int32_t* const index = indices_in(code, t).data();
@@ -169,6 +185,7 @@ class top_k_codec {
     });
   }
 
+  // Stores, adds or subtracts the entries whose positions are in the part, found by binary search.
   void put_part(std::span<const std::byte> code, decode_as as, const detail::tensor_part& part, T* to) const {
     const std::size_t t = part.tensor;
     const std::span<const std::int32_t> all = indices_in(code, t);
@@ -188,6 +205,9 @@ class top_k_codec {
   detail::tensor_chunks chunks_;
 };
 
+/// Top-k for the gradients of a store: gathered_codes, two_hop_codes or summed_entries of top_k_codec. Throws
+/// the errors of the codec's constructor; for the route `sparse` also value_error for an arena of 2^31
+/// elements or more.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const top_k_options& options) {
   return make_coded_compressor<top_k_codec<T>>(store, options, options.memory, options.route);

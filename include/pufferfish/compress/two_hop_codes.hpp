@@ -18,7 +18,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Stripe r of p of an arena of `size` elements: [r S, (r + 1) S) with S = 32 ceil(size / (32 p)), so that
-/// bits of a stripe fill whole words. The last stripes may be shorter or empty.
+/// bits of a stripe fill whole words. The last stripes may be shorter or empty. Requires 0 <= stripe < count.
 struct stripe_range {
   index_t begin = 0, end = 0;
   index_t size() const { return end - begin; }
@@ -28,20 +28,29 @@ inline stripe_range stripe_of(index_t size, int stripe, int count) {
   return {std::min(size, stripe * length), std::min(size, (stripe + 1) * length)};
 }
 
-/// The arena is cut into one stripe per rank. With gradients g_w and memory e_w on rank w, memory E_r of the
-/// owner of stripe r (all zero at the start) and the codec's code C, which treats each tensor's part in a
-/// stripe as a tensor of its own:
+/// A compressor that sends codes to the owners of stripes and codes of the means back. The arena is cut into
+/// one stripe per rank. With gradients g_w and memory e_w on rank w, memory E_r of the owner of stripe r (all
+/// zero at the start) and the codec's code C, which treats each tensor's part in a stripe as a tensor of its
+/// own:
 ///
 ///     hop 1:  D_w = g_w + e_w; C(D_w) of stripe r is sent to rank r; e_w = D_w - C(D_w)
 ///     hop 2:  V = (1 / p) (C(D_0) + ... + C(D_p-1)) + E_r on rank r; C(V) is sent to all; E_r = V - C(V)
 ///     result: C(V) of all stripes, the same bits on all ranks
 ///
-/// Without memory e and E stay zero. From p = 3 ranks on a rank sends fewer bytes than by a gather: about
-/// 2 codes instead of p - 1. With error feedback and a code of signs: DoubleSqueeze (Tang et al., ICML
-/// 2019).
+/// Without memory e and E stay zero. From p = 3 ranks on a rank sends fewer bytes than by a gather: about 2
+/// codes instead of p - 1. With error feedback and a code of signs: DoubleSqueeze (Tang et al., ICML 2019).
 ///
 /// The codec must have a fixed length, and a constructor from (std::vector<coded_tensor>,
 /// Codec::options_type).
+///
+/// Stripes depend on the number of ranks: the memories of a checkpoint fit only runs with as many ranks. The
+/// class has no part(), so exchange_options::compress_by_bucket is refused. On one rank the gradients are
+/// coded twice.
+///
+/// \code
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {},
+///                                                      sign_codec_options{.route = code_route::two_hop});
+/// \endcode
 template <class Codec>
 class two_hop_codes {
  public:
@@ -49,13 +58,16 @@ class two_hop_codes {
   static_assert(Codec::has_fixed_length,
                 "pufferfish: both ends of a two-hop exchange must know the lengths of codes");
 
+  /// `tensors`: the tensors of the gradient arena. The object is prepared for one rank; the exchange calls
+  /// start. Throws the errors of Codec's constructor.
   two_hop_codes(std::vector<coded_tensor> tensors, const typename Codec::options_type& options,
                 code_memory memory)
       : tensors_(std::move(tensors)), options_(options), kind_(memory) {
     start(0, 1);
   }
 
-  /// Prepares the object for rank `rank` of `ranks`, and sets the memories to zero.
+  /// Prepares the object for rank `rank` of `ranks`, 0 <= rank < ranks, and sets the memories to zero. Spans
+  /// of states() become invalid. Throws the errors of Codec's constructor.
   void start(int rank, int ranks) {
     const index_t size = coded_size(tensors_);
     stripes_.clear();
@@ -79,6 +91,8 @@ class two_hop_codes {
 
   int rounds() const { return 2; }
 
+  /// Round 0 codes all stripes of the gradients (to_ranks, from_ranks), round 1 the mean of this rank's
+  /// stripe (gathered). Ranks and rank must be those of start. `gradients` is not changed.
   compressor_message<value_type> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                         std::span<value_type> gradients) {
     const auto me = static_cast<std::size_t>(place.rank);
@@ -99,6 +113,8 @@ class two_hop_codes {
     return message;
   }
 
+  /// Round 0 averages the codes received for this rank's stripe, round 1 overwrites `gradients` with the
+  /// result. Throws the errors of Codec::decode.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round,
               std::span<value_type> gradients) {
     if (round == 0) {
@@ -118,12 +134,16 @@ class two_hop_codes {
   /// Bytes of all codes of hop 1 and of this rank's code of hop 2.
   index_t payload_bytes() const { return static_cast<index_t>(out_.bytes().size() + in_.size(0)); }
 
+  /// With memory: "exchange.error" (e, length of the arena) and "exchange.owner_error" (E, length of this
+  /// rank's stripe), different on every rank, and "exchange.memory_rate" if memories are rescaled. Else
+  /// empty.
   std::vector<compressor_state<value_type>> states() {
     if (kind_ == code_memory::none) return {};
     return rate_.after(
         {{"exchange.error", memory_.span(), true}, {"exchange.owner_error", owner_memory_.span(), true}});
   }
 
+  /// The codec's line, then ", two hops" and the memory: "sign and norm, two hops, error feedback at both".
   std::string describe() const {
     return codecs_[0].describe() + ", two hops, " + to_string(kind_) +
            (kind_ == code_memory::none ? "" : " at both");
@@ -148,9 +168,10 @@ class two_hop_codes {
   detail::memory_rate<value_type> rate_;
 };
 
-/// Makes a compressor for the gradients of a store. Throws value_error for the route `two_hop`
-/// if codes have no fixed length, and for `sparse` if codes are not lists of entries. Other
-/// errors are those of Codec's constructor.
+/// Makes a compressor for the gradients of a store: gathered_codes, two_hop_codes or summed_entries of the
+/// codec, depending on `route`. Throws value_error for the route `two_hop` if codes have no fixed length, and
+/// for `sparse` if codes are not lists of entries; the text names the codec and the route. Other errors are
+/// those of Codec's constructor; for `sparse` also those of summed_entries.
 template <class Codec, class T>
 any_compressor<T> make_coded_compressor(const parameter_store<T>& store,
                                         const typename Codec::options_type& options, code_memory memory,

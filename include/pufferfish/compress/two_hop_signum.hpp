@@ -15,9 +15,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Same as signum_options.
+/// Options of two_hop_signum; same meaning as signum_options.
 struct two_hop_signum_options {
-  double momentum = 0.9;
+  double momentum = 0.9;                         ///< 0 <= momentum < 1
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
 };
 
@@ -36,6 +36,13 @@ inline std::string describe(const two_hop_signum_options& options) {
 /// checkpoint of one class can be continued with the other. With B bytes of signs, a rank of p sends 2 B (p -
 /// 1) / p bytes for odd p and 3 B (p - 1) / p for even p; signum sends B (p - 1). So from p = 3 on this class
 /// sends less, and for p = 2 it sends more.
+///
+/// The class has no part(): stripes are cuts of the whole arena. Each member is local; the exchange must have
+/// called start with the place's rank and number of ranks before encode.
+///
+/// \code
+/// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, two_hop_signum_options{});
+/// \endcode
 template <class T>
 class two_hop_signum {
  public:
@@ -52,7 +59,7 @@ class two_hop_signum {
     start(0, 1);
   }
 
-  /// Prepares the object for rank `rank` of `ranks`. Keeps the momentum.
+  /// Prepares the object for rank `rank` of `ranks`, 0 <= rank < ranks. Keeps the momentum.
   void start(int rank, int ranks) {
     std::vector<std::size_t> lengths, results;
     planes_ = ranks % 2 == 0 ? 2 : 1;
@@ -70,6 +77,8 @@ class two_hop_signum {
 
   int rounds() const { return 2; }
 
+  /// Round 0 updates the momentum and sends its signs to the owners of stripes; round 1 gathers the planes
+  /// that decode of round 0 has counted. `gradients` is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     compressor_message<T> message;
@@ -83,6 +92,7 @@ class two_hop_signum {
     return message;
   }
 
+  /// Round 0 counts the votes of this rank's stripe; round 1 overwrites `gradients` with -1, 0 or 1.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     if (round == 0) return count(ctx, place);
     for (std::size_t r = 0; r < stripes_.size(); ++r) {
@@ -98,6 +108,7 @@ class two_hop_signum {
            planes_ * words_of(own_) * static_cast<index_t>(sizeof(std::uint32_t));
   }
 
+  /// "exchange.momentum": m, one value per element, different on every rank.
   std::vector<compressor_state<T>> states() { return {{"exchange.momentum", momentum_.span(), true}}; }
 
   std::string describe() const { return pufferfish::describe(options_); }
@@ -138,6 +149,7 @@ class two_hop_signum {
     });
   }
 
+  // Writes `size` values of one stripe from its planes; ties == nullptr: there are no ties.
   static void spread(context<device::cpu>& ctx, const std::uint32_t* negative, const std::uint32_t* ties,
                      T* to, index_t size) {
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, spread_signs<T>);
@@ -158,6 +170,7 @@ class two_hop_signum {
   rank_blocks out_, in_, results_;  // signs sent and received, planes of all stripes
 };
 
+/// Throws value_error unless 0 <= momentum < 1.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const two_hop_signum_options& options) {
   return two_hop_signum<T>(store, options);

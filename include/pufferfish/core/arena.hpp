@@ -15,6 +15,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A stack of memory blocks, each 64-byte aligned. Blocks never move. Their memory is not zeroed.
+/// One thread at a time may use an arena. Memory is returned to the source by the destructor only, or when
+/// the chunks of an empty stack are joined. With the host's memory, an allocation that the system refuses
+/// throws std::bad_alloc.
 class stack_arena {
  public:
   /// A height of the stack: the position of its top (chunk, bytes used in it) and the number of bytes below.
@@ -62,6 +65,7 @@ class stack_arena {
 
   /// Releases everything allocated since the top was `height`. The released contents stay readable
   /// until the next allocate().
+  /// `height` is a former result of top(), not above the present top (an assertion).
   void release(const mark& height) noexcept {
     PUFFERFISH_ASSERT(height.depth <= top_.depth, "stack_arena: release above the top");
     top_ = height;
@@ -126,6 +130,13 @@ class stack_arena {
 };
 
 /// Scratch memory of one scope: blocks allocated through a frame are released by the frame's destructor.
+/// Frames of one arena must end in the opposite order of their construction; the arena must outlive the
+/// frame.
+///
+/// \code
+/// scratch_frame frame(ctx.scratch());
+/// const auto sums = frame.take<float>(extents<2>{rows, columns});  // until the end of the scope
+/// \endcode
 class scratch_frame {
  public:
   explicit scratch_frame(stack_arena& arena) : arena_(arena), start_(arena.top()) {}
@@ -141,6 +152,7 @@ class scratch_frame {
   }
 
   /// A dense view of uninitialised elements.
+  /// Throws shape_error as volume does, too.
   template <class T, std::size_t N>
   tensor_view<T, N> take(const extents<N>& shape) {
     return {take<T>(volume<N>(shape)), shape};

@@ -29,6 +29,7 @@ PUFFERFISH_NAMESPACE_END
 #endif
 
 /// Checked at levels 1 and 2: once per operation.
+/// The condition is not evaluated at level 0, so it must have no side effects.
 #define PUFFERFISH_ASSERT(condition, text) PUFFERFISH_DETAIL_CHECK(condition, text)
 
 /// Checked at level 2 only: once per element.

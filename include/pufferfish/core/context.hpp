@@ -23,6 +23,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// In training, layers keep data for the backward pass, dropout is active, and batch norm uses the batch.
 enum class run_mode { inference, training };
 
+/// Options of a CPU context. `threads`: number of threads of its passes, at least 1, the calling one
+/// included. `seed`: determines dropout masks together with the step (begin_step).
 struct context_options {
   int threads = 1;
   std::uint64_t seed = 0;
@@ -52,17 +54,32 @@ inline std::optional<double> checked_norm_momentum(std::optional<double> momentu
 
 }  // namespace detail
 
-/// The CPU's context. One thread at a time may use a context; several contexts may share the same layers.
+/// The CPU's context. One thread at a time may use a context; several contexts may share the same layers. It
+/// must outlive all views of its scratch memory and tape, and stays at its address: it can be neither copied
+/// nor moved.
+///
+/// \code
+/// cpu_context ctx({.threads = 4, .seed = 1});
+/// {
+///   const mode_scope training(ctx, run_mode::training);
+///   ctx.begin_step(step);
+///   const auto y = layer.forward(ctx, x);    // keeps data on ctx.tape()
+///   const auto dx = layer.backward(ctx, dy);  // in the opposite order of the forward passes
+/// }
+/// \endcode
 template <>
 class context<device::cpu> {
  public:
   using device_type = device::cpu;
 
+  /// In inference mode, at step 0. Throws value_error for fewer than one thread, and backend_error if a
+  /// thread cannot be started.
   explicit context(const context_options& options = {})
       : threads_(options.threads), seed_(options.seed), winograd_(options.winograd) {}
 
   run_mode mode() const { return mode_; }
   bool training() const { return mode_ == run_mode::training; }
+  /// Changes the mode of later passes. Must not change between a forward pass and its backward pass.
   void set_mode(run_mode mode) { mode_ = mode; }
 
   /// Momentum of all batch norms in training mode. Empty (the default): each layer uses its own momentum. Set
@@ -76,6 +93,8 @@ class context<device::cpu> {
 
   /// Calls body(task, worker) for every task; see thread_pool::run. Cut the work into tasks by shapes alone,
   /// never by `threads()`; otherwise results depend on the number of threads.
+  /// The first exception of a task is rethrown. Throws state_error if a task calls it on the same context, if
+  /// two threads use the context at once, and in a process that was forked after the threads were started.
   template <class Body>
   void parallel_for(index_t tasks, Body&& body) {
     threads_.run(tasks, body);
@@ -160,6 +179,7 @@ class context<device::cpu> {
 };
 
 /// Sets a context's mode for the lifetime of the scope. The destructor restores the previous mode.
+/// The context must outlive the scope.
 template <class Device>
 class mode_scope {
  public:

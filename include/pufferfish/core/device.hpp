@@ -11,6 +11,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Tags that select a device at compile time: context<device::cpu>, context<device::gpu>. They have no state.
 namespace device {
 struct cpu {};
 struct gpu {};

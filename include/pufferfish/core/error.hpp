@@ -4,6 +4,17 @@
 /// \file
 /// The exceptions of the library. All derive from `pufferfish::error`. Their texts name the layer or file and
 /// the numbers that do not fit. The library throws them through PUFFERFISH_THROW.
+///
+/// Whether a function throws one of them is part of its comment. A failed allocation is std::bad_alloc, and a
+/// broken precondition that is stated as an assertion ends the program (core/assert.hpp).
+///
+/// \code
+/// try {
+///   auto layer = svd_factorize(dense, fixed_rank{64}, {"conv3"});
+/// } catch (const rank_error& e) {
+///   std::fprintf(stderr, "%s\n", e.what());  // names conv3, its size and the rank
+/// }
+/// \endcode
 
 #include <cstdio>
 #include <cstdlib>

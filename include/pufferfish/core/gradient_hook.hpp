@@ -14,6 +14,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 class gradient_listener;
 
 /// The slot for at most one listener in a context. A second registration replaces the first.
+/// Layers call it in backward passes, through context::gradient_written, on the thread of the pass.
 class gradient_hook {
  public:
   /// `parameter` is the address of the parameter<T> whose gradient is complete, `id` its parameter<T>::id().
@@ -42,6 +43,8 @@ class gradient_hook {
 class [[nodiscard]] gradient_listener {
  public:
   gradient_listener() = default;
+  /// Registers call(object, parameter, id); see context::on_gradient_ready. `object` must exist until the
+  /// registration ends; it is not owned. An exception of `call` leaves the backward pass.
   gradient_listener(gradient_hook& hook, gradient_hook::call_type call, void* object) : hook_(&hook) {
     if (hook.listener_ != nullptr) hook.listener_->hook_ = nullptr;
     hook.listener_ = this;

@@ -31,6 +31,11 @@ constexpr std::uint64_t spread_bits(std::uint64_t x) {
 /// Builds one digest from several pieces. The length of every piece is hashed too, so "ab" + "c" and "a" +
 /// "bc" differ. Each step hashes eight bytes and is a bijection of the state, so two inputs of equal length
 /// that differ in only one word never collide.
+/// \code
+/// hasher h;
+/// h.text("resnet18").number(batch).values(std::span<const float>(weights));
+/// const std::uint64_t digest = h.digest();
+/// \endcode
 class hasher {
  public:
   constexpr hasher() = default;
@@ -91,6 +96,8 @@ class hasher {
 };
 
 /// Digest of bytes, of text, or of the elements of an array.
+/// The digest of one piece: hasher().bytes(...), .text(...) or .values(...). Bytes and text of the same
+/// contents have the same digest.
 inline std::uint64_t digest(std::span<const std::byte> bytes) { return hasher().bytes(bytes).digest(); }
 inline std::uint64_t digest(std::string_view text) { return hasher().text(text).digest(); }
 template <class T>

@@ -21,6 +21,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Memory of one kind. Allocated blocks start at a multiple of `memory_alignment` and are not zeroed.
+/// A source outlives all blocks allocated from it. The host's source may be used by several threads at once.
 class memory_source {
  public:
   memory_source() = default;
@@ -29,17 +30,21 @@ class memory_source {
   virtual ~memory_source() = default;
 
   /// `bytes` > 0. Throws std::bad_alloc, or backend_error with the sizes involved.
+  /// deallocate takes a result of allocate of the same source and the same number of bytes.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
 
-  /// Synchronous copies between this memory and host memory. Throw backend_error.
+  /// Synchronous copies of `bytes` bytes between this memory and host memory; the ranges must not overlap.
+  /// Throw backend_error; the host's source never throws.
   virtual void from_host(void* to, const void* from, std::size_t bytes) = 0;
   virtual void to_host(void* to, const void* from, std::size_t bytes) = 0;
+  /// Sets `bytes` bytes to zero.
   virtual void fill_zero(void* memory, std::size_t bytes) = 0;
   /// Synchronous copy within this memory. The two ranges must not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
-  /// Rounds floats of this memory to a 16-bit format (to nearest, ties to even). `to` is in this memory, too.
-  /// Synchronous. `format` must not be none.
+  /// Rounds `count` floats of this memory to a 16-bit format (to nearest, ties to even): to[i] =
+  /// format(from[i]). `to` is in this memory, too, and must not overlap `from`. Synchronous. `format` must
+  /// not be none.
   virtual void round(rounded_format format, const float* from, void* to, index_t count) = 0;
 
   /// Whether host code may read and write this memory.
@@ -96,6 +101,12 @@ struct memory_of<device::cpu> {
 
 /// A fixed number of trivially copyable elements in the memory of a source. The source must outlive the
 /// block. Movable, not copyable.
+/// A moved-from block is empty. Move assignment exchanges the contents.
+///
+/// \code
+/// memory_block<float> block(host_memory(), 1024);  // zeros
+/// block.from_host(values);                         // values: std::span<const float> of 1024 elements
+/// \endcode
 template <class T>
 class memory_block {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -133,6 +144,7 @@ class memory_block {
     if (data_ != nullptr) source_->deallocate(data_ - lead_, allocated());
   }
 
+  /// Address in the source's memory; the host may access the elements only if source.on_host().
   T* data() { return data_; }
   const T* data() const { return data_; }
   index_t size() const { return size_; }
@@ -140,6 +152,7 @@ class memory_block {
   std::span<const T> span() const { return {data_, static_cast<std::size_t>(size_)}; }
 
   /// Copies all elements from or to the host. Throws shape_error unless the span has size() elements.
+  /// Synchronous; throws what the source throws.
   void from_host(std::span<const T> values) {
     check(values.size());
     if (size_ > 0) source_->from_host(data_, values.data(), bytes());

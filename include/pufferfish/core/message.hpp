@@ -33,6 +33,7 @@ PUFFERFISH_COLD inline std::string shape_text(const std::ptrdiff_t* extents, std
 
 /// A piece of text, a number or the extents of an array. Refers to its source and owns nothing, so it is
 /// only for use as an argument.
+/// Kinds: text, any integer, a double (the shortest text that reads back), extents as "[2 x 3]".
 class message_part {
  public:
   message_part(std::string_view text) : text_(text.data()), count_(text.size()) {}

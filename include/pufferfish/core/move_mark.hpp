@@ -14,6 +14,7 @@ namespace detail {
 /// For classes with default move operations whose empty state does not mean "moved from". Moving an
 /// object sets the mark of the source; assigning a new value to the source clears it. A copy of a
 /// moved-from object is marked, too.
+/// A class holds one as a member; its own moves and assignments then keep the mark without further code.
 class move_mark {
  public:
   move_mark() = default;

@@ -185,6 +185,13 @@ class thread_team {
 }  // namespace detail
 
 /// A fixed number of threads, including the calling thread, that run numbered tasks.
+/// \code
+/// thread_pool pool(4);  // three threads besides the calling one
+/// pool.run(x.size(), [&](index_t task, int) { y(task) = 2 * x(task); });  // tensor<double, 1> x, y
+/// \endcode
+///
+/// The threads sleep between runs. The pool is neither copyable nor movable; its destructor waits for the
+/// threads. It may be destroyed in a forked process, where the threads do not exist.
 class thread_pool {
  public:
   /// `threads` >= 1, else value_error. With one thread, all tasks run in the calling thread. Throws
@@ -197,6 +204,8 @@ class thread_pool {
   /// returns when all tasks are done. Calls with the same worker never overlap. The first exception of any
   /// task is rethrown. Throws state_error if a task of this pool calls run, if two threads call run at once,
   /// and in a forked process if several threads are needed: the parent's threads do not exist there.
+  /// After an exception, tasks that have not started are dropped. tasks <= 0 does nothing. A task may call
+  /// run on its own pool only if that runs in the calling thread (one thread, or one task).
   template <class Body>
   void run(index_t tasks, Body&& body) {
     using plain = std::remove_reference_t<Body>;

@@ -144,9 +144,20 @@ enum class gradient_source : unsigned char {
 /// is used as it is; so are, by optimizers and by exchanges on a device, all gradients in a step in which no
 /// layer has written any of the store's (a replayed graph). A program that writes single gradients itself
 /// calls set_gradient_origin(gradient_source::layer).
+/// Copies are deep, own their memory and belong to no network. After a move, the source throws state_error on
+/// access to its elements. The gradient and its counters are mutable through a const parameter, because a
+/// backward pass is const; one thread at a time may run backward passes that write the same parameter.
+///
+/// \code
+/// parameter<float> weight(logical_layout::matrix(10, 64), parameter_role::weight);
+/// // [out][in] = [10][64], stored as [64][10]
+/// fill_uniform(weight.values(), -0.1, 0.1, {1, 1});
+/// tensor_view<float, 4> view = weight.logical();  // view(o, i, 0, 0)
+/// \endcode
 template <class T>
 class parameter {
  public:
+  /// Zeros, owned. Throws shape_error for a negative extent and for more bytes than index_t counts.
   parameter(const logical_layout& layout, parameter_role role)
       : layout_(layout), role_(role), values_(layout.size()) {}
 
@@ -185,10 +196,13 @@ class parameter {
   void set_rounded(const void* place) { rounded_ = place; }
 
   /// The elements in the layout of frameworks (see logical_layout).
+  /// Four dimensions for any layout; unused ones have extent 1. A view is valid until the parameter is bound,
+  /// attached, relocated, moved or destroyed.
   tensor_view<T, 4> logical() { return {checked(), layout_.shape, layout_.strides}; }
   tensor_view<const T, 4> logical() const { return {checked(), layout_.shape, layout_.strides}; }
 
   /// The gradient in stored order. A parameter that no network has bound allocates it on first use.
+  /// An own gradient starts as zeros.
   T* gradient_data() const {
     if (gradient_ == nullptr) {
       own_gradient_ = aligned_buffer<T>(size());
@@ -207,7 +221,7 @@ class parameter {
     written_ = written_ + 1 >= writers_ * passes_ ? 0 : written_ + 1;
     return written_ == 0;
   }
-  /// Number of writes per backward pass, >= 1.
+  /// Number of writes per backward pass, >= 1 (not checked). Resets the write count, as set_passes does.
   void set_writers(int writers) {
     writers_ = writers;
     written_ = 0;
@@ -234,6 +248,8 @@ class parameter {
   bool on_device() const { return values_.on_device(); }
 
   /// Moves values and gradient to places in a network's arenas. The places must outlive the binding.
+  /// The values are copied to value_place, the gradient's elements are not copied. Throws state_error if the
+  /// values are on a device.
   void bind(T* value_place, T* gradient_place, int id) {
     values_.bind(value_place);
     gradient_ = gradient_place;
@@ -290,6 +306,7 @@ class parameter {
 
 /// A tensor that belongs to the state of a layer but is not trained (running means and variances). Mutable
 /// through a const layer, since a training-mode forward pass updates it.
+/// Initially zeros. Copies are deep; copying throws state_error if the values are on a device.
 template <class T>
 class state_buffer {
  public:
@@ -300,6 +317,7 @@ class state_buffer {
   std::span<T> values() const { return {values_.data(), static_cast<std::size_t>(size())}; }
   logical_layout layout() const { return logical_layout::vector(size()); }
 
+  /// Copies the values to `place` on the host, which must outlive the binding, and refers to them there.
   void bind(T* place) { values_.bind(place); }
   /// Refers to values stored elsewhere from now on.
   void relocate(T* values, bool on_device) { values_.attach(values, on_device); }

@@ -51,6 +51,13 @@ constexpr std::uint64_t substream(std::uint64_t stream, std::uint64_t number) {
 }
 
 /// Random access to one stream of one seed. Stateless: every call is a pure function of its index.
+/// Copyable, 16 bytes; calls from several threads need no lock. Different streams of one seed share no
+/// counter.
+///
+/// \code
+/// const random_stream random(seed, stream_id("dropout"));
+/// const double u = random.child("layer3").uniform(17);  // the same number in every run
+/// \endcode
 class random_stream {
  public:
   constexpr random_stream(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
@@ -81,6 +88,7 @@ class random_stream {
   constexpr double uniform(std::uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1p-53; }
 
   /// Uniform integer in [0, bound), by multiplication (bias below bound * 2^-64). bound > 0.
+  /// bound must be below 2^32, which is not checked.
   constexpr std::uint64_t below(std::uint64_t i, std::uint64_t bound) const {
     const std::uint64_t random = bits(i);
     const std::uint64_t low = (random & 0xffffffffU) * bound;
@@ -88,7 +96,8 @@ class random_stream {
     return ((random >> 32) * bound + (low >> 32)) >> 32;
   }
 
-  /// Normal with mean 0 and variance 1 (Box-Muller).
+  /// Normal with mean 0 and variance 1 (Box-Muller), of magnitude at most sqrt(64 log 2) = 6.7. Uses the
+  /// library functions log and cos, whose last bits may differ between systems.
   double normal(std::uint64_t i) const {
     const auto words = block(i);
     const double radius_uniform = (static_cast<double>(words[0]) + 1.0) * 0x1p-32;
@@ -108,6 +117,7 @@ class random_stream {
 };
 
 /// 0 .. count - 1 in random order (Fisher-Yates). `count` below 2^32.
+/// The order depends on the stream and `count` only.
 inline std::vector<std::uint32_t> random_permutation(index_t count, random_stream random) {
   std::vector<std::uint32_t> order(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
@@ -117,7 +127,8 @@ inline std::vector<std::uint32_t> random_permutation(index_t count, random_strea
   return order;
 }
 
-/// values[i] = uniform in [low, high).
+/// values[i] = low + (high - low) random.uniform(i), rounded to T: uniform in [low, high) before the
+/// rounding.
 template <class T>
 void fill_uniform(std::span<T> values, double low, double high, random_stream random) {
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -125,7 +136,7 @@ void fill_uniform(std::span<T> values, double low, double high, random_stream ra
   }
 }
 
-/// values[i] = normal with mean 0 and the given standard deviation.
+/// values[i] = deviation random.normal(i), rounded to T: normal with mean 0 and the given standard deviation.
 template <class T>
 void fill_normal(std::span<T> values, double deviation, random_stream random) {
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(deviation * random.normal(i));

@@ -47,6 +47,7 @@ inline std::string quote_word(std::string_view name) {
 }
 
 /// Calls f(line) for every line of a text.
+/// Lines end with a newline, which is not part of the argument; the last line may lack it.
 template <class F>
 void for_each_line(std::string_view text, F&& f) {
   while (!text.empty()) {
@@ -58,6 +59,16 @@ void for_each_line(std::string_view text, F&& f) {
 
 /// Reads the words of a line from left to right; words are separated by one space. After the first word of an
 /// unexpected form, nothing more is read and complete() stays false.
+/// The text must exist as long as the object. Values after a failure are unspecified, so a caller tests
+/// complete() before it uses any.
+///
+/// \code
+/// record_line line("conv1 0.5 16");
+/// std::string name;
+/// double milliseconds = 0.0;
+/// index_t rank = 0;
+/// if (!line.read(name, milliseconds, rank).complete()) ...  // not a line of this form
+/// \endcode
 class record_line {
  public:
   explicit record_line(std::string_view text) : rest_(text) {}

@@ -4,6 +4,17 @@
 /// \file
 /// `row_observer`: a callback for the rows that training passes multiply weights with, and for the gradients
 /// of the products, called while these rows are in memory.
+///
+/// \code
+/// struct counter final : row_observer {
+///   index_t rows = 0;
+///   void on_rows(const void*, row_kind kind, const shown_rows& seen) override {
+///     if (kind == row_kind::output) rows += seen.rows;
+///   }
+/// };
+/// counter seen;
+/// const observed_scope scope(ctx, seen);  // until the end of the block
+/// \endcode
 
 #include <type_traits>
 
@@ -22,6 +33,8 @@ enum class row_kind {
 };
 
 /// Rows in the memory of a context's device; row i begins at data + i * stride elements.
+/// The type of the elements is not part of the record: it is that of the layer's computation, int32 for
+/// tokens.
 struct shown_rows {
   const void* data = nullptr;
   index_t rows = 0;
@@ -61,7 +74,8 @@ class observed_rows {
   row_observer* observer_ = nullptr;
 };
 
-/// Registers an observer with a context for the lifetime of the scope.
+/// Registers an observer with a context for the lifetime of the scope, then restores the previous one.
+/// Context and observer must outlive the scope. Only for the thread that runs the context's passes.
 template <class Context>
 class observed_scope {
  public:

@@ -16,6 +16,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Brain float: the upper half of an IEEE float (8 exponent bits, 7 mantissa bits). Bit-compatible with
 /// `__nv_bfloat16` and `c10::BFloat16`. Conversion from float rounds to nearest, ties to even; a NaN stays a
 /// quiet NaN. Arithmetic happens in float after implicit conversion.
+/// Zero by default. Conversion to float is exact.
 class bfloat16 {
  public:
   constexpr bfloat16() = default;
@@ -46,6 +47,7 @@ static_assert(sizeof(bfloat16) == 2 && std::is_trivially_copyable_v<bfloat16>);
 /// IEEE 754 binary16 (5 exponent bits, 10 mantissa bits), CUDA's `__half`: a format for storage and messages,
 /// not for arithmetic. Conversion from float rounds to nearest, ties to even, below 2^-14 to multiples of
 /// 2^-24. A magnitude of 65520 or more becomes infinity. A NaN stays a quiet NaN.
+/// Zero by default. Conversion to float is exact.
 class float16 {
  public:
   constexpr float16() = default;
@@ -126,6 +128,7 @@ template <class T>
 using parameter_t = typename parameter_of<T>::type;
 
 /// Formats of 16-bit rounded copies; rounded_format_of<T> is the format of type T.
+/// none: T is not a 16-bit format.
 enum class rounded_format : int { none, bf16, fp16 };
 template <class T>
 inline constexpr rounded_format rounded_format_of = rounded_format::none;

@@ -8,6 +8,15 @@
 /// Every value records the object that pushed it (its owner), and only its owner can pop it. Layers whose
 /// entries have the same sizes therefore cannot run backward in the wrong order. A layer pushes its blocks of
 /// memory first and a value last, and pops the value first.
+///
+/// \code
+/// // Forward pass of a layer; x is a view.
+/// const auto t = ctx.tape().push<float>(extents<2>{rows, rank});
+/// ctx.tape().push_value(*this, x);
+/// // Its backward pass.
+/// const auto x = ctx.tape().pop_value<tensor_view<const float, 2>>(*this);
+/// const auto t = ctx.tape().pop<float>(extents<2>{x.extent(0), rank});
+/// \endcode
 
 #include <array>
 #include <bit>
@@ -20,6 +29,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// A last-in-first-out stack. Entries do not move while they are on it. Tensors are stored in the memory of
 /// the context's device, notes (small data of the host about tensors) in host memory.
+/// One thread at a time may use a tape. Pushing allocates from the system only until the first step has grown
+/// the arenas.
 class tape {
  public:
   tape() = default;
@@ -34,6 +45,7 @@ class tape {
     return reinterpret_cast<T*>(push_bytes(arena_, detail::byte_count<T>(count)));
   }
 
+  /// The same as a dense view. Throws shape_error as volume does, too.
   template <class T, std::size_t N>
   tensor_view<T, N> push(const extents<N>& shape) {
     return {push<T>(volume<N>(shape)), shape};
@@ -47,6 +59,7 @@ class tape {
     return reinterpret_cast<T*>(pop_bytes(detail::byte_count<T>(count)));
   }
 
+  /// The same as a dense view of the popped elements. Only the size in bytes is compared, not the shape.
   template <class T, std::size_t N>
   tensor_view<T, N> pop(const extents<N>& shape) {
     return {pop<T>(volume<N>(shape)), shape};
@@ -60,6 +73,7 @@ class tape {
   }
 
   /// Pushes a small value (views, shapes, numbers) of `owner`, a layer or a model, as one note.
+  /// V is trivially copyable. Memory that the value refers to must exist until the value is popped.
   template <class V, class Owner>
   void push_value(const Owner& owner, const V& value) {
     std::memcpy(push_bytes(notes_, sizeof(V), &owner), &value, sizeof(V));

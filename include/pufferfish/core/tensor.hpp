@@ -56,17 +56,22 @@ inline void return_free_memory() {
 
 }  // namespace detail
 
-/// A fixed number of trivially copyable elements, 64-byte aligned, initially zero. Copies are deep.
+/// A fixed number of trivially copyable elements, 64-byte aligned, initially zero. Copies are deep; a
+/// moved-from buffer is empty. Elements never move while the buffer exists, so pointers and spans stay valid
+/// until it is destroyed, assigned to, or moved from (then they refer to the new owner's elements).
 template <class T>
 class aligned_buffer {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:
+  /// No memory, size() == 0.
   aligned_buffer() = default;
-  /// Throws shape_error for a negative count and for more bytes than index_t counts.
+  /// `count` elements, value-initialized. Throws shape_error for a negative count and for more bytes than
+  /// index_t counts, std::bad_alloc if the memory is not available.
   PUFFERFISH_NOINLINE explicit aligned_buffer(index_t count) : aligned_buffer(count, uninitialized) {
     std::fill_n(data_, count, T{});
   }
+  /// The same without writing the elements, which then have indeterminate values.
   PUFFERFISH_NOINLINE aligned_buffer(index_t count, uninitialized_t) : size_(count) {
     const std::size_t bytes = detail::byte_count<T>(count);
     if (bytes == 0) return;
@@ -97,17 +102,27 @@ class aligned_buffer {
   index_t size_ = 0;
 };
 
-/// An owning dense array of N dimensions, last index fastest, initially zero. Copies are deep.
+/// An owning dense array of N dimensions, last index fastest, initially zero. Copies are deep. T is trivially
+/// copyable. Views and pointers are valid until the tensor is destroyed, assigned to, or moved from. A
+/// moved-from tensor has no elements but keeps its extents; assign a new value before any other use.
+///
+/// \code
+/// tensor<float, 4> images({32, 28, 28, 1});                  // NHWC, zeros
+/// images(0, 3, 4, 0) = 0.5F;
+/// tensor<double, 4> wide(images.view());     // a converted copy
+/// \endcode
 template <class T, std::size_t N>
 class tensor {
  public:
   using value_type = T;
 
+  /// No elements: all extents 0.
   tensor() = default;
-  /// Throws shape_error for a negative extent and for more bytes than index_t counts.
+  /// Zeros. Throws shape_error for a negative extent and for more bytes than index_t counts, std::bad_alloc
+  /// if the memory is not available.
   explicit tensor(const extents<N>& shape) : buffer_(volume<N>(shape)), extents_(shape) {}
 
-  /// A dense copy of any view.
+  /// A dense copy of any view, with conversion of the scalar (static_cast).
   template <class U>
   explicit tensor(const tensor_view<U, N>& source) : tensor(source.shape()) {
     copy(source, view());
@@ -123,9 +138,11 @@ class tensor {
   const extents<N>& shape() const { return extents_; }
   index_t extent(std::size_t i) const { return extents_[i]; }
   index_t size() const { return buffer_.size(); }
+  /// All elements in row-major order.
   std::span<T> flat() { return buffer_.span(); }
   std::span<const T> flat() const { return buffer_.span(); }
 
+  /// Element (i...), checked as in tensor_view: at assertion level 2 only.
   template <class... I>
   T& operator()(I... i) {
     return view()(i...);

@@ -4,6 +4,17 @@
 /// \file
 /// `tensor_view<T, N>`: pointer, extents and strides; owns nothing. It is the only tensor type in the
 /// signatures of layers, the gradient exchange and adapters.
+///
+/// \code
+/// tensor<float, 2> weight({64, 128});               // owns 64 x 128 elements
+/// tensor_view<float, 2> rows = weight;              // no copy
+/// auto left = rows.slice(1, 0, 32);                 // 64 x 32, row stride 128
+/// auto flipped = transpose(left);                   // 32 x 64, the same elements
+/// tensor<float, 2> dense(flipped);                  // a dense copy
+/// \endcode
+///
+/// A view is valid as long as the memory that it refers to. Views may be copied and passed between threads;
+/// the library does not synchronize accesses to the elements.
 
 #include <array>
 #include <cstddef>
@@ -22,6 +33,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Signed, so that differences and strides need no casts.
 using index_t = std::ptrdiff_t;
 
+/// Extents or strides of N dimensions, in elements, slowest dimension first where the memory is dense.
 template <std::size_t N>
 using extents = std::array<index_t, N>;
 
@@ -46,6 +58,7 @@ constexpr index_t checked_volume(const index_t* shape, std::size_t dims) {
   return !fits ? -1 : empty ? 0 : product;
 }
 
+/// Throw shape_error for extents whose checked_volume is -1, and for a count that byte_count refuses.
 [[noreturn]] PUFFERFISH_COLD inline void bad_extents(const index_t* shape, std::size_t dims) {
   for (std::size_t i = 0; i < dims; ++i) {
     if (shape[i] < 0) throw_error<shape_error>({"negative extent in ", shape_text(shape, dims)});
@@ -109,6 +122,7 @@ namespace detail {
   throw_error<shape_error>(
       {"tensor_view: cannot reshape ", shape_text(from, from_dims), " to ", shape_text(to, to_dims)});
 }
+/// Whether the strides are those of row_major, apart from dimensions of extent 0 or 1.
 PUFFERFISH_NOINLINE constexpr bool is_contiguous(const index_t* shape, const index_t* strides,
                                                  std::size_t dims) {
   index_t step = 1;
@@ -124,19 +138,24 @@ PUFFERFISH_NOINLINE constexpr bool is_contiguous(const index_t* shape, const ind
 /// A strided array of N dimensions over memory owned by the caller. Copying a view copies no elements. `T`
 /// may be const. Strides are in elements and may be in any order: in an OIHW view of a weight stored as HWIO,
 /// the output channels have stride 1.
+/// The number of elements is at most the largest index_t. Strides may be 0 (a broadcast dimension) or
+/// negative; a view with such strides is not contiguous and must not be written through if elements coincide.
 template <class T, std::size_t N>
 class tensor_view {
  public:
   using element_type = T;
   using value_type = std::remove_cv_t<T>;
 
+  /// A null view: no memory, all extents 0.
   constexpr tensor_view() = default;
 
   /// A dense view, last index fastest. Throws shape_error as volume does.
+  /// `data` may be nullptr: a view of this shape without memory (is_null).
   constexpr tensor_view(T* data, const extents<N>& shape)
       : data_(data), extents_(shape), strides_(row_major<N>(shape)) {}
 
   /// A view with given strides. Throws shape_error as volume does.
+  /// Whether the strides stay within the memory is the caller's responsibility.
   constexpr tensor_view(T* data, const extents<N>& shape, const extents<N>& strides)
       : data_(data), extents_(shape), strides_(strides) {
     static_cast<void>(volume<N>(shape));
@@ -148,6 +167,7 @@ class tensor_view {
            !std::is_same_v<U, T>) constexpr tensor_view(const tensor_view<U, N>& other)
       : data_(other.data()), extents_(other.shape()), strides_(other.strides()) {}
 
+  /// Address of element (0, ..., 0); extents and strides in elements.
   constexpr T* data() const { return data_; }
   constexpr const extents<N>& shape() const { return extents_; }
   constexpr const extents<N>& strides() const { return strides_; }
@@ -164,6 +184,9 @@ class tensor_view {
   /// True for a view without memory. As an argument it means, for example, that a gradient is not wanted.
   constexpr bool is_null() const { return data_ == nullptr; }
 
+  /// Element (i...). Indices are checked at assertion level 2 only (PUFFERFISH_ASSERT_LEVEL); an index
+  /// outside the view is undefined behavior otherwise. A view of T gives write access even if the view itself
+  /// is const.
   template <class... I>
   requires(sizeof...(I) == N) constexpr T& operator()(I... i) const {
     const extents<N> at{static_cast<index_t>(i)...};
@@ -179,7 +202,8 @@ class tensor_view {
   /// extent 0 or 1 are ignored.)
   constexpr bool is_contiguous() const { return detail::is_contiguous(extents_.data(), strides_.data(), N); }
 
-  /// The elements of a contiguous view. Throws shape_error for any other view.
+  /// The elements of a contiguous view in row-major order, without a copy. Throws shape_error for any other
+  /// view; an empty view has an empty span.
   constexpr std::span<T> flat() const {
     if (!empty() && !is_contiguous()) {
       detail::not_contiguous(extents_.data(), N);
@@ -187,7 +211,8 @@ class tensor_view {
     return {data_, static_cast<std::size_t>(size())};
   }
 
-  /// The same elements under other extents. Contiguous views only; throws shape_error if the volumes differ.
+  /// The same elements, in row-major order, under other extents; no copy. Contiguous views only. Throws
+  /// shape_error if the volumes differ, if the view is not contiguous, and as volume does.
   template <std::size_t M>
   constexpr tensor_view<T, M> reshape(const extents<M>& shape) const {
     if (volume<M>(shape) != size() || (!empty() && !is_contiguous())) {
@@ -196,7 +221,8 @@ class tensor_view {
     return tensor_view<T, M>(data_, shape);
   }
 
-  /// Elements begin .. begin + count - 1 of dimension d.
+  /// Elements begin .. begin + count - 1 of dimension d, without a copy. A range outside the view fails an
+  /// assertion (PUFFERFISH_ASSERT_LEVEL 1 or 2), which ends the program.
   constexpr tensor_view slice(std::size_t d, index_t begin, index_t count) const {
     PUFFERFISH_ASSERT(d < N && begin >= 0 && count >= 0 && count <= extents_[d] - begin,
                       "slice outside the view");
@@ -205,7 +231,8 @@ class tensor_view {
     return tensor_view(data_ == nullptr ? nullptr : data_ + begin * strides_[d], shape, strides_);
   }
 
-  /// Dimension i of the result is dimension order[i] of this view.
+  /// Dimension i of the result is dimension order[i] of this view; no copy. `order` must be a permutation of
+  /// 0 .. N - 1, which is not checked. An NHWC image as NCHW: view.permute({0, 3, 1, 2}).
   constexpr tensor_view permute(const std::array<std::size_t, N>& order) const {
     extents<N> shape{};
     extents<N> strides{};
@@ -228,8 +255,9 @@ constexpr tensor_view<T, 2> transpose(const tensor_view<T, 2>& view) {
   return view.permute({1, 0});
 }
 
-/// Copies element by element, for any strides. Throws shape_error unless the shapes are equal. The views must
-/// not overlap unless they are identical.
+/// to(i...) = U(from(i...)) for all elements, for any strides and with conversion of the scalar. Throws
+/// shape_error unless the shapes are equal. The views must not overlap unless they are identical. Runs in the
+/// calling thread on the host. Both views must have memory unless they are empty.
 template <class T, class U, std::size_t N>
 void copy(const tensor_view<T, N>& from, const tensor_view<U, N>& to) {
   if (from.shape() != to.shape()) {

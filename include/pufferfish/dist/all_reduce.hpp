@@ -35,6 +35,9 @@ concept messenger = requires(C& comm, std::span<const std::byte> out, std::span<
   { comm.start_receive(in, rank) } -> collective_request;
 };
 
+/// How the sum over p ranks is computed. With powers of two p the numbers below are exact. For other p
+/// recursive doubling passes the whole length twice more: once to a partner before, once back after the
+/// doubling.
 enum class all_reduce_algorithm {
   automatic,           ///< by the length of the message, as an exchange_plan says
   library,             ///< the communicator's own
@@ -79,6 +82,15 @@ void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, in
 /// with ranks modulo p, formed on its way around the ring, multiplied where it is complete, and then passed
 /// on (reduce-scatter and all-gather; Thakur, Rabenseifner, Gropp, IJHPCA 2005). `scratch` keeps the pieces
 /// that are under way. Collective; errors as start_send and start_receive.
+/// `values` has the same length on all ranks. `scratch` is resized to at most eight pieces of 60 KiB, and its
+/// contents are overwritten; it must not be the memory of `values`, and may be reused by later calls. With
+/// one rank the values are only multiplied. Throws timeout_error if an earlier wait of the communicator has
+/// timed out.
+/// \code
+///   std::vector<float> scratch;
+///   const float share = 1.0F / static_cast<float>(comm.size());
+///   ring_all_reduce(comm, std::span<float>(gradients), scratch, share);  // the mean over the ranks
+/// \endcode
 template <class C, class T>
 void ring_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
                      std::type_identity_t<T> factor = T(1)) {
@@ -102,6 +114,7 @@ void ring_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
 /// sends its elements to rank r, which adds them to its own. Then, for d = 1, 2, ..., q / 2, ranks r and
 /// r ^ d exchange their partial sums and add them. At the end rank r sends the sum to rank r + q. `scratch`
 /// holds the pieces that are under way. Collective.
+/// Lengths, scratch and errors as ring_all_reduce.
 template <class C, class T>
 void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
                                    std::type_identity_t<T> factor = T(1)) {
@@ -131,6 +144,11 @@ void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>&
 /// rounded to Wire, directly to rank c. Rank c adds in T: its own unrounded chunk, then those of ranks c - 1,
 /// c - 2, ... (modulo p). It rounds the sum to Wire and sends it to all; every rank ends with the rounded sum
 /// times `factor`. `scratch` holds a chunk and the pieces under way. Collective.
+/// Each rank sends 2 (p - 1) / p n elements of two bytes. The result on every rank, the owner of a chunk
+/// included, has been rounded to Wire before the multiplication by `factor`. With Wire float16 elements or
+/// sums of magnitude 65520 and more become infinities. With one rank nothing is rounded, only multiplied.
+/// Lengths and errors as ring_all_reduce; `scratch` is resized to n / p elements and 16 pieces of at most 60
+/// KiB.
 template <class Wire, class C, class T>
 void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
                        std::type_identity_t<T> factor = T(1)) {
@@ -176,6 +194,8 @@ void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
 
 /// All-reduce by the given algorithm; `library` adds in the communicator's order. Throws value_error for
 /// `automatic`. Collective.
+/// `factor` multiplies the rounded sum. `scratch` is not used by `library`. The value_error is thrown before
+/// any message is sent.
 template <class C, class T>
 void all_reduce_by(all_reduce_algorithm algorithm, C& comm, std::span<T> values, std::vector<T>& scratch,
                    std::type_identity_t<T> factor = T(1)) {

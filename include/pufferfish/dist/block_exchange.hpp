@@ -18,6 +18,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// One block of bytes per rank, stored one after the other. The lengths may differ and may be zero.
+/// Indices are those of the ranks, 0 to count() - 1, and are not checked. Spans stay valid until the next
+/// resize.
+/// \code
+///   std::vector<std::size_t> lengths(static_cast<std::size_t>(comm.size()), 16);  // bytes, of any value
+///   rank_blocks blocks(lengths);
+///   std::ranges::fill(blocks[static_cast<std::size_t>(comm.rank())], std::byte{1});
+///   gather_blocks(comm, blocks);  // now blocks[r] is what rank r has filled
+/// \endcode
 class rank_blocks {
  public:
   rank_blocks() = default;
@@ -31,6 +39,7 @@ class rank_blocks {
   }
 
   std::size_t count() const { return offsets_.size() - 1; }
+  /// Length of a block in bytes.
   std::size_t size(std::size_t rank) const { return offsets_[rank + 1] - offsets_[rank]; }
   std::span<std::byte> operator[](std::size_t rank) {
     return std::span<std::byte>(bytes_).subspan(offsets_[rank], size(rank));
@@ -64,6 +73,8 @@ void check_blocks(const char* caller, const C& comm, const rank_blocks& blocks) 
 /// Every rank fills its own block, and the call fills the others. All ranks must have set the same lengths. A
 /// ring: each rank sends p - 1 blocks to the next rank. Throws shape_error unless there is one block per
 /// rank. Collective; other errors as start_send and start_receive.
+/// A rank sends all bytes except those of the next rank's block. Lengths that differ between ranks are not
+/// detected: messages then do not fit together.
 template <class C>
 void gather_blocks(C& comm, rank_blocks& blocks) {
   detail::check_communicator<C>();
@@ -78,6 +89,7 @@ void gather_blocks(C& comm, rank_blocks& blocks) {
 
 /// The same if each rank knows only the length of its own block, `own`. The lengths are exchanged first, 8
 /// bytes per rank. On return `all` has the blocks of all ranks. `own` must not be a part of `all`.
+/// `all` is resized. Errors as the other form.
 template <class C>
 void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
   detail::check_communicator<C>();
@@ -92,6 +104,8 @@ void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
 /// rank sends to the rank s after it and receives from the rank s before it. `out` and `in` are different
 /// objects. Throws shape_error unless both have one block per rank and this rank's own blocks are equally
 /// long. Collective; other errors as start_send and start_receive.
+/// A rank sends the bytes of `out` except its own block, which is copied. Lengths that do not match between a
+/// sender and a receiver are not detected.
 template <class C>
 void exchange_blocks(C& comm, const rank_blocks& out, rank_blocks& in) {
   detail::check_communicator<C>();

@@ -13,6 +13,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Elements offset .. offset + size of the arena: the gradients of parameters first .. first + count.
+/// Offset and size count elements; `first` is the position in parameter_store::parameters().
 struct gradient_bucket {
   index_t offset = 0;
   index_t size = 0;
@@ -23,6 +24,7 @@ struct gradient_bucket {
 
 /// Largest sizes of buckets. The first bucket is small, so that the exchange starts early in the backward
 /// pass. A parameter larger than the limit is a bucket of its own.
+/// Both limits are in bytes of the gradients' type.
 struct bucket_limits {
   index_t first_bytes = index_t{1} << 20;
   index_t bytes = index_t{4} << 20;
@@ -31,6 +33,13 @@ struct bucket_limits {
 
 /// Cuts the gradient arena at parameter boundaries. The arena has the order in which a backward pass
 /// completes gradients, so buckets become ready one after the other. Throws value_error for a limit below 1.
+/// Every parameter is in exactly one bucket, the buckets cover the arena without gaps, and each has at least
+/// one parameter. A store without parameters has no buckets. Local: ranks with equal stores and limits get
+/// equal buckets.
+/// \code
+///   const bucket_limits limits{.first_bytes = 1 << 20, .bytes = 4 << 20};
+///   for (const gradient_bucket& b : cut_buckets(net.store(), limits)) sgd.step_range(ctx, b.offset, b.size);
+/// \endcode
 template <class T>
 std::vector<gradient_bucket> cut_buckets(const parameter_store<T>& store, const bucket_limits& limits = {}) {
   if (limits.first_bytes < 1 || limits.bytes < 1) {

@@ -64,6 +64,7 @@ class bucket_counter {
   }
 
  private:
+  // Throws state_error unless the parameter has had as many passes as the first one, all of them whole.
   template <class Entry>
   void require_whole_passes(const Entry& entry) const {
     const auto& first = store_->parameters().front();

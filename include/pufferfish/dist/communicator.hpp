@@ -16,6 +16,16 @@
 ///   may be in flight; a blocking collective may be called meanwhile.
 /// - An empty span does nothing (on all ranks, as lengths are equal).
 /// - Failures of the underlying library are thrown as backend_error, on the ranks that see them.
+///
+/// \code
+///   self comm;  // or mpi::communicator comm(MPI_COMM_WORLD);
+///   agree(comm, "number of classes", 10);  // throws on all ranks if one of them has another number
+///   std::vector<float> values(1000, 1.0F);
+///   auto sum = comm.start_all_reduce_sum(std::span<float>(values));
+///   while (!sum.done()) {
+///   }  // work that does not use `values`
+///   mean(comm, std::span<float>(values));
+/// \endcode
 
 #include <algorithm>
 #include <array>
@@ -124,6 +134,7 @@ constexpr void check_broadcastable() {
                 "pufferfish: broadcast copies bytes: the elements must be trivially copyable and not const");
 }
 
+/// Throws value_error, naming `where` and both numbers, unless 0 <= root < size.
 inline void check_root(const char* where, int root, int size) {
   if (root < 0 || root >= size) {
     PUFFERFISH_THROW(value_error(std::string(where) + ": root " + std::to_string(root) +
@@ -131,6 +142,7 @@ inline void check_root(const char* where, int root, int size) {
   }
 }
 
+/// "0x" and 16 digits.
 inline std::string hexadecimal(std::uint64_t value) {
   std::string text(18, '0');
   text[1] = 'x';
@@ -255,7 +267,9 @@ void check_not_given_up(const C& comm) {
   if (gave_up(comm)) PUFFERFISH_THROW(timeout_error("the communicator is of no use after a timeout"));
 }
 
-/// Whether the program uses this rank's state after a timeout: parameters must be those of a whole step.
+/// Whether the program uses this rank's state after a timeout, so that parameters must always be those of a
+/// whole step: comm.may_lose_ranks() if the communicator has this member, else whether comm.timeout() is
+/// above 0, else false.
 template <class C>
 bool may_lose_ranks(const C& comm) {
   if constexpr (requires { comm.may_lose_ranks(); }) {
@@ -321,6 +335,9 @@ auto all_or_none(C& comm, std::string_view name, Work&& work) {
 
 /// Element i becomes the mean over all ranks: the sum times the rounded 1 / size(). In place, float or
 /// double, the same bits on all ranks. Collective.
+/// The factor is 1 / p rounded to T, so that the mean may differ from sum / p in the last place. A sum that
+/// overflows gives an infinity. With one rank the values stay as they are. Blocking; errors as
+/// all_reduce_sum.
 template <class C, class T>
 void mean(C& comm, std::span<T> values) {
   detail::check_communicator<C>();
@@ -334,6 +351,8 @@ void mean(C& comm, std::span<T> values) {
 /// Compares one number of every rank. Returns if all are equal. Otherwise throws state_error on *all* ranks,
 /// so that no rank continues alone. The text lists the values and their ranks: 'network differs between
 /// ranks: rank 2 has digest 0x...; ranks 0, 1, 3 have digest 0x...'. `name` is what is compared. Collective.
+/// Cost: one all_gather of 8 bytes per rank. The text lists at most four values, those of the smallest groups
+/// of ranks first.
 template <class C>
 void agree(C& comm, std::string_view name, std::uint64_t digest) {
   detail::check_communicator<C>();
@@ -349,8 +368,9 @@ void agree(C& comm, std::string_view name, std::uint64_t digest) {
 
 /// The same for a description in lines (one per parameter, say "conv1.weight float [16 x 3 x 3 x 3]"), of any
 /// length on each rank. The error quotes the first line that differs: 'network differs between ranks at line
-/// 7: rank 2 has "stage2.conv.down float [24 x 3 x 3 x 96]"; ranks 0, 1, 3 have "..."'. If all agree it costs
-/// one all_gather of eight bytes. Collective.
+/// 7: rank 2 has "stage2.conv.down float [24 x 3 x 3 x 96]"; ranks 0, 1, 3 have "..."'. Cost: one all_gather
+/// of 8 bytes per rank if all agree, else also the broadcast of at most four of the texts. The texts are
+/// compared by 64-bit digests (core/hash.hpp). Collective.
 template <class C>
 void agree_on_lines(C& comm, std::string_view name, const std::string& lines) {
   detail::check_communicator<C>();

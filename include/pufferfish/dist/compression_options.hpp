@@ -31,8 +31,13 @@ std::optional<any_compressor<T>> new_compressor(const parameter_store<T>&, const
 ///   O::brings_momentum              the compressor has a momentum of its own, in place of the optimizer's
 ///   options.brings_weight_decay()   whether these options give the compressor a weight decay, likewise
 /// Copies share the held options. The library's, such as power_sgd_options, are in the headers of compress/.
+/// \code
+///   compression_options compression = power_sgd_options{.rank = 4};
+///   std::optional<any_compressor<float>> compressor = compression.make(net.store());
+/// \endcode
 class compression_options {
  public:
+  /// No compressor; so has no_compression.
   compression_options() = default;
   compression_options(no_compression) {}
   template <class O>
@@ -42,12 +47,15 @@ class compression_options {
   /// Whether there is a compressor.
   explicit operator bool() const { return held_ != nullptr; }
 
+  /// Whether the held options have these properties, as described at the class; false without options.
   bool brings_momentum() const { return held_ && held_->brings_momentum(); }
   bool brings_weight_decay() const { return held_ && held_->brings_weight_decay(); }
 
   /// describe() of the held options; "none" without options.
   std::string text() const { return held_ ? held_->text() : "none"; }
 
+  /// A new compressor for the store's arenas, nullopt without options. Throws value_error, naming the
+  /// options, if they have no new_compressor for gradients of type T; other errors as this function.
   template <class T>
   std::optional<any_compressor<T>> make(const parameter_store<T>& store) const {
     if (!held_) return std::nullopt;
@@ -67,6 +75,7 @@ class compression_options {
     virtual any_compressor<double> make(const parameter_store<double>&) const = 0;
   };
 
+  // Options of type O. make() throws value_error if O has no new_compressor for the scalar.
   template <class O>
   struct model final : base {
     explicit model(O&& o) : options(std::move(o)) {}

@@ -28,6 +28,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Epoch and epoch_rate are those of the last call of gradient_exchange::set_epoch. learning_rate is the rate
 /// by which the result of this step is multiplied: that of the last call of set_epoch or set_rate. In a
 /// rare_exchange it is rare_exchange_options::outer_rate.
+/// `epoch` counts from 0. 0 <= rank < ranks.
 struct exchange_place {
   int rank = 0;
   int ranks = 1;
@@ -61,6 +62,7 @@ struct compressor_message {
   sparse_stream<T>* sparse = nullptr;
 
   /// Bytes that rank `rank` passes to collectives.
+  /// Blocks for the rank itself in `to_ranks` count, though they are only copied.
   std::size_t payload_bytes(int rank) const {
     std::size_t bytes = sum.size_bytes() + maxima.size_bytes();
     if (sends_length) {
@@ -124,6 +126,11 @@ concept compressor_of = gradient_compressor<C> && std::same_as<typename C::value
 
 /// Holds any compressor, whole or split into one compressor for every bucket of the arena. Its few calls per
 /// step are virtual.
+/// Move-only; a moved-from object must not be used. `part` of encode and decode is not checked.
+/// \code
+///   any_compressor<float> compressor = new_compressor(net.store(), power_sgd_options{.rank = 4});
+///   gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, std::move(compressor));
+/// \endcode
 template <class T>
 class any_compressor {
  public:
@@ -170,21 +177,26 @@ class any_compressor {
     if (std::pair(rank, ranks) == std::exchange(started_, std::pair(rank, ranks))) return;
     for (const auto& part : parts_) part->start(rank, ranks);
   }
+  /// Rounds of a step; if split, of every bucket.
   int rounds() const { return parts_.front()->rounds(); }
   /// If split: of bucket `part`; `gradients` are then those of the bucket.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients, std::size_t part = 0) {
     return parts_[part]->encode(ctx, place, round, gradients);
   }
+  /// Like encode; after the last round `gradients` is overwritten by the result.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients,
               std::size_t part = 0) {
     parts_[part]->decode(ctx, place, round, gradients);
   }
+  /// Sum over the buckets if split.
   index_t payload_bytes() const {
     index_t bytes = 0;
     for (const auto& part : parts_) bytes += part->payload_bytes();
     return bytes;
   }
+  /// States of all buckets if split; ".0", ".1", ... are then appended to the names. The spans refer to this
+  /// object.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> all;
     for (std::size_t p = 0; p < parts_.size(); ++p) {
@@ -214,6 +226,7 @@ class any_compressor {
     virtual std::unique_ptr<base> part(index_t begin, index_t end) const = 0;
   };
 
+  // A compressor of type C. start() does nothing if C has none; part() returns null without C::part.
   template <class C>
   struct model final : base {
     explicit model(C&& c) : held(std::move(c)) {}

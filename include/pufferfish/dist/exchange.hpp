@@ -39,7 +39,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// communicator) begin throws state_error: the ranks' collectives may no longer fit together. Make a new
 /// exchange on all ranks. A step that nonfinite_policy::stop ends has not failed in this sense.
 ///
-/// Between begin and finish no other code may use the communicator. The mean is the sum times 1 / p, rounded.
+/// Begin and finish are collective. One thread at a time calls the members. Between begin and finish no other
+/// code may use the communicator, nor read report(). The mean is the sum times 1 / p, rounded.
 /// The algorithm decides the order of the sum: the same plan (exchange_plan) on the same number of ranks
 /// gives the same bits again. All ranks end with the same bits.
 ///
@@ -118,13 +119,14 @@ class gradient_exchange {
 
   /// States of the compressor; empty without one.
   std::vector<compressor_state<T>> states() { return reducer_.states(); }
-  /// Number of exchanges, skipped steps excluded. A checkpoint stores it with the states.
+  /// Number of exchanges, skipped steps excluded. A checkpoint stores it with the states. All ranks must call
+  /// set_steps if one does: the next begin compares the numbers.
   std::uint64_t steps() const { return reducer_.steps(); }
   void set_steps(std::uint64_t steps) {
     reducer_.set_steps(steps);
     steps_agreed_ = false;
   }
-  /// Sets the epoch and its learning rate for compressors; to be called between steps.
+  /// Sets the epoch and its learning rate for compressors; to be called between steps. Local.
   void set_epoch(index_t epoch, double learning_rate) { reducer_.set_epoch(epoch, learning_rate); }
   /// Sets the learning rate of the next steps for compressors. Waits for replays that use the present one.
   void set_rate([[maybe_unused]] context<Device>& ctx, double learning_rate) {
@@ -296,7 +298,6 @@ class gradient_exchange {
   // Checks a bucket's own gradients, which are complete and in the exchange's memory, before the sum.
   void look_at(std::size_t bucket) { reducer_.look_at(gradients_of(bucket), buckets_[bucket].offset); }
 
-  // -------------------------------------------------------------------------------------------------------
   // The thread: a job for every bucket, and one that closes the step.
 
   std::uint32_t jobs_of_step() const { return static_cast<std::uint32_t>(buckets_.size() + 1); }
@@ -365,7 +366,6 @@ class gradient_exchange {
     return usable_;
   }
 
-  // -------------------------------------------------------------------------------------------------------
   // Direct steps. `arrived` throws nothing.
 
   template <class Arrived>
@@ -426,7 +426,6 @@ class gradient_exchange {
     return reducer_.close(staging_.host(*ctx_), staging_.gradients());
   }
 
-  // -------------------------------------------------------------------------------------------------------
   // Captured steps: the work of a direct step, put into the graph as host functions.
 
   void check_capture(const context<Device>& ctx) const {

@@ -21,6 +21,7 @@ namespace detail {
 /// failed one. All later steps are refused for that reason. Any thread may call the members.
 class exchange_failure {
  public:
+  /// Keeps the text of `failure`, which is not null, unless an earlier one is kept.
   void keep(const std::exception_ptr& failure) {
     std::string text = "unknown exception";
     try {
@@ -49,6 +50,7 @@ class exchange_failure {
 /// An exception on its way from the exchange's thread to the one that waits for the thread's jobs.
 class thread_exception {
  public:
+  /// Keeps the exception that is being handled, in place of an earlier one.
   void keep_current() {
     exception_ = std::current_exception();
     any_.store(true, std::memory_order_relaxed);

@@ -36,6 +36,7 @@ constexpr const char* to_string(exchange_wire wire) {
 }
 
 /// Memory in which MPI finds the gradients of a device.
+/// On the CPU only `staged` is valid; gradients are then exchanged in their arena, without staging.
 enum class exchange_memory {
   staged,  ///< in the host's memory: a bucket is copied there and back
   /// Memory of the device: MPI gets device addresses. All ranks must choose it, and their MPI must report
@@ -48,6 +49,25 @@ constexpr const char* to_string(exchange_memory memory) {
   return memory == exchange_memory::staged ? "staged" : "device";
 }
 
+/// Options of gradient_exchange and rare_exchange. The buckets and rules of the plan, `algorithm`, `wire`,
+/// `nonfinite`, `memory`, `local` and whether a thread makes progress are compared between the ranks, which
+/// must have the same ones.
+///
+/// Constructors throw value_error on all ranks for
+/// - an invalid plan (exchange_plan),
+/// - `thread` if other threads may not use the communicator and there are several ranks,
+/// - a compressor together with a narrow wire or `local`,
+/// - compress_by_bucket with a compressor that has no part(), or that has states() while non-finite gradients
+///   are looked for,
+/// - exchange_memory::device with a compressor, a narrow wire, a check for non-finite gradients, `ring` or
+///   `recursive_doubling`, a time limit that the program has set (mpi::communicator::set_timeout), or
+///   gradients in the host's memory.
+/// \code
+///   exchange_options options;
+///   options.wire = exchange_wire::bf16;
+///   options.nonfinite = nonfinite_policy::skip;
+///   gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, options);
+/// \endcode
 struct exchange_options {
   std::optional<exchange_plan> plan;  ///< nullopt: default_plan(number of ranks)
   exchange_progress progress = exchange_progress::automatic;
@@ -66,7 +86,8 @@ struct exchange_options {
   bool local = false;
 };
 
-/// Totals of an exchange since its construction or the last clear_report().
+/// Totals of an exchange since its construction or the last clear_report(), of this rank; times in
+/// milliseconds of wall-clock time unless stated otherwise.
 struct exchange_report {
   std::uint64_t steps = 0;
   std::uint64_t payload_bytes = 0;  ///< bytes of this rank's messages, over all steps

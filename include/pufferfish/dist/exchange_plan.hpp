@@ -28,6 +28,14 @@ struct exchange_rule {
 
 /// Buckets and all-reduce algorithms, which together with the number of ranks decide the order of every
 /// addition. All ranks must have the same plan, and a resumed run must have its old one.
+/// Valid: both bucket limits at least 1 byte, `ranks` at least 0, at most 64 rules whose lengths increase
+/// from 1, finite measurements of at least 0.
+/// \code
+///   const exchange_plan plan = tune(comm);        // or default_plan(comm.size())
+///   const std::string text = to_text(plan);       // stored with a run
+///   exchange_options options;
+///   options.plan = plan_from_text(text, "run");   // the resumed run adds in the same order
+/// \endcode
 struct exchange_plan {
   bucket_limits buckets;
   /// Lengths increase; the last rule is also for longer messages. Never `automatic`. Empty: `library`.
@@ -39,6 +47,8 @@ struct exchange_plan {
   double latency = 0.0;  ///< in seconds
   double bytes_per_second = 0.0;
 
+  /// The algorithm of the first rule whose length is at least `bytes`, the length of a message. Never
+  /// `automatic` if the plan is valid.
   all_reduce_algorithm algorithm_for(std::size_t bytes) const {
     for (const exchange_rule& rule : rules) {
       if (bytes <= static_cast<std::size_t>(rule.up_to_bytes)) return rule.algorithm;
@@ -56,6 +66,7 @@ struct exchange_plan {
 /// 2 (p - 1) a + 2 (p - 1) / p b n. The times are equal at n / p between 2 and 2.4 a / b for 4 to 16 ranks,
 /// and a / b is about 6 KiB for Ethernet at 1 Gbit/s. Both wait without keeping a core busy, and their sums
 /// do not depend on the MPI library.
+/// With one rank there are no rules. `ranks` becomes the plan's.
 inline exchange_plan default_plan(int ranks) {
   exchange_plan plan;
   plan.ranks = ranks;
@@ -106,6 +117,7 @@ class plan_line {
     rest_.remove_prefix(word.size());
     return true;
   }
+  /// Reads a space and a number.
   template <class Number>
   void read(Number& number) {
     valid_ = valid_ && starts_with(" ");
@@ -114,6 +126,7 @@ class plan_line {
     valid_ = valid_ && problem == std::errc();
     rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
   }
+  /// Reads a space and the rest of the line, the name of an algorithm other than `automatic`.
   void read(all_reduce_algorithm& algorithm) {
     using enum all_reduce_algorithm;
     for (const all_reduce_algorithm one : {library, ring, recursive_doubling}) {
@@ -144,6 +157,8 @@ inline std::string to_text(const exchange_plan& plan) {
 }
 
 /// The inverse of to_text. Throws io_error, naming `source` and the line, for any other text.
+/// Lines may be in any order except those of the rules; each of the other three kinds is there exactly once.
+/// `source` names the text in errors. A text whose plan is invalid (exchange_plan) also throws io_error.
 inline exchange_plan plan_from_text(const std::string& text, const std::string& source) {
   exchange_plan plan;
   int kinds[4] = {};

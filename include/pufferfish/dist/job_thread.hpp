@@ -17,6 +17,7 @@ namespace detail {
 
 /// Jobs run in order, one after the other. The thread sleeps between jobs; threads that wait for a job sleep,
 /// too. Numbers of jobs are counted since the start and wrap around.
+/// The destructor stops the thread and drops the jobs that are not done.
 class job_thread {
  public:
   job_thread() = default;

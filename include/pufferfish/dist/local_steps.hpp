@@ -41,6 +41,10 @@ inline index_t limited_steps(double steps, index_t least, index_t most) {
 /// ranks' averages must be precise. power -2: the quadratic synchronization rule (Gu et al., ICLR 2024), by
 /// which exchanges become rarer as the rate falls, since local steps then move the ranks apart less; give it
 /// a `most`. Every rank computes the same H if it has the same rate.
+/// \code
+///   const local_steps_schedule steps{40, 1.0, 2, 60};
+///   rare.set_local_steps(steps(rate, peak));  // between rounds, with the rate of the next one
+/// \endcode
 struct local_steps_schedule {
   index_t base = 50;  ///< H at the peak rate
   double power = 0.0;
@@ -72,6 +76,7 @@ struct local_steps_schedule {
 };
 
 /// "50 local steps times (rate / peak)^1, 1 to 500".
+/// For power 0: "50 local steps".
 inline std::string describe(const local_steps_schedule& schedule) {
   if (schedule.power == 0.0) return detail::message({schedule.base, " local steps"});
   return detail::message({schedule.base, " local steps times (rate / peak)^",
@@ -92,6 +97,10 @@ inline std::string describe(const local_steps_schedule& schedule) {
 /// A bound of the variance between models is the criterion of Kamp et al., ECML PKDD 2018, who measure it in
 /// every step; here it is measured at exchanges only. The right target depends on the task. S has the same
 /// bits on all ranks, and so has H'.
+/// \code
+///   const local_steps_by_spread rule{1e-4, 2, 300};
+///   if (rare.between_rounds()) rare.set_local_steps(rule(rare.local_steps(), rare.spread()));
+/// \endcode
 struct local_steps_by_spread {
   double target = 1e-4;
   index_t least = 1;
@@ -107,6 +116,7 @@ struct local_steps_by_spread {
 
   /// H' after exchanges that were H local steps apart and have found the spread S. A spread that is not
   /// finite halves H.
+  /// A spread of 0 or below doubles H: nothing was measured, or the ranks agree.
   index_t operator()(index_t steps, double spread) const {
     const double wanted = spread > 0.0 ? target / spread : 2.0;
     const double change = std::isfinite(spread) ? std::clamp(wanted, 0.5, 2.0) : 0.5;

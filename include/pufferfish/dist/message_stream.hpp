@@ -31,9 +31,11 @@ class piece_cut {
   static constexpr std::size_t most = (std::size_t{60} << 10) / sizeof(T);  ///< elements of a full piece
 
   explicit piece_cut(std::size_t size) : size_(size) {}
+  /// Number of pieces: ceil(size / most).
   std::size_t count() const { return (size_ + most - 1) / most; }
   /// Elements of the longest piece, at least 1: the length of a buffer for one piece.
   std::size_t longest() const { return std::clamp<std::size_t>(size_, 1, most); }
+  /// Elements of piece `piece` of `all`, which has `size` elements.
   template <class U>
   std::span<U> operator()(std::span<U> all, std::size_t piece) const {
     return all.subspan(piece * most, std::min(most, size_ - piece * most));

@@ -23,6 +23,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// or fewer passes makes the count wrong; `restart` begins a step anew. The exchange's begin throws
 /// state_error unless every parameter has had the same whole number of passes. After the object's destruction
 /// each backward pass is a step again.
+/// Objects for one store may be nested; their counts multiply. They must then be destroyed in reverse order.
+/// The object is local, but all ranks must have the same number of passes per step. A new layout of the store
+/// (a switch to low rank) resets the number of passes to 1.
 template <class T>
 class micro_batches {
  public:

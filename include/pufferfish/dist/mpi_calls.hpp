@@ -103,6 +103,7 @@ inline std::string error_text(int code) {
 }
 
 /// Returns f(), called under call_lock().
+/// `f` is one MPI call, or several that return by themselves.
 template <class F>
 decltype(auto) serialized(F&& f) {
   const auto turn = call_lock();

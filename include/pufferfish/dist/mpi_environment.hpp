@@ -38,6 +38,8 @@ enum class thread_level {
 ///     }
 ///   }
 /// \endcode
+/// Construction and destruction are collective over all processes of the job, on the main thread. Requests
+/// must be done before the end of the scope; a communicator may outlive it, but must not be used then.
 class environment {
  public:
   /// Throws state_error if MPI is or was running (it then has another owner), backend_error if it cannot

@@ -164,6 +164,7 @@ class watch : public std::enable_shared_from_this<watch> {
     return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
   }
 
+  // Whether another rank has called the roll: a message is waiting on `roll_`. Errors of MPI count as no.
   bool is_called() const {
     int called = 0;
     const auto turn = call_lock();
@@ -171,6 +172,8 @@ class watch : public std::enable_shared_from_this<watch> {
     return called != 0;
   }
 
+  // Sends this rank's message to all others, collects theirs, and throws timeout_error with the missing
+  // ranks. `waited` is in seconds.
   [[noreturn]] void call_the_roll(const char* what, double waited) {
     broken_ = true;
     pufferfish::detail::keep_for_good(this->shared_from_this());
@@ -209,6 +212,7 @@ class watch : public std::enable_shared_from_this<watch> {
     return status.MPI_SOURCE;
   }
 
+  // Ranks without an answer after half the time limit, at most `longest_roll` seconds; ascending.
   std::vector<int> find_missing() const {
     std::vector<bool> answered(static_cast<std::size_t>(size_), false);
     answered[static_cast<std::size_t>(rank_)] = true;

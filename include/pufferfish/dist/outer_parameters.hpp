@@ -41,6 +41,7 @@ class outer_parameters {
     restart(values);
   }
 
+  /// theta = values, v = 0.
   void restart(std::span<const T> values) {
     std::ranges::copy(values, theta_.data());
     std::fill_n(velocity_.data(), velocity_.size(), T(0));
@@ -59,6 +60,7 @@ class outer_parameters {
 
   /// The outer step of the fragment with outer gradient `change`; values = mixing values + (1 - mixing)
   /// theta.
+  /// `change` is overwritten. `change` has the length of the fragment.
   void step(context<device::cpu>& ctx, const gradient_bucket& fragment, std::span<T> change,
             std::span<T> values, double mixing) {
     const index_t offset = fragment.offset;
@@ -100,6 +102,7 @@ class outer_parameters {
     for (index_t i = begin; i < end; ++i) gradient[i] += mu * velocity[i];
   }
 
+  // local = share local + (1 - share) theta; a copy if share is 0.
   static void mix(const T* theta, T* local, index_t begin, index_t end, T share) {
     if (share == T(0)) {
       std::copy(theta + begin, theta + end, local + begin);

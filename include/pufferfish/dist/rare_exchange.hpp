@@ -54,6 +54,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// its delay is over. While the thread has work, no other code may use the communicator; await() waits for
 /// the thread. After an exception of step_done or synchronize that came from the exchange all calls throw
 /// state_error.
+///
+/// All ranks make the same calls in the same order; the members say which are local. The callers are one
+/// thread at a time. Memory: theta, v (with a momentum) and D, each of the arena's size.
 template <class T, class Comm>
 class rare_exchange {
  public:
@@ -87,9 +90,9 @@ class rare_exchange {
   const rare_exchange_options& options() const { return options_; }
   const std::vector<gradient_bucket>& fragments() const { return fragments_; }
 
-  /// To be called after each optimizer step of this rank: exchanges the fragments that are due. Throws
-  /// state_error if the network has changed its arenas, its values are on a device or an earlier call has
-  /// failed; throws it on all ranks if their outer parameters or counters differ (the first call compares
+  /// To be called after each optimizer step of this rank: exchanges the fragments that are due. Collective.
+  /// Throws state_error if the network has changed its arenas, its values are on a device or an earlier call
+  /// has failed; throws it on all ranks if their outer parameters or counters differ (the first call compares
   /// them). Rethrows exceptions of the communicator.
   void step_done(context<device::cpu>& ctx) {
     guarded([&] {
@@ -112,7 +115,8 @@ class rare_exchange {
   /// sets the parameters to theta, so that they are equal on all ranks. These are outer steps as others,
   /// whatever the number of local steps before them. The next step starts a new round. Then `buffers`, such
   /// as batch-norm statistics, become their means over the ranks. (Running averages are linear in what they
-  /// average, so that it does not matter how often they are averaged over the ranks.) Errors as step_done.
+  /// average, so that it does not matter how often they are averaged over the ranks.) `buffers` have the same
+  /// lengths on all ranks. Collective. Errors as step_done.
   void synchronize(context<device::cpu>& ctx, const std::vector<std::span<T>>& buffers = {}) {
     guarded([&] {
       while (!flights_.empty()) land(ctx);
@@ -131,7 +135,8 @@ class rare_exchange {
   }
 
   /// Returns when no message is under way, so that other code may use the communicator. The results take
-  /// effect at their steps, as without the call. Local.
+  /// effect at their steps, as without the call. Local. Rethrows exceptions of the exchange; throws
+  /// state_error as step_done does.
   void await() {
     guarded(
         [&] {
@@ -151,14 +156,14 @@ class rare_exchange {
   bool between_rounds() const { return position_ == 0; }
 
   /// Sets the parameters to theta without any message, for a rank that has lost others. Exchanges under way
-  /// are discarded. The object is unusable afterwards.
+  /// are discarded. The object is unusable afterwards. Local.
   void abandon(context<device::cpu>& ctx) {
     for (const gradient_bucket& fragment : fragments_) outer_.adopt(ctx, fragment, store_->values());
     store_->round();
   }
 
-  /// Takes the store's values, which must be equal on all ranks, as theta; v = 0. Throws state_error if
-  /// exchanges are under way.
+  /// Takes the store's values, which must be equal on all ranks, as theta; v = 0. To be called on all ranks:
+  /// the next step_done or synchronize compares theta. Throws state_error if exchanges are under way.
   void restart() {
     if (!flights_.empty())
       PUFFERFISH_THROW(state_error("rare_exchange: restart while exchanges are under way"));
@@ -179,7 +184,8 @@ class rare_exchange {
 
   /// States for a checkpoint, with outer_steps() and local_steps(): theta, v if there is a momentum, the
   /// compressor's. Throws state_error unless is_synchronized(). A new exchange of the same options continues
-  /// bit for bit if its states are overwritten with these and its store has these parameters.
+  /// bit for bit if its states are overwritten with these and its store has these parameters. To be called on
+  /// all ranks, like set_outer_steps: the next step_done or synchronize compares theta and the counters.
   std::vector<compressor_state<T>> states() {
     if (!is_synchronized()) {
       PUFFERFISH_THROW(state_error("rare_exchange: states between exchanges; synchronize first"));
@@ -205,6 +211,7 @@ class rare_exchange {
 
   /// Variance of the ranks' parameters over the squared norm of theta at the last exchanges, summed over the
   /// fragments; see local_steps_by_spread. The same bits on all ranks. 0 without measure_spread.
+  /// Cost: one pass over theta.
   double spread() const {
     double variance = 0.0;
     for (const double one : variances_) variance += one;
@@ -288,6 +295,7 @@ class rare_exchange {
     }
     jobs_.stop();
   }
+  // A job of the thread: the exchange at queue_[place]. Nothing after a failure.
   void serve(std::size_t place) {
     if (failed_.load(std::memory_order_relaxed)) return;
     const auto start = clock::now();
@@ -352,6 +360,7 @@ class rare_exchange {
     return static_cast<std::size_t>(fragments_[fragment].size);
   }
 
+  // Takes D_w of fragment f. Without delay makes the outer step, else starts the exchange.
   void exchange(context<device::cpu>& ctx, std::size_t f) {
     const auto goes = [f](const flight& one) { return one.what.fragment == f; };
     while (std::any_of(flights_.begin(), flights_.end(), goes)) land(ctx);
@@ -396,6 +405,7 @@ class rare_exchange {
     }
   }
 
+  // Waits for an exchange that was started or given to the thread; others arrive in land().
   void arrive(flight& one) {
     if (one.arrived) return;
     if (jobs_.running()) {
@@ -419,6 +429,7 @@ class rare_exchange {
     apply(ctx, f, options_.mixing);
   }
 
+  // The outer step with D, which is in change(f); adds to the report.
   void apply(context<device::cpu>& ctx, std::size_t f, double mixing) {
     if (slots_ > 0 && reducer_.comm().size() > 1) {
       const double mean_square = static_cast<double>(all_of(f).back());

@@ -17,6 +17,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// The defaults are DiLoCo's (Douillard et al., 2023) with fewer local steps. Streaming DiLoCo: fragments >
 /// 1, delay > 0. SparseLoCo: outer_rate 0.4, outer_momentum 0, and the compressor block_top_k.
+/// All ranks must have the same options; the constructor of rare_exchange compares and validates them.
 struct rare_exchange_options {
   index_t local_steps = 50;     ///< H: steps between two exchanges of a fragment; at least 1
   double outer_rate = 0.7;      ///< above 0
@@ -31,7 +32,8 @@ struct rare_exchange_options {
   /// Whether rare_exchange::spread is measured: one more element per fragment travels. Not with a compressor
   /// or a narrow wire.
   bool measure_spread = false;
-  /// Plan, progress, algorithm and wire of the exchanges. The other members must have their defaults.
+  /// Plan, progress, algorithm and wire of the exchanges. The other members must have their defaults. The
+  /// plan's buckets are not used: messages are whole fragments.
   exchange_options exchange = {};
 
   /// Throws value_error, naming option and value, for one out of its range.
@@ -101,6 +103,7 @@ struct rare_exchange_report {
 /// Cuts the arena at the boundaries of parameters into fragments of about equal size: fragment f ends at the
 /// boundary nearest to element N (f + 1) / count of N. Empty ones are left out, so that there may be fewer
 /// than `count`, which is at least 1.
+/// The fragments cover the arena without gaps; `first` and `count` number parameters as in gradient_bucket.
 template <class T>
 std::vector<gradient_bucket> cut_fragments(const parameter_store<T>& store, index_t count) {
   const auto& parameters = store.parameters();

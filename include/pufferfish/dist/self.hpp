@@ -15,6 +15,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// A group of one process. Every collective leaves the memory as it is (the sum of one rank's elements) and
 /// compiles to nothing; types and roots are checked as in a larger group, so that code tried with `self` also
 /// runs with MPI. Holds no state: copies are the same group, and any thread may use it.
+/// \code
+///   self comm;
+///   gradient_exchange<float, self> exchange(net.store(), comm);  // sends nothing
+/// \endcode
 class self {
  public:
   /// Done from the start.

@@ -38,6 +38,7 @@ struct sparse_all_reduce_options {
 
 /// Expected number of elements that at least one of `ranks` ranks has, if each has `count` of `length`
 /// elements, drawn independently: n (1 - (1 - k / n)^p).
+/// Requires 0 <= count <= length.
 inline double expected_union(index_t length, index_t count, int ranks) {
   if (length == 0) return 0.0;
   const double missing = 1.0 - static_cast<double>(count) / static_cast<double>(length);
@@ -46,6 +47,9 @@ inline double expected_union(index_t length, index_t count, int ranks) {
 
 /// The algorithm of an automatic sum of streams of `length` elements with at most `count` entries per rank.
 /// After Renggli et al., SparCML (SC 2019).
+/// `options.algorithm` if it is not automatic. Else, with delta = sparse_stream<T>(length).most_entries():
+/// split_dense if expected_union(length, count, ranks) > dense_factor delta; recursive_doubling if count
+/// ranks (sizeof(int32) + sizeof(T)) <= most_doubling_bytes; split otherwise.
 template <class T>
 sparse_algorithm choose_sparse_algorithm(index_t length, index_t count, int ranks,
                                          const sparse_all_reduce_options& options) {

@@ -85,6 +85,7 @@ class sparse_reduction {
     if (has_extra) exchange(me + power, true, false);
   }
 
+  /// Every rank sums one part (sum_of_own_part), then all gather the sums; `dense`: as dense streams.
   void by_split(bool dense) {
     stream sum = sum_of_own_part();
     if (dense) sum.densify();
@@ -157,6 +158,7 @@ class sparse_reduction {
 
  private:
   // Sends the stream to a rank, receives one from it, or both.
+  // The header travels first, so that the receiver knows the length of the body.
   stream exchange(int partner, bool sends, bool receives) {
     sparse_buffers& b = buffers_;
     b.header_out[0] = values_.header();
@@ -205,6 +207,13 @@ index_t largest_count(C& comm, const sparse_stream<T>& values) {
 /// independently, the split algorithms do not send less: few entries coincide, or the sum is dense.
 ///
 /// Throws shape_error on all ranks for streams of different lengths. Collective; other errors as start_send.
+/// With one rank `values` stay as they are. After an exception they are undefined. The report is that of this
+/// rank.
+/// \code
+///   sparse_stream<float> values(length, indices, entries);  // indices ascend, the ranks' need not be equal
+///   const sparse_all_reduce_report report = sparse_all_reduce(comm, values);
+///   values.add_to(elements);  // elements[i] += the sum over the ranks
+/// \endcode
 template <class C, class T>
 sparse_all_reduce_report sparse_all_reduce(C& comm, sparse_stream<T>& values,
                                            const sparse_all_reduce_options& options = {}) {

@@ -30,6 +30,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// As bytes: uint32 format (0 sparse, 1 dense), uint32 count of the entries (dense: the length); then,
 /// sparse, the indices as int32, ascending, and the values as T; dense, all elements as T.
+/// T is float or double.
+/// \code
+///   const std::vector<std::int32_t> indices = {0, 1, 2};
+///   const std::vector<float> values = {1, 2, 3};
+///   sparse_stream<float> stream(10, indices, values);
+///   stream.add(stream);  // dense: 6 entries are more than delta = 5
+/// \endcode
 template <class T>
 class sparse_stream {
  public:
@@ -91,6 +98,7 @@ class sparse_stream {
   /// *this += other, element by element; the sum of two values has the same bits in either order. Two sparse
   /// streams give a sparse one if their entries together, common ones counted twice, are at most delta, else
   /// a dense one. Throws shape_error for different lengths.
+  /// `other` may be *this. Cost: the entries of both for two sparse streams, else up to `length` elements.
   void add(const sparse_stream& other) {
     if (other.length_ != length_) {
       detail::throw_error<shape_error>(
@@ -132,6 +140,7 @@ class sparse_stream {
   }
 
   /// to += the vector. Throws shape_error unless `to` has its length.
+  /// `to` must not be this stream's own memory.
   void add_to(std::span<T> to) const {
     if (to.size() != place(length_)) {
       detail::throw_error<shape_error>({"sparse_stream: adds ", length_, " elements to ", to.size()});
@@ -187,6 +196,7 @@ class sparse_stream {
  private:
   static constexpr std::size_t place(index_t i) { return static_cast<std::size_t>(i); }
 
+  // Throws value_error unless the indices ascend and are in 0 .. length - 1.
   void check_indices(std::span<const std::int32_t> indices) const {
     index_t before = -1;
     for (const std::int32_t index : indices) {
@@ -210,6 +220,7 @@ class sparse_stream {
     indices_ = {};
   }
 
+  // Sum of two sparse streams as a sparse stream; the sums of common indices may be 0 and stay.
   void merge(const sparse_stream& other) {
     std::vector<std::int32_t> indices;
     std::vector<T> values;

@@ -16,6 +16,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of tune, the same on all ranks. Valid: largest_bytes at least 1024, repeats at least 1, seconds
+/// and latency_share above 0.
 struct tune_options {
   index_t largest_bytes = index_t{16} << 20;
   int repeats = 5;              ///< measured runs of each length and algorithm, after one that is not counted
@@ -69,6 +71,7 @@ inline exchange_plan plan_from(const std::vector<tuned_length>& lengths, int ran
   return plan;
 }
 
+/// Throws value_error, with the numbers, unless the options are valid (tune_options).
 inline void check_tune_options(const tune_options& options) {
   if (options.largest_bytes < 1024 || options.repeats < 1 || !(options.seconds > 0.0) ||
       !(options.latency_share > 0.0)) {
@@ -96,6 +99,12 @@ inline std::string option_lines(const tune_options& options) {
 /// With one rank nothing is measured. All ranks get rank 0's plan, bit for bit. Collective; no other code may
 /// use the communicator meanwhile. Throws on all ranks: value_error if options are invalid on one of them,
 /// state_error if their options differ.
+/// Memory: largest_bytes, and the scratch of ring_all_reduce. Other errors as the communicator's calls.
+/// \code
+///   exchange_options options;
+///   options.plan = tune(comm, {.largest_bytes = 1 << 22, .seconds = 1.0});
+///   gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, options);
+/// \endcode
 template <class Comm>
 exchange_plan tune(Comm& comm, const tune_options& options = {}) {
   detail::check_communicator<Comm>();

@@ -34,6 +34,7 @@ void add_received(std::span<const T> from, std::type_identity_t<std::span<T>> to
 }
 
 /// values = values factor.
+/// A factor of 1 changes nothing, not even the bits of NaNs.
 template <class T>
 void scale_values(std::span<T> values, T factor) {
   if (factor == T(1)) return;

@@ -3,6 +3,10 @@
 
 /// \file
 /// Attention on a device: device versions of ops/attention.hpp.
+///
+/// Matrices have dense rows with any distance between them. They, the arrays of the runs, the mask and `kept`
+/// are in memory of the context's device. Work is put into the context's stream. Scores and weights are
+/// computed in float and are never stored. A failed launch throws backend_error.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/attention.hpp>
@@ -11,6 +15,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
+/// The operands of a kernel. `in.mask.allowed` keeps its three strides.
 template <class T>
 kernels::attention_problem<T> problem_of(const context<device::gpu>& ctx, const ops::attention_input<T>& in) {
   kernels::attention_problem<T> result{};
@@ -37,6 +42,10 @@ kernels::attention_problem<T> problem_of(const context<device::gpu>& ctx, const 
 
 namespace ops {
 
+/// y_i = sum over keys j of dropout(weight_ij) v_j, head by head, with weight = softmax over the keys that
+/// the mask allows of q_i k_j scale. `kept`: heads x (rows of q) numbers, which receive the logarithm of each
+/// row's sum for the backward pass; nullptr: there is no backward pass, and dropout is off. Rows of y that
+/// belong to no sequence are not written. y overlaps no input. Throws shape_error if the shapes do not fit.
 template <class T>
 void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
                        parameter_t<T>* kept) {
@@ -47,6 +56,9 @@ void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const t
                                      kept);
 }
 
+/// The gradients of attention_forward: dq, dk, dv, shaped as q, k, v. `kept` and y are those of the forward
+/// pass, `in` is unchanged, and the step of the context is the same. Rows that belong to no sequence are not
+/// written. Outputs overlap nothing. Throws shape_error. Scratch: heads x (rows of q) floats.
 template <class T>
 void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const parameter_t<T>* kept,
                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,

@@ -18,7 +18,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
 /// As pufferfish::loader, with the same batches. Pixels and labels are copied to the device once, the order
-/// of samples once an epoch. The set must outlive the loader.
+/// of samples once an epoch. The set must outlive the loader. The set on the device has count height width
+/// channels bytes of pixels, and 8 bytes a sample for labels and order. It is on the device that is current
+/// at construction. One thread at a time uses a loader.
+///
+///     gpu::image_loader loader(set, options);
+///     const batch_place part = loader.load(ctx, epoch, step, images, labels);   // views of device memory
+///     // rows 0 .. part.count - 1 of images and labels are those of this rank
 class image_loader {
  public:
   /// Throws the errors of pufferfish::loader, and backend_error.
@@ -34,6 +40,7 @@ class image_loader {
   }
   image_loader(image_set&&, loader_options) = delete;
 
+  /// As the members of pufferfish::loader with these names; place() throws its errors.
   const image_set& set() const { return host_.set(); }
   const loader_options& options() const { return host_.options(); }
   index_t steps_per_epoch() const { return host_.steps_per_epoch(); }
@@ -42,7 +49,8 @@ class image_loader {
 
   /// As pufferfish::loader::load, into device memory, in the context's stream. The batch is an argument of
   /// the kernel, so the call must not be captured into a graph. The first call of an epoch waits for the
-  /// device. Throws the errors of pufferfish::loader::load.
+  /// device. Throws the errors of pufferfish::loader::load. Fills rows 0 .. count - 1 of `images` (N x height
+  /// x width x channels, dense) and of `labels`; later rows are unchanged. Throws backend_error, too.
   template <class T>
   batch_place load(gpu_context& ctx, index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) {
@@ -61,6 +69,7 @@ class image_loader {
   }
 
  private:
+  // The synchronous copy waits for kernels that read the order of the epoch before.
   void upload_order(index_t epoch) {
     if (epoch == order_epoch_ || (!options().shuffle && order_epoch_ >= 0)) return;
     std::vector<std::uint32_t> order;

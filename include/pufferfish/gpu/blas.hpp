@@ -27,9 +27,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
 /// How products of float matrices are computed: with all 24 bits of the factors, or on tensor cores with 11
-/// of them (TF32; sums in float either way).
+/// of them (TF32; sums in float either way). Sums are in float for 16-bit matrices as well, and in double for
+/// matrices of doubles, which the mode does not concern.
 enum class math_mode { fp32, tf32 };
 
+/// Throws backend_error with the call's name and cuBLAS's message unless `status` is success.
 inline void check(cublasStatus_t status, std::string_view call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   pufferfish::detail::throw_error<backend_error>({call, ": ", cublasGetStatusString(status)});
@@ -73,6 +75,9 @@ struct blas_matrix {
 };
 
 /// c (m x n) = a (m x k) b (k x n), or c += a b, column-major; `bias`: m elements, added to every column.
+/// `type` is the element type of a, b and the bias, `c_type` that of c, `compute` the type of sums. c
+/// overlaps neither a nor b. A row-major product C = A B is the column-major c = a b with a = B and b = A
+/// (product_of in gpu/products.hpp).
 struct blas_product {
   index_t m = 0, n = 0, k = 0;
   blas_matrix a, b;
@@ -108,7 +113,9 @@ using lt_preference = lt_handle<cublasLtMatmulPreference_t, cublasLtMatmulPrefer
 
 /// cuBLAS on one stream, with a workspace of its own. Products can be captured into graphs, and give the same
 /// bits at every call, whatever other streams do (cuBLAS guarantees this for streams that share no workspace,
-/// for one version on devices of one kind).
+/// for one version on devices of one kind). One thread at a time uses an object. Operands are in memory of
+/// the device that was current at construction, and stay valid until the stream has executed the product. The
+/// stream must outlive the object. The workspace has 32 MB.
 class blas {
  public:
   /// Throws backend_error. Without `deterministic` cuBLAS may add atomically if that is faster.
@@ -131,9 +138,12 @@ class blas {
     if (handle_ != nullptr) static_cast<void>(cublasDestroy(handle_));
   }
 
+  /// cuBLAS's handle, for other calls in the same stream. It stays owned by this object; a caller must
+  /// restore every setting that it changes.
   cublasHandle_t handle() const { return handle_; }
 
-  /// A product without a bias.
+  /// A product without a bias. p.bias is ignored. Throws shape_error if an extent or a step exceeds 2^31 - 1,
+  /// backend_error.
   void multiply(const detail::blas_product& p) const {
     const scales one(p.type, 1.0), beta(p.type, p.add ? 1.0 : 0.0);
     check(cublasGemmEx(handle_, operation(p.a), operation(p.b), narrow(p.m), narrow(p.n), narrow(p.k),
@@ -142,7 +152,9 @@ class blas {
           "cublasGemmEx");
   }
 
-  /// `count` products; each operand is a_stride, b_stride or c_stride elements after the one before.
+  /// `count` products; each operand is a_stride, b_stride or c_stride elements after the one before. p.bias
+  /// is ignored. The results must not overlap each other. A stride of 0 for a or b uses the same operand in
+  /// all products. Throws as multiply.
   void multiply_batch(const detail::blas_product& p, index_t count, index_t a_stride, index_t b_stride,
                       index_t c_stride) const {
     const scales one(p.type, 1.0), beta(p.type, p.add ? 1.0 : 0.0);
@@ -155,7 +167,9 @@ class blas {
   }
 
   /// A product with the bias added in its epilogue. Returns false if cublasLt has no algorithm for it, or if
-  /// the bias is not aligned to 16 bytes: cublasLt's algorithm may read it in vectors of that size.
+  /// the bias is not aligned to 16 bytes: cublasLt's algorithm may read it in vectors of that size. After
+  /// false, nothing has been computed. The choice of an algorithm for a new shape is a search on the host; it
+  /// is cached by shape, types and alignments for the life of the object. Throws backend_error.
   bool multiply_with_bias(const detail::blas_product& p) {
     if (alignment_of(p.bias) < 16) return false;
     detail::lt_operation what;
@@ -204,12 +218,14 @@ class blas {
     check(cublasLtMatmulDescSetAttribute(what.value, attribute, &value, sizeof(value)),
           "cublasLtMatmulDescSetAttribute");
   }
+  // Creates the layout of a column-major matrix, `step` elements from column to column.
   static void lay_out(detail::lt_layout& layout, cudaDataType_t type, index_t rows, index_t columns,
                       index_t step) {
     check(cublasLtMatrixLayoutCreate(&layout.value, type, static_cast<std::uint64_t>(rows),
                                      static_cast<std::uint64_t>(columns), step),
           "cublasLtMatrixLayoutCreate");
   }
+  // Creates the descriptors of a product. Layouts of transposed operands are those of the matrices in memory.
   static void describe(const detail::blas_product& p, detail::lt_operation& what, detail::lt_layout& a,
                        detail::lt_layout& b, detail::lt_layout& c) {
     check(cublasLtMatmulDescCreate(&what.value, p.compute, p.type == CUDA_R_64F ? CUDA_R_64F : CUDA_R_32F),
@@ -232,6 +248,9 @@ class blas {
   }
 
   using key = std::array<index_t, 14>;
+  // All numbers that an algorithm's choice depends on: extents, strides, transpositions, types and
+  // alignments. The type of c is not part of the key, because only products whose c has the type of a and b
+  // have a bias.
   static key key_of(const detail::blas_product& p) {
     return {p.m,
             p.n,

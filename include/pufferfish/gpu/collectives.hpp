@@ -24,8 +24,9 @@ concept takes_streams = requires(C& comm, std::span<T> values, cudaStream_t stre
   comm.all_reduce_sum(values, stream);
 };
 
-/// Copies device memory to the host, calls work(span) with the copy, and copies it
-/// back to the device. Waits for the device.
+/// Copies device memory to the host, calls work(span) with the copy, and copies it back to the device. Waits
+/// for the device. Throws backend_error, a failure of the context, and whatever `work` throws; the device's
+/// memory is unchanged after an exception from `work`.
 template <class T, class Work>
 void by_way_of_host(gpu_context& ctx, std::span<T> values, Work&& work) {
   std::vector<T> host(values.size());
@@ -44,7 +45,11 @@ void by_way_of_host(gpu_context& ctx, std::span<T> values, Work&& work) {
 
 /// Copies root's elements, in the memory of its device, to all ranks' devices, before work that is put into
 /// the context's stream later. gpu::nccl copies in the order of the stream; other communicators copy through
-/// the host, which waits. Collective. Throws the errors of the communicator, and backend_error.
+/// the host, which waits. Collective. Throws the errors of the communicator, and backend_error. T: trivially
+/// copyable. `values` has the same length on all ranks. Throws value_error for a root outside the group. With
+/// communicators other than gpu::nccl the call must not be captured.
+///
+///     gpu::broadcast(ctx, comm, net.store().values(), 0);      // all ranks have rank 0's parameters
 template <class Comm, class T>
 void broadcast(gpu_context& ctx, Comm& comm, std::span<T> values, int root) {
   pufferfish::detail::check_communicator<Comm>();
@@ -59,7 +64,10 @@ void broadcast(gpu_context& ctx, Comm& comm, std::span<T> values, int root) {
 }
 
 /// Element i becomes the mean over all ranks: the sum times the rounded 1 / size(). Otherwise as broadcast;
-/// float or double.
+/// float or double. With gpu::nccl, throws value_error if the context is deterministic and NCCL's sums may
+/// not be (nccl::require_deterministic). One rank: nothing is done.
+///
+///     gpu::mean(ctx, comm, net.store().buffers());             // statistics of batch norms
 template <class Comm, class T>
 void mean(gpu_context& ctx, Comm& comm, std::span<T> values) {
   pufferfish::detail::check_communicator<Comm>();

@@ -23,9 +23,13 @@ namespace gpu {
 
 class conv_library;  // gpu/conv.hpp
 
+/// Options of a context on a device. The CPU's have the same name in namespace pufferfish.
 struct context_options {
+  /// Number of the device, as CUDA counts the devices that the process can use.
   int device = 0;
+  /// Seed of all random streams of the context's layers.
   std::uint64_t seed = 0;
+  /// How products and convolutions of floats are computed. Those of 16-bit numbers do not depend on it.
   math_mode math = math_mode::fp32;
   /// Whether two runs on devices of one kind, with the same versions of NVIDIA's libraries, give the same
   /// bits. The kernels of this library always do. true: cuBLAS without atomic sums, deterministic algorithms
@@ -51,13 +55,21 @@ struct current_device {
 /// current before a network is made: construct the context, or call gpu::use_device, first.
 ///
 /// Numbers that change from step to step are not passed to kernels by value. Kernels read them from
-/// step_values(), so that a step captured into a CUDA graph is right at every replay.
+/// step_values(), so that a step captured into a CUDA graph is right at every replay. A context, its tape and
+/// its scratch memory belong to one device. Several contexts may share the same layers. The destructor waits
+/// for the stream.
+///
+///     gpu_context ctx({.device = 0, .seed = 7});                  // device 0 is current from now on
+///     memory_block<float> x(gpu::device_memory(), 64 * 32), w(gpu::device_memory(), 32 * 10);
+///     memory_block<float> y(gpu::device_memory(), 64 * 10);
+///     gpu::multiply<float>(ctx, {x.data(), {64, 32}}, {w.data(), {32, 10}}, {y.data(), {64, 10}});
+///     ctx.synchronize();                                          // now y is written
 template <>
 class context<device::gpu> {
  public:
   using device_type = device::gpu;
 
-  /// Throws backend_error if there is no such device.
+  /// Throws backend_error if there is no such device. Starts step 0, in inference mode.
   explicit context(const gpu::context_options& options = {})
       : device_(options.device),
         memory_(stream_.handle()),
@@ -75,13 +87,16 @@ class context<device::gpu> {
   ~context() { static_cast<void>(cudaStreamSynchronize(stream_.handle())); }
 
   int device() const { return device_.number; }
+  /// The stream of all work of this context. Owned by the context.
   cudaStream_t stream() const { return stream_.handle(); }
+  /// Products in this context's stream. The functions of gpu/products.hpp call it.
   gpu::blas& blas() { return blas_; }
   gpu::math_mode math() const { return math_; }
   bool deterministic() const { return deterministic_; }
 
   /// Convolution library used instead of the own kernels (gpu/cudnn.hpp); nullptr, the default: own kernels.
   /// use() throws value_error for a non-deterministic library in a deterministic context (see gpu/conv.hpp).
+  /// The library must outlive its use by the context and by graphs that have captured its calls.
   gpu::conv_library* conv_library() const { return conv_library_; }
   void use(gpu::conv_library* library);
 
@@ -96,7 +111,8 @@ class context<device::gpu> {
   const std::shared_ptr<gpu::late_failure>& failures() const { return failures_; }
 
   /// Address, in device memory, of a factor by which losses multiply their gradients; nullptr, the default:
-  /// no factor. See loss_scaler.
+  /// no factor. See loss_scaler. A captured step keeps the address of its capture: the memory must be valid
+  /// at every replay.
   const float* loss_scale() const { return loss_scale_; }
   void set_loss_scale(const float* factor) { loss_scale_ = factor; }
 
@@ -105,6 +121,7 @@ class context<device::gpu> {
   void set_mode(run_mode mode) { mode_ = mode; }
 
   /// As for the CPU. The momentum is an argument of kernels: a captured step keeps the value of its capture.
+  /// Throws value_error unless the momentum is empty or in 0 .. 1.
   std::optional<double> norm_momentum() const { return norm_momentum_; }
   void set_norm_momentum(std::optional<double> momentum) {
     norm_momentum_ = pufferfish::detail::checked_norm_momentum(momentum);
@@ -116,7 +133,9 @@ class context<device::gpu> {
   /// Tensors on it are stored on the device, notes on the host.
   pufferfish::tape& tape() { return tape_; }
 
-  /// Starts training step `step`, as on the CPU. Throws a failure of earlier steps (failures()).
+  /// Starts training step `step`, as on the CPU. Throws a failure of earlier steps (failures()). Clears the
+  /// tape. Must not be captured into a graph; a captured step reads the numbers that this call stores. Also
+  /// throws backend_error.
   void begin_step(std::uint64_t step, index_t first_sample = 0) {
     failures_->rethrow();
     tape_.clear();
@@ -126,7 +145,8 @@ class context<device::gpu> {
     store_step();
   }
 
-  /// The seed and the other numbers of the step, in device memory.
+  /// The seed and the other numbers of the step, in device memory. The address is the same for the life of
+  /// the context. The host must not read it.
   const gpu::kernels::step_values* step_values() const { return step_values_.data(); }
 
   std::uint64_t seed() const { return seed_; }
@@ -150,15 +170,21 @@ class context<device::gpu> {
     }
   }
 
-  /// As for the CPU. The gradient is ready when the work that is in the stream now is done.
+  /// As for the CPU. The gradient is ready when the work that is in the stream now is done. In a captured
+  /// step the listener is called at the capture, not at replays.
   template <class T>
   void gradient_written(const parameter<T>& p) {
     if (p.written()) ready_(&p, p.id());
   }
+  /// As for the CPU: call(object, parameter, id) for each parameter whose gradient is complete, while the
+  /// returned object exists. The call may put work into streams; the device may not have written the gradient
+  /// yet.
   gradient_listener on_gradient_ready(gradient_hook::call_type call, void* object) {
     return {ready_, call, object};
   }
 
+  /// As for the CPU: the hook that layers call with the rows that they multiply their weights with. A step
+  /// with an observer must not be captured (gpu/host_rows.hpp waits for the device).
   const observed_rows& rows() const { return rows_; }
   observed_rows& rows() { return rows_; }
 

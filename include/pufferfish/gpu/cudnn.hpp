@@ -24,6 +24,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
+/// Throws backend_error with the call's name and cuDNN's message unless `status` is success.
 inline void check(cudnnStatus_t status, std::string_view call) {
   if (status == CUDNN_STATUS_SUCCESS) return;
   pufferfish::detail::throw_error<backend_error>({call, ": ", cudnnGetErrorString(status)});
@@ -34,7 +35,10 @@ inline void check(cudnnStatus_t status, std::string_view call) {
 /// gradients of 16-bit filters are rounded to 16 bits. Candidates are the algorithms of cuDNN's heuristics
 /// that obey the context's math mode and, for a deterministic context, are deterministic. The first one that
 /// cuDNN does not refuse at the first call of a shape computes all later calls of the shape, too. Without
-/// any, the own kernels compute the shape.
+/// any, the own kernels compute the shape. One thread at a time uses an object. It must exist as long as the
+/// context uses it, and be destroyed before the context. Workspaces and transposed filters are taken from the
+/// context's scratch memory; an algorithm with more than 1 GB of workspace is not used. Errors of cuDNN other
+/// than a refusal of an algorithm are thrown as backend_error.
 class cudnn final : public conv_library {
  public:
   /// Throws backend_error. Use it with this context only.
@@ -46,6 +50,7 @@ class cudnn final : public conv_library {
     if (handle_ != nullptr) static_cast<void>(cudnnDestroy(handle_));
   }
 
+  /// Whether the context of the constructor is deterministic.
   bool deterministic() const override { return deterministic_; }
 
   bool forward(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* w,
@@ -174,6 +179,7 @@ class cudnn final : public conv_library {
     return false;
   }
 
+  // The bias is written to y first; cuDNN then adds the product to y (beta = 1).
   template <class T>
   bool run_forward(context<device::gpu>& ctx, const conv_request& asked, const T* x, const T* w,
                    const T* bias, T* y) {
@@ -199,6 +205,7 @@ class cudnn final : public conv_library {
                      });
   }
 
+  // With `add`, cuDNN adds to dx (beta = 1).
   template <class T>
   bool run_backward_input(context<device::gpu>& ctx, const conv_request& asked, const T* dy, const T* w,
                           T* dx, bool add) {
@@ -220,6 +227,7 @@ class cudnn final : public conv_library {
         });
   }
 
+  // The gradient of the filter is computed in T, then transposed to dw in float.
   template <class T>
   bool run_backward_weight(context<device::gpu>& ctx, const conv_request& asked, const T* x, const T* dy,
                            float* dw, bool accumulate) {
@@ -249,6 +257,7 @@ class cudnn final : public conv_library {
     return true;
   }
 
+  // NHWC descriptors; the number of images is narrowed to int.
   void describe(const conv_request& asked, shape& s) const {
     const kernels::conv_geometry& g = asked.geometry;
     const cudnnDataType_t type = data_type(asked.type);
@@ -269,6 +278,8 @@ class cudnn final : public conv_library {
     use_math(s, math_of(asked.type));
   }
 
+  // Asks the heuristics and keeps the algorithms that the math mode, determinism and the limit of workspace
+  // allow, in the order of the heuristics. Empty if the question fails.
   template <class Result, class Ask>
   std::vector<algorithm> choose(cudnnMathType_t math, Ask&& ask) const {
     std::array<Result, 16> results{};
@@ -289,6 +300,7 @@ class cudnn final : public conv_library {
   static index_t weights(const kernels::conv_geometry& g) {
     return static_cast<index_t>(g.patch()) * g.out_channels;
   }
+  // The filter as [out][height][width][in], in memory of `frame`.
   template <class T>
   static const T* turned(context<device::gpu>& ctx, const kernels::conv_geometry& g, const T* w,
                          scratch_frame& frame) {

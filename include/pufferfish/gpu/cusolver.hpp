@@ -15,13 +15,20 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
+/// Throws backend_error with the call's name and cuSOLVER's number of the status unless it is success.
 inline void check(cusolverStatus_t status, std::string_view call) {
   if (status == CUSOLVER_STATUS_SUCCESS) return;
   pufferfish::detail::throw_error<backend_error>({call, ": status ", static_cast<int>(status)});
 }
 
 /// cusolverDn's divide and conquer (syevd). The errors of small eigenvalues are of the order of the largest
-/// one's rounding, for both kinds of `eigenvalues`.
+/// one's rounding, for both kinds of `eigenvalues`. Works on any stream of the device that was current at
+/// construction. In a deterministic context the results are the same at every run.
+///
+///     gpu::cusolver_eigensolver solver;
+///     gpu::svd_settings settings;
+///     settings.solver = &solver;
+///     factorize(net, policy, ctx, settings);
 class cusolver_eigensolver final : public eigensolver {
  public:
   /// Throws backend_error.
@@ -31,6 +38,9 @@ class cusolver_eigensolver final : public eigensolver {
   ~cusolver_eigensolver() override { static_cast<void>(cusolverDnDestroy(handle_)); }
 
   void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors, double* values,
+             /// As eigensolver::solve. `values` are ascending. Takes its workspace from ctx.scratch(), and
+             /// waits for the stream. Throws shape_error for an order above 2^31 - 1, backend_error, and
+             /// error if there is no convergence.
              eigenvalues) override {
     run(ctx, order, matrix, vectors, values);
   }
@@ -40,6 +50,7 @@ class cusolver_eigensolver final : public eigensolver {
   }
 
  private:
+  // Decomposes in place, copies the eigenvectors from `matrix` to `vectors`, then waits for the status.
   template <class T>
   void run(context<device::gpu>& ctx, index_t order, T* matrix, T* vectors, T* values) {
     constexpr bool is_double = std::is_same_v<T, double>;

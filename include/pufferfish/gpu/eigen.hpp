@@ -17,7 +17,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// Copies a few numbers from the device when everything in the context's stream is done.
+/// Copies a few numbers from the device when everything in the context's stream is done. Throws
+/// backend_error, and failures of the context. Must not be captured.
 template <class T>
 void fetch(context<device::gpu>& ctx, const T* from, std::span<T> to) {
   if (to.empty()) return;
@@ -41,6 +42,9 @@ enum class eigenvalues { large, all };
 
 /// Decomposes symmetric matrices, A = sum_i values[i] x_i x_i^T. An object may keep state from one matrix to
 /// the next, on the device of the context; one thread uses it at a time.
+///
+///     gpu::jacobi_eigensolver solver;
+///     solver.solve(ctx, n, matrix.data(), vectors.data(), values.data(), gpu::eigenvalues::all);
 class eigensolver {
  public:
   virtual ~eigensolver() = default;
@@ -64,7 +68,9 @@ class eigensolver {
 /// for clusters and zeros without a special case, and can find the small eigenvalues of a graded matrix
 /// (Demmel & Veselic, Jacobi's method is more accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992; blocks:
 /// Golub & Van Loan, Matrix Computations, section 8.5). Vectors are orthonormal to about 1e-13 in double,
-/// 1e-4 in float, at order 256: rounding of all rotations adds up.
+/// 1e-4 in float, at order 256: rounding of all rotations adds up. Scratch on the device: 64 n numbers and
+/// some flags for the products of rotations. Waits for the device once a sweep. Throws error if 60 sweeps are
+/// not enough.
 class jacobi_eigensolver final : public eigensolver {
  public:
   void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors, double* values,
@@ -82,6 +88,7 @@ class jacobi_eigensolver final : public eigensolver {
  private:
   static constexpr int most_sweeps = 60;
 
+  // Sweeps until one of them has made no rotation. The host reads the number of rotations after each sweep.
   template <class T>
   void run(context<device::gpu>& ctx, index_t order, T* matrix, T* vectors, T* values, eigenvalues wanted) {
     constexpr T epsilon = std::numeric_limits<T>::epsilon();

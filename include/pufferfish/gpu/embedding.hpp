@@ -3,6 +3,10 @@
 
 /// \file
 /// Embedding tables on a device: device versions of ops/embedding.hpp.
+///
+/// Matrices have dense rows, and tokens are in memory of the context's device: the host does not read them,
+/// so that a token out of range cannot be reported. Work is put into the context's stream. Throw
+/// backend_error if a launch fails.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/embedding.hpp>
@@ -12,6 +16,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
+/// y_n = row tokens[n] of the table; a row of NaNs for a token outside 0 .. V - 1. table: V x D, y: N x D,
+/// tokens: N. y does not overlap the table. Throws shape_error if the shapes do not fit.
 template <class T>
 void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
                        std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) {
@@ -21,6 +27,11 @@ void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>&
                                      gpu::detail::rows_of(y));
 }
 
+/// dtable_v = sum of dy_n over all n with tokens[n] = v, except for v = padding, or with `add` dtable_v +=
+/// this sum. Without `add`, rows of tokens that do not occur become zero. Tokens out of range add to nothing.
+/// Each sum is in the order of the positions: equal arguments give equal bits, without atomics. dy: N x D,
+/// dtable: V x D of floats; no overlap. Scratch: 8 bytes a token and two rows of floats for each 32 tokens.
+/// Costs N^2 comparisons for the order of positions. Throws shape_error if the shapes do not fit.
 template <class T>
 void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
                         const tensor_view<const T, 2>& dy, std::int32_t padding,

@@ -3,6 +3,10 @@
 
 /// \file
 /// Exceptions for failed CUDA calls, with the name of the call; number and choice of devices.
+///
+/// A check also clears the error that CUDA keeps for the thread, so that the next call does not report the
+/// same failure again. (An error that has destroyed the CUDA context of the process, such as an access to an
+/// invalid address in a kernel, is returned by all later calls as well.)
 
 #include <cuda_runtime_api.h>
 
@@ -21,7 +25,8 @@ inline void check(cudaError_t status, std::string_view call) {
       {call, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"});
 }
 
-/// Number of devices that the process can use; 0 also if there is no driver.
+/// Number of devices that the process can use; 0 also if there is no driver. Throws backend_error for every
+/// other failure of CUDA.
 inline int device_count() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -37,7 +42,8 @@ inline int device_count() {
 /// device. Throws backend_error if there is no such device.
 inline void use_device(int number) { check(cudaSetDevice(number), "cudaSetDevice"); }
 
-/// The number of the device whose memory this is; -1 for other memory.
+/// The number of the device whose memory this is; -1 for other memory. Pinned and ordinary host memory give
+/// -1. Throws backend_error if CUDA fails.
 inline int device_of(const void* memory) {
   cudaPointerAttributes found{};
   check(cudaPointerGetAttributes(&found, memory), "cudaPointerGetAttributes");

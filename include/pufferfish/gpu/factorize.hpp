@@ -29,6 +29,8 @@ class placed_layer {
   using layer_type = any_layer<T, device::gpu>;
   using value_type = parameter_t<T>;
 
+  /// Binds the layer's parameters to one block of `memory`, in the order in which the layer shows them.
+  /// Buffers stay where they are. Throws what the memory source throws.
   placed_layer(memory_source& memory, layer_type layer) : layer_(std::move(layer)) {
     struct collector final : state_visitor<value_type> {
       void on_parameter(const std::string&, parameter<value_type>& p) override { all.push_back(&p); }
@@ -96,7 +98,8 @@ class layer_factorizer {
                    const factorize_policy& policy)
       : ctx_(ctx), memory_(memory), solver_(solver), policy_(policy) {}
 
-  /// `rank`: the policy for all matrices of the layer called `name`.
+  /// `rank`: the policy for all matrices of the layer called `name`. Fills work.reports, and work.layer
+  /// unless the policy keeps the dense layer. The slot's layer is not changed.
   void run(const std::string& name, const rank_policy& rank, slot_replacement<T>& work) const {
     const layer_weights<value_type> weights = work.slot->weights(name);
     std::vector<decomposed> all;
@@ -127,6 +130,9 @@ class layer_factorizer {
     index_t rank;
   };
 
+  // Decomposes matrix i of a layer and chooses its rank. A rank that needs no spectrum is checked before the
+  // decomposition. With svd_method::automatic, the small singular values are refined if the chosen rank
+  // depends on them. Throws value_error for an element that is not finite, rank_error as check().
   decomposed decompose(const layer_weights<value_type>& weights, std::size_t i,
                        const rank_policy& rank_of) const {
     const std::string name = weights.describe(i);
@@ -151,12 +157,15 @@ class layer_factorizer {
     return result;
   }
 
+  // Sets the rank that the policy gives for the spectrum. Throws as check().
   void choose(const rank_policy& rank_of, decomposed& of) const {
     const svd_result& spectrum = of.svd.spectrum();
     of.rank = choose_rank(rank_of, of.rows, of.columns, spectrum.singular_values, spectrum.squared_norm);
     check(of.name, of.rows, of.columns, of.rank);
   }
 
+  // Throws rank_error for an impossible rank, and, if layers must shrink, for one whose factors are no
+  // smaller.
   void check(const std::string& name, index_t rows, index_t columns, index_t rank) const {
     check_rank(name, rows, columns, rank);
     if (!policy_.keep_dense_if_larger) check_shrinks(name, rows, columns, rank);
@@ -279,6 +288,11 @@ inline context_options options_of_current_device() {
 /// with policy.threads threads; `settings` are not used then.
 ///
 /// Throws the errors of the CPU's, and backend_error; the network is unchanged if anything is thrown.
+///
+///     gpu::svd_settings settings;
+///     settings.compute = gpu::precision::fp32;                    // for devices with slow double precision
+///     const factorization done = factorize(net, policy, ctx, settings);
+///     gpu::SGD optimizer(make_optimizer_target(net.store()), options);     // the arenas are new
 template <class Root>
 factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
                         context<device::gpu>& ctx, const gpu::svd_settings& settings = {},

@@ -27,6 +27,7 @@ class late_failure {
     lasts_ = lasts;
   }
 
+  /// Throws the stored exception, if there is one. It is then forgotten, unless it lasts.
   void rethrow() {
     std::exception_ptr found;
     {

@@ -15,6 +15,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
+/// x *= factor, in memory of the context's device, in its stream. Throws backend_error if the launch fails.
 template <class T>
 void scale(context<device::gpu>& ctx, std::span<T> x, T factor) {
   gpu::kernels::multiply<T>(ctx.stream(), x.data(), static_cast<index_t>(x.size()), factor);

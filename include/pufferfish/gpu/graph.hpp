@@ -20,7 +20,8 @@ namespace gpu {
 namespace detail {
 
 /// The owner of an instantiated graph. Destroying or replacing it waits until the last launch has ended,
-/// because the launched work uses memory that may be freed next.
+/// because the launched work uses memory that may be freed next. Moving from an object leaves it empty.
+/// launch() requires a graph.
 class executable_graph {
  public:
   executable_graph() = default;
@@ -48,6 +49,7 @@ class executable_graph {
   }
 
   bool empty() const { return handle_ == nullptr; }
+  // Launches the graph in the stream and records the end of the launch. Throws backend_error.
   void launch(cudaStream_t stream) {
     if (!launched_) launched_ = std::make_unique<event>();
     check(cudaGraphLaunch(handle_, stream), "cudaGraphLaunch");
@@ -60,7 +62,8 @@ class executable_graph {
   std::unique_ptr<event> launched_;
 };
 
-/// Records what is put into a stream instead of running it, until finish().
+/// Records what is put into a stream instead of running it, until finish(). If the object is destroyed before
+/// finish(), for example by an exception, the recorded work is discarded.
 class stream_capture {
  public:
   // Thread-local: other threads may still allocate and copy.
@@ -77,6 +80,8 @@ class stream_capture {
     static_cast<void>(cudaGetLastError());
   }
 
+  /// Ends the capture and instantiates the graph. Throws backend_error, also if the recorded work was not
+  /// allowed in a capture. To be called once.
   executable_graph finish() {
     cudaGraph_t graph = nullptr;
     check(cudaStreamEndCapture(std::exchange(stream_, nullptr), &graph), "cudaStreamEndCapture");
@@ -104,13 +109,17 @@ class stream_capture {
 ///     });
 ///
 /// The first runs are direct, until the context's arenas no longer grow; then one is captured. A new key, or
-/// an arena that has grown for another graph, starts this again.
+/// an arena that has grown for another graph, starts this again. All memory that the work uses must stay at
+/// its address until the next drop(). One object serves one context, and one thread at a time. A graph must
+/// not be launched after the destruction of an exchange whose calls it has captured, and must be dropped
+/// before a gpu::nccl whose calls it has captured is destroyed.
 class step_graph {
  public:
   /// Identifies the addresses and arguments of a step's work.
   using key_type = std::uint64_t;
 
-  /// A key made of any numbers and extents.
+  /// A key made of any numbers and extents. Each part is a number or `extents<N>`. Include all values that
+  /// change the kernels or their arguments: shapes, the network's generation, options.
   template <class... Parts>
   static key_type key(const Parts&... parts) {
     hasher h;
@@ -127,7 +136,9 @@ class step_graph {
   }
 
   /// Runs the work, directly or as captured. If the work throws, nothing is captured. Throws backend_error,
-  /// and a failure of earlier steps from the context's failures().
+  /// and a failure of earlier steps from the context's failures(). `work` is called without arguments: at
+  /// direct runs and once for the capture, but not at replays. Its host code therefore does not run at
+  /// replays.
   template <class Work>
   void run(gpu_context& ctx, key_type key, Work&& work) {
     ctx.failures()->rethrow();

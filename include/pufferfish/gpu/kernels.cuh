@@ -4,6 +4,12 @@
 /// \file
 /// All kernels of the library. Exactly one .cu file of a program includes this:
 ///   #include <pufferfish/gpu/kernels.cuh>
+///
+/// Compile the file with nvcc, or another compiler for CUDA, for the architectures of your devices: `nvcc
+/// -std=c++20 --expt-relaxed-constexpr --extended-lambda -c kernels.cu`. Kernels of layers exist for float,
+/// bf16 and fp16; a program that needs fewer of them defines PUFFERFISH_DEVICE_TYPES before
+/// (gpu/kernels/launch.cuh). Launchers have hidden visibility: each shared object of a process needs its own
+/// copy.
 
 #include <pufferfish/gpu/kernels/attention.cuh>
 #include <pufferfish/gpu/kernels/augment.cuh>

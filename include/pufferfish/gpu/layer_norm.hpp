@@ -3,6 +3,10 @@
 
 /// \file
 /// Layer normalisation on a device: device versions of ops/layer_norm.hpp.
+///
+/// Matrices have dense rows with any distance between them, in memory of the context's device; weight, bias
+/// and statistics are floats. Work is put into the context's stream. Sums over rows are in double, in a fixed
+/// order. A failed launch throws backend_error.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/layer_norm.hpp>
@@ -20,6 +24,11 @@ inline kernels::row_dropout_numbers numbers_of(const context<device::gpu>& ctx,
 
 namespace ops {
 
+/// With s = dropout(x) + residual: y = (s - mean) / sqrt(variance + eps) weight + bias, mean and biased
+/// variance of each row of s. s is stored in input.sum (rows x columns, dense; it may be x), or in y first if
+/// that is nullptr. record.statistics receives mean and inverse deviation of each row: 2 rows elements;
+/// nullptr: not stored. record.mask is not written on a device: the backward pass draws the dropout's numbers
+/// again. Throws shape_error if shapes differ or rows are not dense.
 template <class T>
 void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
                         const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
@@ -49,6 +58,11 @@ void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, c
   gpu::kernels::layer_norm_forward(ctx.stream(), problem);
 }
 
+/// With n = (s - mean) inverse_deviation from the record and g = dy weight: dsum = (g - mean(g) - n mean(g
+/// n)) inverse_deviation, means over the row; dx = dropout(dsum) with the mask of the forward pass; dweight =
+/// sum of dy n and dbias = sum of dy over rows, overwritten or added to. Null views of dsum and dx are not
+/// computed. dsum may be dy. `dropout` is that of the forward pass, in the same step. Throws shape_error if
+/// shapes differ or rows are not dense.
 template <class T>
 void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
                          const parameter_t<T>* weight, const tensor_view<const T, 2>& dy,

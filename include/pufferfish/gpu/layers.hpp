@@ -5,6 +5,14 @@
 /// Low-rank layers outside of a network, with their parameters on a device: `LowRankConv<T,
 /// Rank, device::gpu>`, and likewise the other kinds, with the constructors of the CPU's.
 /// They throw backend_error without a device.
+///
+/// A rank that is known at run time is `dynamic_rank`. With T = gpu::bf16 or gpu::fp16 the layer computes in
+/// 16 bits, and its parameters are floats.
+///
+///     LowRankConv<float, dynamic_rank, device::gpu> layer(shape, rank, true);  // true: with a bias
+///     layer.initialize(random_stream(4, 1));
+///     layer.forward(ctx, x, y);                                                // views of device memory
+///     gpu::SGD optimizer(make_optimizer_target(layer.store()), sgd_options{});
 
 #include <string>
 #include <type_traits>
@@ -19,7 +27,10 @@ namespace gpu {
 namespace detail {
 
 /// A layer whose parameters and gradients are stored in device memory. Its views (down(), up(), bias()) are
-/// of that memory: the host reads and writes them within on_host only.
+/// of that memory: the host reads and writes them within on_host only. The parameters belong to the device
+/// that is current at construction. A copy has its own parameters on the device that is current at the copy;
+/// copying waits for the device, and moves are copies. Functions that wait for the device (on_host,
+/// read_on_host, initialize, to_dense and copies) must not be captured.
 template <class Layer>
 class resident : public Layer {
  public:
@@ -27,6 +38,7 @@ class resident : public Layer {
   /// Type of parameters and gradients.
   using P = parameter_t<value_type>;
 
+  /// Throws the errors of Layer's constructor, and backend_error.
   template <class... Arguments>
   requires(std::is_constructible_v<Layer, Arguments...>) explicit resident(Arguments&&... arguments)
       : Layer(std::forward<Arguments>(arguments)...) {
@@ -44,7 +56,8 @@ class resident : public Layer {
   ~resident() = default;
 
   /// Calls change(layer) with the parameters on the host, for reading and writing. They are copied back to
-  /// the device unless `change` throws. Waits for the device.
+  /// the device unless `change` throws. Waits for the device. Throws backend_error, and whatever `change`
+  /// throws.
   template <class Change>
   void on_host(Change&& change) {
     pufferfish::detail::host_scope<P> scope(store_);
@@ -58,12 +71,15 @@ class resident : public Layer {
     look(static_cast<const Layer&>(*this));
   }
 
-  /// The values and gradients, on the device, for an optimizer (make_optimizer_target) or an exchange.
+  /// The values and gradients, on the device, for an optimizer (make_optimizer_target) or an exchange. The
+  /// store belongs to the layer and is replaced by an assignment to the layer.
   parameter_store<P>& store() { return store_; }
 
+  /// As Layer::initialize: the same numbers as on the CPU. Waits for the device.
   void initialize(random_stream random) {
     on_host([&](Layer& layer) { layer.initialize(random); });
   }
+  /// The dense layer of the product of the factors, on the host. Waits for the device.
   auto to_dense() const {
     decltype(std::declval<const Layer&>().to_dense()) dense;
     read_on_host([&](const Layer& layer) { dense = layer.to_dense(); });

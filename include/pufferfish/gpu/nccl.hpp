@@ -65,14 +65,18 @@ constexpr ncclDataType_t nccl_type() {
 /// of contexts that report_to was called for.
 ///
 /// The object cannot be moved. Destroy it while MPI still runs, before the context, and after the graphs that
-/// have captured its calls (step_graph::drop): NCCL waits for the end of these graphs.
+/// have captured its calls (step_graph::drop): NCCL waits for the end of these graphs. One thread at a time
+/// calls the functions. With one rank no NCCL communicator is made and the functions for device memory do
+/// nothing.
 template <class Host>
 class nccl {
  public:
   /// Collective over `host`, which must outlive this object; the rank's device must be current. `timeout`:
   /// most seconds for a call of NCCL, and for work begun on the device; 0: no limit. By default the timeout
   /// that the host communicator was set to, if any. Throws on all ranks if one fails: backend_error with the
-  /// rank and NCCL's message (such as two ranks on one device); value_error for a negative timeout.
+  /// rank and NCCL's message (such as two ranks on one device); value_error for a negative timeout. The
+  /// device is the one that is current in the thread. The destructor waits for work of other ranks on the
+  /// communicator, unless an exception is being thrown or a failure has broken the communicator.
   explicit nccl(Host& host, std::optional<double> timeout = {}) : host_(&host) {
     pufferfish::detail::check_communicator<Host>();
     const double seconds = timeout ? *timeout : timeout_of(host);
@@ -88,11 +92,15 @@ class nccl {
   Host& host() const { return *host_; }
   int rank() const { return host_->rank(); }
   int size() const { return host_->size(); }
+  /// Seconds; 0: no limit, also with one rank.
   double timeout() const { return handle_ ? handle_->timeout() : 0.0; }
 
   // Memory of the device ------------------------------------------------------------------------------------
 
   /// In place, in the order of the stream: element i becomes the sum (the smallest) of all ranks' elements i.
+  /// T: float, double and integers of 4 or 8 bytes. `values` is device memory of the same length on all
+  /// ranks, valid until the stream has executed the call. Does not wait for the device. Collective. Throws
+  /// backend_error, timeout_error, and an earlier failure that has broken the communicator.
   template <class T>
   void all_reduce_sum(std::span<T> values, cudaStream_t stream) {
     watched(stream, [&] { start_sum(values, stream); });
@@ -101,7 +109,8 @@ class nccl {
   void all_reduce_min(std::span<T> values, cudaStream_t stream) {
     watched(stream, [&] { start_min(values, stream); });
   }
-  /// Copies root's elements to all ranks.
+  /// Copies root's elements to all ranks. T: trivially copyable. Otherwise as all_reduce_sum; also throws
+  /// value_error for a root outside the group.
   template <class T>
   void broadcast(std::span<T> values, int root, cudaStream_t stream) {
     pufferfish::detail::check_broadcastable<T>();
@@ -114,11 +123,14 @@ class nccl {
     });
   }
 
-  /// Throws the failure that has broken the communicator, if there is one.
+  /// Throws the failure that has broken the communicator, if there is one. Asks NCCL for errors of its own as
+  /// well. Not collective.
   void check() {
     if (handle_) handle_->check();
   }
-  /// Makes calls of a context throw such a failure as well.
+  /// Makes calls of a context throw such a failure as well. Failures are posted to ctx.failures() and thrown
+  /// by every later begin_step, synchronize and step_graph::run of the context. Repeated calls have no
+  /// further effect.
   void report_to(const gpu_context& ctx) {
     if (handle_) handle_->report_to(ctx.failures());
   }
@@ -135,12 +147,15 @@ class nccl {
 
   // Parts of a longer operation. Mark its begin and end: the timeout holds for the whole operation.
 
+  /// Puts a host function into the stream if there is a timeout, else does nothing. Each mark_begin must be
+  /// followed by a mark_end.
   void mark_begin(cudaStream_t stream) {
     if (handle_) handle_->mark_begin(stream);
   }
   void mark_end(cudaStream_t stream) {
     if (handle_) handle_->mark_end(stream);
   }
+  /// As all_reduce_sum and all_reduce_min, without the marks for the timeout.
   template <class T>
   void start_sum(std::span<T> values, cudaStream_t stream) {
     reduce(values, ncclSum, stream);
@@ -152,6 +167,8 @@ class nccl {
   /// Messages between pairs of ranks, as one group of NCCL's. Calls each(send, receive), which may call send
   /// and receive for every other rank; that rank must receive and send as many numbers.
   ///   send(std::span<const std::uint16_t>, rank), receive(std::span<std::uint16_t>, rank)
+  /// Spans are device memory, valid until the stream has executed the call. Collective for the ranks that
+  /// send or receive. Throws as all_reduce_sum.
   template <class Each>
   void start_messages(Each&& each, cudaStream_t stream) {
     if (!handle_) return;
@@ -174,6 +191,7 @@ class nccl {
 
   // Memory of the host: Host's ------------------------------------------------------------------------------
 
+  /// The following functions are those of host(): collectives and messages on host memory.
   template <class T>
   void all_reduce_sum(std::span<T> values) {
     host_->all_reduce_sum(values);
@@ -208,6 +226,7 @@ class nccl {
   [[nodiscard]] auto start_receive(std::span<T> values, int from) {
     return host_->start_receive(values, from);
   }
+  /// Whether another thread may use the host communicator; false for a communicator without this function.
   bool usable_from_threads() const {
     if constexpr (requires { host_->usable_from_threads(); }) return host_->usable_from_threads();
     return false;

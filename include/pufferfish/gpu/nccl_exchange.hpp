@@ -28,10 +28,16 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
 /// Sums buckets by NCCL. With a narrow wire, numbers are sent as by narrow_all_reduce, with the same bits as
-/// result: every rank adds its part of the bucket in float, without rounding in between.
+/// result: every rank adds its part of the bucket in float, without rounding in between. The narrow sum has
+/// three steps on one stream. Rank r owns part r of the bucket. (1) Every rank rounds its bucket to 16 bits
+/// and sends part s to rank s. (2) The owner adds the parts of the other ranks, in the order of the distance
+/// of their ranks, to its own unrounded part, and rounds the sum. (3) The owner sends the rounded sum to all
+/// others, and every rank widens it and multiplies it by 1 / ranks.
 template <class T, class Host>
 class nccl_reducer {
  public:
+  /// `longest_bucket`: elements. With a narrow wire, allocates 4 bytes for each of them, on the current
+  /// device. Throws backend_error.
   nccl_reducer(nccl<Host>& comm, exchange_wire wire, index_t longest_bucket)
       : comm_(&comm), wire_(wire), ranks_(static_cast<std::size_t>(comm.size())) {
     if (wire == exchange_wire::same || ranks_ == 1) return;
@@ -40,7 +46,9 @@ class nccl_reducer {
     received_ = memory_block<std::uint16_t>(device_memory(), part_ * (comm.size() - 1), uninitialized);
   }
 
-  /// Element i becomes the mean over all ranks.
+  /// Element i becomes the mean over all ranks. In place, in the order of the stream: the sum times the
+  /// rounded 1 / ranks. Collective; `values` has the same length on all ranks, at most longest_bucket. Throws
+  /// the errors of gpu::nccl.
   void average(std::span<T> values, cudaStream_t stream) {
     if (ranks_ == 1) return;
     if (wire_ != exchange_wire::same) return average_narrow(values, stream);
@@ -51,6 +59,8 @@ class nccl_reducer {
  private:
   T factor() const { return T(1) / static_cast<T>(comm_->size()); }
 
+  // The three steps of the class comment. sent_ holds the rounded bucket, then the rounded sums of all parts;
+  // received_ holds one part from each other rank.
   void average_narrow(std::span<T> values, cudaStream_t stream) {
     const auto me = static_cast<std::size_t>(comm_->rank());
     const auto format =
@@ -102,13 +112,16 @@ class nccl_reducer {
   memory_block<std::uint16_t> sent_, received_;
 };
 
-/// Decides, on the device, whether a step is skipped because of gradients that are not finite.
+/// Decides, on the device, whether a step is skipped because of gradients that are not finite. found_[0] is
+/// the position of the first such element of this rank's own gradients, found_[1] the smallest of all ranks
+/// (rank in the upper bits), found_[2] that of the exchanged gradients; all_finite: none.
 template <class T, class Host>
 class nccl_judge {
  public:
   explicit nccl_judge(nccl<Host>& comm)
       : comm_(&comm), skip_(device_memory(), 1), found_(device_memory(), 3), seen_(pinned_memory(), 2) {}
 
+  /// Address, in device memory, of a flag that is 1 if the step is skipped.
   const int* skip() const { return skip_.data(); }
 
   // In the order of the stream: restart, look_at for all gradients, decide when they are exchanged.
@@ -154,18 +167,27 @@ class nccl_judge {
 
 }  // namespace gpu::detail
 
-/// As gradient_exchange, with these differences. Buckets are summed on a stream of the exchange's own
-/// while the backward pass goes on. finish makes the context's stream wait for them; the host waits only
-/// to check a nonfinite_policy or, with a timeout, the other ranks. In a captured step all of this
-/// becomes nodes of the graph, without host functions (except one that counts, and two for a timeout).
-/// NCCL adds, so there is no choice of algorithm and no thread for progress. Compressors work on the
-/// host: an exchange with one is made with host().
+/// As gradient_exchange, with these differences. Buckets are summed on a stream of the exchange's own while
+/// the backward pass goes on. finish makes the context's stream wait for them; the host waits only to check a
+/// nonfinite_policy or, with a timeout, the other ranks. In a captured step all of this becomes nodes of the
+/// graph, without host functions (except one that counts, and two for a timeout). NCCL adds, so there is no
+/// choice of algorithm and no thread for progress. Compressors work on the host: an exchange with one is made
+/// with host(). All ranks make the same calls in the same order. One thread at a time uses an object, with
+/// the context's device current. The object must outlive graphs that have captured its calls; the destructor
+/// waits for the device if a step is unfinished or was captured.
+///
+///     gradient_exchange<float, gpu::nccl<mpi::communicator>, device::gpu> exchange(net.store(), comm);
+///     exchange.begin(ctx);
+///     ... forward, loss, backward ...
+///     exchange.finish(ctx, [&](const gradient_bucket& b) { optimizer.step_range(ctx, b.offset, b.size); });
 template <class T, class Host>
 class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   using comm_type = gpu::nccl<Host>;
 
  public:
-  /// As for gradient_exchange; value_error for a compressor or an algorithm of this library.
+  /// As for gradient_exchange; value_error for a compressor or an algorithm of this library. Collective.
+  /// Store and communicator must outlive the object. Memory of a narrow wire is on the device that is
+  /// current.
   gradient_exchange(parameter_store<T>& store, comm_type& comm, const exchange_options& options = {},
                     const std::optional<any_compressor<T>>& compressor = {})
       : store_(&store),
@@ -193,18 +215,26 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   /// The host does not measure how long the exchange takes: its times are zero.
   const exchange_report& report() const { return report_; }
   void clear_report() { report_ = {}; }
+  /// Bytes that one rank passes to NCCL in a step: all gradients, with 2 bytes each on a narrow wire.
   index_t payload_bytes() const {
     return static_cast<index_t>(store_->gradients().size() * (is_narrow() ? sizeof(bfloat16) : sizeof(T)));
   }
+  /// Empty: there is no compressor.
   std::vector<compressor_state<T>> states() { return {}; }
+  /// Number of exchanges, skipped steps excluded. In captured steps a host function of the graph counts: read
+  /// it, report() and nonfinite() after context::synchronize.
   std::uint64_t steps() const { return steps_; }
+  /// The next begin compares the numbers of all ranks.
   void set_steps(std::uint64_t steps) {
     steps_ = steps;
     steps_agreed_ = false;
   }
+  /// Without effect, as set_rate: there is no compressor.
   void set_epoch(index_t, double) {}
   void set_rate(gpu_context&, double) {}
   const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
+  /// Address of a flag in device memory, not 0 in stream order after finish if the step does not count.
+  /// Written only if exchange_options::nonfinite is not `ignore`; else it stays 0.
   const int* skip() const { return judge_.skip(); }
 
   /// As for gradient_exchange. Also throws failures of NCCL since the last call, and value_error if NCCL's
@@ -231,6 +261,8 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     listener_ = ctx.on_gradient_ready(&gradient_exchange::on_ready, this);
   }
 
+  /// The means are in the arena for work that is put into the context's stream after the call. Returns
+  /// whether the step counts; in a captured step always true (see skip()).
   bool finish(gpu_context& ctx) {
     return finish(ctx, [](const gradient_bucket&) {});
   }
@@ -266,7 +298,9 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
     return usable;
   }
 
+  /// A step may be captured with begin and finish, both or neither.
   bool can_be_captured() const { return true; }
+  /// Whether finish calls `arrived` for a bucket before the later ones are exchanged (in stream order).
   bool arrives_early() const { return comm_->size() > 1 && !looks(); }
 
  private:
@@ -290,6 +324,7 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
            to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
            "\ncompressor " + (compressor ? compressor->describe() : std::string("none")) + "\nby NCCL\n";
   }
+  // Throws value_error; the options are equal on all ranks, so all of them throw.
   void check_options(bool has_compressor) const {
     if (has_compressor) {
       PUFFERFISH_THROW(value_error(
@@ -330,6 +365,8 @@ class gradient_exchange<T, gpu::nccl<Host>, device::gpu> {
   void release(std::size_t count) {
     for (; released_ < count; ++released_) exchange(released_);
   }
+  // Puts the exchange of bucket b into the stream of sums, after the work that is in the context's stream
+  // now.
   void exchange(std::size_t b) {
     const cudaStream_t stream = sums_.handle();
     const gradient_bucket& bucket = buckets_[b];

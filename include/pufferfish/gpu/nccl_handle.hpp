@@ -53,6 +53,7 @@ struct open_operations {
 /// work, whose owner may be waiting for the caller. So a separate thread makes the call.
 class nccl_abortion {
  public:
+  /// Returns before the abortion is done; see wait().
   void begin(ncclComm_t comm) noexcept {
     const auto done = done_;
     done->store(false);
@@ -67,7 +68,7 @@ class nccl_abortion {
     }
   }
   /// Waits for the end of the abortion, for at most 5 s. It takes longer if a graph outlives the
-  /// communicator; the thread then goes on by itself.
+  /// communicator; the thread then goes on by itself. Returns at once if nothing was aborted.
   void wait() const noexcept {
     constexpr double patience = 5.0;
     const auto start = std::chrono::steady_clock::now();
@@ -87,11 +88,14 @@ class nccl_abortion {
 /// time since work on the device last began or ended. On a failure it aborts the communicator. The kernels
 /// return (their results are invalid), and every later call throws.
 ///
-/// With a timeout NCCL's calls do not block, so that the thread can get the lock between them.
+/// With a timeout NCCL's calls do not block, so that the thread can get the lock between them. Locks: mutex_
+/// guards the communicator, the failure and the list of reports; sleep_ guards the flag that ends the thread.
+/// The functions that the driver calls (begun, ended) take no lock.
 class nccl_handle {
  public:
   /// Joins `size` ranks that have the same id. All ranks call it, each with its device current. Throws
-  /// backend_error, timeout_error.
+  /// backend_error, timeout_error. `timeout`: seconds, 0: no limit (NCCL's calls then block). Starts the
+  /// thread.
   nccl_handle(const ncclUniqueId& id, int rank, int size, double timeout) : timeout_(timeout) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = timeout > 0.0 ? 0 : 1;
@@ -124,7 +128,9 @@ class nccl_handle {
   double timeout() const { return timeout_; }
 
   /// Calls call(communicator), which returns NCCL's result. Throws backend_error or timeout_error, or an
-  /// earlier failure that has broken the communicator.
+  /// earlier failure that has broken the communicator. `what` names the operation in error texts. A failed
+  /// call breaks the communicator. Waits until NCCL has accepted the call, not until the device has executed
+  /// it.
   template <class Call>
   void run(const char* what, Call&& call) {
     std::unique_lock<std::mutex> locked(mutex_);
@@ -151,7 +157,8 @@ class nccl_handle {
     });
   }
 
-  /// Throws the failure that has broken the communicator, if any; asks NCCL for errors first.
+  /// Throws the failure that has broken the communicator, if any; asks NCCL for errors first. Throws
+  /// backend_error or timeout_error.
   void check() {
     run("an earlier operation", [](ncclComm_t comm) {
       ncclResult_t error = ncclSuccess;
@@ -165,7 +172,8 @@ class nccl_handle {
   void mark_begin(cudaStream_t stream) { mark(stream, &nccl_handle::begun); }
   void mark_end(cudaStream_t stream) { mark(stream, &nccl_handle::ended); }
 
-  /// Also posts failures, past and future ones, to `failures`.
+  /// Also posts failures, past and future ones, to `failures`. Failures are posted as lasting ones. The
+  /// object keeps `failures` alive.
   void report_to(const std::shared_ptr<late_failure>& failures) {
     const std::lock_guard<std::mutex> locked(mutex_);
     if (failure_) failures->post(failure_, true);
@@ -202,6 +210,7 @@ class nccl_handle {
     if (result != ncclSuccess) PUFFERFISH_THROW(backend_error(text_of(result, what)));
   }
 
+  // Needs the lock, because it asks NCCL for its last error.
   std::string text_of(ncclResult_t result, const char* what) const {
     std::string text = std::string("gpu::nccl: ") + what + ": " + ncclGetErrorString(result);
     const char* const more = ncclGetLastError(comm_);
@@ -221,6 +230,7 @@ class nccl_handle {
     give_up();
   }
 
+  // Starts the abortion of the communicator; nothing uses comm_ afterwards.
   void give_up() noexcept {
     if (comm_ != nullptr) abortion_.begin(comm_);
     comm_ = nullptr;
@@ -256,6 +266,8 @@ class nccl_handle {
     open.count.fetch_sub(1, std::memory_order_release);
   }
 
+  // The thread's loop: looks at the communicator every timeout / 8 seconds (1 ms to 1 s), or every second
+  // without a timeout, until the destructor stops it.
   void watch() {
     const double seconds = timeout_ > 0.0 ? std::clamp(timeout_ / 8.0, 1e-3, 1.0) : 1.0;
     const auto period = std::chrono::duration<double>(seconds);
@@ -266,6 +278,8 @@ class nccl_handle {
       asleep.lock();
     }
   }
+  // One look at the communicator: breaks it off if NCCL reports an error, or if work on the device has
+  // neither begun nor ended for longer than the timeout.
   void look() noexcept {
     const std::lock_guard<std::mutex> locked(mutex_);
     if (failure_) return;

@@ -3,6 +3,10 @@
 
 /// \file
 /// Matrix products and linear layers on a device. cuBLAS takes views of any transposition without a copy.
+///
+/// All operands are views of memory of the context's device. Calls put their work into the context's stream
+/// and return; products may be captured into graphs. Formulas of the functions in namespace ops:
+/// ops/linear.hpp, ops/wide_product.hpp.
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/gpu/context.hpp>
@@ -29,6 +33,9 @@ blas_matrix blas_view(const char* what, const tensor_view<const T, 2>& view) {
        view.strides()});
 }
 
+/// Describes c = a b, or c += a b, as a column-major product: its transpose c^T = b^T a^T, so b is cuBLAS's
+/// first operand. Throws shape_error if the shapes do not fit or rows of c are not dense. In math_mode::tf32
+/// products of floats are computed in TF32.
 template <class T, class C>
 blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                         const tensor_view<const T, 2>& b, const tensor_view<C, 2>& c, bool add) {
@@ -62,7 +69,14 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
 /// c = a b, or c += a b with `add`; without `add`, `bias` (one element per column of c, or nullptr) is added
 /// to every row. a: M x K, b: K x N, each with dense rows or dense columns (such as transposed views); c: M x
 /// N, with dense rows; c overlaps no operand. Sums are in float (double for double). Factors of float have 24
-/// or 11 bits, depending on context_options::math. Throws shape_error, backend_error.
+/// or 11 bits, depending on context_options::math. Throws shape_error, backend_error. A bias must not be
+/// given together with `add`. K = 0 is an empty sum: c becomes the bias, or zeros, or with `add` stays. The
+/// bias is added in the product's epilogue if cublasLt supports the shape and the bias is aligned to 16
+/// bytes; otherwise a kernel writes the bias to c before the product.
+///
+///     memory_block<float> a(gpu::device_memory(), 6 * 4), b(gpu::device_memory(), 4 * 5);
+///     memory_block<float> c(gpu::device_memory(), 6 * 5);
+///     gpu::multiply<float>(ctx, {a.data(), {6, 4}}, {b.data(), {4, 5}}, {c.data(), {6, 5}});
 template <class T>
 void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
               const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
@@ -81,8 +95,8 @@ void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const
   if (p.k > 0) ctx.blas().multiply(p);
 }
 
-/// As multiply, but c has the type of parameters: for gradients of weights. Sums of
-/// 16-bit factors are not rounded to 16 bits.
+/// As multiply, but c has the type of parameters: for gradients of weights. Sums of 16-bit factors are not
+/// rounded to 16 bits. c of float, no bias. Throws as multiply.
 template <class T>
 void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                    const tensor_view<const T, 2>& b, const tensor_view<parameter_t<T>, 2>& c, bool add) {
@@ -93,7 +107,9 @@ void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
   if (!add) kernels::fill_rows<C>(ctx.stream(), nullptr, c.data(), c.extent(0), c.extent(1), p.c_step);
 }
 
-/// As multiply, for `count` products: the operands of product i begin i times a step after a, b and c.
+/// As multiply, for `count` products: the operands of product i begin i times a step after a, b and c. Steps
+/// are in elements. The results of different products must not overlap. With K = 0 and without `add`, one
+/// launch per product clears c. Throws as multiply, and shape_error for more than 2^31 - 1 products.
 template <class T>
 void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<const T, 2>& a,
                     index_t a_step, const tensor_view<const T, 2>& b, index_t b_step,
@@ -110,24 +126,31 @@ void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<
 
 namespace ops {
 
+/// c = a b + bias, or c += a b: gpu::multiply, with its shapes and errors.
 template <class T>
 void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
   gpu::multiply<T>(ctx, a, b, c, add, bias);
 }
 
+/// The same as row_product: on a device there is one kind of product.
 template <class T>
 void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                   const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
   gpu::multiply<T>(ctx, a, b, c, add, bias);
 }
 
+/// db_n = sum_m dy_mn, or with `accumulate` db_n += sum_m dy_mn. dy: M x N, rows dense. Summed as
+/// column_sums.
 template <class T>
 void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
                    bool accumulate) {
   column_sums<T>(ctx, dy, db, accumulate);
 }
 
+/// y_mn = sum_k x_mk w_kn + bias_n. x: M x K, w: K x N, y: M x N, bias: N elements or nullptr; y overlaps no
+/// input. The last argument is ignored: a batch norm on a device measures its input itself. Throws
+/// shape_error, backend_error.
 template <class T>
 void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                     const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
@@ -136,6 +159,7 @@ void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
   gpu::multiply<T>(ctx, x, w, y, false, bias);
 }
 
+/// dx = dy w^T, or with `add` dx += dy w^T. Shapes and errors as linear_forward; dx overlaps no input.
 template <class T>
 void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy,
                            const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add) {
@@ -143,6 +167,8 @@ void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T,
   gpu::multiply<T>(ctx, dy, transpose(w), dx, add);
 }
 
+/// dw = x^T dy, or with `accumulate` dw += x^T dy, in the type of parameters. Shapes and errors as
+/// linear_forward; dw overlaps no input.
 template <class T>
 void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                             const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
@@ -151,6 +177,7 @@ void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T
   gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
 }
 
+/// The same as linear_backward_weight, with the shape check of gpu::multiply.
 template <class T>
 void wide_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,

@@ -4,6 +4,9 @@
 /// \file
 /// 16-bit types in which a network computes on a device: `resnet18<gpu::bf16, device::gpu>()`. The network's
 /// parameters, gradients and statistics are floats: parameter_t.
+///
+/// A 16-bit network reads rounded copies of its parameters, which parameter_store::rounded() holds. Kernels
+/// load elements in 16 bits, compute in float, and round each result once.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

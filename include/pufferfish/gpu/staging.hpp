@@ -21,12 +21,17 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Functions that put work into a stream may be called while the context's stream is captured: the stream of
-/// copies then takes part in the capture.
+/// copies then takes part in the capture. Bucket b travels in this order: the context's stream writes it;
+/// fetch() copies it to pinned memory on a separate stream; await() or has_come() tells the exchange's
+/// thread; the exchange works on gradients(); send() copies it back in the context's stream. With
+/// exchange_memory::device nothing is copied and gradients() is the arena on the device.
 template <class T>
 class gradient_staging<T, device::gpu> {
  public:
   static constexpr bool copies = true;
 
+  /// `buckets`: number of buckets. `used`: whether fetch() will be called; without it no events and no pinned
+  /// memory are allocated. The store must outlive the object. Throws backend_error.
   gradient_staging(parameter_store<T>& store, std::size_t buckets, exchange_memory memory, bool used)
       : store_(&store),
         memory_(memory),
@@ -40,10 +45,13 @@ class gradient_staging<T, device::gpu> {
     host_ = memory_block<T>(gpu::pinned_memory(), size, uninitialized);
   }
 
+  /// The arena in which the exchange works: pinned host memory, or the device's arena.
   std::span<T> gradients() { return memory_ == exchange_memory::device ? store_->gradients() : host_.span(); }
 
+  /// A CPU context for compressors. One thread at a time uses it.
   context<device::cpu>& host(context<device::gpu>&) { return host_context_; }
 
+  /// Sets gradients that layers have stopped writing to zero, in the order of the context's stream.
   void zero_unwritten(context<device::gpu>& ctx) {
     zero_before_exchange(*store_, true, [&](index_t offset, index_t size) {
       gpu::check(cudaMemsetAsync(store_->gradients().data() + offset, 0,
@@ -66,9 +74,13 @@ class gradient_staging<T, device::gpu> {
     come_[b].record(copies_.handle());
   }
 
+  /// Whether bucket b has been fetched; await() waits for that, asleep. Any thread may call them.
   bool has_come(std::size_t b) const { return come_[b].reached(); }
   void await(std::size_t b) const { come_[b].synchronize(); }
 
+  /// Copies a bucket back in the order of the context's stream. With exchange_memory::device, multiplies it
+  /// in place by `divisor`, a factor (1 / ranks), because the sum was made on the device. Otherwise `divisor`
+  /// is not used.
   void send(context<device::gpu>& ctx, const gradient_bucket& bucket, T divisor) {
     T* gradients = store_->gradients().data() + bucket.offset;
     if (memory_ == exchange_memory::device) {
@@ -86,6 +98,7 @@ class gradient_staging<T, device::gpu> {
 
   /// Flag on the device; not 0: the step is skipped.
   const int* skip() const { return skip_.data(); }
+  /// Writes the flag of skip() in the order of the context's stream: 0 if the step is usable.
   void publish(context<device::gpu>& ctx, bool usable) {
     gpu::check(cudaMemsetAsync(skip_.data(), usable ? 0 : 1, sizeof(int), ctx.stream()), "cudaMemsetAsync");
   }

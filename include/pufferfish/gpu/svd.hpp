@@ -30,6 +30,11 @@ namespace gpu {
 /// leaves, finds them again, down to about 1e-6 of the first.
 enum class precision { fp32, fp64 };
 
+/// Options of a factorization on a device (factorize in gpu/factorize.hpp).
+///
+///     gpu::svd_settings settings;
+///     settings.compute = gpu::precision::fp32;
+///     settings.solver = &my_solver;                            // must exist during the factorization
 struct svd_settings {
   precision compute = precision::fp64;
   /// nullptr: the library's own eigensolver. A solver must outlive its use.
@@ -77,12 +82,17 @@ void multiply_exactly(context<device::gpu>& ctx, const tensor_view<const C, 2>& 
 /// The eigenvalues of B B^T are squares of singular values, so that those below the root of rounding are
 /// noise. refine() starts again from X B, whose rows are orthogonal but for this noise. Scaled to length one,
 /// they have a well-conditioned Gram matrix, and Jacobi's method finds its small eigenvalues to their own
-/// rounding. The remaining error is the rounding of X B, relative to the first singular value.
+/// rounding. The remaining error is the rounding of X B, relative to the first singular value. Costs two
+/// products of n x n x m, two of order n and one eigendecomposition of order n; refine() costs about as much
+/// again. Memory: n (n + 2 m) numbers of C, and scratch for about two matrices n x n. The constructor and
+/// refine() wait for the device; store() does not. An object is not thread-safe and must not outlive the
+/// context.
 template <class C>
 class device_svd {
  public:
   /// Computes the singular values. `solver` must outlive this object. The caller has checked by `moments`
-  /// that all elements are finite.
+  /// that all elements are finite. A must stay valid only during the call. In float, refine() is part of the
+  /// constructor. Throws backend_error, and error if the eigensolver does not converge.
   template <class T>
   device_svd(context<device::gpu>& ctx, memory_source& memory, eigensolver& solver, const device_matrix<T>& a,
              const kernels::matrix_moments& moments)
@@ -109,7 +119,8 @@ class device_svd {
   /// All singular values, descending, and the sum of the squares of all elements; no vectors.
   const svd_result& spectrum() const { return spectrum_; }
 
-  /// Whether singular value number `rank` is too small for the accuracy of the Gram matrix.
+  /// Whether singular value number `rank` is too small for the accuracy of the Gram matrix. 1 <= rank <= n.
+  /// False after refine().
   bool is_doubtful(index_t rank) const {
     const double first = spectrum_.singular_values.front();
     return !refined_ && spectrum_.singular_values[static_cast<std::size_t>(rank - 1)] <
@@ -147,7 +158,8 @@ class device_svd {
     return {data, {rows, columns}};
   }
 
-  // Writes eigenvectors of a a^T, where a is n x m, to the rows of `vectors`.
+  // Writes eigenvectors of a a^T, where a is n x m, to the rows of `vectors`. The eigenvalues themselves are
+  // discarded: project() measures the singular values as row norms.
   void decompose(const C* a, C* vectors, eigenvalues wanted) {
     scratch_frame frame(ctx_->scratch());
     C* gram = frame.template take<C>(n_ * n_);

@@ -4,6 +4,14 @@
 /// \file
 /// Losses over tokens on a device: device versions of ops/token_loss.hpp, ops/log_sum_exp.hpp,
 /// ops/output_layer.hpp and ops/output_loss.hpp.
+///
+/// Logits have dense rows with any distance between them. They, the targets, the normalizers and the results
+/// are in memory of the context's device, which the host does not read. Work is put into the context's
+/// stream; the functions may be captured. Arithmetic is in float, sums over rows in double in a fixed order.
+/// Losses multiply their gradients by the context's loss_scale(), if it is set. A target that is neither a
+/// class nor the padding makes the loss and its row's gradient NaN. All functions throw shape_error if sizes
+/// differ; those with options also value_error for an epsilon outside [0, 1) or a normalizer (given by value)
+/// that is not positive; backend_error if a launch fails.
 
 #include <pufferfish/gpu/arguments.hpp>
 #include <pufferfish/gpu/kernels/token_loss.hpp>
@@ -23,6 +31,7 @@ kernels::token_logits<T> logits_of(const tensor_view<const T, 2>& logits,
           targets.data(),   options.padding,  target.right,    target.wrong};
 }
 
+/// The common part of the two forms of ops::token_loss: `divisor` is a number, or an address on the device.
 template <class T>
 void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                 std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -47,6 +56,7 @@ struct kept_logits {
   tensor_view<T, 2> logits;
   parameter_t<T>*maxima, *shares;
 
+  /// `shape`: tokens x vocabulary. Rows of logits are kept_logit_step elements apart.
   kept_logits(T* kept, const extents<2>& shape)
       : logits(kept, shape, {ops::detail::kept_logit_step<T>(shape[1]), 1}),
         maxima(reinterpret_cast<parameter_t<T>*>(kept + shape[0] * logits.stride(0))),
@@ -66,6 +76,8 @@ void output_losses(context<device::gpu>& ctx, const ops::output_layer<T>& layer,
   kernels::token_losses<T>(ctx.stream(), z, {1.0, nullptr, nullptr}, {}, losses, maxima, shares);
 }
 
+/// The common part of the two forms of ops::output_loss_backward. The gradient of the logits replaces the
+/// logits in `kept`.
 template <class T>
 void output_loss_backward(context<device::gpu>& ctx, const ops::output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -94,6 +106,10 @@ void output_loss_backward(context<device::gpu>& ctx, const ops::output_layer<T>&
 
 namespace ops {
 
+/// With p = softmax(z) row by row and the smoothed target t: results[0] = sum of -sum_k t_k log p_k over the
+/// rows that count, results[1] = their number, dlogits = (p - t) / normalizer. Rows whose target is the
+/// padding have loss and gradient 0. logits: tokens x vocabulary; targets: one for each row; dlogits: shape
+/// of logits (it may be logits), or a null view if not wanted.
 template <class T>
 void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                 std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
@@ -101,6 +117,7 @@ void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits
   gpu::detail::token_loss<T>(ctx, logits, targets, options, {normalizer, nullptr, ctx.loss_scale()}, dlogits,
                              results);
 }
+/// The same with *normalizer, which the kernel reads: a captured step reads it at every replay.
 template <class T>
 void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                 std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -109,6 +126,7 @@ void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits
                              results);
 }
 
+/// result[m] = log sum_k exp(z(m, k)). logits: M x K; result: M doubles in device memory.
 template <class T>
 void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
   detail::check_log_sum_exp(logits.shape(), result.size());
@@ -116,6 +134,8 @@ void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logit
                                result.data());
 }
 
+/// z_nv = scale sum_d x_nd w_vd + b_v for x: tokens x D, w: V x D, b: V elements or nullptr; logits: tokens x
+/// V, overlaps nothing.
 template <class T>
 void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
   detail::check_logits(layer, logits.shape());
@@ -132,6 +152,9 @@ void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, cons
 }
 
 /// In training, where the logits are kept, they are one product; else products of up to 2^26 logits each.
+/// results[0] = the sum of the losses of the layer's logits (as token_loss), results[1] = number of targets
+/// that count. `kept`: output_loss_kept() elements, aligned to 16 bytes, for the backward pass; nullptr:
+/// there is none.
 template <class T>
 void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,
                          std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
@@ -161,6 +184,9 @@ void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer
   gpu::kernels::sum_token_losses(ctx.stream(), losses, targets.data(), options.padding, shape[0], results);
 }
 
+/// The gradients of the loss, divided by `normalizer`: to.dx is overwritten, to.dweight and to.dbias are
+/// overwritten or added to. `kept`, as the forward pass has written it, is overwritten. Layer, targets and
+/// options as in the forward pass; gradients overlap nothing.
 template <class T>
 void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -168,6 +194,7 @@ void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& laye
   gpu::detail::output_loss_backward<T>(ctx, layer, targets, options, {normalizer, nullptr, ctx.loss_scale()},
                                        kept, to);
 }
+/// The same with *normalizer, which the kernel reads.
 template <class T>
 void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,

@@ -39,13 +39,14 @@ struct optimizer_of {
 };
 
 /// Sums over the steps of an epoch, in device memory. The host reads them some steps later, so that it waits
-/// for a step only if it is `lag` steps ahead of it.
+/// for a step only if it is `lag` steps ahead of it. One thread at a time uses an object.
 class lagging_sums {
  public:
   static constexpr std::uint64_t lag = 4;
 
   lagging_sums() : sums_(device_memory(), 1), come_(pinned_memory(), lag) {}
 
+  /// Starts an epoch with these sums, and forgets the results of earlier steps.
   void set(gpu_context& ctx, const kernels::epoch_sums& sums) {
     kernels::set_sums(ctx.stream(), sums, sums_.data());
     steps_ = 0;
@@ -90,6 +91,7 @@ class graphs_by_key {
  public:
   static constexpr std::size_t most = 64;
 
+  /// The graph of this key. A new key gets an empty graph. The reference is valid until the next call.
   step_graph& of(step_graph::key_type key) {
     ++time_;
     const auto found =
@@ -105,6 +107,7 @@ class graphs_by_key {
     oldest = {key, time_, {}};
     return oldest.graph;
   }
+  /// Drops all graphs, after the end of their last launches. replays() still counts them.
   void clear() {
     before_ = replays();
     graphs_.clear();
@@ -132,6 +135,7 @@ class graphs_by_key {
 
 namespace detail {
 
+/// The device's form of train/device_parts.hpp.
 template <>
 struct device_parts<device::gpu> {
   using machine_options = gpu::context_options;
@@ -154,6 +158,7 @@ struct device_parts<device::gpu> {
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
 
+  /// policy.threads is replaced by host_threads(), for decompositions on the host.
   template <class Root>
   static factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
                                  context<device::gpu>& ctx, const network_statistics* statistics) {
@@ -196,6 +201,8 @@ class run_steps<Task, Comm, device::gpu> {
   run_steps& operator=(const run_steps&) = delete;
   ~run_steps() { stop(); }
 
+  /// As the CPU's form: starts steps at the record's position. The loss scale of fp16 becomes that of the
+  /// context, and the optimizer reads the skip flag of the scaler or the exchange.
   void start(const parts& run, const training_record& record) {
     ctx_ = &run.ctx;
     if (scaler_) scaler_->use(run.ctx);
@@ -208,6 +215,7 @@ class run_steps<Task, Comm, device::gpu> {
     exposed_before_ = run.exchange.report().exposed_ms - record.exchange_ms;
     moved_ = false;
   }
+  /// Waits for the stream and drops all graphs. Does not throw failures of steps.
   void stop() {
     if (ctx_ != nullptr) {
       static_cast<void>(cudaStreamSynchronize(ctx_->stream()));
@@ -216,6 +224,9 @@ class run_steps<Task, Comm, device::gpu> {
     graphs_.clear();
   }
 
+  /// Loads the batch and sets the rate outside of the graph; passes, exchange and update inside. The record
+  /// receives the sums of lagging_sums::lag steps ago. Returns the number of steps newly found to be skipped.
+  /// Throws errors of earlier steps.
   int take(const parts& run, const step_position& at, double rate, training_record& record) {
     const bool lossy = may_lose_ranks(run.comm);
     const step_share share = run.task.load(run.ctx, at);
@@ -247,13 +258,17 @@ class run_steps<Task, Comm, device::gpu> {
     return seen ? note(*seen, record) : 0;
   }
 
+  /// Number of steps that were replays of a graph.
   std::uint64_t replays() const { return graphs_.replays(); }
 
+  /// The loss scale for a checkpoint, "value good_steps"; empty unless the network computes in fp16. Waits.
   std::string state() const {
     if (!scaler_) return {};
     const gpu::kernels::loss_scale scale = scaler_->state();
     return exact_number(static_cast<double>(scale.value)) + " " + std::to_string(scale.good_steps);
   }
+  /// Sets the state that state() has returned; does nothing without a loss scale or for an empty text. Throws
+  /// io_error, naming `source`, for another text.
   void set_state(const std::string& text, const std::string& source) {
     if (!scaler_ || text.empty()) return;  // file of a run without a loss scale: start as a new run
     double stored = 0.0;
@@ -266,6 +281,8 @@ class run_steps<Task, Comm, device::gpu> {
     scaler_->set_state({scale, 1.0F / scale, good_steps});
   }
 
+  /// Waits for all steps and adds their results to the record; throws their failures. settle_alone() does not
+  /// throw them.
   int settle(const parts& run, training_record& record) {
     if (moved_) run.ctx.synchronize();
     return settle_alone(run, record);

@@ -27,6 +27,7 @@ struct cifar_batch {
 /// Parses a CIFAR-10 batch in memory and reorders its planes to NHWC. `name`:
 /// used in error messages. Throws io_error for a length that is not a multiple
 /// of 3,073, and for a label above 9 (with the number of the record, from 0).
+/// Empty input gives no records. Pixel (y, x), channel c of record n is pixels[((32 n + y) 32 + x) 3 + c].
 inline cifar_batch parse_cifar10(std::span<const std::uint8_t> bytes, const std::string& name) {
   constexpr std::size_t channels = 3;
   constexpr std::size_t plane = 32 * 32;
@@ -56,6 +57,7 @@ inline cifar_batch parse_cifar10(std::span<const std::uint8_t> bytes, const std:
 
 /// Reads a CIFAR-10 batch file, plain or gzip. `limit` bounds the file and its decompressed size, in bytes.
 /// Throws io_error.
+/// Errors as parse_cifar10 and read_plain_or_gzip.
 inline cifar_batch read_cifar10(const std::string& path, std::uint64_t limit = default_read_limit) {
   return parse_cifar10(read_plain_or_gzip(path, limit), path);
 }

@@ -41,6 +41,12 @@ inline std::span<const std::uint8_t> bytes_of(std::string_view text) {
 }  // namespace detail
 
 /// Converts text to token ids and back.
+/// \code
+///   const text_codec bytes;                                       // ids 0 .. 255
+///   const text_codec words(vocabulary::load("words.txt"));        // lines end with <eos>
+///   const std::vector<std::int32_t> ids = words.encode("the cat\n");
+///   const std::string text = words.decode(ids);
+/// \endcode
 class text_codec {
  public:
   /// One token per byte, ids 0 .. 255.
@@ -74,6 +80,7 @@ class text_codec {
   }
 
   /// The ids of lines that are given without line ends. If tokens are bytes, each line ends with '\n'.
+  /// Throws value_error for words without an id. The encoding of the lines is not checked.
   std::vector<std::int32_t> encode_lines(std::span<const std::string> lines) const {
     std::vector<std::int32_t> ids;
     if (unit_ == text_unit::words) {
@@ -90,6 +97,7 @@ class text_codec {
 
   /// The text of ids: words separated by spaces, a line end for
   /// end_of_line(). Throws value_error for an id outside 0 .. size() - 1.
+  /// For bytes the exact inverse of encode. For words, blanks between words become one space.
   std::string decode(std::span<const std::int32_t> ids) const {
     std::string text;
     for (const std::int32_t id : ids) {
@@ -105,6 +113,7 @@ class text_codec {
   }
 
  private:
+  /// Appends a word with a space before it, or a line end for end_of_line().
   void append_word(std::string& text, const std::string& word) const {
     if (!end_of_line_.empty() && word == end_of_line_) {
       text += '\n';
@@ -120,11 +129,13 @@ class text_codec {
 };
 
 /// The parts of a corpus as ids of one codec.
+/// For byte tokens the codec is text_codec().
 struct language_corpus {
   text_codec codec;
   std::vector<std::int32_t> train, valid, test;
 };
 
+/// Options of load_corpus, load_wikitext and load_text.
 struct corpus_options {
   text_unit unit = text_unit::words;
   std::string end_of_line = "<eos>";         ///< the word after each line; empty: none. Not for bytes
@@ -162,6 +173,12 @@ inline std::vector<std::int32_t> read_byte_tokens(const std::string& path, std::
 /// Loads three files, plain or gzip. The vocabulary is that of the training part. Throws io_error for
 /// files that cannot be read or, if tokens are words, are not UTF-8, and for a training part without
 /// tokens; value_error for words of the other parts without an id, if the options name no unknown word.
+/// Memory: the lines of a file, as strings, and the ids of all parts.
+/// \code
+///   corpus_options options;
+///   options.words.maximum_size = 10000;
+///   const language_corpus corpus = load_corpus("train.txt", "valid.txt", "test.txt", options);
+/// \endcode
 inline language_corpus load_corpus(const std::string& train, const std::string& valid,
                                    const std::string& test, const corpus_options& options = {}) {
   language_corpus result;
@@ -184,6 +201,10 @@ inline language_corpus load_corpus(const std::string& train, const std::string& 
 
 /// Loads a folder with wiki.{train,valid,test}.tokens (WikiText-2 and -103) or {train,valid,test}.txt, each
 /// plain or with ".gz". Throws as load_corpus, and io_error for a missing file.
+/// \code
+///   const language_corpus corpus = load_wikitext("data/wikitext-2");
+///   std::printf("%td words, %zu tokens\n", corpus.codec.size(), corpus.train.size());
+/// \endcode
 inline language_corpus load_wikitext(const std::string& folder, const corpus_options& options = {}) {
   const std::string tokens = folder + "/wiki.train.tokens";
   const bool wiki = detail::is_regular_file(tokens) || detail::is_regular_file(tokens + ".gz");
@@ -196,6 +217,11 @@ inline language_corpus load_wikitext(const std::string& folder, const corpus_opt
 /// Loads one file, plain or gzip, and cuts its tokens: first the training part, then
 /// validation, then test (each share rounded down to whole tokens). Throws as load_corpus,
 /// and value_error for shares that are negative or leave no tokens for training.
+/// With n tokens, test has the last floor(test n), validation the floor(valid n) before them. The vocabulary
+/// is that of the training part.
+/// \code
+///   const language_corpus corpus = load_text("book.txt", {.valid = 0.1, .test = 0.2});
+/// \endcode
 inline language_corpus load_text(const std::string& path, const corpus_shares& shares = {},
                                  const corpus_options& options = {}) {
   if (!(shares.valid >= 0.0 && shares.test >= 0.0 && shares.valid + shares.test < 1.0)) {

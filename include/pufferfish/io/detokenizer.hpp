@@ -28,6 +28,7 @@ class token_joiner {
   }
 
  private:
+  // Appends token i, with a space before it unless one of the two tokens attaches to the other.
   void add(std::size_t i) {
     const std::u32string token = decode_utf8(tokens_[i]);
     if (token.empty()) return;
@@ -57,6 +58,8 @@ class token_joiner {
     return !open;
   }
 
+  // Whether a token that is no straight quotation mark has no space before it: punctuation, closing marks,
+  // clitics.
   bool attaches_left(const std::u32string& token) const {
     if (is_quote(token[0])) return token.size() > 1 || token[0] == 0x2019;  // clitics; a closing mark
     if (token.size() == 3 && is_quote(token[1]) && lower_case(token[0]) == 'n' && lower_case(token[2]) == 't')
@@ -69,6 +72,7 @@ class token_joiner {
            (language_ == language::english ? english : german).find(token[0]) != english.npos;
   }
 
+  // Whether token i has no space after it: opening marks, and currencies before a number.
   bool attaches_right(std::size_t i, const std::u32string& token) const {
     if (token.size() > 1) return false;
     static constexpr std::u32string_view both = U"([{\u00bf\u00a1\u201e\u201a\u2039";
@@ -95,6 +99,8 @@ class token_joiner {
 /// a comma, inside brackets and quotation marks, before clitics, around joints such
 /// as "@-@"). Restores a text that `tokenizer` has split exactly, unless it had
 /// spaces in unusual places. Throws value_error for tokens that are not UTF-8.
+/// `of` decides which quotation marks open and close. Time is linear in the number of tokens, except for
+/// apostrophes without an opening mark, each of which reads the tokens after it.
 inline std::string detokenize(std::span<const std::string> tokens, language of) {
   return detail::token_joiner(tokens, of).run();
 }

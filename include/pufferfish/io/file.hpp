@@ -40,6 +40,7 @@ namespace detail {
 }
 
 /// Owns a file descriptor and closes it.
+/// Move-only; -1 is no descriptor.
 class file_descriptor {
  public:
   file_descriptor() = default;
@@ -120,6 +121,7 @@ inline void read_all_at(int fd, std::uint64_t offset, std::span<std::uint8_t> ou
   }
 }
 
+/// fsync(2), repeated if a signal interrupts it. False after an error, with the reason in errno.
 inline bool sync(int fd) {
   for (;;) {
     if (::fsync(fd) == 0) return true;
@@ -127,6 +129,7 @@ inline bool sync(int fd) {
   }
 }
 
+/// flock(2), repeated likewise. With LOCK_NB the call does not wait for another process.
 inline bool lock(int fd, int operation) {
   for (;;) {
     if (::flock(fd, operation) == 0) return true;
@@ -149,6 +152,7 @@ inline std::pair<std::string, std::string> split_path(const std::string& path) {
   return {path.substr(0, slash + 1), path.substr(slash + 1)};
 }
 
+/// True for a regular file or a link to one; false also if the path cannot be examined.
 inline bool is_regular_file(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
@@ -225,8 +229,12 @@ inline file_descriptor open_for_reading(const std::string& path, struct stat& st
 
 /// The bytes of a file, read to its end, or of a pipe that the process has already open:
 /// /dev/stdin, /dev/fd/N. `limit`: largest size accepted, in bytes; a larger regular file is
-/// rejected before memory is allocated. Throws io_error, with the path and the system's reason,
-/// for a path that is missing, unreadable, a directory, device or named pipe, or above the limit.
+/// rejected before memory is allocated. A pipe is read until its writers close it, with up to about twice its
+/// size as buffer. Throws io_error, with the path and the system's reason, for a path that is missing,
+/// unreadable, a directory, device or named pipe, or above the limit.
+/// \code
+///   const std::vector<std::uint8_t> bytes = read_file("weights.safetensors", 1 << 30);  // at most 1 GiB
+/// \endcode
 inline std::vector<std::uint8_t> read_file(const std::string& path,
                                            std::uint64_t limit = default_read_limit) {
   struct stat status {};
@@ -258,10 +266,18 @@ inline std::vector<std::uint8_t> read_file(const std::string& path,
 
 /// Replaces a file in one step: a reader, or a program that starts after a crash, sees the whole old content
 /// or the whole new one. The bytes go to "<path>.tmp-<pid>-<n>" in the same folder; `commit()` syncs it,
-/// renames it over `path` and syncs the folder. Without commit, or after an error, the temporary is removed
-/// and the old file stays as it was. A killed process leaves its temporary behind; the next writer of the
-/// same path removes it. Several writers of one path may run at once: the last commit wins. The mode bits of
-/// an existing file are kept; a symbolic link is replaced, not followed.
+/// renames it over `path` and syncs the folder. Without commit, or after an error before the rename, the
+/// temporary is removed and the old file stays as it was. If only the folder cannot be synced, commit()
+/// throws with the new file in place: a crash of the system may then still undo the rename. A killed process
+/// leaves its temporary behind; the next writer of the same path removes it. Several writers of one path may
+/// run at once: the last commit wins. The mode bits of an existing file are kept; a symbolic link is
+/// replaced, not followed. One thread at a time uses a writer.
+/// \code
+///   atomic_writer writer("run.json");
+///   writer.write(head);  // std::span<const std::uint8_t>
+///   writer.write(body);
+///   writer.commit();     // only now run.json is replaced
+/// \endcode
 class atomic_writer {
  public:
   /// Opens the temporary. Throws io_error if that fails, or if `path` exists and is not a regular file.
@@ -304,7 +320,9 @@ class atomic_writer {
     guard.writer = nullptr;
   }
 
-  /// Replaces the file by the new content. Throws io_error; state_error after commit or an error.
+  /// Replaces the file by the new content. Throws io_error; state_error after commit or an error. After an
+  /// io_error the old file is in place, with one exception: if only the folder cannot be synced, the new file
+  /// is in place already, and the text of the error says so.
   void commit() {
     check_open();
     failure_guard guard{this};
@@ -329,6 +347,7 @@ class atomic_writer {
     }
   };
 
+  // Creates and locks the first of "<path>.tmp-<pid>-0", "-1", ... that does not exist.
   void open_temporary() {
     const std::string stem = path_ + ".tmp-" + std::to_string(::getpid()) + "-";
     for (int n = 0;; ++n) {
@@ -375,8 +394,8 @@ class atomic_writer {
   detail::file_descriptor file_;
 };
 
-/// Replaces the content of `path` by `bytes` through an
-/// atomic_writer. If it throws io_error, the old file is unchanged.
+/// Replaces the content of `path` by `bytes` through an atomic_writer. Errors as its constructor, write and
+/// commit: after io_error the old file is unchanged, except as commit says.
 inline void write_file_atomically(const std::string& path, std::span<const std::uint8_t> bytes) {
   atomic_writer writer(path);
   writer.write(bytes);

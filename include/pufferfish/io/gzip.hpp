@@ -103,6 +103,10 @@ class inflater {
 /// `limit` bounds the result, in bytes. Memory use is at most about twice the size decompressed so
 /// far, so that a small hostile file cannot allocate much. Throws io_error for data that are not
 /// gzip, truncated, corrupt (by checksum, too), followed by other bytes, or longer than the limit.
+/// \code
+///   const std::vector<std::uint8_t> packed = gzip(bytes);
+///   const std::vector<std::uint8_t> again = gunzip(packed, "packed", 1 << 20);  // equal to bytes
+/// \endcode
 inline std::vector<std::uint8_t> gunzip(std::span<const std::uint8_t> bytes, const std::string& name,
                                         std::uint64_t limit = default_read_limit) {
   if (!is_gzip(bytes)) PUFFERFISH_THROW(io_error(name + ": is not gzip data"));
@@ -126,6 +130,7 @@ inline std::vector<std::uint8_t> gunzip(std::span<const std::uint8_t> bytes, con
 
 /// Reads a file and decompresses it if it is gzip (recognised by its first bytes, not by its name).
 /// `limit` bounds the file and the result, in bytes. Throws io_error as read_file and gunzip do.
+/// A gzip file is in memory together with its content.
 inline std::vector<std::uint8_t> read_plain_or_gzip(const std::string& path,
                                                     std::uint64_t limit = default_read_limit) {
   std::vector<std::uint8_t> bytes = read_file(path, limit);

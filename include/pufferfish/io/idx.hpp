@@ -21,6 +21,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// The content of an IDX file: 1 to 4 extents, and as many values as their product.
+/// Element (i, j, k) of extents (a, b, c) is values[(i b + j) c + k].
 struct idx_array {
   std::vector<index_t> extents;
   std::vector<std::uint8_t> values;
@@ -56,6 +57,7 @@ inline std::size_t idx_rank(std::span<const std::uint8_t> bytes, const std::stri
 /// Parses IDX data in memory. `name`: used in error messages. Throws io_error for a
 /// wrong magic number or type, dimensions outside 1..4, and extents whose product
 /// is not the number of bytes that follow (both more and fewer bytes are errors).
+/// An extent of 0 makes an empty array.
 inline idx_array parse_idx(std::span<const std::uint8_t> bytes, const std::string& name) {
   const std::size_t rank = detail::idx_rank(bytes, name);
   const std::size_t header = 4 + 4 * rank;
@@ -92,12 +94,17 @@ inline idx_array parse_idx(std::span<const std::uint8_t> bytes, const std::strin
 
 /// Reads an IDX file, plain or gzip. `limit` bounds the file and its decompressed size, in bytes. Throws
 /// io_error.
+/// Errors as parse_idx and read_plain_or_gzip.
+/// \code
+///   const idx_array labels = read_idx("train-labels-idx1-ubyte.gz");  // extents {60000}
+/// \endcode
 inline idx_array read_idx(const std::string& path, std::uint64_t limit = default_read_limit) {
   return parse_idx(read_plain_or_gzip(path, limit), path);
 }
 
 /// Encodes values as an IDX file of unsigned bytes. Throws shape_error unless
 /// there are 1..4 extents in 0 .. 2^32 - 1 whose product is the number of values.
+/// The inverse of parse_idx.
 inline std::vector<std::uint8_t> encode_idx(const std::vector<index_t>& extents,
                                             std::span<const std::uint8_t> values) {
   const std::string shape = "encode_idx: shape " + detail::shape_text(extents);

@@ -13,6 +13,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// `count` images and their labels. The loaders of io/dataset.hpp guarantee that `pixels` has
 /// count * height * width * channels values, `labels` has `count`, and each label is in 0 .. classes - 1.
+/// Pixel (y, x), channel c of image n is pixels[((n height + y) width + x) channels + c]. Classes that read a
+/// set check it (loader, measure_normalization) or rely on these conditions.
+/// \code
+///   image_set set{2, 1, 1, 3, 10, {255, 0, 0, 0, 255, 0}, {7, 4}};  // two images of one pixel
+/// \endcode
 struct image_set {
   index_t count = 0;
   index_t height = 0;

@@ -32,6 +32,7 @@ class json_numbers_sax {
   named_numbers pairs;
   std::string problem;
 
+  /// Members of nlohmann's SAX interface; false stops the parser, and `problem` says why.
   bool null() { return fail("has a null"); }
   bool boolean(bool) { return fail("has a boolean"); }
   bool binary(nlohmann::json::binary_t&) { return fail("has a binary value"); }
@@ -76,6 +77,12 @@ class json_numbers_sax {
 }  // namespace detail
 
 /// Encodes as {"a":1,"b":2}. `where`: used in error messages. Throws io_error for a name that is not UTF-8.
+/// Numbers must be at least 0 and names must differ, which is not checked: parse_json_numbers refuses other
+/// text.
+/// \code
+///   const std::string text = encode_json_numbers({{"conv1", 16}, {"fc", 4}}, "ranks");
+///   const named_numbers again = parse_json_numbers(text, "ranks");
+/// \endcode
 inline std::string encode_json_numbers(const named_numbers& pairs, const std::string& where) {
   std::string text = "{";
   for (const auto& [name, number] : pairs) {

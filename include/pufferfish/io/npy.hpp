@@ -64,6 +64,7 @@ class npy_header_parser {
  public:
   npy_header_parser(std::string_view text, const std::string& where) : text_(text), where_(where) {}
 
+  /// The header, without `data`. Throws io_error, with the byte, for anything else.
   npy_header operator()() {
     npy_header header;
     bool descr = false, order = false, shape = false;
@@ -107,6 +108,7 @@ class npy_header_parser {
   void expect(char c) {
     if (!take(c)) fail(std::string("has no '") + c + "' at its byte " + std::to_string(at_));
   }
+  // A string in single or double quotes, without escapes.
   std::string_view quoted() {
     skip_space();
     if (at_ == text_.size() || (text_[at_] != '\'' && text_[at_] != '"')) {
@@ -128,6 +130,7 @@ class npy_header_parser {
     fail("has neither True nor False at its byte " + std::to_string(at_));
   }
 
+  // "<f4" and the like; sets dtype and byte order.
   void read_type(npy_header& header) {
     skip_space();
     if (at_ < text_.size() && text_[at_] == '[') fail("is of records; arrays of numbers are read");
@@ -145,6 +148,7 @@ class npy_header_parser {
     fail("has the dtype " + quote_name(type) + ", which is not supported");
   }
 
+  // A number of decimal digits.
   index_t extent() {
     const std::size_t begin = at_;
     index_t value = 0;
@@ -158,6 +162,7 @@ class npy_header_parser {
     return value;
   }
 
+  // "()", "(3,)" or "(3, 4)", with or without a comma at the end from two numbers on.
   std::vector<index_t> tuple() {
     std::vector<index_t> shape;
     expect('(');

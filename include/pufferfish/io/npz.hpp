@@ -33,6 +33,12 @@ static_assert(std::endian::native == std::endian::little, "pufferfish: tensors a
 /// An npz file, checked and held in memory. Its arrays are tensor_info: little-endian and in
 /// row-major order, whatever the file's layout. Arrays that are compressed, big-endian or in
 /// Fortran order are held a second time. Read them with read_tensor and read_tensor_converted.
+/// Move-only. Const members may be called by several threads at once.
+/// \code
+///   const npz_file file = npz_file::read("weights.npz");
+///   std::vector<float> weight(static_cast<std::size_t>(file.tensor("fc.weight").count()));
+///   read_tensor_converted<float>(file, "fc.weight", weight);  // the file may have float64
+/// \endcode
 class npz_file {
  public:
   /// Reads and checks a file. `limit`: largest size accepted, in bytes, of the file and of its arrays
@@ -81,6 +87,8 @@ class npz_file {
   npz_file(std::vector<std::uint8_t> bytes, std::string name)
       : bytes_(std::move(bytes)), name_(std::move(name)) {}
 
+  // Checks an entry and adds its array. Decompresses it, and converts it to row-major little-endian order, if
+  // necessary.
   void add(const detail::zip_entry& entry) {
     constexpr std::string_view ending = ".npy";
     const std::string where = name_ + ": array " + detail::quote_name(entry.name);
@@ -116,6 +124,7 @@ class npz_file {
   std::map<std::string, tensor_info, std::less<>> tensors_;
 };
 
+/// Options of write_npz and encode_npz.
 struct npz_options {
   /// Compress with deflate, as numpy.savez_compressed does. Trained weights hardly become smaller.
   bool compress = false;
@@ -197,7 +206,13 @@ inline std::vector<std::uint8_t> encode_npz(std::span<const tensor_entry> entrie
 /// Equal content gives equal files, whatever the order of the entries (for one version of zlib if
 /// compressed). Throws shape_error for an entry whose bytes do not fit its shape; io_error for
 /// duplicate names or names that are not UTF-8, for dtypes that NumPy does not have (BF16 and the
-/// 8-bit floating-point types), and if the file cannot be written (the old one is then unchanged).
+/// 8-bit floating-point types), and if the file cannot be written (the old one is then unchanged, except as
+/// atomic_writer::commit says).
+/// \code
+///   const std::vector<float> values(6);
+///   const std::vector<tensor_entry> entries{make_tensor_entry("w", {2, 3}, std::span(values))};
+///   write_npz("w.npz", entries);  // in Python: numpy.load("w.npz")["w"]
+/// \endcode
 inline void write_npz(const std::string& path, std::span<const tensor_entry> entries,
                       const npz_options& options = {}) {
   std::optional<atomic_writer> writer;  // opened with the first piece: bad entries create no file

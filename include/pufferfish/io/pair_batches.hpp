@@ -24,6 +24,7 @@ enum class pair_layout {
   packed   ///< sentences are stored without gaps, so no padding is computed
 };
 
+/// All ranks have the same options but `rank`.
 struct pair_batch_options {
   index_t batch = 256;  ///< pairs of all ranks together; an epoch's last batch may have fewer
   bool shuffle = true;  ///< a new order every epoch; else the order of the set
@@ -58,6 +59,13 @@ struct pair_batch {
 /// Serves the batches of a set of sentence pairs. The order is a pure function of (seed, epoch), so any
 /// number of ranks sees the same global batches. Rank r of p gets pairs B r / p .. B (r + 1) / p - 1 of
 /// a batch of B pairs. The set must outlive the object and must not change.
+/// One thread at a time uses the object. The sum of `tokens` over the ranks is global_tokens.
+/// \code
+///   pair_batches source(pairs, {.batch = 64, .bucket_batches = 10, .seed = 1});
+///   for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
+///     const pair_batch part = source.load(0, step);  // part.source: [part.count x part.source_length]
+///   }
+/// \endcode
 class pair_batches {
  public:
   /// Throws value_error for an empty set, a batch below 1, a negative number of bucketed batches, a rank
@@ -124,6 +132,7 @@ class pair_batches {
     return static_cast<std::int64_t>(set_->target[pair].size()) + 1;
   }
 
+  /// Writes the sentences of batch.pairs to the object's memory, and sets the lengths and views of the batch.
   void fill(pair_batch& batch) {
     const auto count = static_cast<std::size_t>(batch.count);
     for (std::size_t i = 0; i < count; ++i) {
@@ -191,6 +200,7 @@ class pair_batches {
     order_epoch_ = epoch;
   }
 
+  // Sorts each run of bucket_batches batches by target length, then by source length.
   void sort_pools() {
     const auto batch = static_cast<std::size_t>(options_.batch);
     const auto batches = static_cast<std::size_t>(std::min(options_.bucket_batches, steps_per_epoch()));

@@ -40,6 +40,7 @@ inline parallel_text read_parallel_text(const std::string& source, const std::st
 }
 
 /// Replaces each line by its tokens, separated by one space. Not needed for text that is tokenised already.
+/// Throws value_error for a line that is not UTF-8; the lines before it are then tokens already.
 inline void tokenize(parallel_text& text, const tokenizer& source, const tokenizer& target) {
   for (std::string& line : text.source) line = source.line(line);
   for (std::string& line : text.target) line = target.line(line);
@@ -80,6 +81,8 @@ inline vocabulary joint_vocabulary(const parallel_text& text, std::int64_t minim
 }
 
 /// Sequences of ids, stored one after the other.
+/// Indices are from 0 to size() - 1; others are undefined behavior in builds without assertions. Spans stay
+/// valid until the next push_back.
 class id_lists {
  public:
   index_t size() const { return static_cast<index_t>(ends_.size()); }
@@ -97,6 +100,7 @@ class id_lists {
   }
 
   /// Length of the longest sequence, 0 if there is none.
+  /// Reads the lengths of all sequences.
   index_t longest() const {
     index_t result = 0;
     for (index_t i = 0; i < size(); ++i) result = std::max(result, static_cast<index_t>((*this)[i].size()));
@@ -129,6 +133,7 @@ struct sentence_pairs {
 
 /// The ids of one tokenised line. Words without an id, and
 /// special words that occur in the text, become `<unk>`.
+/// Throws value_error for a word without an id if the vocabulary has no unknown word.
 inline std::vector<std::int32_t> encode_sentence(std::string_view line, const vocabulary& words) {
   std::vector<std::int32_t> ids;
   for (const std::string_view word : split_words(line)) {
@@ -153,6 +158,13 @@ inline std::vector<std::string> decode_sentence(std::span<const std::int32_t> id
 /// The pairs of a tokenised text. `max_length`: most words on either side. Throws
 /// value_error for a max_length below 1, a vocabulary that does not begin like that
 /// of joint_vocabulary, and a text whose sides have different numbers of lines.
+/// With unfit_pairs::keep there is one pair for each line.
+/// \code
+///   parallel_text text = read_parallel_text("train.en", "train.de");
+///   tokenize(text, tokenizer({.of = language::english}), tokenizer({.of = language::german}));
+///   const vocabulary words = joint_vocabulary(text);
+///   const sentence_pairs pairs = encode_pairs(text, words);
+/// \endcode
 inline sentence_pairs encode_pairs(const parallel_text& text, const vocabulary& words,
                                    index_t max_length = 100, unfit_pairs unfit = unfit_pairs::drop) {
   if (max_length < 1) detail::throw_error<value_error>({"encode_pairs: a length of at most ", max_length});

@@ -37,6 +37,13 @@ static_assert(std::endian::native == std::endian::little, "pufferfish: safetenso
 using safetensors_entry = tensor_entry;
 
 /// A safetensors file, checked and held in memory.
+/// Move-only. Const members may be called by several threads at once. Larger files: safetensors_reader
+/// (io/safetensors_stream.hpp).
+/// \code
+///   const safetensors_file file = safetensors_file::read("weights.safetensors");
+///   std::vector<float> weight(static_cast<std::size_t>(file.tensor("fc.weight").count()));
+///   read_tensor<float>(file, "fc.weight", weight);
+/// \endcode
 class safetensors_file {
  public:
   /// Reads and checks a file. `limit`: largest size accepted, in bytes. Throws io_error as parse and
@@ -89,6 +96,7 @@ class safetensors_file {
   safetensors_file(std::vector<std::uint8_t> bytes, std::string name)
       : bytes_(std::move(bytes)), name_(std::move(name)) {}
 
+  // `item` has been checked against the data.
   void add(detail::safetensors_item& item, std::span<const std::uint8_t> data) {
     const std::uint64_t begin = (*item.offsets)[0];
     const std::uint64_t end = (*item.offsets)[1];
@@ -208,7 +216,13 @@ inline std::vector<std::uint8_t> encode_safetensors(std::span<const safetensors_
 /// from the entries' memory. Equal content gives equal files, whatever the order
 /// of the entries. Throws shape_error for an entry whose bytes do not fit its
 /// shape; io_error for duplicate names, the name "__metadata__", strings that are
-/// not UTF-8, and if the file cannot be written (the old one is then unchanged).
+/// not UTF-8, a header above 100 MB, and if the file cannot be written (the old one is then unchanged, except
+/// as atomic_writer::commit says).
+/// \code
+///   const std::vector<float> values(6);
+///   const std::vector<safetensors_entry> entries{make_safetensors_entry("w", {2, 3}, std::span(values))};
+///   write_safetensors("w.safetensors", entries, {{"made by", "an example"}});
+/// \endcode
 inline void write_safetensors(const std::string& path, std::span<const safetensors_entry> entries,
                               const safetensors_metadata& metadata = {}) {
   std::optional<atomic_writer> writer;  // opened with the first piece: bad entries create no file

@@ -53,6 +53,7 @@ class safetensors_header_sax {
   safetensors_metadata metadata;
   std::string problem;
 
+  /// Members of nlohmann's SAX interface; false stops the parser, and `problem` says why.
   bool null() { return fail("has a null"); }
   bool boolean(bool) { return fail("has a boolean"); }
   bool binary(nlohmann::json::binary_t&) { return fail("has a binary value"); }
@@ -147,6 +148,7 @@ class safetensors_header_sax {
   }
 
  private:
+  // Levels of the document: before it, its object, an object of a tensor and its two arrays, the metadata.
   enum class place { nowhere, root, tensor, shape, offsets, metadata };
 
   bool fail(const std::string& what) {

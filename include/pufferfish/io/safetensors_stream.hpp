@@ -36,6 +36,14 @@ struct tensor_place {
 };
 
 /// An open safetensors file, of which only the header is in memory. Makes the checks of safetensors_file.
+/// The file stays open as long as the object and must not change meanwhile.
+/// \code
+///   const safetensors_reader file("large.safetensors");
+///   for (const tensor_place& tensor : file.tensors()) {
+///     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tensor.bytes));
+///     file.read(tensor, 0, bytes);
+///   }
+/// \endcode
 class safetensors_reader {
  public:
   /// Opens a file and reads its header. Throws io_error as
@@ -95,9 +103,17 @@ class safetensors_reader {
 /// Writes a safetensors file tensor by tensor; the file appears in one step at the end
 /// (see atomic_writer). The header precedes the data but is known only after them, so
 /// room is reserved for it. Unused room is filled with spaces, as the format allows.
+/// One thread at a time uses a writer. Without commit there is no new file.
+/// \code
+///   safetensors_writer writer("out.safetensors", safetensors_writer::room_for("w", 2));
+///   writer.begin("w", tensor_dtype::f32, {2, 3});
+///   writer.write(bytes);  // 24 bytes, in one call or several
+///   writer.commit();
+/// \endcode
 class safetensors_writer {
  public:
   /// `header_room`: upper bound of the header's bytes; add up room_for() of all tensors and metadata.
+  /// Throws io_error as atomic_writer.
   safetensors_writer(const std::string& path, std::size_t header_room)
       : name_(path), room_((header_room + 64 + 7) / 8 * 8), writer_(path) {
     const std::vector<std::uint8_t> blank(room_, ' ');
@@ -112,6 +128,8 @@ class safetensors_writer {
 
   /// Begins a tensor; write() appends its bytes. Begin tensors in order of descending element size, so that
   /// each is aligned to its elements, as some readers require. Returns the number of the tensor: 0, 1, ...
+  /// Throws shape_error if the tensor before it is incomplete, for a negative extent, for more than 64
+  /// dimensions and for sizes beyond index_t. Names are checked by commit.
   std::size_t begin(std::string name, tensor_dtype dtype, std::vector<index_t> shape) {
     check_complete();
     const std::optional<std::uint64_t> bytes = detail::tensor_bytes(dtype, shape);
@@ -136,6 +154,7 @@ class safetensors_writer {
   }
 
   /// Renames a tensor that has been begun, for names that are known late.
+  /// Throws std::out_of_range for a number that begin() has not returned.
   void rename(std::size_t tensor, std::string name) { tensors_.at(tensor).name = std::move(name); }
 
   const std::vector<tensor_place>& tensors() const { return tensors_; }

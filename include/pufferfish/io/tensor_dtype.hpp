@@ -16,6 +16,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Element types by the names of the safetensors format, whole bytes only.
+/// The number in a name is the number of bits of an element; c64 is a complex number of two f32. boolean, the
+/// f8 types and c64 can be described and copied as bytes, but have no C++ type here (dtype_of_v).
 enum class tensor_dtype : std::uint8_t {
   boolean,
   u8,
@@ -144,6 +146,7 @@ constexpr bool is_floating(tensor_dtype dtype) {
 }  // namespace detail
 
 /// The dtype of a name, nothing for an unknown one.
+/// Upper and lower case differ.
 constexpr std::optional<tensor_dtype> parse_dtype(std::string_view name) {
   for (const detail::dtype_row& row : detail::dtype_table) {
     if (row.name == name) return row.dtype;

@@ -22,6 +22,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A file of tensors, open for reading.
+/// \code
+///   const std::unique_ptr<tensor_source> file = open_tensor_source("weights.npz");
+///   for (const tensor_place& tensor : file->tensors()) {
+///     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tensor.bytes));
+///     file->read(tensor, 0, bytes);
+///   }
+/// \endcode
 class tensor_source {
  public:
   tensor_source() = default;
@@ -33,7 +40,8 @@ class tensor_source {
   virtual const std::vector<tensor_place>& tensors() const = 0;
   /// Metadata of a safetensors file; empty for npz.
   virtual const safetensors_metadata& metadata() const = 0;
-  /// Copies bytes of a tensor, from its byte `from` on. Any number of threads may read at once.
+  /// Copies bytes of a tensor, from its byte `from` on. Any number of threads may read at once. `tensor` is
+  /// one of tensors(). Errors as safetensors_reader::read.
   virtual void read(const tensor_place& tensor, std::uint64_t from, std::span<std::uint8_t> out) const = 0;
 };
 
@@ -46,11 +54,12 @@ class tensor_sink {
   tensor_sink& operator=(const tensor_sink&) = delete;
   virtual ~tensor_sink() = default;
 
-  /// As in safetensors_writer.
+  /// As in safetensors_writer. An npz file checks sizes and names only in commit(), but begin() throws
+  /// io_error for a dtype that NumPy does not have. write() requires a tensor that has been begun.
   virtual std::size_t begin(std::string name, tensor_dtype dtype, std::vector<index_t> shape) = 0;
   virtual void write(std::span<const std::uint8_t> bytes) = 0;
   virtual void rename(std::size_t tensor, std::string name) = 0;
-  /// An npz file cannot hold metadata: they are dropped.
+  /// An npz file cannot hold metadata: they are dropped. Errors as safetensors_writer::commit or write_npz.
   virtual void commit(const safetensors_metadata& metadata) = 0;
 };
 
@@ -61,6 +70,7 @@ inline bool is_npz_name(std::string_view path) {
   return path.size() >= ending.size() && path.substr(path.size() - ending.size()) == ending;
 }
 
+/// Reads from the file in every call.
 class safetensors_source final : public tensor_source {
  public:
   explicit safetensors_source(const std::string& path) : reader_(path) {}
@@ -75,6 +85,7 @@ class safetensors_source final : public tensor_source {
   safetensors_reader reader_;
 };
 
+/// Holds the whole file in memory.
 class npz_source final : public tensor_source {
  public:
   explicit npz_source(const std::string& path) : file_(npz_file::read(path)) {
@@ -102,6 +113,7 @@ class npz_source final : public tensor_source {
   safetensors_metadata none_;
 };
 
+/// Writes to the file in every call.
 class safetensors_sink final : public tensor_sink {
  public:
   safetensors_sink(const std::string& path, std::size_t room) : writer_(path, room) {}
@@ -116,6 +128,7 @@ class safetensors_sink final : public tensor_sink {
   safetensors_writer writer_;
 };
 
+/// Keeps all bytes in memory until commit().
 class npz_sink final : public tensor_sink {
  public:
   explicit npz_sink(const std::string& path) : path_(path) { atomic_writer{path}; }  // fails early

@@ -40,6 +40,7 @@ struct tensor_info {
 };
 
 /// One tensor to be written. `bytes` is only read, and only during the call.
+/// The bytes are little-endian and in row-major order.
 struct tensor_entry {
   std::string name;
   tensor_dtype dtype{};
@@ -107,6 +108,7 @@ bool visit_floating(tensor_dtype dtype, const Visit& visit) {
 
 /// Converts elements of F32, F64, F16 or BF16, which need not be aligned,
 /// to To (see scalar_cast). Other dtypes: does nothing and returns false.
+/// `from` has to.size() elements.
 template <class To>
 bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, std::span<To> to) {
   return visit_floating(dtype, [&]<class From>(From value) {
@@ -136,6 +138,7 @@ void append_floating(tensor_dtype dtype, std::span<const From> from, std::vector
 /// Copies a tensor's elements to `out`, unchanged. File: safetensors_file or
 /// npz_file. Throws io_error for a missing tensor, a dtype other than that of
 /// `T`, and a number of elements other than out.size() (both numbers are named).
+/// `out` need not have the tensor's shape, only its number of elements.
 template <class T, class File>
 void read_tensor(const File& file, std::string_view name, std::span<T> out) {
   const tensor_info& info = detail::tensor_of_count(file, name, out.size());

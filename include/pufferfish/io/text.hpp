@@ -25,6 +25,8 @@ inline constexpr std::uint64_t default_text_limit = std::uint64_t{1} << 28;
 /// Splits text into lines, without their ends ("\n" or "\r\n"). The last line needs no end, and an end of
 /// the last line starts no further line. A UTF-8 byte order mark at the start is dropped. `name`: used in
 /// error messages. Throws io_error, with line number (from 1) and byte, if the text is not UTF-8.
+/// An empty text has no lines; a line "" is kept. Of several carriage returns at the end of a line only the
+/// last is removed.
 inline std::vector<std::string> parse_lines(std::span<const std::uint8_t> bytes, const std::string& name) {
   std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const std::size_t invalid = first_invalid_utf8(text);
@@ -54,6 +56,12 @@ inline std::vector<std::string> read_lines(const std::string& path,
 }
 
 /// The words of a line, which are separated by spaces and tabs. The views point into `line`.
+/// Empty for a line of blanks. Other white space of Unicode is part of words.
+/// \code
+///   for (const std::string& line : read_lines("train.en")) {
+///     for (const std::string_view word : split_words(line)) counts.add(word);
+///   }
+/// \endcode
 inline std::vector<std::string_view> split_words(std::string_view line) {
   constexpr std::string_view blanks = " \t";
   std::vector<std::string_view> words;

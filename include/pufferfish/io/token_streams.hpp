@@ -17,6 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// All ranks have the same options but `rank`.
 struct stream_options {
   index_t streams = 20;  ///< of all ranks together: the global batch
   index_t segment = 35;  ///< tokens of a stream in one step; an epoch's last segment may have fewer
@@ -41,6 +42,13 @@ struct token_segment {
 /// continue each other, so recurrent state can be carried. Rank r of p gets streams
 /// B r / p .. B (r + 1) / p - 1. Source of the scheme: the usual batching of word-level language
 /// models (Zaremba, Sutskever, Vinyals, "Recurrent neural network regularization", 2014).
+/// One thread at a time uses the object.
+/// \code
+///   token_streams source(ids, {.streams = 20, .segment = 35});
+///   for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
+///     const token_segment part = source.load(step);  // part.inputs: [part.length x part.streams]
+///   }
+/// \endcode
 class token_streams {
  public:
   /// The ids must outlive the object. Throws value_error for options out of range and for a text with fewer
@@ -71,6 +79,7 @@ class token_streams {
   /// Tokens of each stream.
   index_t stream_length() const { return length_; }
 
+  /// ceil((stream_length() - 1) / segment), at least 1.
   index_t steps_per_epoch() const { return (length_ - 1 + options_.segment - 1) / options_.segment; }
 
   /// Tokens predicted in an epoch, by all ranks.

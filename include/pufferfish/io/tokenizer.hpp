@@ -32,6 +32,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Language of a text, which decides on its abbreviations and on periods after numbers.
 enum class language : std::uint8_t { english, german };
 
 struct tokenizer_options {
@@ -78,6 +79,7 @@ class chunk_scanner {
                 std::vector<std::u32string>& tokens)
       : text_(text), next_(next), options_(options), tokens_(tokens) {}
 
+  /// Appends the chunk's tokens. A chunk that is a joint ("@-@") stays whole.
   void run() {
     if (is_joint(text_)) {
       put(0, text_.size());
@@ -167,6 +169,8 @@ class chunk_scanner {
     return alone && letter(i + 1) && !word_part(i + 2);
   }
 
+  // Takes a word with a period or hyphen that belongs to it, or else without its clitics, and the joint after
+  // it.
   void take_word() {
     const std::size_t begin = at_;
     std::size_t end = at_ + (word_part(at_) ? 0 : 1);
@@ -184,6 +188,7 @@ class chunk_scanner {
     return peek(end) == '-' && letter(end - 1) && peek(end + 1) != '-' && !word_part(end + 1);
   }
 
+  // Puts the word and its clitics, which are found from the end, in the order of the text.
   void put_with_clitics(std::size_t begin, std::size_t end) {
     const std::size_t place = tokens_.size();
     for (std::size_t cut = find_clitic(begin, end); cut > begin; cut = find_clitic(begin, end)) {
@@ -204,6 +209,8 @@ class chunk_scanner {
     ++at_;
   }
 
+  // Whether the period at `end` belongs to the word: initials, dotted letters, abbreviations, German
+  // ordinals.
   bool period_stays(std::size_t begin, std::size_t end) const {
     if (peek(end) != '.' || peek(end + 1) == '.') return false;
     const std::u32string_view word = text_.substr(begin, end - begin);
@@ -261,6 +268,12 @@ class chunk_scanner {
 }  // namespace detail
 
 /// Splits text into tokens by the rules at the top of this file. Holds options only.
+/// Const members may be called by several threads at once.
+/// \code
+///   const tokenizer english;
+///   english.line("Mr. Smith's T-shirt, isn't it?");  // "Mr. Smith 's T @-@ shirt , is n't it ?"
+///   detokenize(english("Mr. Smith's T-shirt"), language::english);  // "Mr. Smith's T-shirt"
+/// \endcode
 class tokenizer {
  public:
   explicit tokenizer(const tokenizer_options& options = {}) : options_(options) {}

@@ -16,6 +16,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
+/// Replaces every occurrence, from left to right; replacements are not searched again. `from` is not empty.
 inline void replace_all(std::string& text, std::string_view from, std::string_view to) {
   if (text.find(from) == std::string::npos) return;
   std::string result;
@@ -102,6 +103,10 @@ std::string separate_pairs(std::string_view text, First&& first, Second&& second
 
 /// The tokens of a segment under "13a", separated by one space. The caller must remove white
 /// space at the end of the segment (corpus BLEU does so). Bytes that are not UTF-8 are kept.
+/// Never throws for any bytes.
+/// \code
+///   tokenize_13a("Hello, world-wide \"1,000.5\"!");  // Hello , world-wide " 1,000.5 " !
+/// \endcode
 inline std::string tokenize_13a(std::string_view segment) {
   std::string text(segment);
   detail::replace_all(text, "<skipped>", "");

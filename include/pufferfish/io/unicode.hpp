@@ -18,6 +18,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Unicode's general categories by their first letter: L, M, N, P, S; white space (the property, and Z); C.
+/// The values are those of the tables in io/unicode_tables.hpp.
 enum class char_class : std::uint8_t { letter, mark, number, punctuation, symbol, space, control };
 
 namespace detail {
@@ -34,6 +35,7 @@ inline char32_t decode_code_point(const char* bytes, std::size_t length) {
 }  // namespace detail
 
 /// The code points of UTF-8 text. Throws value_error, with the number of the byte, if it is not UTF-8.
+/// The inverse of encode_utf8 for valid code points.
 inline std::u32string decode_utf8(std::string_view text) {
   std::u32string result;
   result.reserve(text.size());
@@ -68,6 +70,7 @@ inline std::string encode_utf8(std::u32string_view text) {
 }
 
 /// The class of a code point; `control` for values that are no code points.
+/// O(log n) in the number of runs of the table; so is lower_case.
 inline char_class class_of(char32_t code) {
   if (code >= 'a' && code <= 'z') return char_class::letter;
   if (code > 0x10ffff) return char_class::control;
@@ -109,6 +112,9 @@ inline bool is_case_ignorable(char32_t code) {
 /// UTF-8 text in lower case, by Unicode's rules for all languages. Code points are converted one by one,
 /// except that U+0130 becomes two, and a capital sigma at the end of a word becomes a final one (a letter
 /// before it, none after it, ignoring marks and periods within words). Throws value_error as decode_utf8.
+/// \code
+///   to_lower("STRASSE \xc3\x84");  // "strasse \xc3\xa4"
+/// \endcode
 inline std::string to_lower(std::string_view text) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<std::uint8_t>(c) < 0x80; })) {
     std::string result(text);

@@ -35,6 +35,10 @@ inline std::size_t utf8_length(std::string_view text, std::size_t at) {
 }  // namespace detail
 
 /// Offset of the first byte that is not part of well-formed UTF-8; text.size() if there is none.
+/// Overlong forms, surrogates and code points above U+10FFFF are not well-formed.
+/// \code
+///   const bool is_utf8 = first_invalid_utf8(text) == text.size();
+/// \endcode
 inline std::size_t first_invalid_utf8(std::string_view text) {
   std::size_t at = 0;
   while (at < text.size()) {

@@ -45,6 +45,11 @@ inline bool is_word(std::string_view word) {
 }  // namespace detail
 
 /// How often each word occurs.
+/// \code
+///   word_counts counts;
+///   for (const std::string_view word : split_words("the cat and the dog")) counts.add(word);
+///   const vocabulary words(counts, {.minimum_count = 2});  // <unk> and "the"
+/// \endcode
 class word_counts {
  public:
   /// Adds `times` to the count of a word. Throws value_error for a word that is
@@ -68,11 +73,13 @@ class word_counts {
     const auto place = counts_.find(word);
     return place == counts_.end() ? 0 : place->second;
   }
+  /// Sum of all counts, and number of different words; words added 0 times count among the latter.
   std::int64_t total() const { return total_; }
   index_t distinct() const { return static_cast<index_t>(counts_.size()); }
 
   /// Words and counts, the most frequent first, equally frequent ones in the
   /// order of their bytes. The result does not depend on the order of counting.
+  /// Copies and sorts all words: O(n log n) per call.
   std::vector<std::pair<std::string, std::int64_t>> sorted() const {
     std::vector<std::pair<std::string, std::int64_t>> result(counts_.begin(), counts_.end());
     std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) {
@@ -86,6 +93,7 @@ class word_counts {
   std::int64_t total_ = 0;
 };
 
+/// Options of a vocabulary that is made from counts.
 struct vocabulary_options {
   /// Words that are always in the vocabulary, with ids 0, 1, ... in this order.
   std::vector<std::string> special{"<unk>"};
@@ -97,6 +105,7 @@ struct vocabulary_options {
 
 /// Words with ids 0 .. size - 1: first the special ones, then the others,
 /// the most frequent first. Has value semantics: copies are independent.
+/// Const members may be called by several threads at once.
 class vocabulary {
  public:
   /// An empty vocabulary.
@@ -105,6 +114,7 @@ class vocabulary {
   /// The words of `counts` that the options admit. The count of the unknown word includes those of
   /// all words left out. Throws value_error for special words that are no words (see word_counts),
   /// duplicate, or without the unknown word, and for a maximum below the number of special words.
+  /// The size is at most 2^31 - 1.
   explicit vocabulary(const word_counts& counts, const vocabulary_options& options = {}) {
     for (const std::string& word : options.special) {
       if (!detail::is_word(word) || !insert(word, counts.count(word))) {
@@ -165,6 +175,7 @@ class vocabulary {
     return *unknown_;
   }
 
+  /// Equal words, in the same order and with the same counts, and the same unknown word.
   bool operator==(const vocabulary& other) const {
     return words_ == other.words_ && counts_ == other.counts_ && unknown_ == other.unknown_;
   }
@@ -198,6 +209,11 @@ class vocabulary {
   }
 
   /// Reads a file from save(), plain or gzip. Throws io_error as from_text and read_plain_or_gzip.
+  /// `limit` bounds the file and its decompressed size, in bytes.
+  /// \code
+  ///   words.save("words.txt");
+  ///   const vocabulary again = vocabulary::load("words.txt");  // again == words
+  /// \endcode
   static vocabulary load(const std::string& path, std::uint64_t limit = default_text_limit) {
     return parse(read_plain_or_gzip(path, limit), path);
   }
@@ -245,6 +261,7 @@ class vocabulary {
     return value;
   }
 
+  // Checks title, number of lines, every line, and the digest. Throws io_error as from_text.
   static vocabulary parse(std::span<const std::uint8_t> bytes, const std::string& name) {
     constexpr std::size_t head = 3;
     std::vector<std::string> lines = parse_lines(bytes, name);
@@ -275,6 +292,8 @@ class vocabulary {
     return result;
   }
 
+  // Adds the word of a line "word<tab>count". Throws io_error, with the line, for another line or a known
+  // word.
   void parse_word(std::string_view line, std::size_t number_of_line, const std::string& name) {
     const std::size_t tab = std::min(line.find('\t'), line.size());
     const std::string_view word = line.substr(0, tab);

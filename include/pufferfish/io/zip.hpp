@@ -107,6 +107,8 @@ class zip_directory_reader {
     fail(std::to_string(size) + " bytes without a zip archive's end record");
   }
 
+  /// Sets count_, start_ and end_: number of entries, first byte and end of the directory. Uses the 64-bit
+  /// records if there are any.
   void find_directory() {
     std::size_t end = find_end();
     std::uint64_t disks = zip_number<2>(file_, end + 4) | zip_number<2>(file_, end + 6);
@@ -161,6 +163,7 @@ class zip_directory_reader {
     }
   }
 
+  /// Reads the directory entry at `position` and moves `position` to the next one.
   zip_entry central_entry(std::uint64_t& position) const {
     const auto at = static_cast<std::size_t>(position);
     zip_entry entry;
@@ -364,6 +367,7 @@ class zip_writer {
     entries_.push_back(std::move(entry));
   }
 
+  /// Writes the directory and the end records. To be called once, after the last add().
   void finish() {
     const std::uint64_t start = written_;
     for (const zip_entry& entry : entries_) {
@@ -423,6 +427,7 @@ class zip_writer {
     for (const std::uint64_t value : numbers) number(value, 8);
   }
 
+  /// Writes the end record, before it the 64-bit ones if a number does not fit or `wide` is set.
   void end_records(std::uint64_t start, std::uint64_t size) {
     const std::uint64_t count = entries_.size();
     const bool large = wide_ || count >= zip_see64_short || start >= zip_see64 || size >= zip_see64;

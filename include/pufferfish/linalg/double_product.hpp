@@ -107,6 +107,7 @@ enum class product_part { full, lower };
 
 /// C += A^T B. a: [depth x M], b: [depth x N], float or double, any strides; c: [M x N] with contiguous rows,
 /// not aliasing a or b. The order of additions depends only on the shapes.
+/// Allocates the packed blocks on each call; runs in the calling thread.
 PUFFERFISH_NOINLINE inline void add_product_tn(const product_operand& a, const product_operand& b,
                                                const tensor_view<double, 2>& c,
                                                product_part part = product_part::full) {

@@ -14,6 +14,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Eigen's product, using maps of the caller's memory. Runs in the calling thread unless the program has
 /// enabled Eigen's own threads.
+/// Stateless, so one object may be used by several threads.
 struct eigen_gemm {
   /// c = a b, or c += a b, for any strides. Throws shape_error if the shapes do not fit.
   /// c must not overlap a or b.

@@ -13,6 +13,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// A back end for C = A B and C += A B: `multiply(a, b, c, accumulate)` with a: M x K, b: K x N, c: M x N,
 /// any strides; c must not overlap a or b. For K = 0 the product is zero.
+/// multiply throws shape_error unless the shapes fit.
+///
+/// \code
+/// tensor<float, 2> a({32, 64}), b({64, 16}), c({32, 16});
+/// stack_arena scratch;
+/// native_gemm(scratch).multiply<float>(a.view(), b.view(), c.view());        // c = a b
+/// native_gemm(scratch).multiply<float>(a.view(), b.view(), c.view(), true);  // c += a b
+/// \endcode
 template <class G, class T>
 concept gemm_engine = requires(const G& engine, tensor_view<const T, 2> a, tensor_view<const T, 2> b,
                                tensor_view<T, 2> c, bool accumulate) {
@@ -34,6 +42,7 @@ void check_product(const tensor_view<A, 2>& a, const tensor_view<B, 2>& b, const
 
 /// Direct implementation of the definition: c_ij = sum_k a_ik b_kj, each sum in double. Other back
 /// ends are tested against it.
+/// 2 M N K operations without any blocking: for tests and tiny products.
 struct reference_gemm {
   /// Throws shape_error if the shapes do not fit. c must not overlap a or b.
   template <class T>

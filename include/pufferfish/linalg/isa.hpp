@@ -14,9 +14,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// From narrow to wide. `portable` is the instruction set of the compiler's flags.
+/// From narrow to wide. `portable` is the instruction set of the compiler's flags; avx2 includes FMA; avx512
+/// stands for the extensions F, VL, BW and DQ.
 enum class isa { portable, avx2, avx512 };
 
+/// "portable", "avx2", "avx512".
 constexpr const char* to_string(isa target) {
   return target == isa::avx512 ? "avx512" : target == isa::avx2 ? "avx2" : "portable";
 }
@@ -43,6 +45,8 @@ constexpr const char* to_string(isa target) {
 #endif
 
 /// True if kernels for `target` are compiled into this unit and this machine can run them.
+/// A unit that is compiled for one wide instruction set does not contain the narrower ones: isa::portable is
+/// then false.
 inline bool isa_available(isa target) {
   switch (target) {
     case isa::avx512:
@@ -65,6 +69,7 @@ inline bool isa_available(isa target) {
 }
 
 /// The widest instruction set for which isa_available() is true.
+/// If the unit is compiled for AVX-512 only, the machine is not asked.
 inline isa widest_isa() {
 #if PUFFERFISH_KERNELS_AVX512 && !PUFFERFISH_KERNELS_AVX2
   return isa::avx512;

@@ -42,6 +42,8 @@ inline std::pair<double, double> reflect_to_first(double* v, index_t count) {
   return {2 / (v[0] * v[0] + rest), alpha};
 }
 
+/// Householder QR of B^T with column pivoting: in step j, the row of B with the largest remaining norm comes
+/// first. Norms are downdated, and summed again where the difference has lost four digits.
 PUFFERFISH_COLD inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
   const index_t n = b.extent(0);
   const index_t m = b.extent(1);
@@ -84,6 +86,7 @@ PUFFERFISH_COLD inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
 
 /// Rotates the rows of w (square) until they are orthogonal, and the rows of z in the same way: w = J
 /// w_before and z = J z_before. Zero rows stay zero.
+/// Throws error if 60 sweeps do not suffice.
 PUFFERFISH_COLD inline void orthogonalize_by_rotation(tensor<double, 2>& w, tensor<double, 2>& z) {
   constexpr int most_sweeps = 60;
   const index_t n = w.extent(0);

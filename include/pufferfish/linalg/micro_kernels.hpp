@@ -93,6 +93,7 @@ struct segment_kernels {
 };
 
 /// The kernels of one instruction set, indexed by width in vectors (minus one).
+/// A width of w vectors has the entry w - 1. Static data of this library; never modified.
 template <class T>
 struct kernel_table {
   index_t lanes;
@@ -113,6 +114,7 @@ PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
 }
 
 /// Computes any number of rows with the largest kernels that fit. Only the first kernel call prefetches.
+/// `block` describes the first row; result rows do not overlap the operands.
 template <class T>
 void run_rows(const kernel_list<T>& kernels, block_arguments<T> block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
@@ -126,6 +128,7 @@ void run_rows(const kernel_list<T>& kernels, block_arguments<T> block, index_t r
   }
 }
 
+/// The table of the kernels that a namespace of micro_kernels.inc defines as static members of `Kernels`.
 template <class T, class Kernels>
 constexpr kernel_table<T> make_kernel_table() {
   return {Kernels::lanes,

@@ -16,13 +16,22 @@
 #include <pufferfish/linalg/micro_kernels.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-/// The right operand of many products, packed for the micro-kernels in panels of a few vectors' width.
-/// It is used in place if its rows are contiguous and consist of whole vectors; otherwise `prepare`
-/// copies it, padded with zeros.
+/// The right operand of many products, packed for the micro-kernels in panels of a few vectors' width. It is
+/// used in place if its rows are contiguous and consist of whole vectors; otherwise `prepare` copies it,
+/// padded with zeros. The object refers to b or to `storage` and owns nothing. multiply is const: several
+/// threads may multiply disjoint rows of c by one operand.
+///
+/// \code
+/// scratch_frame frame(ctx.scratch());
+/// float* const storage = frame.take<float>(gemm_operand<float>::storage_size(depth, columns));
+/// const auto operand = gemm_operand<float>::prepare(b, storage, rows);
+/// operand.multiply(a, c, false);  // c = a b
+/// \endcode
 template <class T>
 class gemm_operand {
  public:
-  /// Number of elements of storage that `prepare` may need for a K x N operand.
+  /// Number of elements of storage that `prepare` may need for a depth x columns operand. `target` as for
+  /// prepare.
   static index_t storage_size(index_t depth, index_t columns, isa target = widest_isa()) {
     const detail::kernel_table<T>& kernels = detail::kernels_for<T>(target);
     const index_t vectors = (columns + kernels.lanes - 1) / kernels.lanes;
@@ -30,7 +39,8 @@ class gemm_operand {
   }
 
   /// Prepares b (K x N, any strides) for products with about `rows` rows. `storage` must have room for
-  /// storage_size(K, N) elements. `storage` and b must outlive the operand.
+  /// storage_size(K, N) elements and must not overlap b. `storage` and b must outlive the operand, and b must
+  /// not change, because it may be used in place. `target` must satisfy isa_available().
   static gemm_operand prepare(const tensor_view<const T, 2>& b, T* storage,
                               index_t rows = std::numeric_limits<index_t>::max(), isa target = widest_isa()) {
     gemm_operand result;
@@ -96,6 +106,8 @@ class gemm_operand {
   /// As multiply, for products that are large in every dimension. Tiles of a are first packed into `left`, in
   /// panels in the order in which the kernels read them, and stay in the L2 cache while all panels of b are
   /// used (Goto, van de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008).
+  /// `left` has left_storage_size() elements, is overwritten and overlaps nothing; each thread needs its own.
+  /// Throws shape_error as multiply.
   void multiply_packed(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate,
                        T* left) const {
     detail::check_product(a, tensor_view<const T, 2>(nullptr, {depth_, columns_}), c);
@@ -204,6 +216,8 @@ class gemm_operand {
 };
 
 /// The library's product as a gemm_engine: single-threaded, packs into memory from the given arena.
+/// The arena must outlive the object; memory taken from it is released when multiply returns. One thread at a
+/// time may use an arena. float and double.
 class native_gemm {
  public:
   explicit native_gemm(stack_arena& scratch, isa target = widest_isa())

@@ -43,6 +43,8 @@ enum class svd_method {
   external
 };
 
+/// Options of svd. Checked by every call: rank_error for a negative max_rank, value_error for a negative
+/// oversampling or power_iterations, and for the method external.
 struct svd_options {
   /// Maximum number of singular vectors; 0: min(rows, columns).
   index_t max_rank = 0;
@@ -55,6 +57,7 @@ struct svd_options {
 };
 
 /// A ~ U diag(singular_values[0 .. k-1]) V^T with A [rows x columns].
+/// Everything is in double and owned. k is the chosen rank, at most svd_options::max_rank.
 struct svd_result {
   /// Descending. All min(rows, columns) of them; the first max_rank for the randomized method.
   std::vector<double> singular_values;
@@ -138,6 +141,7 @@ class gram_decomposition {
 
   const std::vector<double>& values() const { return values_; }
 
+  /// The first k singular vectors, not yet orthonormalized where singular values are tiny.
   vector_rows vectors(index_t k) const {
     vector_rows result{eigen_.vectors(k), tensor<double, 2>({k, b_.extent[1]})};
     // B^T x_i has length sigma_i. Rows are normalized by their own lengths; finish_svd makes them orthogonal
@@ -245,6 +249,7 @@ class rank_choice {
   index_t (*call_)(const void*, std::span<const double>, double);
 };
 
+/// The largest |element|; 0 for a matrix without elements.
 inline double largest_magnitude(const tensor<double, 2>& a) {
   double largest = 0;
   for (double value : a.flat()) largest = std::max(largest, std::abs(value));
@@ -293,6 +298,7 @@ class svd_run {
     return true;
   }
 
+  /// Jacobi on a scaled copy, for all singular values; the vectors are those of the chosen rank.
   PUFFERFISH_COLD void run_jacobi(svd_result& result, const rank_choice& choose) const {
     result.used = svd_method::jacobi;
     // Scaled, so that squares of small entries do not underflow unless they are extremely small.
@@ -308,6 +314,8 @@ class svd_run {
     finish_svd(result, std::move(rows), transposed_);
   }
 
+  /// The Gram decomposition of b projected onto an orthonormal basis of most_ + oversampling rows. Values
+  /// beyond most_ are dropped, because they are inaccurate.
   PUFFERFISH_COLD void run_randomized(svd_result& result, const rank_choice& choose) const {
     const index_t size = std::min(b_.extent[0], most_ + options_.oversampling);
     const tensor<double, 2> basis = dominant_rows(b_, size, options_);
@@ -329,6 +337,7 @@ class svd_run {
   index_t most_;
 };
 
+/// Throws rank_error or value_error for options out of range.
 PUFFERFISH_COLD inline void check_svd_options(const svd_options& options) {
   if (options.max_rank < 0) {
     throw_error<rank_error>({"svd: max_rank is ", options.max_rank});
@@ -374,6 +383,18 @@ PUFFERFISH_COLD inline svd_result svd_of_scaled(const product_operand& a, const 
 /// squares of a double matrix do; other results do not. Throws value_error for the first element that is not
 /// finite, with its position, and for an option out of range; rank_error for a negative max_rank or an
 /// invalid chosen rank. Deterministic: equal input gives equal bits.
+/// With n = min(rows, columns) and m = max(rows, columns), the Gram method needs about n^2 m / 2
+/// multiplications for the Gram matrix, 2 n^3 / 3 for its tridiagonal form and k n m for k vectors. It does
+/// not copy a matrix of float. Runs in the calling thread. An exception of `choose` leaves svd.
+///
+/// \code
+/// svd_options options;
+/// options.max_rank = 64;
+/// const svd_result all = svd(weight, options);  // weight: tensor_view<const float, 2>
+/// const svd_result half = svd(weight, options, [](std::span<const double> sigma, double) {
+///   return static_cast<index_t>(sigma.size() / 2);
+/// });
+/// \endcode
 template <class T, class ChooseRank>
 svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, ChooseRank&& choose) {
   static_assert(

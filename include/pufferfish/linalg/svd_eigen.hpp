@@ -16,6 +16,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// svd(a, options, choose) by Eigen::BDCSVD in double. Only options.max_rank is used, and `choose` is called
 /// once. All singular vectors are computed, even if few are kept. Throws as svd, and backend_error if Eigen
 /// reports a failure. result.used is svd_method::external.
+/// Signs as in svd. `choose` is not called for a matrix without elements. Memory: a copy of a in double and
+/// both thin factors with min(rows, columns) vectors.
 template <class T, class ChooseRank>
 svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& options, ChooseRank&& choose) {
   static_assert(

@@ -61,6 +61,8 @@ class rotated_columns {
     for (index_t i = 0; i < n; ++i) data_.data()[((i / width) * n + i) * width + i % width] = 1;
   }
 
+  /// Adds one rotation, and applies all collected ones when the batch is full. apply() must be called at the
+  /// end.
   void add(const plane_rotation& rotation) {
     rotations_.data()[pending_++] = rotation;
     if (pending_ == batch) apply();
@@ -73,6 +75,7 @@ class rotated_columns {
     pending_ = 0;
   }
 
+  /// Column `column`, n contiguous numbers. No rotation may be pending.
   void copy_column(index_t column, double* to) const {
     for (index_t i = 0; i < n_; ++i) to[i] = data_.data()[((i / width) * n_ + column) * width + i % width];
   }
@@ -90,6 +93,7 @@ class rotated_columns {
 
 /// Implicit QL with Wilkinson's shift. On return, t.diagonal contains the eigenvalues, unsorted. `vectors`,
 /// if given, receives every rotation in the order in which the eigenvector matrix must be multiplied by it.
+/// t.off is overwritten. Throws error if 80 sweeps do not suffice for one eigenvalue.
 PUFFERFISH_NOINLINE inline void run_ql(tridiagonal& t, rotated_columns* vectors = nullptr) {
   constexpr double epsilon = std::numeric_limits<double>::epsilon();
   constexpr int most_sweeps = 80;
@@ -152,6 +156,7 @@ PUFFERFISH_NOINLINE inline void run_ql(tridiagonal& t, rotated_columns* vectors 
 }
 
 /// Rows of z := eigenvectors of the largest z.extent(0) eigenvalues, by QL with accumulated rotations.
+/// z: [count x n] with contiguous rows, count <= n.
 PUFFERFISH_COLD inline void tridiagonal_vectors_by_ql(const tridiagonal& source,
                                                       const tensor_view<double, 2>& z) {
   tridiagonal t = source;
@@ -165,6 +170,9 @@ PUFFERFISH_COLD inline void tridiagonal_vectors_by_ql(const tridiagonal& source,
 }
 
 /// T - shift I = P L U with partial pivoting, stored for several solves.
+/// A pivot smaller than `least_pivot` is replaced by it unless rows are exchanged, so that solve() divides by
+/// no zero. For a shift that is an eigenvalue, the solution is then large in the direction of its
+/// eigenvector.
 class shifted_factorization {
  public:
   PUFFERFISH_NOINLINE shifted_factorization(const tridiagonal& t, double shift, double least_pivot)

@@ -51,17 +51,18 @@ inline const vector_kernels& widest_vector_kernels() {
   return chosen;
 }
 
-/// sum of x[i] * y[i].
+/// sum of x[i] * y[i] over `count` elements. x may be y.
 inline double dot(const double* x, const double* y, index_t count) {
   return widest_vector_kernels().dot(x, y, count);
 }
 
-/// y += factor * x.
+/// y[i] += factor * x[i]. x and y must not overlap.
 inline void add_scaled(double factor, const double* x, double* y, index_t count) {
   widest_vector_kernels().add_scaled(factor, x, y, count);
 }
 
 /// (x, y) := (c x - s y, s x + c y).
+/// x and y must not overlap.
 inline void rotate(double c, double s, double* x, double* y, index_t count) {
   widest_vector_kernels().rotate(c, s, x, y, count);
 }

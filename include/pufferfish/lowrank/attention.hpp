@@ -22,6 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of one call of an attention layer on padded batches. The arrays are in the memory of the context's
 /// device and must not change until the backward pass.
+/// A key must satisfy all rules that are set.
 struct attention_call {
   bool causal = false;                               ///< as in attention_mask
   std::span<const index_t> key_lengths;              ///< number of keys of each sequence; empty: no padding
@@ -38,6 +39,9 @@ class low_rank_attention {
   static constexpr auto low_rank_kind = layer_kind::attention;
   using ranks_type = std::array<index_t, 4>;
 
+  /// All factors and biases are zero. `ranks`: of query, key, value and output. Throws shape_error for an
+  /// invalid shape, and rank_error unless 1 <= rank <= min(rows, cols) for each matrix: query and key [heads
+  /// key x model], value [heads value x model], output [model x heads value].
   low_rank_attention(const attention_shape& shape, const ranks_type& ranks, bool bias)
       // In braces: the shape is checked before it is used.
       : core_{checked(shape), low_rank_linear<T>(shape.model, shape.key_width(), ranks[0], bias),
@@ -50,6 +54,7 @@ class low_rank_attention {
   ranks_type ranks() const { return {query().rank(), key().rank(), value().rank(), output().rank()}; }
 
   /// The projections: LowRankLinear layers with down(), up(), bias(), to_dense().
+  /// References into this layer, valid as long as the layer is neither destroyed nor moved.
   low_rank_linear<T>& query() { return core_.slots[0]; }
   low_rank_linear<T>& key() { return core_.slots[1]; }
   low_rank_linear<T>& value() { return core_.slots[2]; }
@@ -62,6 +67,8 @@ class low_rank_attention {
   const std::array<low_rank_linear<T>, 4>& projections() const { return core_.slots; }
 
   /// Dropout probability of attention weights in training; initially 0. Throws value_error outside [0, 1).
+  /// Masks depend on the context's seed, step and first_sample, and on the position of a weight, not on
+  /// threads.
   double dropout() const { return core_.dropout(); }
   void set_dropout(double probability) { core_.set_dropout(probability); }
 
@@ -70,15 +77,21 @@ class low_rank_attention {
                     ranks()[3], ", ", shape().describe()});
   }
 
-  /// Self attention. x, y: batch x tokens x model, dense; y must not overlap x. In training, x must not
-  /// change until the backward pass. A query without any visible key has a zero attention result, so its y is
-  /// the output projection of zeros. Throws shape_error.
+  /// Self attention. x, y: batch x tokens x model, dense; y is overwritten and must not overlap x. In
+  /// training, x and the arrays of `call` must not change until the backward pass. A query without any
+  /// visible key has a zero attention result, so its y is the output projection of zeros.
+  ///
+  /// Throws shape_error, naming the layer, for views that do not fit or are not dense, for another number of
+  /// key_lengths than sequences, for a length outside 0 .. tokens (on the CPU), and for a mask `allowed` that
+  /// is too small; state_error for a moved-from layer.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<T, 3>& y,
                const attention_call& call = {}) const {
     forward(ctx, x, x, y, call);
   }
-  /// Cross attention: queries from x, keys and values from `memory` (batch x own number of tokens x model).
+  /// Cross attention: queries from x, keys and values from `memory` (batch x own number of tokens x model,
+  /// dense). y has the shape of x and must not overlap x or `memory`. Lengths and masks are those of the
+  /// tokens of `memory`.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const tensor_view<const T, 3>& memory,
                const tensor_view<T, 3>& y, const attention_call& call) const {
@@ -102,8 +115,12 @@ class low_rank_attention {
   }
 
   /// Computes from dy (shaped like y) the gradients of all factors and biases and, unless they are null
-  /// views, dx and dmemory. For self attention, dx is the sum of both. The views must not overlap. Throws
-  /// shape_error, and state_error without a forward pass in training mode.
+  /// views, dx (shaped like x) and dmemory (shaped like the memory). dx and dmemory are overwritten;
+  /// parameter gradients are overwritten, or added to if parameter::accumulate() is true. For self attention,
+  /// dx is the sum of both. The views must not overlap.
+  ///
+  /// Throws shape_error, and state_error without a forward pass in training mode. After an exception the tape
+  /// still has a part of this pass: clear it (context::begin_step).
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx) const {
     backward(ctx, dy, dx, dx);
@@ -120,7 +137,7 @@ class low_rank_attention {
     ctx.tape().template pop<index_t>(4 * sequences);
   }
 
-  /// Self attention, returning a newly allocated result.
+  /// Self attention, returning a newly allocated result. Errors as above.
   tensor<T, 3> forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
                        const attention_call& call = {}) const {
     tensor<T, 3> y(x.shape());
@@ -139,6 +156,7 @@ class low_rank_attention {
   }
 
   /// Multiply-accumulates of self attention over batch x tokens: projections and both attention products.
+  /// The attention products count all pairs of tokens, masked or not: batch tokens^2 heads (key + value).
   index_t macs(index_t batch, index_t tokens) const {
     index_t total = batch * core_.product_macs(tokens, tokens);
     for (const low_rank_linear<T>& p : core_.slots) total += p.macs({batch, tokens, 1, p.in_features()});
@@ -195,12 +213,27 @@ class low_rank_attention {
 /// normalisation are left to the caller; MultiHeadAttention in nn includes them.
 ///
 /// `Rank` fixes the rank of all four in the type; with `dynamic_rank` the ranks are constructor arguments.
+/// The weights number the sum of rank (rows + cols) over the four matrices. T is float or double; on a device
+/// also gpu::bf16 and gpu::fp16, with float parameters.
+///
+/// \code
+/// cpu_context ctx;
+/// LowRankAttention<float> layer({512, 8, 64, 64}, 128);  // model, heads, key, value; rank
+/// layer.initialize({1, 1});
+/// tensor<float, 3> x({4, 20, 512});      // batch x tokens x model
+/// const auto y = layer.forward(ctx, x);  // self attention; masks: attention_call
+/// \endcode
+///
+/// Copies are deep and belong to no network; gradients are not copied. The layer must not be moved between a
+/// forward pass in training and its backward pass. Inference passes in different contexts may share the
+/// layer; backward passes of one layer must not run at the same time.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
 class LowRankAttention : public detail::stored_layer<detail::low_rank_attention, T, Device> {
   using base = detail::stored_layer<detail::low_rank_attention, T, Device>;
   PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankAttention);
 
-  /// Throws shape_error for an invalid shape, and rank_error unless Rank fits every matrix.
+  /// The layer with all parameters zero, by default without biases. Throws shape_error for an invalid shape,
+  /// and rank_error unless Rank fits every matrix.
   explicit LowRankAttention(const attention_shape& shape,
                             bool bias = false) requires(detail::has_rank<T, Rank, Device>)
       : base(shape, std::array<index_t, 4>{Rank, Rank, Rank, Rank}, bias) {}

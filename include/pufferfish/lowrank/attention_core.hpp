@@ -24,10 +24,13 @@ struct attention_shape {
   index_t value = 64;
 
   /// Heads that divide the model's width among them: key = value = model / heads.
+  /// Rounds down if `heads` does not divide `model`. Widths are 0, which validate() rejects, if `heads` is
+  /// not positive.
   static attention_shape split(index_t model, index_t heads) {
     const index_t width = heads > 0 ? model / heads : 0;
     return {model, heads, width, width};
   }
+  /// Rows of the query and key matrices, and of the value matrix: all heads side by side.
   index_t key_width() const { return heads * key; }
   index_t value_width() const { return heads * value; }
   friend bool operator==(const attention_shape&, const attention_shape&) = default;
@@ -70,6 +73,7 @@ struct projection {
 };
 
 /// y = output(attention(query(x), key(memory), value(memory))).
+/// A forward pass in training keeps q, k, v, the heads' outputs and the attention weights on the tape.
 template <class T, class Slot>
 class attention_core {
  public:
@@ -82,7 +86,8 @@ class attention_core {
   const attention_shape& shape() const { return shape_; }
   std::string describe() const { return "attention, " + shape_.describe(); }
 
-  /// Dropout probability of attention weights in training.
+  /// Dropout probability of attention weights in training; 0 at first. set_dropout throws value_error outside
+  /// [0, 1).
   double dropout() const { return dropout_; }
   void set_dropout(double probability) {
     if (!(probability >= 0.0 && probability < 1.0)) {
@@ -94,6 +99,7 @@ class attention_core {
   /// x: rows of the queries; memory: rows of the keys (x itself for self attention); y: shaped like x. All
   /// are dense, with `model` columns. y must not overlap x or memory. x and memory must not change until the
   /// backward pass. For rows that belong to no sequence, y is the output projection of zeros.
+  /// Throws shape_error if the shapes do not fit, and whatever the projections throw.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& memory,
                const attention_batch& batch, const tensor_view<T, 2>& y) const {
@@ -124,7 +130,9 @@ class attention_core {
     if (ctx.training()) ctx.tape().push_value(*this, kept);
   }
 
-  /// Inference with given keys and values (a cache).
+  /// Inference with given keys and values (a cache): `keys` rows x heads key, `values` rows x heads value, as
+  /// projected before. The context must be in inference mode, which is not checked. y: shaped like x, must
+  /// not overlap any input. Throws shape_error.
   template <class Device>
   void forward_cached(context<Device>& ctx, const tensor_view<const T, 2>& x,
                       const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values,
@@ -141,6 +149,8 @@ class attention_core {
   /// Computes from dy the gradients of the projections, dx and dmemory. dx and dmemory are dense and are
   /// overwritten or, with add and add_memory, added to; a null view is skipped. For self attention pass dx as
   /// dmemory, too; `add_memory` is ignored then.
+  /// Throws state_error without a forward pass in training mode, shape_error if dy or a gradient does not
+  /// fit.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                 bool add, const tensor_view<T, 2>& dmemory, bool add_memory) const {
@@ -180,6 +190,7 @@ class attention_core {
     tensor_view<const T, 2> x, memory, heads;
   };
 
+  // The operands of the attention products. Draws a random stream if weights are dropped.
   template <class Device>
   ops::attention_input<T> input(context<Device>& ctx, const tensor_view<const T, 2>& q,
                                 const tensor_view<const T, 2>& k, const tensor_view<const T, 2>& v,

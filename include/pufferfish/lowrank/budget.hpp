@@ -21,6 +21,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Throws value_error, naming the layer, unless `value` is a finite number of at least 0.
 inline void check_amount(const budget_layer& layer, const char* what, double value) {
   if (value >= 0.0 && std::isfinite(value)) return;
   throw_error<value_error>({"allocate: ", layer.name, ": ", what, " ", value, " is not a cost"});
@@ -50,6 +51,8 @@ inline void check_gains(const budget_layer& layer, const budget_group& group) {
   }
 }
 
+/// Throws value_error, naming the layer, unless it has groups with valid sizes, gains and costs. `timed`: the
+/// budget limits milliseconds, so a time must have been measured.
 inline void check_budget_layer(const budget_layer& layer, bool timed) {
   if (layer.groups.empty()) throw_error<value_error>({"allocate: ", layer.name, " has no matrices"});
   for (const budget_group& group : layer.groups) {
@@ -132,6 +135,9 @@ inline void check_reachable(const budget_problem& problem, const network_cost& r
 /// With one limit, the predicted loss exceeds the minimum by less than the gain of one component, unless the
 /// search stopped early. The result depends neither on the order of the layers nor on the number of threads;
 /// ties are broken by name, then by group.
+///
+/// Runs in the calling thread; the search stops branching after 5 to 20 ms. `layers` and `rest` are read
+/// during the call only.
 ///
 /// Throws value_error, naming the layer, for gains that are too few, negative, not finite or ascending; for
 /// costs that are negative or not finite; for a layer without groups; for a duplicate name; and for a limit

@@ -15,6 +15,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Matrices of a layer that get the same rank, with the gain and cost of each additional rank.
+/// Dense, the matrices have count rows cols parameters; as factors, rank count (rows + cols +
+/// extra_parameters).
 struct budget_group {
   matrix_size size;
   index_t count = 1;
@@ -33,6 +35,8 @@ struct budget_group {
 };
 
 /// The input of `allocate` for one layer.
+/// `name` must be unique in the network; allocate breaks ties by it. Times are needed for a budget in
+/// milliseconds only.
 struct budget_layer {
   std::string name;
   std::vector<budget_group> groups;  ///< in the order of the layer's rank groups
@@ -40,6 +44,8 @@ struct budget_layer {
   double low_rank_ms = 0.0;          ///< time of the factors, extrapolated to rank 0
 };
 
+/// Options of allocate. Errors (value_error): a floor below 1, bytes_per_parameter that is not positive and
+/// finite.
 struct budget_options {
   /// The smallest rank of a factorized matrix; min(rows, cols) if that is smaller.
   index_t floor = 2;
@@ -68,6 +74,7 @@ struct budget_choice {
   friend bool operator==(const budget_choice&, const budget_choice&) = default;
 };
 
+/// The reason as in the last column of a rank_table: "budget", "dense: fits".
 constexpr const char* to_string(budget_reason reason) {
   switch (reason) {
     case budget_reason::budget:
@@ -105,7 +112,11 @@ inline network_cost cost_as_dense(const budget_group& group) {
 
 }  // namespace detail
 
-/// Costs of a layer as factors with the given ranks, one per group; as a dense layer if `ranks` is empty.
+/// Costs of a layer as factors with the given ranks, one per group (not checked); as a dense layer if `ranks`
+/// is empty. With group sizes m x n and count matrices, a rank r costs r count (m + n + extra_parameters)
+/// parameters, r count (products (m + n) + lookups m) multiply-adds and low_rank_ms + r ms_per_rank
+/// milliseconds; a dense layer costs count m n parameters, products count m n multiply-adds and dense_ms
+/// milliseconds.
 inline network_cost cost_of(const budget_layer& layer, const rank_list& ranks = {}) {
   network_cost cost{0.0, 0.0, ranks.empty() ? layer.dense_ms : layer.low_rank_ms};
   for (std::size_t g = 0; g < layer.groups.size(); ++g) {
@@ -120,7 +131,8 @@ inline network_cost cost_of(const budget_layer& layer, const rank_list& ranks = 
   return cost;
 }
 
-/// Costs of a network with all layers dense, or with the given choices.
+/// Costs of a network with all layers dense, or with the given choices, one per layer in the same order (not
+/// checked).
 inline network_cost cost_of(std::span<const budget_layer> layers, const network_cost& rest,
                             std::span<const budget_choice> choices = {}) {
   network_cost sum = rest;

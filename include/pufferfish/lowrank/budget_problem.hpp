@@ -210,6 +210,7 @@ class budget_problem {
   }
 
  private:
+  /// Appends a layer with its groups: sums of dropped gains, costs, and whether factors at the floor pay.
   void add(const budget_layer& from, std::size_t index, const budget_options& options) {
     layer made;
     made.index = index;
@@ -252,6 +253,7 @@ class budget_problem {
     g.last = low;
   }
 
+  /// Cost of a layer with all groups at their floors.
   budget_vector floor_cost(const layer& one) const {
     budget_vector cost = one.at_rank_0;
     for (std::size_t g = one.first; g < one.first + one.groups; ++g) {
@@ -283,6 +285,8 @@ class budget_problem {
     set_ranks(one, price, high, to);
   }
 
+  /// Whether the gains lost by factors of this cost exceed the price of the additional cost of the dense
+  /// layer.
   bool worth_dense(const layer& one, const budget_vector& price, const budget_vector& cost,
                    const state& of) const {
     const double extra = dot(price, plus_scaled(one.dense, -1.0, cost));

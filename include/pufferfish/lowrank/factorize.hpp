@@ -16,6 +16,17 @@
 /// embedding, one per group of a grouped convolution, eight for an LSTM, four for attention. Factors and
 /// reports are listed in that order. Matrices of a rank group (see kind_traits) get one rank, the largest
 /// that the policy chooses for any of them: all groups of a convolution, all gates of one side of an LSTM.
+///
+/// Common to all forms: the dense layer is read on the host and not changed; the result owns its memory and
+/// refers to nothing. Matrices are decomposed one after another in the calling thread, in double, with about
+/// rows cols min(rows, cols) multiply-adds each. A rank that does not depend on singular values is checked
+/// before any decomposition. On one machine, equal input gives equal bits.
+///
+/// Errors, which name the layer (options.name) and, if there are several, the matrix: shape_error for
+/// inconsistent layer_traits and for statistics of another layer, rank_error for a rank outside 1 ..
+/// min(rows, cols) or (unless options.allow_growth) one at which a matrix would not become smaller,
+/// value_error for an element that is not finite and for an options.truncate that the statistics do not
+/// allow. Also value_error for a policy out of its range.
 
 #include <algorithm>
 #include <string>
@@ -62,6 +73,7 @@ std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights, const
   return decomposed.make(ranks);
 }
 
+/// The rank of each rank group: the rank of its first matrix.
 template <class T>
 rank_list ranks_of(const layer_weights<T>& weights, const std::vector<factors<T>>& made) {
   rank_list ranks;
@@ -116,6 +128,7 @@ void write_on_host(Layer& layer, Work&& work) {
   }
 }
 
+/// Stores the factors in a low-rank layer, on the host or on a device, and returns their reports.
 template <class T>
 std::vector<factor_report> store_and_report(const layer_weights<T>& weights,
                                             const std::vector<factors<T>>& made, auto& layer) {
@@ -123,6 +136,8 @@ std::vector<factor_report> store_and_report(const layer_weights<T>& weights,
   return reports_of(made);
 }
 
+/// A new low-rank layer of type LowRank from a dense layer, with one policy for all rank groups. `reports`
+/// may be nullptr.
 template <class LowRank, class Dense>
 LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factorize_options& options,
                      std::vector<factor_report>* reports) {
@@ -150,6 +165,8 @@ void check_same_shape(const Dense& dense, LowRank& layer, const std::string& nam
                             same ? ", with biases, does not fit " : " does not fit ", layer.describe()});
 }
 
+/// Reports by static_assert a type LowRank that is no low-rank layer, or has another kind or scalar than
+/// Dense. The result is false in this case, so that no further errors follow.
 template <class LowRank, class Dense>
 constexpr bool check_pair() {
   static_assert(
@@ -175,8 +192,15 @@ using low_rank_of = typename kind_of<Dense>::template low_rank<weight_scalar_t<D
 }  // namespace detail
 
 /// The factors of a layer's weights as owned matrices with reports, in the order of the layer's matrices, for
-/// hosts that run their own layers. Errors as factorize_matrix; they name the matrix if there are several.
-/// Throws shape_error if the traits are inconsistent.
+/// hosts that run their own layers. Errors as described at the top of this file. Biases are not part of the
+/// result; the caller adds factors::mean_error, if it is not empty, to the bias of its second layer.
+///
+/// \code
+/// for (const auto& made : svd_factors(dense, energy_kept{0.9})) {
+///   std::printf("%s: rank %td\n", made.report.name.c_str(), made.rank());
+///   ...  // made.down: rank x cols, made.up: rows x rank
+/// }
+/// \endcode
 template <detail::factorizable Dense>
 std::vector<factors<detail::weight_scalar_t<Dense>>> svd_factors(const Dense& dense,
                                                                  const rank_policy& policy,
@@ -187,7 +211,15 @@ std::vector<factors<detail::weight_scalar_t<Dense>>> svd_factors(const Dense& de
 }
 
 /// Converts a dense layer to a low-rank layer whose type fixes the rank. `reports`, if given, receives one
-/// report per matrix. Errors as svd_factors.
+/// report per matrix (its former contents are dropped). The biases of the dense layer are copied; if it adds
+/// two biases, their sum is stored. The result has biases if the dense layer has at least one. Errors as
+/// described at the top of this file.
+///
+/// \code
+/// std::vector<factor_report> reports;
+/// auto layer = svd_factorize<LowRankConv<float, 16>>(dense, {"conv3"}, &reports);
+/// double kept = reports[0].kept_energy;
+/// \endcode
 template <class LowRank, detail::factorizable Dense>
 LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
                       std::vector<factor_report>* reports = nullptr) {
@@ -239,10 +271,12 @@ detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const
   return svd_factorize<detail::low_rank_of<Dense, dynamic_rank>>(dense, policy, options, reports);
 }
 
-/// Fills an existing low-rank layer, keeping its ranks. Throws shape_error, naming the layer and both shapes,
-/// if the layer's shape differs from the dense layer's, or if it has no biases while the dense layer has
-/// some; state_error if it was moved from; other errors as svd_factors. The layer is unchanged if an
-/// exception is thrown. An embedding keeps its own padding token.
+/// Fills an existing low-rank layer, keeping its ranks, and returns one report per matrix. Throws
+/// shape_error, naming the layer and both shapes, if the layer's shape differs from the dense layer's, or if
+/// it has no biases while the dense layer has some; state_error if it was moved from; other errors as
+/// described at the top of this file. The layer is unchanged if an exception is thrown. Biases without a
+/// counterpart in the dense layer become zero. Gradients are not changed. An embedding keeps its own padding
+/// token.
 template <detail::factorizable Dense, detail::low_rank_layer LowRank>
 std::vector<factor_report> svd_factorize(const Dense& dense, LowRank& layer,
                                          const factorize_options& options = {}) {

@@ -57,7 +57,7 @@ template <layer_kind Kind>
 struct kind_traits;
 
 /// One rank for each group of matrices of a layer: one number for most kinds, two for an LSTM (input side,
-/// hidden side), four for attention (query, key, value, output).
+/// hidden side), four for attention (query, key, value, output). An empty list stands for a dense layer.
 using rank_list = std::vector<index_t>;
 
 /// One weight matrix of a dense layer as [out][in][height][width]. Height and width are
@@ -71,6 +71,8 @@ struct weight_matrix {
 
 /// The factors of one weight matrix: down [rank][in][height][width] and up [out][rank][1][1], as views of the
 /// low-rank layer's own memory. The matrix is up * down, summed over the rank.
+/// The views are valid until the layer is destroyed, moved, or bound to the arena of a network. `name` and
+/// `group` are those of the weight_matrix.
 template <class T>
 struct factor_views {
   std::string name;
@@ -80,6 +82,8 @@ struct factor_views {
 
 /// The weights of a dense layer, as views of its own memory, which may be on a device. No matrices: the
 /// layer has no weight matrix.
+/// The views are valid as long as the dense layer exists and does not move its memory; names are copies,
+/// except those of the biases (see named_view).
 template <class T>
 struct layer_weights {
   std::string name;   ///< name of the layer
@@ -92,6 +96,7 @@ struct layer_weights {
   std::string name_of(std::size_t i) const {
     return matrices.size() == 1 ? name : name + "." + matrices[i].name;
   }
+  /// Matrix i in errors about its size: the layer with its shape if it has one matrix, else name_of(i).
   std::string describe(std::size_t i) const {
     return matrices.size() == 1 ? name + " (" + shape + ")" : name_of(i);
   }
@@ -150,6 +155,7 @@ std::vector<named_view<const weight_scalar_t<Dense>, 1>> host_biases([[maybe_unu
   return all;
 }
 
+/// Whether at least one bias is not a null view.
 template <class T>
 bool has_any(const std::vector<named_view<T, 1>>& biases) {
   return std::any_of(biases.begin(), biases.end(), [](const auto& bias) { return !bias.view.is_null(); });

@@ -17,6 +17,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// The first reason why the layer_traits of `Layer` do not describe a factorizable layer; `none` if they do.
+/// Checks in this order: existence, kind, matrices, dimensions, scalar, members that only the kind needs.
 template <class Layer>
 constexpr trait_fault find_trait_fault() {
   using traits = layer_traits<Layer>;
@@ -55,6 +56,7 @@ template <class LowRank>
 using low_rank_kind_of = kind_traits<LowRank::low_rank_kind>;
 
 /// The weights of a host's layer, called `name`. Throws shape_error if its layer_traits are inconsistent.
+/// Copies no weights: the result refers to the memory of `dense`, which must outlive it.
 template <class Dense>
 layer_weights<weight_scalar_t<Dense>> weights_of(const Dense& dense, const std::string& name) {
   const auto shape = kind_of<Dense>::shape(dense, name);
@@ -63,6 +65,7 @@ layer_weights<weight_scalar_t<Dense>> weights_of(const Dense& dense, const std::
 }
 
 /// The factors and biases of a low-rank layer.
+/// The result consists of views of the layer's memory. Throws state_error for a moved-from layer.
 template <class LowRank>
 low_rank_parts<parameter_t<typename LowRank::value_type>> parts_of(LowRank& layer) {
   using kind = low_rank_kind_of<LowRank>;

@@ -85,6 +85,7 @@ concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
       "gpu::fp16")
 
 /// The first two dimensions of a parameter in the layout of frameworks.
+/// Drops the last two dimensions without a check. Throws state_error for a moved-from parameter.
 template <class Parameter>
 auto logical_matrix(Parameter& p) {
   const auto all = p.logical();

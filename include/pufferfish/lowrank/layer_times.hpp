@@ -47,7 +47,7 @@ struct layer_time {
   friend bool operator==(const layer_time&, const layer_time&) = default;
 };
 
-/// One measured time of a layer with given ranks.
+/// One measured time, in milliseconds, of a layer with given ranks, one per rank group.
 struct rank_time {
   rank_list ranks;
   double milliseconds = 0.0;
@@ -58,6 +58,10 @@ struct rank_time {
 /// least squares line through the base and the group's points, or 0 if that is negative. The constant is the
 /// mean over all points of the time minus the slopes' part, or 0 if that is negative. Throws value_error,
 /// naming the layer, for points that do not have this form, and for a time that is negative or not finite.
+/// \code
+/// auto time = fit_layer_time("conv3", 8.0, {{{16}, 3.0}, {{32}, 5.0}, {{64}, 9.0}});
+/// double ms = time.milliseconds({24});  // 1 + 24 / 8 = 4
+/// \endcode
 PUFFERFISH_COLD inline layer_time fit_layer_time(const std::string& name, double dense_ms,
                                                  const std::vector<rank_time>& points) {
   const auto refuse = [&](const char* what) {
@@ -105,6 +109,7 @@ struct layer_times {
   std::vector<layer_time> layers;
 
   /// The times of a layer, or nullptr if they were not measured.
+  /// A linear search. The pointer is valid until `layers` changes.
   const layer_time* find(const std::string& name) const {
     const auto at =
         std::find_if(layers.begin(), layers.end(), [&](const layer_time& one) { return one.name == name; });
@@ -122,6 +127,7 @@ struct stage_time {
   double low_rank_ms = 0.0;         ///< with `layers` factorized at the profile's ratio
   std::vector<std::string> layers;  ///< layers that may be factorized, at least one
 
+  /// Speedup by low rank: dense_ms / low_rank_ms; 1 if low_rank_ms is 0.
   double gain() const { return low_rank_ms > 0.0 ? dense_ms / low_rank_ms : 1.0; }
   friend bool operator==(const stage_time&, const stage_time&) = default;
 };
@@ -137,6 +143,7 @@ inline std::vector<std::string> profitable_layers(const std::vector<stage_time>&
 }
 
 /// The policy `policy`, restricted to the named layers.
+/// A layer must also satisfy the former policy.also_if, if it is set. Names of no layer have no effect.
 inline factorize_policy only_layers(factorize_policy policy, std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
   policy.also_if = [names = std::move(names), before = std::move(policy.also_if)](const std::string& name,

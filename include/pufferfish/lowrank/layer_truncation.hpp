@@ -25,7 +25,8 @@ tensor<std::remove_const_t<T>, 2> unroll(const tensor_view<T, N>& weight) {
   return matrix;
 }
 
-/// The truncation requested by the options, or the most exact one that the statistics allow.
+/// The truncation requested by the options, or the most exact one that the statistics of all matrices allow:
+/// plain without rows, data_aware without gradients, else two_sided.
 inline truncation chosen_truncation(const factorize_options& options) {
   if (options.truncate) return *options.truncate;
   const layer_statistics* const statistics = options.statistics;
@@ -115,6 +116,7 @@ class layer_truncation {
   }
 
   /// The factors of all matrices, in order, with the given rank of each group.
+  /// Throws rank_error for a rank outside 1 .. min(rows, cols) of a matrix.
   std::vector<factors<T>> make(const rank_list& ranks) const {
     std::vector<factors<T>> made;
     for (std::size_t i = 0; i < matrices_.size(); ++i) {

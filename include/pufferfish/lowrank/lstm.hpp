@@ -40,10 +40,12 @@ class low_rank_gates {
         up_(logical_layout::matrix(volume<2>({lstm_gates, hidden}), rank), parameter_role::weight) {}
 
   index_t rank() const { return rank_; }
+  /// Numbers per row that a pass keeps (the outputs of all first factors), and multiply-adds per row.
   index_t kept_width() const { return lstm_gates * rank_; }
   index_t macs() const { return lstm_gates * rank_ * (in_ + hidden_); }
 
   /// Factors of one gate: [rank][in] and [hidden][rank].
+  /// Views of this side's memory with row stride 1. `gate`: 0 i, 1 f, 2 g, 3 o; not checked.
   tensor_view<parameter_t<T>, 2> down(index_t gate) { return gate_view(down_, gate, rank_, in_); }
   tensor_view<const parameter_t<T>, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
   tensor_view<parameter_t<T>, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
@@ -60,6 +62,8 @@ class low_rank_gates {
     return dense;
   }
 
+  /// For all rows at once: kept = x down (4 rank wide), and z = kept up + bias with one product per gate.
+  /// kept and z are overwritten.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
                const tensor_view<T, 2>& kept, const tensor_view<T, 2>& z) const {
@@ -70,6 +74,8 @@ class low_rank_gates {
     }
   }
 
+  /// The products of single steps, for the rows of one step: kept = x down, z += kept up. Prepares the
+  /// weights for `steps` calls; the side and `frame` must outlive the object.
   template <class Device>
   class forward_steps {
    public:
@@ -86,6 +92,7 @@ class low_rank_gates {
     ops::step_operand<T, Device> down_, up_;
   };
 
+  /// The backward products of single steps: dkept = dz up^T and, unless dx is null, dx = dkept down^T.
   template <class Device>
   class backward_steps {
    public:
@@ -103,6 +110,8 @@ class low_rank_gates {
     ops::step_operand<T, Device> up_, down_;
   };
 
+  /// Gradients of both factors from all rows: dup = kept^T dz for each gate, ddown = x^T dkept; overwritten,
+  /// or added to if parameter::accumulate() is true.
   template <class Device>
   void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                        const tensor_view<const T, 2>& kept, const tensor_view<const T, 2>& dz,
@@ -115,6 +124,7 @@ class low_rank_gates {
     ops::wide_backward_weight<T>(ctx, x, dkept, gradient(down_), down_.accumulate());
     ctx.gradient_written(down_);
   }
+  /// dkept = dz up^T for all rows; and, in backward_input, dx = dkept down^T.
   template <class Device>
   void backward_kept(context<Device>& ctx, const tensor_view<const T, 2>& dz,
                      const tensor_view<T, 2>& dkept) const {
@@ -181,8 +191,8 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
  public:
   static constexpr auto low_rank_kind = layer_kind::lstm;
 
-  /// Throws shape_error for a size below 1, rank_error unless 1 <= input_rank <= min(input, hidden) and 1
-  /// <= hidden_rank <= hidden.
+  /// All parameters are zero. Throws rank_error unless 1 <= input_rank <= min(input, hidden) and 1 <=
+  /// hidden_rank <= hidden; a size below 1 has no valid rank.
   low_rank_lstm(index_t input, index_t hidden, index_t input_rank, index_t hidden_rank)
       : core("LowRankLSTM", input, hidden,
              gates({"weight_ih.down", "weight_ih.up"}, input, hidden, input_rank),
@@ -192,6 +202,9 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   index_t hidden_rank() const { return this->hidden_side().rank(); }
 
   /// Factors of one gate (0 i, 1 f, 2 g, 3 o) as in frameworks: down [rank][in], up [hidden][rank].
+  /// `gate` is not checked. The views refer to the layer's own memory, with row stride 1, until the layer is
+  /// destroyed, moved, or bound to the arena of a network. Writing to a view changes the layer. state_error
+  /// for a moved-from layer.
   tensor_view<parameter_t<T>, 2> input_down(index_t gate) { return this->input_side().down(gate); }
   tensor_view<const parameter_t<T>, 2> input_down(index_t gate) const {
     return this->input_side().down(gate);
@@ -206,6 +219,8 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   tensor_view<const parameter_t<T>, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
 
   /// The equivalent dense weights: PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
+  /// Newly allocated; computed in the calling thread with 4 hidden input input_rank and 4 hidden hidden
+  /// hidden_rank multiply-adds.
   tensor<parameter_t<T>, 2> input_to_dense() const { return this->input_side().to_dense(); }
   tensor<parameter_t<T>, 2> hidden_to_dense() const { return this->hidden_side().to_dense(); }
 
@@ -225,15 +240,31 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
 ///   c' = f c + i g;  h' = o tanh(c')
 ///
 /// `Rank` fixes the rank of both sides in the type; with `dynamic_rank` the ranks are constructor arguments.
+/// The weights number 4 input_rank (input + hidden) + 8 hidden_rank hidden, and there are 4 hidden biases;
+/// the dense layer has 4 hidden (input + hidden) weights. Each step needs as many multiply-adds per sequence
+/// as there are weights.
+///
+/// \code
+/// cpu_context ctx;
+/// LowRankLSTM<float> layer(650, 650, 160, 160);  // input, hidden, input rank, hidden rank
+/// layer.initialize({1, 1});
+/// tensor<float, 3> x({35, 20, 650}), y({35, 20, 650});  // steps x batch x features
+/// layer.forward(ctx, x.view(), {}, y.view());           // from a zero state
+/// \endcode
+///
+/// Passes, states, aliasing and errors: see recurrent_layer. Names of the parameters: see the top of this
+/// file. Copies are deep and belong to no network; gradients are not copied.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
 class LowRankLSTM : public detail::stored_layer<detail::low_rank_lstm, T, Device> {
   using base = detail::stored_layer<detail::low_rank_lstm, T, Device>;
   PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankLSTM);
 
-  /// Throws rank_error unless Rank <= min(input, hidden).
+  /// The layer with all parameters zero. Throws rank_error unless Rank <= min(input, hidden), also for a size
+  /// below 1.
   LowRankLSTM(index_t input, index_t hidden) requires(detail::has_rank<T, Rank, Device>)
       : base(input, hidden, Rank, Rank) {}
-  /// Throws rank_error unless 1 <= input_rank <= min(input, hidden) and 1 <= hidden_rank <= hidden.
+  /// The same with the ranks as arguments. Throws rank_error unless 1 <= input_rank <= min(input, hidden) and
+  /// 1 <= hidden_rank <= hidden.
   LowRankLSTM(index_t input, index_t hidden, index_t input_rank,
               index_t hidden_rank) requires(detail::takes_rank<T, Rank, Device>)
       : base(input, hidden, input_rank, hidden_rank) {}

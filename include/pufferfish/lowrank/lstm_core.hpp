@@ -220,6 +220,7 @@ class lstm_core : public recurrent_layer<T> {
     return kept.cells.extent(0) == size.rows() ? size.at(kept.cells, step) : kept.cells;
   }
 
+  // The input side of all steps is one product; the hidden side is one small product per step.
   template <class Device>
   void compute_forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
@@ -240,6 +241,8 @@ class lstm_core : public recurrent_layer<T> {
     }
   }
 
+  // From the last step to the first: gate gradients overwrite kept.gates; then all weight gradients in wide
+  // products.
   template <class Device>
   void compute_backward(context<Device>& ctx, const kept_views& views, const tensor_view<const T, 3>& dy,
                         const tensor_view<T, 3>& dx, const recurrent_state<const T>& from_after,

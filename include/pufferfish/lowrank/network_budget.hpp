@@ -22,6 +22,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     network_budget budget;
 ///     budget.fraction = 0.3;      // at most 30 % of the dense network's parameters,
 ///     budget.mac_fraction = 0.6;  // and at most 60 % of its multiply-adds
+/// All numbers count the whole network, including layers that stay dense. Numbers must be positive and
+/// finite, fractions at most 1; select and allocate throw value_error for others. A budget in bytes divides
+/// by budget_options::bytes_per_parameter.
 struct network_budget {
   std::optional<index_t> parameters;
   std::optional<double> fraction;      ///< of the dense network's parameters, in (0, 1]
@@ -35,7 +38,8 @@ struct network_budget {
   friend bool operator==(const network_budget&, const network_budget&) = default;
 };
 
-/// The costs of a network or of a part of it.
+/// The costs of a network or of a part of it. Doubles, because counts of large networks are products of
+/// counts; whole numbers up to 2^53 are exact.
 struct network_cost {
   double parameters = 0.0;
   double macs = 0.0;          ///< multiply-adds of one sample's forward pass

@@ -16,6 +16,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// The same rank for every matrix. Must be in 1 .. min(rows, cols).
+/// The only policy that is an error (rank_error) where the rank does not fit; the others are limited to that
+/// range.
 struct fixed_rank {
   index_t rank = 1;
 };
@@ -27,27 +29,40 @@ struct rank_ratio {
 
 /// The smallest rank whose kept energy, sum of the kept sigma^2 over ||A||_F^2, is at least `fraction`,
 /// 0 < fraction <= 1.
+/// The rank is 1 for a matrix of zeros. Needs the singular values, so the rank is not known before the
+/// decomposition. With a weighted truncation, the weighted energy takes the place of the matrix's own
+/// (matrix_truncation::spectrum).
 struct energy_kept {
   double fraction = 0.9;
 };
 
-/// The largest rank whose factors have at most `parameters` parameters, rank * (rows + cols). At least 1.
+/// The largest rank whose factors have at most `parameters` parameters, rank * (rows + cols). At least 1, so
+/// a budget below rows + cols is exceeded. For each matrix, not for the network (see network_budget).
 struct parameter_budget {
   index_t parameters = 0;
 };
 
-/// The largest rank whose factors have at most this fraction of the dense matrix's parameters. At least 1.
+/// The largest rank whose factors have at most this fraction of the dense matrix's parameters, 0 < fraction
+/// <= 1. At least 1, so a fraction below (rows + cols) / (rows cols) is exceeded.
 struct parameter_fraction {
   double fraction = 0.5;
 };
 
+/// How the rank of a matrix is chosen; see choose_rank. Matrices of one rank group get the largest rank that
+/// the policy chooses for any of them.
+///
+/// \code
+/// rank_policy policy = energy_kept{0.9};
+/// index_t rank = choose_rank(rank_ratio{0.25}, 512, 256, {}, 0.0);  // 64; no spectrum needed
+/// \endcode
 using rank_policy = std::variant<fixed_rank, rank_ratio, energy_kept, parameter_budget, parameter_fraction>;
 
-/// Parameters of the two factors of a rows x cols matrix.
+/// Parameters of the two factors of a rows x cols matrix, rank (rows + cols). Also their multiply-adds per
+/// input row.
 constexpr index_t factor_parameters(index_t rows, index_t cols, index_t rank) { return rank * (rows + cols); }
 
-/// The largest rank at which the factors have fewer parameters than the rows x cols matrix; 0 if there is
-/// none.
+/// The largest rank at which the factors have fewer parameters than the rows x cols matrix:
+/// floor((rows cols - 1) / (rows + cols)); 0 if there is none.
 constexpr index_t largest_shrinking_rank(index_t rows, index_t cols) {
   return rows + cols == 0 || rows * cols == 0 ? 0 : (rows * cols - 1) / (rows + cols);
 }
@@ -63,6 +78,8 @@ inline void check_first_layer(const char* what, index_t first, index_t layers) {
   }
 }
 
+/// The smallest r with sigma[0]^2 + ... + sigma[r-1]^2 >= fraction squared_norm; sigma.size() if rounding
+/// prevents it.
 inline index_t smallest_rank_with_energy(std::span<const double> sigma, double squared_norm,
                                          double fraction) {
   double kept = 0.0;
@@ -73,6 +90,7 @@ inline index_t smallest_rank_with_energy(std::span<const double> sigma, double s
   return static_cast<index_t>(sigma.size());
 }
 
+/// Throws value_error unless 0 < value <= 1 (also for NaN).
 inline void require_fraction(const char* policy, double value) {
   if (!(value > 0.0 && value <= 1.0)) throw_error<value_error>({policy, ": ", value, " is not in (0, 1]"});
 }
@@ -83,6 +101,7 @@ inline void require_fraction(const char* policy, double value) {
 /// them) and squared Frobenius norm `squared_norm`. Policies other than fixed_rank return a rank in 1 ..
 /// min(rows, cols); a fixed rank is returned unchecked. Throws value_error for a fraction or ratio outside
 /// (0, 1] and for a parameter_budget below 1.
+/// `sigma` and `squared_norm` are read by energy_kept only; others may pass {} and 0.
 PUFFERFISH_COLD inline index_t choose_rank(const rank_policy& policy, index_t rows, index_t cols,
                                            std::span<const double> sigma, double squared_norm) {
   const index_t full = std::min(rows, cols);

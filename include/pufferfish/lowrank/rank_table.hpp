@@ -68,6 +68,7 @@ namespace detail {
 
 inline constexpr double unknown_number = std::numeric_limits<double>::quiet_NaN();
 
+/// Makes a row low-rank with this rank, and computes its costs from at_rank_0 and per_rank.
 inline void set_rank(rank_row& row, index_t rank) {
   const auto r = static_cast<double>(rank);
   row.rank = rank;
@@ -164,6 +165,7 @@ inline std::string aligned_cells(const std::vector<std::vector<std::string>>& ce
 }  // namespace detail
 
 /// The rows of layers with the choices of `allocate`. Throws value_error for another number of choices.
+/// One row per rank group, in the order of the layers.
 inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
                                        std::span<const budget_choice> choices) {
   detail::check_row_count(layers.size(), choices.size());
@@ -269,6 +271,11 @@ PUFFERFISH_COLD inline void add_reports(std::vector<rank_row>& rows, std::span<c
 /// and `rest`. Columns: layer, matrix, full rank, rank, parameters and multiply-adds of one sample before and
 /// after, milliseconds if any are known, kept share of the weighted energy, predicted increase of the loss,
 /// and the reason. "-": unknown.
+///
+/// \code
+/// const auto choices = allocate(layers, rest, budget);
+/// std::fputs(rank_table(rank_rows(layers, choices), rest).c_str(), stdout);
+/// \endcode
 PUFFERFISH_COLD inline std::string rank_table(std::span<const rank_row> rows, const network_cost& rest = {}) {
   const bool timed = std::any_of(rows.begin(), rows.end(),
                                  [](const rank_row& row) { return row.before.milliseconds > 0.0; });

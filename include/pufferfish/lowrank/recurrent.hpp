@@ -13,8 +13,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Hidden state h and cell state c of a layer, batch x hidden each, with dense rows. Either both views are
-/// null or none. A null state means zeros where it is read, and "do not compute" where it is written.
+/// Hidden state h and cell state c of a layer, batch x hidden each, with dense rows and any stride between
+/// rows. Either both views are null or none; a state with one null view is a shape_error. A null state means
+/// zeros where it is read, and "do not compute" where it is written. The views refer to memory of the caller.
+///
+/// \code
+/// tensor<double, 2> h({3, hidden}), c({3, hidden});  // a batch of 3 sequences
+/// const recurrent_state<double> state{h, c};
+/// for (const tensor<double, 3>& segment : segments) {
+///   layer.forward(ctx, segment, state, y.view(), state);  // continues where the last segment ended
+/// }
+/// \endcode
 template <class T>
 struct recurrent_state {
   tensor_view<T, 2> h;
@@ -42,6 +51,8 @@ struct recurrent_state {
 ///
 /// Both throw shape_error; backward throws state_error without a forward pass in training mode. Used as a
 /// layer of images (see any_layer), the layer takes steps x batch x 1 x input and starts from a zero state.
+/// forward and backward throw state_error for a moved-from layer, too. The steps run one after another, each
+/// with all sequences of the batch, so a larger batch is cheaper per sequence than more steps.
 template <class T>
 class recurrent_layer {
  public:
@@ -53,6 +64,8 @@ class recurrent_layer {
   index_t hidden_size() const { return hidden_; }
   virtual std::string describe() const = 0;
 
+  /// Extents of y for the layer as a layer of images: steps x batch x 1 x hidden. Throws shape_error, naming
+  /// the layer, unless `input` is steps x batch x 1 x input.
   extents<4> output_shape(const extents<4>& input) const {
     if (input[2] != 1 || input[3] != input_) {
       detail::throw_error<shape_error>(
@@ -73,7 +86,9 @@ class recurrent_layer {
   recurrent_layer& operator=(const recurrent_layer&) = default;
   recurrent_layer& operator=(recurrent_layer&&) noexcept = default;
 
-  /// Both checks throw shape_error.
+  /// Both checks throw shape_error, naming the layer and the shapes: check unless y has the steps and the
+  /// batch of x and both have the layer's widths, check_state unless the state is null or has two batch x
+  /// hidden views with dense rows.
   void check(const extents<3>& x, const extents<3>& y) const {
     if (x[2] != input_ || y[2] != hidden_ || x[0] != y[0] || x[1] != y[1]) {
       detail::throw_error<shape_error>(
@@ -92,6 +107,8 @@ class recurrent_layer {
     detail::check_dense_rows(*this, "the state c", state.c);
   }
 
+  /// An image steps x batch x 1 x n as the sequence steps x batch x n, without a copy. Throws shape_error,
+  /// naming `what`, unless the view is null or dense.
   template <class U>
   tensor_view<U, 3> sequence(const char* what, const tensor_view<U, 4>& view) const {
     detail::check_dense_if_wanted(*this, what, view);

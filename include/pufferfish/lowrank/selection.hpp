@@ -43,6 +43,7 @@ struct matrix_group {
 enum class layer_place { path, shortcut, embedding };
 
 /// The input of `select` for one layer: sizes, but no weights.
+/// `name` is used in errors, in policy.ranks and in also_if.
 struct layer_info {
   std::string name;
   std::vector<matrix_group> groups;  ///< rank groups; empty: the layer is low-rank already

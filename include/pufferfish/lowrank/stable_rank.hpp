@@ -21,6 +21,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of stable_rank; the tolerance must be positive.
 struct stable_rank_options {
   /// Bound on the relative error of sigma_1^2, the square of the largest singular value.
   double tolerance = 1e-6;
@@ -54,6 +55,8 @@ PUFFERFISH_COLD inline tensor<double, 2> in_range(const tensor_view<const double
   return scaled;
 }
 
+/// stable_rank without the check of the options. Scales a matrix of doubles whose squares overflow or
+/// underflow, once.
 template <class T>
 double stable_rank_of(const tensor_view<const T, 2>& a, const stable_rank_options& options,
                       const std::string& name) {
@@ -119,6 +122,11 @@ tensor_view<const T, 2> any_order_matrix(const tensor_view<const T, 4>& weight, 
 /// columns) and m = max(rows, columns), the cost is n^2 m / 2 + n^3 / 6 multiplications and 2 n^2 doubles of
 /// memory. Deterministic. Throws value_error, with its position and `name`, for an element that is not
 /// finite, and for a tolerance that is not positive.
+///
+/// \code
+/// const double s = stable_rank(weight);  // weight: tensor_view<const float, 2>
+/// const double whole = stable_rank(weight, {.floored = true});
+/// \endcode
 template <class T>
 double stable_rank(const tensor_view<const T, 2>& a, const stable_rank_options& options = {},
                    const std::string& name = "the matrix") {

@@ -14,10 +14,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The kinds of layers that can be factorized. Each kind is described by its kind_traits (kinds/).
+/// The kinds of layers that can be factorized. Each kind is described by its kind_traits (kinds/). A conv
+/// layer has the parts of its groups as matrices, an embedding the transpose of its table.
 enum class layer_kind { linear, conv, lstm, attention, embedding };
 
-/// A weight of a layer with its own name ("weight", "input_gate", "query").
+/// A weight of a layer with its own name ("weight", "input_gate", "query"). Refers to the layer's memory and
+/// owns nothing; `name` is usually a string literal and must exist as long as the view is used.
 template <class T, std::size_t N>
 struct named_view {
   const char* name;
@@ -49,6 +51,10 @@ struct named_view {
 ///       // Optional, embeddings: a token whose row has zero gradient; no_token if there is none.
 ///       static std::int32_t padding(const host::Embedding& layer);
 ///     };
+/// All members are static and may be called several times in one call of svd_factorize or svd_factors. Those
+/// read the views on the host, during the call only, and never change the layer. A specialisation that lacks
+/// a member is a compile-time error that names the member (trait_errors.hpp); sizes that contradict each
+/// other are a shape_error at run time, which names the layer.
 template <class Layer>
 struct layer_traits;
 

@@ -28,13 +28,15 @@ enum class beam_stop {
   exact    ///< no unfinished hypothesis can still score better than the results found
 };
 
+/// Options of beam_search, which throws value_error unless beam, max_length and results are at least 1, begin
+/// and end are tokens of the vocabulary, end is not forbidden, and length_penalty is finite.
 struct beam_options {
   index_t beam = 5;             ///< hypotheses kept at each length; 1: greedy
   index_t max_length = 100;     ///< most tokens with the end token, the only one allowed at that position
   double length_penalty = 0.7;  ///< alpha; 0: none. See beam_length_penalty
   beam_stop stop = beam_stop::enough;
-  std::int32_t begin = 2;  ///< first token of every hypothesis; not part of results
-  std::int32_t end = 3;
+  std::int32_t begin = 2;                 ///< first token of every hypothesis; not part of results
+  std::int32_t end = 3;                   ///< last token of a finished hypothesis
   std::vector<std::int32_t> forbidden{};  ///< tokens never chosen, like padding
   index_t results = 1;                    ///< largest number of results per sentence, best first
 };
@@ -42,11 +44,13 @@ struct beam_options {
 /// Divisor that turns the log probability of a sequence of `length` tokens (the end token included)
 /// into its score: ((5 + length) / 6)^alpha. Source: Wu et al., "Google's neural machine
 /// translation system", 2016, equation 14.
+/// 1 for alpha = 0.
+/// A larger alpha favors longer sequences.
 inline double beam_length_penalty(index_t length, double alpha) {
   return std::pow((5.0 + static_cast<double>(length)) / 6.0, alpha);
 }
 
-/// One result.
+/// One result of beam_search: a sequence with its probability and score.
 struct hypothesis {
   std::vector<std::int32_t> tokens;  ///< without the begin token; the last is the end token if `ended`
   double log_probability = 0.0;      ///< the sum over the tokens
@@ -57,6 +61,8 @@ struct hypothesis {
 /// Rows of a step: one for each live hypothesis, ordered by sentence. A cache of the previous step
 /// is reordered by new[i] = old[parents[i]]. In the first step there is one row per sentence, and
 /// parents[i] is the index of that sentence.
+/// The spans refer to memory of beam_search and are valid during the call of step. All have one element per
+/// row.
 struct beam_rows {
   index_t position = 0;                     ///< length of every hypothesis so far, without the begin token
   std::span<const std::int32_t> tokens;     ///< last token of each hypothesis
@@ -109,8 +115,10 @@ class beam_of_sentence {
     std::int32_t parent = 0;  // row of the hypothesis that this one extends
   };
 
+  /// Unfinished hypotheses, the most likely first; empty: the search has stopped.
   const std::vector<member>& living() const { return living_; }
 
+  /// Begins with one empty hypothesis, whose parent is the index of the sentence.
   void start(std::int32_t sentence) { living_.assign(1, {{}, 0.0, sentence}); }
 
   /// Replaces the live hypotheses by the best of the sorted `candidates`. Row `first_row` is living()[0].
@@ -149,6 +157,7 @@ class beam_of_sentence {
   }
 
  private:
+  /// Makes results of the unfinished hypotheses.
   void give_up(const beam_options& o) {
     for (member& m : living_) {
       const double penalty = beam_length_penalty(static_cast<index_t>(m.tokens.size()), o.length_penalty);
@@ -174,6 +183,7 @@ class beam_of_sentence {
   std::vector<hypothesis> ended_;
 };
 
+/// Throws value_error for sizes and options that beam_search does not accept.
 inline void check_beam_options(index_t sentences, index_t vocabulary, const beam_options& o) {
   constexpr index_t most = std::numeric_limits<std::int32_t>::max();
   if (sentences < 0 || vocabulary < 1 || vocabulary > most || o.beam < 1 || o.max_length < 1 ||
@@ -204,6 +214,23 @@ inline void check_beam_options(index_t sentences, index_t vocabulary, const beam
 /// -infinity forbids a token. Results do not depend on the number of threads. If the rows that
 /// `step` writes are independent of each other, results do not depend on the batching of sentences
 /// either. Throws value_error for options out of range, and for NaN or +infinity among the logits.
+///
+/// With l the sum over the tokens of log softmax(logits)(token), the score of a sequence of n tokens is l /
+/// ((5 + n) / 6)^alpha. Ties go to the lower row, then to the lower token. The context's scratch memory
+/// provides sentences * beam * vocabulary elements of T. `step` is called once per position, at most
+/// max_length times, with at most sentences * beam rows; its logits are valid during the call. Exceptions of
+/// step pass through.
+///
+/// \code
+/// const beam_options options{.beam = 4, .max_length = 50, .begin = 2, .end = 3, .forbidden = {1}};
+/// transformer_decoding<float> decoding(ctx, net.root(), source, options.beam, options.max_length);
+/// const auto best = beam_search<float>(
+///     ctx, source.extent(0), vocabulary, options,
+///     [&](const beam_rows& r, const tensor_view<float, 2>& logits) {
+///       decoding.step(ctx, r.tokens, r.parents, r.sentences, logits);
+///     });
+/// const std::vector<std::int32_t>& translation = best[0].front().tokens;
+/// \endcode
 template <class T, class Step>
 std::vector<std::vector<hypothesis>> beam_search(context<device::cpu>& ctx, index_t sentences,
                                                  index_t vocabulary, const beam_options& options,

@@ -21,12 +21,14 @@ namespace detail {
 inline constexpr index_t largest_option = index_t{1} << 20;
 
 /// Throws value_error unless low <= value <= high.
+/// The text names the model, the option, its value and the limits.
 inline void check_option(const char* model, const char* option, index_t value, index_t low, index_t high) {
   if (value >= low && value <= high) return;
   PUFFERFISH_THROW(value_error(std::string(model) + ": " + option + " is " + std::to_string(value) +
                                ", not in " + std::to_string(low) + " .. " + std::to_string(high)));
 }
 
+/// Appends a convolution called `name`, with a bias, or without one and with a batch norm called `norm_name`.
 template <class T, class Device>
 void add_conv(sequential<T, Device>& to, const std::string& name, const std::string& norm_name,
               const conv_shape& shape, bool batch_norm) {
@@ -46,6 +48,7 @@ sequential<T, Device> shortcut_of(index_t in, index_t out, index_t stride, bool 
 }
 
 /// Residual block with two 3x3 convolutions in its branch; for the shortcut see shortcut_of.
+/// The branch is conv1, bn1, relu, conv2, bn2; a ReLU follows the sum.
 template <class T, class Device>
 residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool batch_norm,
                                 const std::string& shortcut_name = "shortcut") {
@@ -59,6 +62,7 @@ residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool ba
 
 /// A sequential whose initial values a model adjusts: after the layers' own initialization, `change` is
 /// called for each parameter with its name. Factors of a low-rank layer are passed like any other weight.
+/// Values depend on the stream and the names only.
 template <class T, class Device>
 class initialized_sequential : public sequential<T, Device> {
  public:
@@ -67,6 +71,7 @@ class initialized_sequential : public sequential<T, Device> {
   initialized_sequential(sequential<T, Device> layers, change c)
       : sequential<T, Device>(std::move(layers)), change_(c) {}
 
+  /// The layers' own values, then `change` with the child of `random` for each parameter's name.
   void initialize(random_stream random) {
     sequential<T, Device>::initialize(random);
     struct changer final : state_visitor<parameter_t<T>> {

@@ -26,6 +26,7 @@ struct named_model {
   network<T, Device> (*make)(const extents<4>& image, index_t classes);
 };
 
+/// The small models with the options that an image and a number of classes determine.
 template <class T, class Device>
 network<T, Device> default_small_resnet(const extents<4>& image, index_t classes) {
   small_resnet_options options;
@@ -77,6 +78,7 @@ inline std::vector<std::string> model_names() {
 
 namespace detail {
 
+/// The network called `name`, with all parameters zero. Throws value_error, listing all names.
 template <class T, class Device>
 network<T, Device> dense_model(std::string_view name, const extents<4>& image, index_t classes) {
   for (const named_model<T, Device>& model : named_models<T, Device>) {
@@ -95,6 +97,14 @@ network<T, Device> dense_model(std::string_view name, const extents<4>& image, i
 /// Makes a dense network by name, with parameters initialized from `seed`. `image`: NHWC extents of
 /// its inputs (N does not matter). Throws value_error, listing all names, for an unknown name;
 /// value_error or shape_error if the model does not support such images.
+///
+/// The small models take their options' defaults except for the image and the classes. The models of the zoo
+/// take channels and classes; their image sizes are those of zoo_model::image, or any that the strides allow.
+///
+/// \code
+/// network<float> net = make_model<float>("small-resnet", {1, 28, 28, 1}, 10, 1);
+/// for (const std::string& name : model_names()) std::puts(name.c_str());
+/// \endcode
 template <class T, class Device = device::cpu>
 network<T, Device> make_model(std::string_view name, const extents<4>& image, index_t classes,
                               std::uint64_t seed) {

@@ -18,9 +18,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes of the networks below; the defaults are the published networks.
 struct imagenet_resnet_options {
-  index_t channels_in = 3;
-  index_t classes = 1000;
+  index_t channels_in = 3;  ///< channels of an image
+  index_t classes = 1000;   ///< outputs of the last layer
   /// Blocks per stage; all zeros: the numbers of the published network.
   std::array<index_t, 4> blocks{0, 0, 0, 0};
   index_t width = 64;  ///< channels of the stem and of the first stage's 3x3 convolutions; published: 64
@@ -63,6 +64,7 @@ residual<T, Device> bottleneck_block(index_t in, index_t inner, index_t out, ind
 }
 
 /// A basic block whose 3x3 convolutions are factors with a batch norm between them.
+/// The rank of both is outputs / 4, at least 1; batch norms follow them as in a basic block.
 template <class T, class Device>
 residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride) {
   const index_t rank = std::max<index_t>(1, out / 4);
@@ -85,6 +87,8 @@ void imagenet_values(const std::string& name, parameter<parameter_t<T>>& p, rand
   }
 }
 
+/// Assembles a network of the family. Throws value_error for an option out of its range, and for factor_bn
+/// with bottleneck blocks.
 template <class T, class Device>
 network<T, Device> imagenet_resnet(const imagenet_resnet_shape& shape,
                                    const imagenet_resnet_options& options) {
@@ -153,6 +157,14 @@ inline factorize_policy stage4_policy(const imagenet_resnet_shape& shape) {
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
 /// N(0, 2 / fan_out). Throw value_error for an option out of its range.
+/// factor_bn is out of range for bottleneck blocks; sizes must be in 1 .. 2^20.
+///
+/// \code
+/// network<float> net = resnet50<float>();
+/// net.initialize(1);
+/// const tensor<float, 4> logits = net.forward(ctx, images.view());  // N x 224 x 224 x 3 -> N x 1 x 1 x 1000
+/// factorize(net, resnet50_policy());
+/// \endcode
 template <class T, class Device = device::cpu>
 network<T, Device> resnet18_imagenet(const imagenet_resnet_options& options = {}) {
   return detail::imagenet_resnet<T, Device>(detail::resnet18_shape, options);
@@ -181,6 +193,10 @@ network<T, Device> wide_resnet50_2(const imagenet_resnet_options& options = {}) 
 /// Policies of the paper for ResNet-50 and WideResNet-50-2 (K = 41), and of its code for the deeper
 /// ones (K = 92, 143): stage 4 with its shortcut at rank 1/4. In the order below, 15,202,344,
 /// 34,194,472, 49,838,120 and 40,047,400 parameters are left (Wang et al., Pufferfish, MLSys 2021).
+///
+///     network<float> net = resnet50<float>();
+///     net.initialize(1);                  // then train it
+///     factorize(net, resnet50_policy());  // 25,557,032 -> 15,202,344 parameters
 inline factorize_policy resnet50_policy() { return detail::stage4_policy(detail::resnet50_shape); }
 inline factorize_policy resnet101_policy() { return detail::stage4_policy(detail::resnet101_shape); }
 inline factorize_policy resnet152_policy() { return detail::stage4_policy(detail::resnet152_shape); }
@@ -206,6 +222,9 @@ inline factorize_policy basic_low_rank_policy() { return {}; }
 /// (22,417,192), for apply_ranks. They are those of bottleneck_low_rank_policy, except that a shortcut
 /// has rank outputs / 16, and the first convolution of a block has rank outputs / 4 even if it has more
 /// outputs than inputs. `net` must be a dense network of bottleneck blocks; errors as planned_ranks.
+///
+///     network<float> net = resnet50<float>();
+///     apply_ranks(net, reference_ranks(net));  // 8,745,000 parameters, all zero
 template <class T, class Device = device::cpu>
 std::vector<layer_rank> reference_ranks(const network<T, Device>& net) {
   std::vector<layer_rank> ranks = planned_ranks(net, bottleneck_low_rank_policy());

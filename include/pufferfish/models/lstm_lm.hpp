@@ -30,15 +30,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes of an lstm_lm; the defaults are the paper's network for WikiText-2.
 struct lstm_lm_options {
   index_t vocabulary = 33278;  ///< WikiText-2's words
   index_t width = 1500;        ///< of the embedding and of every layer: the tied output needs them equal
-  index_t layers = 2;
-  double dropout = 0.65;  ///< of the embedding's output, between layers, and of the last layer's output
+  index_t layers = 2;          ///< LSTM layers, at least 1
+  double dropout = 0.65;       ///< of the embedding's output, between layers, and of the last layer's output
 };
 
 /// Hidden state and cell of every layer for a batch of sequences, carried from one segment to the next
 /// in the memory of the device. A value type that starts with zeros. Copying waits for the device.
+/// It has 2 * layers * batch * width elements. layer() of a state that was moved from throws state_error.
 template <class T, class Device = device::cpu>
 class lstm_lm_state {
  public:
@@ -94,6 +96,11 @@ class lstm_lm_state {
 /// Parameters: `encoder.weight` [V x width], shared with the output, or, in a LowRankEmbedding,
 /// `encoder.down.weight` [V x rank] and `encoder.up.weight` [width x rank]; `rnn.0.weight_ih` and
 /// so on (see LSTM and LowRankLSTM); `decoder.bias` [V].
+///
+/// The passes throw state_error if the object was moved from, or if a slot holds a layer of another kind. In
+/// training, a segment of steps x batch tokens takes tape memory for the embedding's output, every layer's
+/// output (twice with dropout) and the values that the layers keep. The backward pass stops at the segment's
+/// first step: gradients do not flow into the previous segment.
 template <class T, class Device = device::cpu>
 class lstm_lm {
  public:
@@ -117,6 +124,7 @@ class lstm_lm {
     return detail::message({"lstm_lm of ", options_.layers, " layers, ", options_.vocabulary,
                             " tokens, width ", options_.width});
   }
+  /// A state of zeros for `batch` sequences.
   state_type make_state(index_t batch) const { return {options_.layers, batch, options_.width}; }
 
   /// Computes the loss of predicting `targets` after `tokens`, both dense, steps x batch, and advances
@@ -151,6 +159,8 @@ class lstm_lm {
 
   /// Computes all gradients of the last loss / `normalizer`. The loss's number of tokens gives the
   /// gradient of the mean; a distributed run passes tokens of the global batch / number of ranks.
+  /// Throws state_error unless the last pass was `loss` in training mode, value_error for a normalizer that
+  /// is not positive.
   void backward(context<Device>& ctx, double normalizer) const {
     const auto kept = ctx.tape().template pop_value<kept_loss>(*this);
     const ops::output_layer<T> output = output_on(kept.top.rows);
@@ -181,6 +191,8 @@ class lstm_lm {
   }
 
   /// Computes all gradients from the gradient of the logits, after `forward`.
+  /// dlogits: steps batch x V, dense, rows in the order of the tokens. Throws shape_error, and state_error
+  /// unless the last pass was `forward` in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
     const auto top = ctx.tape().template pop_value<output_input>(*this);
     const extents<2> expected{top.states.extent(0), options_.vocabulary};
@@ -200,6 +212,7 @@ class lstm_lm {
 
   /// One step of generation (see sample_tokens): reads one more token of each sequence, advances
   /// the state and computes the logits of the next tokens, batch x V.
+  /// For inference mode; in training it would push to the tape. Errors as `forward`.
   void next(context<Device>& ctx, std::span<const std::int32_t> tokens, state_type& state,
             const tensor_view<T, 2>& logits) const {
     forward(ctx, token_view(tokens.data(), {1, static_cast<index_t>(tokens.size())}), state, logits);
@@ -236,6 +249,7 @@ class lstm_lm {
 
   /// Parameters and multiply-accumulates of a pass over `tokens` tokens. The parameters of the tied
   /// output matrix are counted in the encoder.
+  /// One row for the encoder, one per LSTM layer, one for the decoder.
   model_cost cost(index_t tokens = 1) const {
     model_cost cost;
     const token_layer<T, Device>& table = embedding();
@@ -363,6 +377,8 @@ class lstm_lm {
 
 /// Policy of the paper for lstm_lm: all recurrent matrices at a quarter of full rank; the
 /// embedding, and with it the output, stays dense.
+///
+///     const factorization made = factorize(net, lstm_lm_policy());  // 85,962,278 -> 67,962,278 parameters
 inline factorize_policy lstm_lm_policy() {
   factorize_policy policy;
   policy.first_layer = 1;

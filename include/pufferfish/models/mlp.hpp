@@ -14,15 +14,24 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes of an mlp. The values below are those of MNIST digits.
 struct mlp_options {
-  index_t inputs = 784;  ///< values of one image or vector
-  std::vector<index_t> hidden{256, 256};
+  index_t inputs = 784;                   ///< values of one image or vector
+  std::vector<index_t> hidden{256, 256};  ///< outputs of each hidden layer; empty: one linear layer, fc1
   index_t classes = 10;
 };
 
-/// Linear layers with ReLU between them, over flattened images: fc1, relu1, fc2, ..., fcN.
+/// Linear layers with ReLU between them, over flattened images: fc1, relu1, fc2, ..., fcN. The logits are N x
+/// 1 x 1 x classes, without a softmax. An input needs H W C = inputs; its own height and width do not matter.
 ///
-/// Parameters are zero until network::initialize. Throws value_error for an option out of its range.
+/// Parameters are zero until network::initialize, which draws each layer's as Linear::initialize. Throws
+/// value_error for an option out of its range: inputs in 1 .. 2^40, classes and hidden sizes in 1 .. 2^20.
+///
+/// \code
+/// network<float> net = mlp<float>({.inputs = 28 * 28, .hidden = {128}, .classes = 10});
+/// net.initialize(1);
+/// const tensor<float, 4> logits = net.forward(ctx, images.view());  // images: N x 28 x 28 x 1
+/// \endcode
 template <class T, class Device = device::cpu>
 network<T, Device> mlp(const mlp_options& options) {
   detail::check_option("mlp", "inputs", options.inputs, 1, index_t{1} << 40);

@@ -21,6 +21,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 using token_matrix = tensor_view<const std::int32_t, 2>;
 
 /// Views of arrays in the memory of the device (the CPU's or a GPU's).
+/// The arrays belong to one block of a pair_packing or to the caller; none is copied.
 struct packed_tokens {
   /// Ids, sentence after sentence without padding. Rows of padding may follow the last sentence; they belong
   /// to no sentence and change no result. A row_observer is shown these rows too, so a batch of a step that
@@ -34,6 +35,7 @@ struct packed_tokens {
 };
 
 /// Views of a batch of sentence pairs, the input of a transformer.
+/// source.runs and target.runs have one entry per pair.
 struct packed_pairs {
   packed_tokens source, target;
   /// Expected next token for each row of target.tokens; the padding token if the row has no loss.
@@ -143,6 +145,10 @@ class token_packing {
 ///     packing.write(written, source, target, next, padding, ctx.first_sample(), positions);
 ///     ... packing.bytes() from `written` to `place` ...
 ///     net.root().loss(ctx, packing.in(place), smoothing, results);
+///
+/// A block holds, for source and target: first row and length of each sentence (index_t), the number of each
+/// row in the global batch (64 bits), its token and its position (32 bits each); then the next tokens (32
+/// bits). Every array starts at a multiple of 16 bytes.
 class pair_packing {
  public:
   /// Sizes of a packed batch.
@@ -152,8 +158,11 @@ class pair_packing {
     bool full = false;                         ///< all rows are tokens: no rows need clearing
   };
 
+  /// Room for batches of at most these numbers of rows. Batches of the same sizes have the same layout, so
+  /// that a captured step can be replayed with another batch.
   explicit pair_packing(const sizes& of) : pair_packing(of, detail::block_layout()) {}
-  /// One row for each token, without rows of padding.
+  /// One row for each token, without rows of padding. Counts the tokens of both matrices, which must be dense
+  /// (shape_error).
   pair_packing(const token_matrix& source, const token_matrix& target, std::int32_t padding)
       : pair_packing(exact(source, target, padding)) {}
 
@@ -164,6 +173,8 @@ class pair_packing {
   /// the global batch. `positions`: length of the model's table of positions; no sentence may be longer.
   /// Tokens must be in the model's vocabulary. `next` has the shape of `target`, or is null if no loss is
   /// computed. Returns the number of rows that count for the loss.
+  /// Nothing is checked: source and target must be dense, have `sentences` rows, and at most as many tokens
+  /// as there are rows.
   index_t write(std::byte* block, const token_matrix& source, const token_matrix& target,
                 const token_matrix& next, std::int32_t padding, index_t first_sentence,
                 index_t positions) const {
@@ -182,6 +193,7 @@ class pair_packing {
   }
 
   /// Views of the batch in a block.
+  /// The views are valid as long as the block; nothing is read.
   packed_pairs in(const std::byte* block) const {
     return {source_.in(block), target_.in(block), detail::block_layout::at<std::int32_t>(block, next_place_)};
   }

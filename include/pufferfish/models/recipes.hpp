@@ -23,21 +23,23 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Image classifier: SGD, a learning rate that falls at milestones and is not restarted by the switch.
 struct image_recipe {
   index_t epochs = 300;
-  index_t warmup_epochs = 80;  ///< E
-  index_t batch = 128;         ///< images per step; the smaller last batch of an epoch is kept
-  double learning_rate = 0.1;
+  index_t warmup_epochs = 80;                ///< E
+  index_t batch = 128;                       ///< images per step; the smaller last batch of an epoch is kept
+  double learning_rate = 0.1;                ///< base rate, multiplied by rate_schedule()
   std::vector<double> milestones{150, 250};  ///< epochs from which the rate is multiplied by gamma
   double gamma = 0.1;
   sgd_options optimizer{0.9, 0.0, false, 1e-4, true};
-  label_smoothing smoothing;
+  label_smoothing smoothing;  ///< of the loss; none
   index_t pad = 4;            ///< padding in pixels, from which random crops are taken; 0: no crops
   bool reflect = true;        ///< pads with the mirror image; false: with zeros
   bool resized_crop = false;  ///< random crops of random size and shape instead
   bool flip = true;           ///< mirrors an image left to right with probability 1/2
+  /// Mean and deviation of each channel: a pixel p in 0 .. 1 becomes (p - mean) / deviation.
   std::array<double, 3> mean{125.3 / 255, 123.0 / 255, 113.9 / 255};
   std::array<double, 3> deviation{63.0 / 255, 62.1 / 255, 66.7 / 255};
 
   /// Factor of learning_rate as a function of the epoch.
+  /// Errors as multi_step.
   schedule rate_schedule() const { return multi_step(milestones, gamma); }
 };
 
@@ -75,13 +77,15 @@ inline image_recipe lottery_ticket_recipe() {
 /// 0.1 to 1.6 over five epochs, weight decay spares biases and batch norms, and images are padded
 /// with zeros. After the switch a new optimizer starts at the full rate.
 struct distributed_image_recipe : image_recipe {
-  index_t ramp_epochs = 5;
+  index_t ramp_epochs = 5;        ///< epochs of the linear rise
   double ramp_start = 0.1 / 1.6;  ///< as a fraction of learning_rate
 
+  /// Factor of learning_rate: the ramp times the milestones. Errors as linear_warmup and multi_step.
   schedule rate_schedule() const {
     return linear_warmup(static_cast<double>(ramp_epochs), ramp_start, multi_step(milestones, gamma));
   }
 };
+/// ResNet-18 on CIFAR-10 with a global batch of 2048 images.
 inline distributed_image_recipe distributed_cifar_recipe() {
   distributed_image_recipe recipe;
   recipe.batch = 2048;
@@ -101,14 +105,15 @@ struct language_recipe {
   index_t warmup_epochs = 10;
   index_t streams = 20;  ///< texts read in parallel, one per row of a batch
   index_t evaluation_streams = 10;
-  index_t steps = 35;  ///< tokens of each text per step, the length of backpropagation through time
-  double learning_rate = 20.0;
-  double anneal = 4.0;
-  double switch_rate = 0.5;
-  double clip_norm = 0.25;
-  double dropout = 0.65;
+  index_t steps = 35;           ///< tokens of each text per step, the length of backpropagation through time
+  double learning_rate = 20.0;  ///< base rate
+  double anneal = 4.0;          ///< divisor of the rate; see plateau
+  double switch_rate = 0.5;     ///< factor of the rate at the switch
+  double clip_norm = 0.25;      ///< largest norm of the gradient; see clip_gradient_norm
+  double dropout = 0.65;        ///< see lstm_lm_options
   sgd_options optimizer{};
 };
+/// The values of the paper's code for WikiText-2.
 inline language_recipe wikitext2_recipe() { return {}; }
 
 /// The Transformer on Multi30k, German to English, trained on the sum of label-smoothed losses over
@@ -123,9 +128,10 @@ struct translation_recipe {
   double dropout = 0.1;
   index_t largest_length = 100;  ///< tokens of a sentence
   index_t smallest_count = 3;    ///< occurrences in the training text below which a word is unknown
-  index_t beams = 5;
-  double length_penalty = 0.7;
+  index_t beams = 5;             ///< hypotheses of beam search
+  double length_penalty = 0.7;   ///< alpha of beam_length_penalty
 };
+/// The values of the paper's code for Multi30k.
 inline translation_recipe multi30k_recipe() { return {}; }
 
 PUFFERFISH_NAMESPACE_END

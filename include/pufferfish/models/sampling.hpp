@@ -3,6 +3,17 @@
 
 /// \file
 /// Draws tokens from the logits of a language model: one token, or a text token by token.
+///
+/// \code
+/// auto state = net.root().make_state(1);
+/// tensor<float, 2> row({1, vocabulary});
+/// const auto step = [&](std::int32_t token, std::span<float> logits) {
+///   net.root().next(ctx, {&token, 1}, state, row.view());
+///   std::copy(row.flat().begin(), row.flat().end(), logits.begin());
+/// };
+/// const std::vector<std::int32_t> text =
+///     sample_tokens<float>(prompt, 100, vocabulary, {.temperature = 0.8, .top_k = 50}, {1, 2}, step);
+/// \endcode
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +29,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// How a token is drawn. sample_token checks the values.
 struct sampling_options {
   double temperature = 1.0;               ///< divides the logits; 0: always draw the largest
   index_t top_k = 0;                      ///< number of largest logits to draw from; 0: all
@@ -28,6 +40,8 @@ struct sampling_options {
 /// random number `uniform` determines the token, so equal arguments give equal tokens; the tokens are ordered
 /// by falling logits, then by number. Throws value_error for a temperature that is negative or not finite, a
 /// negative top_k, a `uniform` outside [0, 1), a NaN or +infinity among the logits, or no token allowed.
+/// A token with a logit of -infinity is never drawn. Takes time proportional to the number of tokens times
+/// that of forbidden tokens, and n log n for the n tokens that are drawn from.
 template <class T>
 std::int32_t sample_token(std::span<const T> logits, const sampling_options& options, double uniform) {
   if (!(options.temperature >= 0.0) || !std::isfinite(options.temperature) || options.top_k < 0 ||
@@ -75,6 +89,8 @@ std::int32_t sample_token(std::span<const T> logits, const sampling_options& opt
 /// the model by one token and writes the logits of the next token (`vocabulary` values of T); the state
 /// of the model is owned by `step`. Token i is drawn with random.uniform(i). Throws value_error for an
 /// empty prompt or one with tokens outside 0 .. vocabulary - 1, a negative count, and as sample_token.
+/// With count 0 it returns nothing and does not call `step`. step is called prompt.size() + count - 1 times.
+/// Exceptions of step pass through.
 template <class T, class Step>
 std::vector<std::int32_t> sample_tokens(std::span<const std::int32_t> prompt, index_t count,
                                         index_t vocabulary, const sampling_options& options,

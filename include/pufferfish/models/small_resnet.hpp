@@ -13,9 +13,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes of a small_resnet; the defaults are the 8-layer network for CIFAR-10.
 struct small_resnet_options {
-  index_t channels_in = 3;
-  index_t classes = 10;
+  index_t channels_in = 3;  ///< channels of an image
+  index_t classes = 10;     ///< outputs of the last layer
   index_t width = 16;       ///< channels of the first stage; each further stage has twice as many
   index_t blocks = 1;       ///< blocks per stage; n blocks in 3 stages: the paper's network of 6n + 2 layers
   index_t stages = 3;       ///< 1 .. 16; all but the first halve height and width
@@ -71,9 +72,16 @@ network<T, Device> residual_network(const char* model, const char* last, const s
 /// of stages 2, 3, ... with stride 2; global average pooling; a linear layer. Where the paper's shortcuts pad
 /// with zeros (option A), these are 1x1 convolutions (option B). Names are those of a PyTorch module: conv1,
 /// bn1, layer1.0.conv1, ..., layer2.0.shortcut.0, fc. Any image size is valid if the strides leave a pixel.
+/// The logits are N x 1 x 1 x classes, without a softmax.
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
-/// out of its range.
+/// out of its range: stages in 1 .. 16, the other sizes in 1 .. 2^20.
+///
+/// \code
+/// network<float> net = small_resnet<float>({.classes = 100, .width = 32, .blocks = 3});
+/// net.initialize(1);
+/// const index_t parameters = net.parameter_count(), macs = net.macs({1, 32, 32, 3});
+/// \endcode
 template <class T, class Device = device::cpu>
 network<T, Device> small_resnet(const small_resnet_options& options) {
   return detail::residual_network<T, Device>("small_resnet", "fc", options, true);

@@ -16,15 +16,16 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes of a small_vgg.
 struct small_vgg_options {
-  size2 image{32, 32};  ///< pixels; the first linear layer depends on it
-  index_t channels_in = 3;
-  index_t classes = 10;
-  index_t width = 16;    ///< channels of the first stage; each further stage has twice as many
-  index_t stages = 2;    ///< each halves height and width; at least one pixel must be left
-  index_t hidden = 128;  ///< features between the two linear layers
-  double dropout = 0.5;  ///< before each linear layer
-  bool batch_norm = true;
+  size2 image{32, 32};      ///< pixels; the first linear layer depends on it
+  index_t channels_in = 3;  ///< channels of an image
+  index_t classes = 10;     ///< outputs of the last layer
+  index_t width = 16;       ///< channels of the first stage; each further stage has twice as many
+  index_t stages = 2;       ///< each halves height and width; at least one pixel must be left
+  index_t hidden = 128;     ///< features between the two linear layers
+  double dropout = 0.5;     ///< before each linear layer
+  bool batch_norm = true;   ///< false: biases instead
 };
 
 namespace detail {
@@ -45,10 +46,18 @@ void add_vgg_stage(sequential<T, Device>& to, index_t in, index_t out, int convo
 
 /// Stages of two 3x3 convolutions, each with batch norm and ReLU, and 2x2 max-pooling; then two linear
 /// layers, each after dropout: a small network of the kind of Simonyan and Zisserman (Very deep convolutional
-/// networks, ICLR 2015). Names are those of torchvision: features.0, ..., classifier.1, classifier.4.
+/// networks, ICLR 2015). Names are those of torchvision: features.0, ..., classifier.1, classifier.4. The
+/// first linear layer has (height >> stages) (width >> stages) channels inputs, so images must have the size
+/// of the options. The logits are N x 1 x 1 x classes, without a softmax.
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize. Throws value_error for an option
-/// out of its range.
+/// out of its range: at least one stage, at most 16, and no more than leave a pixel; the other sizes in 1 ..
+/// 2^20; dropout in [0, 1).
+///
+/// \code
+/// network<float> net = small_vgg<float>({.image = {28, 28}, .channels_in = 1});
+/// net.initialize(1);
+/// \endcode
 template <class T, class Device = device::cpu>
 network<T, Device> small_vgg(const small_vgg_options& options) {
   const auto check = [](const char* name, index_t value, index_t high) {

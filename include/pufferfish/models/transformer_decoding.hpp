@@ -23,6 +23,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// State of the hypotheses of a batch of sentences during decoding. Refers to the transformer, which must
 /// outlive it unchanged. All arguments of step but the logits are stored on the host, whatever the device.
+///
+/// Takes memory for keys and values of the source tokens and of sentences * beam * tokens decoded tokens, in
+/// each layer of the decoder. A step computes one token per row; its attention reads all tokens decoded so
+/// far. One thread at a time may use an object. Steps throw state_error in training mode.
 template <class T, class Device>
 class transformer_decoding {
  public:
@@ -68,6 +72,7 @@ class transformer_decoding {
 
   /// Number of tokens of every hypothesis.
   index_t length() const { return caches_.front().length(); }
+  /// Rows of the last step; before the first step, sentences.
   index_t rows() const { return caches_.front().rows(); }
 
   /// Extends hypotheses by one token: row i continues row parents[i] of the previous step (in the
@@ -75,6 +80,8 @@ class transformer_decoding {
   /// the logits of the next token, rows x vocabulary with one row per token, in the memory of the
   /// device. Throws shape_error if the sizes differ, if rows or tokens exceed the reserved memory,
   /// or if a parent or sentence does not exist; value_error for a token outside the vocabulary.
+  /// Rows may be duplicated, reordered and dropped by `parents`; their number may change from step to step,
+  /// up to sentences * beam.
   void step(context<Device>& ctx, std::span<const std::int32_t> tokens, std::span<const std::int32_t> parents,
             std::span<const std::int32_t> sentences, const tensor_view<T, 2>& logits) {
     require_inference(ctx);
@@ -129,6 +136,8 @@ class transformer_decoding {
   void require_inference(const context<Device>& ctx) const {
     if (ctx.training()) PUFFERFISH_THROW(state_error(net_->describe() + ": decoding is for inference"));
   }
+  // Throws shape_error for sizes that differ, a sentence that does not exist, and a token beyond the
+  // reserved length.
   void check(std::size_t tokens, std::size_t parents, std::span<const std::int32_t> sentences,
              const extents<2>& logits) const {
     const auto rows = static_cast<index_t>(tokens);

@@ -12,6 +12,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Activations of a stack: in training on the tape, which keeps all; otherwise two scratch blocks in turn.
+/// All activations have one shape, tokens x width.
 template <class T, class Device>
 class stack_memory {
  public:
@@ -20,6 +21,8 @@ class stack_memory {
     if (ctx.training()) return;
     for (tensor_view<T, 2>& block : blocks_) block = frame.template take<T>(shape);
   }
+  /// Memory for the next activation, not initialised. In inference the block before the last one is used
+  /// again: at most two activations exist.
   tensor_view<T, 2> next() {
     if (ctx_->training()) return ctx_->tape().template push<T>(shape_);
     std::swap(blocks_[0], blocks_[1]);
@@ -33,6 +36,7 @@ class stack_memory {
 };
 
 /// The gradient that is passed down a stack, in two alternating scratch blocks.
+/// now() is the gradient of the output of the part that runs next.
 template <class T, class Device>
 class stack_gradient {
  public:
@@ -57,6 +61,7 @@ struct encoder_layer {
   MultiHeadAttention<T, Device> slf_attn;
   FeedForward<T, Device> pos_ffn;
 
+  /// Output of the layer for the rows x, in memory.next(). Two activations are taken from `memory`.
   tensor_view<const T, 2> forward(context<Device>& ctx, const packed_tokens& p, tensor_view<const T, 2> x,
                                   stack_memory<T, Device>& memory) const {
     tensor_view<T, 2> y = memory.next();
@@ -66,6 +71,7 @@ struct encoder_layer {
     pos_ffn.forward(ctx, x, y, p.numbers);
     return y;
   }
+  /// Replaces the gradient of the output by that of x; pops both activations.
   void backward(context<Device>& ctx, stack_gradient<T, Device>& gradient) const {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { pos_ffn.backward(ctx, dy, dx); });
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { slf_attn.backward(ctx, dy, dx); });
@@ -84,6 +90,7 @@ struct decoder_layer {
   MultiHeadAttention<T, Device> slf_attn, enc_attn;
   FeedForward<T, Device> pos_ffn;
 
+  /// The same with three activations; `encoded` is the encoder's output, one row per row of `source`.
   tensor_view<const T, 2> forward(context<Device>& ctx, const packed_tokens& p, tensor_view<const T, 2> x,
                                   const packed_tokens& source, const tensor_view<const T, 2>& encoded,
                                   stack_memory<T, Device>& memory) const {
@@ -115,6 +122,7 @@ struct decoder_layer {
 };
 
 /// Calls f(name, part) for each part of each layer, with names like encoder.layer_stack.0.slf_attn.
+/// Layers and parts are called in execution order.
 template <class Layers, class F>
 void for_each_part(Layers& layers, const std::string& stack, F&& f) {
   for (std::size_t i = 0; i < layers.size(); ++i) {

@@ -75,6 +75,7 @@ inline void check_convertible(const safetensors_file& file, const std::string& n
 
 /// Advice in an error, if names differ because a layer is low-rank in the file and dense in the
 /// model, or the other way round; otherwise empty. Both lists must be sorted.
+/// At most ten layers are listed.
 inline std::string factor_advice(const safetensors_file& file, const std::vector<std::string>& missing,
                                  const std::vector<std::string>& unexpected) {
   const auto in = [](const std::vector<std::string>& names, const std::string& name) {
@@ -118,6 +119,8 @@ inline std::string factor_advice(const safetensors_file& file, const std::vector
 
 /// Returns the layers that are low-rank in a file, i.e. that have NAME.down.weight and NAME.up.weight,
 /// with their ranks, for apply_ranks. Finds linear layers, convolutions and embeddings, not LSTMs.
+/// The rank of a layer is the second extent of NAME.up.weight; 0 if that tensor has fewer than two
+/// dimensions, which apply_ranks refuses. Layers are in the order of the file's names.
 inline std::vector<layer_rank> factor_ranks(const safetensors_file& file) {
   std::vector<layer_rank> ranks;
   for (const std::string& name : file.tensor_names()) {
@@ -138,6 +141,20 @@ inline std::vector<layer_rank> factor_ranks(const safetensors_file& file) {
 /// Throws io_error, listing names, if the file lacks a tensor (except for batch norms' num_batches_tracked,
 /// which old files lack) or has one that the model lacks, and for other shapes or dtypes; the model is then
 /// unchanged. If only the structure differs, the error names the layers, their ranks and apply_ranks.
+///
+/// Tensors are read one after the other, so that the file and one converted tensor are in memory besides the
+/// model.
+///
+/// \code
+/// const safetensors_file file = safetensors_file::read("resnet18.safetensors");
+/// network<float> net = resnet18<float>();
+/// apply_ranks(net, factor_ranks(file));  // for files with low-rank layers
+/// load_weights(net, file);
+/// \endcode
+///
+/// The arenas stay, so that optimizers and exchanges of the model stay valid; a device's 16-bit copies are
+/// updated. In a distributed run every rank loads the file, or one rank loads it and broadcasts
+/// store().values() and store().buffers().
 template <class Root, class Device>
 void load_weights(model<Root, Device>& net, const safetensors_file& file) {
   using T = parameter_t<typename Root::value_type>;

@@ -21,14 +21,24 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Layers of a model that are factorized: none; those from the paper's K on; all but the first and the last.
 enum class factor_mode { dense, hybrid, lowrank };
 
+/// All modes, in the order of the enumeration.
 inline constexpr std::array<factor_mode, 3> factor_modes{factor_mode::dense, factor_mode::hybrid,
                                                          factor_mode::lowrank};
 
+/// "dense", "hybrid", "lowrank".
 constexpr const char* to_string(factor_mode mode) {
   return mode == factor_mode::dense ? "dense" : mode == factor_mode::hybrid ? "hybrid" : "lowrank";
 }
 
 /// A convolutional network as it was published.
+///
+/// \code
+/// const auto& model = zoo_model_called<float>("resnet18_cifar");
+/// for (const factor_mode mode : factor_modes) {
+///   const network<float> net = model.make(mode);
+///   std::printf("%s: %td parameters\n", to_string(mode), net.parameter_count());
+/// }
+/// \endcode
 template <class T, class Device = device::cpu>
 struct zoo_model {
   std::string_view name;
@@ -44,6 +54,8 @@ struct zoo_model {
 
   /// Makes the network of a mode, with all parameters zero; network::initialize then draws random
   /// factors. For factors of trained weights, train the dense network and factorize it with the policies.
+  /// The second form has other numbers of input channels and classes. Nothing is decomposed: ranks follow
+  /// from the sizes. Throws value_error for a number below 1 or above 2^20.
   network<T, Device> make(factor_mode mode) const { return make(mode, image[3], classes); }
   network<T, Device> make(factor_mode mode, index_t channels_in, index_t class_count) const {
     if (mode == factor_mode::lowrank && reference_lowrank != nullptr) {
@@ -57,6 +69,7 @@ struct zoo_model {
   }
 
   /// Cost of a network of this model for one image, by the rules of the published counter.
+  /// Throws shape_error if `net` takes other images.
   model_cost cost(const network<T, Device>& net) const {
     paper_counter counter;
     if (counted != nullptr) counter.sees = counted;
@@ -66,6 +79,7 @@ struct zoo_model {
 
 namespace detail {
 
+/// zoo_model::dense for a function that takes vgg_options.
 template <class T, class Device, network<T, Device> (*Make)(const vgg_options&)>
 network<T, Device> zoo_vgg(index_t channels_in, index_t classes) {
   vgg_options options;
@@ -74,6 +88,7 @@ network<T, Device> zoo_vgg(index_t channels_in, index_t classes) {
   return Make(options);
 }
 
+/// zoo_model::dense for resnet18, with or without a batch norm after the first convolution.
 template <class T, class Device, bool StemNorm>
 network<T, Device> zoo_resnet18(index_t channels_in, index_t classes) {
   resnet18_options options;
@@ -85,6 +100,8 @@ network<T, Device> zoo_resnet18(index_t channels_in, index_t classes) {
 
 template <class T, class Device, network<T, Device> (*Make)(const imagenet_resnet_options&),
           bool FactorNorm = false>
+/// zoo_model::dense for the ImageNet networks; with FactorNorm, the published pure low-rank form of basic
+/// blocks.
 network<T, Device> zoo_imagenet(index_t channels_in, index_t classes) {
   imagenet_resnet_options options;
   options.channels_in = channels_in;
@@ -140,12 +157,15 @@ inline constexpr std::array<zoo_model<T, Device>, 10> zoo_models{{
 }  // namespace detail
 
 /// All models of the zoo.
+/// vgg11_bn, vgg19_bn, vgg19_lth, resnet18_cifar and resnet18_cifar_stem_bn for CIFAR-10; resnet34, resnet50,
+/// resnet101, resnet152 and wide_resnet50_2 for ImageNet. The array lives as long as the program.
 template <class T, class Device = device::cpu>
 const std::array<zoo_model<T, Device>, 10>& zoo() {
   return detail::zoo_models<T, Device>;
 }
 
 /// The model of this name. Throws value_error, listing all names, if there is none.
+/// The reference is valid as long as the program.
 template <class T, class Device = device::cpu>
 const zoo_model<T, Device>& zoo_model_called(std::string_view name) {
   std::string known;

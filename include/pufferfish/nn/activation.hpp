@@ -2,7 +2,10 @@
 #pragma once
 
 /// \file
-/// Activations: `ReLU`, `GELU`, `Tanh`, `Sigmoid`.
+/// Activations: `ReLU`, `GELU`, `GELUTanh`, `Tanh`, `Sigmoid`. All work element by element, on images of any
+/// extents, and have neither parameters nor options:
+///
+///     net.add("fc1", Linear<float>(784, 256)).add("act", GELU<float>());
 
 #include <pufferfish/lowrank/shape_check.hpp>
 #include <pufferfish/ops/activation.hpp>
@@ -46,6 +49,8 @@ class ReLU {
 namespace detail {
 
 /// An activation of ops/activation.hpp as a layer. Keeps a view of x or y, no copy, for the backward pass.
+/// dx = f'(x) dy. The derivative is computed from y for Tanh (1 - y^2) and Sigmoid (y (1 - y)), and from x
+/// for both forms of GELU.
 template <class T, activation_kind Kind>
 class smooth_activation {
  public:
@@ -86,18 +91,23 @@ class smooth_activation {
 }  // namespace detail
 
 /// y = x P(N(0, 1) < x), by the error function (PyTorch's default).
+/// Hendrycks, Gimpel: "Gaussian error linear units", 2016. The backward pass reads x, so y may be x in
+/// inference only.
 template <class T>
 class GELU : public detail::smooth_activation<T, activation_kind::gelu> {};
 
 /// y = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): the cheaper form of GELU.
+/// Ibid. The backward pass reads x, so y may be x in inference only.
 template <class T>
 class GELUTanh : public detail::smooth_activation<T, activation_kind::gelu_tanh> {};
 
 /// y = tanh(x).
+/// The backward pass reads y: dx = (1 - y^2) dy.
 template <class T>
 class Tanh : public detail::smooth_activation<T, activation_kind::tanh> {};
 
 /// y = 1 / (1 + exp(-x)).
+/// The backward pass reads y: dx = y (1 - y) dy.
 template <class T>
 class Sigmoid : public detail::smooth_activation<T, activation_kind::sigmoid> {};
 

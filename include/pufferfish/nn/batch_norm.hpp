@@ -23,6 +23,18 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// The buffer num_batches_tracked counts the batches that have gone into the running statistics.
 /// This library does not read it; it is part of PyTorch's state of the layer, and so of weight
 /// files and published counts. A float counts exactly up to 2^24 and then stays there.
+///
+/// Every pass throws state_error if the layer was moved from. A forward pass in training writes the running
+/// statistics of a const layer: two threads must not train through the same object at once.
+///
+/// \code
+/// BatchNorm<float> layer(16);  // eps 1e-5, momentum 0.1
+/// cpu_context ctx;
+/// ctx.set_mode(run_mode::training);
+/// tensor<float, 4> x({8, 4, 4, 16}), y(x.shape()), dx(x.shape());
+/// layer.forward(ctx, x, y.view());    // moves the running statistics
+/// layer.backward(ctx, y, dx.view());  // any gradient of the shape of y
+/// \endcode
 template <class T>
 class BatchNorm {
  public:
@@ -77,6 +89,8 @@ class BatchNorm {
   /// forward followed by an optional sum and ReLU, with optional moments of the batch that are
   /// known already. If `fusion` has a mask, the backward pass must be backward_masked. Throws as
   /// forward, and shape_error for moments of other sizes than x.
+  /// With s = weight / sqrt(variance + eps): y = relu(s (x - mean) + bias + addend), where sum and ReLU are
+  /// optional. The addend is dense, of the shape of x, and does not overlap y.
   template <class Device>
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
@@ -121,6 +135,9 @@ class BatchNorm {
 
   /// Computes from dy the gradients of weight and bias and, unless dx is a null view, of x; dx may
   /// be dy or x. Throws shape_error, and state_error without a forward pass in training mode.
+  /// With z = (x - mean) / sqrt(variance + eps) and M values a channel: dbias = sum dy, dweight = sum dy z,
+  /// dx = weight / sqrt(variance + eps) (dy - dbias / M - z dweight / M). Parameter gradients are accumulated
+  /// as in parameter.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     backward_masked(ctx, dy, dx, {});

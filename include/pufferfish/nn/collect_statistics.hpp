@@ -20,6 +20,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of statistics_collector.
 struct statistics_options {
   /// Target number of rows of one layer that a step samples, evenly spaced; 0: all rows. The target is at
   /// least the width of a row. Spacings are odd integers, so that up to 3 times as many rows may be sampled.
@@ -98,10 +99,15 @@ class following_norms final : public layer_visitor<T, Device> {
 /// As long as the collector is used, the network must not be moved and must keep its layers and arenas. Sums
 /// are taken in a fixed order, so that they do not depend on the number of threads. On a device every layer
 /// waits until its rows are copied to the host, which sums them; such steps cannot be captured into a graph.
+///
+/// Not safe for concurrent calls: passes, end_step and statistics() belong to one thread. In a distributed
+/// run each rank collects the statistics of its own samples; sums() gives access to what must then be added
+/// over ranks.
 template <class T, class Device = device::cpu>
 class statistics_collector final : public row_observer {
  public:
   /// Errors as select.
+  /// Also throws state_error for a layer of another library whose weight matrix is in none of its parameters.
   template <class Root>
   statistics_collector(const model<Root, Device>& net, const factorize_policy& policy,
                        const statistics_options& options = {})
@@ -117,6 +123,7 @@ class statistics_collector final : public row_observer {
   }
 
   /// Called by layers; adds the rows to the current step.
+  /// Rows of weights that are not watched are ignored.
   void on_rows(const void* weight, row_kind kind, const shown_rows& rows) override {
     const auto at = std::find_if(weights_.begin(), weights_.end(),
                                  [=](const watched_weight& one) { return one.weight == weight; });
@@ -156,6 +163,7 @@ class statistics_collector final : public row_observer {
   }
 
   /// Number of usable steps.
+  /// set_steps restores the number from a checkpoint; it selects the rows that the next step samples.
   std::uint64_t steps() const { return steps_; }
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
@@ -178,6 +186,8 @@ class statistics_collector final : public row_observer {
   }
 
   /// The sums of all layers, each under a name, for checkpoints and for sums over ranks.
+  /// Pointers are valid as long as the collector. Names are unique: a layer's name and the matrix's number in
+  /// the list.
   std::vector<std::pair<std::string, output_statistics*>> sums() {
     std::vector<std::pair<std::string, output_statistics*>> all;
     for (const watched_layer& layer : layers_) {
@@ -229,6 +239,7 @@ class statistics_collector final : public row_observer {
     layers_.push_back(std::move(layer));
   }
 
+  // The parameter of the layer in whose memory the element at `at` is stored; nullptr: none.
   static const parameter<parameter_t<T>>* owner_of(any_layer<T, Device>& slot, const parameter_t<T>* at) {
     struct finder final : state_visitor<parameter_t<T>> {
       void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override {

@@ -11,8 +11,26 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = x * W + b over NHWC images, in shape().groups groups. W is OIHW in names and files,
-/// [out][in / groups][height][width] as in PyTorch, and stored [height][width][in / groups][out].
+/// Two-dimensional convolution of NHWC images. With stride s, padding p, dilation d, and c the channels of
+/// the group of output channel o (in W counted from the first of them),
+///
+///     y(n, h, w, o) = b(o) + sum over u, v, c of W(o, c, u, v) x(n, h s - p + u d, w s - p + v d, c)
+///
+/// where pixels outside the image count as 0, and height and width have their own s, p, d. The channels are
+/// cut into shape().groups groups. W is OIHW in names and files, [out][in / groups][height][width] as in
+/// PyTorch, and stored [height][width][in / groups][out]. T is the scalar of activations and products;
+/// parameters are stored as parameter_t<T>.
+///
+/// Every pass throws state_error if the layer was moved from. The forward pass keeps a view of x on the tape,
+/// no copy.
+///
+/// \code
+/// Conv<float> layer(conv_shape::square(3, 16, 3, 1, 1));  // in, out, kernel, stride, padding
+/// layer.initialize({1, 1});
+/// cpu_context ctx;
+/// tensor<float, 4> x({2, 32, 32, 3}), y(layer.output_shape(x.shape()));
+/// layer.forward(ctx, x, y.view());
+/// \endcode
 template <class T>
 class Conv {
  public:
@@ -20,6 +38,8 @@ class Conv {
   static constexpr bool reads_output = false;
   static constexpr bool input_may_move = true;
 
+  /// Throws shape_error for a shape that conv_shape::validate refuses. Parameters are zero until
+  /// initialize().
   explicit Conv(const conv_shape& shape, bool bias = false)
       : shape_(shape),
         weight_(checked(shape), parameter_role::weight),
@@ -38,6 +58,8 @@ class Conv {
   }
 
   std::string describe() const { return "Conv, " + shape_.describe(); }
+  /// floor((in + 2 padding - dilation (kernel - 1) - 1) / stride) + 1 pixels in each direction. Throws
+  /// shape_error if the channels differ or the kernel does not fit.
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
   /// x, y: NHWC, dense; y does not overlap x. In training, x must stay as it is until backward. Throws
@@ -51,7 +73,8 @@ class Conv {
     show_output(ctx, y);
   }
 
-  /// forward, which also computes the moments of y's channels, for a batch norm after it.
+  /// forward, which also stores the mean and variance of the channels of y in `moments`, for a batch norm
+  /// after it. The moments are taken while y is in the cache. Errors as forward.
   template <ops::collects_moments Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
@@ -62,8 +85,10 @@ class Conv {
     show_output(ctx, y);
   }
 
-  /// Computes the gradients from dy; dx may be a null view, or x, and overlaps nothing else. Throws
-  /// shape_error, and state_error without a forward pass in training mode.
+  /// Gradients from dy, of the shape of y, for the last forward pass. The gradients of W and b are
+  /// overwritten by the first write of a step and added to by later ones (see parameter); dx, of the shape of
+  /// x, is overwritten. dx may be a null view, or x, and overlaps nothing else. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, false);
@@ -82,12 +107,15 @@ class Conv {
     detail::fill_fan_in(bias_, shape_.patch(), random.child("bias"));
   }
 
+  /// Calls f("weight", W), then f("bias", b) if there is a bias.
   template <class F>
   void visit(F&& f) {
     f("weight", weight_);
     if (has_bias()) f("bias", bias_);
   }
 
+  /// Multiply-accumulates of one forward pass: output pixels * shape().patch() * out channels. Throws
+  /// shape_error as output_shape.
   index_t macs(const extents<4>& input) const {
     const extents<4> output = output_shape(input);
     return output[0] * output[1] * output[2] * shape_.patch() * shape_.out_channels;
@@ -99,6 +127,7 @@ class Conv {
     if (ctx.training()) ctx.rows()(weight_, row_kind::output, ops::detail::as_rows<const T>(y));
   }
 
+  // Weight gradient first, then the bias, then dx, so that an exchange can send the gradients early.
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                     bool add) const {

@@ -15,6 +15,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// context's seed and step, on the order of layers, and on the sample's position in the global
 /// batch (context::first_sample), not on how the batch is split over ranks or threads. The mask is
 /// not stored: backward computes it again.
+///
+/// \code
+/// sequential<float> classifier;
+/// classifier.add(Dropout<float>(0.5)).add(Linear<float>(512, 10));
+/// cpu_context ctx({.threads = 2, .seed = 7});
+/// ctx.set_mode(run_mode::training);
+/// ctx.begin_step(step, first_sample);  // the masks are a function of seed, step and first_sample
+/// \endcode
 template <class T>
 class Dropout {
  public:
@@ -37,6 +45,7 @@ class Dropout {
   extents<4> output_shape(const extents<4>& input) const { return input; }
 
   /// x, y: dense, of one shape; y may be x. Throws shape_error.
+  /// Draws one random stream of the context in training, none in inference, where y is a copy of x.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_forward(*this, x, y);

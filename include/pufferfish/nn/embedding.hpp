@@ -15,8 +15,20 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Maps tokens to rows of `width` numbers. A model that ties its output to the table (the same matrix turns
-/// hidden states into logits; Press, Wolf, EACL 2017) writes the table's gradient twice in a step: see `tie`.
+/// Maps tokens to rows of `width` numbers: y(n, :) = W(tokens[n], :), with W of shape vocabulary x width. A
+/// model that ties its output to the table (the same matrix turns hidden states into logits; Press, Wolf,
+/// EACL 2017) writes the table's gradient twice in a step: see `tie`.
+///
+/// Every pass throws state_error if the layer was moved from. Tokens are stored in the memory of the device
+/// that computes. A network's embedding is a slot of its model: see token_layer.
+///
+/// \code
+/// Embedding<float> layer(1000, 64);
+/// layer.initialize({1, 1});
+/// const std::vector<std::int32_t> tokens{4, 0, 4};
+/// tensor<float, 2> y({3, 64});
+/// layer.forward(ctx, tokens, y.view());
+/// \endcode
 template <class T>
 class Embedding {
  public:
@@ -24,6 +36,7 @@ class Embedding {
 
   /// `padding`: a token whose row gets no gradient from this layer; no_token: none. Throws shape_error if a
   /// size is below 1, value_error for a padding outside the vocabulary.
+  /// The table is zero until initialize().
   Embedding(index_t vocabulary, index_t width, std::int32_t padding = no_token)
       : padding_(padding), weight_(checked(vocabulary, width, padding), parameter_role::weight) {}
 
@@ -56,6 +69,7 @@ class Embedding {
   }
   tensor_view<T, 2> output_row_gradient(scratch_frame&, const tensor_view<T, 2>& dh) const { return dh; }
   /// To be called after the tied output has written its part of weight_gradient().
+  /// Reports the rows h to a row_observer, and records the write of the table's gradient.
   template <class Device>
   void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h, const tensor_view<T, 2>&,
                        const tensor_view<T, 2>&) const {
@@ -81,6 +95,9 @@ class Embedding {
 
   /// Computes the table's gradient from dy, which has the shape of y. Throws shape_error, and
   /// state_error without a forward pass in training mode.
+  /// dW(v, :) = sum of dy(n, :) over all n with tokens[n] = v; the row of the padding token gets nothing.
+  /// Sums are in the order of positions. The first write of a step overwrites the whole table's gradient, so
+  /// that rows of unused tokens become zero; later writes add to it (see parameter).
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
     const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>(*this);

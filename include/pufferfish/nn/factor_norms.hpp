@@ -293,6 +293,7 @@ class probe_guard {
 /// settle_factor_norms. forward(k) runs one forward pass of `net` and returns nothing (or false for a pass
 /// without samples). Other batch norms are estimated as well. Returns the layers. If anything is thrown,
 /// the layers are low-rank convolutions again, with the same parameters. New arenas, a new generation.
+/// Errors as observe_factors, estimate_norms and forward(k). Costs `passes` forward passes in training mode.
 template <class Root, class Device, class Forward>
 std::vector<layer_rank> insert_factor_norms(context<Device>& ctx, model<Root, Device>& net, index_t passes,
                                             Forward&& forward) {

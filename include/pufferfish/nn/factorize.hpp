@@ -3,6 +3,16 @@
 
 /// \file
 /// Converts whole networks from dense to low rank (`factorize`) and back (`merge`).
+///
+/// \code
+/// network<float> net = small_resnet<float>({});
+/// ...                                                    // train for some epochs
+/// const factorization made = factorize(net, factorize_policy::paper());  // ratio 1/4, plain truncation
+/// std::printf("%td -> %td parameters", made.parameters_before, made.parameters_after);
+/// SGD<float> optimizer(make_optimizer_target(net.store()), options);  // the old optimizer is of no use
+/// ...                                                    // train on
+/// merge(net);                                            // if a dense network is needed
+/// \endcode
 
 #include <algorithm>
 #include <optional>
@@ -26,7 +36,8 @@ struct factorization {
   index_t parameters_before = 0;        ///< of the whole network
   index_t parameters_after = 0;
 
-  /// Over all factorized layers together: sum of kept sigma^2 / sum of ||A||_F^2. 1 if there are none.
+  /// Over all factorized layers together: sum of kept sigma^2 / sum of ||A||_F^2, A the weight matrices. 1 if
+  /// there are none.
   double kept_energy() const {
     double kept = 0.0, all = 0.0;
     for (const factor_report& layer : layers) {
@@ -183,6 +194,8 @@ class network_factorizer {
     check_one_truncation("factorize", found_.layers, kinds);
   }
 
+  // Factors of layer i: from the decomposition of the budget if it is of the kind of the policy, otherwise
+  // computed now, at the ranks of the choice or by its rank policy.
   std::vector<factors<P>> factorize_one(std::size_t i, const layer_weights<P>& weights) const {
     const layer_choice& choice = choices_[i];
     const factorize_options how = options(i);
@@ -246,7 +259,11 @@ factorization factorize_on_host(model<Root, Device>& net, const factorize_policy
 /// and, with policy.budget or policy.share, the ranks of the layers depend on them. A layer without
 /// statistics gets a plain truncation, and cannot share a budget with layers that have statistics.
 ///
-/// Errors as svd_factorize and allocate, naming the layer; the network is unchanged if anything is thrown.
+/// policy.threads layers are decomposed at once, the largest first; the result does not depend on the number.
+/// The new layers exist beside the old ones until all are made.
+///
+/// Throws for an invalid policy as select, for weights as svd_factorize, naming the layer, and for a budget
+/// as allocate; the network is unchanged if anything is thrown.
 template <class Root, class Device>
 factorization factorize(model<Root, Device>& net, const factorize_policy& policy,
                         const network_statistics* statistics = nullptr) {
@@ -261,6 +278,10 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
 /// given ranks, with all parameters zero. For ranks of a distributed run that receive the parameters from
 /// another rank, and for loading checkpoints. Throws state_error for a name that is not a dense layer of the
 /// network or is listed twice, rank_error for impossible ranks or not one rank per rank group of the layer.
+/// The network is unchanged if one of these is thrown. New arenas, a new generation. Nothing is decomposed.
+///
+///     apply_ranks(other, made.ranks());  // made: the factorization of another rank
+///     copy_state(net, other);            // or a broadcast of net.store().values()
 template <class Root, class Device>
 void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks) {
   using layer = any_layer<typename Root::value_type, Device>;
@@ -289,6 +310,7 @@ void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks)
 
 /// Returns the layers that factorize would replace without statistics, and their ranks, without decomposing
 /// any weight. Throws value_error for a policy that needs a decomposition (energy_kept, a budget).
+/// Other errors as select.
 template <class Root, class Device>
 std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const factorize_policy& policy) {
   const auto found = detail::find_slots(net);
@@ -307,6 +329,7 @@ std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const fact
 /// Throws rank_error, with the smallest values that can be reached, if the network cannot meet the
 /// limits of policy.budget on parameters or bytes at any ranks. Limits on multiply-adds and
 /// milliseconds need measurements and are not checked. For runs that factorize later.
+/// Also throws as select. Does nothing without policy.budget, or with policy.ranks.
 template <class Root, class Device>
 void check_reachable(const model<Root, Device>& net, factorize_policy policy) {
   if (!policy.budget || policy.ranks) return;

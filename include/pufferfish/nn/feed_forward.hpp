@@ -11,11 +11,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes and probabilities of a FeedForward block.
 struct feed_forward_options {
-  index_t model = 512;
-  index_t hidden = 2048;
-  double dropout = 0.1;  ///< of the output, before the residual sum
-  double eps = 1e-6;     ///< of the layer norm
+  index_t model = 512;    ///< elements of an input and output vector
+  index_t hidden = 2048;  ///< elements of the vector after w_1
+  double dropout = 0.1;   ///< of the output, before the residual sum
+  double eps = 1e-6;      ///< of the layer norm
 };
 
 /// y = norm(x + dropout(w_2 relu(w_1 x))) over vectors of `model` elements, w_1 and w_2 with biases (Vaswani
@@ -23,13 +24,24 @@ struct feed_forward_options {
 ///
 /// w_1 and w_2 are slots: factorize() replaces them by LowRankLinear layers. State: w_1.weight, w_1.bias,
 /// w_2.weight, w_2.bias, layer_norm.weight, layer_norm.bias.
+///
+/// A pass of a block that was moved from throws state_error. In training the tape keeps relu(w_1 x) and the
+/// sum before the norm.
+///
+/// \code
+/// FeedForward<float> layer({.model = 64, .hidden = 256});
+/// layer.initialize({1, 1});
+/// tensor<float, 2> x({8, 64}), y(x.shape());
+/// layer.forward(ctx, x, y.view());
+/// \endcode
 template <class T, class Device = device::cpu>
 class FeedForward {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
-  /// Throws shape_error unless widths are positive, value_error for a probability outside [0, 1).
+  /// Throws shape_error unless both widths are positive, value_error for a probability outside [0, 1) or an
+  /// eps that is not positive. Parameters are zero, the layer norm is the identity, until initialize().
   explicit FeedForward(const feed_forward_options& options)
       : options_(checked(options)),
         w_1_(Linear<T>(options.model, options.hidden)),
@@ -65,6 +77,7 @@ class FeedForward {
 
   /// Computes from dy the gradients of all parameters and, unless dx is a null view, of x. Throws
   /// shape_error, and state_error without a forward pass in training mode.
+  /// dx, shaped as x, is overwritten and may be dy.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
     const auto hidden = ctx.tape().template pop_value<tensor_view<T, 2>>(*this);
     detail::check_not_moved(*this);
@@ -81,6 +94,7 @@ class FeedForward {
   }
 
   /// As a layer of a network, over the last dimension.
+  /// Row numbers for dropout count from the rows of the context's first sample.
   extents<4> output_shape(const extents<4>& input) const {
     check({1, input[3]}, {1, input[3]});
     return input;
@@ -95,6 +109,7 @@ class FeedForward {
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
   }
 
+  /// Shows the parameters under the names w_1, w_2 and layer_norm; visit_layers shows the slots w_1 and w_2.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     w_1_.visit_state(visitor, detail::join_name(prefix, "w_1"));
     w_2_.visit_state(visitor, detail::join_name(prefix, "w_2"));

@@ -12,6 +12,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Reshapes N x H x W x C to N x 1 x 1 x HWC in the order of NHWC memory: channels vary fastest.
 /// (PyTorch flattens NCHW, in which columns vary fastest, so that a following linear layer has its
 /// inputs in another order there unless H = W = 1.)
+/// Both passes copy; neither keeps x or y. A linear layer that follows takes H W C features.
 template <class T>
 class Flatten {
  public:
@@ -20,6 +21,7 @@ class Flatten {
   static constexpr bool reads_output = false;
 
   std::string describe() const { return "Flatten"; }
+  /// {N, 1, 1, H W C}; every image shape is valid.
   extents<4> output_shape(const extents<4>& input) const {
     return {input[0], 1, 1, input[1] * input[2] * input[3]};
   }

@@ -4,6 +4,11 @@
 /// \file
 /// `fold_batch_norm`: for inference, folds the batch norms that follow a convolution or a linear
 /// layer into that layer.
+///
+/// \code
+/// const batch_norm_folding done = fold_batch_norm(net);  // after training
+/// for (const std::string& name : done.kept) std::printf("%s stays\n", name.c_str());
+/// \endcode
 
 #include <algorithm>
 #include <cmath>
@@ -41,6 +46,7 @@ namespace detail {
 struct channel_affine {
   std::vector<double> scale, shift;
 
+  /// scale = weight / sqrt(running_var + eps), shift = bias - running_mean scale; in double.
   template <class T>
   explicit channel_affine(BatchNorm<T>& norm)
       : scale(static_cast<std::size_t>(norm.channels())), shift(scale.size()) {
@@ -172,6 +178,7 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
  public:
   explicit batch_norm_folder(batch_norm_folding& report) : report_(report) {}
 
+  // Folds from the first layer on; a layer takes all batch norms that follow it directly.
   void on_sequence(const std::string& prefix, sequential<T, Device>& layers) override {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const std::string name = join_name(prefix, layers.name(i));

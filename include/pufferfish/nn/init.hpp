@@ -4,8 +4,16 @@
 /// \file
 /// Random initial values for parameters. Each is a pure function of the random stream.
 ///
-/// Fans are those of PyTorch: fan_in is the number of inputs of one output (in * kernel height *
-/// kernel width), fan_out the number of outputs of one input (out * kernel height * kernel width).
+/// Fans are those of PyTorch: fan_in is the number of inputs of one output (in * kernel height * kernel
+/// width), fan_out the number of outputs of one input (out * kernel height * kernel width).
+///
+/// All functions overwrite every element of `p`. Element i in stored order depends on the stream and i only.
+/// The elements must be in host memory; for a model on a device call the functions within model::on_host.
+///
+/// \code
+/// parameter<float> weight(logical_layout::matrix(10, 8), parameter_role::weight);
+/// init::kaiming_uniform(weight, random_stream(1, 2).child("weight"));
+/// \endcode
 
 #include <algorithm>
 #include <cmath>

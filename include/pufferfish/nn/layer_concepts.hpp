@@ -13,11 +13,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Views dense images N x H x W x C as N H W rows of C elements.
 template <class T>
 tensor_view<T, 2> rows_of(const tensor_view<T, 4>& view) {
   return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
 }
 
+/// A layer of rows (Linear and its kind): its passes take views of two dimensions.
 template <class L>
 concept row_layer = requires(const L& layer) {
   layer.in_features();
@@ -36,27 +38,32 @@ auto layer_view(const tensor_view<T, 4>& view) {
 template <class T, class L>
 using layer_view_t = decltype(layer_view<T, L>(tensor_view<T, 4>()));
 
+/// A layer that collects the moments of its output while it writes the output.
 template <class T, class L, class Device>
 concept gives_moments_layer = requires(const L& layer, context<Device>& ctx,
                                        const layer_view_t<const T, L>& x, const layer_view_t<T, L>& y,
                                        ops::moment_parts<T>& moments) {
   layer.forward_with_moments(ctx, x, y, moments);
 };
+/// A layer whose forward pass applies the operations of a forward_fusion.
 template <class T, class L, class Device>
 concept fusing_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& x,
                                 const layer_view_t<T, L>& y, const forward_fusion<T>& fusion) {
   layer.forward_fused(ctx, x, y, fusion);
 };
+/// A layer whose backward pass takes dy as 0 where a mask blocks it; required of a fusing_layer.
 template <class T, class L, class Device>
 concept masking_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
                                  const layer_view_t<T, L>& dx, const ops::relu_mask<T>& mask) {
   layer.backward_masked(ctx, dy, dx, mask);
 };
+/// A layer whose backward pass can add to dx.
 template <class T, class L, class Device>
 concept adding_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
                                 const layer_view_t<T, L>& dx) {
   layer.backward_add(ctx, dy, dx);
 };
+/// A layer that can write the output of a forward pass again, from its record.
 template <class T, class L, class Device>
 concept recomputing_layer = requires(const L& layer, context<Device>& ctx, const forward_record<T>& record,
                                      const tensor_view<T, 4>& y) {

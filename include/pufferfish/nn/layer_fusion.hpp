@@ -12,6 +12,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Abilities of a layer besides forward and backward.
+/// A container reads them before each pass and may then call any_layer::forward_fused, backward_fused and
+/// recompute. The defaults are those of a layer without optional members.
 struct layer_abilities {
   /// A ReLU and nothing else. The layer is skipped if the layer before it `fuses`, i.e. applies the ReLU.
   bool is_relu = false;
@@ -41,6 +43,8 @@ struct layer_abilities {
 };
 
 /// Data of a forward pass in training that recompute() needs. Valid until the backward pass of the layer.
+/// `statistics` points to the tape (mean and inverse deviation of each channel in a batch norm); `x` is the
+/// input of that pass, `relu` whether a ReLU followed in the same pass.
 template <class T>
 struct forward_record {
   tensor_view<const T, 4> x;

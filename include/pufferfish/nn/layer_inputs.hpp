@@ -62,6 +62,7 @@ index_t row_width(any_layer<T, Device>& layer) {
 
 /// The inputs of the dense layers of a network for `input`, the batch of one rank. Throws shape_error as
 /// output_shape.
+/// In execution order; the first layer of the network needs no gradient of its input. Reads shapes only.
 template <class T, class Device>
 std::vector<layer_input> traced_inputs(const network<T, Device>& net, const extents<4>& input) {
   struct tracer final : layer_tracer<T, Device> {
@@ -85,6 +86,7 @@ std::vector<layer_input> traced_inputs(const network<T, Device>& net, const exte
 ///       ...  // one training step of the model
 ///     }
 ///     const auto inputs = counted_inputs(net, rows, 1, steps of a sequence);
+/// Not safe for passes in several threads at once.
 class row_counter final : public row_observer {
  public:
   void on_rows(const void* weight, row_kind kind, const shown_rows& rows) override {

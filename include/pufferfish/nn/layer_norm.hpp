@@ -16,6 +16,16 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Blocks with a residual connection use forward_sum and backward_sum: dropout, sum and normalisation in one
 /// pass.
+///
+/// In a network the layer takes N x H x W x features and normalises each of the N H W vectors. The forward
+/// pass keeps a view of x and two statistics per vector on the tape.
+///
+/// \code
+/// LayerNorm<float> norm(512);
+/// tensor<float, 2> x({rows, 512}), y(x.shape()), dy(x.shape()), dx(x.shape());
+/// norm.forward_sum(ctx, x.view(), residual.view(), {}, y.view());  // {}: no dropout
+/// norm.backward_sum(ctx, dy.view(), dresidual.view(), dx.view());
+/// \endcode
 template <class T>
 class LayerNorm {
  public:
@@ -58,6 +68,9 @@ class LayerNorm {
 
   /// Computes from dy the gradients of weight and bias and, unless dx is a null view, of x; dx may
   /// be dy. Throws shape_error, and state_error without a forward pass in training mode.
+  /// With z = (x - mean) / sqrt(variance + eps) and g = weight dy: dbias = sum of the rows of dy, dweight =
+  /// sum of the rows of dy z, dx = (g - mean(g) - z mean(g z)) / sqrt(variance + eps), means over the
+  /// features of a vector.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_backward(*this, dy.shape(), dy, dx);
@@ -68,6 +81,7 @@ class LayerNorm {
   /// overwrites x, which then must stay as it is until backward_sum; the residual need not. y
   /// overlaps neither. In inference nothing is dropped, and y may be x or residual. The row numbers
   /// of `dropout` must stay as they are until the backward pass. Throws shape_error.
+  /// `residual` may be a null view: no sum.
   template <class Device>
   void forward_sum(context<Device>& ctx, const tensor_view<T, 2>& x, const tensor_view<const T, 2>& residual,
                    const ops::row_dropout& dropout, const tensor_view<T, 2>& y) const {
@@ -82,6 +96,8 @@ class LayerNorm {
 
   /// Backward pass of forward_sum: gradients of the residual (dresidual) and of x (dx). Each may be
   /// a null view; dresidual may be dy.
+  /// dresidual is the gradient of the sum; dx is that gradient after dropout. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
   template <class Device>
   void backward_sum(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dresidual, const tensor_view<T, 2>& dx) const {
@@ -98,6 +114,7 @@ class LayerNorm {
     std::fill_n(bias_.data(), features(), parameter_t<T>{});
   }
 
+  /// Calls f("weight", weight), then f("bias", bias).
   template <class F>
   void visit(F&& f) {
     f("weight", weight_);
@@ -127,6 +144,8 @@ class LayerNorm {
     extents<2> shape;
   };
 
+  // In training the tape gets mean and inverse deviation of each row, the dropout mask if there is dropout,
+  // and the record that refers to them.
   template <class Device>
   void run_forward(context<Device>& ctx, const ops::norm_input<T>& input, const tensor_view<T, 2>& y) const {
     const extents<2> shape = input.x.shape();
@@ -142,6 +161,7 @@ class LayerNorm {
     if (ctx.training()) ctx.tape().push_value(*this, taped{record, input.dropout, shape});
   }
 
+  // Pops the entries of run_forward. dsum: gradient of the sum; dx: of x under the mask.
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dsum,
                     const tensor_view<T, 2>& dx) const {

@@ -16,7 +16,17 @@ class any_layer;
 template <class T, class Device = device::cpu>
 class sequential;
 
-/// Receives the state of a network, name by name.
+/// Receives the state of a network, name by name. Names are joined by dots, "layer1.0.conv1.weight".
+/// References are valid as long as the network keeps its layers.
+///
+/// \code
+/// struct counter final : state_visitor<float> {
+///   void on_parameter(const std::string&, parameter<float>& p) override { count += p.size(); }
+///   void on_buffer(const std::string&, state_buffer<float>&) override {}
+///   index_t count = 0;
+/// } visitor;
+/// layer.visit_state(visitor);
+/// \endcode
 template <class T>
 class state_visitor {
  public:
@@ -26,6 +36,9 @@ class state_visitor {
 };
 
 /// Receives the layers of a network, name by name; `slot` may be replaced by another layer of the same shape.
+/// A visit calls on_sequence for a container, then on_layer for each of its layers, each followed by the
+/// visit of the layers inside. Layers may be replaced only in visits of model::modify and model::rearrange; a
+/// visit of a const model may not change its slots.
 template <class T, class Device>
 class layer_visitor {
  public:

@@ -11,13 +11,32 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = W x + b over rows; W is out x in, stored [in][out].
+/// Fully connected layer over rows, the last dimension of its input: y = W x + b for each row x, that is
+///
+///     y(m, o) = b(o) + sum over i of W(o, i) x(m, i)
+///
+/// W is out x in, stored [in][out]. T is the scalar of activations and products; parameters are stored as
+/// parameter_t<T>. In a network the layer takes images N x H x W x in as N H W rows.
+///
+/// Every pass throws state_error if the layer was moved from. The forward pass keeps a view of x on the tape,
+/// no copy.
+///
+/// \code
+/// Linear<float> layer(8, 5);
+/// layer.initialize({1, 1});  // seed, stream
+/// cpu_context ctx;
+/// ctx.set_mode(run_mode::training);
+/// tensor<float, 2> x({3, 8}), y({3, 5}), dy({3, 5}), dx({3, 8});
+/// layer.forward(ctx, x, y.view());
+/// layer.backward(ctx, dy, dx.view());
+/// \endcode
 template <class T>
 class Linear {
  public:
   using value_type = T;
   static constexpr bool reads_output = false;
 
+  /// Throws shape_error unless both sizes are positive. Parameters are zero until initialize().
   Linear(index_t in, index_t out, bool bias = true)
       : in_(in),
         out_(out),
@@ -49,7 +68,9 @@ class Linear {
     if (ctx.training() && !shows_inputs()) ctx.rows()(weight_, row_kind::output, tensor_view<const T, 2>(y));
   }
 
-  /// Computes gradients from dy (M x out); dx (M x in) may be a null view and overlaps nothing.
+  /// Gradients from dy, of the shape of y, for the last forward pass: dW = dy^T x, db = sum of the rows of
+  /// dy, and dx = dy W. The gradients of W and b are overwritten by the first write of a step and added to by
+  /// later ones (see parameter); dx (M x in) is overwritten. dx may be a null view and overlaps nothing.
   /// Throws shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx) const {
@@ -69,15 +90,18 @@ class Linear {
     detail::fill_fan_in(bias_, in_, random.child("bias"));
   }
 
+  /// Calls f("weight", W), then f("bias", b) if there is a bias.
   template <class F>
   void visit(F&& f) {
     f("weight", weight_);
     if (has_bias()) f("bias", bias_);
   }
 
+  /// Multiply-accumulates of one forward pass: rows * in * out.
   index_t macs(const extents<4>& input) const { return input[0] * input[1] * input[2] * in_ * out_; }
 
  private:
+  // Weight gradient first, then the bias, then dx, so that an exchange can send the gradients early.
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
                     bool add) const {

@@ -11,6 +11,17 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Cross entropy of the softmax of a network's output, with or without label smoothing. Keeps nothing between
 /// calls: loss and gradient come from one call.
+///
+/// For a row of logits z, with p = softmax(z) and the smoothed one-hot target t (see label_smoothing):
+///
+///     loss = -sum over k of t(k) log p(k),   dlogits(k) = (p(k) - t(k)) / normalizer
+///
+/// \code
+/// const SoftmaxCrossEntropy<float> loss({0.1});  // label smoothing of 0.1
+/// const loss_result found = loss(ctx, logits, labels, normalizer, dlogits.view());
+/// net.backward(ctx, dlogits.view());
+/// std::printf("%f %f", found.mean_loss(), found.accuracy());
+/// \endcode
 template <class T>
 class SoftmaxCrossEntropy {
  public:
@@ -21,10 +32,14 @@ class SoftmaxCrossEntropy {
   const label_smoothing& smoothing() const { return smoothing_; }
   std::string describe() const { return "SoftmaxCrossEntropy"; }
 
-  /// Returns loss, hits and rows of logits N x H x W x K (dense; a classifier's are N x 1 x 1 x K)
-  /// for N H W labels in 0 .. K - 1. Writes the gradient divided by `normalizer` to dlogits. If that
-  /// is the global batch size / number of ranks, the mean of all ranks' gradients is the gradient of
-  /// the mean loss. dlogits: shaped as logits, or a null view. Errors as ops::softmax_cross_entropy.
+  /// Returns loss, hits and rows of logits N x H x W x K (dense; a classifier's are N x 1 x 1 x K) for N H W
+  /// labels in 0 .. K - 1. Writes the gradient divided by `normalizer` to dlogits. If that is the global
+  /// batch size / number of ranks, the mean of all ranks' gradients is the gradient of the mean loss.
+  /// dlogits: shaped as logits, and may be the same memory as logits; or a null view. Losses are summed in
+  /// double, in row order.
+  ///
+  /// Throws shape_error for views that are not dense and for sizes that differ; value_error, before anything
+  /// is written, for a label out of range, an epsilon outside [0, 1) or a normalizer that is not positive.
   loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
                          std::span<const std::int32_t> labels, double normalizer,
                          const tensor_view<T, 4>& dlogits) const {
@@ -33,6 +48,7 @@ class SoftmaxCrossEntropy {
   }
 
   /// Writes the sum of the losses to results[0] and the number of hits to results[1].
+  /// The number of hits is stored as a double. Otherwise as above.
   void operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
                   std::span<const std::int32_t> labels, double normalizer, const tensor_view<T, 4>& dlogits,
                   double* results) const {

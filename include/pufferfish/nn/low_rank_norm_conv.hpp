@@ -19,6 +19,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// two matrices and cannot be merged or made by an SVD. insert_factor_norms makes it of a LowRankConv.
 ///
 /// Names of its state: down.weight, bn.weight, bn.bias, up.weight, up.bias.
+///
+/// Passes, aliasing and errors are those of sequential.
+///
+/// \code
+/// LowRankNormConv<float> layer(conv_shape::square(64, 64, 3, 1, 1), 16);  // rank 16
+/// layer.initialize({1, 1});
+/// layer.forward(ctx, x.view(), y.view());  // y: layer.output_shape(x.shape())
+/// \endcode
 template <class T, class Device = device::cpu>
 class LowRankNormConv : public sequential<T, Device> {
  public:

@@ -118,18 +118,32 @@ class dense_gates {
 ///   z = W_ih x + W_hh h + b;  i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o);  g = tanh(z_g)
 ///   c' = f c + i g;  h' = o tanh(c')
 /// (Hochreiter, Schmidhuber, Neural Computation 9(8), 1997, with a forget gate).
+///
+/// The passes, the state, their aliasing and their errors are those of recurrent_layer. A pass over `steps`
+/// steps computes the products with W_ih for all steps at once and those with W_hh step by step. In training
+/// it keeps gates and cells of every step on the tape.
+///
+/// \code
+/// LSTM<float> layer(64, 128);
+/// layer.initialize({1, 1});
+/// tensor<float, 3> x({35, 20, 64}), y({35, 20, 128});  // steps x batch x features
+/// tensor<float, 2> h({20, 128}), c({20, 128});         // zeros
+/// const recurrent_state<float> state{h, c};
+/// layer.forward(ctx, x.view(), state, y.view(), state);  // the state is updated in place
+/// \endcode
 template <class T>
 class LSTM : public detail::lstm_core<T, detail::dense_gates<T>> {
   using gates = detail::dense_gates<T>;
 
  public:
-  /// Throws shape_error for a size below 1.
+  /// Throws shape_error for a size below 1. Parameters are zero until initialize().
   LSTM(index_t input, index_t hidden)
       : detail::lstm_core<T, gates>("LSTM", input, hidden,
                                     gates("weight_ih", checked(input), checked(hidden)),
                                     gates("weight_hh", checked(hidden), checked(hidden))) {}
 
   /// PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
+  /// Rows k hidden .. (k + 1) hidden - 1 belong to gate k in the order i, f, g, o.
   tensor_view<parameter_t<T>, 2> input_weight() { return this->input_side().weight(); }
   tensor_view<const parameter_t<T>, 2> input_weight() const { return this->input_side().weight(); }
   tensor_view<parameter_t<T>, 2> hidden_weight() { return this->hidden_side().weight(); }
@@ -147,6 +161,7 @@ class LSTM : public detail::lstm_core<T, detail::dense_gates<T>> {
 template <class T>
 struct layer_traits<LSTM<T>> {
   static constexpr auto kind = layer_kind::lstm;
+  /// One matrix per side and gate: the input side first, gates in the order i, f, g, o.
   static auto matrices(const LSTM<T>& layer) {
     const auto of = [](const tensor_view<const parameter_t<T>, 2>& all, index_t gate) {
       const index_t hidden = all.extent(0) / lstm_gates;

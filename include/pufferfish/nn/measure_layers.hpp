@@ -26,6 +26,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// How long variants of layers are timed.
 struct timing_options {
   int iterations = 11;  ///< of each variant; the first is not counted, the median of the others is
   /// No further iteration begins once the iterations of a layer, or of a stage, have taken this long
@@ -270,20 +271,24 @@ std::string timing_key(const any_layer<T, Device>& layer, const layer_input& inp
 /// (select_candidates). `inputs` has the input of each of them (traced_inputs, counted_inputs or
 /// sequence_inputs), for the batch of one rank. A layer is measured alone: dense, and for each rank group at
 /// an eighth, a quarter and a half of the full rank, from which fit_layer_time makes a linear model. Layers
-/// that are the same work are measured once.
+/// that are the same work are measured once. Times are milliseconds.
+///
+///     const auto inputs = traced_inputs(net, {batch, 32, 32, 3});
+///     const layer_times times = measure_layers(net, inputs, policy, ctx, {.iterations = 5});
 ///
 /// A layer alone does not share passes with its neighbours (batch norm, ReLU) as it may in its network. This
 /// holds for the dense and the low-rank layer alike. The time of a tied embedding is that of the lookup and
 /// of the output layer with its loss. On a device the host waits for every pass, so that times include the
 /// latency of launches.
 ///
-/// The network is not changed. `ctx` must be between two training steps, and should have the number of
-/// threads and the math mode of the run. Needs memory for one layer at a time: input, output and their
-/// gradients, and the parameters with their gradients once for each variant.
+/// The network is not changed. `ctx` must be between two training steps, since its tape is cleared, and
+/// should have the number of threads and the math mode of the run. Its mode, step and first sample are
+/// restored. Needs memory for one layer at a time: input, output and their gradients, and the parameters with
+/// their gradients once for each variant. For the time that it takes see timing_options.
 ///
 /// Times differ from run to run: in a distributed run rank 0 measures, and the other ranks get to_text() of
-/// its table. Throws state_error, naming the layer, for a candidate without an input, and value_error for
-/// options out of range.
+/// its table. Throws state_error, naming the layer, for a candidate without an input; value_error for fewer
+/// than two iterations or a time that is not positive; other errors as select.
 template <class Root, class Device>
 layer_times measure_layers(const model<Root, Device>& net, const std::vector<layer_input>& inputs,
                            const factorize_policy& policy, context<Device>& ctx,

@@ -35,6 +35,18 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// A Root and the arenas of its parameters, gradients and buffers. Copying copies the arenas and
 /// binds the copy's layers to them; moving leaves layers and arenas at their addresses.
+///
+/// Values are in store().values(), gradients in store().gradients(): one loop updates all parameters. Layers
+/// are replaced only through modify() and rearrange(), which lay out new arenas and raise generation();
+/// optimizers and exchanges made for an older generation throw state_error from then on.
+///
+/// \code
+/// model<lstm_lm<float>> net(lstm_lm<float>(lstm_lm_options{}));
+/// net.initialize(1);
+/// const model<lstm_lm<float>> copy = net;               // arenas of its own
+/// SGD<float> optimizer(make_optimizer_target(net.store()), {.momentum = 0.9});
+/// net.on_host([](auto& root) { root.initialize({2, 2}); });  // any change of values
+/// \endcode
 template <class Root, class Device = device::cpu>
 class model {
  public:
@@ -44,6 +56,8 @@ class model {
   using device_type = Device;
   using layer_type = any_layer<value_type, Device>;
 
+  /// Lays out the arenas. Throws as parameter_store::pack: value_error if two parameters or buffers have the
+  /// same name, state_error for a moved-from layer.
   explicit model(Root root) : state_(std::make_unique<state>(std::move(root))) { pack(); }
   model(const model& other) : model(other.copied_root()) {}
   model(model&&) noexcept = default;
@@ -87,6 +101,7 @@ class model {
 
   /// Calls change(Root&), which may replace and add layers, then lays out new arenas; layers that
   /// remain keep their values. Raises the generation. If `change` throws, it must have changed nothing.
+  /// For a model on a device, its values are copied to the host and back.
   template <class Change>
   void modify(Change&& change) {
     host_scope scope(self().store);

@@ -75,6 +75,20 @@ class layout_count {
 ///
 /// The arenas may be stored on a device. The host may then access the visited objects only between
 /// bring_to_host() and send_back().
+///
+/// A model owns its store; programs need this class to give single layers arenas, and to read the layout. Not
+/// safe for concurrent calls.
+///
+/// \code
+/// Linear<float> layer(8, 5);
+/// parameter_store<float> store;
+/// store.pack([&](state_visitor<float>& visitor) {
+///   layer.visit([&](const char* name, parameter<float>& p) { visitor.on_parameter(name, p); });
+/// });
+/// store.values();      // 45 elements: bias, then weight
+/// store.gradients();   // arranged as the values, zero
+/// store.generation();  // 1; optimizers and exchanges remember it
+/// \endcode
 template <class T>
 class parameter_store {
  public:
@@ -140,6 +154,8 @@ class parameter_store {
   }
 
   /// Undoes bring_to_host and, if `changed`, copies the host's values to the device's arenas.
+  /// To be called once after each bring_to_host. Copying may throw backend_error; the objects then refer to
+  /// the device's arenas already.
   void send_back(bool changed) {
     relocate(values_.data(), buffers_.data(), true);
     on_host_ = false;
@@ -154,6 +170,7 @@ class parameter_store {
 
   /// pack() for gradients alone, of parameters whose values stay in the memory of a host framework.
   /// values() and buffers() are empty then.
+  /// Throws as pack().
   template <class Visit>
   void pack_gradients(Visit&& visit) {
     collector found;
@@ -173,6 +190,9 @@ class parameter_store {
     start_generation();
   }
 
+  /// The arenas: all values, all gradients, all buffers, each in one piece and in the memory of the source.
+  /// Spans are valid until the next layout (see generation()); after bring_to_host the visited objects, not
+  /// these spans, are on the host.
   std::span<T> values() { return values_.span(); }
   std::span<const T> values() const { return values_.span(); }
   std::span<T> gradients() { return gradients_ ? gradients_->span() : std::span<T>(); }
@@ -242,6 +262,8 @@ class parameter_store {
     std::vector<buffer_entry> buffers;
   };
 
+  // pack() for objects of which some have values on the device. The new arenas are complete before an object
+  // is bound to them.
   PUFFERFISH_COLD void pack_on_device(collector found, index_t size, index_t buffer_size) {
     const index_t lead = lead_of(found.parameters);
     memory_block<T> values(*source_, size, uninitialized, lead),
@@ -291,6 +313,7 @@ class parameter_store {
     }
   }
 
+  // Lays out the 16-bit copies, each at a multiple of 64 elements; round() fills them.
   void make_rounded() {
     if (format_ == rounded_format::none) return;
     constexpr index_t boundary = 64;

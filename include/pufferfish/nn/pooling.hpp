@@ -12,6 +12,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// The largest value of each window. Among equal values, the first in row order gets the gradient.
 /// Padding never wins. Keeps views of x and y, no copies, for the backward pass.
+/// A NaN in a window makes its output NaN, and the gradient of that output is dropped.
+///
+/// \code
+/// sequential<float> layers;
+/// layers.add("pool", MaxPool<float>(2));             // 2x2 windows, stride 2
+/// layers.add("stem_pool", MaxPool<float>(3, 2, 1));  // 3x3 windows, stride 2, padding 1
+/// \endcode
 template <class T>
 class MaxPool {
  public:
@@ -40,6 +47,7 @@ class MaxPool {
 
   /// Computes dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and
   /// state_error without a forward pass in training mode.
+  /// dx(first largest pixel of the window) += dy, over all windows; other elements of dx are 0.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     const auto views = ctx.tape().template pop_value<kept>(*this);
@@ -58,6 +66,7 @@ class MaxPool {
 
 /// The average of each window. `count_padding`: padded zeros count as pixels (PyTorch's count_include_pad,
 /// and its default); otherwise windows at the border are averages of their real pixels.
+/// The backward pass needs only the shape of x, so neither x nor y is kept.
 template <class T>
 class AvgPool {
  public:
@@ -91,6 +100,7 @@ class AvgPool {
 
   /// Computes dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and
   /// state_error without a forward pass in training mode.
+  /// Each dy, divided as in the forward pass, is added to all pixels of its window.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);
@@ -104,6 +114,7 @@ class AvgPool {
 };
 
 /// The average over all pixels: N x H x W x C to N x 1 x 1 x C, for any image size of at least one pixel.
+/// y(n, c) = sum over the pixels of x(n, h, w, c) / (H W). The backward pass needs only the shape of x.
 template <class T>
 class GlobalAvgPool {
  public:
@@ -130,6 +141,7 @@ class GlobalAvgPool {
 
   /// Computes dx from dy; dx may be a null view and overlaps nothing. Throws shape_error, and
   /// state_error without a forward pass in training mode.
+  /// dx = dy / (H W) for each pixel.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);

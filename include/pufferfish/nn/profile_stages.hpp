@@ -16,6 +16,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of profile_stages.
 struct stage_options {
   double ratio = 0.25;  ///< rank ratio at which a stage is measured
   timing_options timing;

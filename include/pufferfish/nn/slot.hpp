@@ -19,6 +19,7 @@ tensor_view<T, 4> images_of(const tensor_view<T, 2>& rows) {
   return tensor_view<T, 4>(rows.data(), {rows.extent(0), 1, 1, rows.extent(1)});
 }
 
+/// Calls a slot that holds a layer of rows: the specialization that attention_core uses in a network.
 template <class T, class Device>
 struct projection<any_layer<T, Device>> {
   using slot_type = any_layer<T, Device>;

@@ -112,6 +112,14 @@ std::vector<factor_report> project_targets(const std::vector<soft_target<Slot>>&
 ///
 /// A network on a device is projected on the host: its parameters are copied there and back. Throws
 /// value_error unless 0 <= strength <= 1, else as factorize; the network is unchanged then.
+///
+/// \code
+/// for (index_t step = 0; step < warmup_steps; ++step) {
+///   ...                                                  // a training step of the dense network
+///   if (step % 200 == 0) project_softly(net, policy, 0.5);
+/// }
+/// factorize(net, policy);
+/// \endcode
 template <class Root, class Device>
 std::vector<factor_report> project_softly(model<Root, Device>& net, const factorize_policy& policy,
                                           double strength, const network_statistics* statistics = nullptr) {
@@ -138,6 +146,7 @@ std::vector<factor_report> project_softly(model<Root, Device>& net, const factor
 /// The same for the layers and ranks of a list, such as a budget's, with plain truncations. Throws
 /// state_error for a name that is not a dense layer of the network or is listed twice, rank_error
 /// for impossible ranks or not one rank per rank group of the layer.
+/// value_error is thrown unless 0 <= strength <= 1. The network is unchanged if anything is thrown.
 template <class Root, class Device>
 std::vector<factor_report> project_softly(model<Root, Device>& net, const std::vector<layer_rank>& ranks,
                                           double strength, int threads = 1) {

@@ -34,15 +34,22 @@ class token_layer {
   virtual index_t rank() const = 0;
   virtual std::string describe() const = 0;
 
+  /// y(n, :) = row tokens[n] of the table, or of the product of both factors. See Embedding::forward.
   virtual void forward(context<Device>& ctx, std::span<const std::int32_t> tokens,
                        const tensor_view<T, 2>& y) const = 0;
+  /// Gradient of the table, or of both factors, from the gradient of y.
   virtual void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const = 0;
 
   /// The matrix [vocabulary][depth] that a tied output layer multiplies by: the dense table, whose depth is
   /// the width, or the thin table, whose depth is the rank. The output layer's input is output_rows(h).
   virtual tensor_view<const T, 2> rows() const = 0;
+  /// The parameter that stores rows(); its gradient is weight_gradient(), shaped as rows().
   virtual const parameter<parameter_t<T>>& table() const = 0;
   virtual tensor_view<parameter_t<T>, 2> weight_gradient() const = 0;
+  /// The output's passes: output_rows(h) are the rows that multiply rows(): h itself for a dense table,
+  /// otherwise a block on the tape in training and of `frame` in inference. In the backward pass
+  /// output_row_gradient(dh) is the memory for their gradient `drows`; output_backward then computes from
+  /// drows the rest of the gradients and dh, the gradient of h. For a dense table drows is dh.
   virtual tensor_view<const T, 2> output_rows(context<Device>& ctx, scratch_frame& frame,
                                               const tensor_view<const T, 2>& h) const = 0;
   virtual tensor_view<T, 2> output_row_gradient(scratch_frame& frame, const tensor_view<T, 2>& dh) const = 0;

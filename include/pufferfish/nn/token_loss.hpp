@@ -12,6 +12,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Cross entropy over tokens, with or without label smoothing; targets that are the padding do not count.
 /// Keeps nothing between calls: loss and gradient come from one call.
+///
+/// The formulas of a row are those of SoftmaxCrossEntropy. A row whose target is options().padding has loss
+/// and gradient 0. The result counts the other rows in `tokens`.
+///
+/// \code
+/// const TokenLoss<float> loss({.padding = 1});
+/// const token_loss_result found = loss(ctx, logits, targets, dlogits.view());
+/// std::printf("perplexity %f", found.perplexity());
+/// \endcode
 template <class T>
 class TokenLoss {
  public:
@@ -22,9 +31,11 @@ class TokenLoss {
   const token_loss_options& options() const { return options_; }
   std::string describe() const { return "TokenLoss"; }
 
-  /// Returns the loss of logits (tokens x vocabulary, dense) for one target per row. Writes its
-  /// gradient, reduced as the options say, to dlogits (shaped as logits; may be logits; a null
-  /// view: not wanted). Errors as ops::token_loss.
+  /// Returns the loss of logits (tokens x vocabulary, dense) for one target per row. Writes its gradient,
+  /// reduced as the options say, to dlogits (shaped as logits; may be logits; a null view: not wanted).
+  /// Throws shape_error for views that are not dense and for sizes that differ; value_error, before anything
+  /// is written, for a target that is neither in 0 .. vocabulary - 1 nor the padding, and for an epsilon of
+  /// the smoothing outside [0, 1).
   token_loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                std::span<const std::int32_t> targets,
                                const tensor_view<T, 2>& dlogits = {}) const {
@@ -35,6 +46,7 @@ class TokenLoss {
   /// The same with the gradient divided by `normalizer`, whatever the options say. If that is the
   /// number of tokens of the global batch / number of ranks, the mean of all ranks' gradients is
   /// the gradient of the mean loss.
+  /// Also throws value_error for a normalizer that is not positive.
   token_loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                std::span<const std::int32_t> targets, double normalizer,
                                const tensor_view<T, 2>& dlogits) const {

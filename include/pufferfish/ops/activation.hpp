@@ -3,6 +3,16 @@
 
 /// \file
 /// GELU, tanh and the logistic function, with their gradients: the plain reference and the fast CPU form.
+///
+/// The kind is a template argument of the fast forms and a function argument of the reference. Both GELU
+/// gradients need the input x; the gradients of tanh and sigmoid need the output y, which a layer has anyway
+/// (keeps_output).
+///
+/// \code
+/// constexpr activation_kind kind = activation_kind::gelu;
+/// ops::activation_forward<kind, float>(ctx, x.flat(), y.flat());
+/// ops::activation_backward<kind, float>(ctx, x.flat(), dy.flat(), dx.flat());  // tanh: y instead of x
+/// \endcode
 
 #include <cmath>
 #include <cstddef>
@@ -16,7 +26,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// gelu: x P(N(0, 1) < x) (Hendrycks, Gimpel: "Gaussian error linear units", 2016). gelu_tanh: its
-/// approximation x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), ibid. sigmoid: 1 / (1 + exp(-x)).
+/// approximation x / 2 (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), ibid. sigmoid: 1 / (1 + exp(-x)).
+///
+/// Derivatives: gelu: P(N(0, 1) < x) + x exp(-x^2 / 2) / sqrt(2 pi). gelu_tanh: (1 + t) / 2 + x / 2 (1 - t^2)
+/// u', with t = tanh(u). tanh: 1 - y^2. sigmoid: y (1 - y).
 enum class activation_kind { gelu, gelu_tanh, tanh, sigmoid };
 
 /// True where the gradient is computed from the output y, false where it is computed from the input x.
@@ -27,7 +40,7 @@ constexpr bool keeps_output(activation_kind kind) {
 namespace ops {
 namespace reference {
 
-/// y_i = f(x_i), in double.
+/// y_i = f(x_i), in double. x and y: x.size() elements each; y may be x.
 template <class T>
 void activation_forward(activation_kind kind, std::span<const T> x, std::span<T> y) {
   for (std::size_t i = 0; i < x.size(); ++i) {
@@ -40,7 +53,8 @@ void activation_forward(activation_kind kind, std::span<const T> x, std::span<T>
   }
 }
 
-/// dx_i = f'(x_i) dy_i, in double. `kept` is y where keeps_output(kind), else x.
+/// dx_i = f'(x_i) dy_i, in double. `kept` is y where keeps_output(kind), else x. All spans have kept.size()
+/// elements; dx may be dy or kept.
 template <class T>
 void activation_backward(activation_kind kind, std::span<const T> kept, std::span<const T> dy,
                          std::span<T> dx) {
@@ -71,7 +85,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// y_i = f(x_i). Spans of one length; y may be x. A NaN input stays a NaN.
+/// y_i = f(x_i), computed in T. Spans of one length, else the assertion fails; y may be x. A NaN input stays
+/// a NaN. The exponentials inside have an error of at most two units in the last place; exponentials below
+/// the normal numbers are 0.
 template <activation_kind Kind, class T>
 void activation_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "activation_forward: lengths differ");
@@ -85,7 +101,8 @@ void activation_forward(context<device::cpu>& ctx, std::span<const T> x, std::sp
 template <activation_kind Kind, class T>
 void activation_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
-/// dx_i = f'(x_i) dy_i. `kept` is y where keeps_output(Kind), else x. Spans of one length; dx may be dy.
+/// dx_i = f'(x_i) dy_i, overwritten. `kept` is y where keeps_output(Kind), else x. Spans of one length, else
+/// the assertion fails; dx may be dy.
 template <activation_kind Kind, class T>
 void activation_backward(context<device::cpu>& ctx, std::span<const T> kept, std::span<const T> dy,
                          std::span<T> dx) {

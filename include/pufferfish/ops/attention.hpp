@@ -4,8 +4,21 @@
 /// \file
 /// Scaled dot-product attention over heads, with its gradients: the plain reference and the fast CPU form.
 ///
-/// Tokens are rows; sequences are runs of rows. One operation therefore serves padded
-/// batches, batches without padding, and key/value caches that are only partly filled.
+/// Tokens are rows; sequences are runs of rows. One operation therefore serves padded batches, batches
+/// without padding, and key/value caches that are only partly filled.
+///
+/// \code
+/// ops::attention_input<float> in;
+/// in.q = q;  // rows x (heads * depth)
+/// in.k = k;
+/// in.v = v;
+/// in.queries = in.keys = {sequences, first.data(), count.data()};
+/// in.heads = 8;
+/// in.mask.causal = true;
+/// aligned_buffer<float> kept(ops::attention_kept_size(in));
+/// ops::attention_forward<float>(ctx, in, y, kept.data());
+/// ops::attention_backward<float>(ctx, in, kept.data(), dy, dq, dk, dv);
+/// \endcode
 
 #include <algorithm>
 #include <cmath>
@@ -21,16 +34,20 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which keys a query may see. If both rules are set, a key must satisfy both.
+/// Which keys a query may see. If both rules are set, a key must satisfy both. The default: all keys.
 struct attention_mask {
   /// Query i of n sees keys 0 .. i + (m - n) of m: the last query sees all of them.
   bool causal = false;
-  /// A key is visible if allowed(sequence, query, key) != 0. Stride 0 shares a row. Null view: all keys.
+  /// A key is visible if allowed(sequence, query, key) != 0. Queries and keys are numbered within a sequence.
+  /// Extents: at least the sequences, the most queries and the most keys of a sequence of the input. Stride 0
+  /// shares a row. Null view: all keys.
   tensor_view<const unsigned char, 3> allowed;
 };
 
 /// Dropout of attention weights. The position of a weight in the random stream depends on its sequence
-/// number, head, query, key and the number of keys of its sequence, but not on the rest of the batch.
+/// number, head, query, key and the number of keys of its sequence, but not on the rest of the batch. Ranks
+/// and parts of a batch therefore draw the masks of the whole batch if first_sequence is the number of their
+/// first sequence in it.
 struct attention_dropout {
   double probability = 0.0;  ///< in [0, 1); 0: none
   random_stream random{0, 0};
@@ -38,6 +55,8 @@ struct attention_dropout {
 
   bool drops() const { return probability > 0.0; }
   double scale() const { return 1.0 / (1.0 - probability); }
+  /// The stream of one head of one sequence. Weight (query i, key j) of a sequence with m keys has position i
+  /// m + j.
   random_stream of_head(index_t sequence, index_t heads, index_t head) const {
     const std::uint64_t number =
         (first_sequence + static_cast<std::uint64_t>(sequence)) * static_cast<std::uint64_t>(heads) +
@@ -48,8 +67,9 @@ struct attention_dropout {
 
 namespace ops {
 
-/// Operands of attention. Head h of q and k is columns h d .. h d + d - 1 of heads * d columns.
-/// Head h of v is columns h e .. h e + e - 1 of heads * e columns; e may differ from d.
+/// Operands of attention. Head h of q and k is columns h d .. h d + d - 1 of heads * d columns. Head h of v
+/// is columns h e .. h e + e - 1 of heads * e columns; e may differ from d. q, k and v may be columns of one
+/// matrix. Views, runs and mask refer to the caller's memory, on the context's device.
 template <class T>
 struct attention_input {
   tensor_view<const T, 2> q;  ///< q, k, v: rows contiguous, any row stride
@@ -59,6 +79,7 @@ struct attention_input {
   attention_mask mask;
   attention_dropout dropout;
 
+  /// Columns of a head of q and k (d), columns of a head of v (e), and the factor 1 / sqrt(d) of the scores.
   index_t depth() const { return q.extent(1) / heads; }
   index_t value_depth() const { return v.extent(1) / heads; }
   double scale() const { return 1.0 / std::sqrt(static_cast<double>(std::max<index_t>(1, depth()))); }
@@ -125,7 +146,10 @@ void attention_forward(const attention_input<T>& in, const tensor_view<T, 2>& y)
   }
 }
 
-/// The gradients of attention_forward. Rows that belong to no sequence are not written.
+/// The gradients of attention_forward. With weights p_ij, dropout factors c_ij (attention_kept) and g_ij =
+/// c_ij dy_i v_j: dv_j = sum_i p_ij c_ij dy_i; the gradient of score ij is s_ij = p_ij (g_ij - sum_k p_ik
+/// g_ik); dq_i = scale sum_j s_ij k_j, dk_j = scale sum_i s_ij q_i, with scale = 1 / sqrt(d). Rows that
+/// belong to no sequence are not written.
 template <class T>
 void attention_backward(const attention_input<T>& in, const tensor_view<const T, 2>& dy,
                         const tensor_view<T, 2>& dq, const tensor_view<T, 2>& dk,
@@ -188,6 +212,7 @@ constexpr index_t weight_row(index_t keys) {
   return (keys + widest - 1) / widest * widest;
 }
 
+/// Throws shape_error, naming the sequence, if a run is not within `rows` rows. `what`: "queries" or "keys".
 inline void check_runs(const char* what, const token_runs& runs, index_t rows) {
   for (index_t s = 0; s < runs.sequences; ++s) {
     if (runs.first[s] < 0 || runs.count[s] < 0 || runs.first[s] + runs.count[s] > rows) {
@@ -211,6 +236,8 @@ void check_attention_shapes(const attention_input<T>& in, const extents<2>& y) {
   }
 }
 
+/// All checks of attention on the CPU: shapes, runs within the rows of their matrices, and a mask that covers
+/// all sequences, queries and keys. Throws shape_error.
 template <class T>
 void check_attention(const attention_input<T>& in, const extents<2>& y) {
   check_attention_shapes(in, y);
@@ -225,6 +252,7 @@ void check_attention(const attention_input<T>& in, const extents<2>& y) {
   }
 }
 
+/// Throws shape_error unless the gradients have the shapes of q, k and v.
 template <class T>
 void check_attention_gradients(const attention_input<T>& in, const extents<2>& dq, const extents<2>& dk,
                                const extents<2>& dv) {
@@ -243,11 +271,16 @@ index_t packed_size(index_t depth) {
 }
 
 /// Scratch of one thread, which works on one head of one sequence at a time; fits the longest sequence.
+/// Elements, with n queries, m keys, deep = max(d, e) and row = weight_row(m): left max(n, m) deep, right
+/// deep row, scores n row, used n row (with dropout or in the backward pass), and storage for packed
+/// operands.
 template <class T>
 struct attention_scratch {
   T *left, *right, *scores, *used, *storage, *packed;
   std::uint32_t* words;
 
+  /// Takes the scratch of one thread from `frame`. `words` are random words of a head, for dropout in the
+  /// forward pass, rounded up by a row because vectors of them are loaded.
   static attention_scratch take(scratch_frame& frame, const attention_input<T>& in, bool backward) {
     const index_t n = in.queries.most(), m = in.keys.most(), row = weight_row<T>(m);
     const index_t deep = std::max(in.depth(), in.value_depth());
@@ -337,7 +370,9 @@ void make_weights(const attention_input<T>& in, index_t s, index_t head, const a
 
 }  // namespace detail
 
-/// Elements that attention_forward keeps for attention_backward.
+/// Elements that attention_forward keeps for attention_backward: on the CPU, the weights of all heads, for
+/// each query one row of the sequence's keys rounded up to 64 bytes. Quadratic in the length of the
+/// sequences.
 template <class T>
 index_t attention_kept_size(const attention_input<T>& in) {
   return detail::place_weights(in, nullptr);
@@ -352,14 +387,16 @@ index_t attention_kept_size(context<device::gpu>&, const attention_input<T>& in)
   return in.heads * in.q.extent(0);
 }
 
-/// y_i = sum_j dropout(p_ij) v_j for each head of each sequence. p_i is the softmax of q_i k_j / sqrt(d)
-/// over the keys j that the mask lets query i see (Vaswani et al.: "Attention is all you need", NIPS 2017,
-/// section 3.2). A query that may see no key gets zeros, as does every query of a sequence without keys.
+/// y_i = sum_j dropout(p_ij) v_j for each head of each sequence. p_i is the softmax of q_i k_j / sqrt(d) over
+/// the keys j that the mask lets query i see (Vaswani et al.: "Attention is all you need", NIPS 2017, section
+/// 3.2). A query that may see no key gets zeros, as does every query of a sequence without keys.
 ///
-/// y: rows of q by columns of v, contiguous rows, overlaps no input; rows of no sequence are
-/// not written. `kept`: attention_kept_size elements in training; nullptr in inference, which
-/// turns dropout off. Sequences may share keys, not queries. Each pair of sequence and head is
-/// one task, so the result has the same bits for any number of threads. Throws shape_error.
+/// y: rows of q by columns of v, contiguous rows, overlaps no input; rows of no sequence are not written
+/// (clear_rows_outside). `kept`: attention_kept_size elements in training; nullptr in inference, which turns
+/// dropout off. Sequences may share keys, not queries. Each pair of sequence and head is one task, so the
+/// result has the same bits for any number of threads. Scratch of each thread: a matrix of scores of the
+/// longest sequence, and copies of its operands. Finite scores of any size are safe; a NaN among the visible
+/// scores of a query makes its output NaN. Throws shape_error if the shapes, the runs or the mask do not fit.
 template <class T>
 void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
                        T* kept) {
@@ -390,14 +427,17 @@ void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const t
   });
 }
 
-/// GPU overload: <pufferfish/gpu.hpp>. It does not check that the runs are within the rows.
+/// GPU overload: <pufferfish/gpu.hpp>. Checks only shapes and numbers of sequences: not that the runs are
+/// within the rows, nor the extents of the mask.
 template <class T>
 void attention_forward(context<device::gpu>& ctx, attention_input<T> in, const tensor_view<T, 2>& y,
                        parameter_t<T>* kept);
 
-/// Gradients dq, dk, dv of q, k, v, with their shapes, from the gradient dy of y. Rows are contiguous; the
-/// outputs overlap nothing. Rows of no sequence are not written. `in`, `kept`: as in the forward pass, but
-/// sequences must not share keys. y: the output of the forward pass; unused on the CPU. Throws shape_error.
+/// Gradients dq, dk, dv of q, k, v, with their shapes, from the gradient dy of y (formulas:
+/// reference::attention_backward). Rows are contiguous; the outputs are overwritten and overlap nothing. They
+/// may be columns of one matrix. Rows of no sequence are not written. `in`, `kept`: as in the forward pass,
+/// but sequences must not share keys. y: the output of the forward pass; unused on the CPU. Throws
+/// shape_error as attention_forward, and if a gradient does not have the shape of its operand.
 template <class T>
 void attention_backward(context<device::cpu>& ctx, const attention_input<T>& in, const T* kept,
                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,

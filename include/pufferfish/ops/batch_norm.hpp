@@ -2,9 +2,23 @@
 #pragma once
 
 /// \file
-/// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation,
-/// gradients; the plain reference and the fast CPU form. Each fast function makes one pass over memory,
-/// the gradient two. A residual sum and a ReLU after the normalisation are part of the same passes.
+/// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation, gradients;
+/// the plain reference and the fast CPU form. Each fast function makes one pass over memory, the gradient
+/// two. A residual sum and a ReLU after the normalisation are part of the same passes.
+///
+/// A training step calls batch_norm_use_batch, batch_norm_apply and batch_norm_backward, inference
+/// batch_norm_use_running and batch_norm_apply. The functions on the CPU do not check that shapes agree; a
+/// matrix that is not dense throws shape_error.
+///
+/// \code
+/// std::vector<float> statistics(2 * channels);  // the means, then the inverse deviations
+/// ops::batch_norm_use_batch<float>(ctx, x, 1e-5, 0.1, statistics.data(), running_mean.data(),
+///                                  running_var.data(), &batches);
+/// const float *mean = statistics.data(), *inv_std = mean + channels;
+/// ops::batch_norm_apply<float>(ctx, x, mean, inv_std, weight.data(), bias.data(), y);
+/// ops::batch_norm_backward<float>(ctx, x, dy, mean, inv_std, weight.data(), {dweight.data()},
+///                                 {dbias.data()}, dx);
+/// \endcode
 ///
 /// Source: Ioffe, Szegedy: "Batch normalization", ICML 2015, section 3.
 
@@ -50,9 +64,9 @@ void batch_norm_apply(const tensor_view<const T, 2>& x, const T* mean, const T* 
   }
 }
 
-/// With z_mc = (x_mc - mean_c) inv_std_c: dbias_c = sum_m dy_mc, dweight_c = sum_m dy_mc z_mc,
-/// dx_mc = weight_c inv_std_c (dy_mc - dbias_c / M - z_mc dweight_c / M), where dy_mc counts as 0 where the
-/// mask of a following ReLU (none: a null mask) does not pass it.
+/// With z_mc = (x_mc - mean_c) inv_std_c: dbias_c = sum_m dy_mc, dweight_c = sum_m dy_mc z_mc, dx_mc =
+/// weight_c inv_std_c (dy_mc - dbias_c / M - z_mc dweight_c / M), where dy_mc counts as 0 where the mask of a
+/// following ReLU (none: a null mask) does not pass it. dx may be a null view, dweight and dbias may not.
 template <class T>
 void batch_norm_backward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& dy, const T* mean,
                          const T* inv_std, const T* weight, const relu_mask<T>& mask, double* dweight,
@@ -125,7 +139,8 @@ void split_moments(const wide_rows<T>& rows, const T* x, index_t count, double* 
 }  // namespace detail
 
 /// mean_c = sum_m x_mc / M, variance_c = sum_m (x_mc - mean_c)^2 / M (the biased one), without cancellation;
-/// see block_moments. x: M x C dense, M > 0; mean, variance: C elements. Throws nothing.
+/// see block_moments. x: M x C dense, M > 0, else the assertion fails; mean, variance: C elements,
+/// overwritten.
 template <class T>
 void batch_norm_statistics(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double* mean,
                            double* variance) {
@@ -165,9 +180,12 @@ T moved_towards(T running, double value, double momentum) {
 
 }  // namespace detail
 
-/// State update of a training step from the moments of its batch, `count` > 1 values a channel: statistics_c
-/// = mean_c, statistics_(channels + c) = 1 / sqrt(variance_c + eps); the running statistics become (1
-/// - momentum) running + momentum value, with mean_c and the unbiased variance for `value`; batches[0] += 1.
+/// State update of a training step from the moments of its batch, `count` > 1 values a channel (not checked;
+/// with 1 the unbiased variance is a NaN). statistics_c = mean_c, statistics_(channels + c) = 1 /
+/// sqrt(variance_c + eps). The running statistics become (1 - momentum) running + momentum value, with mean_c
+/// and the unbiased variance, variance_c count / (count - 1), for `value`. batches[0] += 1. statistics: 2
+/// channels elements; mean, variance and the running statistics: `channels` elements each. Computed in
+/// double, rounded to T.
 template <class T>
 void batch_norm_use_batch(context<device::cpu>&, const double* mean, const double* variance, index_t channels,
                           index_t count, double eps, double momentum, T* statistics, T* running_mean,
@@ -181,7 +199,7 @@ void batch_norm_use_batch(context<device::cpu>&, const double* mean, const doubl
   }
   *batches += T{1};
 }
-/// The same, with the moments computed from the rows of x, M x C dense, M > 1.
+/// The same, with the moments computed from the rows of x, M x C dense, M > 1 (M = 0 fails an assertion).
 template <class T>
 void batch_norm_use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                           double momentum, T* statistics, T* running_mean, T* running_var, T* batches) {
@@ -192,15 +210,15 @@ void batch_norm_use_batch(context<device::cpu>& ctx, const tensor_view<const T, 
   batch_norm_use_batch<T>(ctx, mean, mean + channels, channels, x.extent(0), eps, momentum, statistics,
                           running_mean, running_var, batches);
 }
-/// GPU overload: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>. M < 2 fails an assertion.
 template <class T>
 void batch_norm_use_batch(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                           double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
                           parameter_t<T>* running_var, parameter_t<T>* batches);
 
-/// Fills `statistics` for inference from the running
-/// statistics: statistics_c = running_mean_c,
-/// statistics_(channels + c) = 1 / sqrt(running_var_c + eps).
+/// Fills `statistics` for inference from the running statistics: statistics_c = running_mean_c,
+/// statistics_(channels + c) = 1 / sqrt(running_var_c + eps). statistics: 2 channels elements; it overlaps no
+/// running statistics.
 template <class T>
 void batch_norm_use_running(context<device::cpu>&, const T* running_mean, const T* running_var,
                             index_t channels, double eps, T* statistics) {
@@ -215,7 +233,15 @@ void batch_norm_use_running(context<device::gpu>& ctx, const parameter_t<T>* run
                             const parameter_t<T>* running_var, index_t channels, double eps,
                             parameter_t<T>* statistics);
 
-/// Operations applied after a normalisation in the same pass, in the order of the members.
+/// Operations applied after a normalisation in the same pass, in the order of the members. The default is
+/// none.
+///
+/// \code
+/// // The end of a residual block: y = relu(norm(x) + branch), with the mask for the backward pass.
+/// ops::batch_norm_apply<float>(ctx, x, mean, inv_std, weight, bias, y, {branch, true, mask});
+/// ops::masked_copy<float>(ctx, dy, mask, dbranch);
+/// ops::batch_norm_backward<float>(ctx, x, dy, mean, inv_std, weight, {dweight}, {dbias}, dx, mask);
+/// \endcode
 template <class T>
 struct norm_epilogue {
   tensor_view<const T, 2> addend;  ///< added to the result; a null view: no addend
@@ -223,8 +249,10 @@ struct norm_epilogue {
   relu_mask<T> mask;               ///< with relu: receives the bits for the backward pass; null: not written
 };
 
-/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, then `epilogue`. x, y, addend: M x C
-/// dense; the other arrays: C elements. y may be the addend and overlaps nothing else.
+/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, then `epilogue`: plus addend_mc, then 0 where that is
+/// negative (a NaN stays). x, y, addend: M x C dense; the other arrays: C elements. y may be the addend and
+/// overlaps nothing else: the backward pass needs x. epilogue.mask, if not null: relu_mask::size() words,
+/// overwritten if epilogue.relu is set, with the bits of positive results (and of NaNs).
 template <class T>
 void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
                       const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
@@ -298,10 +326,12 @@ void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_p
 }  // namespace detail
 
 /// The gradients of y = batch_norm_apply(x), where mean and inv_std depend on x (formulas:
-/// reference::batch_norm_backward). dweight, dbias: C elements each, summed in double. dx: a null view
-/// if not wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean, inv_std:
-/// as passed to batch_norm_apply. mask: as written by batch_norm_apply if a ReLU was applied; dy is
-/// then the gradient of the ReLU's output. The gradient of an addend is masked_copy(dy).
+/// reference::batch_norm_backward). dweight, dbias: C elements each, overwritten or added to; summed in T
+/// over at most 8 sizeof(T) rows (of detail::wide_rows), then in double. dx: a null view if not wanted; it
+/// may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean, inv_std: as passed to
+/// batch_norm_apply. mask: as written by batch_norm_apply if a ReLU was applied; dy is then the gradient of
+/// the ReLU's output. The gradient of an addend is masked_copy(dy), which must run before dy is overwritten
+/// by dx.
 template <class T>
 void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,

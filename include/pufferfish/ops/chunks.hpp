@@ -3,6 +3,27 @@
 
 /// \file
 /// Splits elementwise work into tasks that are large enough to pay for their start.
+///
+/// Conventions of all operations of namespace ops. The headers of this folder state only what differs.
+///
+/// - T is float or double on the CPU. On a device, T may also be a 16-bit type; gradients of parameters then
+///   have the type parameter_t of T.
+/// - Views, spans and pointers refer to memory of the caller in the memory of the context's device. An
+///   operation keeps none of them after it has finished.
+/// - A view is dense if its elements are contiguous, last index fastest. It has contiguous rows if its last
+///   stride is 1; the other strides are then arbitrary.
+/// - Outputs overlap no other argument, unless the comment of the operation allows it. "May be x" means the
+///   same elements with the same strides, not a partial overlap.
+/// - Temporary memory comes from ctx.scratch() and is released on return.
+/// - CPU: the result is complete on return and has the same bits for any number of threads of the context.
+///   One thread at a time uses a context. A task that runs in a context of several threads must not call
+///   operations on this context: thread_pool::run throws state_error.
+/// - GPU: a call enqueues work on ctx.stream() and may return before the work has finished. The host cannot
+///   read arrays in device memory, so their values are not checked. A failed CUDA call throws backend_error.
+/// - shape_error and value_error are thrown where a comment says so. Other requirements are checked by
+///   PUFFERFISH_ASSERT, which aborts, or are not checked. Where a view must be dense, tensor_view::flat() or
+///   reshape() may detect that it is not, and throws shape_error.
+/// - Namespace ops::reference defines the results: plain loops in one thread, without a context, for tests.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,8 +34,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Calls f(begin, end) for consecutive pieces of 0 .. size - 1, in
-/// parallel. The boundaries of the pieces depend on `size` alone.
+/// Calls f(begin, end) for consecutive pieces of 0 .. size - 1, of 16384 elements each (the last may be
+/// shorter). Several threads of `ctx` call f at the same time, so f must write only elements of its own
+/// piece. The boundaries depend on `size` alone. An exception of f is rethrown.
+///
+/// \code
+/// ops::for_chunks(ctx, size, [=](index_t begin, index_t end) {
+///   for (index_t i = begin; i < end; ++i) y[i] = x[i] * x[i];
+/// });
+/// \endcode
 template <class F>
 void for_chunks(context<device::cpu>& ctx, index_t size, F&& f) {
   constexpr index_t chunk = 16384;
@@ -22,7 +50,10 @@ void for_chunks(context<device::cpu>& ctx, index_t size, F&& f) {
                    [&](index_t task, int) { f(task * chunk, std::min(size, (task + 1) * chunk)); });
 }
 
-/// Calls f(begin, end), in parallel, for consecutive ranges of rows of about 16384 elements each.
+/// Calls f(begin, end), in parallel, for consecutive ranges of rows of about 16384 elements each, but of at
+/// least one row. The boundaries depend on `rows` and `columns` alone. Where an element costs more than that
+/// of a cheap pass, pass a multiple of the number of columns as `columns`. Calls and exceptions as
+/// for_chunks.
 template <class F>
 void for_row_chunks(context<device::cpu>& ctx, index_t rows, index_t columns, F&& f) {
   const index_t count = std::max<index_t>(1, 16384 / std::max<index_t>(1, columns));
@@ -30,12 +61,12 @@ void for_row_chunks(context<device::cpu>& ctx, index_t rows, index_t columns, F&
                    [&](index_t task, int) { f(task * count, std::min(rows, (task + 1) * count)); });
 }
 
-/// to = from, element by element; dense arrays of `size` elements that do not overlap.
+/// to_i = from_i for i in 0 .. size - 1; dense arrays that do not overlap. `size` may be 0.
 template <class T>
 void copy_elements(context<device::cpu>& ctx, const T* from, T* to, index_t size) {
   for_chunks(ctx, size, [&](index_t begin, index_t end) { std::copy(from + begin, from + end, to + begin); });
 }
-/// GPU overload: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>. Both arrays are in device memory. Throws backend_error.
 template <class T>
 void copy_elements(context<device::gpu>& ctx, const T* from, T* to, index_t size);
 

@@ -10,7 +10,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// sums_n (+)= sum_m x_mn.
+/// sums_n (+)= sum_m x_mn, in double, rounded once. x: M x N, any strides; sums: N elements.
 template <class T>
 void column_sums(const tensor_view<const T, 2>& x, T* sums, bool add) {
   for (index_t n = 0; n < x.extent(1); ++n) {
@@ -22,8 +22,14 @@ void column_sums(const tensor_view<const T, 2>& x, T* sums, bool add) {
 
 }  // namespace reference
 
-/// sums_n = sum_m x_mn, or with `add` sums_n += sum_m x_mn. x: M x N, contiguous
-/// rows. Each column is summed in double, from its first row to its last.
+/// sums_n = sum_m x_mn, or with `add` sums_n += sum_m x_mn. x: M x N, contiguous rows, any row stride; sums:
+/// N elements that do not overlap x. Each column is summed in double, from its first row to its last, and
+/// rounded once. Without rows the sums are 0 (with `add`: unchanged). Tasks are pieces of 512 columns, so a
+/// matrix of fewer columns is summed by one thread; bias_gradient (linear.hpp) splits the rows instead.
+///
+/// \code
+/// ops::column_sums<float>(ctx, dz, dbias, false);
+/// \endcode
 template <class T>
 void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add) {
   constexpr index_t piece = 512;
@@ -41,15 +47,17 @@ void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T*
 template <class T>
 void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums, bool add);
 
-/// Destination of the gradient of a small parameter: overwritten, or added to if `add` is set.
+/// Destination of the gradient of a small parameter, in the memory of the context's device: overwritten, or
+/// added to if `add` is set. `data` is not owned.
 template <class T>
 struct sum_target {
   T* data = nullptr;
   bool add = false;
 };
 
-/// to_i = sums_i, or to_i += sums_i, rounded once. For passes that compute the gradient
-/// of a small parameter as a by-product and sum it in double. `size` elements each.
+/// to_i = sums_i, or to_i += sums_i with to.add, computed in double and rounded once. For passes that compute
+/// the gradient of a small parameter as a by-product and sum it in double. `size` elements each, in host
+/// memory; runs in the calling thread.
 template <class T>
 void store_sums(const double* sums, const sum_target<T>& to, index_t size) {
   for (index_t i = 0; i < size; ++i) {

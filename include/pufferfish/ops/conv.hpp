@@ -7,6 +7,23 @@
 /// Activations are NHWC and dense. Weights are stored [kernel height][kernel width][in / groups][out]: the
 /// matrix of conv_shape::patch() rows and out_channels columns that multiplies the patches of the input. With
 /// groups, each group has out / groups consecutive columns, which multiply patches of its own input channels.
+///
+/// The shape must be valid (conv_shape::validate); the operations check only that the extents fit.
+/// Algorithms: 1x1 kernels of stride 1 without padding are matrix products (linear.hpp). Float convolutions
+/// with 3x3 kernels and stride 1 use Winograd's algorithm where it is less work, unless
+/// context_options::winograd is false; its rounding error is about twice as large. Others are direct sums
+/// without a matrix of patches.
+///
+/// \code
+/// const conv_shape shape = conv_shape::square(24, 40, 3, 1, 1);
+/// const extents<4> input{9, 6, 33, 24}, output = shape.output(input, "conv1");
+/// tensor<float, 4> x(input), y(output), dx(input), w({3, 3, 24, 40}), dw(w.shape());
+/// ops::conv_forward<float>(ctx, shape, x, w.data(), nullptr, y);
+/// ops::conv_backward_input<float>(ctx, shape, dy, w.data(), dx);
+/// ops::conv_backward_weight<float>(ctx, shape, x, dy, dw.data(), false);
+/// // OIHW, as in PyTorch, is a view of the same memory: w.view().permute({3, 2, 0, 1}).
+/// // Depthwise: in_channels = out_channels = groups; the weight is {3, 3, 1, groups}.
+/// \endcode
 
 #include <algorithm>
 
@@ -36,7 +53,8 @@ void for_each_tap(const conv_shape& shape, const extents<4>& input, const extent
   }
 }
 
-/// The first input channel of the group that output channel `o` belongs to.
+/// The first input channel of the group that output channel `o` belongs to: 0 for one group, o for a
+/// depthwise convolution.
 inline index_t first_input(const conv_shape& shape, index_t o) {
   return o / shape.group_outputs() * shape.group_inputs();
 }
@@ -65,7 +83,8 @@ void conv_forward(const conv_shape& shape, const tensor_view<const T, 4>& x, con
   }
 }
 
-/// dx[n,iy,ix,first(o)+i] = sum over taps and o of dy[n,oy,ox,o] w[o,i,ky,kx].
+/// dx[n,iy,ix,first(o)+i] = sum over taps and o of dy[n,oy,ox,o] w[o,i,ky,kx], with names as in conv_forward.
+/// dx: dense, overwritten; w: OIHW view, any strides.
 template <class T>
 void conv_backward_input(const conv_shape& shape, const tensor_view<const T, 4>& dy,
                          const tensor_view<const T, 4>& w, const tensor_view<T, 4>& dx) {
@@ -82,7 +101,8 @@ void conv_backward_input(const conv_shape& shape, const tensor_view<const T, 4>&
   }
 }
 
-/// dw[o,i,ky,kx] (+)= sum over n and taps of dy[n,oy,ox,o] x[n,iy,ix,first(o)+i]. dw: OIHW view, any strides.
+/// dw[o,i,ky,kx] (+)= sum over n and taps of dy[n,oy,ox,o] x[n,iy,ix,first(o)+i], with names as in
+/// conv_forward. dw: OIHW view, any strides.
 template <class T>
 void conv_backward_weight(const conv_shape& shape, const tensor_view<const T, 4>& x,
                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dw, bool accumulate) {
@@ -112,6 +132,8 @@ void conv_backward_weight(const conv_shape& shape, const tensor_view<const T, 4>
 
 namespace detail {
 
+/// Throws shape_error, naming the operation `what`, unless `shape` maps an input of extents x to an output of
+/// extents y.
 inline void check_conv(const char* what, const conv_shape& shape, const extents<4>& x, const extents<4>& y) {
   const extents<4> expected = shape.output(x, what);
   if (expected != y) {
@@ -120,6 +142,7 @@ inline void check_conv(const char* what, const conv_shape& shape, const extents<
   }
 }
 
+/// NHWC images as a matrix of pixels x channels. Throws shape_error if the view is not dense.
 template <class T>
 tensor_view<T, 2> as_rows(const tensor_view<T, 4>& view) {
   return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
@@ -130,6 +153,7 @@ tensor_view<const T, 2> as_matrix(const conv_shape& shape, const T* w) {
   return {w, {shape.patch(), shape.out_channels}};
 }
 
+/// The cut of `columns` output channels into panels, as wide as the kernels for segments or for rows allow.
 template <class T>
 panel_cut cut_panels(index_t columns, bool segments, const kernel_table<T>& kernels) {
   return {(columns + kernels.lanes - 1) / kernels.lanes,
@@ -193,8 +217,9 @@ correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<c
           {}};
 }
 
-/// Runs a correlation over a batch, in tasks whose number depends on shapes alone. At its end,
-/// each task calls after(task, first, count) for the rows of output pixels that it has computed.
+/// Runs a correlation over a batch, in tasks whose number depends on shapes alone. At its end, each task
+/// calls after(task, first, count) for the rows of output pixels that it has computed: rows first .. first +
+/// count - 1 of the matrix of all pixels.
 template <class T, class After>
 void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, const image_tasks& tasks,
                      After&& after) {
@@ -305,6 +330,8 @@ struct output_finish {
   const T* bias;
   const moment_parts<T>* moments;
 
+  /// Finishes rows first .. first + count - 1 of y, which task `task` has computed. Tasks may call it at the
+  /// same time.
   void operator()(index_t task, index_t first, index_t count) const {
     const tensor_view<T, 2> rows = y.slice(0, first, count);
     add_bias(rows, bias);
@@ -314,9 +341,11 @@ struct output_finish {
 
 }  // namespace detail
 
-/// y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC, dense; w:
-/// HWIO storage; bias: out_channels elements or nullptr; y overlaps no input. `moments`, unless nullptr,
-/// receives the mean and variance of each channel of y. Throws shape_error if the shapes do not fit.
+/// y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC, dense; w: HWIO
+/// storage, patch() * out_channels elements; bias: out_channels elements or nullptr. y is overwritten and
+/// overlaps no input. `moments`, unless nullptr, receives the mean and variance of each channel of y; see
+/// moment_parts. Throws shape_error, before anything is written, if x does not fit the shape or y is not its
+/// output.
 template <class T>
 void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                   const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr) {
@@ -341,8 +370,9 @@ void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tens
   detail::run_forward<T>(ctx, shape, x, w, y, tasks, finish);
 }
 
-/// dx, overwritten or (`add`) added to, from dy (formula:
-/// reference::conv_backward_input). Shapes, layouts and errors as conv_forward.
+/// dx from dy (formula: reference::conv_backward_input), overwritten or with `add` added to. dy: NHWC of the
+/// extents of y, dx: NHWC of the extents of x, both dense; w: HWIO storage; dx overlaps no input. Throws
+/// shape_error as conv_forward.
 template <class T>
 void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                          const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -401,8 +431,10 @@ void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
   }
 }
 
-/// dw (HWIO storage) from x and dy, overwritten or added to (formula: reference::conv_backward_weight).
-/// Shapes, layouts and errors as conv_forward.
+/// dw (HWIO storage) from x and dy, overwritten or with `accumulate` added to (formula:
+/// reference::conv_backward_weight). x, dy: NHWC, dense; dw overlaps no input. For a batch without images dw
+/// becomes 0 (with `accumulate`: unchanged). Parts of the batch have sums of their own in scratch, which are
+/// added in order. Throws shape_error as conv_forward.
 template <class T>
 void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
@@ -427,7 +459,9 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   detail::backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
 }
 
-/// GPU overloads: <pufferfish/gpu.hpp>.
+/// GPU overloads: <pufferfish/gpu.hpp>. They collect no moments: pass no_moments = nullptr. Unless the shape
+/// is pointwise, they also throw shape_error if an image, a patch or kernel height * kernel width *
+/// out_channels has more elements than a 31-bit number can count.
 template <class T>
 void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                   const T* w, const T* bias, const tensor_view<T, 4>& y,

@@ -3,10 +3,12 @@
 
 /// \file
 /// Internal: convolution with one input and one output channel per group (in = out = groups), forward and
-/// both gradients. Such a convolution does kernel height * kernel width multiply-adds per element, so its
-/// speed is that of memory. Kernels are vectorised over channels. A 3x3 kernel of stride 1 or 2 without
-/// dilation runs in tiles of results, so that an input element is loaded once per tile; other kernels run
-/// pixel by pixel.
+/// both gradients: y[n,oy,ox,c] = b[c] + sum over taps of x[n,iy,ix,c] w[ky,kx,c]. Such a convolution does
+/// kernel height * kernel width multiply-adds per element, so its speed is that of memory. Kernels are
+/// vectorised over channels. A 3x3 kernel of stride 1 or 2 without dilation runs in tiles of 2 x 4 results,
+/// so that an input element is loaded once per tile (4 x 6 pixels for stride 1, 5 x 9 for stride 2); other
+/// kernels run pixel by pixel. Tiles at the edges read a row of zeros in place of padding and write results
+/// outside of the image to an unused row.
 
 #include <algorithm>
 #include <cstddef>
@@ -46,6 +48,7 @@ struct depthwise_backward2_taps {
   static constexpr index_t results = result_rows * result_columns, pixels = pixel_rows * pixel_columns;
   static constexpr index_t next_rows = 1, next_columns = 2, next_pixels = next_rows * next_columns;
 
+  /// The same along one axis: the kernel element that multiplies gradient `at` for result `result`, or -1.
   static constexpr index_t element(index_t at, index_t result) {
     const index_t behind = result / 2 + 1 - at;  // 0: gradient m, 1: gradient m - 1
     if (behind < 0 || behind > 1) return -1;
@@ -112,6 +115,8 @@ struct depthwise_axis {
   }
 };
 
+/// Tiles of `in_tile` results over all outputs of an axis. The last tile may have results outside of the
+/// image.
 inline depthwise_axis depthwise_forward_axis(index_t outputs, index_t in_tile, index_t stride,
                                              index_t padding) {
   return {(outputs + in_tile - 1) / in_tile, 0, in_tile, -padding, in_tile * stride};
@@ -256,6 +261,8 @@ void run_depthwise_pixels(context<device::cpu>& ctx, const tap_axis& rows, const
   });
 }
 
+/// y = x * w + b by tiles, for a shape with depthwise_in_tiles(). Each task adds the moments of its rows
+/// right after it has computed them; large results without moments are written past the caches.
 template <class Taps, class T>
 void depthwise_forward_tiles(context<device::cpu>& ctx, const conv_shape& shape,
                              const tensor_view<const T, 4>& x, const T* w, const T* bias,
@@ -298,6 +305,8 @@ void depthwise_forward(context<device::cpu>& ctx, const conv_shape& shape, const
                           });
 }
 
+/// dx (+)= the input gradient by tiles, for a shape with depthwise_in_tiles(). With stride 1 this is a
+/// forward pass over dy, and `w` is the kernel turned by 180 degrees.
 template <class Taps, class T>
 void depthwise_backward_tiles(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -372,6 +381,7 @@ void depthwise_weight_tasks(context<device::cpu>& ctx, const image_tasks& tasks,
   }
 }
 
+/// dw (+)= the weight gradient by tiles. Pixels and gradients outside of the images are rows of zeros.
 template <class Taps, class T>
 void depthwise_weight_tiles(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,

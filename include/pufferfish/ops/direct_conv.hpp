@@ -2,9 +2,13 @@
 #pragma once
 
 /// \file
-/// Internal: direct convolution, without a matrix of patches. The forward pass and the input gradient
-/// are both correlations: output pixel j of an axis reads, for each tap, input j * in_step + the
-/// offset of the tap. Taps that fall on padding are left out, not multiplied by zero.
+/// Internal: direct convolution, without a matrix of patches. The forward pass and the input gradient are
+/// both correlations: output pixel j of an axis reads, for each tap, input j * in_step + the offset of the
+/// tap. Taps that fall on padding are left out, not multiplied by zero.
+///
+/// The rows of a micro-kernel's block are the pixels of a line, in segments under three adjacent taps where
+/// these fit and else tap by tap, or one pixel of many images where lines are short. Blocks of input channels
+/// and groups of panels of output channels keep the current weights in the second-level cache.
 
 #include <algorithm>
 
@@ -139,6 +143,9 @@ struct correlation {
   }
 
  private:
+  // The contribution of input channels `channels` to the output channels of panels `some`, for the given
+  // images and lines. The first block of channels overwrites the output unless `add` is set, later blocks
+  // add.
   void run_block(const range& images, const range& lines, const range& some, const range& channels,
                  block_tap<T>* taps) const {
     if (by_images) {
@@ -158,12 +165,14 @@ struct correlation {
     return columns.outputs / longest * longest;
   }
 
+  // Output pixel `column` of output line `line`, channel 0.
   T* pixel(index_t image, index_t line, index_t column) const {
     return output + image * out.image + (rows.out_first + line * rows.out_step) * out.line +
            (columns.out_first + column * columns.out_step) * out.pixel;
   }
   index_t pixel_step() const { return columns.out_step * out_channels * size; }
 
+  // The input pixel that a pair of taps reads for an output pixel, channel 0. Not dereferenced on padding.
   const T* source(index_t image, index_t line, index_t row_tap, index_t column, index_t column_tap) const {
     return input + image * in.image + (line * rows.in_step + rows.tap_offset(row_tap)) * in.line +
            (column * columns.in_step + columns.tap_offset(column_tap)) * in.pixel;
@@ -173,6 +182,8 @@ struct correlation {
     return rows.tap_kernel(row_tap) * kernel_width + columns.tap_kernel(column_tap);
   }
 
+  // The row taps that read a line of the image for this output line. They are consecutive, since offsets
+  // ascend.
   range valid_rows(index_t line) const {
     range result{0, 0};
     for (index_t tap = 0; tap < rows.taps; ++tap) {
@@ -183,6 +194,8 @@ struct correlation {
     return result;
   }
 
+  // Runs `count` rows of a block for one panel; the channels of the last panel may end before its last
+  // vector.
   template <class Run>
   void run_panel(block_arguments<T>& block, const range& panel, index_t count, Run&& run) const {
     run_clipped(block, std::min(panel.length() * kernels->lanes, out_channels - panel.begin * kernels->lanes),
@@ -251,6 +264,9 @@ struct correlation {
     }
   }
 
+  // Output pixels 0 .. end - 1 of a line, in whole segments. A segment kernel applies three adjacent column
+  // taps to all its pixels at once; its variants leave out a tap on padding at the left or right end of the
+  // line.
   void segments(index_t image, index_t line, const range& row_taps, index_t end, const range& some,
                 const range& channels, block_tap<T>* taps) const {
     for (index_t panel = some.begin; panel < some.end; ++panel) {
@@ -337,6 +353,8 @@ struct correlation {
            channels.begin * weight.panel_row(vectors);
   }
 
+  // The arguments of a micro-kernel that are the same for all kinds of blocks; strides of rows and the result
+  // are set by the caller.
   block_arguments<T> block_for(const block_tap<T>* begin, const block_tap<T>* end, const range& vectors,
                                const range& channels) const {
     block_arguments<T> block{};
@@ -363,6 +381,8 @@ void point_to_pixel_major(correlation<T>& work, const extents<4>& shape, const T
   work.in = {row, shape[2] * shape[0] * row, shape[0] * row};
   work.in_block = shape[0] * shape[1] * shape[2] * row;
 }
+/// Makes the pixel-major copy of work.input, dense NHWC of extents `shape`, in `storage`, and sets it as the
+/// input.
 template <class T>
 void use_pixel_major(context<device::cpu>& ctx, correlation<T>& work, const extents<4>& shape, T* storage) {
   const index_t images = shape[0], pixels = shape[1] * shape[2], channels = shape[3],
@@ -440,6 +460,8 @@ correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t
 struct image_tasks {
   index_t images, lines;  ///< images of the batch, lines of an image
   index_t group, band;    ///< images and lines of a task
+  /// `line_pixels`: pixels of a line; `weight_bytes`: what a task reads besides its pixels. A task has about
+  /// 256 pixels or more; images of up to 1024 pixels are not cut if there are at least 8.
   image_tasks(index_t image_count, index_t line_count, index_t line_pixels, index_t weight_bytes)
       : images(image_count), lines(line_count) {
     // Each task reads the whole weight, so a large weight needs more pixels in a task.

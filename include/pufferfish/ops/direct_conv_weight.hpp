@@ -2,9 +2,13 @@
 #pragma once
 
 /// \file
-/// Internal: the gradient of a convolution's weight, directly from the images. For an element
-/// (ky, kx) of the kernel it is the product X^T dY over all output pixels where that element is not
-/// on padding. Rows of the product are input channels, one element apart; pixels are its depth.
+/// Internal: the gradient of a convolution's weight, directly from the images. For an element (ky, kx) of the
+/// kernel it is the product X^T dY over all output pixels where that element is not on padding. Rows of the
+/// product are input channels, one element apart; pixels are its depth.
+///
+/// A task computes the gradient of some images or lines, and of some input channels, chunk by chunk: the
+/// pixels of a chunk and their gradients are packed into slabs, and the products of all kernel elements read
+/// the same slabs. Sums are in T; the sums of tasks that share elements of the weight are added in order.
 
 #include <algorithm>
 #include <cstring>
@@ -20,6 +24,7 @@ struct slabs {
   T* data;
   index_t rows, width;
 
+  /// Elements of storage for a matrix of rows x columns.
   static index_t size(index_t rows, index_t columns, index_t width) {
     // A whole number of cache lines, so that data stored after the slabs begin at a cache line.
     constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
@@ -39,6 +44,7 @@ struct slabs {
   }
 
  private:
+  // fill() for slabs of Width columns, a compile-time constant, or of `width` columns if Width is 0.
   template <index_t Width>
   void copy_rows(T* to, index_t count, const T* from, index_t step, index_t columns) const {
     const index_t wide = Width > 0 ? Width : width, whole = columns / wide;
@@ -122,6 +128,7 @@ struct weight_gradient {
     for (index_t tap = 0; tap < axis.taps; ++tap) ranges[tap] = axis.valid(tap);
     return ranges;
   }
+  // Elements of the widest panel into which `channels` channels are cut.
   index_t vector_width(index_t channels) const {
     const panel_cut panels((channels + kernels->lanes - 1) / kernels->lanes, kernels->widest_adjacent);
     index_t widest = 0;
@@ -135,10 +142,13 @@ struct weight_gradient {
   index_t band() const { return std::clamp<index_t>(chunk / columns.outputs, 1, rows.outputs); }
   index_t chunk_images() const { return std::max<index_t>(1, chunk / (columns.outputs * rows.outputs)); }
   index_t chunk_outputs() const { return chunk_images() * band() * columns.outputs; }
+  // Most input pixels that the outputs of a chunk read: images * lines * pixels of a line.
   index_t chunk_inputs() const {
     const index_t lines = (band() - 1) * rows.in_step + (rows.taps - 1) * rows.offset_step + 1;
     return chunk_images() * std::min(rows.inputs, lines) * columns.inputs;
   }
+  // Lines of a part of a band of `lines` lines, and images of a part if the bands of several images are a
+  // chunk.
   index_t part_lines(index_t lines) const {
     return std::clamp<index_t>(chunk_part / columns.outputs, 1, lines);
   }
@@ -165,6 +175,9 @@ struct weight_gradient {
     }
   };
 
+  // Addresses in the next chunk that correspond to a part of this one: `images` and `part` within the chunk,
+  // which has images chunk_images_ and lines `lines`. They may be after the last image: prefetches of any
+  // address are allowed.
   prefetcher next_part(const range& images, const range& part, const range& chunk_images_, const range& lines,
                        const range& channels) const {
     const bool banded = lines.length() < rows.outputs;
@@ -188,6 +201,8 @@ struct weight_gradient {
             std::clamp<index_t>(last + 1, 0, rows.inputs)};
   }
 
+  // sum += the products over one chunk: packs the pixels and the gradients of the chunk into slabs, then
+  // multiplies part by part. Lines of padding are not packed.
   void over_chunk(const range& images, const range& lines, const range& channels, const slabs<T>& inputs,
                   const slabs<T>& outputs, T* sum, block_tap<T>* taps) const {
     const range in_lines = seen(lines);
@@ -258,6 +273,8 @@ struct weight_gradient {
     }
   }
 
+  // The lines of a part where kernel element `cell` is not on padding, and the number of its taps in the
+  // part.
   range valid_lines(index_t cell, const range& part) const {
     const range valid = valid_rows[cell / columns.taps];
     return {std::max(part.begin, valid.begin), std::min(part.end, valid.end)};
@@ -306,6 +323,7 @@ void add_sums(context<device::cpu>& ctx, const T* sums, index_t count, index_t c
   });
 }
 
+/// Part `part` of `parts` consecutive parts of about equal length.
 inline range part_of(const range& whole, index_t part, index_t parts) {
   return {whole.begin + whole.length() * part / parts, whole.begin + whole.length() * (part + 1) / parts};
 }

@@ -3,6 +3,16 @@
 
 /// \file
 /// Inverted dropout whose mask is a pure function of (stream, position in the global batch).
+///
+/// No mask is stored: the gradient computes the random words again. Ranks that hold different parts of a
+/// batch pass the position of their first element in the global batch, and so draw different parts of one
+/// mask.
+///
+/// \code
+/// const random_stream random = ctx.next_random_stream();
+/// ops::dropout<float>(ctx, x.flat(), y.flat(), 0.1, random, first);
+/// ops::dropout<float>(ctx, dy.flat(), dx.flat(), 0.1, random, first);  // the gradient
+/// \endcode
 
 #include <algorithm>
 #include <cstdint>
@@ -14,12 +24,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// `probability` in units of 2^-32, for comparison with 32 random bits.
+/// `probability`, in [0, 1), in units of 2^-32 (rounded down), for comparison with 32 random bits.
 inline std::uint32_t dropout_threshold(double probability) {
   return static_cast<std::uint32_t>(probability * 0x1p32);
 }
 
-/// True if element `position` is dropped.
+/// True if element `position` of the stream is dropped: random.word(position) < threshold. The probability is
+/// threshold / 2^32.
 inline bool dropped(const random_stream& random, std::uint64_t position, std::uint32_t threshold) {
   return random.word(position) < threshold;
 }
@@ -46,9 +57,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// y_i = 0 where position first + i is dropped (with the given probability,
-/// in [0, 1)), else x_i / (1 - probability). The gradient is the same call
-/// with dy for x and dx for y. Spans of one length; y may be x.
+/// y_i = 0 where position first + i is dropped (see dropped()), else x_i scale, with scale = 1 / (1 -
+/// probability) rounded to T. `probability` is in [0, 1) and is not checked. The gradient is the same call
+/// with dy for x and dx for y. Spans of one length, else the assertion fails; y may be x. A dropped NaN
+/// becomes 0.
 template <class T>
 void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
              const random_stream& random, std::uint64_t first) {

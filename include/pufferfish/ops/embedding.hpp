@@ -3,6 +3,13 @@
 
 /// \file
 /// Embedding: rows of a table by token, and the gradient of the table; the plain reference and the CPU form.
+///
+/// \code
+/// std::vector<std::int32_t> tokens{4, 0, 4};
+/// tensor<float, 2> table({5, 3}), y({3, 3}), dtable({5, 3});
+/// ops::embedding_forward<float>(ctx, table, tokens, y);
+/// ops::embedding_backward<float>(ctx, tokens, dy, no_token, dtable, false);
+/// \endcode
 
 #include <algorithm>
 #include <cstdint>
@@ -19,8 +26,9 @@ inline constexpr std::int32_t no_token = -1;
 
 namespace ops {
 
-/// Throws value_error for a token outside 0 .. vocabulary - 1, with its position; accepts the token
-/// `allowed`. who: the name in the error text, or a function that returns it, so that only errors build text.
+/// Throws value_error for the first token outside 0 .. vocabulary - 1, with its position; the token `allowed`
+/// is accepted, too (no_token: no other token). who: the name in the error text, or a function that returns
+/// it, so that only errors build text. One pass over the tokens in the calling thread.
 template <class Who>
 void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t vocabulary,
                   std::int32_t allowed = no_token) {
@@ -53,7 +61,7 @@ void check_tokens(context<device::gpu>&, const Who&, std::span<const std::int32_
 
 namespace reference {
 
-/// y_n = row tokens[n] of the table. table: V x D; y: N x D.
+/// y_n = row tokens[n] of the table. table: V x D; y: N x D; any strides.
 template <class T>
 void embedding_forward(const tensor_view<const T, 2>& table, std::span<const std::int32_t> tokens,
                        const tensor_view<T, 2>& y) {
@@ -63,7 +71,8 @@ void embedding_forward(const tensor_view<const T, 2>& table, std::span<const std
   }
 }
 
-/// dtable_v (+)= sum of dy_n over all n with tokens[n] = v, except for v = padding.
+/// dtable_v (+)= sum of dy_n over all n with tokens[n] = v, except for v = padding, in T. dy: N x D, dtable:
+/// V x D. Without `add`, the row of the padding becomes zero.
 template <class T>
 void embedding_backward(std::span<const std::int32_t> tokens, const tensor_view<const T, 2>& dy,
                         std::int32_t padding, const tensor_view<T, 2>& dtable, bool add) {
@@ -83,6 +92,7 @@ void embedding_backward(std::span<const std::int32_t> tokens, const tensor_view<
 
 namespace detail {
 
+/// Throws shape_error unless y has one row for each token and the width of the table.
 inline void check_embedding(const char* what, const extents<2>& table, std::size_t tokens,
                             const extents<2>& y) {
   if (table[1] != y[1] || static_cast<index_t>(tokens) != y[0]) {
@@ -93,8 +103,9 @@ inline void check_embedding(const char* what, const extents<2>& table, std::size
 
 }  // namespace detail
 
-/// y_n = row tokens[n] of the table. table: V x D, y: N x D, rows dense. Throws shape_error if the shapes do
-/// not fit, value_error for a token out of range, before anything is written.
+/// y_n = row tokens[n] of the table. table: V x D, tokens: N values in 0 .. V - 1, y: N x D; contiguous rows,
+/// any row stride; y does not overlap the table. Throws shape_error if the shapes do not fit, value_error for
+/// a token out of range (with its position), before anything is written.
 template <class T>
 void embedding_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
                        std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) {
@@ -108,14 +119,17 @@ void embedding_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>&
   });
 }
 
-/// GPU overload: <pufferfish/gpu.hpp>. A token out of range gives a row of NaNs.
+/// GPU overload: <pufferfish/gpu.hpp>. A token out of range gives a row of NaNs. Throws shape_error as on the
+/// CPU.
 template <class T>
 void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
                        std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y);
 
-/// The gradient of the table (formula: reference::embedding_backward). Without `add`, rows of
-/// unused tokens become zero. Every sum is in the order of positions, whatever the number of
-/// threads. dy: N x D, dtable: V x D, contiguous rows, no overlap. Errors as embedding_forward.
+/// The gradient of the table (formula: reference::embedding_backward), overwritten or (`add`) added to.
+/// Without `add`, rows of unused tokens and of the padding become zero. `padding`: token whose row has no
+/// gradient, or no_token; tokens equal to it must be in range, too. Every sum is in the order of positions,
+/// in T, whatever the number of threads. dy: N x D, dtable: V x D, contiguous rows, no overlap. Tasks are
+/// pieces of 512 columns, so a narrower table is updated by one thread. Errors as embedding_forward.
 template <class T>
 void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
                         const tensor_view<const T, 2>& dy, std::int32_t padding,
@@ -140,8 +154,8 @@ void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t>
     }
   });
 }
-/// GPU overload: <pufferfish/gpu.hpp>. Ignores tokens out of range. It first sorts the
-/// positions by token, with a number of comparisons that is quadratic in the number of tokens.
+/// GPU overload: <pufferfish/gpu.hpp>. Ignores tokens out of range. It first sorts the positions by token,
+/// with a number of comparisons that is quadratic in the number of tokens. Throws shape_error as on the CPU.
 template <class T>
 void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
                         const tensor_view<const T, 2>& dy, std::int32_t padding,

@@ -3,6 +3,12 @@
 
 /// \file
 /// The average over all pixels of an image, with its gradient.
+///
+/// \code
+/// tensor<float, 4> x({8, 7, 7, 512}), y({8, 1, 1, 512});
+/// ops::global_average_forward<float>(ctx, x, y);
+/// ops::global_average_backward<float>(ctx, dy, dx);
+/// \endcode
 
 #include <pufferfish/ops/passes.hpp>
 
@@ -40,8 +46,10 @@ void global_average_backward(const tensor_view<const T, 4>& dy, const tensor_vie
 
 }  // namespace reference
 
-/// The average over all pixels (formula: reference::global_average_forward). x: N x H x W x C, y: N x 1 x 1 x
-/// C, dense; H W > 0. y does not overlap x.
+/// The average over all pixels (formula: reference::global_average_forward), summed in double in the order of
+/// the pixels and rounded once. x: N x H x W x C, y: N x 1 x 1 x C, dense; H W > 0 (else every y is a NaN). y
+/// does not overlap x. The shapes are not checked; a view that is not dense throws shape_error. An image is
+/// one task.
 template <class T>
 void global_average_forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y) {
@@ -65,7 +73,8 @@ template <class T>
 void global_average_forward(context<device::gpu>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y);
 
-/// The gradient of global_average_forward (formula: reference::global_average_backward). dx overlaps nothing.
+/// The gradient of global_average_forward (formula: reference::global_average_backward). dy: N x 1 x 1 x C,
+/// dx: N x H x W x C, dense, overwritten; dx overlaps nothing. Checks as global_average_forward.
 template <class T>
 void global_average_backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
                              const tensor_view<T, 4>& dx) {

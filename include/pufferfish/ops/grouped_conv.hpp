@@ -3,16 +3,20 @@
 
 /// \file
 /// Internal: convolutions of more than one group (conv_shape::groups), forward and both gradients. Depthwise
-/// shapes have kernels of their own (depthwise_conv.hpp). Other shapes are cut into blocks of neighbouring
-/// groups; the channels of each block are copied next to each other, and each block is one ordinary
-/// convolution. 1x1 convolutions need no copies.
+/// shapes have kernels of their own (depthwise_conv.hpp). Shapes with one input channel per group and several
+/// outputs are depthwise convolutions of an input whose channels are repeated. Other shapes are cut into
+/// blocks of neighbouring groups; the channels of each block are copied next to each other, and each block is
+/// one ordinary convolution. 1x1 convolutions need no copies.
 ///
 /// A block has one group, or as many narrow groups as fill a vector of 16 channels: its weight is then block
 /// diagonal, and its products with zero use lanes that would be empty otherwise. (A value that is not finite
 /// makes other groups of its block NaN.)
 ///
-/// Weights are stored [kernel height][kernel width][in / groups][out].
-/// Each group has out / groups consecutive columns.
+/// Scratch: the weights of all blocks, and unless the convolution is pointwise copies of the input and of the
+/// output.
+///
+/// Weights are stored [kernel height][kernel width][in / groups][out]. Each group has out / groups
+/// consecutive columns.
 
 #include <algorithm>
 
@@ -28,6 +32,8 @@ struct group_blocks {
   index_t count;
   conv_shape shape;  ///< the convolution of a block, an ordinary one
 
+  /// A block has the largest number of groups that divides all groups and keeps inputs and outputs of a block
+  /// within 16 channels, at least one group.
   explicit group_blocks(const conv_shape& whole) : groups(1), count(whole.groups), shape(whole) {
     constexpr index_t vector = 16;
     const index_t widest = std::max(whole.group_inputs(), whole.group_outputs());
@@ -63,6 +69,8 @@ struct group_copy {
         width(channels / block_count),
         data(frame.take<T>(row_count * channels)) {}
 
+  /// Fills the parts from pixels with all channels, and the reverse: writes the parts to pixels with all
+  /// channels.
   void split(context<device::cpu>& ctx, const T* from) const {
     for_row_chunks(ctx, rows, blocks * width, [&](index_t begin, index_t end) {
       for (index_t block = 0; block < blocks; ++block) {
@@ -81,6 +89,7 @@ struct group_copy {
       }
     });
   }
+  /// One part, as images of extents `shape` except for the channels.
   tensor_view<T, 4> images(index_t block, extents<4> shape) const {
     shape[3] = width;
     return {data + block * rows * width, shape};
@@ -102,6 +111,7 @@ struct group_weights {
         data(frame.take<T>(cut.count * size())) {}
 
   index_t size() const { return cells * blocks.shape.in_channels * blocks.shape.out_channels; }
+  /// The weight of a block, size() elements, as an array and as a matrix.
   T* operator[](index_t block) const { return data + block * size(); }
   tensor_view<T, 2> matrix(index_t block) const {
     return {(*this)[block], {cells * blocks.shape.in_channels, blocks.shape.out_channels}};

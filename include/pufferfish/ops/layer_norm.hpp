@@ -4,6 +4,16 @@
 /// \file
 /// Layer normalisation over rows, y = norm(dropout(x) + residual) weight + bias, with its gradients: the
 /// plain reference and the fast CPU form.
+///
+/// \code
+/// std::vector<float> statistics(2 * rows);
+/// ops::norm_record<float> record;  // without dropout and residual, the sum is x itself
+/// record.sum = x.data();
+/// record.statistics = statistics.data();
+/// ops::layer_norm_forward<float>(ctx, {x, {}, {}, nullptr}, weight.data(), bias.data(), 1e-6, y, record);
+/// ops::layer_norm_backward<float>(ctx, record, {}, weight.data(), dy, {dweight.data()}, {dbias.data()},
+///                                 {}, dx);
+/// \endcode
 
 #include <algorithm>
 #include <cmath>
@@ -20,9 +30,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Dropout of a matrix: element (row, column) has position number(row) columns + column in the random
-/// stream. Rows are numbered first_row, first_row + 1, ... or as listed in `numbers`. Listed numbers can
-/// make the mask of a token independent of the other sequences of the batch, whatever their lengths.
+/// Dropout of a matrix: element (row, column) has position number(row) columns + column in the random stream.
+/// Rows are numbered first_row, first_row + 1, ... or as listed in `numbers`. Listed numbers can make the
+/// mask of a token independent of the other sequences of the batch, whatever their lengths. `numbers` is not
+/// owned; it is in the memory of the context's device and must stay unchanged until the backward pass.
 struct row_dropout {
   double probability = 0.0;  ///< in [0, 1); 0: no dropout
   random_stream random{0, 0};
@@ -36,19 +47,21 @@ struct row_dropout {
   double scale() const { return 1.0 / (1.0 - probability); }
 };
 
-/// Input of a layer norm, which normalises s = dropout(x) + residual.
+/// Input of a layer norm, which normalises s = dropout(x) + residual. Refers to the caller's memory.
 template <class T>
 struct norm_input {
   tensor_view<const T, 2> x;         ///< contiguous rows
   tensor_view<const T, 2> residual;  ///< shape of x, contiguous rows; a null view: no residual
   row_dropout dropout;
-  T* sum = nullptr;  ///< receives s, rows x columns, dense; may be x. nullptr: s is not needed later
+  T* sum = nullptr;  ///< receives s if sums(): rows x columns, dense; may be x. nullptr: s is not kept
 
   /// True if s differs from x.
   bool sums() const { return dropout.drops() || !residual.is_null(); }
 };
 
-/// Data that the backward pass of a layer norm needs. The caller owns the memory (usually on the tape).
+/// Data that the backward pass of a layer norm needs. The caller owns the memory (usually on the tape). The
+/// caller sets all pointers before the forward pass, which writes the statistics and the mask, but not `sum`:
+/// that is norm_input::sum, or the address of a dense x if norm_input::sums() is false.
 template <class T>
 struct norm_record {
   using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
@@ -190,9 +203,12 @@ inline void check_norm(const char* what, const char* name, const extents<2>& sha
 /// y = (s - mean) / sqrt(variance + eps) weight + bias, mean and biased variance over each row of s =
 /// dropout(x) + residual (Ba, Kiros, Hinton: "Layer normalization", 2016). One pass over memory.
 ///
-/// All matrices are M x C. y has contiguous rows and may be x or the residual, but not
-/// input.sum. weight, bias: C elements. `record`: in training its statistics are written,
-/// and its mask if there is dropout; in inference its pointers are null. Throws shape_error.
+/// All matrices are M x C. y has contiguous rows and may be x or the residual, but not input.sum. weight,
+/// bias: C elements. Sums of a row are in T, first of s, then of squared distances to the mean. `record`: in
+/// training its statistics are written, mean and inverse deviation of row m at 2 m and 2 m + 1, and its mask
+/// if there is dropout; in inference its pointers are null. Dropout is applied in any case: in inference pass
+/// input.dropout = {}. Throws shape_error for a shape other than that of x and for rows that are not
+/// contiguous.
 template <class T>
 void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
                         double eps, const tensor_view<T, 2>& y, const norm_record<T>& record) {
@@ -259,11 +275,12 @@ index_t norm_mask_size(context<device::gpu>&, const extents<2>&) {
   return 0;
 }
 
-/// Gradients from dy. dsum: the gradient of s = dropout(x) + residual, which is also that of
-/// the residual. dx: the gradient of x, which differs from dsum if there was dropout. dsum,
-/// dx: M x C, contiguous rows; each may be a null view, dsum may be dy. dweight, dbias: C
-/// elements each. `dropout`: as in the forward pass. One pass over memory. Sums over rows
-/// are in T for up to 64 rows, then in double, in a fixed order. Throws shape_error.
+/// Gradients from dy (formulas: reference::layer_norm_backward). dsum: the gradient of s = dropout(x) +
+/// residual, which is also that of the residual. dx: the gradient of x, which differs from dsum if there was
+/// dropout. dsum, dx: M x C, contiguous rows; each may be a null view, dsum may be dy. dweight, dbias: C
+/// elements each. `record`, `dropout`: as in the forward pass; record.sum and record.statistics are not null,
+/// nor is record.mask with dropout. One pass over memory. Sums over rows are in T for up to 64 rows (float:
+/// 32), then in double, in a fixed order. Throws shape_error as the forward pass.
 template <class T>
 void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
                          const T* weight, const tensor_view<const T, 2>& dy, const sum_target<T>& dweight,

@@ -4,7 +4,16 @@
 /// \file
 /// y = x W + b over rows, with its gradients: the plain reference and the fast CPU form.
 ///
-/// Weights are stored [in][out], outputs innermost.
+/// Weights are stored [in][out], outputs innermost. The three products and the gradient of the bias are
+/// separate calls, since layers need different subsets of them:
+///
+/// \code
+/// tensor<float, 2> x({rows, in}), w({in, out}), y({rows, out}), dx({rows, in}), dw({in, out});
+/// ops::linear_forward<float>(ctx, x, w, bias.data(), y);
+/// ops::linear_backward_input<float>(ctx, dy, w, dx);
+/// ops::linear_backward_weight<float>(ctx, x, dy, dw, false);
+/// ops::bias_gradient<float>(ctx, dy, db.data(), false);
+/// \endcode
 
 #include <algorithm>
 
@@ -40,6 +49,7 @@ index_t tile_rows(index_t depth, index_t columns) {
   return std::clamp<index_t>(cache / std::max<index_t>(1, depth + columns) / 24 * 24, 24, 4096);
 }
 
+/// Adds `bias`, unless nullptr, to every row of y (contiguous rows), in the calling thread.
 template <class T>
 void add_bias(const tensor_view<T, 2>& y, const T* bias) {
   if (bias == nullptr) return;
@@ -53,7 +63,9 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
 /// to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time of the product without a copy.)
 inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96 && depth >= 32; }
 
-/// y (+)= x w + b. w: K x N, any strides. `moments`, unless nullptr, receives the moments of y's columns.
+/// y (+)= x w + b. x, y: contiguous rows; w: K x N, any strides. `moments`, unless nullptr, receives the
+/// moments of y's columns. Without moments, tall products use row_product; others read x in place and pack w
+/// at most once.
 template <class T>
 void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
@@ -108,8 +120,10 @@ void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* ta
   });
 }
 
-/// dw (+)= x^T dy for a tall x, split over the rows. before(first, count, worker) is called for
-/// each tile of rows before it is multiplied, for other work on the tile while it is in the cache.
+/// dw (+)= x^T dy for a tall x, split over the rows; dw is dense. before(first, count, worker) is called for
+/// each tile of rows before it is multiplied, for other work on the tile while it is in the cache. The tiles
+/// of different calls are disjoint and cover all rows; calls run in several threads, each with its own
+/// `worker`. With no rows, before() is called once with count = 0.
 template <class T, class Before>
 void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate,
@@ -138,6 +152,7 @@ void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2
   add_in_order(ctx, partials, splits - 1, dw.data(), dw.size());
 }
 
+/// Throws shape_error, naming the operation `what`, unless x w has the shape of y.
 inline void check_linear(const char* what, const extents<2>& x, const extents<2>& w, const extents<2>& y) {
   if (x[1] != w[0] || w[1] != y[1] || x[0] != y[0]) {
     pufferfish::detail::throw_error<shape_error>(
@@ -147,9 +162,10 @@ inline void check_linear(const char* what, const extents<2>& x, const extents<2>
 
 }  // namespace detail
 
-/// y_mn = sum_k x_mk w_kn + b_n. x: M x K and y: M x N dense, w: K x N dense, bias: N
-/// elements or nullptr; y overlaps no input. `moments`, unless nullptr, receives the
-/// mean and variance of y's columns. Throws shape_error if the shapes do not fit.
+/// y_mn = sum_k x_mk w_kn + b_n, with sums in T. x: M x K, w: K x N, y: M x N, dense; bias: N elements or
+/// nullptr. y is overwritten and overlaps no input. `moments`, unless nullptr, receives the mean and variance
+/// of y's columns while the rows are in the cache; see moment_parts. M = 0 and K = 0 are allowed (an empty
+/// sum is 0). Throws shape_error if the shapes do not fit.
 template <class T>
 void linear_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                     const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
@@ -158,7 +174,8 @@ void linear_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   detail::multiply_rows<T>(ctx, x, w, bias, y, moments);
 }
 
-/// dx = dy w^T, or dx += dy w^T. Shapes, density and errors as linear_forward; dx overlaps no input.
+/// dx = dy w^T, or with `add` dx += dy w^T. dy: M x N, w: K x N, dx: M x K, dense; dx overlaps no input.
+/// Throws shape_error if the shapes do not fit.
 template <class T>
 void linear_backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
                            const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false) {
@@ -166,7 +183,10 @@ void linear_backward_input(context<device::cpu>& ctx, const tensor_view<const T,
   detail::multiply_rows<T>(ctx, dy, transpose(w), static_cast<const T*>(nullptr), dx, nullptr, add);
 }
 
-/// dw = x^T dy, or dw += x^T dy. Shapes, density and errors as linear_forward; dw overlaps no input.
+/// dw = x^T dy, or with `accumulate` dw += x^T dy. x: M x K, dy: M x N, dw: K x N, dense; dw overlaps no
+/// input. The sum over rows is split into parts that are added in order. Scratch: up to 15 partial sums of
+/// the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least 512 and M at most 8192.
+/// Throws shape_error if the shapes do not fit.
 template <class T>
 void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                             const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
@@ -180,7 +200,9 @@ void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T
   detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
 }
 
-/// db_n = or (`accumulate`) += sum_m dy_mn. dy: M x N, contiguous rows. Summed in fixed order, in double.
+/// db_n = sum_m dy_mn, or with `accumulate` db_n += this sum. dy: M x N, contiguous rows, any row stride; db:
+/// N elements. Summed in double, in up to 64 parts of at least 256 rows whose boundaries depend on M alone,
+/// in fixed order; rounded once.
 template <class T>
 void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, T* db, bool accumulate) {
   const index_t rows = dy.extent(0), columns = dy.extent(1);
@@ -202,7 +224,8 @@ void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
   }
 }
 
-/// GPU overloads: <pufferfish/gpu.hpp>.
+/// GPU overloads: <pufferfish/gpu.hpp>. They collect no moments: pass no_moments = nullptr. Each operand of
+/// a product has dense rows or dense columns, else shape_error.
 template <class T>
 void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
                    bool accumulate);

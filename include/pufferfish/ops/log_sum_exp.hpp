@@ -2,8 +2,14 @@
 #pragma once
 
 /// \file
-/// The logarithm of the sum of the exponentials of each row of logits. It
-/// turns logits into log probabilities if only few of these are needed.
+/// The logarithm of the sum of the exponentials of each row of logits. It turns logits into log probabilities
+/// if only few of these are needed:
+///
+/// \code
+/// tensor<double, 1> shift({rows});
+/// ops::log_sum_exp<float>(ctx, logits, shift.flat());
+/// const double log_probability = logits(m, token) - shift(m);
+/// \endcode
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +43,8 @@ void log_sum_exp(const tensor_view<const T, 2>& logits, std::span<double> result
 
 namespace detail {
 
-/// log sum exp of one row; -infinity if all its elements are -infinity.
+/// log sum exp of one row, largest + log sum_k exp(z_k - largest); -infinity if all its elements are
+/// -infinity.
 template <class T>
 double row_log_sum_exp(const T* z, index_t count) {
   constexpr T nothing = -std::numeric_limits<T>::infinity();
@@ -60,9 +67,10 @@ inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
 
 }  // namespace detail
 
-/// result[m] = log sum_k exp(z(m, k)). logits: M x K dense; result: M values. Logits of any
-/// size are safe. A logit of -infinity adds nothing (a row of only these gives -infinity);
-/// a NaN or +infinity gives a NaN. Throws shape_error if result does not have M values.
+/// result[m] = log sum_k exp(z(m, k)). logits: M x K dense; result: M values. Exponentials are in T, summed
+/// in T over short runs, then in double. Finite logits of any size are safe. A logit of -infinity adds
+/// nothing (a row of only these gives -infinity, as does K = 0); a NaN or +infinity gives a NaN. Throws
+/// shape_error if result does not have M values, or the logits are not dense.
 template <class T>
 void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
   const index_t rows = logits.extent(0), count = logits.extent(1);
@@ -74,7 +82,7 @@ void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logit
     }
   });
 }
-/// GPU overload: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>. `result` is in device memory.
 template <class T>
 void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result);
 

@@ -4,6 +4,12 @@
 /// \file
 /// The last layer of a language model, z = scale W x + b over a large vocabulary: its logits. Its loss and
 /// gradients are in output_loss.hpp.
+///
+/// \code
+/// const ops::output_layer<float> layer{x, table, bias.data(), 0.7F};  // tokens x D, V x D, V elements
+/// tensor<float, 2> logits({layer.tokens(), layer.vocabulary()});
+/// ops::output_logits<float>(ctx, layer, logits);
+/// \endcode
 
 #include <algorithm>
 
@@ -12,7 +18,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// x: tokens x D, rows dense; weight: V x D, rows dense; bias: V elements or nullptr.
+/// Operands of an output layer, which it does not own. x: tokens x D, rows dense; weight: V x D, rows dense,
+/// often the table of the embedding; bias: V elements or nullptr. `scale` multiplies W x, not the bias.
 template <class T>
 struct output_layer {
   tensor_view<const T, 2> x;
@@ -25,7 +32,8 @@ struct output_layer {
   index_t depth() const { return x.extent(1); }
 };
 
-/// Destination of the gradients; `add_...`: add to the old values. dbias: V elements or nullptr.
+/// Destination of the gradients; `add_...`: add to the old values, else they are overwritten. Rows of dx and
+/// dweight are dense. dbias: V elements or nullptr (not wanted).
 template <class T>
 struct output_gradient {
   tensor_view<T, 2> dx;                    ///< tokens x D, overwritten
@@ -53,7 +61,7 @@ void output_logits(const output_layer<T>& layer, const tensor_view<T, 2>& z) {
 }
 
 /// From the gradient of the logits: dx_nd = scale sum_v dz_nv w_vd, dw_vd (+)= scale sum_n dz_nv x_nd, db_v
-/// (+)= sum_n dz_nv.
+/// (+)= sum_n dz_nv. dz: tokens x V.
 template <class T>
 void output_backward(const output_layer<T>& layer, const tensor_view<const T, 2>& dz,
                      const output_gradient<T>& to) {
@@ -73,7 +81,8 @@ void output_backward(const output_layer<T>& layer, const tensor_view<const T, 2>
 
 namespace detail {
 
-/// Storage and partition of the logits; depends on shapes alone.
+/// Storage and partition of the logits; depends on shapes alone. Logits are stored [vocabulary][width],
+/// tokens innermost, so that a vector holds one word of the vocabulary for several tokens.
 struct output_cut {
   // Rows of the vocabulary in a block of logits (forward pass), and in a block of gradients (backward pass).
   static constexpr index_t block = 96, large_block = 4 * block;
@@ -87,7 +96,8 @@ struct output_cut {
   index_t parts() const { return std::clamp<index_t>(large_blocks() / 2, 1, 8); }
 };
 
-/// Computes W x^T by blocks of the vocabulary, tokens innermost.
+/// Computes W x^T by blocks of the vocabulary, tokens innermost: a block is 96 rows of W, read in place,
+/// times all tokens. Refers to the layer. Different threads may compute different blocks.
 template <class T>
 class output_product {
  public:
@@ -129,6 +139,7 @@ class output_product {
   const T* right_ = nullptr;
 };
 
+/// Throws shape_error unless the rows of x have the width of the weight.
 template <class T>
 void check_output(const char* what, const output_layer<T>& layer) {
   if (layer.x.extent(1) != layer.weight.extent(1)) {
@@ -137,6 +148,7 @@ void check_output(const char* what, const output_layer<T>& layer) {
   }
 }
 
+/// check_output, and shape_error unless `logits` is tokens x vocabulary.
 template <class T>
 void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
   check_output("output_logits", layer);
@@ -148,8 +160,11 @@ void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
 
 }  // namespace detail
 
-/// The layer's logits, as reference::output_logits. logits: tokens x V, contiguous rows, overlaps
-/// nothing. W is read once, whatever the number of tokens. Throws shape_error if the sizes differ.
+/// The layer's logits, z_nv = scale sum_d x_nd w_vd + b_v, as reference::output_logits, but summed in T.
+/// logits: tokens x V, contiguous rows, any row stride, overwritten; overlaps nothing. W is read once,
+/// whatever the number of tokens, so a call for few tokens takes the time of reading W. Scratch: a packed
+/// copy of x, and 96 rows of the vocabulary for all tokens for each thread. Throws shape_error if the sizes
+/// differ.
 template <class T>
 void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
   detail::check_logits(layer, logits.shape());

@@ -2,9 +2,17 @@
 #pragma once
 
 /// \file
-/// Output layer of a language model fused with its loss: cross entropy of the logits, and all
-/// gradients. Logits are computed once, by blocks of the vocabulary, tokens innermost. The softmax
-/// reads a block while it is in the cache, and each pass reads the weight from memory once.
+/// Output layer of a language model fused with its loss: cross entropy of the logits, and all gradients.
+/// Logits are computed once, by blocks of the vocabulary, tokens innermost. The softmax reads a block while
+/// it is in the cache, and each pass reads the weight from memory once.
+///
+/// \code
+/// const ops::output_layer<float> layer{x, table};
+/// aligned_buffer<float> kept(ops::output_loss_kept(layer));
+/// const token_loss_result loss = ops::output_loss_forward<float>(ctx, layer, targets, options, kept.data());
+/// ops::output_loss_backward<float>(ctx, layer, targets, options,
+///                                  ops::loss_normalizer(options, loss.tokens), kept.data(), {dx, dtable});
+/// \endcode
 
 #include <algorithm>
 #include <cmath>
@@ -36,6 +44,7 @@ void clear_gradient(const output_gradient<T>& to) {
 template <class T>
 class output_backward {
  public:
+  /// Takes all memory from `frame` and packs x. Refers to all arguments, which must outlive run().
   output_backward(context<device::cpu>& ctx, scratch_frame& frame, const output_layer<T>& layer,
                   std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
                   T* kept, const output_gradient<T>& to)
@@ -63,6 +72,7 @@ class output_backward {
     });
   }
 
+  /// Computes all gradients. A part of the vocabulary is a task with a sum of its own for dx.
   void run(context<device::cpu>& ctx) {
     const index_t parts = cut_.parts(), blocks = cut_.large_blocks();
     ctx.parallel_for(parts, [&](index_t part, int worker) {
@@ -99,6 +109,7 @@ class output_backward {
   }
   T* logits(index_t row) const { return kept_ + row * cut_.width; }
 
+  // Turns the kept exponentials of these rows into the gradient of the logits times the scale; writes dbias.
   void make_gradient(index_t first, index_t rows, T* share) const {
     T* const sums = share + cut_.width;
     for (index_t row = 0; row < rows; row += cut_.block) {
@@ -121,6 +132,7 @@ class output_backward {
     }
   }
 
+  // dweight (+)= dz x for these rows of the vocabulary.
   void add_weight_gradient(index_t first, index_t rows) const {
     const depth_blocks depths(layer_.tokens());
     for (index_t panel = 0; panel < panels_; ++panel) {
@@ -136,6 +148,7 @@ class output_backward {
     }
   }
 
+  // dx (+)= dz^T W for these rows of the vocabulary. `work`: scratch; make_gradient's part of it is skipped.
   void add_input_gradient(index_t first, index_t rows, const tensor_view<T, 2>& dx, bool add, T* work) const {
     const tensor_view<const T, 2> weight = layer_.weight.slice(0, first, rows);
     const tensor_view<const T, 2> z(logits(first), {layer_.tokens(), rows}, {1, cut_.width});
@@ -197,8 +210,8 @@ void check_output_gradient(const output_layer<T>& layer, const output_gradient<T
 
 }  // namespace detail
 
-/// Elements that output_loss_forward keeps for output_loss_backward:
-/// exponentials of the logits, and one number for each token and block.
+/// Elements that output_loss_forward keeps for output_loss_backward on the CPU: exponentials of the logits
+/// (tokens rounded up to a multiple of 16), and one number for each token and block.
 template <class T>
 index_t output_loss_kept(const output_layer<T>& layer) {
   const detail::output_cut cut(layer.vocabulary(), layer.tokens());
@@ -215,10 +228,12 @@ index_t output_loss_kept(context<device::gpu>&, const output_layer<T>& layer) {
                            2 * static_cast<index_t>(sizeof(parameter_t<T>) / sizeof(T)));
 }
 
-/// The loss of the layer's logits against one target for each token (in 0 .. V - 1, or the padding).
-/// `kept`: output_loss_kept() elements, aligned to 64 bytes, or nullptr if there is no backward pass.
-/// Logits of any size are safe; a NaN or +infinity among them makes the loss NaN. Throws shape_error if the
-/// sizes differ, value_error for a target out of range, with its position, or an epsilon outside [0, 1).
+/// The loss of the layer's logits (formula: reference::token_loss of reference::output_logits) against one
+/// target for each token (in 0 .. V - 1, or the padding), summed over the targets that count, not divided.
+/// `kept`: output_loss_kept() elements, aligned to 64 bytes, or nullptr if there is no backward pass; then
+/// memory for one block of logits for each thread is used. Sums over a block of the vocabulary are in T,
+/// others in double. Finite logits of any size are safe; a NaN or +infinity gives a NaN. Throws shape_error
+/// if the sizes differ, value_error for a target out of range (with its position) or a bad epsilon.
 template <class T>
 token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
                                       std::span<const std::int32_t> targets,
@@ -279,8 +294,7 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
   for (index_t n = 0; n < logits[0]; ++n) result.loss_sum += losses[n];
   return result;
 }
-/// The same, with the results stored in an array: results[0] becomes
-/// the sum of the losses, results[1] the number of targets that count.
+/// The same, with results[0] = the sum of the losses, results[1] = the number of targets that count.
 template <class T>
 void output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
                          std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
@@ -295,9 +309,12 @@ void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer
                          std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
                          double* results);
 
-/// The gradients of the loss, divided by `normalizer`. `kept`, as written by the forward pass, is
-/// overwritten. Layer, targets and options as there; gradients overlap nothing. Every sum has one order,
-/// whatever the number of threads. Throws shape_error, value_error for a normalizer that is not positive.
+/// The gradients of the loss, divided by `normalizer` (formulas: reference::token_loss, then
+/// reference::output_backward): dx overwritten, dweight and dbias overwritten or added to. `kept`, as written
+/// by the forward pass, is overwritten: one backward pass for each forward pass. Layer, targets and options
+/// as there; gradients overlap nothing. Every sum has one order, whatever the number of threads. Scratch: up
+/// to 7 matrices of the size of dx, and packed blocks. Throws as output_loss_forward, and value_error for a
+/// normalizer that is not positive.
 template <class T>
 void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -317,7 +334,8 @@ void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& laye
                           const double* normalizer, T* kept, const output_gradient<T>& to) {
   output_loss_backward<T>(ctx, layer, targets, options, *normalizer, kept, to);
 }
-/// GPU overloads: <pufferfish/gpu.hpp>; the normalizer by value, or read from device memory.
+/// GPU overloads: <pufferfish/gpu.hpp>; the normalizer by value, or read from device memory, where its value
+/// is not checked. The gradients are multiplied by the context's loss_scale() if one is set.
 template <class T>
 void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,

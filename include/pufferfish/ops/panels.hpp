@@ -2,8 +2,12 @@
 #pragma once
 
 /// \file
-/// Internal: products of matrices that have been packed into panels, a few vectors wide for the
-/// right operand, a few rows high for the left one. Data of the next block are prefetched meanwhile.
+/// Internal: products of matrices that have been packed into panels, a few vectors wide for the right
+/// operand, a few rows high for the left one. Data of the next block are prefetched meanwhile.
+///
+/// A panel of the right operand is stored [K][width()]: row k holds elements k of width() consecutive
+/// columns. A panel of the left operand is stored [K][rows()]: row k holds elements k of rows() consecutive
+/// rows. A kernel reads both from beginning to end. Columns and rows that do not exist are zeros.
 
 #include <algorithm>
 #include <cstddef>
@@ -32,7 +36,16 @@ void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
 #endif
 }
 
-/// Panel sizes for an instruction set, and the kernels that work on panels.
+/// Panel sizes for an instruction set, and the kernels that work on panels. Small and immutable: any number
+/// of threads may use one object. No member checks its arguments.
+///
+/// \code
+/// const panel_kernels<T> kernels;
+/// T* const right = frame.take<T>(kernels.width() * depth);
+/// kernels.copy_right(b, column, right);  // columns column .. column + width() - 1 of b
+/// kernels.multiply(a.data(), a.stride(0), 1, a.extent(0), right, kernels.width(), depth,
+///                  c.data() + column, c.stride(0), columns, false);
+/// \endcode
 template <class T>
 class panel_kernels {
  public:

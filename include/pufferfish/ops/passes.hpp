@@ -2,8 +2,16 @@
 #pragma once
 
 /// \file
-/// Internal: loops over contiguous elements, compiled for every instruction
-/// set, for activations, sums, pooling and optimizers. See passes.inc.
+/// Internal: loops over contiguous elements, compiled for every instruction set, for activations, sums,
+/// pooling and optimizers. See passes.inc.
+///
+/// A kernel runs in the calling thread, takes pointers of any alignment and checks nothing. Operations select
+/// the variant of the machine and call it for pieces of their arrays:
+///
+/// \code
+/// const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu<T>);
+/// for_chunks(ctx, size, [=](index_t begin, index_t end) { kernel(x + begin, y + begin, end - begin); });
+/// \endcode
 
 #include <cstddef>
 #include <cstdint>

@@ -2,7 +2,15 @@
 #pragma once
 
 /// \file
-/// Sinusoidal encodings of token positions, added to rows of tokens.
+/// Sinusoidal encodings of token positions, added to rows of tokens. Tables of encodings are filled once:
+///
+/// \code
+/// tensor<float, 2> table({longest, width});
+/// for (index_t p = 0; p < longest; ++p) {
+///   for (index_t j = 0; j < width; ++j) table(p, j) = static_cast<float>(ops::sinusoid(p, j, width));
+/// }
+/// ops::add_positions<float>(ctx, table, places, x);  // places: the position of each row of x
+/// \endcode
 
 #include <cmath>
 #include <cstdint>
@@ -22,7 +30,9 @@ inline double sinusoid(index_t position, index_t j, index_t width) {
   return j % 2 == 0 ? std::sin(angle) : std::cos(angle);
 }
 
-/// x_n += row places[n] of the table, the sinusoids of that position. Contiguous rows of one width.
+/// x_n += row places[n] of the table, the sinusoids of that position. table and x: contiguous rows of one
+/// width; places: one row number of the table for each row of x. Neither the widths nor the places are
+/// checked.
 template <class T>
 void add_positions(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
                    const std::int32_t* places, const tensor_view<T, 2>& x) {
@@ -38,7 +48,9 @@ template <class T>
 void add_positions(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
                    const std::int32_t* places, const tensor_view<T, 2>& x);
 
-/// y_n = x_n + row n % length of the table, its sinusoids. Contiguous rows, one shape; y may be x.
+/// y_n = x_n + row n % length of the table, its sinusoids, for sequences of `length` tokens stored one after
+/// another. x and y: contiguous rows, one shape; y may be x. The table has at least `length` > 0 rows of the
+/// same width. Nothing is checked.
 template <class T>
 void add_positions_in_turn(context<device::cpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
                            const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
@@ -51,7 +63,8 @@ void add_positions_in_turn(context<device::cpu>& ctx, const tensor_view<const T,
     }
   });
 }
-/// GPU overload: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>. It computes the sinusoids and does not read the table. Throws
+/// shape_error if the shapes of x and y differ.
 template <class T>
 void add_positions_in_turn(context<device::gpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
                            const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y);

@@ -2,7 +2,13 @@
 #pragma once
 
 /// \file
-/// y = max(x, 0), with its gradient.
+/// y = max(x, 0), with its gradient. The gradient reads the output y, so a layer need not keep its input.
+/// Passes that store one bit for each element instead of y: relu_mask.hpp.
+///
+/// \code
+/// ops::relu_forward<float>(ctx, x.flat(), y.flat());
+/// ops::relu_backward<float>(ctx, y.flat(), dy.flat(), dx.flat());
+/// \endcode
 
 #include <span>
 
@@ -18,7 +24,7 @@ void relu_forward(std::span<const T> x, std::span<T> y) {
   for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] < T{} ? T{} : x[i];
 }
 
-/// dx_i = dy_i where y_i > 0, else 0 (also at y_i = 0, as in PyTorch).
+/// dx_i = 0 where y_i is 0 (as in PyTorch) or negative, else dy_i.
 template <class T>
 void relu_backward(std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
   for (std::size_t i = 0; i < y.size(); ++i) dx[i] = y[i] <= T{} ? T{} : dy[i];
@@ -26,7 +32,8 @@ void relu_backward(std::span<const T> y, std::span<const T> dy, std::span<T> dx)
 
 }  // namespace reference
 
-/// y_i = x_i where x_i >= 0, else 0. Spans of one length; y may be x.
+/// y_i = x_i where x_i >= 0, else 0; a NaN stays a NaN. Spans of one length, else the assertion fails; y may
+/// be x.
 template <class T>
 void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "relu_forward: lengths differ");
@@ -40,7 +47,8 @@ void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> 
 template <class T>
 void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
-/// dx_i = dy_i where y_i > 0, else 0. Spans of one length; dx may be dy.
+/// dx_i = 0 where y_i is 0 or negative, else dy_i (also where y_i is a NaN); overwritten. Spans of one
+/// length, else the assertion fails; dx may be dy.
 template <class T>
 void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
   PUFFERFISH_ASSERT(y.size() == dy.size() && dy.size() == dx.size(), "relu_backward: lengths differ");

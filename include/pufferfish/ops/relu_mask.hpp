@@ -2,8 +2,15 @@
 #pragma once
 
 /// \file
-/// `relu_mask`: one bit for each element of a ReLU's input, set if it was positive, so that the backward
-/// pass need not read an activation. Also how a matrix is cut so that passes write the bits in vectors.
+/// `relu_mask`: one bit for each element of a ReLU's input, set if it was positive, so that the backward pass
+/// need not read an activation. Also how a matrix is cut so that passes write the bits in vectors.
+///
+/// \code
+/// using mask = ops::relu_mask<float>;
+/// std::vector<mask::word> words(static_cast<std::size_t>(mask::size(y.shape())));
+/// ops::batch_norm_apply<float>(ctx, x, mean, inv_std, weight, bias, y, {addend, true, {words.data()}});
+/// ops::masked_copy<float>(ctx, dy, {words.data()}, daddend);  // the gradient of the addend
+/// \endcode
 
 #include <algorithm>
 #include <cstdint>
@@ -16,9 +23,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// View of a dense matrix of rows x channels as wide rows of `width` elements. If channels are few
-/// or odd, a wide row is several rows, so that it is whole vectors; per-channel values are repeated
-/// to that width. A unit is `unit_rows` wide rows, the number of bits of a word of a mask.
+/// View of a dense matrix of rows x channels as wide rows of `width` elements. If channels are few or odd, a
+/// wide row is several rows, so that it is whole vectors; per-channel values are repeated to that width. A
+/// unit is `unit_rows` wide rows, the number of bits of a word of a mask. Word j of a unit belongs to column
+/// j of its wide rows, bit i of the word to wide row i.
+///
+/// Example: 24 channels of float have wide rows of 96 elements, that is 4 rows each (6 vectors of 16), and a
+/// unit is 32 wide rows or 128 rows.
 template <class T>
 struct wide_rows {
   static constexpr index_t vector = 64 / static_cast<index_t>(sizeof(T));  // elements of the widest vector
@@ -41,6 +52,8 @@ struct wide_rows {
     for (index_t i = channels; i < width; ++i) values[i] = values[i - channels];
   }
 
+  /// Width of a wide row: a multiple of `channels` that is whole vectors and at least four of them, or
+  /// `channels` itself if that is more than 16 vectors.
   static index_t width_for(index_t channels) {
     if (channels == 0) return 0;
     // Beyond 16 vectors, the cost of a row's last elements, which fill no vector, does not matter.
@@ -60,9 +73,9 @@ void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f)
 
 }  // namespace detail
 
-/// One bit for each element of a matrix of rows x channels: set if a ReLU
-/// passes its gradient. The caller owns the words (usually on the tape).
-/// On a GPU the bits are in another order: gpu/kernels/relu_mask.hpp.
+/// One bit for each element of a matrix of rows x channels: set if a ReLU passes its gradient. The caller
+/// owns the words (usually on the tape), size() of them. On a GPU the bits are in another order:
+/// gpu/kernels/relu_mask.hpp.
 template <class T>
 struct relu_mask {
   using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
@@ -71,13 +84,15 @@ struct relu_mask {
 
   bool is_null() const { return words == nullptr; }
 
-  /// Number of words of the mask of a matrix.
+  /// Number of words of the mask of a matrix. About 1 / (8 sizeof(T)) of its elements, rounded up to units
+  /// (see wide_rows): for few rows, more words than that.
   static index_t size(const extents<2>& shape) {
     const detail::wide_rows<T> rows(shape);
     return rows.units() * rows.width;
   }
 
-  /// The bit of one element, for masks in the CPU's order.
+  /// The bit of one element, for masks in the CPU's order. `shape`: of the matrix for which the mask was
+  /// written.
   bool passes(const extents<2>& shape, index_t row, index_t channel) const {
     const detail::wide_rows<T> rows(shape);
     const index_t at = row * shape[1] + channel, unit = at / rows.unit(), inside = at % rows.unit();
@@ -103,6 +118,7 @@ void masked(const tensor_view<const T, 2>& x, const relu_mask<T>& mask, const te
 
 namespace detail {
 
+/// y = x, or with `add` y += x, where the mask bit is set; without `add`, y = 0 elsewhere.
 template <class T>
 void masked_pass(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                  const tensor_view<T, 2>& y, bool add) {
@@ -118,7 +134,8 @@ void masked_pass(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, co
 
 }  // namespace detail
 
-/// y = x where the mask bit is set, else 0. Dense matrices of the shape of the mask; y may be x.
+/// y = x where the mask bit is set, else 0. x and y: dense, with the shape for which the mask was written; y
+/// may be x. Different shapes fail an assertion; a view that is not dense throws shape_error.
 template <class T>
 void masked_copy(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                  const tensor_view<T, 2>& y) {
@@ -129,7 +146,7 @@ template <class T>
 void masked_copy(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                  const tensor_view<T, 2>& y);
 
-/// y += x where the mask bit is set. Shapes as masked_copy.
+/// y += x where the mask bit is set. Shapes and checks as masked_copy.
 template <class T>
 void masked_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                 const tensor_view<T, 2>& y) {

@@ -2,8 +2,13 @@
 #pragma once
 
 /// \file
-/// c = a b for many rows of activations and a weight. The left operand is read in place: a tile
-/// of its rows stays in the second-level cache while all panels of the right operand are read.
+/// c = a b for many rows of activations and a weight. The left operand is read in place: a tile of its rows
+/// stays in the second-level cache while all panels of the right operand are read.
+///
+/// \code
+/// ops::row_product<float>(ctx, x, w, y, false, bias.data());  // y = x w + b
+/// ops::row_product<float>(ctx, dy, transpose(w), dx, true);   // dx += dy w^T, where w is a view
+/// \endcode
 
 #include <pufferfish/ops/passes.hpp>
 #include <pufferfish/ops/wide_product.hpp>
@@ -74,10 +79,11 @@ class row_tile {
 
 }  // namespace detail
 
-/// c = a b, or c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K, contiguous
-/// rows, any row stride; b: K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an
-/// empty sum. For about a hundred rows and more, since b is packed into panels first. Every element is
-/// summed in one order, whatever the number of threads. Throws shape_error if the shapes do not fit.
+/// c = a b, or with `add` c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K,
+/// contiguous rows, any row stride; b: K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0
+/// is an empty sum. For about a hundred rows and more, since b is packed into panels first (scratch of about
+/// its size). Sums are in T. Every element is summed in one order, whatever the number of threads. Throws
+/// shape_error if the shapes do not fit.
 template <class T>
 void row_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
@@ -111,7 +117,8 @@ void row_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
   });
 }
 
-/// GPU overload: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>. `add` and a bias exclude each other (an assertion fails). a and b have
+/// dense rows or dense columns, else shape_error.
 template <class T>
 void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,

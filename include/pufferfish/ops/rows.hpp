@@ -2,7 +2,14 @@
 #pragma once
 
 /// \file
-/// Copies, clears, gathers and scatters whole rows of matrices.
+/// Copies, clears, gathers and scatters whole rows of matrices. All matrices have contiguous rows and any row
+/// stride, so that they may be columns or rows of a larger matrix. Row numbers (`places`) are in the memory
+/// of the context's device and are not checked.
+///
+/// \code
+/// ops::gather_rows<float>(ctx, rows, places, chosen);   // chosen_m = rows_(places[m])
+/// ops::scatter_rows<float>(ctx, chosen, places, rows);  // and back
+/// \endcode
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +28,8 @@ inline void check_rows(const char* what, const extents<2>& from, const extents<2
 
 }  // namespace detail
 
-/// to = from. Rows contiguous, any row stride; the same matrix, or no overlap. Throws shape_error.
+/// to = from. `from` and `to` are the same matrix, or do not overlap. Throws shape_error if the shapes
+/// differ.
 template <class T>
 void copy_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to) {
   detail::check_rows("copy_rows", from.shape(), to.shape());
@@ -35,7 +43,7 @@ void copy_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, c
 template <class T>
 void copy_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to);
 
-/// x = 0. Rows contiguous, any row stride.
+/// x = 0. Elements between the rows (of a row stride larger than the width) are not written.
 template <class T>
 void clear_rows(context<device::cpu>& ctx, const tensor_view<T, 2>& x) {
   for_row_chunks(ctx, x.extent(0), x.extent(1), [&](index_t begin, index_t end) {
@@ -46,8 +54,8 @@ void clear_rows(context<device::cpu>& ctx, const tensor_view<T, 2>& x) {
 template <class T>
 void clear_rows(context<device::gpu>& ctx, const tensor_view<T, 2>& x);
 
-/// to_m = from_(places[m]) for each row m of `to`. Rows contiguous; no overlap;
-/// places[m]: a row number of `from`. Throws shape_error if the widths differ.
+/// to_m = from_(places[m]) for each row m of `to`. `places`: one row number of `from` for each row of `to`;
+/// rows may occur more than once. No overlap. Throws shape_error if the widths differ.
 template <class T>
 void gather_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                  const tensor_view<T, 2>& to) {
@@ -63,8 +71,9 @@ template <class T>
 void gather_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                  const tensor_view<T, 2>& to);
 
-/// to_(places[m]) = from_m for each row m of `from`; the places
-/// are distinct row numbers of `to`. Otherwise as gather_rows.
+/// to_(places[m]) = from_m for each row m of `from`; other rows of `to` are not written. The places are
+/// distinct row numbers of `to`, since rows are written in parallel. No overlap. Throws shape_error if the
+/// widths differ.
 template <class T>
 void scatter_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                   const tensor_view<T, 2>& to) {
@@ -80,7 +89,7 @@ template <class T>
 void scatter_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
                   const tensor_view<T, 2>& to);
 
-/// y = factor x; dense arrays of one length, y may be x.
+/// y_i = factor x_i. Spans of one length, else the assertion fails; y may be x.
 template <class T>
 void scale(context<device::cpu>& ctx, T factor, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "scale: lengths differ");
@@ -89,7 +98,7 @@ void scale(context<device::cpu>& ctx, T factor, std::span<const T> x, std::span<
     kernel(factor, x.data() + begin, y.data() + begin, end - begin);
   });
 }
-/// GPU overload: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>. The factor of 16-bit elements is a float.
 template <class T>
 void scale(context<device::gpu>& ctx, parameter_t<T> factor, std::span<const T> x, std::span<T> y);
 

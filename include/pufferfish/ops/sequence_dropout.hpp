@@ -3,13 +3,20 @@
 
 /// \file
 /// Dropout on sequences, time first, whose mask does not depend on how a batch is split over ranks.
+///
+/// \code
+/// const ops::sequence_mask mask{ctx.next_random_stream(), 0.65, steps, batch, ctx.first_sample()};
+/// ops::sequence_dropout<float>(ctx, x, mask, y);
+/// ops::sequence_dropout<float>(ctx, dy, mask, dx);  // the gradient, with the same mask
+/// \endcode
 
 #include <pufferfish/ops/dropout.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Parameters of a dropout mask on rows of `steps` x `batch` sequences.
+/// Parameters of a dropout mask on rows of `steps` x `batch` sequences. Row t batch + b is step t of sequence
+/// b. `steps` is part of the positions: sequences of other lengths draw other masks.
 struct sequence_mask {
   random_stream random;
   double probability;  ///< in [0, 1)
@@ -26,6 +33,7 @@ struct sequence_mask {
 namespace reference {
 
 /// Row t batch + b of y is the dropout of that row of x, at stream positions from position(t, b, width) on.
+/// Throws shape_error if a row is not contiguous.
 template <class T>
 void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mask,
                       const tensor_view<T, 2>& y) {
@@ -37,7 +45,9 @@ void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mas
 
 }  // namespace reference
 
-/// As reference::sequence_dropout. Gradient: pass dy as x. x, y: steps batch x width, dense; y may be x.
+/// As reference::sequence_dropout: element j of step t of sequence b becomes 0 if stream position
+/// mask.position(t, b, width) + j is dropped, else x / (1 - probability). Gradient: pass dy as x. x, y: steps
+/// batch x width, dense, else an assertion fails (shapes) or the result is undefined (strides); y may be x.
 template <class T>
 void sequence_dropout(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
                       const tensor_view<T, 2>& y) {

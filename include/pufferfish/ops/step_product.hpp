@@ -2,9 +2,15 @@
 #pragma once
 
 /// \file
-/// Products of few rows (a batch) with the same matrix, step after step: the hidden side
-/// of a recurrent layer. Every step reads the whole matrix, so its panels are stored in
-/// the order in which they are read, and each block prefetches the data of the next one.
+/// Products of few rows (a batch) with the same matrix, step after step: the hidden side of a recurrent
+/// layer. Every step reads the whole matrix, so its panels are stored in the order in which they are read,
+/// and each block prefetches the data of the next one.
+///
+/// \code
+/// scratch_frame frame(ctx.scratch());
+/// const ops::step_operand<float> weight(ctx, frame, w, steps);  // w: hidden x (4 hidden)
+/// for (index_t t = 0; t < steps; ++t) weight.multiply(ctx, h, gates[t], true);  // gates_t += h w
+/// \endcode
 
 #include <pufferfish/ops/wide_product.hpp>
 
@@ -12,8 +18,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// c_g = a_g b_g, or c_g += a_g b_g, for each group g of columns. b: the K x N matrix of the first
-/// group; the matrices of consecutive groups are `group_step` elements apart; a: M x G K; c: M x G N.
+/// c_g = a_g b_g, or c_g += a_g b_g, for each group g of columns, with sums in double. b: the K x N matrix of
+/// the first group; the matrices of consecutive groups are `group_step` elements apart; a: M x (G K); c: M x
+/// (G N). Throws shape_error if the shapes do not fit.
 template <class T>
 void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b, index_t group_step,
                    const tensor_view<T, 2>& c, bool add) {
@@ -32,12 +39,15 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
 template <class T, class Device = device::cpu>
 class step_operand;
 
+/// The operand on the CPU. Copies share the packed memory. multiply() is const: several contexts may use one
+/// operand at the same time.
 template <class T>
 class step_operand<T, device::cpu> {
  public:
-  /// b: K x N, any strides; `groups` matrices, each `group_step` elements after the
-  /// previous one. They are packed into memory of `frame` if that pays for `steps`
-  /// products, else used in place: b and the frame must outlive the use of the operand.
+  /// b: K x N, any strides; `groups` matrices, each `group_step` elements after the previous one. They are
+  /// packed into memory of `frame` if that pays for `steps` products, else used in place: b and the frame
+  /// must outlive the use of the operand, and b must not change. Used in place are matrices of contiguous
+  /// rows of whole vectors, for at most two steps. `steps` is only a hint.
   step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
                index_t steps, index_t groups = 1, index_t group_step = 0)
       : data_(b.data()),
@@ -63,8 +73,10 @@ class step_operand<T, device::cpu> {
     });
   }
 
-  /// c = a b, or c += a b, as reference::group_product. a, c: rows dense; c overlaps neither operand. Every
-  /// element is summed in one order, whatever the number of threads.
+  /// c = a b, or with `add` c += a b, as reference::group_product. a: M x (groups K), c: M x (groups N), else
+  /// an assertion fails; rows dense; c overlaps neither operand. Sums are in T. Every element is summed in
+  /// one order, whatever the number of threads. A task is a panel of columns of one group. `ctx` need not be
+  /// the context of the constructor.
   void multiply(context<device::cpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
                 bool add) const {
     PUFFERFISH_ASSERT(

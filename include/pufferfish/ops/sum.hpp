@@ -23,7 +23,12 @@ void add(std::span<const T> x, std::span<T> y, bool relu) {
 
 }  // namespace reference
 
-/// y_i += x_i. Spans of one length that do not overlap.
+/// y_i += x_i, for example the sum of two branches or of two gradients. Spans of one length, else the
+/// assertion fails. They do not overlap.
+///
+/// \code
+/// ops::add<float>(ctx, part.flat(), y.flat());
+/// \endcode
 template <class T>
 void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "add: lengths differ");
@@ -37,7 +42,8 @@ void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
 template <class T>
 void add(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
-/// y_i = max(0, y_i + x_i); a NaN stays a NaN. Spans of one length that do not overlap.
+/// y_i = max(0, y_i + x_i) in one pass; a NaN stays a NaN. Spans of one length, else the assertion fails.
+/// They do not overlap. The gradient of both summands is relu_backward with the new y.
 template <class T>
 void add_relu(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "add_relu: lengths differ");

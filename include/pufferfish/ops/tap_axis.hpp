@@ -3,6 +3,15 @@
 
 /// \file
 /// Internal: which inputs each output of a convolution depends on, one axis at a time, forward and backward.
+///
+/// Example: a kernel of 3, stride 2, padding 1 over 8 inputs, which gives 4 outputs. Forward: output j reads
+/// inputs 2 j - 1, 2 j and 2 j + 1 by kernel elements 0, 1 and 2. Backward: there are two phases of pixels.
+///
+/// \code
+/// forward_axis(8, 4, 3, 2, 1, 1);      // in_step 2, taps 3, offsets -1, 0, 1 by kernel elements 0, 1, 2
+/// backward_axis(8, 4, 3, 2, 1, 1, 0);  // pixel 2 j: one tap, gradient j by kernel element 1
+/// backward_axis(8, 4, 3, 2, 1, 1, 1);  // pixel 2 j + 1: gradients j and j + 1 by kernel elements 2 and 0
+/// \endcode
 
 #include <algorithm>
 
@@ -44,7 +53,8 @@ struct tap_axis {
   }
 };
 
-/// The axis of a convolution's forward direction.
+/// The axis of a convolution's forward direction: tap i of output j reads input j stride - padding + i
+/// dilation by kernel element i.
 inline tap_axis forward_axis(index_t inputs, index_t outputs, index_t kernel, index_t stride, index_t padding,
                              index_t dilation) {
   return {inputs, outputs, stride, 0, 1, kernel, -padding, dilation, 0, 1};

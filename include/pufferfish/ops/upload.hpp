@@ -2,7 +2,14 @@
 #pragma once
 
 /// \file
-/// Copies data that the host has written to the memory of the device that reads them.
+/// Copies data that the host has written to the memory of the device that reads them. Code for any device:
+///
+/// \code
+/// scratch_frame notes(ctx.host_scratch());
+/// index_t* const written = ops::upload_buffer(ctx, notes, place, count);
+/// for (index_t i = 0; i < count; ++i) written[i] = numbers[i];
+/// ops::upload(ctx, written, place, count);
+/// \endcode
 
 #include <algorithm>
 
@@ -11,9 +18,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Buffer for `count` elements that the host writes and upload() copies to `place`,
-/// in the memory of the context's device. On the CPU the buffer is `place` itself.
-/// On the GPU it is memory of `notes`, a frame of the context's host_scratch().
+/// Buffer for `count` elements that the host writes and upload() copies to `place`, in the memory of the
+/// context's device. On the CPU the buffer is `place` itself. On the GPU it is memory of `notes`, a frame of
+/// the context's host_scratch(), and ends with this frame. The elements are not initialised.
 template <class V>
 V* upload_buffer(context<device::cpu>&, scratch_frame&, V* place, index_t) {
   return place;
@@ -23,14 +30,15 @@ V* upload_buffer(context<device::gpu>&, scratch_frame& notes, V*, index_t count)
   return notes.take<V>(count);
 }
 
-/// place = written: copies `count` elements from ordinary host memory, which may change after
-/// the return, to the memory of the context's device. On the CPU both addresses may be the same.
+/// place = written: copies `count` elements from ordinary host memory, which may change after the return, to
+/// the memory of the context's device. On the CPU both addresses may be the same; else the arrays do not
+/// overlap.
 template <class V>
 void upload(context<device::cpu>&, const V* written, V* place, index_t count) {
   if (written != place) std::copy_n(written, count, place);
 }
-/// GPU overload: <pufferfish/gpu.hpp>. Not for steps that a
-/// graph captures: every replay would copy the same numbers.
+/// GPU overload: <pufferfish/gpu.hpp>. Not for steps that a graph captures: every replay would copy the same
+/// numbers. Throws backend_error.
 template <class V>
 void upload(context<device::gpu>& ctx, const V* written, V* place, index_t count);
 

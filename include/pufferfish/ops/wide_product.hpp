@@ -18,7 +18,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// The depth of a product, cut into equal blocks.
+/// The depth of a product, cut into the fewest blocks of at most `most` steps, of equal size except for the
+/// last.
 class depth_blocks {
  public:
   explicit depth_blocks(index_t depth, index_t most = 1536)
@@ -41,6 +42,7 @@ struct left_panels {
   index_t rows;
   depth_blocks blocks;
 
+  /// Elements of storage for a left operand; copy() packs `a` into it, in parallel over the panels.
   static index_t storage_size(const panel_kernels<T>& kernels, index_t rows, index_t depth) {
     return kernels.left_panels(rows) * kernels.rows() * depth;
   }
@@ -60,6 +62,7 @@ struct left_panels {
     });
     return result;
   }
+  /// The address of a panel for one block of the depth.
   const T* at(const panel_kernels<T>& kernels, index_t block, index_t panel) const {
     return data +
            kernels.rows() * (kernels.left_panels(rows) * blocks.begin(block) + panel * blocks.size(block));
@@ -88,9 +91,16 @@ void multiply_left_panels(const panel_kernels<T>& kernels, const left_panels<T>&
 
 }  // namespace detail
 
-/// c = a b, or c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K, b: K x N,
-/// any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an empty sum. Every element is
-/// summed in one order, whatever the number of threads. Throws shape_error if the shapes do not fit.
+/// c = a b, or with `add` c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K, b:
+/// K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an empty sum. Sums are in T.
+/// Every element is summed in one order, whatever the number of threads. Scratch: a packed copy of a, and a
+/// panel of b for each thread. Throws shape_error if the shapes do not fit.
+///
+/// \code
+/// ops::wide_product<float>(ctx, x, w, z, false, bias.data());  // z = x w + b
+/// ops::wide_product<float>(ctx, dz, transpose(w), dx);         // dx = dz w^T, where w is a view
+/// ops::wide_backward_weight<float>(ctx, x, dz, dw, true);      // dw += x^T dz
+/// \endcode
 template <class T>
 void wide_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
                   const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
@@ -132,14 +142,15 @@ void wide_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
   });
 }
 
-/// GPU overload: <pufferfish/gpu.hpp>.
+/// GPU overload: <pufferfish/gpu.hpp>. `add` and a bias exclude each other (an assertion fails). a and b have
+/// dense rows or dense columns, else shape_error.
 template <class T>
 void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                   const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
                   const T* bias = nullptr);
 
-/// dw = x^T dy, or dw += x^T dy with `accumulate`: the gradient of the weight of a
-/// wide product. x: M x in, dy: M x out, dw: in x out; strides as in wide_product.
+/// dw = x^T dy, or dw += x^T dy with `accumulate`: the gradient of the weight of a wide product. x: M x in,
+/// dy: M x out, dw: in x out; strides, scratch and errors as in wide_product.
 template <class T>
 void wide_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {

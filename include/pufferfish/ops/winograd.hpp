@@ -115,6 +115,8 @@ struct winograd_weight {
   index_t size() const {
     return blocks() * winograd_tiles::points * (rows() * width() + panels.panels * winograd_matrices<T>::gap);
   }
+  /// The 36 matrices of a panel for block `number` of the depth, rows() rows each (fewer are used in the last
+  /// block).
   winograd_matrices<T> at(index_t panel, index_t number) const {
     const range vectors = panels[panel];
     const index_t before = rows() * vectors.begin * lanes + panel * winograd_matrices<T>::gap;
@@ -124,8 +126,10 @@ struct winograd_weight {
   }
 };
 
-/// A correlation by tiles, for the output columns of its weight, in blocks of tiles
-/// and channels whose transformed pixels and products stay in the second-level cache.
+/// A correlation by tiles, for the output columns of its weight, in blocks of tiles and channels whose
+/// transformed pixels and products stay in the second-level cache. For each block of tiles: the input
+/// channels are transformed and multiplied, block by block, into the sums of 36 products, which are
+/// transformed to the output once.
 template <class T>
 struct winograd_correlation {
   static constexpr index_t block_tiles = 48;  // a multiple of the rows of the widest kernels of each width
@@ -141,6 +145,7 @@ struct winograd_correlation {
   const kernel_table<T>* kernels;
   winograd_weight<T> weight;
 
+  /// Elements of scratch of a thread: transformed pixels and products of a block of tiles.
   index_t scratch_size() const {
     return winograd_matrices<T>::size(block_tiles, weight.rows()) +
            winograd_matrices<T>::size(block_tiles, weight.width());
@@ -163,6 +168,7 @@ struct winograd_correlation {
   }
 
  private:
+  // B^T d B of the input channels `channels` for the tiles of a block.
   void transform(const range& block, const range& channels, const winograd_matrices<T>& pixels) const {
     const T* squares[winograd_tiles::points];
     for (index_t tile = block.begin; tile < block.end; ++tile) {
@@ -175,6 +181,8 @@ struct winograd_correlation {
     }
   }
 
+  // products (+)= pixels times the weight's block `number`, 36 products of `rows` rows for each panel;
+  // overwritten by the first block of channels.
   void multiply(index_t rows, index_t number, const winograd_matrices<T>& pixels,
                 const winograd_matrices<T>& products) const {
     for (index_t panel = 0; panel < weight.panels.panels; ++panel) {
@@ -200,6 +208,7 @@ struct winograd_correlation {
     }
   }
 
+  // A^T m A: transforms the products of the tiles of a block to the output.
   void finish(const range& block, const winograd_matrices<T>& products) const {
     T* squares[winograd_tiles::edge * winograd_tiles::edge];
     for (index_t tile = block.begin; tile < block.end; ++tile) {
@@ -269,14 +278,17 @@ inline image_tasks tasks_of(const winograd_tiles& tiles) {
   return tasks;
 }
 
+/// The tiles of a task of tasks_of(): `lines` begin at a multiple of a tile's edge.
 inline range tiles_of(const winograd_tiles& tiles, const range& images, const range& lines) {
   const index_t first = images.begin * tiles.of_image() + lines.begin / winograd_tiles::edge * tiles.columns;
   const index_t rows = (lines.length() + winograd_tiles::edge - 1) / winograd_tiles::edge;
   return {first, first + ((images.length() - 1) * tiles.rows + rows) * tiles.columns};
 }
 
-/// True if Winograd's algorithm is less work than direct convolution
-/// for input extents `from` and output extents `to` (NHWC).
+/// True if Winograd's algorithm is less work than direct convolution for input extents `from` and output
+/// extents `to` (NHWC). Only for float, 3x3 kernels of stride 1 without dilation, padding 0 .. 2, at least 12
+/// tiles, and a context that allows it. For the input gradient pass the convolution that computes dx from dy.
+/// Depends on nothing else, in particular not on the number of threads.
 template <class T>
 bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
                    const extents<4>& to) {

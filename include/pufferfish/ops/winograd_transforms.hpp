@@ -2,8 +2,28 @@
 #pragma once
 
 /// \file
-/// Internal: the transforms of Winograd's convolution F(4x4, 3x3), compiled for every
-/// instruction set. winograd.hpp describes the algorithm, winograd.inc contains the transforms.
+/// Internal: the transforms of Winograd's convolution F(4x4, 3x3), compiled for every instruction set.
+/// winograd.hpp describes the algorithm, winograd.inc contains the transforms.
+///
+/// With the points a and b of winograd_points, s = a^2 + b^2, p = 1 / (2 a^2 (a^2 - b^2)) and q = 1 / (2 b^2
+/// (b^2 - a^2)), the matrices are
+///
+/// \code
+///       | a^2 b^2     0      -s     0   1  0 |         | 1/(a^2 b^2)   0     0   |
+///       |    0     -a b^2   -b^2    a   1  0 |         |     p        p a  p a^2 |
+/// B^T = |    0      a b^2   -b^2   -a   1  0 |     G = |     p       -p a  p a^2 |
+///       |    0     -a^2 b   -a^2    b   1  0 |         |     q        q b  q b^2 |
+///       |    0      a^2 b   -a^2   -b   1  0 |         |     q       -q b  q b^2 |
+///       |    0     a^2 b^2    0    -s   0  1 |         |     0         0     1   |
+///
+///       | 1   1    1    1    1   0 |
+/// A^T = | 0   a   -a    b   -b   0 |
+///       | 0  a^2  a^2  b^2  b^2  0 |
+///       | 0  a^3 -a^3  b^3 -b^3  1 |
+/// \endcode
+///
+/// Correlation of six pixels d with three weights g: y = A^T ((G g) . (B^T d)), four results. In two
+/// dimensions each transform is applied to the columns, then to the rows.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +65,7 @@ struct winograd_transforms {
   /// G^T du G: 36 rows of gradients to nine rows, overwritten or added to.
   void (*weight_gradient)(const T* from, index_t step, index_t count, T* to, index_t to_step, bool add);
 
+  /// The transforms for the widest instruction set of this machine, chosen once.
   static const winograd_transforms& here() {
     static const winograd_transforms chosen{
         PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_input<T>),

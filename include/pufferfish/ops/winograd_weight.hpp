@@ -13,6 +13,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
+/// The gradient of the weight for blocks of up to 64 input and 64 output channels. Refers to the images of a
+/// batch.
 template <class T>
 struct winograd_weight_gradient {
   static constexpr index_t chunk = 48;           // tiles whose transforms stay in the second-level cache
@@ -34,6 +36,8 @@ struct winograd_weight_gradient {
   }
   index_t in_width() const { return std::min(in[3], block_channels); }
   index_t out_width() const { return whole_vectors(std::min(out[3], block_channels)); }
+  /// Elements of scratch of a thread: the transformed pixels and gradients of a chunk of tiles, and the 36
+  /// sums.
   index_t scratch_size() const {
     return winograd_matrices<T>::size(chunk, in_width()) + winograd_matrices<T>::size(chunk, out_width()) +
            winograd_matrices<T>::size(in_width(), out_width());
@@ -66,6 +70,8 @@ struct winograd_weight_gradient {
     return (channels + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
   }
 
+  // The transforms of pixels, B^T d B for channels `from`, and gradients, A dy A^T for channels `to`, of some
+  // tiles.
   void transform(const range& some, const range& from, const range& to, const winograd_matrices<T>& pixels,
                  const winograd_matrices<T>& gradients) const {
     const auto& transforms = winograd_transforms<T>::here();
@@ -81,6 +87,7 @@ struct winograd_weight_gradient {
     }
   }
 
+  // sums (+)= pixels^T gradients, 36 products over `depth` tiles with `rows` input channels.
   void multiply(index_t depth, index_t rows, bool add, const winograd_matrices<T>& pixels,
                 const winograd_matrices<T>& gradients, const winograd_matrices<T>& sums) const {
     const panel_cut panels(sums.columns / kernels->lanes, kernels->widest_adjacent);

@@ -17,16 +17,18 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of Adam; the defaults are those of torch.optim.AdamW except weight_decay and decay_all.
 struct adam_options {
-  double beta1 = 0.9;    ///< decay rate of the mean of gradients
-  double beta2 = 0.999;  ///< decay rate of the mean of squared gradients
-  double eps = 1e-8;
-  double weight_decay = 0.0;
+  double beta1 = 0.9;         ///< decay rate of the mean of gradients
+  double beta2 = 0.999;       ///< decay rate of the mean of squared gradients
+  double eps = 1e-8;          ///< added to the root of the second moment
+  double weight_decay = 0.0;  ///< lambda; see decoupled_decay
   /// True (AdamW): value *= 1 - lr weight_decay. False (Adam): weight_decay value is added to the gradient.
   bool decoupled_decay = true;
   bool decay_all = false;  ///< also biases and normalisation parameters, as PyTorch does by default
 
-  /// Throws value_error for options out of range.
+  /// Throws value_error unless both betas are in [0, 1), eps is positive, weight_decay is not negative, and
+  /// all are finite.
   void validate() const {
     const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
     const bool valid = is_beta(beta1) && is_beta(beta2) && eps > 0.0 && std::isfinite(eps) &&
@@ -80,6 +82,20 @@ struct adam_numbers {
 ///     value -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
 /// With weight decay, either value *= 1 - lr weight_decay before the update (Loshchilov, Hutter: "Decoupled
 /// weight decay regularization", ICLR 2019), or g = gradient + weight_decay value: PyTorch's AdamW and Adam.
+///
+/// Weight decay applies to parameters of role weight only, unless decay_all is set, and to no exempt segment
+/// (see arena_segment). Memory: two moments per value. Results do not depend on the number of threads.
+/// Gradients that layers have stopped writing count as zero (see parameter). One thread at a time may call an
+/// optimizer.
+///
+/// \code
+/// Adam<float> optimizer(make_optimizer_target(net.store()), {.beta2 = 0.98, .eps = 1e-9});
+/// const noam_rate rate{512.0, 4000.0, 1.0};
+/// for (std::uint64_t step = 1; step <= steps; ++step) {
+///   ...  // forward and backward pass
+///   optimizer.step(ctx, rate(static_cast<double>(step)));
+/// }
+/// \endcode
 template <class T>
 class Adam {
  public:
@@ -87,6 +103,7 @@ class Adam {
 
   /// Starts with zero moments at step 0, for example for a network that has just been factorized. Throws
   /// shape_error if the target's parts do not fit each other, value_error for options out of range.
+  /// The target's arenas must exist as long as the optimizer is used.
   Adam(optimizer_target<T> target, const adam_options& options)
       : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
     options_.validate();
@@ -101,6 +118,7 @@ class Adam {
 
   /// One step with the given learning rate over all parameters. Throws state_error if the network has changed
   /// its arenas, value_error for a learning rate that is not finite.
+  /// Gradients are read, not changed, except those that must count as zero.
   void step(context<device::cpu>& ctx, double lr) {
     begin_step(lr);
     step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
@@ -132,6 +150,7 @@ class Adam {
   }
 
   /// The state, for checkpoints: the two moments (arranged as the values) and the number of steps taken.
+  /// The bias corrections depend on the number of steps, so a checkpoint restores all three.
   std::span<T> first_moment() { return first_.span(); }
   std::span<const T> first_moment() const { return first_.span(); }
   std::span<T> second_moment() { return second_.span(); }

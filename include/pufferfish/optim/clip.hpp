@@ -15,6 +15,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// sqrt(sum of squares), accumulated in double in an order that does not depend on the number of threads. Not
 /// finite if an element is not finite or, for double, has a magnitude above about 1e154.
+/// The gradients must not change during the call. A network's are net.store().gradients(); a distributed run
+/// clips after the exchange, so that all ranks scale alike.
 template <class T>
 double gradient_norm(context<device::cpu>& ctx, std::span<const T> gradients) {
   constexpr index_t piece = 16384;
@@ -34,15 +36,20 @@ double gradient_norm(context<device::cpu>& ctx, std::span<const T> gradients) {
 
 /// Result of clip_gradient_norm.
 struct clip_result {
-  double norm = 0.0;   ///< before clipping
-  bool finite = true;  ///< false: the gradient holds a NaN or infinity and was left as it is
-  bool clipped = false;
+  double norm = 0.0;     ///< before clipping
+  bool finite = true;    ///< false: the gradient holds a NaN or infinity and was left as it is
+  bool clipped = false;  ///< the gradient was scaled
 };
 
 /// Scales the gradient by max_norm / norm if its norm is above max_norm. Gradients of an earlier step, of
 /// parameters that layers have stopped writing, count in the norm unless an exchange has zeroed them (see
 /// parameter). A gradient that is not finite is reported and left unchanged, because scaling would only
 /// spread the error. Throws value_error unless max_norm > 0.
+///
+/// \code
+/// const clip_result clipped = clip_gradient_norm<float>(ctx, net.store().gradients(), 0.25);
+/// if (clipped.finite) optimizer.step(ctx, lr);
+/// \endcode
 template <class T>
 clip_result clip_gradient_norm(context<device::cpu>& ctx, std::span<T> gradients, double max_norm) {
   if (!(max_norm > 0.0)) {

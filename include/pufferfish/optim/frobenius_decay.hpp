@@ -25,6 +25,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of frobenius_decay.
 struct frobenius_options {
   double strength = 0.0;  ///< lambda of the penalty lambda/2 ||up down||_F^2; 0: no decay
   /// False: the penalty's gradient is added to the factors' gradients, as SGD and Adam do with weight decay.
@@ -260,6 +261,8 @@ class frobenius_decay {
     return options;
   }
 
+  // Appends a factor after finding the parameter that stores it. Throws state_error, naming `who`, if none
+  // does.
   void add_factor(const std::string& who, const tensor_view<T, 2>& tall, index_t gram, index_t others_gram) {
     const auto& entries = store_->parameters();
     const auto at = std::find_if(entries.begin(), entries.end(), [&](const auto& entry) {

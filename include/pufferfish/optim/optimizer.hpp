@@ -19,6 +19,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 using optimizer_options = std::variant<sgd_options, adam_options>;
 
 /// SGD or Adam over the arenas of a model.
+///
+/// \code
+/// const optimizer_options options = sgd_options{.momentum = 0.9};
+/// optimizer<float> opt(make_optimizer_target(net.store()), options);
+/// opt.step(ctx, 0.1);
+/// for (const auto& [name, values] : opt.states()) save(name, values);  // and opt.steps()
+/// \endcode
 template <class T>
 class optimizer {
  public:
@@ -40,6 +47,7 @@ class optimizer {
   }
 
   /// Number of steps taken.
+  /// set_steps restores the number from a checkpoint.
   std::uint64_t steps() const {
     return std::visit([](const auto& one) { return one.steps(); }, held_);
   }
@@ -48,6 +56,8 @@ class optimizer {
   }
 
   /// The state for checkpoints, by name: SGD's velocity, Adam's two moments.
+  /// Each span has the order of the values and is valid as long as the optimizer. The velocity is empty
+  /// without momentum.
   std::vector<std::pair<std::string, std::span<T>>> states() {
     if (auto* sgd = std::get_if<SGD<T>>(&held_)) return {{"optimizer.momentum", sgd->velocity()}};
     auto& adam = std::get<Adam<T>>(held_);

@@ -3,6 +3,14 @@
 
 /// \file
 /// `optimizer_target`: the arenas that an optimizer updates, and which parts of them decay.
+///
+/// \code
+/// auto target = make_optimizer_target(net.store());  // a network's arenas
+///
+/// optimizer_target<float> own{values, gradients};     // any two spans of one length
+/// own.segments = {{.offset = 0, .size = 800}, {.offset = 800, .size = 10, .decay = false}};
+/// SGD<float> optimizer(own, {.weight_decay = 1e-4});
+/// \endcode
 
 #include <algorithm>
 #include <cstddef>
@@ -19,6 +27,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A range of the arenas, usually one parameter.
+/// Offsets and sizes are in elements.
 struct arena_segment {
   index_t offset = 0;
   index_t size = 0;
@@ -30,6 +39,8 @@ struct arena_segment {
 };
 
 /// Values and gradients of a network, and the generation of its arenas for which these spans are valid.
+/// Owns nothing: the arenas must exist as long as an optimizer uses the target. Values and gradients do not
+/// overlap.
 template <class T>
 struct optimizer_target {
   std::span<T> values;
@@ -128,6 +139,8 @@ class arena_tasks {
 
 /// The target for a network's arenas: one segment per parameter; only parameters of role weight decay. The
 /// store must outlive the target and must not be moved. Throws state_error if it was moved from.
+/// A new layout of the store (factorize, merge, ...) makes the target stale: the optimizer's next step throws
+/// state_error.
 template <class T>
 optimizer_target<T> make_optimizer_target(parameter_store<T>& store) {
   if (store.is_moved_from()) detail::moved_from("make_optimizer_target: the parameter_store");

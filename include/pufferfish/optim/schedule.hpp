@@ -26,6 +26,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Factor of the base learning rate as a function of `epoch`, the number of epochs done as a real number:
 /// epoch + step / steps per epoch. A value type: copies share no mutable state.
+///
+/// \code
+/// const schedule rate = linear_warmup(5.0, 0.1, multi_step({150.0, 250.0}));
+/// for (index_t step = 0; step < steps_per_epoch; ++step) {
+///   const double at = static_cast<double>(epoch) + static_cast<double>(step) / steps_per_epoch;
+///   optimizer.step(ctx, 0.1 * rate(at));
+/// }
+/// \endcode
 class schedule {
  public:
   /// Always 1.
@@ -50,6 +58,7 @@ inline void require_schedule(bool valid, const std::string& text) {
 
 }  // namespace detail
 
+/// Always 1, under the name "constant".
 inline schedule constant_schedule() { return {}; }
 
 /// gamma^(number of milestones reached): at epoch == milestone the new factor applies. Throws value_error
@@ -75,6 +84,7 @@ inline schedule multi_step(std::vector<double> milestones, double gamma = 0.1) {
 
 /// Half a cosine from 1 at epoch 0 to `final` at epoch `epochs` and after (Loshchilov, Hutter: "SGDR", ICLR
 /// 2017, without restarts). Throws value_error unless epochs > 0 and final >= 0.
+/// In between: final + (1 - final) (1 + cos(pi epoch / epochs)) / 2. Both must be finite.
 inline schedule cosine(double epochs, double final = 0.0) {
   detail::require_schedule(
       epochs > 0.0 && std::isfinite(epochs) && final >= 0.0 && std::isfinite(final),
@@ -89,6 +99,7 @@ inline schedule cosine(double epochs, double final = 0.0) {
 /// Linear warm-up from `start` at epoch 0 to 1 at epoch `epochs` (Goyal et al.: "Accurate, large minibatch
 /// SGD", 2017), multiplied by `then` at the same epoch: milestones of `then` count from the start of
 /// training. Throws value_error unless epochs >= 0 and start >= 0.
+/// The ramp is start + (1 - start) epoch / epochs. A start above 1 lets the rate fall to 1.
 inline schedule linear_warmup(double epochs, double start, schedule then = {}) {
   detail::require_schedule(
       epochs >= 0.0 && std::isfinite(epochs) && start >= 0.0 && std::isfinite(start),
@@ -106,9 +117,9 @@ inline schedule linear_warmup(double epochs, double start, schedule then = {}) {
 /// 5.3): factor d_model^-0.5 min(s^-0.5, s warmup^-1.5) in step s = 1, 2, ... It rises linearly until step
 /// `warmup` and then falls with the inverse square root of the step.
 struct noam_rate {
-  double d_model = 512.0;
-  double warmup = 4000.0;
-  double factor = 1.0;
+  double d_model = 512.0;  ///< width of the model
+  double warmup = 4000.0;  ///< step with the largest rate
+  double factor = 1.0;     ///< of the whole rate
 
   /// The learning rate in step s; 0 for s <= 0.
   double operator()(double s) const {
@@ -165,6 +176,14 @@ struct switch_ramp {
 
 /// Divides the learning rate when the validation loss stops improving. Call observe() with each validation
 /// loss and multiply the base learning rate by factor().
+///
+/// \code
+/// plateau annealing(4.0);
+/// for (...) {
+///   train_epoch(base_rate * annealing.factor());
+///   if (annealing.observe(validation_loss())) save();  // the best loss so far
+/// }
+/// \endcode
 class plateau {
  public:
   /// Divides by `divisor` after `patience` consecutive losses that were no better than the best one. Throws
@@ -195,6 +214,8 @@ class plateau {
            (patience_ == 1 ? " loss" : " losses") + " no better than the best";
   }
 
+  /// factor() multiplies the base learning rate. best() is the smallest loss observed since the start or
+  /// forget_best(); infinity before the first one.
   double factor() const { return factor_; }
   double best() const { return best_; }
 

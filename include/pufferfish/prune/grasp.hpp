@@ -19,8 +19,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of grasp_scores and prune_by_grasp.
 struct grasp_options {
-  double share = 0.8;  ///< of the whole: floor(share x prunable) weights are pruned afterwards
+  double share = 0.8;  ///< 0 .. 1, of the whole: floor(share x prunable) weights are pruned afterwards
   removal_rule rule = removal_rule::exact;  ///< `but_last`: as in the reference program
   /// Draws new weights for linear layers (2 logical dimensions) to compute the scores, as the reference
   /// program does: normal with the standard deviation sqrt(2 / (in + out)) of Glorot and Bengio (AISTATS
@@ -134,6 +135,9 @@ bits_like<T> falling_key(T x) {
 /// Throws value_error if a norm or a score is not finite, or theta or g is zero; state_error if the mask was
 /// made for other arenas or the values are on a device or in the memory of a host framework.
 /// Wang, Zhang and Grosse, "Picking winning tickets before training by preserving gradient flow", ICLR 2020.
+///
+/// Six further arrays of the arena's length are allocated during the call. Exceptions of `gradient` are
+/// passed on. Not collective.
 template <class T, class Gradient>
 std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store, const weight_mask& mask,
                             Gradient&& gradient, const grasp_options& options = {}) {
@@ -183,8 +187,16 @@ std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store
 }
 
 /// Removes the weights of largest score from the mask until floor(share x prunable) weights are pruned in
-/// all; of equal scores, those earlier in the arena. Returns the number of removed weights. The values are
-/// restored, not masked: see mask_weights. Errors as grasp_scores, and value_error unless 0 <= share <= 1.
+/// all; of equal scores, those earlier in the arena. With another options.rule than `exact` the number
+/// differs: see removal_rule. Returns the number of removed weights. The values are restored, not masked: see
+/// mask_weights. Errors as grasp_scores, and value_error unless 0 <= share <= 1; after an error the mask is
+/// unchanged.
+///
+/// \code
+/// auto mask = std::make_shared<weight_mask>(net.store());
+/// prune_by_grasp(ctx, net.store(), *mask, gradient, {.share = 0.8});  // gradient: see grasp_scores
+/// mask_weights(ctx, *mask, net.store());
+/// \endcode
 template <class T, class Gradient>
 index_t prune_by_grasp(context<device::cpu>& ctx, parameter_store<T>& store, weight_mask& mask,
                        Gradient&& gradient, const grasp_options& options = {}) {
@@ -201,6 +213,11 @@ index_t prune_by_grasp(context<device::cpu>& ctx, parameter_store<T>& store, wei
 /// first half has ceil(per_class / 2) samples of each class. labels[i] in 0 .. classes - 1 is the class of
 /// sample i. The draw depends on the arguments alone. Throws value_error for a label out of range and, naming
 /// the class, for a class that has fewer than `per_class` samples.
+///
+/// \code
+/// // 5 + 5 samples of each of 10 classes
+/// const auto [first, second] = balanced_halves<std::int32_t>(labels, 10, 10);
+/// \endcode
 template <class Label>
 std::pair<std::vector<index_t>, std::vector<index_t>> balanced_halves(std::span<const Label> labels,
                                                                       index_t classes, index_t per_class,

@@ -13,10 +13,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Counts of a mask. Rows are the prunable tensors, in arena order.
+///
+/// \code
+/// std::printf("%s", to_string(mask.report()).c_str());
+/// \endcode
 struct mask_report {
   struct row {
-    std::string name;
-    index_t kept = 0, total = 0;
+    std::string name;             ///< name of the parameter
+    index_t kept = 0, total = 0;  ///< remaining weights, all weights
   };
   std::vector<row> rows;
   index_t kept = 0;        ///< remaining weights of all rows

@@ -18,6 +18,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of mask_tracker; equal on all ranks.
 struct mask_tracker_options {
   /// Number of updates for which the pattern of zeros must not have changed. 1 is enough if the framework has
   /// a mask of its own, so that pruned weights stay 0.
@@ -46,6 +47,9 @@ struct mask_tracker_counters {
 /// every rank restarts its count. All ranks decide alike: none leaves out what another one sends.
 ///
 /// The counts are not saved in checkpoints: a resumed run begins with `steps` + 1 full exchanges.
+///
+/// Members are called by one thread at a time. Only agree is collective. observe reads every weight once and
+/// takes 1 bit of workspace per weight.
 class mask_tracker {
  public:
   /// `pattern`: the tensors to watch; its bits are ignored. Throws value_error for 0 steps.
@@ -75,7 +79,8 @@ class mask_tracker {
   /// The word that this rank contributes to the decision: the pattern's digest if the rank is ready, else 0.
   std::uint64_t word() const { return steady_ >= options_.steps ? word_ : 0; }
 
-  /// Decides about the next exchange. Call it once a step, after observe. Collective: 16 bytes.
+  /// Decides about the next exchange. Call it once a step, after observe, on all ranks. Collective: one
+  /// minimum over the ranks of two numbers, 16 bytes. Throws the errors of the communicator.
   template <class Comm>
   void agree(Comm& comm) {
     detail::check_communicator<Comm>();
@@ -84,7 +89,8 @@ class mask_tracker {
     comm.all_reduce_min(std::span<std::uint64_t>(words));
     decide(words[0], ~words[1]);
   }
-  /// The same for a caller that has computed the smallest and the largest word of all ranks.
+  /// The same for a caller that has computed the smallest and the largest word() of all ranks. Not
+  /// collective; the arguments must be equal on all ranks.
   void decide(std::uint64_t least, std::uint64_t largest) {
     compact_ = least != 0 && least == largest;
     ++(compact_ ? counters_.compact : counters_.full);
@@ -93,7 +99,8 @@ class mask_tracker {
     steady_ = 0;
   }
 
-  /// Whether the next exchange may leave out the weights that the mask prunes.
+  /// Whether the next exchange may leave out the weights that the mask prunes: the last decision; false
+  /// before the first.
   bool compact() const { return compact_; }
   /// The pattern. The pointer changes if and only if the pattern has changed. Objects made from the mask (a
   /// compact_sum) must be made anew when the pointer differs.

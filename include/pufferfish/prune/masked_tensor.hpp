@@ -13,7 +13,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Whether the weights of a tensor may be pruned.
+/// Decides whether the weights of a tensor may be pruned. weight_mask calls it once per tensor in its
+/// constructor and does not keep it.
 using prunable_choice = std::function<bool(const coded_tensor&)>;
 
 /// The default choice: tensors of 2 or more logical dimensions whose output index is innermost in storage.

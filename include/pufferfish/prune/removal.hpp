@@ -43,7 +43,8 @@ inline void check_removal_share(const char* who, double share) {
   }
 }
 
-/// Number of weights to remove now. Products are computed in double.
+/// Number of weights to remove now, of `kept` remaining ones of `total`: see removal_share. 0 if more are
+/// pruned already. Products are computed in double.
 inline index_t removal_count(double share, removal_share of, index_t kept, index_t total) {
   if (of == removal_share::of_remaining) {
     return std::min(kept, static_cast<index_t>(std::ceil(share * static_cast<double>(kept))));
@@ -53,8 +54,10 @@ inline index_t removal_count(double share, removal_share of, index_t kept, index
 }
 
 /// Removes weights of the tensors first .. last - 1, those of smallest key first. key_of(tensor, element)
-/// returns an unsigned integer. Returns the number of removed weights. Throws value_error if `count` is
-/// negative or above the number of remaining weights of these tensors.
+/// returns an unsigned integer; it is called twice per remaining weight and must return equal keys. Returns
+/// the number of removed weights: `count` for removal_rule::exact. Linear time on average, and one key per
+/// remaining weight. Throws value_error, with the mask unchanged, if `count` is negative or above the number
+/// of remaining weights of these tensors.
 template <class KeyOf>
 index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, index_t count,
                         removal_rule rule, const KeyOf& key_of) {
@@ -83,7 +86,8 @@ index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, 
   return removed;
 }
 
-/// The same for a share and a scope.
+/// The same for a share and a scope. With removal_scope::layers the count is computed for each prunable
+/// tensor, and the results are added.
 template <class KeyOf>
 index_t remove_share(weight_mask& mask, double share, removal_share of, removal_scope scope,
                      removal_rule rule, const KeyOf& key_of) {

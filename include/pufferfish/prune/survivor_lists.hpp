@@ -42,6 +42,8 @@ class survivor_lists {
   index_t survivors() const { return lists_.size(); }
   const entry_lists& lists() const { return lists_; }  ///< one list for each tensor of the range
 
+  /// to[i] = survivor i of the range. `arena`: the first element of the range; `to` has survivors() elements
+  /// elsewhere.
   template <class T>
   void gather(context<device::cpu>& ctx, const T* arena, T* to) const {
     lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
@@ -56,6 +58,8 @@ class survivor_lists {
   }
 
   /// Sets surviving elements of the arena to factor x survivor, and all other elements of the range to 0.
+  /// Every element of the range is written once or twice; `from` has survivors() elements and does not
+  /// overlap the arena.
   template <class T>
   void scatter(context<device::cpu>& ctx, const T* from, T factor, T* arena) const {
     lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {

@@ -22,6 +22,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Optimizer, decay, exchanges and pruning mask of a run. They refer to the arenas of the model: after a new
+/// layout they are made again. `optimizer` and `exchange` are empty only before the first layout and in
+/// between.
 template <class Task, class Comm>
 struct arena_parts {
   using all_parts = run_parts<Task, Comm>;
@@ -56,6 +59,7 @@ struct arena_parts {
                   make_run_compressor(comm, store, options, low_rank, options.exchange.plan));
     exchange->set_steps(optimizer->steps());
   }
+  /// Destroys both exchanges; their reports and states are lost.
   void drop_exchange() {
     outer.stop();
     exchange.reset();
@@ -114,6 +118,7 @@ class carried_exchanges {
     for (const auto& state : of.states()) states_.emplace_back(state.values.begin(), state.values.end());
   }
 
+  /// `to` has the same states in the same order and of the same lengths.
   template <class Task, class Comm>
   void carry(arena_parts<Task, Comm>& to) const {
     const auto states = to.states();

@@ -31,6 +31,7 @@ enum class bleu_tokens { mteval_13a, none };
 /// value / total; `add_k`: value added to matches and totals of orders above 1.
 enum class bleu_smoothing { exponential, none, floor, add_k };
 
+/// Options of bleu; the defaults are those of sacreBLEU.
 struct bleu_options {
   bleu_tokens tokens = bleu_tokens::mteval_13a;
   bleu_smoothing smoothing = bleu_smoothing::exponential;
@@ -42,6 +43,12 @@ struct bleu_options {
 };
 
 /// A score and its components; vectors have one element for each order 1 .. max_order.
+/// With p_n the precisions as shares, c = output_length and r = reference_length:
+///
+///     score = 100 BP exp((log p_1 + ... + log p_N) / N),   BP = 1 if c >= r, else exp(1 - r / c)
+///
+/// where N is max_order, or with effective_order the largest order that the output has. score is 0 if no
+/// n-gram matches or a p_n is 0.
 struct bleu_score {
   double score = 0.0;              ///< 0 .. 100
   std::vector<double> precisions;  ///< percent, smoothed
@@ -116,6 +123,12 @@ class ngram_numbers {
 
 /// Accumulates the counts of segments and computes their score. The counts are integers, so the sum over
 /// several ranks does not depend on its order: all_reduce_sum over counts().
+/// \code
+///   bleu counter;
+///   for (std::size_t i = 0; i < outputs.size(); ++i) counter.add(outputs[i], references.subspan(i, 1));
+///   comm.all_reduce_sum(counter.counts());  // over the ranks
+///   std::printf("%s\n", counter.score().text().c_str());
+/// \endcode
 class bleu {
  public:
   /// Throws value_error for a max_order outside 1 .. 16 and a smoothing value that is negative or not finite.
@@ -132,8 +145,9 @@ class bleu {
 
   const bleu_options& options() const { return options_; }
 
-  /// Adds a segment and its references. Throws value_error if there is no reference, and, with lower_case, if
-  /// a text is not UTF-8.
+  /// Adds a segment and its references. An n-gram matches min(count in the output, largest count in one
+  /// reference) times; the reference length is that of the reference closest to the output's. Throws
+  /// value_error if there is no reference, and, with lower_case, if a text is not UTF-8.
   void add(std::string_view output, std::span<const std::string> references) {
     if (references.empty()) detail::throw_error<value_error>({"bleu: a segment without a reference"});
     if (references_of_each_ != 0 && references_of_each_ != references.size()) varied_ = true;
@@ -161,7 +175,8 @@ class bleu {
     }
   }
 
-  /// Output length, reference length, matches of each order, totals of each order.
+  /// Output length, reference length, matches of each order, totals of each order: 2 + 2 max_order numbers
+  /// without smoothing. They may be overwritten by their sums over ranks.
   std::span<std::int64_t> counts() { return counts_; }
   std::span<const std::int64_t> counts() const { return counts_; }
 
@@ -184,6 +199,7 @@ class bleu {
   }
 
   /// "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp", as sacreBLEU writes it, without a version.
+  /// The number of references is that of the segments that this object has been given; "var" if it varies.
   std::string signature() const {
     const std::string references = varied_ ? "var" : std::to_string(references_of_each_);
     std::string value;
@@ -204,6 +220,7 @@ class bleu {
     return options_.smoothing_value.value_or(options_.smoothing == bleu_smoothing::floor ? 0.1 : 1.0);
   }
 
+  // The text of which words are counted: in lower case if wanted, without blanks at its end, tokenized.
   std::string prepare(std::string_view segment) const {
     std::string lower;
     if (options_.lower_case) {
@@ -258,6 +275,11 @@ class bleu {
 };
 
 /// The score of a corpus with one reference a segment. Throws value_error if the numbers of segments differ.
+/// Other errors as bleu.
+/// \code
+///   const std::vector<std::string> outputs = ..., references = ...;  // equally long
+///   std::printf("BLEU %.2f\n", corpus_bleu(outputs, references).score);
+/// \endcode
 inline bleu_score corpus_bleu(std::span<const std::string> outputs, std::span<const std::string> references,
                               const bleu_options& options = {}) {
   if (outputs.size() != references.size()) {

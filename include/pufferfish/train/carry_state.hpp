@@ -140,6 +140,7 @@ class optimizer_memory {
   /// Copies the states and the number of steps of an optimizer (optimizer, gpu::any_optimizer) whose arenas
   /// are the network's, and notes where each dense layer's matrices are in them. Waits for a device. Throws
   /// state_error, naming the state, if it is not arranged as the network's values or no rule for it is known.
+  /// Memory: a copy of all states on the host.
   template <class Root, class Device, class Optimizer>
   optimizer_memory(model<Root, Device>& net, Optimizer& of) : steps_(of.steps()) {
     const auto size = static_cast<std::size_t>(net.parameter_count());
@@ -258,6 +259,7 @@ class optimizer_memory {
     std::vector<bias_task> biases;
   };
 
+  // Throws state_error unless the new optimizer has the same states, of `size` elements each where not empty.
   template <class Spans>
   void check_states(const Spans& spans, std::size_t size) const {
     bool same = spans.size() == states_.size();
@@ -271,6 +273,7 @@ class optimizer_memory {
                                       " of a network of ", size, " parameters"});
   }
 
+  // Finds the origin of each new parameter's state, and fills the report. Throws as carry.
   template <class Root, class Device>
   plan make_plan(model<Root, Device>& net, carried_state& report) const {
     const auto& entries = net.store().parameters();
@@ -367,6 +370,7 @@ class optimizer_memory {
          " are not stored in the network's arenas, so they have no state there"});
   }
 
+  // Copies kept states and makes the states of biases.
   static void copy_ranges(const plan& work, const std::vector<T>& from, std::vector<T>& to) {
     for (const range_task& range : work.ranges)
       std::copy_n(from.data() + range.from, range.size, to.data() + range.to);

@@ -34,6 +34,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// A flat array that a checkpoint stores in addition to the network, such as the optimizer's momentum
 /// ("optimizer.momentum"), in the order of the network's arenas.
+/// The span refers to memory of the caller, on the host.
 template <class T>
 struct named_state {
   std::string name;
@@ -82,6 +83,7 @@ inline bool looks_like_further_rank(std::string_view name) {
          name.find_first_not_of("0123456789", colon + 1) == std::string_view::npos;
 }
 
+/// The list that is stored for these layers; ranks_from_numbers is its inverse.
 inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
   named_numbers numbers;
   for (const layer_rank& layer : ranks) {
@@ -97,6 +99,8 @@ inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
   }
   return numbers;
 }
+/// Never throws: names that end in a further rank's suffix, but follow no such layer, are layers of their
+/// own.
 inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) {
   std::vector<layer_rank> ranks;
   const auto is_further = [&ranks](const std::string& name) {
@@ -126,6 +130,8 @@ inline std::vector<layer_rank> sorted_ranks(std::vector<layer_rank> ranks) {
 }  // namespace detail
 
 /// An open checkpoint. It was checked as a safetensors file and a checkpoint, but not yet against a network.
+/// The file's bytes are held in memory; the file itself is not open any more. References that members return
+/// are valid as long as the object. Const members may be called by several threads at once.
 class checkpoint_file {
  public:
   /// Path or name, as given.
@@ -177,7 +183,13 @@ class checkpoint_file {
   /// Throws io_error, naming tensors and both shapes or dtypes, if anything does not fit: layers, names (all
   /// that are missing and all that are unexpected are listed), dtypes, shapes, or, for states, the order of
   /// the arenas. Then neither `net` nor `states` has changed. The network may be on a device; the states are
-  /// on the host.
+  /// on the host. A change of the structure needs memory for a second network. Local: ranks that restore by
+  /// themselves read the file each.
+  /// \code
+  ///   std::vector<float> momentum(static_cast<std::size_t>(file.stored_size("optimizer.momentum")));
+  ///   const std::vector<named_state<float>> states{{"optimizer.momentum", momentum}};
+  ///   file.restore(net, states);
+  /// \endcode
   template <class Root, class Device, class T = detail::stored_t<model<Root, Device>>>
   void restore(model<Root, Device>& net,
                std::type_identity_t<std::span<const named_state<T>>> states = {}) const {
@@ -199,6 +211,7 @@ class checkpoint_file {
   friend checkpoint_file open_checkpoint(const std::string& path, std::uint64_t limit);
   friend checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::string name);
 
+  // Reads the library's metadata. Throws io_error if they are missing or contradict the tensors.
   explicit checkpoint_file(safetensors_file file) : file_(std::move(file)) {
     const std::string& format = own_entry("format");
     if (format != detail::checkpoint_format) {
@@ -281,6 +294,7 @@ class checkpoint_file {
     }
   }
 
+  // Throws io_error unless the file's tensor has this shape and the dtype of T.
   template <class T>
   void check_tensor(const std::string& tensor, const std::vector<index_t>& shape) const {
     const tensor_info& info = file_.tensor(tensor);
@@ -292,6 +306,8 @@ class checkpoint_file {
     }
   }
 
+  // Throws io_error unless the file has exactly the network's tensors, of the same dtypes and shapes, and
+  // with `states` the same order of the arenas.
   template <class Root, class Device, class T>
   void check(const model<Root, Device>& net, std::span<const named_state<T>> states) const {
     std::vector<std::string> missing, unexpected, known;
@@ -372,6 +388,7 @@ inline checkpoint_file open_checkpoint(const std::string& path,
 }
 
 /// Like open_checkpoint, from bytes in memory. Error texts call them `name`.
+/// Errors as open_checkpoint, without those of reading the file.
 inline checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::string name) {
   return checkpoint_file(safetensors_file::parse(std::move(bytes), std::move(name)));
 }
@@ -382,6 +399,8 @@ inline checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::st
 /// file is replaced in one step (see atomic_writer): after an error the old one is still there. Throws
 /// io_error if it cannot be written or if two tensors share a name. The network may be on a device, which
 /// makes no difference to the file; the states are on the host.
+/// Needs memory for a copy of the parameters. Local: one rank calls it. Optimizer and exchange are not part
+/// of the file unless `states` names their arrays.
 template <class Root, class Device, class T = detail::stored_t<const model<Root, Device>>>
 void save_checkpoint(const std::string& path, const model<Root, Device>& net,
                      std::type_identity_t<std::span<const named_state<T>>> states = {},

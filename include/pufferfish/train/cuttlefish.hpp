@@ -47,6 +47,8 @@ struct cuttlefish_options {
 };
 
 /// Throws value_error, with the number, for an option outside of its range.
+/// The conditions: window >= 1, 1 <= mean_of <= window + 1, tolerance above 0 and finite, 0 <= very_few <=
+/// few, 0 <= least_share <= 1.
 PUFFERFISH_COLD inline void check_cuttlefish(const cuttlefish_options& o) {
   if (o.window < 1 || o.mean_of < 1 || o.mean_of > o.window + 1) {
     detail::throw_error<value_error>(
@@ -80,6 +82,7 @@ PUFFERFISH_COLD inline std::string describe(const cuttlefish_options& o) {
 ///     e(0) = s(0), e(i) = w s(i) + (1 - w) e(i - 1), w = 2 / (window + 1);
 ///     derivative(i) = (e(i + 1) - e(i - 1)) / 2, one-sided at both ends.
 /// 0 for fewer than two values.
+/// window and mean_of are at least 1.
 PUFFERFISH_COLD inline double cuttlefish_slope(std::span<const double> series, index_t window,
                                                index_t mean_of) {
   const std::size_t count = series.size();
@@ -192,6 +195,7 @@ class cuttlefish_tracker {
     index_t latched = -1;      ///< the epoch that latched the series; -1: none
     index_t rank = 0;          ///< by the latest measurement
   };
+  /// One for each series, in the order of the layers and of their rank groups.
   std::vector<report> reports() const {
     std::vector<report> all;
     for (const one_layer& layer : layers_) {
@@ -254,6 +258,8 @@ class cuttlefish_tracker {
     return cuttlefish_slope(series.values, options_.window, options_.mean_of);
   }
 
+  // The rank for the latest stable rank: as cuttlefish_rank says, at least 1 and floor(beta full), at most
+  // full.
   index_t rank_of(const matrix_size& size, const std::vector<double>& values) const {
     const double most = full(size), s = values.back();
     // The quotient is exactly 1 where s = s(0).
@@ -263,6 +269,7 @@ class cuttlefish_tracker {
     return static_cast<index_t>(std::min(most, std::max(wanted, least)));
   }
 
+  // Throws as observe() says.
   void check(index_t epoch, const std::vector<layer_stable_rank>& measured) const {
     if (epoch != measurements_) {
       detail::throw_error<state_error>(
@@ -319,6 +326,7 @@ class cuttlefish_tracker {
                0.5 * static_cast<double>(std::numeric_limits<index_t>::max());
   }
 
+  // Adds a line of state(). Returns false for any other line.
   bool read_series(std::string_view content) {
     detail::record_line line(content);
     std::string kind, name;

@@ -26,6 +26,9 @@ concept norm_estimating_task = requires(Task& task, context<typename Task::model
 ///
 /// Throws state_error for a model with batch norms if the task has no estimate(), or if the tape is not
 /// empty; value_error unless passes > 0; other errors as the task.
+/// \code
+///   estimate_norms(run.machine(), run.task(), run.net(), {run.epoch(), run.step_of_epoch(), 0}, 3);
+/// \endcode
 template <class Task>
 index_t estimate_norms(context<typename Task::model_type::device_type>& ctx, Task& task,
                        typename Task::model_type& net, const step_position& first, index_t passes) {

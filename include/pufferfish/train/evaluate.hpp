@@ -16,12 +16,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Sums over the samples seen.
+/// Of a set of images `correct` counts hits and `count` images. Tasks without hits leave `correct` at 0, and
+/// `count` then counts tokens.
 struct evaluation {
   double loss_sum = 0.0;
   std::int64_t correct = 0;
   std::int64_t count = 0;
 
   /// Mean cross entropy in nats, and the share of samples whose largest logit is at their label, in percent.
+  /// Both are 0 without samples.
   double loss() const { return count > 0 ? loss_sum / static_cast<double>(count) : 0.0; }
   double accuracy() const {
     return count > 0 ? 100.0 * static_cast<double>(correct) / static_cast<double>(count) : 0.0;
@@ -29,6 +32,7 @@ struct evaluation {
 };
 
 /// Sums an evaluation over all ranks. Collective.
+/// Two all-reduces: one of the loss, one of both counts.
 template <class Comm>
 evaluation reduce(Comm& comm, evaluation local) {
   double loss[1] = {local.loss_sum};
@@ -79,6 +83,14 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
 /// Runs all images through the network in inference mode, without shuffling and augmentation. Each rank runs
 /// its part of every batch; the sums are over all ranks. Restores the context's mode. On a device the set is
 /// copied there first. Collective.
+/// `batch`: images of all ranks per forward pass. loss_sum and hits are those of SoftmaxCrossEntropy without
+/// smoothing. Throws as loader for an invalid set, batch or normalization, and shape_error if images do not
+/// fit the network; ranks that do not throw wait for the others.
+/// \code
+///   const normalization normalize = measure_normalization(train);
+///   const evaluation seen = evaluate(ctx, net, comm, test, normalize);
+///   std::printf("loss %.3f, accuracy %.2f %%\n", seen.loss(), seen.accuracy());
+/// \endcode
 template <class T, class Device, class Comm>
 evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, const image_set& set,
                     const normalization& normalize, index_t batch = 256) {

@@ -61,6 +61,10 @@ using stored_t = std::remove_cvref_t<decltype(std::declval<Model&>().store().val
 }  // namespace detail
 
 /// Digest of the parameters: equal bits have equal digests, on any device. Waits for the device.
+/// Local. Equal parameters of ranks have equal digests, as agree() compares them.
+/// \code
+///   agree(comm, "parameters", parameter_digest(run.net()));  // throws on all ranks if one has other bits
+/// \endcode
 template <class Root, class Device>
 std::uint64_t parameter_digest(const model<Root, Device>& net) {
   using T = detail::stored_t<const model<Root, Device>>;

@@ -37,6 +37,7 @@ class segment_place {
   /// Room for `tokens` tokens.
   explicit segment_place(index_t tokens) : place_(2 * tokens * size) {}
 
+  /// Copies the segment to the device. Does nothing for an empty segment.
   void bring(context<Device>& ctx, const token_segment& part) {
     const extents<2> shape{part.length, part.streams};
     const std::size_t bytes = part.inputs.size_bytes();
@@ -73,7 +74,15 @@ inline evaluation sum_of_losses(const memory_block<double>& results) {
 }  // namespace detail
 
 /// Evaluates a language model on a text: loss() of the result is the mean negative log likelihood per token.
-/// Each rank runs its own streams; all ranks get the same result. Restores the context's mode. Collective.
+/// Each rank runs its own streams; all ranks get the same result. count is the number of predicted tokens,
+/// `correct` stays 0. `streams`: parallel pieces of the text over all ranks, limited to half of the number of
+/// tokens; `segment`: tokens of a stream per pass. The state is carried over from segment to segment.
+/// Restores the context's mode. Throws value_error for a text of fewer than two tokens, and for `streams` or
+/// `segment` below 1. Collective.
+/// \code
+///   const evaluation seen = evaluate_language(ctx, net, comm, text, 10, 35);
+///   std::printf("perplexity %.2f\n", std::exp(seen.loss()));
+/// \endcode
 template <class Root, class Device, class Comm>
 evaluation evaluate_language(context<Device>& ctx, const model<Root, Device>& net, Comm& comm,
                              std::span<const std::int32_t> text, index_t streams, index_t segment) {
@@ -130,6 +139,7 @@ class language_task {
 
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
 
+  /// Loads this rank's streams of segment at.step; the first segment of an epoch resets the carried state.
   step_share load(context<Device>& ctx, const step_position& at) {
     const token_segment part = train_.load(at.step);
     global_tokens_ = part.length * part.global_streams;
@@ -139,6 +149,8 @@ class language_task {
     return {0, hasher().number(part.length).digest()};
   }
 
+  /// Forward and backward pass. results[0]: sum of the tokens' losses, results[1]: number of tokens. A rank
+  /// without streams sets its gradients to zero.
   void compute(context<Device>& ctx, model_type& net, double* results) {
     // There may be more ranks than streams.
     if (train_.local_streams() == 0) return detail::compute_nothing(ctx, net, results);
@@ -152,10 +164,12 @@ class language_task {
     return detail::step_at_once(*this, ctx, net, at);
   }
 
+  /// Inputs of a step's layers; see train/step_position.hpp.
   std::vector<layer_input> layer_inputs(const model_type& net) const {
     return sequence_inputs(net, options_.segment, std::max<index_t>(1, train_.local_streams()));
   }
 
+  /// evaluate_language on the test text. Collective.
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
     return evaluate_language(ctx, net, comm, test_, options_.test_streams, options_.segment);
@@ -166,6 +180,7 @@ class language_task {
                             options_.test_streams, "\ndropout ", dropout_, "\n"});
   }
   std::string data_lines() const { return data_line("training", train_text_) + data_line("test", test_); }
+  /// The recurrent state of this rank's streams, on the device of the model; for checkpoints.
   std::span<T> carried() { return state_.memory().span(); }
 
  private:

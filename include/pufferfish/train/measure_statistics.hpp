@@ -16,6 +16,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// `steps` steps of a task's epochs, each a forward and a backward pass in training mode. Changes the
 /// gradients of `net` and the running statistics of its batch norms; its parameters stay. Throws value_error
 /// for fewer than 1 step; other errors as the task and as select.
+/// Step k has the batch of epoch k / n, step k mod n, with n = task.steps_per_epoch(). Local: statistics are
+/// of the task's rank. Restores the context's mode.
+/// \code
+///   image_task<float> task(net, train, test, options, 0, 1);
+///   const network_statistics seen = measure_statistics(ctx, task, net, policy, 20);
+///   factorize(net, policy, &seen);
+/// \endcode
 template <class Task>
 network_statistics measure_statistics(context<device::cpu>& ctx, Task& task, typename Task::model_type& net,
                                       const factorize_policy& policy, index_t steps = 20) {

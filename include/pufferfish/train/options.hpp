@@ -37,6 +37,13 @@ constexpr const char* to_string(training_mode mode) {
 }
 
 /// Options of a hybrid run's switch from dense to low rank, and of the training after the switch.
+/// \code
+///   training_options options;
+///   options.warmup_epochs = 10;
+///   options.factorize.rank = rank_ratio{0.25};
+///   options.switching.carry_state = true;
+///   options.switching.ramp.steps = 200;
+/// \endcode
 struct switch_options {
   /// When the run switches. Empty: at the start of epoch run_options::warmup_epochs.
   std::optional<switch_moment> moment = {};
@@ -112,6 +119,7 @@ struct rare_training : rare_exchange_options {
   double power = 0.0;
   index_t most_steps = 500;
 
+  /// H as a function of the learning rate; the peak of the schedule is the run's base rate.
   local_steps_schedule schedule() const { return {local_steps, power, 1, std::max(local_steps, most_steps)}; }
   /// Throws value_error, naming the option and its value.
   void validate() const {
@@ -125,6 +133,20 @@ inline std::string describe(const rare_training& options) {
 }
 
 /// Options that training runs of all tasks share.
+/// All ranks must have the same options. The constructor of training_run compares the lines that a checkpoint
+/// keeps (mode, rates, optimizer, switch, compression, pruning, wire, task, data and layers), the number of
+/// epochs, divergence_steps, tune_exchange and switch_options::test; the exchange compares its plan and
+/// formats. resume() requires the lines of the run that wrote the checkpoint; the number of epochs may
+/// differ.
+///
+/// Learning rate of step k of n in epoch t (both from 0):
+///
+///     rate = learning_rate rate_schedule(t + k / n) plateau_factor             before the switch
+///     rate = learning_rate rate_schedule(t - s + k / n) plateau_factor
+///                switch_rate_factor ramp(number of steps since the switch)     after it
+///
+/// where s is the epoch of the switch with restart_schedule_at_switch, else 0. plateau_factor is 1 without
+/// rate_plateau. A hybrid run whose switch would be at epoch `epochs` or later stays dense.
 struct run_options {
   training_mode mode = training_mode::hybrid;
   index_t epochs = 20;
@@ -211,6 +233,15 @@ struct run_options {
 };
 
 /// Options of a training run of an image classifier.
+/// \code
+///   training_options options;
+///   options.epochs = 30;
+///   options.warmup_epochs = 10;                 // the switch happens at the start of epoch 10
+///   options.rate_schedule = cosine(30.0);
+///   options.optimizer = sgd_options{.momentum = 0.9, .weight_decay = 5e-4};
+///   options.batch = 256;                        // of all ranks together
+///   options.augment = {.pad_crop = 4, .flip = true};
+/// \endcode
 struct training_options : run_options {
   label_smoothing smoothing;
   index_t batch = 128;  ///< samples per step, over all ranks
@@ -218,6 +249,8 @@ struct training_options : run_options {
 };
 
 /// Results of one epoch. Losses and accuracies are over all ranks, times are those of this rank.
+/// `learning_rate` is that of the epoch's last step. Losses are means per sample or token in nats; the
+/// training loss contains label smoothing, the test loss does not.
 struct epoch_result {
   index_t epoch = 0;      ///< 0-based
   bool low_rank = false;  ///< whether the epoch trained factors
@@ -232,6 +265,11 @@ struct epoch_result {
 };
 
 /// Report of the switch from dense to low rank.
+/// Times are those of this rank. `epoch` is the epoch at whose start the switch happened.
+///
+/// Order of a switch: synchronize, test `before`, statistics summed over the ranks, factorization on rank 0,
+/// broadcast, new optimizer and exchange, carried state, test `after`, estimated batch norms, test
+/// `estimated`.
 struct switch_result {
   index_t epoch = 0;
   /// Duration without tests: statistics, decompositions, broadcast, new arenas and optimizer.
@@ -246,6 +284,7 @@ struct switch_result {
 };
 
 /// Position and running results of a run, for progress displays.
+/// On a device, loss and accuracy may lack the last steps (training_run).
 struct training_position {
   index_t epoch = 0;
   index_t epochs = 0;
@@ -257,11 +296,23 @@ struct training_position {
 };
 
 /// Callbacks of a training run. Every rank calls all of them, on the thread that trains.
+/// The default of each callback does nothing. Callbacks must not call members of the run that are collective,
+/// unless they do so on all ranks. An exception from a callback leaves advance() on this rank only.
+/// \code
+///   struct printer : training_observer {
+///     void on_epoch(const epoch_result& e) override {
+///       std::printf("epoch %td: loss %.3f, accuracy %.2f %%\n", e.epoch, e.test_loss, e.test_accuracy);
+///     }
+///   };
+/// \endcode
 class training_observer {
  public:
   virtual ~training_observer() = default;
+  /// Called after each step, skipped steps included, and after on_skipped_step.
   virtual void on_step(const training_position&) {}
+  /// Called after the test at the end of an epoch, when the run is at the start of the next one.
   virtual void on_epoch(const epoch_result&) {}
+  /// Called after the switch, before the first step with factors.
   virtual void on_switch(const switch_result&) {}
   /// A step was left out because a gradient was not finite (nonfinite_policy::skip).
   virtual void on_skipped_step(const nonfinite_gradient&) {}

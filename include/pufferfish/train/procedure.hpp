@@ -11,6 +11,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A training run (see training_run) over images.
+/// \code
+///   mpi::communicator comm(MPI_COMM_WORLD);
+///   procedure<float, mpi::communicator> run(std::move(net), comm, train, test, options);
+///   training_observer quiet;
+///   run.run(quiet);
+///   run.save("run.safetensors");
+/// \endcode
 template <class T, class Comm, class Device = device::cpu>
 class procedure : public training_run<image_task<T, Device>, Comm> {
   using base = training_run<image_task<T, Device>, Comm>;
@@ -28,6 +35,7 @@ class procedure : public training_run<image_task<T, Device>, Comm> {
                 [&] { return image_task<T, Device>(net, train, test, options, comm.rank(), comm.size()); }),
             std::move(net), comm, options, machine) {}
 
+  /// Mean and deviation of the training set's channels, which evaluations of other images need (evaluate).
   const normalization& normalize() const { return base::task().normalize(); }
 
  private:

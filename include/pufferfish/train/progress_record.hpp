@@ -50,6 +50,8 @@ inline std::vector<layer_rank> ranks_from_text(std::string_view text) {
 }  // namespace detail
 
 /// The state of a training run without its network and optimizer.
+/// Every rank has its own record. Position and counters of steps are equal on all ranks. `seen`, times and
+/// losses of single steps are those of the rank.
 struct training_record {
   index_t epoch = 0;
   index_t step = 0;  ///< completed steps of this epoch
@@ -141,6 +143,7 @@ struct training_record {
   }
 
  private:
+  // Reads a line of to_text() into the record. Returns false for any other line.
   bool read_line(std::string_view kind, detail::record_line& line) {
     if (kind == "position") {
       line.read(epoch, step, total_steps, optimizer_steps, low_rank);

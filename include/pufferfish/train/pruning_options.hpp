@@ -23,6 +23,7 @@ constexpr const char* to_string(pruning_method method) {
 /// A run prunes convolution and linear weights once, goes on training the remaining weights, and exchanges
 /// only their gradients (compact_sum). A run that switches to low rank afterwards prunes the factors, right
 /// after the switch. PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
+/// All ranks have the same options.
 struct pruning_options {
   pruning_method method = pruning_method::grasp;
   double ratio = 0.5;  ///< floor(ratio x prunable) weights are removed; 0 to below 1
@@ -32,7 +33,8 @@ struct pruning_options {
   index_t samples = 10;        ///< samples of each class, for GraSP
   double temperature = 200.0;  ///< divisor of the network's outputs in GraSP's loss
 
-  /// Throws value_error, naming the option and its value.
+  /// Throws value_error, naming the option and its value, for a ratio outside 0 .. 1 or of 1, a negative
+  /// epoch, fewer than 2 samples or a temperature not above 0. The last two are checked for both methods.
   void validate() const {
     if (!(ratio >= 0.0 && ratio < 1.0)) {
       detail::throw_error<value_error>({"pruning: ratio ", ratio, " is not in 0 .. 1, below 1"});

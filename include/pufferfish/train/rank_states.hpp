@@ -137,6 +137,8 @@ class rank_states {
     return name + "." + std::to_string(rank);
   }
 
+  // Calls f(own, room, rank) for each array of each rank; `room` is rank 0's memory for the array, on other
+  // ranks a buffer of the array's size.
   template <class F>
   void for_each(F&& f) {
     std::vector<T> passing;

@@ -48,6 +48,7 @@ class run_outer {
   void stop() { exchange_.reset(); }
   bool runs() const { return exchange_.has_value(); }
 
+  /// See rare_exchange::set_epoch.
   void set_epoch(index_t epoch, double rate) {
     if (runs()) exchange_->set_epoch(epoch, rate);
   }

@@ -77,6 +77,7 @@ class run_pruning {
   }
 
  private:
+  // Chooses the pruned weights by the method of the options, on every rank by itself.
   template <class Parts>
   void choose(const Parts& run, weight_mask& mask) const {
     parameter_store<T>& store = run.net.store();

@@ -167,6 +167,7 @@ class run_states {
   }
 
  private:
+  // Arrays of which every rank has its own, with their names in the checkpoint.
   std::vector<named_state<T>> states_of_rank() {
     std::vector<named_state<T>> result;
     if (own_optimizer_) {

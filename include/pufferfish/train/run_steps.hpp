@@ -46,6 +46,7 @@ struct run_parts {
 template <class Task, class Comm, class Device>
 class run_steps;
 
+/// Steps of a run on the CPU.
 template <class Task, class Comm>
 class run_steps<Task, Comm, device::cpu> {
   using parts = run_parts<Task, Comm>;

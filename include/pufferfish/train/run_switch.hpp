@@ -38,6 +38,8 @@ inline factorize_policy unmeasured(factorize_policy policy) {
   return policy;
 }
 
+/// Calls of a step, in order: is_due at the start of an epoch; if the switch is due: gather, remember,
+/// factorize on rank 0, carry, estimate; then take_step. The options are checked by the constructor.
 template <class Task, class Comm>
 class run_switch {
   using all_parts = run_parts<Task, Comm>;
@@ -235,6 +237,8 @@ class run_switch {
     return at.epoch < at.switched->epoch + epochs ? epochs : 0;
   }
 
+  // Adds measured times of the layers to the statistics. Throws value_error if the task has no
+  // layer_inputs().
   void measure_times(context<device_type>& ctx, const Task& task, const model_type& net) {
     if constexpr (requires { task.layer_inputs(net); }) {
       if (!seen_) seen_.emplace();
@@ -251,6 +255,7 @@ class run_switch {
     return policy;
   }
 
+  // The measurement that the clock wants, on rank 0. No predicted loss without statistics.
   switch_evidence measure(switch_measurement wanted, context<device_type>& ctx, const Task& task,
                           const model_type& net) {
     switch_evidence found;

@@ -50,6 +50,7 @@ struct step_position {
 };
 
 /// This rank's share of a step, for runs on a device.
+/// compute() on a device may be replayed from a graph, without a call, for a step of equal key and samples.
 struct step_share {
   /// Above 0: number of this rank's samples; the step's second result is then their number of hits. 0: the
   /// second result is itself the number that an evaluation counts, such as tokens.

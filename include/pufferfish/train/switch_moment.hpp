@@ -53,9 +53,16 @@ struct predicted_loss_moment {
   std::optional<index_t> latest = std::nullopt;  ///< epoch at whose start the switch is due at the latest
 };
 
+/// When a run switches (switch_options::moment).
+/// \code
+///   switch_options options;
+///   options.moment = cuttlefish_moment{.options = cuttlefish_options::cifar(), .latest = 20};
+/// \endcode
 using switch_moment = std::variant<fixed_epoch, cuttlefish_moment, predicted_loss_moment>;
 
 /// Throws value_error, with the number, for an option outside of its range.
+/// Epochs are at least 0, `latest` is at least `earliest`, improvement is in [0, 1); tolerance and least_gain
+/// are finite and at least 0; options of Cuttlefish as check_cuttlefish.
 PUFFERFISH_COLD inline void check_moment(const switch_moment& moment) {
   const auto require_epoch = [](const char* what, index_t epoch, index_t least) {
     if (epoch >= least) return;
@@ -105,6 +112,8 @@ PUFFERFISH_COLD inline std::string describe(const switch_moment& moment) {
 /// The measurement that a switch_clock needs at the start of an epoch.
 enum class switch_measurement { none, stable_ranks, predicted_loss };
 
+/// Measurements at the start of an epoch. A cuttlefish_moment uses the stable ranks, a predicted_loss_moment
+/// the predicted loss, a fixed_epoch none.
 struct switch_evidence {
   std::vector<layer_stable_rank> stable_ranks = {};
   std::optional<double> predicted_loss = std::nullopt;
@@ -132,6 +141,7 @@ class switch_clock {
   const switch_moment& moment() const { return moment_; }
 
   /// The measurement that decide(epoch) needs.
+  /// `none` after the decision and for an epoch that has been decided.
   switch_measurement wanted(index_t epoch) const {
     if (due_ || epoch == decided_) return switch_measurement::none;
     if (std::holds_alternative<cuttlefish_moment>(moment_)) return switch_measurement::stable_ranks;
@@ -241,6 +251,7 @@ class switch_clock {
     return detail::message({"epoch ", *latest, " is the latest, although ", although});
   }
 
+  // Stores the loss, and returns the reason for a switch at `epoch`; empty: no switch.
   std::string by_predicted_loss(index_t epoch, const predicted_loss_moment& p,
                                 const std::optional<double>& loss) {
     if (loss && !(*loss >= 0.0 && std::isfinite(*loss))) {
@@ -263,6 +274,7 @@ class switch_clock {
                           : std::string("no predicted loss was measured"));
   }
 
+  // Reads a line of state() other than those of the tracker. Returns false for any other line.
   bool read_line(std::string_view content) {
     const std::size_t space = std::min(content.find(' '), content.size());
     const std::string_view kind = content.substr(0, space);

@@ -56,7 +56,7 @@ std::vector<std::int64_t> level_parts(Comm& comm, const named_sums& sums) {
   return present;
 }
 
-/// All sums in one array, and the inverse.
+/// All sums in one array, and the inverse. `all` has the length that join() returns.
 inline std::vector<double> join(const named_sums& sums) {
   std::vector<double> all;
   for (const auto& [name, one] : sums) {
@@ -88,6 +88,7 @@ void sum_over_ranks(Comm& comm, const named_sums& sums) {
 /// Number of elements of T that represent a double exactly in a file whose arrays have elements of T. Each of
 /// the elements is an integer of 16 bits.
 inline constexpr std::size_t packed_size = 4;
+/// `values` as packed_size elements each, the low 16 bits first. Exact for float and double.
 template <class T>
 std::vector<T> pack(const std::vector<double>& values) {
   std::vector<T> packed;

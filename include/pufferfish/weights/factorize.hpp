@@ -34,7 +34,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Outcome for one tensor.
+/// Outcome for one tensor. A tensor that was copied has rank 0 and equal numbers of parameters; in the report
+/// of factorize_weights its `reason` says why.
 struct weight_result {
   std::string name;  ///< name in the dense file
   tensor_dtype dtype{};
@@ -53,18 +54,28 @@ struct weight_result {
   double predicted_loss = std::numeric_limits<double>::quiet_NaN();
   index_t parameters_before = 0;
   index_t parameters_after = 0;
-  double seconds = 0.0;
+  double seconds = 0.0;  ///< of reading and computing; 0 if no factors were computed
 };
 
-/// Outcome for a file. Parameters are elements of floating-point tensors.
+/// Outcome for a file. Parameters are elements of floating-point tensors, so that integer buffers do not
+/// count. The numbers of the file are the sums of those of its tensors.
+///
+/// \code
+/// for (const weight_result& tensor : report.tensors) {
+///   if (tensor.factorized) std::printf("%s: rank %td\n", tensor.name.c_str(), tensor.rank);
+/// }
+/// \endcode
 struct weight_report {
   std::vector<weight_result> tensors;  ///< in the order of the file that was read
   index_t parameters_before = 0;
   index_t parameters_after = 0;
-  double seconds = 0.0;
+  double seconds = 0.0;  ///< wall-clock time of the whole call
 };
 
-/// Called after each tensor, one call at a time, with the share of the work done, 0 .. 1.
+/// Called after each tensor, one call at a time, with the share of the work done, 0 .. 1. Tensors come in the
+/// order in which they are written, by falling element size and cost, not in that of the file. With several
+/// threads, any of them makes the calls. An exception thrown by the observer ends the call and is rethrown to
+/// the caller; no file is written.
 using weight_observer = std::function<void(const weight_result& tensor, double share)>;
 
 namespace detail {
@@ -76,7 +87,10 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Runs make(task) on `threads` threads, and finish(task, result) in the order of the tasks, one at a time.
+/// Runs make(task) on `threads` threads, and finish(task, result) in the order of the tasks, one at a time,
+/// on the thread that has completed the next missing result. Results wait in memory for those of earlier
+/// tasks. The first exception is rethrown, and no further finish is called after one of finish. Throws
+/// value_error for less than 1 thread.
 template <class Result, class Make, class Finish>
 void run_in_order(int threads, index_t tasks, const Make& make, const Finish& finish) {
   std::vector<std::optional<Result>> waiting(static_cast<std::size_t>(tasks));
@@ -96,7 +110,8 @@ void run_in_order(int threads, index_t tasks, const Make& make, const Finish& fi
   });
 }
 
-/// Computes up * down in blocks of rows, with sums in double, and passes each to visit(first_row, block).
+/// Computes up * down, [rows x rank] times [rank x cols], in blocks of 256 rows, with sums in double, and
+/// passes each to visit(first_row, block). The block is valid during the call.
 template <class T, class Visit>
 void visit_product(const tensor_view<const T, 2>& up, const tensor_view<const T, 2>& down,
                    const Visit& visit) {
@@ -115,6 +130,10 @@ struct made_factors {
   weight_result result;
 };
 
+/// Reads the matrices of a weight and factorizes them in T. All parts get the largest of the ranks that
+/// rank_of chooses for them. If factors of this rank have no fewer parameters than the matrices, the result
+/// has no factors, and its reason says so. `result`: the entry of the report with name, dtype and shape.
+/// Errors are those of weight_matrices, its make and choose_rank.
 template <class T>
 made_factors factorize_tensor(const tensor_source& file, const weight_task& task, const weight_policy& policy,
                               const rank_policy& rank_of, weight_result result) {
@@ -200,6 +219,7 @@ inline std::pair<std::vector<index_t>, std::vector<index_t>> factor_shapes(const
   return {down, up};
 }
 
+/// Copies the bytes of a tensor into the tensor that `to` has begun, in pieces of copy_piece bytes.
 inline void copy_tensor(const tensor_source& from, const tensor_place& place, tensor_sink& to) {
   std::vector<std::uint8_t> piece;
   for (std::uint64_t at = 0; at < place.bytes; at += piece.size()) {
@@ -209,8 +229,9 @@ inline void copy_tensor(const tensor_source& from, const tensor_place& place, te
   }
 }
 
-/// Order of work: by falling element size, so that all tensors are aligned in the new file; within
-/// a size by falling cost, so that no thread starts an expensive tensor last.
+/// Order of work, as numbers of tensors: by falling element size, so that all tensors are aligned in the new
+/// file; within a size by falling cost, so that no thread starts an expensive tensor last; of equal cost in
+/// the order of the file.
 inline std::vector<std::size_t> working_order(const std::vector<tensor_place>& tensors,
                                               const std::vector<double>& cost) {
   std::vector<std::size_t> order(tensors.size());
@@ -222,7 +243,7 @@ inline std::vector<std::size_t> working_order(const std::vector<tensor_place>& t
   return order;
 }
 
-/// Number of parameters of all factors if every rank is 1.
+/// Number of parameters of all factors if every rank is 1: the least that factorization can reach.
 inline index_t least_parameters(const std::vector<weight_decision>& plan) {
   index_t least = 0;
   for (const weight_decision& d : plan) least += d.factorize ? d.parts * (d.rows + d.cols) : 0;
@@ -261,9 +282,10 @@ inline truncation truncation_of(const std::vector<tensor_place>& tensors,
   return policy.truncate.value_or(most);
 }
 
-/// Ranks with which the floating-point elements of the file stay within the policy's budget. Rank 0:
-/// the weight stays dense, and its reason is written to `report`. gains[i]: weight_matrices::gains
-/// of tensor i. The budget must be at least `fixed` + least_parameters(plan).
+/// Ranks with which the floating-point elements of the file stay within the policy's budget. Rank 0: the
+/// weight stays dense, and its reason is written to `report`. gains[i]: weight_matrices::gains of tensor i.
+/// `fixed`: elements of the tensors that stay. The budget must be at least `fixed` + least_parameters(plan).
+/// Each weight is one layer of `allocate`, whose errors are passed on.
 inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>& plan,
                                              std::vector<std::vector<double>> gains, index_t fixed,
                                              const weight_policy& policy, weight_report& report) {
@@ -304,15 +326,35 @@ inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>&
 ///   NAME.bias of one of the first two  -> NAME.up.bias
 ///   NAME.weight_ih_l0 [gates h][in]    -> NAME.weight_ih_l0.down [gates r][in], .up [gates h][r]
 ///   NAME.in_proj_weight [3 m][m]       -> NAME.in_proj_weight.down [3 r][m], .up [3 m][r]
-/// All other tensors and the metadata are copied bit for bit. The lists of factor_lists, which
-/// merge_weights reads, are added to the metadata.
+/// All other tensors and the metadata are copied bit for bit. The lists of factor_lists, which merge_weights
+/// reads, are added to the metadata.
 ///
-/// A file whose name ends in .npz is an npz file, any other a safetensors file. Of a safetensors
-/// file, only the matrices in work and the factors that are not written yet are in memory. Throws
-/// io_error if a file cannot be read or written. Throws value_error for a matrix with an element
-/// that is not finite, for a budget that is too small, for statistics that are needed but missing
-/// or that belong to no tensor of the file, and as weight_plan; shape_error for statistics of a
-/// matrix of another size. After an error, `out` is unchanged. `out` may be the same file as `in`.
+/// A matrix A is replaced by up down, which minimizes ||A - up down||_F among all products of rank r if the
+/// truncation is plain (see truncation for the others; the randomized method is near-optimal). F64 weights
+/// are factorized in double, all others in float; factors are rounded to the dtype of the file.
+///
+/// Cost: in proportion to rows cols min(rows, cols) per matrix of rows x cols, less with the randomized
+/// method. With a budget every matrix is read and decomposed twice: once for the gains of its components,
+/// once for the factors. Matrices of one weight whose rank is below the largest of its matrices are also
+/// decomposed twice. policy.threads weights are processed at once, each with its matrices in memory; report
+/// and file do not depend on the number, except for the times.
+///
+/// A file whose name ends in .npz is an npz file, any other a safetensors file. Of a safetensors file, only
+/// the matrices in work and the factors that are not written yet are in memory; npz files are in memory as a
+/// whole, and hold no metadata: merge_weights then recognizes factors by names and shapes. Throws io_error if
+/// a file cannot be read or written, or if its metadata have invalid lists of factors. Throws value_error for
+/// a matrix with an element that is not finite, for a budget that is too small, for statistics that are
+/// needed but missing or that belong to no tensor of the file, for less than 1 thread, and as weight_plan and
+/// choose_rank; shape_error for statistics of a matrix of another size. After an error, `out` is unchanged.
+/// `out` may be the same file as `in`.
+///
+/// \code
+/// weight_policy policy;
+/// policy.rank = rank_ratio{0.25};
+/// policy.threads = 4;
+/// const weight_report report = factorize_weights("resnet50.safetensors", "small.safetensors", policy);
+/// // report.parameters_after floating-point elements of report.parameters_before
+/// \endcode
 inline weight_report factorize_weights(const std::string& in, const std::string& out,
                                        const weight_policy& policy, const weight_observer& observer = {}) {
   using namespace detail;

@@ -25,11 +25,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A pair of factors in a file. `factor_shapes` defines the shapes.
+/// A pair of factors in a file, and the weight that they replace. The weight is up down, or down up^T for an
+/// embedding; with parts, each part is the product of its rows of `up` and its rows of `down`.
+/// `factor_shapes` defines the shapes.
 struct factor_pair {
-  std::string name;  ///< name of the weight that the factors replace
-  std::size_t down = 0, up = 0;
-  std::vector<index_t> shape;  ///< shape of that weight
+  std::string name;              ///< name of the weight that the factors replace
+  std::size_t down = 0, up = 0;  ///< numbers of the two tensors in the file
+  std::vector<index_t> shape;    ///< shape of that weight
   index_t parts = 1;
   index_t rank = 0;
   bool embedding = false;
@@ -69,6 +71,7 @@ inline std::optional<factor_pair> embedding_pair(const tensor_place& down, const
 }
 
 /// Whether the factors have fewer parameters than the weight; factors made by factorize_weights always do.
+/// Two layers of a network that happen to be called `down` and `up` often do not.
 inline bool shrinks(const factor_pair& pair) {
   index_t cols = 1;
   for (std::size_t k = 1; k < pair.shape.size(); ++k) cols *= pair.shape[k];
@@ -87,7 +90,8 @@ inline std::string weight_of_down(const std::string& name) {
   return last == packed_projections || !recurrent_name(last).first.empty() ? std::string(weight) : "";
 }
 
-/// Finds the pairs of factors of a file.
+/// Finds the pairs of factors of a file. The file must outlive the object. Each operator() call reads the
+/// names, shapes and metadata again, but no elements.
 class pair_finder {
  public:
   explicit pair_finder(const tensor_source& file) : file_(file), tensors_(file.tensors()) {
@@ -129,7 +133,8 @@ class pair_finder {
   }
 
  private:
-  /// The factors of a weight, if the file has both and their shapes and dtypes fit.
+  /// The factors of a weight, if the file has both and their shapes and dtypes fit: two or four extents,
+  /// equal floating-point dtypes, rank at least 1. A pair with the tensor NAME.up.bias is no embedding.
   std::optional<factor_pair> pair_of(const std::string& weight, bool embedding) const {
     if (weight.empty()) return std::nullopt;
     const auto down = by_name_.find(factor_name(weight, "down")),
@@ -158,7 +163,8 @@ inline index_t count_of(const std::vector<index_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), index_t{1}, std::multiplies<>());
 }
 
-/// Elements of the merged weight, as bytes in the dtype of its factors.
+/// Elements of the merged weight, as bytes in the dtype of its factors: up down of every part, one after the
+/// other, or down up^T of an embedding. T is the type to which the factors are converted; sums are double.
 template <class T>
 std::vector<std::uint8_t> merge_pair(const tensor_source& file, const factor_pair& pair) {
   const tensor_place &first = file.tensors()[pair.down], &second = file.tensors()[pair.up];
@@ -184,13 +190,27 @@ std::vector<std::uint8_t> merge_pair(const tensor_source& file, const factor_pai
 }  // namespace detail
 
 /// Writes the tensors of the file `in` to the file `out`, with every pair of factors replaced by their
-/// product, under the name and in the shape of the weight that factorize_weights replaced. Products
-/// are summed in double and stored in the dtype of the factors. The pairs are those that the
-/// metadata list; without such metadata, a pair is recognized by its names and shapes. The report
-/// lists a merged weight at the position of its first factor, without an error.
+/// product, under the name and in the shape of the weight that factorize_weights replaced. Products are
+/// summed in double and stored in the dtype of the factors. The pairs are those that the metadata list;
+/// without such metadata, a pair is recognized by its names and shapes. The report lists a merged weight at
+/// the position of its first factor, without an error. NAME.up.bias becomes NAME.bias again; the lists of
+/// factors are removed from the metadata. All other tensors are copied bit for bit.
 ///
-/// Throws io_error if a file cannot be read or written, if the metadata list factors that the file lacks, or
-/// if a merged weight has the name of another tensor. After an error, `out` is unchanged. `out` may be `in`.
+/// The result has the shapes of the file before factorize_weights, but its weights are the products of rank
+/// r: the discarded part is lost. `threads` weights are multiplied at once; the result does not depend on the
+/// number.
+///
+/// Throws io_error if a file cannot be read or written, if the metadata list factors that the file lacks or
+/// are invalid, or if a merged weight has the name of another tensor; value_error for less than 1 thread.
+/// After an error, `out` is unchanged. `out` may be `in`. The observer is called as in factorize_weights, but
+/// not for the second factor of a pair.
+///
+/// \code
+/// const auto show = [](const weight_result& tensor, double share) {
+///   std::printf("%3.0f %% %s\n", 100.0 * share, tensor.name.c_str());
+/// };
+/// merge_weights("small.safetensors", "dense.safetensors", 4, show);  // 4 threads
+/// \endcode
 inline weight_report merge_weights(const std::string& in, const std::string& out, int threads = 1,
                                    const weight_observer& observer = {}) {
   using namespace detail;

@@ -18,6 +18,15 @@ namespace detail {
 /// Lists of the factorized weights of a file, by the names of the dense weights. Each list is a line of JSON
 /// under a metadata key of its own, such as {"layer1.0.conv2.weight":16}. Files written before `parts` and
 /// `embeddings` existed have only `ranks`.
+///
+/// \code
+/// pufferfish.low_rank        {"layer1.0.conv2.weight":16,"rnn.weight_ih_l0":8}
+/// pufferfish.low_rank.parts  {"rnn.weight_ih_l0":4}
+/// \endcode
+///
+/// Invariants that read() checks: names of `parts` and `embeddings` are also in `ranks`; a weight has at
+/// least one matrix; an embedding has the rank that `ranks` says and one matrix. Whether the factors exist in
+/// the file is not checked here: pair_finder does this.
 struct factor_lists {
   static constexpr std::string_view ranks_key = "pufferfish.low_rank";
   static constexpr std::string_view parts_key = "pufferfish.low_rank.parts";
@@ -28,7 +37,8 @@ struct factor_lists {
   list parts;       ///< number of matrices of each weight that has more than one
   list embeddings;  ///< rank of each weight that is an embedding
 
-  /// Adds a weight, in place of an earlier entry of the same name.
+  /// Adds a weight, in place of an earlier entry of the same name: a file may be factorized again. `parts`
+  /// has only weights of more than one matrix.
   void add(const std::string& name, index_t rank, index_t part_count, bool embedding) {
     parts.erase(name);
     embeddings.erase(name);
@@ -37,13 +47,15 @@ struct factor_lists {
     if (embedding) embeddings[name] = rank;
   }
 
-  /// Whether the metadata list factors at all.
+  /// Whether the metadata list factors at all, possibly none: merge_weights then does not look for pairs by
+  /// name.
   static bool listed(const safetensors_metadata& metadata) {
     return metadata.count(std::string(ranks_key)) > 0;
   }
 
   /// Reads the lists from `metadata`; all are empty if there are none. `where` names the file in errors.
-  /// Throws io_error for text that is not such a list, and for lists that contradict each other.
+  /// Throws io_error for text that is not such a list, and for lists that contradict each other; the text
+  /// names the key and the weight.
   static factor_lists read(const safetensors_metadata& metadata, const std::string& where) {
     const auto list_of = [&](std::string_view key) {
       const auto found = metadata.find(std::string(key));
@@ -75,8 +87,8 @@ struct factor_lists {
     return lists;
   }
 
-  /// Removes all three lists from `metadata`, then adds `ranks`, and the others if they have entries. `where`
-  /// names the file in errors.
+  /// Replaces all three lists in `metadata`: `ranks` is always written, the others if they have entries.
+  /// Other keys stay. `where` names the file in errors, which are those of encode_json_numbers.
   void write(safetensors_metadata& metadata, const std::string& where) const {
     erase(metadata);
     const auto put = [&](std::string_view key, const list& numbers) {
@@ -87,6 +99,7 @@ struct factor_lists {
     if (!embeddings.empty()) put(embeddings_key, embeddings);
   }
 
+  /// Removes all three lists from `metadata`, as merge_weights does.
   static void erase(safetensors_metadata& metadata) {
     for (const std::string_view key : {ranks_key, parts_key, embeddings_key}) {
       metadata.erase(std::string(key));

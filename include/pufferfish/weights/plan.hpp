@@ -30,6 +30,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Which tensors of a file to factorize, and to what rank. The default is the paper's: rank ratio 1/4, the
 /// first and the last layer dense, embeddings dense.
+///
+/// \code
+/// weight_policy policy;
+/// policy.rank = energy_kept{0.9};
+/// policy.exclude = [](const std::string& name) { return name.starts_with("decoder."); };
+/// policy.threads = 4;
+/// \endcode
 struct weight_policy {
   rank_policy rank = rank_ratio{0.25};
   /// If not 0: upper bound of the number of floating-point elements in the new file. `allocate` then
@@ -62,21 +69,23 @@ struct weight_policy {
   const network_statistics* statistics = nullptr;
   /// Truncation of all weights; not set: the most exact one that all their statistics allow.
   std::optional<truncation> truncate;
-  svd_method method = svd_method::automatic;
-  std::uint64_t seed = 0;
-  /// Number of tensors processed at once, each on its own thread; the result does not depend on it.
+  svd_method method = svd_method::automatic;  ///< of the decompositions of factorize_weights
+  std::uint64_t seed = 0;                     ///< of randomized decompositions
+  /// Number of tensors processed at once, each on its own thread, at least 1; the result does not depend on
+  /// it.
   int threads = 1;
 };
 
-/// Name, dtype and shape of a tensor: what a plan depends on.
+/// Name, dtype and shape of a tensor: all that a plan depends on besides the policy.
 struct weight_tensor {
   std::string name;
   tensor_dtype dtype{};
   std::vector<index_t> shape;
 };
 
-/// Decision about one tensor. A factorized tensor consists of `parts` matrices of rows x cols,
-/// stacked by rows, which all get the same rank.
+/// Decision about one tensor. A factorized tensor consists of `parts` matrices of rows x cols, stacked by
+/// rows, which all get the same rank. rows, cols and parts are set for all weight matrices, also for those
+/// that stay dense because of their layer; the matrix of a convolution has in / g x height x width columns.
 struct weight_decision {
   bool factorize = false;
   std::string reason;  ///< why the tensor stays dense; empty if it is factorized
@@ -187,6 +196,9 @@ inline std::pair<std::string_view, std::string_view> recurrent_name(std::string_
   return {side, layer};
 }
 
+/// Makes the plan of one list of tensors; operator() is called once. Each tensor first gets a reason to stay
+/// dense for its own sake, or its matrices; then `select` applies the rules for layers; last, biases are
+/// assigned to their weights. The tensors and the policy must outlive the object.
 class weight_planner {
  public:
   weight_planner(std::span<const weight_tensor> tensors, const weight_policy& policy)
@@ -245,6 +257,8 @@ class weight_planner {
     return "";
   }
 
+  /// Groups of a convolution, by the policy. Throws value_error, naming the tensor, unless they are at least
+  /// 1 and divide the output channels.
   index_t groups_of(const weight_tensor& tensor) const {
     const index_t groups = policy_.groups ? policy_.groups(tensor.name) : 1;
     if (groups < 1 || tensor.shape[0] % groups != 0) {
@@ -286,6 +300,8 @@ class weight_planner {
     return "";
   }
 
+  /// Whether a weight is one of two factors already: X.down.weight next to X.up.weight. Such weights stay, so
+  /// that a file can be factorized again.
   bool is_factor(const std::string& name) const {
     const std::string_view stem = stem_of(name);
     const bool down = stem == "down" || ends_with(stem, ".down"), up = stem == "up" || ends_with(stem, ".up");
@@ -294,7 +310,8 @@ class weight_planner {
     return find(joined(joined(outer, down ? "up" : "down"), "weight")) != nullptr;
   }
 
-  /// Key of the layer that a weight belongs to. Both sides of a recurrent layer are one layer.
+  /// Key of the layer that a weight belongs to: its name without the last component. Both sides of a
+  /// recurrent layer are one layer.
   static std::string layer_key(const std::string& name) {
     const std::string_view stem = stem_of(name);
     const std::string_view last = last_of(name);
@@ -390,6 +407,8 @@ class weight_planner {
     d.factorize = d.reason.empty();
   }
 
+  /// Assigns NAME.bias to the factorized NAME.weight, so that it can be renamed to NAME.up.bias. The weight
+  /// stays dense if the bias has another length or the new name is taken.
   void claim_bias(std::size_t weight) {
     const std::string_view stem = stem_of(tensors_[weight].name);
     const auto bias = by_name_.find(joined(stem, "bias"));
@@ -425,15 +444,29 @@ class weight_planner {
 /// does not record whether a convolution has groups (policy.groups returns them) or is transposed
 /// (policy.exclude must return true for it).
 ///
-/// A file does not record the order of its layers either. Layers are sorted by name, with numbers
-/// compared as numbers, except that conv1, stem, patch_embed and similar names come first, and fc,
-/// classifier, head, lm_head and similar names last. Embeddings are not counted as layers. A table
-/// that is tied to an output layer in the network, but stored under a second name in the file,
-/// counts as two weights, which are decided independently.
+/// A file does not record the order of its layers either. Layers are sorted by name, with numbers compared as
+/// numbers, except that conv1, stem, patch_embed and similar names come first, and fc, classifier, head,
+/// lm_head and similar names last. Embeddings are not counted as layers. A table that is tied to an output
+/// layer in the network, but stored under a second name in the file, counts as two weights, which are decided
+/// independently.
+///
+/// Factors of a rows x cols matrix at rank r have r (rows + cols) elements and are smaller if r is at most
+/// largest_shrinking_rank(rows, cols). With energy_kept or a budget, ranks need the values of the weights:
+/// the plan then only says which weights are candidates, and factorize_weights decides. No values are read
+/// here.
 ///
 /// Throws value_error for a negative budget or keep_first; for a keep_first above 1 that is not below the
-/// number of layers; for a number of groups that is below 1 or does not divide the output channels; and for a
-/// budget together with embedding_rank. Throws rank_error for a fixed rank below 1.
+/// number of layers; for a number of groups that is below 1 or does not divide the output channels; for a
+/// budget together with embedding_rank; and as choose_rank for a ratio or fraction outside (0, 1]. Throws
+/// rank_error for a fixed rank below 1. Exceptions of the policy's functions are passed on.
+///
+/// \code
+/// std::vector<weight_tensor> tensors{{"conv1.weight", tensor_dtype::f32, {64, 3, 7, 7}},
+///                                    {"layer1.conv2.weight", tensor_dtype::f32, {64, 64, 3, 3}},
+///                                    {"fc.weight", tensor_dtype::f32, {10, 64}}};
+/// const std::vector<weight_decision> plan = weight_plan(tensors, weight_policy{});
+/// // plan[1].factorize: one matrix of 64 x 576; the first and the last layer stay dense
+/// \endcode
 inline std::vector<weight_decision> weight_plan(std::span<const weight_tensor> tensors,
                                                 const weight_policy& policy) {
   if (policy.budget < 0 || policy.keep_first < 0) {

@@ -19,7 +19,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A tensor's elements as a matrix of float or double.
+/// The elements of a floating-point tensor as a matrix [rows x count / rows] of float or double, row by row
+/// as stored. `rows` must divide the number of elements. Throws the errors of tensor_source::read.
 template <class T>
 tensor<T, 2> read_matrix(const tensor_source& file, const tensor_place& place, index_t rows) {
   const index_t cols = rows == 0 ? 0 : place.count() / rows;
@@ -35,7 +36,9 @@ tensor<T, 2> read_matrix(const tensor_source& file, const tensor_place& place, i
   return matrix;
 }
 
-/// Statistics of part p of a weight. Throws shape_error, naming the weight, unless they match its matrices.
+/// Statistics of part p of a weight: those of matrix p if there are as many matrices as parts, else the block
+/// of rows of part p of a single matrix. Outputs of an embedding [vocabulary][width] are the width. Throws
+/// shape_error, naming the weight, unless they match its matrices.
 inline output_statistics statistics_of_part(const layer_statistics& all, const weight_decision& decision,
                                             index_t p) {
   const auto matrices = static_cast<index_t>(all.matrices.size());
@@ -50,7 +53,8 @@ inline output_statistics statistics_of_part(const layer_statistics& all, const w
                             : all.matrices.front();
 }
 
-/// Inputs of the factorization of one tensor.
+/// Inputs of the factorization of one tensor. The place, the decision and the statistics belong to the
+/// caller.
 struct weight_task {
   const tensor_place& place;
   const weight_decision& decision;
@@ -59,11 +63,15 @@ struct weight_task {
   std::vector<double> bias;  ///< bias of the layer; empty: none
 };
 
-/// The matrices of a weight, read and ready to be truncated. With statistics, everything that is
-/// independent of the rank is computed once, in the constructor.
+/// The matrices of a weight, read and ready to be truncated. With statistics, everything that is independent
+/// of the rank is computed once, in the constructor. Holds all elements of the weight as T; the decision of
+/// the task must outlive the object.
 template <class T>
 class weight_matrices {
  public:
+  /// Reads the tensor and, with statistics, prepares the truncation of every part. Throws io_error if the
+  /// tensor cannot be read; shape_error, naming the weight, for statistics, or an output_scale, of a weight
+  /// of another size; value_error, naming the weight, as matrix_truncation.
   weight_matrices(const tensor_source& file, const weight_task& task, const weight_policy& policy)
       : decision_(task.decision), whole_(read_matrix<T>(file, task.place, decision_.parts * decision_.rows)) {
     options_.name = task.place.name;
@@ -100,11 +108,14 @@ class weight_matrices {
   weight_matrices(const weight_matrices&) = delete;
   weight_matrices& operator=(const weight_matrices&) = delete;
 
+  /// Matrix p, [rows x cols], valid as long as the object.
   tensor_view<const T, 2> part(index_t p) const {
     return tensor_view<const T, 2>(whole_).slice(0, p * decision_.rows, decision_.rows);
   }
 
-  /// Factors of part p.
+  /// Factors of part p: down [r x cols], up [rows x r] with the rank r that rank_of chooses; for an
+  /// embedding, too, up down approximates the stored matrix. Errors are those of choose_rank, and of
+  /// factorize_matrix or, with statistics, matrix_truncation::make.
   factors<T> make(index_t p, const rank_policy& rank_of) const {
     if (truncations_.empty()) return factorize_matrix<T>(part(p), rank_of, options_);
     const matrix_truncation& one = truncations_[static_cast<std::size_t>(p)];
@@ -118,8 +129,9 @@ class weight_matrices {
     return turned;
   }
 
-  /// Element i: growth of the loss if component i is dropped, summed over the parts. It is predicted
-  /// from statistics; without these, it is the component's share of ||A||_F^2 of all parts together.
+  /// Element i, of min(rows, cols): growth of the loss if component i is dropped, summed over the parts. It
+  /// is predicted from statistics; without these, it is the component's share of ||A||_F^2 of all parts
+  /// together. Throws value_error, naming the weight, for an element that is not finite.
   std::vector<double> gains() const {
     std::vector<double> sums(static_cast<std::size_t>(std::min(decision_.rows, decision_.cols)));
     double norm2 = 0.0;
@@ -133,6 +145,7 @@ class weight_matrices {
   }
 
  private:
+  // Method and seed of the policy, for decompositions of whole matrices.
   svd_options how() const {
     svd_options result;
     result.method = options_.method;

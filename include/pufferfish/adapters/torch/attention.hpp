@@ -21,6 +21,11 @@ namespace host_torch {
 /// torch::nn::MultiheadAttention with low-rank projections: the submodules `query`, `key`, `value` and
 /// `output`, each a LowRankLinear of its own rank. Parameters: `query.down` [rank][embed_dim], `query.up`
 /// [embed_dim][rank], `query.bias` (if options.bias()), and so on. libtorch's operations compute the rest.
+/// With Q, K, V the projections of q, k, v: y = output(softmax(Q K^T / sqrt(embed_dim / heads) + mask) V),
+/// head by head.
+///
+///     host_torch::LowRankMultiheadAttention attention(torch::nn::MultiheadAttentionOptions(512, 8), 64);
+///     auto [y, weights] = attention->forward(x, x, x);     // x: [steps][batch][512]
 class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultiheadAttentionImpl> {
  public:
   /// The same rank for all four projections, or one for each (query, key, value, output). Throws value_error
@@ -66,6 +71,7 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
   }
   std::vector<Tensor> biases() const { return {query->bias, key->bias, value->bias, output->bias}; }
 
+  /// Makes new projections with random values.
   void reset() override {
     const std::array places{&query, &key, &value, &output};
     for (std::size_t i = 0; i < places.size(); ++i) {
@@ -123,6 +129,7 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
  private:
   static constexpr std::array names{"query", "key", "value", "output"};
 
+  // Throws as forward() says.
   void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& padding,
              const Tensor& mask) const {
     if (q.dim() != 3 || q.size(2) != options.embed_dim() || k.dim() != 3 || k.sizes() != v.sizes() ||

@@ -36,7 +36,10 @@ inline Tensor torch_low_rank_conv(const conv_shape& shape, const Tensor& x, cons
 }
 
 /// Computes both convolutions with this library's kernels. x: NCHW in channels-last memory; down:
-/// [height][width][in / groups][groups rank], up: [rank][out], dense. The result is channels last.
+/// [height][width][in / groups][groups rank], up: [rank][out], dense. The result is channels last. t =
+/// x * down, y = t up + bias. The backward pass computes dt = dy up^T and dup in one pass, then ddown and dx
+/// from dt, as far as autograd wants them. It saves x, down, up, bias and t. A backward pass with
+/// create_graph uses libtorch's operations.
 template <class T>
 class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_function<T>> {
   using context = torch::autograd::AutogradContext;
@@ -66,6 +69,7 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
     return y;
   }
 
+  /// libtorch's interface of autograd functions.
   static Tensor forward(context* kept, const Tensor& x, const Tensor& down, const Tensor& up,
                         const torch::optional<Tensor>& given_bias, const geometry_ptr& geometry) {
     kept->set_materialize_grads(false);
@@ -77,6 +81,8 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
     return y;
   }
 
+  /// Gradients of x, down, up and bias in this order (undefined: not wanted); the last, for `geometry`, is
+  /// none.
   static variables backward(context* kept, const variables& from) {
     const variables saved = kept->get_saved_variables();
     const Tensor &x = saved[0], &down = saved[1], &up = saved[2], &bias = saved[3], &t = saved[4];
@@ -139,12 +145,16 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
 /// Dense float and double tensors on the CPU are computed by pufferfish's kernels, forward and backward:
 /// without a copy if they are channels last, else with one (statistics() counts them). The result is channels
 /// last. All other tensors are computed by libtorch's operations.
+///
+///     host_torch::LowRankConv2d conv(torch::nn::Conv2dOptions(64, 128, 3).padding(1), 16);     // rank 16
+///     torch::Tensor y = conv->forward(x.contiguous(torch::MemoryFormat::ChannelsLast));
 class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
  public:
   /// Throws value_error for options that conv_shape has no fields for (padding other than zeros), rank_error
   /// unless 1 <= rank <= min(out / groups, in / groups kernel height kernel width).
   LowRankConv2dImpl(const torch::nn::Conv2dOptions& given, std::int64_t rank)
       : LowRankConv2dImpl(detail::shape_of(given, "LowRankConv2d"), rank, given.bias()) {}
+  /// Throws shape_error for a geometry that is not valid (conv_shape::validate).
   LowRankConv2dImpl(const conv_shape& dense, std::int64_t rank, bool with_bias)
       : shape_(dense), rank_(rank), with_bias_(with_bias) {
     dense.validate("LowRankConv2d");
@@ -162,6 +172,7 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
   const conv_shape& shape() const { return shape_; }
   std::int64_t rank() const { return rank_; }
 
+  /// Makes new parameters with random values.
   void reset() override {
     geometry_ = c10::make_intrusive<detail::conv_geometry>();
     geometry_->shape = shape_;
@@ -205,6 +216,7 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
   }
 
   /// The products up down of the groups: the dense convolution's weight [out][in / groups][height][width].
+  /// Differentiable; does not include the bias.
   Tensor to_dense() const {
     return up.reshape({shape_.groups, shape_.group_outputs(), rank_})
         .bmm(down.reshape({shape_.groups, rank_, shape_.patch()}))

@@ -58,7 +58,9 @@ class gradient_hook final : public torch::autograd::FunctionPostHook {
 ///
 /// Trained parameters must be dense, on the CPU and of scalar T (float, or double as the second template
 /// argument). Between the first gradient of a step and finish() no other code may use the communicator. Make
-/// the object before or after the optimizers, and anew after factorize().
+/// the object before or after the optimizers, and anew after factorize(). The hooks are called during
+/// backward(). The destructor removes the hooks; .grad then still refers to the arena, which lives as long as
+/// a tensor uses it.
 template <class Comm, class T = float>
 class distributed {
  public:
@@ -103,7 +105,8 @@ class distributed {
 
   /// Waits until every gradient is the mean over all ranks. Gradients that no backward pass has written are
   /// averaged as zeros. Collective. Returns and throws as gradient_exchange::finish: false, on all ranks, if
-  /// the step must be left out.
+  /// the step must be left out. Also starts the exchange of a step in which no gradient was written. Work of
+  /// the compressor runs here, unless exchange_options::compress_by_bucket is set.
   bool finish() {
     if (!running_) begin();
     running_ = false;
@@ -120,7 +123,15 @@ class distributed {
   }
 
   /// While the returned object exists, backward passes only add to this rank's gradients: for all but the
-  /// last micro-batch of a step. (The mean is over ranks; divide losses by the number of micro-batches.)
+  /// last micro-batch of a step. (The mean is over ranks; divide losses by the number of micro-batches.) The
+  /// scope refers to this object, which must outlive it.
+  ///
+  ///     {
+  ///       const auto scope = parallel.accumulate();
+  ///       loss(net->forward(first_half)).backward();         // adds to this rank's .grad
+  ///     }
+  ///     loss(net->forward(second_half)).backward();          // starts the exchange
+  ///     parallel.finish();
   [[nodiscard]] auto accumulate() {
     struct scope {
       explicit scope(bool& quiet) : quiet_(quiet), before_(std::exchange(quiet, true)) {}
@@ -136,6 +147,9 @@ class distributed {
   }
 
   /// Sends rank 0's parameters and buffers to all ranks, after rank 0 has loaded a checkpoint. Collective.
+  ///
+  ///     if (comm.rank() == 0) torch::load(net, "run.pt");
+  ///     parallel.broadcast();
   void broadcast() { detail::broadcast_module(*comm_, *module_); }
 
   /// Averages contiguous float and double buffers on the CPU over the ranks; all others become rank 0's. Call
@@ -202,6 +216,7 @@ class distributed {
         pufferfish::detail::all_or_none(*comm_, "distributed module", [&] { return compressor(*store_); }));
   }
 
+  // Makes .grad a view of the arena, with the values that it had.
   void add_view(member& m) {
     // The view keeps the arena alive: a parameter may outlive this object.
     m.view = m.view_at(m.shown->gradient_data(), store_);
@@ -222,6 +237,8 @@ class distributed {
     running_ = true;
   }
 
+  // Called by the hook after autograd has added to .grad: the gradient is complete for this step. Throws
+  // state_error for a second one.
   void gradient_added(member& m) {
     if (quiet_) return;
     if (m.ready) {
@@ -235,6 +252,8 @@ class distributed {
     ctx_.gradient_written(*m.shown);
   }
 
+  // Makes .grad the view again if the program has replaced it; its values are copied, an undefined one counts
+  // as 0.
   void put_into_arena(member& m) {
     Tensor& gradient = m.tensor.mutable_grad();
     if (gradient.defined() && gradient.data_ptr() == m.view.data_ptr()) return;

@@ -39,6 +39,7 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
   /// outside -num_embeddings .. num_embeddings - 1; a negative one counts from the end.
   LowRankEmbeddingImpl(std::int64_t num_embeddings, std::int64_t embedding_dim, std::int64_t rank)
       : LowRankEmbeddingImpl(LowRankEmbeddingOptions(num_embeddings, embedding_dim, rank)) {}
+  /// Stores a negative padding_idx as the row that it denotes.
   explicit LowRankEmbeddingImpl(const LowRankEmbeddingOptions& given) : options(given) {
     const std::int64_t tokens = given.num_embeddings();
     check_rank(describe(), given.embedding_dim(), tokens, given.rank());
@@ -66,6 +67,7 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
   std::vector<detail::factor_tensors> factors() const { return {{down.detach().t(), up}}; }
   std::vector<Tensor> biases() const { return {}; }
 
+  /// Makes new parameters with random values.
   void reset() override {
     down = register_parameter("down", torch::empty({options.num_embeddings(), options.rank()}));
     up = register_parameter("up", torch::empty({options.embedding_dim(), options.rank()}));
@@ -94,7 +96,8 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
   }
 
   /// tokens: int64 or int32, any shape. Returns [..., embedding_dim]. Throws value_error for another type
-  /// and, on the CPU, for a token outside the vocabulary.
+  /// and, on the CPU, for a token outside the vocabulary. On the CPU the tokens are read twice more, for
+  /// their minimum and maximum.
   Tensor forward(const Tensor& tokens) {
     if (tokens.scalar_type() != torch::kLong && tokens.scalar_type() != torch::kInt) {
       detail::throw_error<value_error>(
@@ -111,7 +114,7 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
                                          up);
   }
 
-  /// The product down up^T, the dense layer's table [num_embeddings][embedding_dim].
+  /// The product down up^T, the dense layer's table [num_embeddings][embedding_dim]. Differentiable.
   Tensor to_dense() const { return down.matmul(up.t()); }
 };
 TORCH_MODULE(LowRankEmbedding);

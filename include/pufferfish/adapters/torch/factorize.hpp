@@ -79,7 +79,10 @@ inline torch::nn::AnyModule any_module(const std::shared_ptr<torch::nn::Module>&
   return made;
 }
 
-/// Collects the places of a tree in the order of registration, in most programs that of execution.
+/// Collects the places of a tree in the order of registration, in most programs that of execution. A place is
+/// a slot, a dense layer or a low-rank one; the finder does not descend into it. A layer has an obstacle if
+/// another module has one of its tensors, or if it is neither in a container nor in a slot and something
+/// outside of the tree points to it.
 class place_finder {
  public:
   explicit place_finder(torch::nn::Module& root) {
@@ -106,6 +109,7 @@ class place_finder {
     }
   }
 
+  // Adds a child that is a place, or walks into it.
   void visit(torch::nn::Module& parent, const std::string& key,
              const std::shared_ptr<torch::nn::Module>& child, const std::string& name, std::size_t index) {
     if (auto slot = std::dynamic_pointer_cast<slot_base>(child)) {
@@ -120,6 +124,7 @@ class place_finder {
     }
   }
 
+  // The place of a dense layer that no slot holds: an element of a container, or a child of another module.
   module_place place_in(torch::nn::Module& parent, const std::string& key,
                         const std::shared_ptr<torch::nn::Module>& child, const std::string& name,
                         std::size_t index) const {
@@ -176,8 +181,8 @@ class place_finder {
   std::map<const void*, int> owners_;
 };
 
-/// The description of a layer for `select`. A layer that cannot be factorized gets an obstacle and the
-/// size of its first weight.
+/// The description of a layer for `select`. A layer that cannot be factorized gets an obstacle and the size
+/// of its first weight. Sets place.obstacle in that case.
 inline layer_info info_of(module_place& place) {
   layer_info info{place.name, {}};
   with_dense_layer(*place.layer, [&]<class Dense>(const Dense& dense) {
@@ -206,6 +211,7 @@ struct place_factorization {
   decomposition made;
   bool grows = false;
 
+  /// Computes the gains of the place's ranks; run() decomposes its layer. Neither changes the tree.
   void measure(const module_place& place, const factorize_options& options) {
     with_dense_layer(*place.layer, [&](const auto& dense) { gains = gains_of(dense, options); });
   }
@@ -269,7 +275,8 @@ inline index_t parameter_count(const torch::nn::Module& m) {
 ///
 /// Throws value_error for a weight that is not finite and for a first_layer beyond the last one, rank_error
 /// if the policy asks for it or for an impossible rank, and state_error if no layer can be replaced and a
-/// typed member holds one of them. The module is unchanged if anything is thrown.
+/// typed member holds one of them. The module is unchanged if anything is thrown. No other thread may use the
+/// module meanwhile. Decompositions run on policy.threads threads.
 inline factorization factorize(torch::nn::Module& root, const factorize_policy& policy = {},
                                const network_statistics* statistics = nullptr) {
   const detail::keep_random_state keep;
@@ -344,6 +351,10 @@ inline factorization factorize(torch::nn::Module& root, const factorize_policy& 
 
 /// Sets an optimizer's parameters to those of a factorized module and clears its state (momentum etc.). The
 /// optimizer must have one parameter group, whose options stay; throws value_error for more groups.
+///
+///     torch::optim::SGD optimizer(net->parameters(), 0.1);
+///     ... training of the dense network ...
+///     host_torch::renew(optimizer, host_torch::factorize(*net));
 inline void renew(torch::optim::Optimizer& optimizer, const factorization& report) {
   if (optimizer.param_groups().size() != 1) {
     detail::throw_error<value_error>({"host_torch::renew: an optimizer of ", optimizer.param_groups().size(),

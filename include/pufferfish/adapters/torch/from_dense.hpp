@@ -25,7 +25,8 @@ namespace host_torch {
 namespace detail {
 
 /// A dense libtorch module, which has module_traits, and the low-rank module that replaces it. The low-rank
-/// class has a constructor (const Dense&, const rank_list&), `factors()` and `biases()`.
+/// class has a constructor (const Dense&, const rank_list&), `factors()` and `biases()`. `holder` is the type
+/// that TORCH_MODULE has made of the low-rank class.
 template <class Dense, class Holder>
 struct module_kind {
   using dense = Dense;
@@ -45,7 +46,8 @@ bool any_kind(Call&& call) {
   return std::apply([&](const auto&... kind) { return (call(kind) || ...); }, module_kinds{});
 }
 
-/// The kind of a dense module or of a class derived from libtorch's module.
+/// The kind of a dense module or of a class derived from libtorch's module. `find_kind<Dense>::type` is the
+/// module_kind; there is no `type` for a module that is of no kind.
 template <class Dense, class Kinds = module_kinds>
 struct find_kind;
 template <class Dense, class First, class... Rest>
@@ -56,7 +58,8 @@ template <class Dense>
 struct find_kind<Dense, std::tuple<>> {};
 
 /// The destructor restores libtorch's random state: constructing a module draws random weights, which must
-/// not change the program's random numbers if the module is then filled with factors.
+/// not change the program's random numbers if the module is then filled with factors. The state is that of
+/// the default CPU generator.
 class keep_random_state {
  public:
   keep_random_state() : generator_(at::detail::getDefaultCPUGenerator()), state_(generator_.get_state()) {}
@@ -83,7 +86,8 @@ struct layer_factors {
   std::vector<factors<T>> made;
 };
 
-/// Layer `layer` of a low-rank module of `layers` layers, as views for writing factors.
+/// Layer `layer` of a low-rank module of `layers` layers, as views for writing factors. Tensors with fewer
+/// than four dimensions get trailing dimensions of size 1. The views write to the tensors' memory.
 template <class T>
 low_rank_parts<T> parts_of(const std::vector<factor_tensors>& factors, const std::vector<Tensor>& biases,
                            std::size_t layer, std::size_t layers) {
@@ -115,7 +119,8 @@ inline factorize_options options_of_layer(factorize_options options, std::int64_
 }
 
 /// Calls call(source, T()). `source` is the module itself if its weights are float or double on the CPU, else
-/// a float copy on the CPU; T is the scalar of its weights.
+/// a float copy on the CPU; T is the scalar of its weights. In the first case `source` does not own the
+/// module.
 template <class Dense, class Call>
 auto with_numbers(const Dense& dense, Call&& call) {
   const Tensor weight = dense.parameters().front();
@@ -129,10 +134,12 @@ auto with_numbers(const Dense& dense, Call&& call) {
 }
 
 /// Gains of the rank groups of a module's layers, for the most exact truncation that the statistics allow.
+/// One list of gains for each rank group, in order, the layers of an LSTM one after another.
 struct layer_gains {
   std::vector<std::vector<double>> groups;
   truncation kind = truncation::plain;
 };
+/// Decomposes the module's weights but builds no module. options.truncate is ignored.
 template <class Dense>
 layer_gains gains_of(const Dense& dense, factorize_options options) {
   using kind = typename find_kind<Dense>::type;
@@ -154,7 +161,8 @@ layer_gains gains_of(const Dense& dense, factorize_options options) {
 }
 
 /// Decomposes `source`, whose weights are of type T on the CPU, at choice.ranks or, if that list is empty, by
-/// choice.rank. The low-rank module gets the device, scalar and requires_grad of `dense`.
+/// choice.rank. The low-rank module gets the device, scalar and requires_grad of `dense`. Nothing is built
+/// yet: the reports and ranks are known, and result.build() makes the module. `dense` must live until then.
 template <class T, class Dense>
 decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Dense& dense,
                            const layer_choice& choice, const factorize_options& options) {
@@ -217,7 +225,9 @@ decomposition decompose(const Dense& dense, const layer_choice& choice, const fa
 ///
 /// Throws value_error for a module that has no factors (see traits.hpp) or a weight that is not finite,
 /// rank_error for an impossible rank or one that does not make the layer smaller (unless
-/// options.allow_growth).
+/// options.allow_growth). `dense` is not changed, and the result shares no memory with it. libtorch's random
+/// numbers are not changed. Weights that are not float or double on the CPU are decomposed as a float copy
+/// there.
 template <class Dense, class Kind = typename detail::find_kind<Dense>::type>
 typename Kind::holder low_rank(const Dense& dense, const rank_policy& policy, factorize_options options = {},
                                std::vector<factor_report>* reports = nullptr) {

@@ -16,7 +16,9 @@ namespace host_torch {
 namespace detail {
 
 /// Computes both products with this library's kernels. down: [in][rank], up: [rank][out], dense; x: dense,
-/// any number of dimensions.
+/// any number of dimensions. t = x down, y = t up + bias. The backward pass computes dt = dy up^T, dup = t^T
+/// dy, dbias = sum of dy over rows, ddown = x^T dt and dx = dt down^T, each only if autograd wants it. It
+/// saves x, down, up, bias and t. A backward pass with create_graph uses libtorch's operations.
 template <class T>
 class low_rank_linear_function : public torch::autograd::Function<low_rank_linear_function<T>> {
   using context = torch::autograd::AutogradContext;
@@ -37,6 +39,7 @@ class low_rank_linear_function : public torch::autograd::Function<low_rank_linea
     return y;
   }
 
+  /// libtorch's interface of autograd functions: returns y and saves tensors for backward().
   static Tensor forward(context* kept, const Tensor& x, const Tensor& down, const Tensor& up,
                         const torch::optional<Tensor>& given_bias, const counters_ptr& counters) {
     kept->set_materialize_grads(false);
@@ -48,6 +51,8 @@ class low_rank_linear_function : public torch::autograd::Function<low_rank_linea
     return y;
   }
 
+  /// Gradients of x, down, up and bias in this order (undefined: not wanted); the last, for `counters`, is
+  /// none.
   static variables backward(context* kept, const variables& from) {
     const variables saved = kept->get_saved_variables();
     const Tensor &x = saved[0], &down = saved[1], &up = saved[2], &bias = saved[3], &t = saved[4];
@@ -97,7 +102,8 @@ class counted_module : public torch::nn::Cloneable<Derived> {
   /// How often the layer had to copy a tensor into the kernels' memory order.
   layout_statistics statistics() const { return counters_.own->read(); }
 
-  /// Reads an archive written by `save`, or any other one with the same names and shapes.
+  /// Reads an archive written by `save`, or any other one with the same names and shapes. Throws libtorch's
+  /// c10::Error for missing names. Afterwards the parameters are in the kernels' memory order again.
   void load(torch::serialize::InputArchive& archive) override {
     torch::nn::Module::load(archive);
     const torch::NoGradGuard no_grad;
@@ -134,6 +140,7 @@ class low_rank_module : public counted_module<Derived> {
   std::vector<Tensor> biases() const { return {bias}; }
 
  protected:
+  /// The elements are not initialized.
   void register_factors(torch::IntArrayRef down_shape, torch::IntArrayRef up_shape, bool with_bias) {
     down = this->register_parameter("down", empty_parameter(down_shape, {}));
     up = this->register_parameter("up", empty_parameter(up_shape, {}));
@@ -160,6 +167,10 @@ struct LowRankLinearOptions {
 /// Dense float and double tensors on the CPU are computed by pufferfish's kernels, forward and backward; all
 /// others by libtorch's operations. Everything that a backward pass needs is in autograd's saved variables,
 /// so that a layer may be called several times before it, and graphs may be retained.
+///
+///     host_torch::LowRankLinear fc(512, 256, 64);                        // in, out, rank
+///     torch::Tensor y = fc->forward(x);                                  // x: [..., 512], y: [..., 256]
+///     torch::Tensor weight = fc->to_dense();                             // [256][512]
 class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
  public:
   /// Throws rank_error unless 1 <= rank <= min(in, out).
@@ -178,8 +189,11 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
     detail::train_as(parameters(), {dense.weight, dense.weight, dense.bias});
   }
 
+  /// The sizes that the constructor received. forward() and describe() read them; reset() makes parameters of
+  /// these sizes.
   LowRankLinearOptions options;
 
+  /// Makes new parameters with random values.
   void reset() override {
     register_factors({options.rank(), options.in_features()}, {options.out_features(), options.rank()},
                      options.bias());
@@ -204,7 +218,8 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
            << ", bias=" << (options.bias() ? "true" : "false") << ")";
   }
 
-  /// Throws shape_error if the last dimension of x is not in_features.
+  /// Throws shape_error if the last dimension of x is not in_features. Returns a tensor of x's shape with
+  /// out_features as the last dimension. A tensor that is not contiguous is copied first.
   Tensor forward(const Tensor& x) {
     if (x.dim() == 0 || x.size(-1) != options.in_features()) {
       detail::throw_error<shape_error>({describe(), ": input ", detail::shape_text(x),
@@ -216,10 +231,11 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
     return x.scalar_type() == torch::kFloat ? run<float>(x) : run<double>(x);
   }
 
-  /// The product up down, the dense layer's weight [out][in].
+  /// The product up down, the dense layer's weight [out][in]. Differentiable; does not include the bias.
   Tensor to_dense() const { return up.matmul(down).contiguous(); }
 
  private:
+  // Computes in T, by the autograd function if a gradient is wanted, else without saving anything.
   template <class T>
   Tensor run(const Tensor& given) {
     using function = detail::low_rank_linear_function<T>;

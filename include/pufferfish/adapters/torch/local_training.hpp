@@ -105,7 +105,8 @@ class local_training {
     mark_changed();
   }
 
-  /// The exchange, for set_local_steps, set_epoch, spread, states, report and others.
+  /// The exchange, for set_local_steps, set_epoch, spread, states, report and others. Valid for the life of
+  /// this object.
   rare_exchange<T, Comm>& exchange() { return *exchange_; }
   const rare_exchange_report& report() const { return exchange_->report(); }
 
@@ -115,6 +116,7 @@ class local_training {
   static bool is_in_arena(const detail::trained_parameter<T>& p) {
     return p.tensor.numel() == 0 || p.tensor.data_ptr() == p.shown->data();
   }
+  // Throws state_error for a parameter whose memory is no longer that of the arena.
   void check_arena() const {
     for (const auto& p : parameters_) {
       if (is_in_arena(p)) continue;
@@ -125,6 +127,7 @@ class local_training {
   void move_into_arena(const detail::trained_parameter<T>& p) {
     if (p.tensor.numel() > 0) Tensor(p.tensor).set_data(p.view_at(p.shown->data(), store_));
   }
+  // autograd then refuses backward passes of graphs that were made before the exchange.
   void mark_changed() const {
     for (const auto& p : parameters_) p.changed();
   }

@@ -19,7 +19,8 @@ namespace host_torch {
 namespace detail {
 
 /// A layer's sizes and counters, and the engines (pufferfish::LowRankLSTM) that compute it. One call at a
-/// time uses an engine and attaches its tensors to it. Engines own no weights.
+/// time uses an engine and attaches its tensors to it. Engines own no weights. Several passes may run at the
+/// same time: each takes an idle engine, or makes a new one.
 struct lstm_geometry : torch::CustomClassHolder {
   template <class T>
   using engine = pufferfish::LowRankLSTM<T>;
@@ -50,6 +51,7 @@ struct lstm_geometry : torch::CustomClassHolder {
   template <class T>
   using idle_list = std::vector<std::unique_ptr<engine<T>>>;
 
+  // Removes an engine from the idle list, or makes one.
   template <class T>
   std::unique_ptr<engine<T>> take() {
     {
@@ -69,7 +71,8 @@ struct lstm_geometry : torch::CustomClassHolder {
 };
 using lstm_geometry_ptr = c10::intrusive_ptr<lstm_geometry>;
 
-/// Computes one layer with libtorch; arguments as in low_rank_lstm_function. Returns y, h, c.
+/// Computes one layer with libtorch; arguments as in low_rank_lstm_function. Returns y, h, c. Differentiable
+/// any number of times.
 inline torch::autograd::variable_list reference_lstm(const torch::autograd::variable_list& in) {
   const Tensor &x = in[0], &bias = in[5];
   const std::int64_t hidden = in[7].size(1) / 4;
@@ -98,6 +101,8 @@ inline torch::autograd::variable_list reference_lstm(const torch::autograd::vari
 /// Computes one layer with this library's kernels. x: steps x batch x in; h, c: batch x hidden, or both
 /// undefined; input side: down [in][4 rank], up [rank][4 hidden]; bias: 4 hidden or undefined; hidden side:
 /// down, up. All are dense, with the gates side by side in each row. Returns y, h and c after the last step.
+/// The backward pass always computes the gradients of all factors and the bias; those of x and of the first
+/// state only if autograd wants them. A backward pass with create_graph uses reference_lstm.
 template <class T>
 class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_function<T>> {
   using context = torch::autograd::AutogradContext;
@@ -107,6 +112,7 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
 
  public:
   /// `kept`: receives four tensors that the backward pass needs; nullptr: there will be no backward pass.
+  /// `in`: x, h, c, input down, input up, bias, hidden down, hidden up.
   static variables run(const variables& in, lstm_geometry& geometry, variables* kept) {
     lstm_geometry::borrowed<T> layer(geometry);
     const Tensor& x = in[0];
@@ -126,6 +132,7 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
     return out;
   }
 
+  /// libtorch's interface of autograd functions: saves the inputs, the engine's four tensors and y.
   static variables forward(context* kept, const Tensor& x, const torch::optional<Tensor>& h,
                            const torch::optional<Tensor>& c, const Tensor& input_down, const Tensor& input_up,
                            const torch::optional<Tensor>& bias, const Tensor& hidden_down,
@@ -142,6 +149,8 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
     return out;
   }
 
+  /// `from`: gradients of y, h and c, undefined ones count as zeros. Returns the gradients of the eight
+  /// inputs, and none for `geometry`.
   static variables backward(context* kept, const variables& from) {
     const variables saved = kept->get_saved_variables();
     const variables in(saved.begin(), saved.begin() + inputs);
@@ -195,6 +204,7 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
   static tensor_view<T, 3> sequence(const Tensor& t) {
     return {t.data_ptr<T>(), {t.size(0), t.size(1), t.size(2)}};
   }
+  // The tensors that the engine keeps between its passes, as views.
   static typename engine::kept_values views_of(const Tensor& h, const Tensor& c, const variables& made) {
     typename engine::kept_values kept;
     if (h.defined()) {
@@ -234,12 +244,17 @@ struct lstm_ranks {
 ///
 /// Dense float and double tensors on the CPU are computed by pufferfish's kernels, forward and backward; all
 /// others by libtorch's operations. Packed sequences are not supported.
+///
+///     host_torch::LowRankLSTM lstm(torch::nn::LSTMOptions(64, 128).num_layers(2), 16);        // rank 16
+///     auto [y, state] = lstm->forward(x);                  // x: [steps][batch][64], y: [steps][batch][128]
+///     auto [next, after] = lstm->forward(more, state);
 class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
   using state = std::tuple<Tensor, Tensor>;
 
  public:
   /// Throws value_error for two directions or a projection, rank_error for a rank outside 1 .. min(in,
-  /// hidden) on the input side or outside 1 .. hidden on the hidden side.
+  /// hidden) on the input side or outside 1 .. hidden on the hidden side. Two forms: one rank for both sides
+  /// of all layers, or a pair of ranks for each layer. Throws value_error for another number of pairs.
   LowRankLSTMImpl(const torch::nn::LSTMOptions& given, std::int64_t rank)
       : LowRankLSTMImpl(given, std::vector<lstm_ranks>(static_cast<std::size_t>(given.num_layers()),
                                                        lstm_ranks{rank, rank})) {}
@@ -296,6 +311,7 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
 
   const std::vector<lstm_ranks>& ranks() const { return ranks_; }
 
+  /// Makes new parameters with random values, for each layer in the order of the class comment.
   void reset() override {
     layers_.clear();
     const std::int64_t gates = 4 * options.hidden_size();
@@ -348,6 +364,8 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
 
   /// As torch::nn::LSTM. input: steps x batch x in (batch x steps x in with batch_first); `before`: h and c,
   /// each layers x batch x hidden. Returns the output and the state after the last step. Throws shape_error.
+  /// Dropout (options.dropout()) is applied between layers in training mode. Without `before` the state is
+  /// zero. The returned state is layers x batch x hidden for h and for c.
   std::tuple<Tensor, state> forward(const Tensor& input, torch::optional<state> before = {}) {
     const std::int64_t batch_dimension = options.batch_first() ? 0 : 1;
     if (input.dim() != 3 || input.size(2) != options.input_size()) {
@@ -399,6 +417,8 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     }
   }
 
+  // Computes one layer by this library's kernels if all tensors are float or double on the CPU and of one
+  // scalar, else by libtorch.
   torch::autograd::variable_list run_layer(const layer& l, const Tensor& x, const Tensor& h,
                                            const Tensor& c) {
     detail::layout_counters& counts = *counters();

@@ -21,7 +21,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch::detail {
 
-/// The elements of a dense tensor in the order of its memory.
+/// The elements of a dense tensor in the order of its memory. The tensor is of scalar T and must outlive the
+/// span.
 template <class T>
 std::span<T> elements_of(const Tensor& t) {
   return {t.data_ptr<T>(), static_cast<std::size_t>(t.numel())};
@@ -63,6 +64,7 @@ bool can_be_shown(const Tensor& t) {
 }
 
 /// A trained parameter of a module. `shown`: its parameter in a store, at first at the tensor's memory.
+/// `tensor` shares the module's tensor.
 template <class T>
 struct trained_parameter {
   std::string name;
@@ -91,7 +93,8 @@ struct trained_parameter {
 };
 
 /// The parameters that require a gradient, in the order of registration, each tensor once. Throws
-/// value_error, naming the parameter, for one that a store of T cannot refer to.
+/// value_error, naming the parameter, for one that a store of T cannot refer to. `user`: the name of the
+/// caller for error texts. Changes nothing.
 template <class T>
 std::vector<trained_parameter<T>> trained_parameters(const torch::nn::Module& module, const char* user) {
   std::vector<trained_parameter<T>> found;
@@ -109,7 +112,8 @@ std::vector<trained_parameter<T>> trained_parameters(const torch::nn::Module& mo
   return found;
 }
 
-/// Sends rank 0's values to all ranks.
+/// Sends rank 0's values to all ranks. Any scalar and device: through a dense copy on the CPU if needed.
+/// Collective; shape and scalar must be equal on all ranks.
 template <class Comm>
 void broadcast_tensor(Comm& comm, const Tensor& t) {
   if (t.numel() == 0) return;
@@ -120,13 +124,14 @@ void broadcast_tensor(Comm& comm, const Tensor& t) {
   if (dense.data_ptr() != t.data_ptr()) Tensor(t).copy_(dense);
 }
 
-/// Sends rank 0's parameters and buffers to all ranks.
+/// Sends rank 0's parameters and buffers to all ranks. Collective.
 template <class Comm>
 void broadcast_module(Comm& comm, const torch::nn::Module& module) {
   for (const Tensor& t : module.parameters()) broadcast_tensor(comm, t);
   for (const Tensor& t : module.buffers()) broadcast_tensor(comm, t);
 }
 
+/// Element i becomes the sum over the ranks divided by their number. Collective.
 template <class T, class Comm>
 void average_values(Comm& comm, std::span<T> values) {
   comm.all_reduce_sum(values);
@@ -134,6 +139,7 @@ void average_values(Comm& comm, std::span<T> values) {
 }
 
 /// Contiguous float and double buffers on the CPU become their means over the ranks, others rank 0's.
+/// Collective.
 template <class Comm>
 void average_buffers(Comm& comm, const torch::nn::Module& module) {
   for (const Tensor& t : module.buffers()) {

@@ -105,6 +105,8 @@ inline std::vector<Tensor> states_of(torch::optim::Optimizer& optimizer, const T
 ///     module_mask pruned(*net, [all = prunable_weights(*net)](const coded_tensor& tensor) {
 ///       return all(tensor) && tensor.name != "head.weight";
 ///     });
+///
+/// The result holds the names of the module's tensors, not the module. Make a new choice after factorize().
 inline prunable_choice prunable_weights(const torch::nn::Module& module) {
   return [names = detail::weight_finder(module).names](const coded_tensor& tensor) {
     return names.count(tensor.name) > 0;

@@ -47,7 +47,8 @@ class restored_module {
   std::vector<std::pair<Tensor, Tensor>> kept_;
 };
 
-/// Computes the gradients of a module's loss at the values of an arena, into that arena's gradients.
+/// Computes the gradients of a module's loss at the values of an arena, into that arena's gradients. One
+/// backward pass per call of compute().
 template <class T>
 class arena_gradients {
  public:
@@ -57,7 +58,8 @@ class arena_gradients {
   }
 
   /// Uses the same random numbers in every call, so that differences of gradients do not depend on dropout.
-  /// Does not change .grad of the module's tensors and does not call hooks on them.
+  /// Does not change .grad of the module's tensors and does not call hooks on them. `loss(which)` returns a
+  /// tensor of one element. A parameter that the loss does not depend on gets zeros.
   template <class Loss>
   void compute(const Loss& loss, int which) const {
     for (const trained_parameter<T>& p : *copies_) {
@@ -113,6 +115,9 @@ inline exchange_options compact_options(exchange_options full = {}) {
 /// has bits for the factors of low-rank modules.
 ///
 /// PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
+///
+/// One thread at a time uses an object. prune_*, broadcast and from_tensor change the mask only; apply() and
+/// mask_gradients() change tensors.
 template <class T = float>
 class module_mask {
  public:
@@ -180,7 +185,8 @@ class module_mask {
     });
   }
 
-  /// Sends the mask of rank `root` to all ranks. Collective.
+  /// Sends the mask of rank `root` to all ranks. Collective. Throws the errors of the communicator, and as
+  /// pufferfish::broadcast_mask.
   template <class Comm>
   void broadcast(Comm& comm, int root = 0) {
     change([&](weight_mask& mask) {
@@ -209,7 +215,8 @@ class module_mask {
   }
 
   /// Sets .grad to 0 where the weight is pruned, also where .grad is NaN. Call it in each step before the
-  /// optimizer's, unless a compact_sum has exchanged the gradients. Undefined gradients stay undefined.
+  /// optimizer's, unless a compact_sum has exchanged the gradients. Undefined gradients stay undefined. Not
+  /// collective.
   void mask_gradients() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) apply_to(i, parameters_[i].tensor.grad());
   }

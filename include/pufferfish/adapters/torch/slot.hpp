@@ -30,7 +30,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// The interface of a slot that factorize() uses.
+/// The interface of a slot that factorize() uses. put() must not be called with a layer of another type.
 class slot_base {
  public:
   slot_base() = default;
@@ -44,11 +44,13 @@ class slot_base {
 };
 
 /// Holds a dense or a low-rank layer, whose parameters and submodules are registered in the slot under their
-/// own names: "fc.weight" before factorize(), "fc.down" and "fc.up" after.
+/// own names: "fc.weight" before factorize(), "fc.down" and "fc.up" after. Exactly one of dense() and
+/// low_rank() is not null.
 template <class Derived, class Dense, class LowRank>
 class slot : public torch::nn::Module, public slot_base {
  public:
-  /// `args`: the arguments of the dense layer's constructor.
+  /// `args`: the arguments of the dense layer's constructor. The slot starts with a dense layer, initialized
+  /// by libtorch.
   template <class... Args>
   requires std::is_constructible_v<Dense, Args...>
   explicit slot(Args&&... args) { put(std::make_shared<Dense>(std::forward<Args>(args)...)); }
@@ -79,6 +81,7 @@ class slot : public torch::nn::Module, public slot_base {
   void load(torch::serialize::InputArchive& archive) override { held()->load(archive); }
   void pretty_print(std::ostream& stream) const override { held()->pretty_print(stream); }
 
+  /// A deep copy with the same kind of layer.
   std::shared_ptr<torch::nn::Module> clone(
       const torch::optional<torch::Device>& device = torch::nullopt) const override {
     auto copy = std::make_shared<Derived>(static_cast<const Derived&>(*this));
@@ -96,7 +99,7 @@ class slot : public torch::nn::Module, public slot_base {
   std::shared_ptr<LowRank> low_rank_;
 };
 
-/// A slot of a layer whose forward takes one tensor.
+/// A slot of a layer whose forward takes one tensor. forward(x) calls the layer in the slot.
 template <class Dense, class LowRank>
 class unary_slot final : public slot<unary_slot<Dense, LowRank>, Dense, LowRank> {
  public:
@@ -117,6 +120,7 @@ TORCH_MODULE(Conv2d);
 using EmbeddingImpl = detail::unary_slot<torch::nn::EmbeddingImpl, LowRankEmbeddingImpl>;
 TORCH_MODULE(Embedding);
 
+/// A slot for LSTMs. forward has the arguments of both layers.
 class LSTMImpl : public detail::slot<LSTMImpl, torch::nn::LSTMImpl, LowRankLSTMImpl> {
   using state = std::tuple<Tensor, Tensor>;
 
@@ -132,6 +136,7 @@ class LSTMImpl : public detail::slot<LSTMImpl, torch::nn::LSTMImpl, LowRankLSTMI
 };
 TORCH_MODULE(LSTM);
 
+/// A slot for attention. forward has the arguments of both layers.
 class MultiheadAttentionImpl : public detail::slot<MultiheadAttentionImpl, torch::nn::MultiheadAttentionImpl,
                                                    LowRankMultiheadAttentionImpl> {
  public:

@@ -25,6 +25,7 @@ namespace host_torch {
 namespace detail {
 
 /// A tensor as float or double rows on the CPU; dimension `dimension`, of size `columns`, becomes the last.
+/// The result is a copy unless the tensor has this form already.
 inline Tensor as_rows(const Tensor& t, std::int64_t dimension, std::int64_t columns) {
   Tensor rows = t.detach().movedim(dimension, -1).reshape({-1, columns}).to(torch::kCPU);
   if (rows.scalar_type() != torch::kDouble) rows = rows.to(torch::kFloat);
@@ -32,6 +33,7 @@ inline Tensor as_rows(const Tensor& t, std::int64_t dimension, std::int64_t colu
 }
 
 /// The sums of one recorder. Passes run on several threads: autograd calls hooks on threads of its own.
+/// mutex_ guards the map of weights; each layer has a mutex for its sums.
 class recorded_layers {
  public:
   recorded_layers(torch::nn::Module& root, index_t rows_of_step) : rows_of_step_(rows_of_step) {
@@ -75,6 +77,7 @@ class recorded_layers {
     });
   }
 
+  /// Statistics of the layers that have been used. A grouped convolution has one matrix for each group.
   network_statistics statistics() const {
     network_statistics all;
     for (const auto& layer : layers_) {
@@ -117,6 +120,7 @@ class recorded_layers {
     by_weight_[transposed.unsafeGetTensorImpl()] = layer;
   }
 
+  // Registers a place's layer by the address of its weight, if it is a Linear, Conv2d or Embedding.
   void add(const module_place& place) {
     auto layer = std::make_shared<recorded>();
     layer->name = place.name;
@@ -161,7 +165,8 @@ class recorded_layers {
   std::map<const void*, std::shared_ptr<recorded>> by_weight_;
 };
 
-/// The existing recorders. libtorch calls plain functions, which find the recorders in this list.
+/// The existing recorders. libtorch calls plain functions, which find the recorders in this list. One object
+/// for the program. All functions may be called from any thread.
 class active_recorders {
  public:
   using list = std::vector<std::shared_ptr<recorded_layers>>;
@@ -210,6 +215,8 @@ inline int& linear_depth() {
   return depth;
 }
 
+/// libtorch calls this function before each operation and end_operation after it, in the operation's thread.
+/// Returns null for operations that are not recorded, among them those inside of a linear operation.
 inline std::unique_ptr<at::ObserverContext> begin_operation(const at::RecordFunction& operation) {
   const std::string_view name = operation.name();
   const auto [first, second] = wanted_inputs(name);
@@ -228,6 +235,8 @@ inline std::unique_ptr<at::ObserverContext> begin_operation(const at::RecordFunc
   return seen;
 }
 
+/// Passes the operation's inputs and its first output to all recorders, without recording a graph for their
+/// work.
 inline void end_operation(const at::RecordFunction& operation, at::ObserverContext* context) {
   const auto* const seen = static_cast<const operation_inputs*>(context);
   if (seen == nullptr) return;

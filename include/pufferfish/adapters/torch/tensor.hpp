@@ -48,16 +48,19 @@ struct layout_counters : torch::CustomClassHolder {
 };
 using counters_ptr = c10::intrusive_ptr<layout_counters>;
 
+/// "[2 x 3 x 8]", for error texts.
 inline std::string shape_text(const Tensor& t) {
   std::string text = "[";
   for (std::int64_t d = 0; d < t.dim(); ++d) text += (d > 0 ? " x " : "") + std::to_string(t.size(d));
   return text + "]";
 }
 
+/// Scalar and device, for error texts: "Float on cpu".
 inline std::string kind_text(const Tensor& t) {
   return std::string(c10::toString(t.scalar_type())) + " on " + t.device().str();
 }
 
+/// libtorch's name of float or double.
 template <class T>
 constexpr auto scalar_of() {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>,
@@ -82,7 +85,8 @@ void check_kind(const std::string& layer, const char* what, const Tensor& t) {
   }
 }
 
-/// A view of a tensor of N dimensions, with the tensor's strides.
+/// A view of a tensor of N dimensions, with the tensor's strides. The tensor must have N dimensions, be of
+/// scalar T and outlive the view; none of this is checked here, except the scalar by libtorch.
 template <class T, std::size_t N>
 tensor_view<const T, N> view_of(const Tensor& t) {
   extents<N> shape{}, strides{};
@@ -93,14 +97,15 @@ tensor_view<const T, N> view_of(const Tensor& t) {
   return {t.data_ptr<T>(), shape, strides};
 }
 
-/// A contiguous tensor of at least one dimension as rows.
+/// A contiguous tensor of at least one dimension as rows. The last dimension becomes the columns, all others
+/// together the rows. The tensor must outlive the view.
 template <class T>
 tensor_view<T, 2> rows_of(const Tensor& t) {
   const std::int64_t columns = t.size(-1);
   return {t.data_ptr<T>(), {columns == 0 ? 0 : t.numel() / columns, columns}};
 }
 
-/// Images in channels-last memory, as NHWC.
+/// Images in channels-last memory, as NHWC. `t` is NCHW and contiguous in torch::MemoryFormat::ChannelsLast.
 template <class T>
 tensor_view<T, 4> images_of(const Tensor& t) {
   return {t.data_ptr<T>(), {t.size(0), t.size(2), t.size(3), t.size(1)}};
@@ -124,6 +129,7 @@ inline Tensor stored(const Tensor& parameter, torch::IntArrayRef order, layout_c
 inline constexpr std::array<std::int64_t, 2> matrix_order{1, 0};
 inline constexpr std::array<std::int64_t, 4> kernel_order{2, 3, 1, 0}, kernel_shape{3, 2, 0, 1};
 
+/// The permutation from a parameter's dimensions to the order of its memory, and the inverse one.
 inline torch::IntArrayRef storage_order(const Tensor& t) {
   return t.dim() == 4 ? torch::IntArrayRef(kernel_order) : torch::IntArrayRef(matrix_order);
 }
@@ -138,7 +144,8 @@ inline Tensor kernel_ordered(const Tensor& t) {
   return t.permute(storage_order(t)).contiguous().permute(logical_order(t));
 }
 
-/// An uninitialized parameter in the kernels' memory order.
+/// An uninitialized parameter in the kernels' memory order. Does not require a gradient until it is
+/// registered.
 inline Tensor empty_parameter(torch::IntArrayRef shape, const torch::TensorOptions& options) {
   const torch::NoGradGuard no_grad;
   return kernel_ordered(torch::empty(shape, options.requires_grad(false)));
@@ -174,7 +181,9 @@ inline void train_as(const std::vector<Tensor>& parameters, const std::vector<Te
 
 /// Threads and scratch memory for calls of this thread, because libtorch's layers have no context argument.
 /// The context is kept between calls, so that later steps allocate no scratch; results do not depend on it.
-/// It has as many threads as libtorch (torch::set_num_threads); with -fopenmp, they are the same threads.
+/// It has as many threads as libtorch (torch::set_num_threads); with -fopenmp, they are the same threads. The
+/// reference is valid until the next call in this thread, which may make a new context if the number of
+/// threads has changed.
 inline cpu_context& thread_context() {
   thread_local std::unique_ptr<cpu_context> kept;
   const int threads = std::max(1, torch::get_num_threads());
@@ -196,7 +205,8 @@ inline torch::optional<Tensor> if_defined(const Tensor& t) {
   return t.defined() ? torch::optional<Tensor>(t) : torch::nullopt;
 }
 
-/// Whether the gradient of input `i` of an autograd function is needed; false for undefined inputs.
+/// Whether the gradient of input `i` of an autograd function is needed; false for undefined inputs. `inputs`:
+/// the function's tensor arguments in order. libtorch counts the defined ones only.
 inline bool wants_input(const torch::autograd::AutogradContext& kept,
                         const torch::autograd::variable_list& inputs, std::size_t i) {
   if (!inputs[i].defined()) return false;

@@ -39,6 +39,7 @@ enum class contents { numbers, sizes };
 }  // namespace detail
 
 /// A module read as one of scalar T; for an LSTM, one of its layers. Made by `of` or from a bare module.
+/// Refers to the module, which must outlive it. `contents::sizes` is for policies that need shapes only.
 template <class Module, class T>
 struct scalar_view {
   scalar_view(const Module& m, std::int64_t number = detail::only_layer,  // NOLINT: converts
@@ -50,7 +51,8 @@ struct scalar_view {
   detail::contents shown;
 };
 
-/// `module`, or layer `layer` of an LSTM, with weights of type T (float or double).
+/// `module`, or layer `layer` of an LSTM, with weights of type T (float or double). Layers are numbered
+/// from 0. Nothing is checked until the traits are used.
 template <class T, class Module>
 scalar_view<Module, T> of(const Module& module, std::int64_t layer = 0) {
   return {module, layer};
@@ -97,7 +99,8 @@ struct named_tensor {
 };
 using named_tensors = std::vector<named_tensor>;
 
-/// Appends the equal parts of a tensor that stacks them in the first dimension.
+/// Appends the equal parts of a tensor that stacks them in the first dimension. The parts are detached views
+/// of `packed`; an undefined `packed` gives undefined parts.
 inline void append_parts(named_tensors& to, const Tensor& packed, std::initializer_list<const char*> names) {
   std::size_t part = 0;
   for (const char* name : names) {
@@ -114,6 +117,7 @@ inline void append_parts(named_tensors& to, const Tensor& packed, std::initializ
 template <class Module>
 struct module_traits;
 
+/// One matrix [out][in].
 template <>
 struct module_traits<torch::nn::LinearImpl> {
   using module = torch::nn::LinearImpl;
@@ -126,6 +130,8 @@ struct module_traits<torch::nn::LinearImpl> {
   static named_tensors biases(const module& m, std::int64_t) { return {{"bias", m.bias}}; }
 };
 
+/// One matrix per group, of the weight [out][in / groups][height][width]. padding `same` is a number only if
+/// it is equal on both sides.
 template <>
 struct module_traits<torch::nn::Conv2dImpl> {
   using module = torch::nn::Conv2dImpl;
@@ -141,6 +147,7 @@ struct module_traits<torch::nn::Conv2dImpl> {
   static named_tensors biases(const module& m, std::int64_t) { return {{"bias", m.bias}}; }
 };
 
+/// One table [num_embeddings][embedding_dim], without bias.
 template <>
 struct module_traits<torch::nn::EmbeddingImpl> {
   using module = torch::nn::EmbeddingImpl;
@@ -193,7 +200,8 @@ struct module_traits<torch::nn::LSTMImpl> {
     return all;
   }
 
-  /// Tensor `which` (weight_ih, weight_hh, bias_ih, bias_hh) of a layer.
+  /// Tensor `which` (weight_ih, weight_hh, bias_ih, bias_hh) of a layer. Throws value_error for an LSTM
+  /// without factors, a layer out of range, and only_layer where there are several.
   static Tensor tensor(const module& m, std::int64_t layer, std::int64_t which) {
     if (m.options.bidirectional() || m.options.proj_size() != 0) {
       throw_error<value_error>({describe(m), ": has ",
@@ -225,6 +233,7 @@ struct module_traits<torch::nn::MultiheadAttentionImpl> {
   }
   static index_t heads(const module& m) { return m.options.num_heads(); }
   static std::int64_t layers(const module&) { return 1; }
+  /// Three parts of in_proj [3 embed_dim][embed_dim], and the output's weight.
   static named_tensors weights(const module& m, std::int64_t) {
     if (!m._qkv_same_embed_dim || m.bias_k.defined() || m.bias_v.defined() || m.options.add_zero_attn()) {
       throw_error<value_error>({describe(m),
@@ -251,6 +260,8 @@ concept dense_module = requires {
 };
 
 /// N-dimensional views of tensors; null views for undefined ones. If only sizes are shown, elements are 0.
+/// `optional`: undefined tensors give null views; else they throw. Throws value_error, naming module and
+/// tensor, for a tensor of another scalar or device.
 template <std::size_t N, class Module, class T>
 std::vector<named_view<const T, N>> views_of(const scalar_view<Module, T>& layer, const named_tensors& all,
                                              bool optional) {
@@ -272,7 +283,8 @@ std::vector<named_view<const T, N>> views_of(const scalar_view<Module, T>& layer
 }  // namespace detail
 }  // namespace host_torch
 
-/// A module of libtorch, read as one of scalar T.
+/// A module of libtorch, read as one of scalar T. Views are valid while the module's tensors keep their
+/// memory.
 template <class Module, class T>
 struct layer_traits<host_torch::scalar_view<Module, T>> {
   using layer_type = host_torch::scalar_view<Module, T>;

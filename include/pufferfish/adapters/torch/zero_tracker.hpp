@@ -31,7 +31,9 @@ namespace host_torch {
 ///     }
 ///
 /// In a compact step the gradient of a zero weight is 0. A weight that was 0 for options.steps updates by
-/// chance thus stays 0 until something other than its gradient changes it. See mask_tracker.
+/// chance thus stays 0 until something other than its gradient changes it. See mask_tracker. Do not call
+/// parallel.set_exchange while such an object exists: the object's next change of the exchange would replace
+/// yours.
 template <class Comm, class T = float>
 class zero_tracker {
  public:

@@ -5,6 +5,8 @@
 /// Copies from device memory to shared memory in the background (cp.async, from compute capability 8.0 on). A
 /// thread starts copies, closes a group of them, computes, and waits until all but its last groups have
 /// arrived. A barrier then makes them visible to the other threads of the block.
+///
+/// Order of use: copy_async (any number of times), commit_copies, ... , wait_for_copies, then __syncthreads.
 
 #include <pufferfish/gpu/kernels/launch.cuh>
 

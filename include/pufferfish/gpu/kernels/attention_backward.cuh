@@ -10,7 +10,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// One warp for each row and head.
+/// One warp for each row and head. Warp w of the grid has the pairs w, w + warps, ... of row + query_rows
+/// head.
 template <class T>
 static __global__ void attention_row_products_kernel(attention_problem<T> p, row_array<const T> dy,
                                                      row_array<const T> y, float* products) {
@@ -55,6 +56,8 @@ __device__ inline score_gradient differentiate(const attention_problem<T>& p, bo
 /// dq of a tile of queries of a head, `value_columns` columns of it.
 template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
+    /// Block (bx, by, bz): tile bx of the queries, head by, columns 64 bz .. of the head's depth. Sums run
+    /// over keys in order.
     attention_query_gradient_kernel(attention_problem<T> p, row_array<const T> dy, const float* log_sums,
                                     const float* products, row_array<T> dq) {
   __shared__ attention_memory<Tile> memory;
@@ -100,6 +103,8 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
 /// dk and dv of a tile of keys of a head, `value_columns` columns of each. Rows of threads are keys.
 template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
+    /// Block (bx, by, bz): tile bx of the keys, head by, columns 64 bz .. of both depths. Sums run over
+    /// queries in order. Columns beyond a depth are not stored.
     attention_key_gradient_kernel(attention_problem<T> p, row_array<const T> dy, const float* log_sums,
                                   const float* products, row_array<T> dk, row_array<T> dv) {
   __shared__ attention_memory<Tile> memory;

@@ -5,6 +5,11 @@
 /// Internal: common parts of the kernels of attention. A block of 128 threads works on a square tile of
 /// scores, with 8 rows of threads by 16 columns: thread (y, x) has rows y, y + 8, .. and columns x, x + 16,
 /// .. of the tile. Products of tiles read shared memory, 16 bytes at a time.
+///
+/// Shared memory of a block (attention_memory): two operand tiles of Tile rows x 32 columns of the depth,
+/// whose rows are operand_pitch apart, or in their place a tile of values of 32 x 64; the weights, Tile x
+/// Tile with rows weight_pitch apart; and the bits of dropout. Operands are floats there, whatever the
+/// element type in device memory.
 
 #include <pufferfish/gpu/kernels/attention.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -34,6 +39,7 @@ inline constexpr std::size_t own_rows = tile_edge<Tile> / thread_rows;
 template <int Tile>
 inline constexpr std::size_t own_columns = tile_edge<Tile> / thread_columns;
 
+/// The static shared memory of a block.
 template <int Tile>
 struct alignas(16) attention_memory {
   float operands[2 * tile_edge<Tile> * operand_pitch];  ///< or the tile of values
@@ -54,10 +60,12 @@ using tile_scores = float[own_rows<Tile>][own_columns<Tile>];
 template <int Tile>
 using tile_result = float[own_rows<Tile>][4];
 
+/// Row of the calling thread's r-th row of a tile, and column of its c-th column.
 __device__ inline int tile_row(int r) { return block_thread() / thread_columns + thread_rows * r; }
 __device__ inline int tile_column(int c) { return block_thread() % thread_columns + thread_columns * c; }
 
-/// Combines the values of the threads of a row.
+/// Combines the values of the threads of a row. These are 16 neighbouring lanes of a warp; all of them
+/// receive the result. `combine` must be commutative.
 template <class F>
 __device__ inline float row_reduce(float value, F combine) {
   for (int distance = thread_columns / 2; distance > 0; distance /= 2) {
@@ -104,7 +112,8 @@ struct head_rows {
   }
 };
 
-/// Copies Rows x Columns elements of a head to shared memory; rows are `Pitch` apart there.
+/// Copies Rows x Columns elements of a head to shared memory; rows are `Pitch` apart there. Element (r, c) is
+/// stored at r Pitch + c, zero outside of the head. All 128 threads take part; no barrier.
 template <int Rows, int Columns, int Pitch, class T>
 __device__ void load_tile(const head_rows<T>& from, index_t row, int column, float* to) {
   constexpr int groups = Columns / 4;
@@ -118,7 +127,9 @@ __device__ void load_tile(const head_rows<T>& from, index_t row, int column, flo
 }
 
 /// scores += the products of rows of `left` and rows of `right`. All threads of the block must call it. Their
-/// earlier writes to other shared memory are visible to all of them afterwards.
+/// earlier writes to other shared memory are visible to all of them afterwards. Element (i, j) += the dot
+/// product of row left_row + i of `left` and row right_row + j of `right` over all columns, 32 columns a
+/// step.
 template <int Tile, class T>
 __device__ void add_scores(const head_rows<T>& left, index_t left_row, const head_rows<T>& right,
                            index_t right_row, float* operands, tile_scores<Tile>& scores) {
@@ -184,7 +195,10 @@ __device__ void add_weighted(const float* weights, const head_rows<T>& values, i
   }
 }
 
-/// Writes the tile's results, multiplied by a factor per row, if their rows and columns exist.
+/// Writes the tile's results, multiplied by a factor per row, if their rows and columns exist. `first`: row
+/// of the sequence in the matrix, `row`: first row of the tile in the sequence, `rows`: rows of the sequence,
+/// `depth`: columns of a head, `column`: first of the tile's columns in the head. A thread has four
+/// neighbouring columns from column + 4 (thread % 16) on.
 template <int Tile, class T>
 __device__ void store_result(const tile_result<Tile>& result, const float (&factors)[own_rows<Tile>],
                              const row_array<T>& to, index_t first, index_t row, index_t rows, int head,
@@ -214,7 +228,9 @@ struct run_tile {
   index_t sequence, first;
 };
 
-/// Tile `number` of the sequence of all runs' tiles. Every warp finds it by itself.
+/// Tile `number` of the sequence of all runs' tiles. Every warp finds it by itself. Tiles are counted
+/// sequence by sequence, ceil(count / Tile) of each. All lanes of a warp must call it. Sequence -1: there are
+/// fewer tiles.
 template <int Tile>
 __device__ inline run_tile find_tile(const run_arrays& runs, index_t number) {
   const int lane = block_thread() % warp_threads;
@@ -259,6 +275,7 @@ struct attention_head {
   __device__ head_rows<T> of_queries(const row_array<const T>& all, int depth) const {
     return {all, first_query, queries, head, depth};
   }
+  /// Whether the query and the key exist and the mask allows the pair. Positions count within the sequence.
   __device__ bool sees(const attention_problem<T>& p, index_t query, index_t key) const {
     if (query >= queries || key >= keys || (p.causal && key > query + keys - queries)) return false;
     return p.allowed == nullptr || p.allowed[sequence * p.allowed_strides[0] + query * p.allowed_strides[1] +
@@ -285,6 +302,8 @@ struct kept_bits {
 };
 
 /// Draws the bits, four random words per thread and step. A call of add_scores (its barrier) must follow.
+/// Weight (query, key) of a head has position query keys + key in the head's random stream. Word w of row r
+/// of `words` has the positions from 32 (((query + r) keys + key) / 32 + w) on.
 template <int Tile, class T>
 __device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attention_head<T>& head,
                                      index_t query, index_t key, std::uint32_t* words) {

@@ -3,6 +3,9 @@
 
 /// \file
 /// Kernels of augment.hpp.
+///
+/// One launch: count blocks of 256 threads. Random numbers depend on the sample, not on its place in the
+/// batch.
 
 #include <pufferfish/gpu/kernels/augment.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -16,6 +19,7 @@ struct image_window {
   bool flipped;
 };
 
+/// Random numbers 3 sample, 3 sample + 1 and 3 sample + 2 of the stream, as train/loader.hpp.
 __device__ inline image_window draw_window(const image_source& source, const random_key& key,
                                            std::uint32_t sample) {
   const std::uint64_t number = std::uint64_t{3} * sample;
@@ -32,7 +36,8 @@ __device__ inline index_t shown_position(index_t p, index_t length, bool reflect
   return p < 0 ? -p : 2 * (length - 1) - p;
 }
 
-/// One block per image.
+/// One block per image. Block b: image b of the batch, 256 threads. Element i of the result is channel i %
+/// channels of pixel (i / channels / width, i / channels % width).
 template <class T>
 static __global__ void augment_kernel(image_source source, const std::uint32_t* samples, random_key key,
                                       T* images, std::int32_t* labels) {

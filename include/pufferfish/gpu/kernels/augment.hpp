@@ -25,7 +25,8 @@ PUFFERFISH_KERNEL_TYPES_END
 PUFFERFISH_KERNELS_BEGIN
 
 /// Images and labels of samples[0 .. count - 1] (positions in the set, in device memory). The augmentation of
-/// a sample depends only on the stream of random numbers (seed, stream) and its position in the set.
+/// a sample depends only on the stream of random numbers (seed, stream) and its position in the set. images:
+/// count x height x width x channels, dense; labels: count numbers. One block an image.
 template <class T>
 void augment_images(cudaStream_t stream, const image_source& source, const std::uint32_t* samples,
                     index_t count, std::uint64_t random_seed, std::uint64_t random_stream, T* images,

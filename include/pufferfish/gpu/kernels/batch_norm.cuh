@@ -4,6 +4,9 @@
 /// \file
 /// Kernels of batch_norm.hpp: statistics and gradient sums by columns.cuh, everything else in passes whose
 /// threads keep the numbers of their channels in registers.
+///
+/// Element (row, channel) is at row channels + channel. Accesses have 16 bytes if the channels are whole
+/// vectors and all addresses are multiples of 16, else one element.
 
 #include <pufferfish/gpu/kernels/batch_norm.hpp>
 #include <pufferfish/gpu/kernels/columns.cuh>
@@ -61,6 +64,8 @@ struct moment_task {
   const T* x;
   index_t channels;
 
+  /// Each run of up to run_rows rows has moments relative to its first row, so that large means do not cancel
+  /// digits.
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     using A = accumulate_t<T>;
     const auto load = [&](index_t at) { return load_raw<Width>(x + at * channels + column); };
@@ -93,6 +98,7 @@ __device__ inline float moved_towards(float running, double value, double moment
   return static_cast<float>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
 }
 
+/// Stores the statistics of channel c and moves the running ones; channel 0 also counts the batch.
 struct norm_batch_finish {
   norm_batch_use use;
   index_t channels;
@@ -119,6 +125,7 @@ void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t chann
   sum_columns<moment_state<1>>(stream, task, rows, channels, scratch, finish);
 }
 
+/// One thread per channel, 64 a block.
 template <class T>
 static __global__ void norm_use_running_kernel(const T* running_mean, const T* running_var, index_t channels,
                                                double eps, T* statistics) {
@@ -141,7 +148,9 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 /// A task has task::width; load(channel), the numbers of `width` channels; fetch(element), what a unit of
 /// `width` elements reads; and run(element, inside, fetched, numbers). `inside` is false for a thread without
 /// a unit that only joins its warp's operations. A block has whole warps and `per_block` units, a multiple of
-/// its threads; `columns` units make a row.
+/// its threads; `columns` units make a row. Block b has the units b per_block .. of all `total` units, thread
+/// t of it those at t, t + threads, .... If the number of threads is a multiple of `columns`, a thread has
+/// the same channels in every step: it loads their numbers once, and four units at a time.
 template <class Task>
 static __global__ void channel_pass_kernel(Task task, index_t total, index_t columns, index_t per_block) {
   const index_t begin = static_cast<index_t>(blockIdx.x) * per_block;
@@ -175,6 +184,8 @@ static __global__ void channel_pass_kernel(Task task, index_t total, index_t col
   }
 }
 
+/// Starts channel_pass_kernel for rows x channels elements; task::width divides the channels. A thread has 1
+/// to 8 steps, more than one only if at least 1024 blocks remain.
 template <class Task>
 void channel_pass(const launch_site& stream, const Task& task, index_t rows, index_t channels) {
   const index_t columns = channels / Task::width, total = rows * columns;
@@ -201,6 +212,9 @@ __device__ inline std::uint32_t join_bits(std::uint32_t bits, int lane) {
   return bits;
 }
 
+/// y = (x - mean) scale + shift, scale = inv_std weight, shift = bias, then the tail. Element i of the matrix
+/// has its mask bit in word i / 32; the lanes of a word join their bits by shuffles, and the first of them
+/// stores the word.
 template <class T, int Width>
 struct norm_apply_task {
   static constexpr int width = Width;
@@ -232,6 +246,8 @@ struct norm_apply_task {
     return unit;
   }
 
+  /// Elements i .. i + Width - 1. All lanes of a warp call it if there is a mask, also those without an
+  /// element.
   __device__ void run(index_t i, bool inside, const fetched& unit, const channel_values& v) const {
     std::uint32_t bits = 0;
     if (inside) {
@@ -275,6 +291,8 @@ struct raw_pair {
   raw_row<T, Width> x, dy;
   std::uint32_t bits;
 };
+
+/// Elements i .. i + Width - 1 of both matrices. mask: nullptr for none.
 template <int Width, class T>
 __device__ inline raw_pair<T, Width> load_pair(const T* x, const T* dy, const std::uint32_t* mask,
                                                index_t i) {
@@ -301,6 +319,7 @@ struct norm_sum_task {
   const T* dy;
   const std::uint32_t* mask;
 
+  /// Sums of a run are in float, those of all runs in double.
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     using A = accumulate_t<T>;
     const lanes<A, Width> mean = load_channels<Width>(m.mean + column);
@@ -331,6 +350,8 @@ struct norm_sum_finish {
   norm_parameter_gradients gradients;
   accumulate_t<T>* coefficients;
 
+  /// dbias = sum g, dweight = inv_std sum g (x - mean); scale = weight inv_std, slope = -scale inv_std
+  /// dweight / rows, shift = -scale dbias / rows.
   __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
     const double spread = static_cast<double>(m.inv_std[c]), count = static_cast<double>(m.rows);
     const double dbias = s.sums[0][0], dweight = s.sums[1][0] * spread;
@@ -358,6 +379,7 @@ void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* d
   sum_columns<sums>(stream, task, m.rows, m.channels, scratch, finish);
 }
 
+/// dx = scale g + (x - mean) slope + shift, with the three coefficients of each channel.
 template <class T, int Width>
 struct norm_input_task {
   static constexpr int width = Width;

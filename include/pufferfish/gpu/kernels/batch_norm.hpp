@@ -4,6 +4,10 @@
 /// \file
 /// Launchers of batch normalisation over the rows of a dense matrix, rows x channels. Formulas:
 /// ops/batch_norm.hpp. All arrays are in device memory; masks: relu_mask.hpp.
+///
+/// Order of use: norm_use_batch (training) or norm_use_running (inference), then norm_apply; in the backward
+/// pass norm_gradient_sums, then norm_input_gradient. mean and inv_std of a norm_matrix are the two halves of
+/// `statistics`.
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 #include <pufferfish/gpu/kernels/reductions.hpp>
@@ -36,7 +40,8 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// ops::batch_norm_use_batch of the rows of x. `scratch`: column_scratch(rows, channels, 2) doubles.
+/// ops::batch_norm_use_batch of the rows of x. `scratch`: column_scratch(rows, channels, 2) doubles. There
+/// must be two rows or more. One pass over x.
 template <class T>
 void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
                     const norm_batch_use& use);
@@ -46,7 +51,8 @@ template <class T>
 void norm_use_running(cudaStream_t stream, const T* running_mean, const T* running_var, index_t channels,
                       double eps, T* statistics);
 
-/// y = (x - mean) inv_std weight + bias, then the tail. y may be the addend.
+/// y = (x - mean) inv_std weight + bias, then the tail. y may be the addend. x, addend and y are read and
+/// written 16 bytes at a time if all are aligned and the channels are whole vectors.
 template <class T>
 void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
                 const norm_tail<T>& tail, T* y);
@@ -57,7 +63,7 @@ template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
                         double* scratch, const norm_parameter_gradients& gradients,
                         accumulate_t<T>* coefficients);
-/// Second pass. dx may be dy or x.
+/// Second pass. dx may be dy or x. `coefficients` are those that norm_gradient_sums has written.
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
                          const accumulate_t<T>* coefficients, T* dx);

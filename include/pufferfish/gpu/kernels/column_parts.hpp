@@ -3,7 +3,8 @@
 
 /// \file
 /// Cuts sums over the rows of a matrix into parts. The parts depend on the shape alone, and with them the
-/// scratch memory and the order of the additions.
+/// scratch memory. The order of the additions also depends on the number of columns that a thread reads at
+/// once (columns.cuh).
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 

@@ -11,6 +11,9 @@
 ///   task::state                            the sums of a thread, without constructors: clear(), merge(other)
 ///   task.add(column, row, end, step, s)    adds rows row, row + step, .. below end of its columns to s
 ///   state::save(k, values, stride), load   the quantities of one column, `stride` doubles apart
+///
+/// Layout of `scratch`: quantity q of part p and column c is at (q parts + p) columns + c. Part p has the
+/// rows part_begin(rows, parts, p) .. part_begin(rows, parts, p + 1) - 1.
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -20,7 +23,8 @@ PUFFERFISH_KERNELS_BEGIN
 inline constexpr unsigned column_threads = 256;
 inline constexpr int run_rows = 16;
 
-/// Values of neighbouring columns in the type of computation.
+/// Values of neighbouring columns in the type of computation. Indexed by the position within the run of Width
+/// columns.
 template <class A, int Width>
 struct lanes {
   A values[static_cast<std::size_t>(Width)];
@@ -113,6 +117,7 @@ __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load
   return count;
 }
 
+/// Rounds and stores elements: one, or a multiple of 16 bytes to an aligned address in device memory.
 template <int Width, class T>
 __device__ inline void store_row(T* to, const lanes<accumulate_t<T>, Width>& values) {
   if constexpr (Width == 1) {
@@ -158,7 +163,8 @@ template <class State>
 using apart = std::conditional_t<(sizeof(State) / sizeof(double)) % 2 == 0, gapped<State>, State>;
 
 /// Merges the states of the threads of a block with the same threadIdx.x; the thread with threadIdx.y = 0 has
-/// the result. blockDim.y must be a power of 2. All threads of the block must call it.
+/// the result. blockDim.y must be a power of 2. All threads of the block must call it. A tree: halves are
+/// merged until one is left, so the order depends on blockDim alone. Threads: number of threads of the block.
 template <unsigned Threads, class State>
 __device__ inline void merge_down(State& state) {
   __shared__ apart<State> all[Threads];
@@ -174,6 +180,9 @@ __device__ inline void merge_down(State& state) {
 /// First step: grid (tiles of columns, parts), block (columns in units of task::width, rows).
 template <class Task>
 static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3)
+    /// Block (across, 256 / across) with `across` a power of two up to 32: thread (x, y) of block (bx, p) has
+    /// the columns (bx across + x) task::width .. of part p, and of its rows every (256 / across)-th one from
+    /// y on.
     column_parts_kernel(Task task, index_t rows, index_t columns, double* parts) {
   const index_t part = blockIdx.y, count = gridDim.y;
   const index_t column =
@@ -192,7 +201,8 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
 inline constexpr unsigned total_columns = 16;
 inline constexpr unsigned total_rows = 32;
 
-/// Second step: finish(column, state of one column).
+/// Second step: finish(column, state of one column). Grid: columns / 16, block (16, 32): thread (x, y) merges
+/// the parts y, y + 32, ... of column 16 blockIdx.x + x.
 template <class State, class Finish>
 static __global__ void column_totals_kernel(const double* parts, index_t count, index_t rows, index_t columns,
                                             Finish finish) {
@@ -221,6 +231,7 @@ static __global__ void column_totals_kernel(const double* parts, index_t count, 
 }
 
 /// Runs both steps. `scratch`: column_scratch doubles. Without rows, finish is called with cleared states.
+/// Columns must be a multiple of task::width, and the data aligned as the task's loads require.
 template <class State, class Task, class Finish>
 void sum_columns(const launch_site& stream, const Task& task, index_t rows, index_t columns, double* scratch,
                  const Finish& finish) {
@@ -245,6 +256,7 @@ __device__ inline void store_sum(double sum, bool add, T& gradient) {
   gradient = static_cast<T>(add ? static_cast<double>(gradient) + sum : sum);
 }
 
+/// The columns of x. Width > 1 requires an address and a row stride of whole vectors.
 template <class T, int Width>
 struct column_sum_task {
   static constexpr int width = Width;
@@ -253,6 +265,7 @@ struct column_sum_task {
   const T* x;
   index_t row_stride;
 
+  /// Runs of up to run_rows rows are summed in float, then added in double.
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     while (row < end) {
       row_values<T, Width> run{};

@@ -4,6 +4,18 @@
 /// \file
 /// Convolutions as matrix products whose left operand, the matrix of patches, is gathered tile by tile and
 /// exists in shared memory only.
+///
+/// The three products, rows x depth times depth x columns:
+/// - forward: rows = output pixels, columns = output channels, depth = patch (taps x input channels);
+/// - gradient of the input: rows = input pixels of one phase, columns = input channels, depth = taps of the
+///   phase x output channels. Pixels whose row and column are equal modulo the strides form a phase, because
+///   they have the same taps;
+/// - gradient of the weight: rows = patch, columns = output channels, depth = output pixels.
+///
+/// A block computes one tile of rows x columns (conv_tile). It reads the depth in steps of 64 bytes per row
+/// (conv_step floats, or twice as many 16-bit numbers), through a ring of three pairs of tiles in shared
+/// memory (pipeline). If there are few tiles, the depth is also cut into slices, each of which stores its own
+/// partial result in float; add_slices adds these in double, in a fixed order.
 
 #include <pufferfish/gpu/kernels/conv.hpp>
 #include <pufferfish/gpu/kernels/conv_tiles.cuh>
@@ -13,7 +25,9 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// The product that computes a block's tile. The more rows and columns a thread or a warp has, the less is
 /// read from shared memory, and the fewer other instructions are needed. The registers bound them: two large
-/// blocks, or three or four of 128 threads, must fit on each multiprocessor.
+/// blocks, or three or four of 128 threads, must fit on each multiprocessor. Dynamic shared memory: `slots`
+/// pairs of tiles, left (patches) then right (weight or gradient); correlation_memory and
+/// weight_gradient_memory have the sizes.
 template <bool Tensor, class T, int Rows, int Columns, int Run>
 struct conv_block {
   static constexpr int rows = Rows, columns = Columns;
@@ -40,6 +54,8 @@ struct conv_block {
 // ---------------------------------------------------------------------------------------------------------
 // Forward, and the gradient of the input
 
+/// Arguments of `correlate`. `in`: x, or dy for the gradient of the input. The result has out_pixels x
+/// out_channels elements, or in_pixels x in_channels.
 template <class T>
 struct correlation {
   const T* in;
@@ -52,6 +68,9 @@ struct correlation {
   bool weight_vectors;
 };
 
+/// Layout of the dynamic shared memory of `correlate`: `slots` times (left, right), then Block::rows
+/// gathered_pixel. Left tile: rows x depth. Right tile: depth x columns, or for the gradient of the input
+/// columns x depth.
 template <class T, class Block, bool Backward>
 struct correlation_memory {
   static constexpr dense weight_layout = Backward ? dense::depth : dense::width;
@@ -67,6 +86,9 @@ struct correlation_memory {
 /// fits into the second-level cache anyway. y: phases of a gradient; z: slices.
 template <class T, class Block, bool Backward>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
+    /// Block (bx, by, bz): tile bx / column tiles of the pixels and bx % column tiles of the columns; phase
+    /// by = row phase (number of column phases) + column phase, always 0 forward; slice bz has the steps
+    /// steps bz / slices .. steps (bz + 1) / slices - 1. Threads: Block::threads in one dimension.
     correlate(correlation<T> work) {
   using memory = correlation_memory<T, Block, Backward>;
   using product = typename Block::template product<dense::depth, memory::weight_layout>;
@@ -136,7 +158,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
 
 /// Calls f(block) for the block of a plan. Blocks of 16 columns have RowsOf16 rows: 256 for pixels, 128 for
 /// gradients of weights. Tensors whose channels cannot be copied in vectors have few channels as a rule (an
-/// image's three), so two kinds of blocks suffice for them.
+/// image's three), so two kinds of blocks suffice for them. f receives an object of the type conv_block.
+/// 16-bit types always compute on tensor cores.
 template <class T, int RowsOf16, class F>
 inline void with_block(const conv_plan& plan, bool in_vectors, F f) {
   const auto kind = [&](auto tensor) {
@@ -165,6 +188,8 @@ inline void with_block(const conv_plan& plan, bool in_vectors, F f) {
   kind(std::true_type());
 }
 
+/// Fills in the members that follow from the others, starts `correlate`, and adds the slices if there are
+/// several.
 template <class T, bool Backward>
 inline void run_correlation(const launch_site& site, const conv_plan& plan, correlation<T> work) {
   const conv_geometry& g = work.geometry;
@@ -191,6 +216,7 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
   if (plan.slices > 1) add_slices(site, plan.slices, work.elements, work.result);
 }
 
+/// Grid: (tiles of pixels times tiles of channels, 1, slices).
 template <class T>
 void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
                   const T* w, const T* bias, T* y, float* partials) {
@@ -203,6 +229,7 @@ void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv
   run_correlation<T, false>(stream, plan, work);
 }
 
+/// Grid: (tiles of the first phase's pixels times tiles of channels, phases, slices).
 template <class T>
 void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
                          const T* dy, const T* w, T* dx, bool add, float* partials) {
@@ -218,6 +245,7 @@ void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, con
 // ---------------------------------------------------------------------------------------------------------
 // Gradient of the weight
 
+/// Arguments of correlate_weight. `elements`: patch x out_channels.
 template <class T>
 struct weight_gradient {
   const T* in;
@@ -230,6 +258,8 @@ struct weight_gradient {
   bool gradient_vectors;
 };
 
+/// Layout of the dynamic shared memory of correlate_weight: `slots` times (left, right). Left tile: depth
+/// (pixels) x rows (elements of the patch). Right tile: depth x columns (output channels).
 template <class T, class Block>
 struct weight_gradient_memory {
   static constexpr int left_stride = tile_stride<T, dense::width>(Block::rows);
@@ -242,6 +272,8 @@ struct weight_gradient_memory {
 /// slice of the pixels. y of the grid: slices.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
+    /// Block (bx, by): tile bx / column tiles of the patch and bx % column tiles of the channels; slice by of
+    /// the pixels, in whole steps of Block::depth pixels. Threads: Block::threads in one dimension.
     correlate_weight(weight_gradient<T> work) {
   using memory = weight_gradient_memory<T, Block>;
   using product = typename Block::template product<dense::width, dense::width>;
@@ -288,6 +320,7 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
   });
 }
 
+/// Grid: (tiles of the patch times tiles of the channels, slices).
 template <class T>
 void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
                           const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials) {

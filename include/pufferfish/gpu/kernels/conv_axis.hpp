@@ -75,9 +75,10 @@ PUFFERFISH_HOST_DEVICE inline conv_axis forward_axis(int inputs, int outputs, in
   return {inputs, outputs, stride, 0, 1, kernel, -padding, dilation, 0, 1};
 }
 
-/// The axis of the gradient with respect to the input, with inputs and outputs swapped.
-/// The pixels phase, phase + stride, ... use the same taps: every step-th one, from the
-/// last to the first, so that offsets increase.
+/// The axis of the gradient with respect to the input, with inputs and outputs swapped. The pixels phase,
+/// phase + stride, ... use the same taps: every step-th one, from the last to the first, so that offsets
+/// increase. `pixels`: extent of the input, `gradients`: of the output. `phase`: 0 .. stride - 1. A phase may
+/// have no taps.
 PUFFERFISH_HOST_DEVICE inline conv_axis backward_axis(int pixels, int gradients, int kernel, int stride,
                                                       int padding, int dilation, int phase) {
   conv_axis axis{gradients, (pixels - phase + stride - 1) / stride, 1, phase, stride, 0, 0, 0, 0, 0};
@@ -96,6 +97,8 @@ PUFFERFISH_HOST_DEVICE inline conv_axis backward_axis(int pixels, int gradients,
   return axis;
 }
 
+/// The axes of a geometry: rows and columns, forward, and backward for one phase (row or column modulo the
+/// stride).
 PUFFERFISH_HOST_DEVICE inline conv_axis forward_rows(const conv_geometry& g) {
   return forward_axis(g.in_height, g.out_height, g.kernel_height, g.stride_height, g.padding_height,
                       g.dilation_height);

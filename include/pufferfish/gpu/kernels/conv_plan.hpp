@@ -16,6 +16,7 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 /// of the patch), columns are channels of the output.
 enum class conv_tile : int { t128x128, t128x64, t64x64, t128x32, t256x16, t128x16 };
 
+/// How the products of a convolution are cut.
 struct conv_plan {
   conv_tile tile = conv_tile::t64x64;
   /// Products on tensor cores: for float with operands rounded to TF32. (16-bit types: always so.)
@@ -33,10 +34,13 @@ PUFFERFISH_KERNELS_BEGIN
 /// Number of elements of a sum in one step: 64 bytes of float.
 inline constexpr int conv_step = 16;
 
+/// Internal: the rules of the plans.
 namespace plans {
 
+/// Number of parts of up to `part` elements.
 constexpr index_t cut(index_t size, index_t part) { return (size + part - 1) / part; }
 
+/// Rows of a tile, its columns, and the number of tiles that cover rows x columns.
 constexpr index_t rows_of(conv_tile tile) {
   return tile == conv_tile::t256x16 ? 256 : tile == conv_tile::t64x64 ? 64 : 128;
 }
@@ -102,6 +106,9 @@ inline int slices_for(index_t wanted, index_t steps, index_t elements) {
   return static_cast<int>(std::clamp<index_t>(std::min(wanted, room), 1, most_slices));
 }
 
+/// The plan of a product of `rows` pixels by `columns` channels. `channels`: those of the gathered tensor;
+/// `depth`: elements of a sum over all phases; `phases`: classes of pixels that a gradient of the input
+/// computes separately.
 inline conv_plan correlation_plan(index_t rows, index_t columns, index_t channels, index_t phases,
                                   index_t depth, bool tensor, int vector) {
   conv_plan plan;

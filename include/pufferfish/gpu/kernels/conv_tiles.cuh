@@ -26,7 +26,10 @@ __device__ inline void copy_elements(T* to, const T* from, bool inside) {
 }
 
 /// Runs load(slot, step) for the steps first .. last - 1 and, Slots - 1 steps later, use(slot, step): a ring
-/// of slots in shared memory, filled in the background. All threads of the block take part.
+/// of slots in shared memory, filled in the background. All threads of the block take part. `load` starts
+/// asynchronous copies to the slot and must not wait for them; `use` may read the slot until it returns. At
+/// the end all copies have arrived and a barrier has passed, so that the memory may be used for something
+/// else. Slots >= 2.
 template <int Slots, class Load, class Use>
 __device__ inline void pipeline(int first, int last, Load load, Use use) {
   int next = first;
@@ -52,7 +55,7 @@ __device__ inline void pipeline(int first, int last, Load load, Use use) {
 // ---------------------------------------------------------------------------------------------------------
 // Matrices
 
-/// Number of rows or columns from `first` on, at most `most`.
+/// Number of rows or columns from `first` on, at most `most`: min(size - first, most), which may be negative.
 __device__ inline int remaining(index_t size, index_t first, int most) {
   const index_t rest = size - first;
   return rest < most ? static_cast<int>(rest) : most;
@@ -74,9 +77,11 @@ __device__ inline void for_own(int thread, F copy) {
   }
 }
 
-/// Copies a tile of a matrix, `Rows` rows of `Length` elements, of which `rows` x `length`
-/// exist; the others become zeros. `in_vectors`: addresses, steps and lengths are multiples of
-/// 16 bytes. The tile is within 2^31 elements.
+/// Copies a tile of a matrix, `Rows` rows of `Length` elements, of which `rows` x `length` exist; the others
+/// become zeros. `in_vectors`: addresses, steps and lengths are multiples of 16 bytes. The tile is within
+/// 2^31 elements. Layout: element (row, column) of the tile is at row Stride + column. `matrix` is the tile's
+/// first element; its rows are row_step elements apart. Threads: number of threads that call it, numbered by
+/// `thread`.
 template <int Rows, int Length, int Stride, int Threads, class T>
 __device__ inline void copy_tile(T* tile, const T* matrix, int row_step, int rows, int length,
                                  bool in_vectors, int thread) {
@@ -99,7 +104,8 @@ __device__ inline void copy_tile(T* tile, const T* matrix, int row_step, int row
 // Patches
 
 /// The patches of a correlation: its input, the axes of this block's outputs, and the elements of its sum,
-/// which are numbered (tap row, tap column, channel).
+/// which are numbered (tap row, tap column, channel). Element k of the sum has the channel k % channels of
+/// tap k / channels; tap t has the tap row t / columns.taps and the tap column t % columns.taps.
 template <class T>
 struct gathering {
   const T* in;
@@ -152,7 +158,9 @@ struct gathered_pixel {
 };
 
 /// Writes the outputs first .. first + Rows - 1 of a correlation over `images` images to shared memory.
-/// Outputs have `out_channels` channels, in images of out_height x out_width pixels.
+/// Outputs have `out_channels` channels, in images of out_height x out_width pixels. `pixels`: Rows entries
+/// in shared memory; a barrier must follow before other threads read them. Outputs from images x area on do
+/// not exist: out = -1, and all of their taps are outside.
 template <int Rows, int Threads, class T>
 __device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g, index_t first,
                                    index_t images, int out_height, int out_width, int out_channels,
@@ -183,7 +191,10 @@ __device__ inline void find_pixels(gathered_pixel* pixels, const gathering<T>& g
 }
 
 /// Copies tiles of the matrix of patches: Rows pixels by Depth elements of the sum, Run elements at a time,
-/// which divides the channels and the address. If Run > 1, a thread keeps its pixels in registers.
+/// which divides the channels and the address. If Run > 1, a thread keeps its pixels in registers. Layout:
+/// element k + c of pixel r is at r Stride + c of the tile. Thread t copies the columns (t % (Depth / Run))
+/// Run .. of every (Threads Run / Depth)-th row. Taps outside of the image and elements from g.depth on
+/// become zeros.
 template <class T, int Rows, int Depth, int Stride, int Threads, int Run>
 class patch_rows {
   static constexpr int runs = Depth / Run, rows_at_once = Threads / runs;
@@ -231,9 +242,10 @@ class patch_rows {
   array_of<own_pixel, (Run > 1 ? own_rows : 1)> own_;
 };
 
-/// Copies a tile of the weight for the gradient of the input: Rows input channels from
-/// `first` on (of `in_channels`) by Depth elements of the sum, whose channels are those
-/// of the convolution's output, from k on.
+/// Copies a tile of the weight for the gradient of the input: Rows input channels from `first` on (of
+/// `in_channels`) by Depth elements of the sum, whose channels are those of the convolution's output, from k
+/// on. Layout: element (row, c) of the tile, at row Stride + c, is the weight [tap of
+/// k + c][first + row][channel of k + c], zero outside of the weight.
 template <int Rows, int Depth, int Stride, int Threads, class T>
 __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const T* weight, int kernel_width,
                                           int in_channels, int first, int k, bool in_vectors, int thread) {
@@ -260,9 +272,10 @@ __device__ inline void copy_turned_weight(T* tile, const gathering<T>& g, const 
   }
 }
 
-/// Copies a tile of the transposed matrix of patches of a forward convolution: Depth pixels
-/// by Columns elements of the patch, Run at a time. A thread keeps its columns; images and
-/// pixels count from the block's first pixel.
+/// Copies a tile of the transposed matrix of patches of a forward convolution: Depth pixels by Columns
+/// elements of the patch, Run at a time. A thread keeps its columns; images and pixels count from the block's
+/// first pixel. Layout: column c of pixel r is at r Stride + c of the tile. Pixels from `last` on and taps
+/// outside of the image become zeros.
 template <class T, int Columns, int Depth, int Stride, int Threads, int Run>
 class patch_columns {
   static constexpr int runs = Columns / Run, rows_at_once = Threads / runs;
@@ -321,7 +334,8 @@ class patch_columns {
 // Results
 
 /// Destination of results: `out`, with a bias for each column or added to the old values; or, if sums are cut
-/// into slices, this slice's part of `partials`.
+/// into slices, this slice's part of `partials`. Matrix `columns` wide, dense. A thread writes runs of
+/// Product::width elements at once if `runs` is set.
 template <class T>
 struct result_target {
   T* out;
@@ -372,6 +386,7 @@ struct result_target {
     }
   }
 
+  // Stores each run at once if `runs` is set, else element by element up to the last column.
   template <class To, class Product, class RowOf>
   __device__ void write(To* to, Product& product, int first_column, RowOf row_of) const {
     product.for_each([&](int row, int column, const auto& run) {
@@ -395,7 +410,8 @@ struct result_target {
   }
 };
 
-/// A target for whole results, or for slices of them.
+/// A target for whole results, or for slices of them. `partials`: not null for slices; they are then the
+/// destination, and add_slices applies bias and addition.
 template <class T>
 inline result_target<T> target_of(T* out, const T* bias, float* partials, bool add, int columns) {
   const auto address = partials != nullptr ? reinterpret_cast<std::uintptr_t>(partials) / sizeof(float)

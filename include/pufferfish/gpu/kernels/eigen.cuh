@@ -11,6 +11,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// Threads of a block.
 inline constexpr int jacobi_threads = 256;
 /// Stride of rows in shared memory: odd, so that a column's elements are in different banks, like a row's.
 inline constexpr int jacobi_step = jacobi_side + 1;
@@ -22,6 +23,7 @@ __device__ inline index_t row_of_pair(pairing pair, int local) {
   return static_cast<index_t>(block) * jacobi_block + local % jacobi_block;
 }
 
+/// One element of the vectors a thread and step; block 0 also adds up the diagonal.
 template <class T>
 static __global__ void jacobi_begin_kernel(jacobi_work<T> work) {
   const index_t n = work.order;
@@ -92,6 +94,10 @@ __device__ inline void rotate_tile(T* a, T* r, const plane_rotation<T>* rotation
 
 template <class T>
 static __global__ void __launch_bounds__(jacobi_threads)
+    /// Block bx: pair bx of the round. Shared memory: a (64 x 64, the pair's part of the matrix), r (64 x 64,
+    /// the product of its rotations), both with rows jacobi_step apart. In each of size - 1 turns of a sweep,
+    /// threads below size / 2 choose one rotation each; all of these rotations are disjoint and are applied
+    /// together. Rows from `order` on are zeros.
     jacobi_rotate_kernel(jacobi_work<T> work, int round, int sweeps) {
   T* a = dynamic_shared<T>();
   T* r = a + jacobi_tile;
@@ -146,7 +152,9 @@ static __global__ void __launch_bounds__(jacobi_threads)
   }
 }
 
-/// x := r x (Left) or x r^T, all of 64 x 64, by 256 threads with 4 x 4 elements each. Ends with a barrier.
+/// x := r x (Left) or x r^T, all of 64 x 64, by 256 threads with 4 x 4 elements each. Ends with a barrier. x,
+/// r: tiles in shared memory; r receives the 64 x 64 `rotations` from device memory. Thread (ty, tx) =
+/// (t / 16, t % 16) has rows ty + 16 i and columns tx + 16 j, i, j < 4. Needs 256 threads.
 template <bool Left, class T>
 __device__ inline void multiply_tile(T* x, T* r, const T* rotations) {
   const int thread = block_thread(), ty = thread / 16, tx = thread % 16;
@@ -173,7 +181,9 @@ __device__ inline void multiply_tile(T* x, T* r, const T* rotations) {
 }
 
 /// One tile of 64 x 64: of the matrix, below the diagonal of pairs of blocks (and its mirror image), or of
-/// the vectors, 64 columns of them.
+/// the vectors, 64 columns of them. Blocks 0 .. pairs (pairs - 1) / 2 - 1 have the tiles (above, beside) of
+/// the matrix with beside < above; the others have tile (pair, chunk of 64 columns) of the vectors. A tile
+/// becomes r_above x r_beside^T, or r_above x for vectors; it is skipped if its pairs had no rotations.
 template <class T>
 static __global__ void __launch_bounds__(jacobi_threads) jacobi_apply_kernel(jacobi_work<T> work, int round) {
   T* x = dynamic_shared<T>();
@@ -216,6 +226,7 @@ static __global__ void __launch_bounds__(jacobi_threads) jacobi_apply_kernel(jac
   }
 }
 
+/// One element a thread and step.
 template <class T>
 static __global__ void take_diagonal_kernel(const T* matrix, T* values, index_t order) {
   for (index_t i = grid_thread(); i < order; i += grid_threads()) values[i] = matrix[i * order + i];

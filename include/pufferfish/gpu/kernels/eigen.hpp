@@ -7,6 +7,18 @@
 /// for each pair a block of threads rotates the 64 rows and columns of the pair among themselves in shared
 /// memory and stores the product of its rotations. Then the rest of the matrix, and the vectors, are
 /// multiplied by these products of 64 x 64.
+///
+/// Order of use (gpu::jacobi_eigensolver):
+///
+///     jacobi_begin(stream, work);
+///     do {
+///       ... *work.rotated = 0 on the device ...
+///       for (int round = 0; round < work.blocks - 1; ++round) {
+///         jacobi_rotate(stream, work, round, 1);
+///         jacobi_apply(stream, work, round);
+///       }
+///     } while (... *work.rotated > 0 ...);
+///     take_diagonal(stream, work.matrix, values, work.order);
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
@@ -35,15 +47,19 @@ struct jacobi_work {
 PUFFERFISH_KERNEL_TYPES_END
 PUFFERFISH_KERNELS_BEGIN
 
-/// vectors = the unit matrix; *trace = the trace of the matrix.
+/// vectors = the unit matrix; *trace = the trace of the matrix. One launch. All launchers throw backend_error
+/// if a launch fails.
 template <class T>
 void jacobi_begin(cudaStream_t stream, const jacobi_work<T>& work);
 
 /// Rotates within the pairs of one round, 0 .. blocks - 2: at most `sweeps` sweeps, fewer if all is zero.
+/// Adds the number of rotations to *work.rotated. One block of 256 threads per pair, with 2 x 64 x 65 numbers
+/// of T of dynamic shared memory (66560 bytes for double, for which a device needs more than 48 KB a block).
 template <class T>
 void jacobi_rotate(cudaStream_t stream, const jacobi_work<T>& work, int round, int sweeps);
 
-/// Applies the rotations of that round to the rest of the matrix and to the vectors.
+/// Applies the rotations of that round to the rest of the matrix and to the vectors. To be called after
+/// jacobi_rotate of the same round. Shared memory as there.
 template <class T>
 void jacobi_apply(cudaStream_t stream, const jacobi_work<T>& work, int round);
 

@@ -10,13 +10,14 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// A pair of different players in a round-robin schedule, first < second.
+/// A pair of different players in a round-robin schedule, first < second. Both are in 0 .. players - 1.
 struct pairing {
   int first, second;
 };
 
 /// Pair `i` of round `round` in which `players` (an even number) form every pair once in players - 1 rounds
-/// of players / 2 pairs: all but the last one are on a circle that turns by one place a round.
+/// of players / 2 pairs: all but the last one are on a circle that turns by one place a round. 0 <= round <
+/// players - 1, 0 <= i < players / 2.
 PUFFERFISH_HOST_DEVICE inline pairing pairing_of(int players, int round, int i) {
   const int circle = players - 1;
   int a = circle, b = round;

@@ -4,6 +4,9 @@
 /// \file
 /// Kernels of elementwise.hpp. Memory bandwidth limits their speed. They use 16-byte
 /// accesses if all arrays are aligned to them.
+///
+/// Grids have one dimension and 256 threads a block (dropout: two dimensions), at most 65536 blocks along x;
+/// threads then loop. No kernel uses shared memory.
 
 #include <pufferfish/gpu/kernels/elementwise.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -15,7 +18,8 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr unsigned element_threads = 256;
 
-/// A grid for passes with one vector per thread.
+/// A grid for passes with one vector per thread. 256 threads a block; at most 65536 blocks, whose threads
+/// then loop.
 template <class T>
 inline grid element_grid(index_t size) {
   return {blocks_for(size, index_t{element_threads} * vector_width<T>), element_threads};
@@ -24,6 +28,7 @@ inline grid element_grid(index_t size) {
 // ---------------------------------------------------------------------------------------------------------
 // y = f(x...)
 
+/// y_k = f(x_k...) for the elements of one vector, computed in accumulate_t<T>.
 template <class F, class T, class... X>
 __device__ inline vector<T> map_vectors(const F& f, const vector<X>&... x) {
   vector<T> y;
@@ -31,6 +36,8 @@ __device__ inline vector<T> map_vectors(const F& f, const vector<X>&... x) {
   return y;
 }
 
+/// Grid: element_grid. Thread t computes the vectors at elements t width, t width + all threads width, ... An
+/// element is read before it is written, by the same thread, so y may be one of the x.
 template <class F, class T, class... X>
 static __global__ void map_kernel(F f, index_t size, bool vectors, T* y, const X*... x) {
   for_each_vector<T>(
@@ -44,6 +51,7 @@ void map(const launch_site& stream, F f, index_t size, T* y, const X*... x) {
   launch(stream, element_grid<T>(size), map_kernel<F, T, X...>, f, size, aligned16(y, x...), y, x...);
 }
 
+/// f() = value, for fill.
 template <class A>
 struct constant {
   A value;
@@ -110,6 +118,8 @@ void add(cudaStream_t stream, const T* x, T* y, index_t size, bool relu) {
 // ---------------------------------------------------------------------------------------------------------
 // Masks
 
+/// Grid: element_grid. Bit i % 32 of word i / 32 of the mask belongs to element i. The elements of one vector
+/// have their bits in one word.
 template <bool Add, class T>
 static __global__ void masked_kernel(const T* x, const std::uint32_t* mask, T* y, index_t size,
                                      bool vectors) {
@@ -147,8 +157,9 @@ struct alignas(2 * sizeof(T)) neighbours {
   T values[2];
 };
 
-/// Applies one block of random numbers to its elements: two pairs of neighbours, at
-/// positions 32 g + 2 i and 16 after that.
+/// Applies one block of random numbers to its elements: two pairs of neighbours, at positions 32 g + 2 i and
+/// 16 after that. `at`: column of the first element, which may be negative; `width`: columns of the row. Word
+/// 2 h + l of the block belongs to column at + 16 h + l.
 template <class T>
 __device__ inline void drop_block(const T* x, T* y, accumulate_t<T> scale, std::uint32_t threshold,
                                   const random_block& block, index_t at, index_t width) {
@@ -171,8 +182,10 @@ __device__ inline void drop_block(const T* x, T* y, accumulate_t<T> scale, std::
   }
 }
 
-/// A thread computes one block of random numbers at a time, of the blocks that touch a row.
-/// The grid's second dimension is over rows.
+/// A thread computes one block of random numbers at a time, of the blocks that touch a row. The grid's second
+/// dimension is over rows. Block j of a row has the four stream positions p, p + 1, p + 16 and p + 17, where
+/// p is 32 (first / 32 + j / 8) + 2 (j % 8). The grid is (blocks of a row / threads, rows up to 32768), with
+/// 64 or 256 threads a block.
 template <class T>
 static __global__ void dropout_kernel(const T* x, T* y, accumulate_t<T> scale, dropout_rows rows,
                                       index_t blocks_in_row, const step_values* values) {
@@ -217,6 +230,8 @@ struct alignas(4 * sizeof(T)) four {
   T values[4];
 };
 
+/// y_i = f(x_i). Grid: one-dimensional, 256 threads, four neighbouring elements a thread and step. `vectors`:
+/// both arrays are aligned to four of their elements.
 template <class F, class X, class Y>
 static __global__ void convert_kernel(F f, const X* x, Y* y, index_t size, bool vectors) {
   const index_t in_vectors = vectors ? size / 4 * 4 : 0;

@@ -27,16 +27,19 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// y_i = value.
 template <class T>
 void fill(cudaStream_t stream, T* y, index_t size, T value);
 /// y = factor x.
 template <class T>
 void scale(cudaStream_t stream, accumulate_t<T> factor, const T* x, T* y, index_t size);
 
+/// y = max(x, 0); dx = dy where y > 0 (or y is NaN), else 0.
 template <class T>
 void relu_forward(cudaStream_t stream, const T* x, T* y, index_t size);
 template <class T>
 void relu_backward(cudaStream_t stream, const T* y, const T* dy, T* dx, index_t size);
+/// y = f(x); dx = f'(x) dy, where `kept` is x for gelu and gelu_tanh, y for tanh and sigmoid.
 template <class T>
 void activation_forward(cudaStream_t stream, activation kind, const T* x, T* y, index_t size);
 template <class T>

@@ -26,7 +26,7 @@ struct relu_of {
   }
 };
 
-/// dy where y > 0, else 0.
+/// dy where y > 0 or y is NaN, else 0.
 struct relu_gradient_of {
   template <class A>
   PUFFERFISH_HOST_DEVICE A operator()(A y, A dy) const {
@@ -34,6 +34,7 @@ struct relu_gradient_of {
   }
 };
 
+/// y + x.
 struct sum_of {
   template <class A>
   PUFFERFISH_HOST_DEVICE A operator()(A y, A x) const {
@@ -41,6 +42,7 @@ struct sum_of {
   }
 };
 
+/// relu(y + x).
 struct relu_of_sum {
   template <class A>
   PUFFERFISH_HOST_DEVICE A operator()(A y, A x) const {
@@ -48,6 +50,7 @@ struct relu_of_sum {
   }
 };
 
+/// factor x.
 template <class A>
 struct product_with {
   A factor;
@@ -97,6 +100,8 @@ struct activation_gradient_of {
     return slope(kept) * dy;
   }
 
+  /// gelu: P(x) + x density(x). gelu_tanh: s + s (1 - s) x dz/dx with s = logistic(z). tanh: 1 - y^2.
+  /// sigmoid: y (1 - y).
   template <class A>
   PUFFERFISH_HOST_DEVICE static A slope(A kept) {
     if constexpr (Kind == activation::gelu) {

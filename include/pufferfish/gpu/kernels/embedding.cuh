@@ -4,6 +4,9 @@
 /// \file
 /// Kernels of <pufferfish/gpu/kernels/embedding.hpp>. No atomics: positions are sorted by token, windows of
 /// positions are summed in parallel, and then the sums of tokens that are in several windows are merged.
+///
+/// Window w has the positions order[32 w] .. order[32 w + 31]. Row 2 w of `parts` has the window's sum of a
+/// token that began before it, row 2 w + 1 that of a token that goes on after it.
 
 #include <pufferfish/gpu/kernels/embedding.hpp>
 #include <pufferfish/gpu/kernels/rows.cuh>
@@ -12,6 +15,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int order_threads = 256;
 
+/// Grid: row_grid, one block a row.
 template <class T, int Width>
 static __global__ void embedding_forward_kernel(row_array<const T> table, token_array tokens, index_t columns,
                                                 row_array<T> y) {
@@ -29,6 +33,8 @@ __device__ inline index_t token_key(const token_array& tokens, std::int32_t padd
                                                                      : static_cast<index_t>(token);
 }
 
+/// Thread t of block b has position n = 256 b + t. It counts the positions that come before n in the order,
+/// 256 keys at a time from shared memory, and writes n to that place.
 static __global__ void embedding_order_kernel(token_array tokens, std::int32_t padding, index_t* order) {
   __shared__ std::int32_t keys[order_threads];
   const auto key = [&](index_t n) {
@@ -90,7 +96,8 @@ __device__ inline void store_row_sum(row_values<T, Width> sums, bool add, T* to)
 }
 
 /// Sums window w by token. Tokens in no other window: sum to the table. A token that began in an earlier
-/// window: to row 2 w of `parts`. A token that begins in w and goes on after it: to row 2 w + 1.
+/// window: to row 2 w of `parts`. A token that begins in w and goes on after it: to row 2 w + 1. Grid
+/// (windows, tiles of columns): a thread has Width columns of all positions of window blockIdx.x.
 template <class T, int Width>
 static __global__ void embedding_window_kernel(token_array tokens, std::int32_t padding, const index_t* order,
                                                row_array<const T> dy, index_t columns, bool add,
@@ -120,7 +127,8 @@ static __global__ void embedding_window_kernel(token_array tokens, std::int32_t 
   }
 }
 
-/// Adds up the parts of a window's last token, if the token begins in this window and goes on after it.
+/// Adds up the parts of a window's last token, if the token begins in this window and goes on after it. Grid
+/// as embedding_window_kernel, after it. Parts are added in double, in the order of windows.
 template <class T, int Width>
 static __global__ void embedding_merge_kernel(token_array tokens, std::int32_t padding, const index_t* order,
                                               index_t columns, bool add, const accumulate_t<T>* parts,
@@ -166,6 +174,7 @@ void embedding_order(cudaStream_t stream, const token_array& tokens, std::int32_
          embedding_order_kernel, tokens, padding, order);
 }
 
+/// Grid: (windows of 32 positions, tiles of columns), up to 128 threads, for both launches.
 template <class T>
 void embedding_backward(cudaStream_t stream, const token_array& tokens, std::int32_t padding,
                         const index_t* order, row_array<const T> dy, index_t columns, bool add,

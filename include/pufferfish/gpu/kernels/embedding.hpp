@@ -3,6 +3,9 @@
 
 /// \file
 /// Launchers of embedding tables: rows by token, and the table's gradient.
+///
+/// Order of use: embedding_forward; in the backward pass embedding_order, then embedding_backward with the
+/// same tokens and padding.
 
 #include <pufferfish/gpu/kernels/rows.hpp>
 
@@ -18,7 +21,7 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// y_n = row tokens[n] of the table.
+/// y_n = row tokens[n] of the table. One block a row.
 template <class T>
 void embedding_forward(cudaStream_t stream, row_array<const T> table, const token_array& tokens,
                        index_t columns, row_array<T> y);
@@ -35,7 +38,9 @@ inline index_t embedding_parts(index_t count, index_t columns) {
   return 2 * ((count + embedding_window - 1) / embedding_window) * columns;
 }
 /// dtable_v (+)= sum of dy_n over the positions of token v, in their order: up to embedding_window rows in
-/// float, their sums in double. Without `add`, rows of tokens that do not occur are unchanged.
+/// float, their sums in double. Without `add`, rows of tokens that do not occur are unchanged. `order` is the
+/// result of embedding_order, `parts` has embedding_parts elements. dy: count x columns, dtable: vocabulary x
+/// columns; no overlap.
 template <class T>
 void embedding_backward(cudaStream_t stream, const token_array& tokens, std::int32_t padding,
                         const index_t* order, row_array<const T> dy, index_t columns, bool add,

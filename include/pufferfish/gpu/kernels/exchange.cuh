@@ -3,6 +3,10 @@
 
 /// \file
 /// Kernels of exchange.hpp. Memory bandwidth limits their speed, which is above that of a network.
+///
+/// All grids have one dimension and 256 threads a block; threads loop if there are more elements. No kernel
+/// uses shared memory. The only atomic operation is a minimum of integers, so results do not depend on the
+/// order of threads.
 
 #include <pufferfish/gpu/kernels/exchange.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -12,10 +16,12 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr unsigned exchange_threads = 256;
 
+/// 256 threads a block, per_thread elements a thread and step.
 inline grid exchange_grid(index_t size, index_t per_thread = 1) {
   return {blocks_for(size, per_thread * index_t{exchange_threads}), exchange_threads};
 }
 
+/// Grid: exchange_grid of vectors.
 template <class T>
 static __global__ void multiply_kernel(T* x, index_t size, T factor) {
   for_each_vector<T>(
@@ -34,6 +40,7 @@ void multiply(cudaStream_t stream, T* x, index_t size, T factor) {
     launch(stream, exchange_grid(size, vector_width<T>), multiply_kernel<T>, x, size, factor);
 }
 
+/// Grid of this kernel and the next two: exchange_grid, one element a thread and step.
 template <class Wire, class T>
 static __global__ void narrow_kernel(const T* from, std::uint16_t* to, index_t size) {
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
@@ -46,6 +53,7 @@ static __global__ void widen_kernel(const std::uint16_t* from, T* to, index_t si
     to[i] = static_cast<T>(Wire::widen(from[i])) * factor;
   }
 }
+/// Element i: own_i + others_i + others_(step + i) + ..., in T, in this order.
 template <class Wire, class T>
 static __global__ void add_narrow_kernel(const std::uint16_t* others, int count, index_t step, T* own,
                                          std::uint16_t* sum, index_t size, T factor) {
@@ -78,6 +86,8 @@ void add_narrow(cudaStream_t stream, wire_format wire, const std::uint16_t* othe
   launch(stream, exchange_grid(size), kernel, others, count, step, own, sum, size, factor);
 }
 
+/// Grid: exchange_grid. A thread stops at its first element that is not finite; the smallest position of all
+/// threads is kept by atomicMin.
 template <class T>
 static __global__ void find_nonfinite_kernel(const T* x, index_t size, std::uint64_t begin,
                                              std::uint64_t* first) {
@@ -97,6 +107,7 @@ void find_nonfinite(cudaStream_t stream, const T* x, index_t size, std::uint64_t
   launch(stream, exchange_grid(size), find_nonfinite_kernel<T>, x, size, begin, first);
 }
 
+/// One thread; likewise the two kernels after this one.
 static __global__ void decide_skip_kernel(const std::uint64_t* found, int count, int* skip) {
   bool finite = true;
   for (int i = 0; i < count; ++i) finite = finite && found[i] == all_finite;

@@ -4,6 +4,10 @@
 /// \file
 /// Launchers for gradients that are exchanged without the host. All arrays are in device memory; T is float
 /// or double.
+///
+/// Order of use for sums with a narrow wire: narrow, messages, add_narrow, messages, widen
+/// (gpu::detail::nccl_reducer). For a check of gradients: find_nonfinite, tag_with_rank, a minimum over the
+/// ranks, find_nonfinite, decide_skip (gpu::detail::nccl_judge).
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
@@ -20,7 +24,7 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// x *= factor.
+/// x *= factor. No launch if the factor is 1.
 template <class T>
 void multiply(cudaStream_t stream, T* x, index_t size, T factor);
 
@@ -28,18 +32,19 @@ void multiply(cudaStream_t stream, T* x, index_t size, T factor);
 template <class T>
 void narrow(cudaStream_t stream, wire_format wire, const T* from, std::uint16_t* to, index_t size);
 
-/// to = from * factor.
+/// to = from * factor. No overlap; the same for narrow.
 template <class T>
 void widen(cudaStream_t stream, wire_format wire, const std::uint16_t* from, T* to, index_t size, T factor);
 
 /// Adds the numbers of `count` other ranks, `step` elements apart, to own, in their order. sum = the result,
-/// rounded to the narrow format; own = sum * factor.
+/// rounded to the narrow format; own = sum * factor. Here `sum` on the right is the rounded one, so that own
+/// has the bits that other ranks compute from it.
 template <class T>
 void add_narrow(cudaStream_t stream, wire_format wire, const std::uint16_t* others, int count, index_t step,
                 T* own, std::uint16_t* sum, index_t size, T factor);
 
-/// *first = the smaller of *first and the position of the first element of x that is
-/// not finite. x[0] has the position `begin`.
+/// *first = the smaller of *first and the position of the first element of x that is not finite. x[0] has the
+/// position `begin`. *first must be initialized, to all_finite for a new search.
 template <class T>
 void find_nonfinite(cudaStream_t stream, const T* x, index_t size, std::uint64_t begin, std::uint64_t* first);
 

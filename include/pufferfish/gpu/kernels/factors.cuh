@@ -3,6 +3,9 @@
 
 /// \file
 /// Kernels of <pufferfish/gpu/kernels/factors.hpp>.
+///
+/// Grids have one dimension and 256 threads a block. Sums are in double, in an order that depends on the
+/// shape alone.
 
 #include <pufferfish/gpu/kernels/factors.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -16,6 +19,8 @@ __device__ inline matrix_moments block_moments(double sum, double largest) {
   return {block_sum(sum), block_max(largest, 0.0)};
 }
 
+/// Grid: up to most_moment_parts blocks of 256 threads, one element a thread and step; block b writes
+/// parts[b].
 template <class T>
 static __global__ void measure_matrix_kernel(const T* matrix, matrix_layout layout, matrix_moments* parts) {
   const index_t columns = columns_of(layout), size = layout.rows * columns;
@@ -29,6 +34,7 @@ static __global__ void measure_matrix_kernel(const T* matrix, matrix_layout layo
   if (threadIdx.x == 0) parts[blockIdx.x] = all;
 }
 
+/// One block of most_moment_parts threads; count is at most that.
 static __global__ void join_moments_kernel(const matrix_moments* parts, int count, matrix_moments* result) {
   const bool mine = static_cast<int>(threadIdx.x) < count;
   const matrix_moments part = mine ? parts[threadIdx.x] : matrix_moments{0, 0};
@@ -36,6 +42,7 @@ static __global__ void join_moments_kernel(const matrix_moments* parts, int coun
   if (threadIdx.x == 0) *result = all;
 }
 
+/// Grid: factor_grid, one element (i, j) = (at / columns, at % columns) a thread and step.
 template <class T, class C>
 static __global__ void load_matrix_kernel(const T* matrix, matrix_layout layout, bool transposed,
                                           double scale, C* to) {
@@ -47,6 +54,7 @@ static __global__ void load_matrix_kernel(const T* matrix, matrix_layout layout,
   }
 }
 
+/// Grid: factor_grid over order x order elements. Threads read the lower and write the upper triangle.
 template <class C>
 static __global__ void mirror_lower_kernel(C* matrix, index_t order) {
   for (index_t at = grid_thread(); at < order * order; at += grid_threads()) {
@@ -55,6 +63,7 @@ static __global__ void mirror_lower_kernel(C* matrix, index_t order) {
   }
 }
 
+/// Grid: factor_grid over order x order elements.
 template <class C>
 static __global__ void orthogonality_correction_kernel(C* e, index_t order) {
   for (index_t at = grid_thread(); at < order * order; at += grid_threads()) {
@@ -62,6 +71,7 @@ static __global__ void orthogonality_correction_kernel(C* e, index_t order) {
   }
 }
 
+/// Block b: row b, 256 threads.
 template <class C>
 static __global__ void row_norms_kernel(const C* rows, index_t length, double* norms) {
   const C* row = rows + static_cast<index_t>(blockIdx.x) * length;
@@ -74,6 +84,7 @@ static __global__ void row_norms_kernel(const C* rows, index_t length, double* n
   if (threadIdx.x == 0) norms[blockIdx.x] = sqrt(sum);
 }
 
+/// The smaller number.
 struct minimum {
   template <class T>
   __device__ T operator()(T a, T b) const {
@@ -81,6 +92,8 @@ struct minimum {
   }
 };
 
+/// Block b: row of.order[b], 256 threads. A thread keeps the first of its largest elements, then the block
+/// takes the smallest position among those that equal the largest of all.
 template <class C>
 static __global__ void row_signs_kernel(singular_rows<C> of, double* signs) {
   const C* row = of.rows + static_cast<index_t>(of.order[blockIdx.x]) * of.length;
@@ -97,6 +110,9 @@ static __global__ void row_signs_kernel(singular_rows<C> of, double* signs) {
   if (threadIdx.x == 0) signs[blockIdx.x] = at < of.length && row[at] < C(0) ? -1.0 : 1.0;
 }
 
+/// Grid: factor_grid over count x length elements; element (i, j) comes from row of.order[i]. With sigma =
+/// norms unit: the factor is signs_i sqrt(sigma), or with `scaled` signs_i unit / sqrt(sigma), because the
+/// row has length sigma / unit.
 template <class C, class T>
 static __global__ void store_factor_kernel(singular_rows<C> of, const double* signs, bool scaled, T* to,
                                            matrix_layout layout) {
@@ -109,6 +125,7 @@ static __global__ void store_factor_kernel(singular_rows<C> of, const double* si
   }
 }
 
+/// Grid: factor_grid.
 template <class T>
 static __global__ void copy_vector_kernel(const T* from, index_t step, T* to, index_t size, bool add) {
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {

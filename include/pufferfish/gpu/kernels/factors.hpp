@@ -4,6 +4,9 @@
 /// \file
 /// Launchers of a factorization, apart from its products and its eigensolver. C is the type of computation,
 /// float or double; T is the type of stored weights.
+///
+/// Order of use (gpu::detail::device_svd): measure_matrix and load_matrix; for the vectors mirror_lower, the
+/// eigensolver, orthogonality_correction and row_norms; for the factors row_signs and store_factor.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
@@ -51,7 +54,8 @@ PUFFERFISH_HOST_DEVICE inline index_t offset_of(const matrix_layout& layout, ind
 /// Largest number of partial results of measure_matrix.
 inline constexpr int most_moment_parts = 256;
 
-/// *result = the moments of the matrix. `parts`: workspace of most_moment_parts elements.
+/// *result = the moments of the matrix. `parts`: workspace of most_moment_parts elements. The order of the
+/// sum depends on the number of elements alone.
 template <class T>
 void measure_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, matrix_moments* parts,
                     matrix_moments* result);
@@ -61,16 +65,17 @@ template <class T, class C>
 void load_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, bool transposed,
                  double scale, C* to);
 
-/// The upper triangle of a square matrix becomes the mirror image of the lower one.
+/// The upper triangle of a square matrix becomes the mirror image of the lower one. In place; the lower
+/// triangle is not changed.
 template <class C>
 void mirror_lower(cudaStream_t stream, C* matrix, index_t order);
 
 /// e := (3 I - e) / 2, where e = X X^T for some rows X: the rows of e X are orthonormal up to the square of
-/// their error (one step of Newton's iteration for the nearest orthogonal matrix).
+/// their error (one step of Newton's iteration for the nearest orthogonal matrix). In place.
 template <class C>
 void orthogonality_correction(cudaStream_t stream, C* e, index_t order);
 
-/// norms_i = the length of row i, summed in double.
+/// norms_i = the length of row i, summed in double. rows: count x length, dense. One block a row.
 template <class C>
 void row_norms(cudaStream_t stream, const C* rows, index_t count, index_t length, double* norms);
 
@@ -80,7 +85,8 @@ template <class C>
 void row_signs(cudaStream_t stream, const singular_rows<C>& of, double* signs);
 
 /// Writes a factor: its i-th row is signs_i sqrt(sigma_i) times the i-th singular vector. The rows of `of`
-/// are unit vectors or, with `scaled`, sigma_i / unit times those. The row is zero if sigma_i is.
+/// are unit vectors or, with `scaled`, sigma_i / unit times those. The row is zero if sigma_i is. layout.rows
+/// is of.count, and columns_of(layout) is of.length.
 template <class C, class T>
 void store_factor(cudaStream_t stream, const singular_rows<C>& of, const double* signs, bool scaled, T* to,
                   const matrix_layout& layout);

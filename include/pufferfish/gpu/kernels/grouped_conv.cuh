@@ -5,6 +5,8 @@
 /// Kernels of grouped_conv.hpp. For the result and for the gradient of the input, a thread computes one
 /// element, or 16 bytes of elements of a depthwise convolution; neighbouring threads have neighbouring
 /// channels. For the gradient of the weight, 8 threads share the pixels of an element.
+///
+/// No kernel uses dynamic shared memory or atomics.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/grouped_conv.hpp>
@@ -30,7 +32,9 @@ __device__ inline void for_each_tap(const conv_axis& rows, const conv_axis& colu
   }
 }
 
-/// Width > 1: a depthwise convolution with as many outputs as inputs, Width channels a thread.
+/// Width > 1: a depthwise convolution with as many outputs as inputs, Width channels a thread. A task of
+/// run_pixel_tasks over the output: y of Width neighbouring channels of one pixel. Sums run over taps, then
+/// over the inputs of the group, in float.
 template <class T, int Width>
 struct grouped_forward_task {
   static constexpr int width = Width;
@@ -40,6 +44,7 @@ struct grouped_forward_task {
   const T *x, *w, *bias;
   T* y;
 
+  /// Channel c of the output belongs to group c / outputs, whose first input channel is (c / outputs) inputs.
   __device__ void run(const pixel_place& at) const {
     const int inputs = g.in_channels / groups, outputs = g.out_channels / groups;
     const int channel = static_cast<int>(at.channel);
@@ -66,7 +71,8 @@ struct grouped_forward_task {
   }
 };
 
-/// Width: as in grouped_forward_task.
+/// Width: as in grouped_forward_task. A task of run_pixel_tasks over the input: dx of Width neighbouring
+/// channels of one pixel. Sums run over taps, then over the outputs of the group.
 template <class T, int Width>
 struct grouped_input_task {
   static constexpr int width = Width;
@@ -77,6 +83,7 @@ struct grouped_input_task {
   T* dx;
   bool add;
 
+  /// Channel c of the input belongs to group c / inputs, and is row c % inputs of the group's weight.
   __device__ void run(const pixel_place& at) const {
     const int inputs = g.in_channels / groups, outputs = g.out_channels / groups;
     const int channel = static_cast<int>(at.channel), group = channel / inputs;
@@ -161,6 +168,7 @@ struct pixel_steps {
   }
 };
 
+/// Arguments of grouped_weight_kernel.
 template <class T>
 struct grouped_weight_gradient {
   conv_geometry g;
@@ -173,6 +181,8 @@ struct grouped_weight_gradient {
 /// x of the grid: elements of the weight, outputs fastest; y: slices of the pixels.
 template <class T>
 static __global__ void __launch_bounds__(grouped_elements* grouped_rows)
+    /// 256 threads: thread t of block (bx, by) has element 32 bx + t % 32 and the pixels first + t / 32,
+    /// first + t / 32 + 8, ... of slice by. The 8 sums of an element are added in double, in order.
     grouped_weight_kernel(grouped_weight_gradient<T> work) {
   __shared__ array_of<array_of<float, grouped_elements>, grouped_rows> sums;
   const conv_geometry& g = work.g;

@@ -50,7 +50,8 @@ inline grouped_weight_plan plan_grouped_backward_weight(const conv_geometry& g, 
 // channels. Pointers are to device memory, aligned to their elements; no output overlaps anything. Sums are
 // in float. Element types: float, and 16 bits.
 
-/// y = x * w + bias. bias: out_channels elements, or nullptr.
+/// y = x * w + bias. bias: out_channels elements, or nullptr. Each launcher throws backend_error if its
+/// launch fails.
 template <class T>
 void grouped_conv_forward(cudaStream_t stream, const conv_geometry& geometry, int groups, const T* x,
                           const T* w, const T* bias, T* y);

@@ -22,6 +22,7 @@ PUFFERFISH_KERNELS_BEGIN
 // Launch
 
 /// Blocks and threads of a launch: `{blocks, threads}` or `{{columns, rows}, threads, shared_bytes}`.
+/// gridDim.x is below 2^31; gridDim.y and gridDim.z are below 65536. A block has at most 1024 threads.
 struct grid {
   dim3 blocks;
   dim3 threads;
@@ -40,6 +41,7 @@ struct launch_site {
   int line;
 };
 
+/// Throws backend_error with the launcher's name, blocks, threads, bytes of shared memory and CUDA's message.
 [[noreturn]] inline void launch_failed(const launch_site& site, const grid& g, cudaError_t error) {
   const auto text = [](dim3 n) {
     return std::to_string(n.x) + " x " + std::to_string(n.y) + " x " + std::to_string(n.z);
@@ -79,6 +81,13 @@ inline cudaError_t allow_shared_memory(const void* function, std::size_t bytes) 
 ///   void* dynamic_shared_memory(), void check_aligned16(const void*),
 /// and replacements of the PTX in async_copy.cuh and mma.cuh.
 /// The tests define it to run kernels without a device.
+///
+///     static __global__ void twice_kernel(float* x, index_t size) {
+///       for (index_t i = grid_thread(); i < size; i += grid_threads()) x[i] *= 2.0F;
+///     }
+///     void twice(cudaStream_t stream, float* x, index_t size) {
+///       launch(stream, {blocks_for(size, 256), 256}, twice_kernel, x, size);
+///     }
 template <class... P>
 void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (g.blocks.x == 0 || g.blocks.y == 0 || g.blocks.z == 0) return;
@@ -120,7 +129,8 @@ PUFFERFISH_HOST_DEVICE constexpr I ceil_div(I a, std::type_identity_t<I> b) {
   return static_cast<I>((a + b - 1) / b);
 }
 
-/// Number of blocks for `size` items, `per_block` a block, at most `most`: kernels have a grid-stride loop.
+/// Number of blocks for `size` items, `per_block` a block, at most `most`: kernels have a grid-stride loop. 0
+/// for size 0, which `launch` takes as nothing to do.
 inline unsigned blocks_for(index_t size, index_t per_block, unsigned most = 1U << 16) {
   const index_t blocks = ceil_div(size, per_block);
   return blocks < static_cast<index_t>(most) ? static_cast<unsigned>(blocks) : most;
@@ -188,6 +198,7 @@ __device__ inline T block_reduce(T value, T neutral, F combine) {
   return value;
 }
 
+/// The sum or maximum over a warp or a block, in every thread; see warp_reduce and block_reduce.
 template <class T>
 __device__ inline T warp_sum(T value) {
   return warp_reduce(value, plus());
@@ -222,6 +233,7 @@ __device__ inline T block_max(T value, T lowest) {
 template <class T>
 inline constexpr int vector_width = static_cast<int>(16 / sizeof(T));
 
+/// A run of vector_width elements, as it is stored in memory: 4 floats, or 8 numbers of 16 bits.
 template <class T>
 struct alignas(16) vector {
   T values[vector_width<T>];
@@ -235,7 +247,7 @@ PUFFERFISH_HOST_DEVICE inline bool aligned16(const P*... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) | ... | std::uintptr_t{0}) & 15U) == 0;
 }
 
-/// Accesses of 16 bytes. The address must be a multiple of 16.
+/// Accesses of 16 bytes. The address must be a multiple of 16. For device memory and shared memory.
 template <class T>
 __device__ inline vector<T> load_vector(const T* from) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -275,7 +287,9 @@ __device__ inline void store_global(void* to, const V& values) {
 }
 
 /// Calls by_vector(i) for groups i, i + 1, .. i + vector_width<T> - 1 of 0 .. size - 1, and by_element(i) for
-/// the rest (for all if `vectors` is false), distributed over a one-dimensional grid.
+/// the rest (for all if `vectors` is false), distributed over a one-dimensional grid. Thread t of N takes the
+/// groups from elements t width, (t + N) width, ... on, then single elements of the tail likewise. `vectors`
+/// requires arrays that are aligned to 16 bytes.
 template <class T, class V, class E>
 __device__ inline void for_each_vector(index_t size, bool vectors, V by_vector, E by_element) {
   constexpr index_t width = vector_width<T>;

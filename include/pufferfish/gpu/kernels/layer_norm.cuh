@@ -3,6 +3,8 @@
 
 /// \file
 /// Layer normalisation: one block per row. A thread reads the same elements of the sum that it has written.
+///
+/// The passes over a row therefore need no barriers but those of the block's sums.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/layer_norm.hpp>
@@ -10,7 +12,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// values *= scale where dropout keeps, else 0.
+/// values *= scale where dropout keeps, else 0. Positions position .. position + Width - 1 of the stream.
 template <class A, int Width>
 __device__ inline void drop_values(const layer_dropout& dropout, const random_key& key,
                                    std::uint64_t position, lanes<A, Width>& values) {
@@ -20,6 +22,8 @@ __device__ inline void drop_values(const layer_dropout& dropout, const random_ke
   }
 }
 
+/// Grid: row_grid, one block a row. Three passes of the block over its row: s and its sum, the squared
+/// deviations, y. Sums are in float, in an order that depends on the number of columns and the access width.
 template <class T, int Width>
 static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
   using A = accumulate_t<T>;
@@ -63,6 +67,7 @@ static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
 }
 
 /// dsum = (g - mean(g) - n mean(g n)) inverse_deviation with g = dy weight; dx is dsum with dropout's mask.
+/// Grid: row_grid, one block a row; two passes over it.
 template <class T, int Width>
 static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T> p) {
   using A = accumulate_t<T>;
@@ -117,6 +122,7 @@ struct layer_norm_sum_task {
     row_values<T, Width> sum, dy;
     accumulate_t<T> mean, deviation;
   };
+  /// Quantity 0: sum of dy n; quantity 1: sum of dy. n is computed again from s and the row's statistics.
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
     const auto load = [&](index_t at) {
       return loaded{load_row<Width>(p.sum.row(at) + column), load_row<Width>(p.dy.row(at) + column),
@@ -138,6 +144,7 @@ struct layer_norm_sum_task {
   }
 };
 
+/// Stores the two gradients of column c.
 struct layer_norm_sum_finish {
   norm_parameter_gradients gradients;
   __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {

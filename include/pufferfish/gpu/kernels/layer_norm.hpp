@@ -35,7 +35,7 @@ struct norm_problem {
   row_dropout_numbers dropout;
 };
 
-/// Gradients, as ops::layer_norm_backward: dsum of s, dx of x; data nullptr: not computed.
+/// Gradients, as ops::layer_norm_backward: dsum of s, dx of x; data nullptr: not computed. dsum may be dy.
 template <class T>
 struct norm_gradient_problem {
   index_t rows, columns;
@@ -49,9 +49,12 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// `sum` may be x or y. statistics: (mean, inverse deviation) of row m at 2 m.
 template <class T>
 void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& problem);
 
+/// dsum = (g - mean(g) - n mean(g n)) inverse deviation with g = dy weight; dx = dsum with the dropout's
+/// mask. Does nothing if both results are null.
 template <class T>
 void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& problem);
 

@@ -3,6 +3,9 @@
 
 /// \file
 /// Kernels of loss.hpp: one block per row, then one block that adds up the rows.
+///
+/// Sums over classes and over rows are in double and in an order that depends on the shape alone. `scratch`
+/// has the losses of all rows, then their hits.
 
 #include <cmath>
 
@@ -17,6 +20,8 @@ struct larger_number {
   __device__ double operator()(double a, double b) const { return fmax(a, b); }
 };
 
+/// Block b: row b, 32 to 512 threads; thread t has the classes t, t + threads, .... losses[b] = the row's
+/// loss, losses[rows + b] = 1 if no other class has a larger logit, nor an earlier one an equal one, else 0.
 template <class T>
 static __global__ void softmax_rows_kernel(const T* logits, const std::int32_t* labels, index_t rows,
                                            index_t classes, softmax_target target, T* dlogits,
@@ -63,6 +68,7 @@ static __global__ void softmax_rows_kernel(const T* logits, const std::int32_t* 
   }
 }
 
+/// One block of 256 threads.
 static __global__ void softmax_results_kernel(const double* losses, index_t rows, double* results) {
   double loss = 0.0, correct = 0.0;
   for (index_t row = threadIdx.x; row < rows; row += blockDim.x) {

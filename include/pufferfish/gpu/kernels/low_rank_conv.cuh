@@ -5,6 +5,10 @@
 /// The low-rank convolution in one pass. Forward: a block computes all channels of `down` for its pixels,
 /// keeps them in shared memory, and multiplies them by `up` from there. Backward: a block uses the tile of dy
 /// that it has read for both products, dt and dup.
+///
+/// Ranks are padded with zeros to 16, 32 or 64. Forward: a block has all ranks and all output channels of 64
+/// or 128 pixels. Backward: a block has a slice of the pixels, in tiles of 64, and all output channels, 64 at
+/// a time (32 for padded rank 64).
 
 #include <pufferfish/gpu/kernels/conv.cuh>
 #include <pufferfish/gpu/kernels/low_rank_conv.hpp>
@@ -14,7 +18,10 @@ PUFFERFISH_KERNELS_BEGIN
 // ---------------------------------------------------------------------------------------------------------
 // Forward
 
-/// Rows pixels, Rank channels between the factors, 64 channels of the output at a time.
+/// Rows pixels, Rank channels between the factors, 64 channels of the output at a time. 128 threads. Dynamic
+/// shared memory: in the first product `slots` times (left: rows x depth patches, right: depth x Rank of
+/// `down`); in the second one the inner tile, rows x Rank, then `slots` tiles of `up`, up_depth x chunk; at
+/// the end `rows` gathered_pixel.
 template <bool Tensor, class T, int Rows, int Rank, int Run>
 struct low_rank_block {
   static constexpr int rows = Rows, rank = Rank, run = Run, chunk = 64, threads = 128, slots = 3;
@@ -46,6 +53,7 @@ struct low_rank_block {
   static constexpr std::size_t bytes = tiles + Rows * sizeof(gathered_pixel);
 };
 
+/// Arguments of correlate_low_rank.
 template <class T>
 struct low_rank_correlation {
   const T* in;
@@ -63,6 +71,9 @@ __device__ inline result_target<T> plain(const result_target<T>& target) {
   return {target.out, nullptr, nullptr, false, target.columns, target.runs};
 }
 
+/// Block bx: pixels bx rows .. of the output, all ranks and all output channels. First product: t = patches x
+/// down, over the depth of the patch. Then the chunks of 64 output channels one after another, y = t
+/// up + bias, up_depth elements of the rank a step.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(low_rank_correlation<T> work) {
   const conv_geometry& g = work.geometry;
@@ -155,6 +166,7 @@ inline void with_rank(bool tensor, int rank, F f) {
   ranks(std::true_type());
 }
 
+/// Grid: tiles of plan.rows pixels (64 if the input's channels cannot be copied in vectors); 128 threads.
 template <class T>
 void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, const low_rank_plan& plan,
                            const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t,
@@ -194,6 +206,8 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
 // ---------------------------------------------------------------------------------------------------------
 // Backward
 
+/// 128 threads, 256 for rank 64. Dynamic shared memory: 2 times (gradient: rows x chunk, up: Rank x chunk), 2
+/// times (t: rows x Rank), then the sums of dup, Rank x padded columns floats: plan.shared_bytes in all.
 template <bool Tensor, class T, int Rank>
 struct up_gradient_block {
   static constexpr int rows = plans::backward_rows, rank = Rank, chunk = plans::backward_chunk(Rank);
@@ -218,6 +232,7 @@ struct up_gradient_block {
   static_assert(gradient + up + inner == plans::backward_tiles(Rank, sizeof(T)));
 };
 
+/// Arguments of up_gradients. `slices`: number of blocks.
 template <class T>
 struct up_gradient {
   const T* t;
@@ -232,7 +247,9 @@ struct up_gradient {
 };
 
 /// x: slices of the pixels, in tiles of Block::rows. For each tile and each chunk of the output's channels,
-/// the chunk's part of dt is added in registers, and that of dup in shared memory.
+/// the chunk's part of dt is added in registers, and that of dup in shared memory. Block bx: tiles tiles
+/// bx / slices .. tiles (bx + 1) / slices - 1 of 64 pixels. Its part of dup is written to slice bx of the
+/// partial results, which add_slices adds in order.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradient<T> work) {
   const int thread = block_thread(), slice = static_cast<int>(blockIdx.x);
@@ -301,6 +318,7 @@ static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradien
   }
 }
 
+/// Grid: plan.slices blocks of 128 or 256 threads with plan.shared_bytes of shared memory, then add_slices.
 template <class T>
 void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, index_t pixels, int rank,
                                int out_channels, const T* t, const T* dy, const T* up, accumulate_t<T>* dup,

@@ -9,6 +9,7 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
+/// How a low-rank convolution is computed.
 struct low_rank_plan {
   /// False: two products, one after the other.
   bool fused = false;
@@ -52,7 +53,7 @@ constexpr index_t padded_columns(int padded, index_t columns) {
 
 }  // namespace plans
 
-/// g.out_channels is the rank.
+/// g.out_channels is the rank. `tensor`: products on tensor cores.
 inline low_rank_plan plan_low_rank_forward(const conv_geometry& g, bool tensor) {
   low_rank_plan plan;
   plan.tensor = tensor;
@@ -63,6 +64,8 @@ inline low_rank_plan plan_low_rank_forward(const conv_geometry& g, bool tensor) 
   return plan;
 }
 
+/// The plan of low_rank_conv_backward_up for elements of element_bytes bytes. The caller compares
+/// shared_bytes with the device's limit.
 inline low_rank_plan plan_low_rank_backward(index_t pixels, index_t rank, index_t out_channels, bool tensor,
                                             int element_bytes) {
   low_rank_plan plan;

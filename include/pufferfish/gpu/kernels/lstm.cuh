@@ -3,6 +3,9 @@
 
 /// \file
 /// Kernels of <pufferfish/gpu/kernels/lstm.hpp>: one pass over memory forward, one backward.
+///
+/// Gate k of element (b, j) of the state is at column k hidden + j of row b. Vectors are used if `hidden` is
+/// whole vectors and all matrices are aligned.
 
 #include <pufferfish/gpu/kernels/lstm.hpp>
 #include <pufferfish/gpu/kernels/lstm_functors.hpp>
@@ -45,11 +48,13 @@ __device__ inline void for_each_place(index_t rows, index_t columns, F f) {
   const index_t across = columns / Width;
   for (index_t i = grid_thread(); i < rows * across; i += grid_threads()) f(i / across, i % across * Width);
 }
+/// 64 threads a block, a place of `width` columns a thread and step.
 inline grid place_grid(index_t rows, index_t columns, int width) {
   constexpr unsigned threads = 64;
   return {dim3(blocks_for(rows * (columns / width), threads)), dim3(threads)};
 }
 
+/// Grid: place_grid. A thread has Width neighbouring columns of one row, in all four gates.
 template <class T, int Width>
 static __global__ void lstm_forward_kernel(index_t batch, index_t hidden, row_array<T> gates,
                                            row_array<const T> before, row_array<T> cell,
@@ -70,6 +75,7 @@ static __global__ void lstm_forward_kernel(index_t batch, index_t hidden, row_ar
   });
 }
 
+/// Grid: place_grid, as forward. Each thread reads its elements before it writes them.
 template <class T, int Width>
 static __global__ void lstm_backward_kernel(index_t batch, index_t hidden, row_array<T> gates,
                                             row_array<const T> before, row_array<const T> cell,

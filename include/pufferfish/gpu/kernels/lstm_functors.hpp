@@ -17,6 +17,7 @@ struct lstm_gates_of {
   A i, f, g, o;
 };
 
+/// The result of lstm_step_forward.
 template <class A>
 struct lstm_step {
   lstm_gates_of<A> gates;  ///< activations
@@ -32,13 +33,16 @@ PUFFERFISH_HOST_DEVICE inline lstm_step<A> lstm_step_forward(const lstm_gates_of
   return {a, cell, a.o * tanh(cell)};
 }
 
+/// The result of lstm_step_backward.
 template <class A>
 struct lstm_step_gradient {
   lstm_gates_of<A> gates;  ///< gradients of the preactivations
   A before;                ///< gradient of the cell before
 };
 
-/// From the gradients `dh` of the output and `dc_after` of the cell, the latter from the step after.
+/// From the gradients `dh` of the output and `dc_after` of the cell, the latter from the step after. With t =
+/// tanh(cell): dc = dh o (1 - t^2) + dc_after; the gradients of the preactivations are dc g i (1 - i), dc
+/// before f (1 - f), dc i (1 - g^2) and dh t o (1 - o); that of `before` is dc f.
 template <class A>
 PUFFERFISH_HOST_DEVICE inline lstm_step_gradient<A> lstm_step_backward(const lstm_gates_of<A>& a, A before,
                                                                        A cell, A dh, A dc_after) {

@@ -8,6 +8,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// The bits of a bfloat16; fp16_bits: of an IEEE half-precision number. A NaN stays a NaN.
 struct bf16_bits {
   static __device__ std::uint16_t narrow(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
   static __device__ float widen(std::uint16_t x) { return __bfloat162float(__ushort_as_bfloat16(x)); }

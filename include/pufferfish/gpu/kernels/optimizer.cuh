@@ -3,6 +3,11 @@
 
 /// \file
 /// Kernels of optimizer.hpp. Memory bandwidth limits their speed.
+///
+/// Piece p has the same elements, offset .. offset + size - 1, in all arenas; pieces do not overlap, so a
+/// step needs no atomics and no barriers. If the arrays are aligned alike modulo 16 bytes, the threads take
+/// single elements up to the first multiple of 16 bytes, then groups of four, then single ones again; else
+/// single elements only.
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -35,12 +40,14 @@ __device__ inline void for_block_vectors(index_t size, index_t head, V by_vector
   for (index_t i = end + thread; i < size; i += threads) by_element(i);
 }
 
+/// Null pointers: not skipped, a factor of 1.
 __device__ inline bool skips(const int* skip) { return skip != nullptr && *skip != 0; }
 __device__ inline float factor_of(const float* factor) { return factor == nullptr ? 1.0F : *factor; }
 
 // ---------------------------------------------------------------------------------------------------------
 // Steps
 
+/// One thread; begin_adam_kernel, too.
 static __global__ void begin_sgd_kernel(sgd_constants constants, double lr, const int* skip,
                                         sgd_numbers* numbers) {
   *numbers = sgd_numbers_of(constants, numbers->steps + (skips(skip) ? 0U : 1U), lr);
@@ -84,6 +91,8 @@ struct rounded_piece {
   }
 };
 
+/// Block b: piece b, 256 threads, four elements a thread and step where all arrays are aligned alike. Without
+/// momentum `velocities` is not used.
 template <bool Momentum>
 static __global__ void sgd_kernel(const sgd_numbers* numbers, const arena_piece* pieces, step_control control,
                                   const float* gradients, float* velocities, float* values,
@@ -124,6 +133,7 @@ void sgd(cudaStream_t stream, const sgd_numbers* numbers, const arena_piece* pie
          velocity, values, rounded);
 }
 
+/// Block b: piece b, as sgd_kernel.
 static __global__ void adam_kernel(const adam_numbers* numbers, const arena_piece* pieces,
                                    step_control control, const float* gradients, float* firsts,
                                    float* seconds, float* values, rounded_values copies) {
@@ -162,6 +172,7 @@ void adam(cudaStream_t stream, const adam_numbers* numbers, const arena_piece* p
 // ---------------------------------------------------------------------------------------------------------
 // Norm and scale of the gradient
 
+/// Block b: part b of `size` elements in gridDim.x parts; its sum of squares goes to sums[b].
 static __global__ void square_sums_kernel(const float* x, index_t size, double* sums) {
   const index_t begin = part_begin(size, gridDim.x, blockIdx.x);
   const index_t count = part_begin(size, gridDim.x, blockIdx.x + 1) - begin;
@@ -179,6 +190,7 @@ static __global__ void square_sums_kernel(const float* x, index_t size, double* 
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
+/// One block of 256 threads.
 static __global__ void gradient_facts_kernel(const double* sums, index_t parts, const float* inverse,
                                              double max_norm, gradient_facts* facts) {
   double sum = 0.0;
@@ -200,6 +212,7 @@ void gradient_norm(cudaStream_t stream, const float* gradients, index_t size, co
   launch(stream, {1, 256}, gradient_facts_kernel, scratch, parts, inverse, max_norm, facts);
 }
 
+/// One-dimensional grid of 256 threads, four elements a thread and step; likewise unscale_kernel.
 static __global__ void scale_by_kernel(float* x, index_t size, const float* factor) {
   const float f = *factor;
   if (f == 1.0F) return;
@@ -221,6 +234,7 @@ void scale_by(cudaStream_t stream, float* x, index_t size, const float* factor) 
 // ---------------------------------------------------------------------------------------------------------
 // Loss scaling
 
+/// The flag is never cleared here.
 static __global__ void unscale_kernel(float* gradients, index_t size, const float* inverse, int* not_finite) {
   const float f = *inverse;
   bool bad = false;
@@ -244,6 +258,7 @@ void unscale(cudaStream_t stream, float* gradients, index_t size, const float* i
          gradients, size, inverse, not_finite);
 }
 
+/// One thread.
 static __global__ void update_loss_scale_kernel(loss_scale_constants c, const int* not_finite,
                                                 loss_scale* scale) {
   loss_scale s = *scale;

@@ -27,7 +27,9 @@ struct sgd_numbers {
   std::uint64_t steps;  ///< number of steps, this one included
   float lr, decay, keep, take, own, ahead;
 };
-/// The numbers of a step of Adam, with bias corrections. `shrink`: factor of values that decay.
+/// The numbers of a step of Adam, with bias corrections. `shrink`: factor of values that decay. With g =
+/// gradient + decay value: first = keep_first first + take_first g, second = keep_second second + take_second
+/// g^2, value = shrink value - rate first / (sqrt(second) deviation_scale + eps).
 struct adam_numbers {
   std::uint64_t steps;
   float rate, shrink, decay, keep_first, take_first, keep_second, take_second, deviation_scale, eps;
@@ -51,6 +53,7 @@ PUFFERFISH_HOST_DEVICE inline sgd_numbers sgd_numbers_of(const sgd_constants& c,
           c.nesterov ? momentum : 1.0F};
 }
 
+/// steps >= 1: with 0 the rate would not be finite.
 PUFFERFISH_HOST_DEVICE inline adam_numbers adam_numbers_of(const adam_constants& c, std::uint64_t steps,
                                                            double lr) {
   const auto t = static_cast<double>(steps);

@@ -26,6 +26,8 @@ __device__ inline pixel_place pixel_place_of(index_t i, index_t height, index_t 
           static_cast<index_t>(task - pixel * static_cast<I>(columns)) * task_width};
 }
 
+/// Grid: one-dimensional, 128 threads, one task a thread and step; neighbouring threads have neighbouring
+/// channels. `columns`: tasks of a pixel.
 template <class I, class Task>
 static __global__ void pixel_kernel(Task task, index_t tasks, index_t height, index_t width,
                                     index_t columns) {

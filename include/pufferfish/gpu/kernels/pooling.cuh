@@ -4,6 +4,10 @@
 /// \file
 /// Kernels of pooling.hpp. A thread computes a few channels of one pixel: of the output or, in the backward
 /// pass, of the input. There it visits all windows with the pixel, so nothing is added between threads.
+///
+/// A thread's channels are 16 bytes of neighbours if the channels are whole vectors and all arrays are
+/// aligned, else one channel. The order of every sum follows from the shape and the number of a thread's
+/// channels.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/pixel_tasks.cuh>
@@ -41,6 +45,7 @@ __device__ inline window_range window_at(const pool_windows& w, index_t oy, inde
           window_pixels(ox, w.stride_width, w.pad_width, w.kernel_width, w.width)};
 }
 
+/// Offsets of elements in the input and the output: NHWC, dense.
 template <class T, int Width>
 struct pool_images {
   static constexpr int width = Width;
@@ -64,12 +69,14 @@ struct pool_images {
 // ---------------------------------------------------------------------------------------------------------
 // Maxima
 
+/// A task over output pixels: the largest element of the window for each of Width channels.
 template <class T, int Width>
 struct max_pool_task : pool_images<T, Width> {
   using A = accumulate_t<T>;
   const T* x;
   T* y;
 
+  /// at: pixel of the output.
   __device__ void run(const pixel_place& at) const {
     const window_range window = window_at(this->windows, at.y, at.x);
     auto best = load_row<Width>(x + this->input_at(at.n, window.y.begin, window.x.begin, at.channel));
@@ -86,6 +93,7 @@ struct max_pool_task : pool_images<T, Width> {
   }
 };
 
+/// A task over input pixels: adds dy of every window that contains the pixel and whose largest element it is.
 template <class T, int Width>
 struct max_pool_gradient_task : pool_images<T, Width> {
   using A = accumulate_t<T>;
@@ -109,6 +117,7 @@ struct max_pool_gradient_task : pool_images<T, Width> {
     return wins;
   }
 
+  /// at: pixel of the input. A window's winner is the first of its pixels, row by row, that equals y.
   __device__ void run(const pixel_place& at) const {
     const pool_windows& w = this->windows;
     const index_t place = this->input_at(at.n, at.y, at.x, at.channel);
@@ -155,6 +164,7 @@ void max_pool_backward(cudaStream_t stream, const pool_windows& w, const T* x, c
 // ---------------------------------------------------------------------------------------------------------
 // Averages over windows
 
+/// A task over output pixels: the sum over the window, in float, times share().
 template <class T, int Width>
 struct average_pool_task : pool_images<T, Width> {
   using A = accumulate_t<T>;
@@ -162,6 +172,7 @@ struct average_pool_task : pool_images<T, Width> {
   const T* x;
   T* y;
 
+  /// at: pixel of the output. Rows and columns of the window in order.
   __device__ void run(const pixel_place& at) const {
     const window_range window = window_at(this->windows, at.y, at.x);
     lanes<A, Width> sum{};
@@ -177,6 +188,7 @@ struct average_pool_task : pool_images<T, Width> {
   }
 };
 
+/// A task over input pixels: adds dy share() of every window that contains the pixel.
 template <class T, int Width>
 struct average_pool_gradient_task : pool_images<T, Width> {
   using A = accumulate_t<T>;
@@ -184,6 +196,7 @@ struct average_pool_gradient_task : pool_images<T, Width> {
   const T* dy;
   T* dx;
 
+  /// at: pixel of the input. Windows in order.
   __device__ void run(const pixel_place& at) const {
     const pool_windows& w = this->windows;
     const axis_range ys = windows_of(at.y, w.stride_height, w.pad_height, w.kernel_height, w.out_height);
@@ -249,6 +262,7 @@ static __global__ void global_average_kernel(const T* x, index_t pixels, index_t
   store_row(y + n * channels + channel, average);
 }
 
+/// Width divides the channels. A block has up to 256 threads, up to 32 of them along the channels.
 template <class T, int Width>
 void global_average(const launch_site& stream, const T* x, index_t images, index_t pixels, index_t channels,
                     T* y) {
@@ -273,6 +287,7 @@ void global_average_forward(cudaStream_t stream, const T* x, index_t images, ind
   global_average<T, 1>(stream, x, images, pixels, channels, y);
 }
 
+/// A task over input pixels (y: number of the pixel, x: 0).
 template <class T, int Width>
 struct spread_task {
   static constexpr int width = Width;

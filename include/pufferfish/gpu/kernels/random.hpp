@@ -27,7 +27,8 @@ PUFFERFISH_HOST_DEVICE constexpr std::uint64_t substream_of(std::uint64_t stream
   return z ^ (z >> 31);
 }
 
-/// The stream of layer `number` (from context::next_random_stream()) in the step of `values`.
+/// The stream of layer `number` (from context::next_random_stream()) in the step of `values`. Element i of a
+/// layer's dropout is dropped if random_word(layer_key(*values, layer), i) is below the threshold.
 PUFFERFISH_HOST_DEVICE constexpr random_key layer_key(const step_values& values, std::uint64_t number) {
   return {values.seed, substream_of(values.layer_stream, number)};
 }
@@ -57,7 +58,7 @@ PUFFERFISH_HOST_DEVICE constexpr std::uint32_t random_word(const random_key& key
       .words[position / 16 % 2 * 2 + position % 2];
 }
 
-/// random_stream::below: uniform in 0 .. bound - 1.
+/// random_stream::below: uniform in 0 .. bound - 1. Uses words 0 and 1 of block i.
 PUFFERFISH_HOST_DEVICE constexpr std::uint64_t random_below(const random_key& key, std::uint64_t i,
                                                             std::uint64_t bound) {
   const random_block block = random_block_at(key, i);

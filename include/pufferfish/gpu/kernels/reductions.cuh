@@ -9,6 +9,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// The second step of column_sums: stores one sum, or adds it to the old value, rounded once.
 template <class T>
 struct column_sum_finish {
   accumulate_t<T>* sums;

@@ -20,7 +20,8 @@ PUFFERFISH_KERNEL_TYPES_END
 PUFFERFISH_KERNELS_BEGIN
 
 /// ops::column_sums: x has `rows` rows of `columns` dense elements, `row_stride` apart. `scratch`:
-/// column_scratch(rows, columns, 1) doubles.
+/// column_scratch(rows, columns, 1) doubles. Two launches (columns.cuh). Columns, row stride and address of
+/// whole vectors are read 16 bytes at a time.
 template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
                  double* scratch, accumulate_t<T>* sums);

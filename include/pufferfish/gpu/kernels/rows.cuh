@@ -3,6 +3,9 @@
 
 /// \file
 /// Passes over rows of matrices, by 16-byte accesses if the layout allows them.
+///
+/// A block works on whole rows: row m, then m + gridDim.x, and so on. Its threads, 32 to 256, have
+/// neighbouring accesses of the row.
 
 #include <cmath>
 
@@ -51,6 +54,7 @@ inline unsigned row_threads(index_t columns, int width, int most = 256) {
   const index_t threads = (warps < 1 ? 1 : warps) * warp_threads;
   return static_cast<unsigned>(threads < most ? threads : most);
 }
+/// `width`: elements of an access.
 inline grid row_grid(index_t rows, index_t columns, int width) {
   return {dim3(columns == 0 ? 0U : blocks_for(rows, 1)), dim3(row_threads(columns, width))};
 }
@@ -72,6 +76,7 @@ __device__ inline void for_each_row(index_t rows, index_t columns, F f) {
   }
 }
 
+/// Grid: row_grid, a block per row; a thread has every blockDim.x-th access of Width columns.
 template <class T, int Width>
 static __global__ void scale_rows_kernel(accumulate_t<T> factor, row_array<const T> from, index_t rows,
                                          index_t columns, row_array<T> to) {
@@ -87,6 +92,7 @@ __device__ inline index_t place_of(const index_t* places, index_t m) {
   return places == nullptr ? m : places[m];
 }
 
+/// Grid: row_grid. Row m of `rows` goes from from_places[m] to to_places[m].
 template <class T, int Width>
 static __global__ void move_rows_kernel(row_array<const T> from, const index_t* from_places, row_array<T> to,
                                         const index_t* to_places, index_t rows, index_t columns) {
@@ -96,6 +102,8 @@ static __global__ void move_rows_kernel(row_array<const T> from, const index_t* 
   });
 }
 
+/// Grid: row_grid. The threads of a block compare its row with all runs, then clear it together if it is in
+/// none.
 template <class T, int Width>
 static __global__ void clear_rows_outside_kernel(run_arrays runs, row_array<T> x, index_t rows,
                                                  index_t columns) {
@@ -121,6 +129,7 @@ void scale_rows(cudaStream_t stream, accumulate_t<T> factor, row_array<const T> 
   });
 }
 
+/// The common part of gather_rows and scatter_rows. nullptr: row m itself.
 template <class T>
 void move_rows(const launch_site& site, row_array<const T> from, const index_t* from_places, row_array<T> to,
                const index_t* to_places, index_t rows, index_t columns) {
@@ -150,6 +159,7 @@ void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T
   });
 }
 
+/// One thread per sequence, 128 a block.
 static __global__ void make_runs_kernel(index_t sequences, index_t length, const index_t* lengths,
                                         index_t* first, index_t* count) {
   for (index_t s = grid_thread(); s < sequences; s += grid_threads()) {

@@ -35,7 +35,7 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// to_m = factor from_m; the two may be the same.
+/// to_m = factor from_m; the two may be the same. Rounded once.
 template <class T>
 void scale_rows(cudaStream_t stream, accumulate_t<T> factor, row_array<const T> from, index_t rows,
                 index_t columns, row_array<T> to);
@@ -49,12 +49,14 @@ template <class T>
 void scatter_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
                   index_t columns, row_array<T> to);
 
-/// Writes zeros to the rows that are in no run.
+/// Writes zeros to the rows that are in no run. Each row is compared with every run: rows x sequences
+/// comparisons.
 template <class T>
 void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T> x, index_t rows,
                         index_t columns);
 
-/// first[s] = s length, count[s] = lengths[s], or `length` where `lengths` is nullptr.
+/// first[s] = s length, count[s] = lengths[s], or `length` where `lengths` is nullptr. The arrays have
+/// `sequences` elements, in device memory.
 void make_runs(cudaStream_t stream, index_t sequences, index_t length, const index_t* lengths, index_t* first,
                index_t* count);
 

@@ -11,6 +11,8 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// result_i = the sum of partials[slice * size + i] over the slices, plus the target's bias or old value. A
 /// block computes 256 / Groups elements; each of its groups of threads adds every Groups-th slice, in double.
+/// Grid: size / items blocks of 256 threads, items = 256 / Groups; thread t has item t % items and slices
+/// t / items, t / items + Groups, ...
 template <class T, int Groups>
 static __global__ void __launch_bounds__(256) sum_slices(result_target<T> result, int slices, index_t size) {
   constexpr int items = 256 / Groups;
@@ -38,6 +40,8 @@ static __global__ void __launch_bounds__(256) sum_slices(result_target<T> result
   result.out[at] = static_cast<T>(static_cast<float>(sum));
 }
 
+/// Starts sum_slices for `size` elements: with 8 groups of threads if there are 16 slices or more.
+/// result.partials: slices x size floats.
 template <class T>
 inline void add_slices(const launch_site& site, int slices, index_t size, const result_target<T>& result) {
   constexpr int groups = 8;

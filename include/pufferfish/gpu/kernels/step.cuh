@@ -9,8 +9,10 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// One thread.
 static __global__ void store_step_values_kernel(step_values* to, step_values values) { *to = values; }
 
+/// One thread per element, 256 a block, then a loop.
 template <class T>
 static __global__ void fill_rows_kernel(const T* row, T* y, index_t size, index_t columns, index_t step) {
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {

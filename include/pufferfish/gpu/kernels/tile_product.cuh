@@ -11,6 +11,12 @@
 ///   multiply<Depth, A, B>(a, b)   result += a b over Depth elements, with rows A (B) elements apart,
 ///   for_each(f)                   f(row, column, run) for each run of `width` results of this thread,
 ///   change(f)                     the same; f may change the run, which changes the results.
+///
+/// Use, with both tiles in shared memory and a barrier before:
+///
+///     Product sums(block_thread());
+///     sums.multiply<Depth, left_stride, right_stride>(left, right);
+///     sums.for_each([&](int row, int column, const auto& run) { ... run.values[0 .. width - 1] ... });
 
 #include <pufferfish/gpu/kernels/async_copy.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -42,7 +48,9 @@ struct alignas(sizeof(array_of<T, Count>)) element_run {
 
 /// Product on the float units: each thread has ThreadRows x ThreadColumns results in registers. As it reads
 /// far fewer numbers (16 for 8 x 8 results), reading keeps up with computing. Lanes that differ only in their
-/// row read the same address of the right operand, and vice versa.
+/// row read the same address of the right operand, and vice versa. Thread map: warps form a grid of
+/// warp_columns columns; a warp's lanes are lane_rows x lane_columns. Result (i, j) of a thread has the row
+/// i / row_run (row_threads row_run) + row_ row_run + i % row_run, and likewise the column.
 template <int Rows, int Columns, int ThreadRows, int ThreadColumns, dense A, dense B>
 class simt_product {
   static constexpr int row_threads = Rows / ThreadRows, column_threads = Columns / ThreadColumns;
@@ -66,6 +74,7 @@ class simt_product {
     clear();
   }
 
+  /// Sets all results to zero, as the constructor does.
   __device__ void clear() {
 #pragma unroll
     for (int i = 0; i < ThreadRows; ++i) {
@@ -74,6 +83,9 @@ class simt_product {
     }
   }
 
+  /// Left element (row, k) is at row AStride + k if A is dense in depth, else at k AStride + row; right
+  /// element (k, column) likewise with BStride. Both tiles are in shared memory, aligned to 16 bytes. Depth:
+  /// a multiple of 4.
   template <int Depth, int AStride, int BStride>
   __device__ void multiply(const float* a, const float* b) {
     static_assert(Depth % step == 0);
@@ -147,6 +159,7 @@ class simt_product {
     for (int i = 0; i < Count; ++i) to[i] = values.values[i];
   }
 
+  // The right operand's elements k .. k + 3 for all of this thread's columns.
   template <int BStride>
   __device__ void read_right(const float* b, int k,
                              array_of<array_of<float, ThreadColumns>, step>& right) const {
@@ -178,7 +191,10 @@ class simt_product {
 };
 
 /// Product on the tensor cores: each warp has WarpRows x WarpColumns results, in blocks of 16 x 8, whose sums
-/// advance by 32 bytes of the depth. float operands are rounded to TF32 after they are loaded.
+/// advance by 32 bytes of the depth. float operands are rounded to TF32 after they are loaded. Thread map:
+/// warp w has the rows w / warp_columns WarpRows .. and the columns w % warp_columns WarpColumns ..; within a
+/// block of 16 x 8 the lane has the places of c in mma.cuh. The kernel needs whole warps, and all 32 lanes
+/// take part.
 template <class T, int Rows, int Columns, int WarpRows, int WarpColumns, dense A, dense B>
 class tensor_product {
   static constexpr int row_blocks = WarpRows / 16, column_blocks = WarpColumns / 8;
@@ -210,6 +226,7 @@ class tensor_product {
     }
   }
 
+  /// Layouts as simt_product::multiply. Depth: a multiple of 32 bytes of elements.
   template <int Depth, int AStride, int BStride>
   __device__ void multiply(const T* a, const T* b) {
     static_assert(Depth % step == 0);

@@ -4,6 +4,10 @@
 /// \file
 /// Kernels of <pufferfish/gpu/kernels/token_loss.hpp>. One block per row: the largest logit first, then sums
 /// relative to it, for which the row is in the second-level cache.
+///
+/// A thread adds its share of the classes in float; shares and rows are added in double, gradients of the
+/// bias in float for up to 16 rows, then in double. The order depends on the shape alone. Logits are read
+/// twice, once more with label smoothing, and once more for the gradient.
 
 #include <pufferfish/gpu/kernels/columns.cuh>
 #include <pufferfish/gpu/kernels/rows.cuh>
@@ -17,6 +21,7 @@ __device__ inline void for_each_class(index_t count, F f) {
   for (index_t k = static_cast<index_t>(threadIdx.x); k < count; k += static_cast<index_t>(blockDim.x)) f(k);
 }
 
+/// z_mk = scale logits_mk + bias_k.
 template <class T>
 __device__ inline float logit(const token_logits<T>& z, index_t m, index_t k) {
   const float value = static_cast<float>(z.logits.row(m)[k]) * z.scale;
@@ -39,6 +44,7 @@ __device__ inline double sum_over_classes(index_t count, F f) {
   return block_sum(static_cast<double>(sum));
 }
 
+/// Whether the target of row m is not the padding.
 template <class T>
 __device__ inline bool target_counts(const token_logits<T>& z, index_t m) {
   return z.padding < 0 || z.targets[m] != z.padding;
@@ -53,6 +59,7 @@ __device__ inline double row_loss(const token_logits<T>& z, index_t m, double su
   return log(sum) - z.right * own - rest;
 }
 
+/// Grid: class_grid; block b has the rows b, b + gridDim.x, ...; thread t the classes t, t + threads, ....
 template <class T>
 static __global__ void token_losses_kernel(token_logits<T> z, loss_divisor divisor, row_array<T> dlogits,
                                            double* losses, float* maxima, float* shares) {
@@ -89,6 +96,7 @@ static __global__ void token_losses_kernel(token_logits<T> z, loss_divisor divis
   }
 }
 
+/// One block of 256 threads.
 static __global__ void sum_token_losses_kernel(const double* losses, const std::int32_t* targets,
                                                std::int32_t padding, index_t rows, double* sums) {
   double loss = 0.0, tokens = 0.0;
@@ -120,6 +128,8 @@ struct token_gradient_task {
     float logit, largest, share;
     std::int32_t target;
   };
+  /// Gradient of z_mk: (exp(z - largest) share - t) / divisor, 0 for padding. The stored gradient of the
+  /// logit has the factor `scale`; the sum for the bias has not.
   __device__ void add(index_t k, index_t row, index_t end, index_t step, state& s) const {
     const float unit = static_cast<float>(1.0 / divisor.get());
     const auto load = [&](index_t m) {
@@ -139,6 +149,7 @@ struct token_gradient_task {
   }
 };
 
+/// Stores the sum of column k, or adds it.
 template <class T>
 struct bias_finish {
   accumulate_t<T>* dbias;  ///< nullptr: not computed
@@ -150,6 +161,7 @@ struct bias_finish {
   }
 };
 
+/// Grid: class_grid, as token_losses_kernel. A row of -infinity gives -infinity.
 template <class T>
 static __global__ void log_sum_exp_kernel(row_array<const T> logits, index_t rows, index_t classes,
                                           double* result) {
@@ -165,6 +177,7 @@ static __global__ void log_sum_exp_kernel(row_array<const T> logits, index_t row
   }
 }
 
+/// A block a row, up to 65536 blocks; 32 to 512 threads.
 inline grid class_grid(index_t rows, index_t classes) {
   return {dim3(blocks_for(rows, 1)), dim3(row_threads(classes, 1, 512))};
 }

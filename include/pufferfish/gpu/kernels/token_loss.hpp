@@ -3,6 +3,9 @@
 
 /// \file
 /// Launchers of the losses over tokens: softmax and cross entropy of rows of logits, with their gradients.
+///
+/// Order of use: token_losses, then sum_token_losses; for an output layer that keeps its logits, token_losses
+/// with `maxima` and `shares`, and in the backward pass token_gradients.
 
 #include <pufferfish/gpu/kernels/column_parts.hpp>
 #include <pufferfish/gpu/kernels/rows.hpp>
@@ -42,6 +45,7 @@ PUFFERFISH_KERNELS_BEGIN
 /// losses_m = -sum_k t_k log p_k with p = softmax(z), 0 if the target is the padding, NaN if it is no class.
 /// dlogits, if given, becomes (p - t) / divisor (it may be the logits; then scale is 1 without bias).
 /// `maxima` and `shares`, unless nullptr, receive the largest z and 1 / sum exp(z - largest) of each row.
+/// losses: rows doubles. maxima and shares: rows floats each, both or neither.
 template <class T>
 void token_losses(cudaStream_t stream, const token_logits<T>& z, const loss_divisor& divisor,
                   row_array<T> dlogits, double* losses, float* maxima, float* shares);
@@ -57,7 +61,8 @@ void token_gradients(cudaStream_t stream, const token_logits<T>& z, const loss_d
                      const float* maxima, const float* shares, T* logits, accumulate_t<T>* dbias,
                      bool add_bias, double* scratch);
 
-/// result_m = log sum_k exp(z_mk).
+/// result_m = log sum_k exp(z_mk). Dense rows. The terms are computed in float, their sum in float for each
+/// thread, then in double.
 template <class T>
 void log_sum_exp(cudaStream_t stream, row_array<const T> logits, index_t rows, index_t classes,
                  double* result);

@@ -9,6 +9,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// One thread. `skip` must not be null.
 static __global__ void add_step_kernel(const double* results, std::int64_t samples, const int* skip,
                                        epoch_sums* sums) {
   if (*skip != 0) {

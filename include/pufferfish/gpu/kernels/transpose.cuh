@@ -35,6 +35,8 @@ static __global__ void __launch_bounds__(256)
   }
 }
 
+/// x: tiles of 32 x 32, columns fastest; y: matrices; 256 threads: thread t has column t % 32 and every 8th
+/// row from t / 32 on.
 inline grid transpose_grid(index_t rows, index_t columns, index_t matrices = 1) {
   return {dim3(static_cast<unsigned>(ceil_div(rows, 32) * ceil_div(columns, 32)),
                static_cast<unsigned>(matrices)),

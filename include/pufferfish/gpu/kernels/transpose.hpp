@@ -9,17 +9,18 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// to = the transpose of `from` (rows x columns, dense). Device memory, no overlap. Types: float, and 16
-/// bits.
+/// bits. to_(j rows + i) = from_(i columns + j).
 template <class T>
 void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to);
 
-/// to = the transpose in float; with `add`, to += the transpose.
+/// to = the transpose in float; with `add`, to += the transpose. No overlap.
 template <class T>
 void transpose_wide(cudaStream_t stream, const T* from, index_t rows, index_t columns, accumulate_t<T>* to,
                     bool add);
 
 /// Converts the gradient of a filter of `taps` taps that was computed with input and output swapped
-/// (conv_plan.hpp): to_(taps - 1 - i) = the transpose of from_i (rows x columns), or += with `add`.
+/// (conv_plan.hpp): to_(taps - 1 - i) = the transpose of from_i (rows x columns), or += with `add`. Both
+/// arrays have taps x rows x columns elements and do not overlap.
 void turn_filter(cudaStream_t stream, const float* from, index_t taps, index_t rows, index_t columns,
                  float* to, bool add);
 

@@ -9,6 +9,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Four matrices, each its own rank group: query and key [heads key][model], value [heads value][model] and
+/// output [model][heads value], all heads concatenated. Bias i belongs to matrix i. There is no make_dense: a
+/// dense attention layer has four slots, not one. The members are explained at kind_traits.
 template <>
 struct kind_traits<layer_kind::attention> {
   static constexpr std::size_t dimensions = 2;
@@ -23,12 +26,17 @@ struct kind_traits<layer_kind::attention> {
     std::string describe() const { return "attention, " + attention_shape::describe(); }
   };
 
+  /// A fault unless the traits have `heads`, whose result converts to index_t.
   template <class Dense>
   static constexpr detail::trait_fault missing() {
     return requires(const Dense& dense) { index_t(layer_traits<Dense>::heads(dense)); }
     ? detail::trait_fault::none : detail::trait_fault::heads;
   }
 
+  /// model, key and value are derived from the extents of the matrices and the trait `heads`. Throws
+  /// shape_error, naming the layer, unless the traits list four matrices with memory that fit each other, the
+  /// number of heads is positive and divides the rows of query, key and value, and the biases are none, four
+  /// or eight vectors (null views: none).
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 4, ": query, key, value and output");
@@ -55,6 +63,7 @@ struct kind_traits<layer_kind::attention> {
   static auto matrices(const Dense& dense) {
     return detail::host_matrices(dense, [](std::size_t matrix) { return matrix; });
   }
+  /// Four pairs: down [rank][columns][1][1], up [rows][rank][1][1].
   template <class T>
   static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
     using P = parameter_t<T>;
@@ -65,6 +74,7 @@ struct kind_traits<layer_kind::attention> {
     }
     return all;
   }
+  /// Four views; all null if the layer has no biases.
   template <class T>
   static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
     std::vector<tensor_view<parameter_t<T>, 1>> all;
@@ -72,6 +82,8 @@ struct kind_traits<layer_kind::attention> {
     return all;
   }
 
+  /// `ranks`: of query, key, value and output; a layer type with a static rank ignores `ranks`. Throws
+  /// rank_error for an invalid rank.
   template <class LowRank>
   static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
     if constexpr (LowRank::static_rank == dynamic_rank) {

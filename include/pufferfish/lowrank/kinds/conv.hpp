@@ -13,6 +13,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class Conv;
 
+/// A convolution with g groups has g matrices, all in rank group 0: matrix i is the rows i out / g .. (i + 1)
+/// out / g - 1 of the OIHW weight, unrolled to [out / g][in / g * height * width]. Its rows are the layer's
+/// output channels in order, so one bias of `out` elements belongs to all matrices. The members are explained
+/// at kind_traits.
 template <>
 struct kind_traits<layer_kind::conv> {
   static constexpr std::size_t dimensions = 4;
@@ -24,12 +28,16 @@ struct kind_traits<layer_kind::conv> {
   using core = detail::low_rank_conv<T>;
   using shape_type = conv_shape;
 
+  /// A fault unless the traits have `shape`, whose result converts to conv_shape.
   template <class Dense>
   static constexpr detail::trait_fault missing() {
     return requires(const Dense& dense) { conv_shape(layer_traits<Dense>::shape(dense)); }
     ? detail::trait_fault::none : detail::trait_fault::shape;
   }
 
+  /// Throws shape_error, naming the layer: unless the traits list one weight with memory, for an invalid
+  /// conv_shape (conv_shape::validate), for a weight whose extents are not those of the shape, and for biases
+  /// that are not none, one or two of `out` elements.
   template <class Dense>
   static conv_shape shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 1, "");
@@ -50,6 +58,8 @@ struct kind_traits<layer_kind::conv> {
     return layer.shape();
   }
 
+  /// One view per group, [out / g][in / g][height][width], named "weight" or, with several groups,
+  /// "weight[0]", ...
   template <class Dense>
   static auto matrices(const Dense& dense) {
     using T = const detail::weight_scalar_t<Dense>;
@@ -61,6 +71,7 @@ struct kind_traits<layer_kind::conv> {
     }
     return parts;
   }
+  /// One pair per group: down [rank][in / g][height][width] and up [out / g][rank][1][1].
   template <class T>
   static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
     const index_t groups = layer.shape().groups;
@@ -76,6 +87,8 @@ struct kind_traits<layer_kind::conv> {
     return {layer.bias()};
   }
 
+  /// `ranks` has one rank, that of every group; a layer type with a static rank ignores `ranks`. Throws
+  /// rank_error for an invalid rank.
   template <class LowRank>
   static LowRank make(const conv_shape& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
     if constexpr (LowRank::static_rank == dynamic_rank) {
@@ -93,6 +106,7 @@ struct kind_traits<layer_kind::conv> {
   static std::string matrix_name(index_t group, index_t groups) {
     return groups == 1 ? "weight" : detail::message({"weight[", group, "]"});
   }
+  // The rows of one group.
   template <class T>
   static tensor_view<T, 4> part(const tensor_view<T, 4>& all, index_t group, index_t groups) {
     const index_t rows = all.extent(0) / groups;

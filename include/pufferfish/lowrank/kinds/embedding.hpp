@@ -13,6 +13,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class Embedding;
 
+/// A lookup y = row of the table [vocabulary][width]. The library's matrix W is the transpose,
+/// [width][vocabulary]: the lookup selects column `token` of W. One matrix in rank group 0, no bias. The
+/// members are explained at kind_traits.
 template <>
 struct kind_traits<layer_kind::embedding> {
   static constexpr std::size_t dimensions = 2;
@@ -23,6 +26,7 @@ struct kind_traits<layer_kind::embedding> {
   template <class T>
   using core = detail::low_rank_embedding<T>;
 
+  /// Two embeddings have the same shape if vocabulary and width are equal; padding may differ.
   struct shape_type {
     index_t vocabulary = 0, width = 0;
     std::int32_t padding = no_token;  ///< not part of the comparison
@@ -32,6 +36,9 @@ struct kind_traits<layer_kind::embedding> {
     std::string describe() const { return detail::message({"embedding ", vocabulary, " x ", width}); }
   };
 
+  /// Throws, naming the layer: shape_error unless the traits list one table with memory and no bias other
+  /// than null views; value_error for a padding token outside the vocabulary. Without a trait `padding` there
+  /// is no padding token.
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 1, "");
@@ -52,6 +59,7 @@ struct kind_traits<layer_kind::embedding> {
     return {layer.vocabulary(), layer.width(), layer.padding()};
   }
 
+  /// The transposed view of the host's table, under the host's name.
   template <class Dense>
   static auto matrices(const Dense& dense) {
     using T = const detail::weight_scalar_t<Dense>;
@@ -59,6 +67,7 @@ struct kind_traits<layer_kind::embedding> {
     const tensor_view<T, 2> weight = transpose(tensor_view<T, 2>(table.view));
     return std::vector<weight_matrix<T>>{{table.name, 0, detail::as_kernel<T>(weight)}};
   }
+  /// down [rank][vocabulary][1][1], the transposed thin table, and up [width][rank][1][1].
   template <class T>
   static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
     using P = parameter_t<T>;
@@ -69,6 +78,8 @@ struct kind_traits<layer_kind::embedding> {
     return {};
   }
 
+  /// `ranks` has one rank; a layer type with a static rank ignores `ranks`. There is no bias. Throws
+  /// rank_error for an invalid rank.
   template <class LowRank>
   static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool /*bias*/) {
     if constexpr (LowRank::static_rank == dynamic_rank) {

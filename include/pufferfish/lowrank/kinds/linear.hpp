@@ -12,6 +12,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class Linear;
 
+/// y = W x + b with W [out][in]: one matrix "weight" (or the host's name for it) in rank group 0, one bias.
+/// The members are explained at kind_traits.
 template <>
 struct kind_traits<layer_kind::linear> {
   static constexpr std::size_t dimensions = 2;
@@ -22,12 +24,15 @@ struct kind_traits<layer_kind::linear> {
   template <class T>
   using core = detail::low_rank_linear<T>;
 
+  /// Two layers have the same shape if both sizes are equal; biases are compared separately.
   struct shape_type {
     index_t in = 0, out = 0;
     friend bool operator==(const shape_type&, const shape_type&) = default;
     std::string describe() const { return detail::message({"linear ", in, " -> ", out}); }
   };
 
+  /// Throws shape_error, naming the layer, unless the traits list one matrix with memory and no bias, or one
+  /// or two biases of `out` elements (null views: none).
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 1, "");
@@ -44,6 +49,7 @@ struct kind_traits<layer_kind::linear> {
   static auto matrices(const Dense& dense) {
     return detail::host_matrices(dense, [](std::size_t) { return std::size_t{0}; });
   }
+  /// down [rank][in][1][1] and up [out][rank][1][1].
   template <class T>
   static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
     using P = parameter_t<T>;
@@ -54,6 +60,8 @@ struct kind_traits<layer_kind::linear> {
     return {layer.bias()};
   }
 
+  /// `ranks` has one rank; a layer type with a static rank ignores `ranks`. Throws rank_error for an invalid
+  /// rank.
   template <class LowRank>
   static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
     if constexpr (LowRank::static_rank == dynamic_rank) {

@@ -13,6 +13,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class LSTM;
 
+/// Matrices 0 .. 3, [hidden][input], are the input side of the gates i, f, g, o and rank group 0; matrices 4
+/// .. 7, [hidden][hidden], are their hidden side and rank group 1. Bias k belongs to gate k, so to matrices k
+/// and k + 4. The members are explained at kind_traits.
 template <>
 struct kind_traits<layer_kind::lstm> {
   static constexpr std::size_t dimensions = 2;
@@ -23,12 +26,16 @@ struct kind_traits<layer_kind::lstm> {
   template <class T>
   using core = detail::low_rank_lstm<T>;
 
+  /// Two LSTMs have the same shape if both sizes are equal.
   struct shape_type {
     index_t input = 0, hidden = 0;
     friend bool operator==(const shape_type&, const shape_type&) = default;
     std::string describe() const { return detail::message({"an LSTM ", input, " -> ", hidden}); }
   };
 
+  /// The sizes are those of the first matrix. Throws shape_error, naming the layer, unless the traits list
+  /// eight matrices with memory, all others fit the first one, and the biases are none, four or eight vectors
+  /// of `hidden` elements (null views: none).
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 2 * lstm_gates,
@@ -55,6 +62,7 @@ struct kind_traits<layer_kind::lstm> {
   static auto matrices(const Dense& dense) {
     return detail::host_matrices(dense, group_of);
   }
+  /// Eight pairs in the order of the matrices: down [rank][input or hidden][1][1], up [hidden][rank][1][1].
   template <class T>
   static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
     using P = parameter_t<T>;
@@ -71,6 +79,7 @@ struct kind_traits<layer_kind::lstm> {
     }
     return all;
   }
+  /// Four views of `hidden` elements, the parts of the layer's one bias vector.
   template <class T>
   static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
     std::vector<tensor_view<parameter_t<T>, 1>> all;
@@ -81,6 +90,8 @@ struct kind_traits<layer_kind::lstm> {
     return all;
   }
 
+  /// `ranks`: of the input side and of the hidden side; a layer type with a static rank ignores `ranks`. The
+  /// low-rank LSTM always has biases. Throws rank_error for an invalid rank.
   template <class LowRank>
   static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool /*bias*/) {
     if constexpr (LowRank::static_rank == dynamic_rank) {
@@ -95,6 +106,7 @@ struct kind_traits<layer_kind::lstm> {
   }
 
  private:
+  // Rank group of matrix 0 .. 7.
   static std::size_t group_of(std::size_t matrix) { return matrix < lstm_gates ? 0 : 1; }
 };
 
